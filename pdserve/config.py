@@ -1,0 +1,170 @@
+"""Configuration: one frozen struct per concern, composed. Read from TOML and flags, both strict.
+
+A value of "auto" is resolved where the facts are known (the checkpoint, the machine), by a function
+that returns a new value; nothing here is ever assigned to.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from pdserve.errors import ConfigError
+
+Seconds = Annotated[float, Meta(gt=0)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Count = Annotated[int, Meta(ge=1)]
+
+
+class ConfigStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every config struct: immutable, by name, unknown keys are errors."""
+
+
+class ModelConfig(ConfigStruct, frozen=True):
+    """Which checkpoint is served, under which name."""
+
+    model: Annotated[str, Meta(description="checkpoint directory or hub id; empty: demo model")] = (
+        ""
+    )
+    revision: Annotated[str | None, Meta(description="hub revision")] = None
+    served_model_name: Annotated[
+        str | None, Meta(description="name clients use; default: the model's own")
+    ] = None
+
+
+class EngineConfig(ConfigStruct, frozen=True):
+    """How a node runs the model."""
+
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        Meta(description="weights and KV; auto: as the checkpoint says"),
+    ] = "auto"
+    device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N")] = "auto"
+    threads: Annotated[int, Meta(ge=0, description="compute threads; 0: one per assigned core")] = 0
+    cpus: Annotated[str, Meta(description='cores to stay on, as in "0,2-3"; empty: all')] = ""
+    block_size: Annotated[Count, Meta(description="tokens in a KV block")] = 16
+    kv_memory: Annotated[
+        str,
+        Meta(description='KV budget, as in "512MiB"; auto: a quarter of free memory, <= 4 GiB'),
+    ] = "auto"
+    max_model_len: Annotated[
+        int, Meta(ge=0, description="prompt + output tokens of a request; 0: the model's own")
+    ] = 0
+    token_budget: Annotated[Count, Meta(description="most tokens computed in one step")] = 512
+    max_batch_size: Annotated[Count, Meta(description="most requests in one step")] = 64
+    prefix_cache: Annotated[bool, Meta(description="reuse KV of equal prompt prefixes")] = True
+
+
+class Timeouts(ConfigStruct, frozen=True):
+    """Every deadline a process waits under, by stage. Each has a test."""
+
+    heartbeat_s: Annotated[Seconds, Meta(description="between two load reports")] = 0.5
+    liveness_s: Annotated[Seconds, Meta(description="silence after which a peer is lost")] = 5.0
+    connect_s: Annotated[Seconds, Meta(description="to attach or to open a session")] = 3.0
+    reconnect_s: Annotated[Seconds, Meta(description="between attempts to attach")] = 0.25
+    lease_s: Annotated[
+        Seconds, Meta(description="finished KV without a subscriber is held this long")
+    ] = 10.0
+    transfer_s: Annotated[Seconds, Meta(description="one pull of KV blocks")] = 10.0
+    request_s: Annotated[Seconds, Meta(description="one request, from receipt to its end")] = 600.0
+    drain_s: Annotated[Seconds, Meta(description="for running work after SIGTERM")] = 30.0
+
+
+class NodeConfig(ConfigStruct, frozen=True):
+    """One prefill or decode node."""
+
+    node_id: Annotated[str, Meta(description="default: role and port")] = ""
+    host: Annotated[str, Meta(description="address to listen on, and for peers to dial")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[Port, Meta(description="gRPC; 0: any free port")] = 0
+    metrics_port: Annotated[Port, Meta(description="HTTP /metrics; 0: any free port")] = 0
+    coordinators: Annotated[
+        list[str], Meta(min_length=1, description="host:port of every coordinator's gRPC service")
+    ] = msgspec.field(default_factory=lambda: ["127.0.0.1:8001"])
+    transports: Annotated[
+        list[Literal["shm", "tcp"]], Meta(description="transports to use, best first")
+    ] = msgspec.field(default_factory=lambda: ["shm", "tcp"])
+    checkpoint: ModelConfig = ModelConfig()
+    engine: EngineConfig = EngineConfig()
+    timeouts: Timeouts = Timeouts()
+
+
+class CoordinatorConfig(ConfigStruct, frozen=True):
+    """The coordinator: HTTP for clients, gRPC for nodes."""
+
+    host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
+    port: Annotated[Port, Meta(description="HTTP; 0: any free port")] = 8000
+    grpc_port: Annotated[Port, Meta(description="gRPC; 0: any free port")] = 8001
+    mode: Annotated[
+        Literal["disaggregated", "colocated"], Meta(description="where prompts are prefilled")
+    ] = "disaggregated"
+    max_inflight: Annotated[
+        Count, Meta(description="requests in flight before new ones are refused")
+    ] = 1024
+    checkpoint: ModelConfig = ModelConfig()
+    timeouts: Timeouts = Timeouts()
+
+
+C = TypeVar("C", bound=ConfigStruct)
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of "1048576", "512MiB" or "2GB".
+
+    Raises:
+        ConfigError: the text is not a size.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]I?)?B?\s*", text.upper())
+    if match is None:
+        raise ConfigError(f'"{text}" is not a size: write it as "512MiB", "2GB" or in bytes')
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+def parse_cpus(text: str) -> list[int]:
+    """Core numbers of a list such as "0,2-3"; empty text gives an empty list.
+
+    Raises:
+        ConfigError: the text is not a list of cores.
+    """
+    cores: list[int] = []
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if match is None or (match[2] and int(match[2]) < int(match[1])):
+            raise ConfigError(f'"{text}" is not a list of cores: write it as "0,2-3"')
+        cores.extend(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return cores
+
+
+def load_config(struct: type[C], path: Path | None, overrides: dict[str, Any]) -> C:
+    """A config from an optional TOML file, with `overrides` (nested the same way) on top.
+
+    Raises:
+        ConfigError: unreadable file, unknown key, wrong type or value out of range; says which.
+    """
+    values: dict[str, Any] = {}
+    if path is not None:
+        try:
+            values = tomllib.loads(path.read_text())
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"cannot read the config file {path}: {error}") from error
+    try:
+        return msgspec.convert(_merged(values, overrides), struct)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path or 'flags'}: {error}") from error
+
+
+def _merged(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in top.items():
+        below = merged.get(key)
+        both = isinstance(value, dict) and isinstance(below, dict)
+        merged[key] = _merged(below, value) if both and isinstance(below, dict) else value
+    return merged

@@ -1,0 +1,106 @@
+"""Every metric's name, labels and buckets, for all processes. prometheus-client, one registry each.
+
+Durations are in seconds, sizes in bytes. TTFT, TPOT and ITL are as the coordinator sees them, from
+receipt of the request; the phases come from the nodes that ran them (`protocol.PhaseTimes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from pdserve.protocol import PhaseTimes
+
+LONG_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+SHORT_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class _Registry:
+    """Metrics of one process, with the prefix `pdserve_`."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+
+    def exposition(self) -> bytes:
+        """The text that GET /metrics answers with."""
+        return generate_latest(self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"pdserve_{name}", text, buckets=buckets, registry=self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"pdserve_{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"pdserve_{name}", text, labels, registry=self.registry)
+
+    def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """A gauge whose value is read when it is scraped."""
+        self._gauge(name, text).set_function(read)
+
+
+class CoordinatorMetrics(_Registry):
+    """What clients experience, and how the phases add up to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests = self._counter("requests", "Requests by how they ended", "outcome")
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens accepted")
+        self.cached_tokens = self._counter("cached_tokens", "Prompt tokens found in a prefix cache")
+        self.output_tokens = self._counter("output_tokens", "Tokens sent to clients")
+        self.ttft = self._histogram("ttft_seconds", "Receipt -> first token", LONG_BUCKETS_S)
+        self.tpot = self._histogram(
+            "tpot_seconds", "(end to end - TTFT) / (output tokens - 1), per request", SHORT_BUCKETS_S
+        )
+        self.itl = self._histogram("itl_seconds", "Gap between two tokens", SHORT_BUCKETS_S)
+        self.e2e = self._histogram("e2e_seconds", "Receipt -> last token", LONG_BUCKETS_S)
+        self.queue = self._histogram(
+            "request_queue_seconds", "Accepted by a node -> first scheduled", LONG_BUCKETS_S
+        )
+        self.prefill = self._histogram(
+            "request_prefill_seconds", "First scheduled -> first token sampled", LONG_BUCKETS_S
+        )
+        self.transfer = self._histogram(
+            "request_transfer_seconds", "KV bytes on their way", SHORT_BUCKETS_S
+        )
+        self.handoff_wait = self._histogram(
+            "request_handoff_wait_seconds",
+            "End of prefill -> in the decode batch, less the transfer",
+            SHORT_BUCKETS_S,
+        )
+        self.decode = self._histogram(
+            "request_decode_seconds", "Joined the decode batch -> last token", LONG_BUCKETS_S
+        )
+        self.nodes_lost = self._counter("nodes_lost", "Nodes whose stream broke", "role")
+
+    def observe_prefill_leg(self, times: PhaseTimes) -> None:
+        """Phases reported by whichever node prefilled."""
+        self.queue.observe(times.queue_s)
+        self.prefill.observe(times.prefill_s)
+
+    def observe_decode_leg(self, times: PhaseTimes, *, was_handed_over: bool) -> None:
+        """Phases reported by the node that decoded."""
+        self.decode.observe(times.decode_s)
+        if was_handed_over:
+            self.transfer.observe(times.transfer_s)
+            self.handoff_wait.observe(times.wait_s)
+
+
+class NodeMetrics(_Registry):
+    """How a node is doing, step by step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = self._counter("steps", "Engine steps")
+        self.step_time = self._histogram(
+            "step_seconds", "The model's part of a step", SHORT_BUCKETS_S
+        )
+        self.step_overhead = self._histogram(
+            "step_overhead_seconds", "Planning and applying a step", SHORT_BUCKETS_S
+        )
+        self.batch_requests = self._histogram(
+            "batch_requests", "Requests in a step", SIZE_BUCKETS
+        )
+        self.batch_tokens = self._histogram("batch_tokens", "Tokens in a step", SIZE_BUCKETS)

@@ -1,0 +1,267 @@
+"""What the processes say to each other: small, frozen, typed messages.
+
+The wire form of each is the protobuf message of the same name (`proto/pdserve/wire`); the two are
+converted in one place, `pdserve/wire/convert.py`, field by field of the same name.
+
+A request runs as *legs*: a prefill leg on a prefill node and a decode leg on a decode node, or one
+local leg on a decode node that prefills for itself. Every leg of a request carries the same id.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+from pdserve.kv_layout import KvLayout
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of every message: immutable, fields by name."""
+
+
+class NodeRole(IntEnum):
+    """Which pool a node belongs to."""
+
+    PREFILL = 1
+    DECODE = 2
+
+
+class NodeState(IntEnum):
+    """Where a node is in its life; only READY nodes are given new legs."""
+
+    LOADING = 1
+    READY = 2
+    DRAINING = 3
+
+
+class FinishReason(IntEnum):
+    """Why a sequence ended (the OpenAI words are the coordinator's business)."""
+
+    STOP = 1  # an eos or stop token, or a stop string
+    LENGTH = 2
+
+
+# ---- what a request asks for -------------------------------------------------------------------
+
+
+class SamplingParams(Message, frozen=True):
+    """How tokens are chosen. Sampling is a pure function of these, the logits and the history."""
+
+    temperature: float = 1.0  # 0 = greedy
+    top_k: int = 0  # 0 = off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    seed: int = 0  # always set: the coordinator draws one when the client gives none
+    max_tokens: int = 16
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: list[int] = []
+    logprobs: int | None = None  # None = none; n = the chosen token's and the n likeliest
+
+
+class TokenLogprobs(Message, frozen=True):
+    """Log-probabilities at one position, from the unmodified distribution of the model."""
+
+    chosen: float
+    top_ids: list[int] = []
+    top_logprobs: list[float] = []
+
+
+class PhaseTimes(Message, frozen=True):
+    """Seconds a request spent in each phase on one node; 0 where the node had no such phase."""
+
+    queue_s: float = 0.0  # accepted by the node -> first scheduled
+    prefill_s: float = 0.0  # first scheduled -> first token sampled
+    transfer_s: float = 0.0  # KV bytes on their way
+    wait_s: float = 0.0  # the rest of the handoff: for room, for announcements, for the next step
+    decode_s: float = 0.0  # joined the batch -> last token
+
+
+# ---- coordinator -> node -----------------------------------------------------------------------
+
+
+class NodeAddress(Message, frozen=True):
+    """Where one life of a node exports its KV."""
+
+    node_id: str
+    incarnation: str
+    session_address: str  # host:port of its gRPC service
+
+
+class PrefillLeg(Message, frozen=True):
+    """Compute the prompt's KV, sample token 1, hold the KV for whoever pulls it."""
+
+    request_id: str
+    token_ids: list[int]
+    sampling: SamplingParams
+    cache_salt: str = ""
+    deadline_s: float = 0.0  # seconds from receipt; 0 = none
+    handoff: bool = True  # False: one token is all that is wanted, nobody will pull
+
+
+class DecodeLeg(Message, frozen=True):
+    """Pull the prompt's KV from `source`, then stream tokens from number 2 on.
+
+    Without a `source` the node prefills the prompt itself, and streams from number 1.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    sampling: SamplingParams
+    cache_salt: str = ""
+    deadline_s: float = 0.0
+    source: NodeAddress | None = None
+
+
+class CancelLeg(Message, frozen=True):
+    """Stop whatever runs under this id, free its blocks, say nothing back."""
+
+    request_id: str
+    reason: str
+
+
+class Welcome(Message, frozen=True):
+    """The coordinator's answer to NodeHello."""
+
+    coordinator_id: str
+    incarnation: str
+
+
+# ---- node -> coordinator -----------------------------------------------------------------------
+
+
+class NodeHello(Message, frozen=True):
+    """The first message of a node on a stream: who it is and what it has."""
+
+    node_id: str
+    incarnation: str
+    role: NodeRole
+    state: NodeState
+    session_address: str
+    metrics_address: str
+    model_id: str
+    revision: str
+    layout: KvLayout
+    num_blocks: int
+    max_model_len: int
+
+
+class LoadReport(Message, frozen=True):
+    """How a node is doing. Sent on change and as heartbeat."""
+
+    state: NodeState
+    loading_progress: float = 1.0  # 0..1, of the weights
+    queued_tokens: int = 0  # prompt tokens accepted and not yet computed
+    running_requests: int = 0
+    waiting_requests: int = 0
+    free_blocks: int = 0
+    cached_blocks: int = 0  # free, holding reusable prefixes (a part of free_blocks)
+    pinned_blocks: int = 0  # held for a handoff that is not settled
+    step_time_s: float = 0.0  # moving average
+
+
+class TokenEvent(Message, frozen=True):
+    """New tokens of one request. `index` is the output position of the first of them, from 0."""
+
+    request_id: str
+    index: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] = []
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None  # the eos or stop token that ended the sequence
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache; with the first event
+    times: PhaseTimes | None = None  # with the node's last event of this request
+
+
+class TokenBatch(Message, frozen=True):
+    """One engine step's tokens for one coordinator: one message per node per step."""
+
+    events: list[TokenEvent]
+
+
+class LegFailed(Message, frozen=True):
+    """A leg ended in an error; its blocks are free again."""
+
+    request_id: str
+    code: str
+    message: str
+
+
+# ---- node <-> node: the session over which KV is handed over ----------------------------------
+
+
+class TransportOffer(Message, frozen=True):
+    """One transport that an exporter can serve, and where."""
+
+    name: str
+    endpoint: str
+
+
+class PullerHello(Message, frozen=True):
+    """The first message of a puller on a session."""
+
+    node_id: str
+    incarnation: str
+    exporter_incarnation: str  # the life of the exporter that the puller means
+    fingerprint: str
+    layout: KvLayout
+
+
+class ExporterWelcome(Message, frozen=True):
+    """The exporter's answer: what it is, and how its pool can be read."""
+
+    node_id: str
+    incarnation: str
+    fingerprint: str
+    layout: KvLayout
+    num_blocks: int
+    host_id: str  # equal on two nodes exactly when they share a kernel and its memory
+    offers: list[TransportOffer]
+
+
+class Subscribe(Message, frozen=True):
+    """Tell me about this request's blocks, from the first on; may come before its prefill leg."""
+
+    request_id: str
+
+
+class Settle(Message, frozen=True):
+    """I need this request's blocks no more: everything was pulled, or I gave it up."""
+
+    request_id: str
+    pulled: bool
+
+
+class Announcement(Message, frozen=True):
+    """Blocks that are complete and may be pulled; the ticket is opaque to all but the exporter."""
+
+    request_id: str
+    ticket: bytes
+
+
+class HandoffRecord(Message, frozen=True):
+    """Everything decode needs besides the KV, sent when the last chunk is computed.
+
+    The penalties' counts and the sampler's state follow from the token history, so they are not
+    fields; `num_tokens` is how many prompt tokens have KV.
+    """
+
+    request_id: str
+    num_tokens: int
+    token_ids: list[int]  # output so far: token 1
+    logprobs: list[TokenLogprobs] = []
+    cached_tokens: int = 0
+    prefill_end_s: float = 0.0  # the exporter's CLOCK_MONOTONIC, for measuring on one host
+
+
+class HandoffEnded(Message, frozen=True):
+    """There is nothing (more) to pull: the request finished with token 1, failed or was cancelled."""
+
+    request_id: str
+    code: str
+    message: str
