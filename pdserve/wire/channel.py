@@ -1,0 +1,76 @@
+"""gRPC channels and servers with the same limits everywhere."""
+
+from __future__ import annotations
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from pdserve.errors import ConfigError
+
+MAX_MESSAGE_BYTES = 64 << 20  # a prompt of a million tokens is a few MB
+
+_COMMON = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+]
+
+
+def _keepalive(liveness_s: float) -> list[tuple[str, int]]:
+    """A peer that stopped answering without closing is noticed within about `liveness_s`."""
+    half_ms = max(1, int(liveness_s * 500))
+    return [
+        ("grpc.keepalive_time_ms", half_ms),
+        ("grpc.keepalive_timeout_ms", half_ms),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", half_ms),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", half_ms // 2),
+        ("grpc.http2.max_ping_strikes", 0),
+    ]
+
+
+def open_channel(address: str, liveness_s: float) -> grpc.aio.Channel:
+    """A plaintext channel to `host:port`; reconnecting is the caller's business, and quick."""
+    options = [
+        *_COMMON,
+        *_keepalive(liveness_s),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        ("grpc.enable_http_proxy", 0),
+    ]
+    return grpc.aio.insecure_channel(address, options=options)
+
+
+class Server:
+    """A gRPC server with the standard health service; not serving until told so."""
+
+    def __init__(self, liveness_s: float) -> None:
+        self.grpc = grpc.aio.server(
+            options=[*_COMMON, *_keepalive(liveness_s), ("grpc.so_reuseport", 0)]
+        )
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; returns the port, which port 0 leaves to the system.
+
+        Raises:
+            ConfigError: the address cannot be bound.
+        """
+        await self.set_serving(False)
+        try:
+            bound = self.grpc.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
+        await self.grpc.start()
+        return int(bound)
+
+    async def set_serving(self, serving: bool) -> None:
+        """What the health service answers from now on."""
+        status = health_pb2.HealthCheckResponse.ServingStatus
+        await self._health.set("", status.SERVING if serving else status.NOT_SERVING)
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls, give running ones `grace_s`, then cut them."""
+        await self.grpc.stop(grace_s)

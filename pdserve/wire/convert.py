@@ -1,0 +1,155 @@
+"""protocol.py's messages <-> protobuf, field by field of the same name. The only such place.
+
+Codecs are built once per struct from its annotations, so a new field needs a line in protocol.py
+and a line in the .proto file, and a test fails when one is missing.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import cache
+from typing import Any, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from google.protobuf.message import Message as ProtoMessage
+
+from pdserve.errors import MalformedMessage
+
+S = TypeVar("S", bound=msgspec.Struct)
+P = TypeVar("P", bound=ProtoMessage)
+
+# (struct, proto) -> None: copy one field out;  (proto) -> value: read one field.
+_Writer = Callable[[Any, Any], None]
+_Reader = Callable[[Any], Any]
+
+
+def fill(message: msgspec.Struct, proto: P) -> P:
+    """Write `message` into the empty `proto` of the same name, and return it."""
+    for write in _codec(type(message))[0]:
+        write(message, proto)
+    return proto
+
+
+def read(proto: ProtoMessage, struct: type[S]) -> S:
+    """The message that `proto` stands for.
+
+    Raises:
+        MalformedMessage: a value that the struct does not allow, such as an unknown enum value.
+    """
+    try:
+        return struct(**{name: reader(proto) for name, reader in _codec(struct)[1]})
+    except ValueError as error:
+        raise MalformedMessage(f"{struct.__name__}: {error}") from error
+
+
+class Envelope(Generic[P]):
+    """A protobuf message whose `body` oneof holds one of several messages."""
+
+    def __init__(self, proto: type[P], bodies: Mapping[str, type[msgspec.Struct]]) -> None:
+        self._proto = proto
+        self._bodies = dict(bodies)
+        self._fields = {struct: name for name, struct in bodies.items()}
+
+    def wrap(self, message: msgspec.Struct) -> P:
+        """An envelope holding `message`."""
+        proto = self._proto()
+        body = getattr(proto, self._fields[type(message)])
+        body.SetInParent()  # a body whose fields all have default values is still a body
+        fill(message, body)
+        return proto
+
+    def unwrap(self, proto: P) -> msgspec.Struct:
+        """The message inside.
+
+        Raises:
+            MalformedMessage: the envelope is empty or its content is not allowed.
+        """
+        name = proto.WhichOneof("body")
+        if name is None:
+            raise MalformedMessage(f"an empty {type(proto).__name__}")
+        return read(getattr(proto, name), self._bodies[name])
+
+
+@cache
+def _codec(struct: type[msgspec.Struct]) -> tuple[list[_Writer], list[tuple[str, _Reader]]]:
+    hints = get_type_hints(struct)
+    names = struct.__struct_fields__
+    writers = [_writer(name, hints[name]) for name in names]
+    readers = [(name, _reader(name, hints[name])) for name in names]
+    return writers, readers
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    """(the type besides None, whether None is allowed)."""
+    if get_origin(hint) in (Union, types.UnionType):
+        (inner,) = (arg for arg in get_args(hint) if arg is not type(None))
+        return inner, True
+    return hint, False
+
+
+def _is_struct(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, msgspec.Struct)
+
+
+def _writer(name: str, hint: Any) -> _Writer:
+    inner, optional = _without_none(hint)
+    write = _plain_writer(name, inner)
+    if not optional:
+        return write
+
+    def write_if_set(message: Any, proto: Any) -> None:
+        if getattr(message, name) is not None:
+            write(message, proto)
+
+    return write_if_set
+
+
+def _plain_writer(name: str, hint: Any) -> _Writer:
+    origin = get_origin(hint)
+    if _is_struct(hint):
+
+        def write_struct(message: Any, proto: Any) -> None:
+            body = getattr(proto, name)
+            body.SetInParent()
+            fill(getattr(message, name), body)
+
+        return write_struct
+    if origin is list and _is_struct(get_args(hint)[0]):
+
+        def write_structs(message: Any, proto: Any) -> None:
+            repeated = getattr(proto, name)
+            for item in getattr(message, name):
+                fill(item, repeated.add())
+
+        return write_structs
+    if origin is list:
+        return lambda message, proto: getattr(proto, name).extend(getattr(message, name))
+    if origin is dict:
+        return lambda message, proto: getattr(proto, name).update(getattr(message, name))
+    return lambda message, proto: setattr(proto, name, getattr(message, name))
+
+
+def _reader(name: str, hint: Any) -> _Reader:
+    inner, optional = _without_none(hint)
+    read_value = _plain_reader(name, inner)
+    if not optional:
+        return read_value
+    return lambda proto: read_value(proto) if proto.HasField(name) else None
+
+
+def _plain_reader(name: str, hint: Any) -> _Reader:
+    origin = get_origin(hint)
+    if _is_struct(hint):
+        return lambda proto: read(getattr(proto, name), hint)
+    if origin is list and _is_struct(get_args(hint)[0]):
+        (item,) = get_args(hint)
+        return lambda proto: [read(value, item) for value in getattr(proto, name)]
+    if origin is list:
+        return lambda proto: list(getattr(proto, name))
+    if origin is dict:
+        return lambda proto: dict(getattr(proto, name))
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return lambda proto: hint(getattr(proto, name))
+    return lambda proto: getattr(proto, name)

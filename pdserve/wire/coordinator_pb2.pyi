@@ -1,0 +1,31 @@
+from pdserve.wire import messages_pb2 as _messages_pb2
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class NodeMessage(_message.Message):
+    __slots__ = ("hello", "load", "tokens", "failed")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    hello: _messages_pb2.NodeHello
+    load: _messages_pb2.LoadReport
+    tokens: _messages_pb2.TokenBatch
+    failed: _messages_pb2.LegFailed
+    def __init__(self, hello: _Optional[_Union[_messages_pb2.NodeHello, _Mapping]] = ..., load: _Optional[_Union[_messages_pb2.LoadReport, _Mapping]] = ..., tokens: _Optional[_Union[_messages_pb2.TokenBatch, _Mapping]] = ..., failed: _Optional[_Union[_messages_pb2.LegFailed, _Mapping]] = ...) -> None: ...
+
+class CoordinatorMessage(_message.Message):
+    __slots__ = ("welcome", "prefill", "decode", "cancel")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    welcome: _messages_pb2.Welcome
+    prefill: _messages_pb2.PrefillLeg
+    decode: _messages_pb2.DecodeLeg
+    cancel: _messages_pb2.CancelLeg
+    def __init__(self, welcome: _Optional[_Union[_messages_pb2.Welcome, _Mapping]] = ..., prefill: _Optional[_Union[_messages_pb2.PrefillLeg, _Mapping]] = ..., decode: _Optional[_Union[_messages_pb2.DecodeLeg, _Mapping]] = ..., cancel: _Optional[_Union[_messages_pb2.CancelLeg, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,41 @@
+"""The four streams' envelopes: which messages travel in which direction."""
+
+from pdserve import protocol
+from pdserve.wire import coordinator_pb2, session_pb2
+from pdserve.wire.convert import Envelope
+
+FROM_NODE = Envelope(
+    coordinator_pb2.NodeMessage,
+    {
+        "hello": protocol.NodeHello,
+        "load": protocol.LoadReport,
+        "tokens": protocol.TokenBatch,
+        "failed": protocol.LegFailed,
+    },
+)
+FROM_COORDINATOR = Envelope(
+    coordinator_pb2.CoordinatorMessage,
+    {
+        "welcome": protocol.Welcome,
+        "prefill": protocol.PrefillLeg,
+        "decode": protocol.DecodeLeg,
+        "cancel": protocol.CancelLeg,
+    },
+)
+FROM_PULLER = Envelope(
+    session_pb2.PullerMessage,
+    {
+        "hello": protocol.PullerHello,
+        "subscribe": protocol.Subscribe,
+        "settle": protocol.Settle,
+    },
+)
+FROM_EXPORTER = Envelope(
+    session_pb2.ExporterMessage,
+    {
+        "welcome": protocol.ExporterWelcome,
+        "announcement": protocol.Announcement,
+        "record": protocol.HandoffRecord,
+        "ended": protocol.HandoffEnded,
+    },
+)

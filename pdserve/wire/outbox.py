@@ -1,0 +1,51 @@
+"""Messages on their way into one gRPC stream: anybody may send, one task writes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+
+class Outbox:
+    """An unbounded queue in front of a stream's `write`.
+
+    Unbounded, because every sender is bounded by itself (a step's tokens, a request's chunks) and a
+    peer that does not read is cut by the liveness deadline.
+    """
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[msgspec.Struct] = asyncio.Queue()
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Queue a message; never blocks, keeps the order."""
+        self._queue.put_nowait(message)
+
+    async def pump(self, write: Callable[[msgspec.Struct], Awaitable[None]]) -> None:
+        """Write messages in order until cancelled or `write` raises."""
+        while True:
+            await write(await self._queue.get())
+            self._queue.task_done()
+
+    async def flush(self) -> None:
+        """Wait until everything sent so far has been written."""
+        await self._queue.join()
+
+
+@asynccontextmanager
+async def running(*companions: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run these beside the body and end them with it.
+
+    Their errors are dropped: a companion fails because the stream broke, which the body, who reads
+    from the same stream, is told as well.
+    """
+    tasks = [asyncio.ensure_future(companion) for companion in companions]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
