@@ -1,0 +1,220 @@
+"""The step loop: plan, execute, apply, report; over and over while there is work.
+
+The event loop owns every piece of state here (queues, block pool, requests); only
+`Runner.execute` runs in a thread of its own, with the interpreter lock released for most of it. So
+nothing needs a lock, and a request can be submitted, adopted or cancelled while a step runs: what
+the step is using is left alone until the step is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from pdserve.clock import Clock
+from pdserve.engine.block_hash import extend_hashes
+from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.request import Request, SampledToken, Scheduled
+from pdserve.engine.scheduler import Policy, Queues
+from pdserve.engine.stopping import finish
+from pdserve.errors import PdserveError
+
+log = logging.getLogger(__name__)
+
+STEP_TIME_WEIGHT = 0.1  # of the newest step in the moving average
+
+
+class Runner(Protocol):
+    """Computes one step. Called from a worker thread, one call at a time."""
+
+    def execute(self, rows: Sequence[Scheduled]) -> list[SampledToken | None]:
+        """One entry per row: the sampled token, or None where the row does not reach its end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one step did. Requests that are done have left the engine, but still have their blocks
+    while the report is being handled: `BlockPool.retain` keeps them longer."""
+
+    rows: list[Scheduled]
+    sampled: list[SampledToken | None]
+    duration_s: float  # of the model's execution
+    overhead_s: float  # of planning and applying
+
+
+class StepObserver(Protocol):
+    """Whoever turns steps into messages: the node."""
+
+    def step_done(self, report: StepReport) -> None:
+        """Called on the event loop after each step."""
+        ...
+
+    def requests_failed(self, requests: list[Request], error: PdserveError) -> None:
+        """These requests were in a step that raised; their blocks are free when this returns."""
+        ...
+
+
+class Engine:
+    """Runs requests over one model and one KV pool."""
+
+    def __init__(
+        self, pool: BlockPool, policy: Policy, clock: Clock, eos_token_ids: frozenset[int]
+    ) -> None:
+        self.pool = pool
+        self.queues = Queues(pool, clock)
+        self.step_time_s = 0.0  # moving average
+        self.num_steps = 0
+        self._policy = policy
+        self._clock = clock
+        self._eos_token_ids = eos_token_ids
+        self._requests: dict[str, Request] = {}
+        self._in_step: set[Request] = set()
+        self._wake = asyncio.Event()
+        pool.on_release(self._wake.set)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+
+    # ---- verbs ---------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """Prefill a request here (and decode it, unless its leg ends before)."""
+        self._requests[request.request_id] = request
+        self.queues.waiting.append(request)
+        self._wake.set()
+
+    def adopt(self, request: Request) -> None:
+        """Decode a request whose prompt's KV is in the blocks it brings along."""
+        assert request.is_decoding, "an adopted request lacks just its last token's KV"
+        self._requests[request.request_id] = request
+        self._publish_full_blocks(request, 0)
+        self.queues.running.append(request)
+        self._wake.set()
+
+    def reserve(self, num_tokens: int, hashes: Sequence[bytes]) -> tuple[list[int], int] | None:
+        """Blocks for a request to be adopted; None: no room now, or others are waiting for it."""
+        return None if self.queues.waiting else self.queues.reserve(num_tokens, hashes)
+
+    def cancel(self, request_id: str) -> bool:
+        """Stop a request and free its blocks, at the latest when the running step ends.
+
+        Returns whether the engine had it.
+        """
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return False
+        request.is_cancelled = True
+        if request not in self._in_step:
+            self.queues.remove(request)
+        self._wake.set()
+        return True
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in the engine, waiting or running."""
+        return len(self._requests)
+
+    # ---- the loop ------------------------------------------------------------------------------
+
+    async def run(self, runner: Runner, observer: StepObserver) -> None:
+        """Step until cancelled; without work, wait for a verb to bring some."""
+        try:
+            while True:
+                self._wake.clear()
+                planned_at = self._clock.now()
+                rows = self._policy.plan(self.queues)
+                if rows:
+                    await self._step(rows, planned_at, runner, observer)
+                else:
+                    await self._wake.wait()
+        finally:
+            self._thread.shutdown(wait=True)
+
+    async def _step(
+        self, rows: list[Scheduled], planned_at: float, runner: Runner, observer: StepObserver
+    ) -> None:
+        started = self._clock.now()
+        self._in_step = {row.request for row in rows}
+        loop = asyncio.get_running_loop()
+        try:
+            sampled = await loop.run_in_executor(self._thread, runner.execute, rows)
+        except Exception as error:  # noqa: BLE001  one bad step must not end the node
+            self._fail(rows, error, observer)
+            return
+        ended = self._clock.now()
+        self._in_step = set()
+        done = self._apply(rows, sampled, ended)
+        applied = self._clock.now()
+        self._record_step_time(ended - started)
+        observer.step_done(
+            StepReport(
+                rows,
+                sampled,
+                duration_s=ended - started,
+                overhead_s=(started - planned_at) + (applied - ended),
+            )
+        )
+        for request in done:
+            self._forget(request)
+
+    def _apply(
+        self, rows: list[Scheduled], sampled: list[SampledToken | None], now_s: float
+    ) -> list[Request]:
+        """Advance every request of the step; returns those that are done."""
+        done = []
+        for row, token in zip(rows, sampled, strict=True):
+            request = row.request
+            if not request.is_cancelled:
+                computed_before = request.num_computed_tokens
+                request.num_computed_tokens += row.num_tokens
+                self._publish_full_blocks(request, computed_before)
+                if token is not None:
+                    self._append(request, token, now_s)
+            if request.is_done:
+                request.lifecycle.finished_s = now_s
+                done.append(request)
+        return done
+
+    def _append(self, request: Request, token: SampledToken, now_s: float) -> None:
+        request.output_token_ids.append(token.token_id)
+        lifecycle = request.lifecycle
+        if lifecycle.first_token_s is None and len(request.output_token_ids) == 1:
+            lifecycle.first_token_s = now_s
+        finish(request, self._eos_token_ids)
+
+    def _publish_full_blocks(self, request: Request, computed_before: int) -> None:
+        """Offer the blocks that became full for reuse, the output's as well as the prompt's."""
+        block_size = self.pool.block_size
+        full_before = computed_before // block_size
+        full = request.num_computed_tokens // block_size
+        if full == full_before:
+            return
+        tokens = request.token_slice(0, full * block_size)
+        extend_hashes(request.block_hashes, tokens, block_size, request.cache_salt)
+        for index in range(full_before, full):
+            self.pool.publish(request.block_table[index], request.block_hashes[index])
+
+    def _fail(self, rows: list[Scheduled], error: Exception, observer: StepObserver) -> None:
+        self._in_step = set()
+        log.exception("a step of %d requests failed", len(rows), exc_info=error)
+        for row in rows:
+            self._forget(row.request)
+        if not isinstance(error, PdserveError):
+            error = PdserveError(f"the engine's step failed: {type(error).__name__}: {error}")
+        observer.requests_failed([r.request for r in rows if not r.request.is_cancelled], error)
+
+    def _forget(self, request: Request) -> None:
+        self.queues.remove(request)
+        # Cancelled meanwhile, its id may already belong to another request.
+        if self._requests.get(request.request_id) is request:
+            del self._requests[request.request_id]
+
+    def _record_step_time(self, duration_s: float) -> None:
+        self.num_steps += 1
+        if self.num_steps == 1:
+            self.step_time_s = duration_s
+        else:
+            self.step_time_s += STEP_TIME_WEIGHT * (duration_s - self.step_time_s)

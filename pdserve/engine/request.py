@@ -1,0 +1,95 @@
+"""One token stream inside the engine. Stores a few counters and derives the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pdserve.lifecycle import Lifecycle
+from pdserve.protocol import FinishReason, SamplingParams, TokenLogprobs
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request as the engine sees it.
+
+    `num_computed_tokens` (tokens whose KV is in the pool) chases `num_tokens`. A prompt being
+    prefilled in chunks, a request adopted with its prompt's KV, and a decoding request differ only
+    in how far apart the two are.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    lifecycle: Lifecycle
+    cache_salt: str = ""
+    output_token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0  # prompt tokens whose KV came from the prefix cache
+    block_table: list[int] = field(default_factory=list)  # logical -> physical block id
+    block_hashes: list[bytes] = field(default_factory=list)  # chain, one per full prompt block
+    leg_token_limit: int | None = None  # a prefill leg ends after this many output tokens
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None  # the eos or stop token that ended it
+    is_cancelled: bool = False
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt plus output so far."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens whose KV is still to be computed; 1 for a decoding request."""
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether one step of one token is all that separates it from its next token."""
+        return bool(self.output_token_ids) and self.num_uncomputed_tokens == 1
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the engine has nothing more to do for it."""
+        return (
+            self.is_cancelled
+            or self.finish_reason is not None
+            or (
+                self.leg_token_limit is not None
+                and len(self.output_token_ids) >= self.leg_token_limit
+            )
+        )
+
+    def token_slice(self, start: int, end: int) -> list[int]:
+        """Token ids at positions [start, end) of prompt + output."""
+        num_prompt = len(self.prompt_token_ids)
+        if end <= num_prompt:
+            return self.prompt_token_ids[start:end]
+        if start >= num_prompt:
+            return self.output_token_ids[start - num_prompt : end - num_prompt]
+        return self.prompt_token_ids[start:] + self.output_token_ids[: end - num_prompt]
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """One row of a step's plan: compute `num_tokens` more tokens of `request`."""
+
+    request: Request
+    num_tokens: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether this step reaches the request's last token, so that one is sampled."""
+        return self.num_tokens == self.request.num_uncomputed_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """What a step sampled for one request."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
