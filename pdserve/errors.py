@@ -7,6 +7,7 @@
     │   ├── UnsupportedRope
     │   ├── MissingTensor
     │   ├── MisshapedTensor
+    │   ├── UnusableLogits           the model's output for some requests is no distribution
     │   └── TokenizerError
     ├── CapacityError
     │   ├── KvBudgetTooSmall         not even one request of max_model_len fits
@@ -29,7 +30,6 @@
     └── ClusterError
         ├── NodeLost                 the machine running a leg died
         ├── NoNodeAvailable
-        ├── NodeDraining
         ├── StaleIncarnation         a message names a former life of a process
         └── MalformedMessage         a peer said something that is not in the protocol
 
@@ -37,6 +37,8 @@ Errors cross process borders as `(code, message)`; `from_code` gives the class b
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class PdserveError(Exception):
@@ -84,6 +86,16 @@ class MisshapedTensor(ModelError):
     """A tensor's shape contradicts config.json."""
 
     code = "misshaped_tensor"
+
+
+class UnusableLogits(ModelError):
+    """The model's output for some requests is no distribution: it has a NaN or an infinity."""
+
+    code = "unusable_logits"
+
+    def __init__(self, message: str, request_ids: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.request_ids = list(request_ids)
 
 
 class TokenizerError(ModelError):
@@ -218,12 +230,6 @@ class NoNodeAvailable(ClusterError):
     """No ready node of the needed role is attached."""
 
     code = "no_node_available"
-
-
-class NodeDraining(ClusterError):
-    """The node finishes what it has and takes nothing new."""
-
-    code = "node_draining"
 
 
 class StaleIncarnation(ClusterError):

@@ -125,6 +125,10 @@ class CancelLeg(Message, frozen=True):
     reason: str
 
 
+class DrainSeen(Message, frozen=True):
+    """The node's DRAINING has been seen: no leg follows on this stream."""
+
+
 class Welcome(Message, frozen=True):
     """The coordinator's answer to NodeHello."""
 

@@ -21,7 +21,7 @@ from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Policy, Queues
 from pdserve.engine.stopping import finish
-from pdserve.errors import PdserveError
+from pdserve.errors import PdserveError, UnusableLogits
 
 log = logging.getLogger(__name__)
 
@@ -198,13 +198,21 @@ class Engine:
             self.pool.publish(request.block_table[index], request.block_hashes[index])
 
     def _fail(self, rows: list[Scheduled], error: Exception, observer: StepObserver) -> None:
+        """Give up the requests that the step failed for; the others are planned again.
+
+        A step only reads its requests, so those it did not fail for are as they were before it.
+        """
         self._in_step = set()
-        log.exception("a step of %d requests failed", len(rows), exc_info=error)
-        for row in rows:
-            self._forget(row.request)
-        if not isinstance(error, PdserveError):
+        log.error("a step of %d requests failed", len(rows), exc_info=error)
+        failed = [row.request for row in rows]
+        if isinstance(error, UnusableLogits) and error.request_ids:
+            failed = [request for request in failed if request.request_id in error.request_ids]
+        elif not isinstance(error, PdserveError):
             error = PdserveError(f"the engine's step failed: {type(error).__name__}: {error}")
-        observer.requests_failed([r.request for r in rows if not r.request.is_cancelled], error)
+        gone = [row.request for row in rows if row.request.is_cancelled]
+        for request in {*failed, *gone}:
+            self._forget(request)
+        observer.requests_failed([r for r in failed if not r.is_cancelled], error)
 
     def _forget(self, request: Request) -> None:
         self.queues.remove(request)

@@ -19,13 +19,15 @@ class NodeMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[_messages_pb2.NodeHello, _Mapping]] = ..., load: _Optional[_Union[_messages_pb2.LoadReport, _Mapping]] = ..., tokens: _Optional[_Union[_messages_pb2.TokenBatch, _Mapping]] = ..., failed: _Optional[_Union[_messages_pb2.LegFailed, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "prefill", "decode", "cancel")
+    __slots__ = ("welcome", "prefill", "decode", "cancel", "drain_seen")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_SEEN_FIELD_NUMBER: _ClassVar[int]
     welcome: _messages_pb2.Welcome
     prefill: _messages_pb2.PrefillLeg
     decode: _messages_pb2.DecodeLeg
     cancel: _messages_pb2.CancelLeg
-    def __init__(self, welcome: _Optional[_Union[_messages_pb2.Welcome, _Mapping]] = ..., prefill: _Optional[_Union[_messages_pb2.PrefillLeg, _Mapping]] = ..., decode: _Optional[_Union[_messages_pb2.DecodeLeg, _Mapping]] = ..., cancel: _Optional[_Union[_messages_pb2.CancelLeg, _Mapping]] = ...) -> None: ...
+    drain_seen: _messages_pb2.DrainSeen
+    def __init__(self, welcome: _Optional[_Union[_messages_pb2.Welcome, _Mapping]] = ..., prefill: _Optional[_Union[_messages_pb2.PrefillLeg, _Mapping]] = ..., decode: _Optional[_Union[_messages_pb2.DecodeLeg, _Mapping]] = ..., cancel: _Optional[_Union[_messages_pb2.CancelLeg, _Mapping]] = ..., drain_seen: _Optional[_Union[_messages_pb2.DrainSeen, _Mapping]] = ...) -> None: ...

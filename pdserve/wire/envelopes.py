@@ -20,6 +20,7 @@ FROM_COORDINATOR = Envelope(
         "prefill": protocol.PrefillLeg,
         "decode": protocol.DecodeLeg,
         "cancel": protocol.CancelLeg,
+        "drain_seen": protocol.DrainSeen,
     },
 )
 FROM_PULLER = Envelope(

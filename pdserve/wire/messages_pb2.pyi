@@ -133,6 +133,10 @@ class CancelLeg(_message.Message):
     reason: str
     def __init__(self, request_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class DrainSeen(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class Welcome(_message.Message):
     __slots__ = ("coordinator_id", "incarnation")
     COORDINATOR_ID_FIELD_NUMBER: _ClassVar[int]

@@ -1,0 +1,119 @@
+"""The coordinator's end of the nodes' streams: hello, then whatever the node has to say."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TypeAlias
+
+import grpc.aio
+import msgspec
+
+from coordinator.flow import Flow
+from coordinator.registry import Member, Registry
+from pdserve.config import Timeouts
+from pdserve.errors import ConfigError, MalformedMessage, PdserveError
+from pdserve.protocol import (
+    DrainSeen,
+    LegFailed,
+    LoadReport,
+    NodeHello,
+    NodeState,
+    TokenBatch,
+    Welcome,
+)
+from pdserve.wire import coordinator_pb2_grpc
+from pdserve.wire.coordinator_pb2 import CoordinatorMessage, NodeMessage
+from pdserve.wire.envelopes import FROM_COORDINATOR, FROM_NODE
+from pdserve.wire.outbox import Outbox, running
+
+log = logging.getLogger(__name__)
+
+Context: TypeAlias = grpc.aio.ServicerContext[NodeMessage, CoordinatorMessage]
+
+
+class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
+    """One call of `Attach` is the membership of one life of a node."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        flow: Flow,
+        model_id: str,
+        welcome: Welcome,
+        timeouts: Timeouts,
+    ) -> None:
+        self._registry = registry
+        self._flow = flow
+        self._model_id = model_id
+        self._welcome = welcome
+        self._timeouts = timeouts
+
+    async def Attach(self, request_iterator: object, context: Context) -> None:  # noqa: N802
+        """Serve a node until its stream breaks or it falls silent."""
+        try:
+            hello = await self._read(context, self._timeouts.connect_s)
+            if not isinstance(hello, NodeHello):
+                raise MalformedMessage(f"{type(hello).__name__} instead of a hello")
+            self._check_model(hello)
+        except PdserveError as error:
+            log.warning("refused a node: %s", error)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
+        else:
+            await context.write(FROM_COORDINATOR.wrap(self._welcome))
+            await self._serve(hello, context)
+
+    async def _serve(self, hello: NodeHello, context: Context) -> None:
+        outbox = Outbox()
+        member = self._registry.add(hello, outbox)
+
+        async def write(message: msgspec.Struct) -> None:
+            await context.write(FROM_COORDINATOR.wrap(message))
+
+        try:
+            async with running(outbox.pump(write)):
+                while True:
+                    message = await self._read(context, self._timeouts.liveness_s)
+                    if message is None:
+                        return
+                    self._receive(message, member)
+        except MalformedMessage as error:
+            log.warning("%s: %s", hello.node_id, error)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+        finally:
+            self._registry.remove(member)
+
+    def _receive(self, message: msgspec.Struct, member: Member) -> None:
+        match message:
+            case TokenBatch():
+                self._flow.tokens(message, member)
+            case LoadReport():
+                member.load = message
+                if message.state is NodeState.DRAINING:
+                    member.send(DrainSeen())
+            case LegFailed():
+                self._flow.leg_failed(message, member)
+            case other:
+                raise MalformedMessage(f"{type(other).__name__} in mid-stream")
+
+    def _check_model(self, hello: NodeHello) -> None:
+        """That the node serves our model, from the same weights as the others."""
+        if hello.model_id != self._model_id:
+            raise ConfigError(
+                f"{hello.node_id} serves {hello.model_id!r}, this coordinator "
+                f"{self._model_id!r}: start both with the same --model"
+            )
+        for member in self._registry:
+            if member.hello.revision != hello.revision and member.node_id != hello.node_id:
+                raise ConfigError(
+                    f"{hello.node_id} serves revision {hello.revision!r} of {hello.model_id!r}, "
+                    f"{member.node_id} revision {member.hello.revision!r}: their weights differ"
+                )
+
+    async def _read(self, context: Context, within_s: float) -> msgspec.Struct | None:
+        try:
+            async with asyncio.timeout(within_s):
+                proto = await context.read()
+        except TimeoutError as error:
+            raise MalformedMessage(f"nothing was heard for {within_s} s") from error
+        return None if proto is grpc.aio.EOF else FROM_NODE.unwrap(proto)

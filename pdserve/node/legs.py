@@ -1,0 +1,63 @@
+"""Which coordinator each leg belongs to, and the batching of its tokens: one message per step."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pdserve.errors import PdserveError
+from pdserve.node.link import CoordinatorLink
+from pdserve.protocol import LegFailed, TokenBatch, TokenEvent
+
+
+class Legs:
+    """The legs this node works on. Answers to legs that are gone are dropped."""
+
+    def __init__(self) -> None:
+        self._links: dict[str, CoordinatorLink] = {}  # request_id |-> whom to answer
+        self._batches: dict[CoordinatorLink, list[TokenEvent]] = {}
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._links
+
+    def open(self, request_id: str, link: CoordinatorLink) -> None:
+        """Remember whom to answer."""
+        self._links[request_id] = link
+        self._is_empty.clear()
+
+    def close(self, request_id: str) -> CoordinatorLink | None:
+        """Forget a leg, and say whose it was; None when it is gone already."""
+        link = self._links.pop(request_id, None)
+        if not self._links:
+            self._is_empty.set()
+        return link
+
+    async def wait_empty(self) -> None:
+        """Wait until no leg is left."""
+        await self._is_empty.wait()
+
+    def of(self, link: CoordinatorLink) -> list[str]:
+        """The legs that this coordinator started."""
+        return [request_id for request_id, owner in self._links.items() if owner is link]
+
+    def add_tokens(self, event: TokenEvent) -> None:
+        """Put tokens into the step's message to the leg's coordinator."""
+        link = self._links.get(event.request_id)
+        if link is not None:
+            self._batches.setdefault(link, []).append(event)
+
+    def flush(self) -> None:
+        """Send the step's messages."""
+        batches, self._batches = self._batches, {}
+        for link, events in batches.items():
+            link.send(TokenBatch(events=events))
+
+    def fail(self, request_id: str, error: PdserveError) -> None:
+        """Report a leg as failed, and forget it."""
+        link = self.close(request_id)
+        if link is not None:
+            link.send(LegFailed(request_id=request_id, code=error.code, message=error.message))

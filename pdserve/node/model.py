@@ -1,0 +1,140 @@
+"""From config and checkpoint to a runner: every "auto" becomes a value here, and is printed."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pdserve import _native
+from pdserve.checkpoint import Checkpoint, resolve_checkpoint
+from pdserve.config import EngineConfig, NodeConfig, parse_bytes, parse_cpus
+from pdserve.demo_model import CHECKPOINT_PATH
+from pdserve.engine.kv_cache import TORCH_DTYPES, KvCache
+from pdserve.engine.model_runner import ModelRunner
+from pdserve.engine.models.config import ModelConfig, load_model_config
+from pdserve.engine.weights import load_decoder
+from pdserve.errors import ConfigError
+from pdserve.kv_layout import KvDtype, KvLayout
+
+log = logging.getLogger(__name__)
+
+WARMUP_TOKENS = 32
+AUTO_KV_BYTES = 4 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class NodeModel:
+    """What a node is going to serve, known before any weight is read."""
+
+    checkpoint: Checkpoint
+    config: ModelConfig
+    device: torch.device
+    layout: KvLayout
+    num_blocks: int
+    max_model_len: int  # tokens, prompt and output
+
+
+def plan_model(config: NodeConfig) -> NodeModel:
+    """Resolve the checkpoint, and size the KV pool.
+
+    Raises:
+        ConfigError, ModelError: it cannot be served as asked.
+        KvBudgetTooSmall: the KV budget cannot hold one request; with the numbers.
+    """
+    engine = config.engine
+    checkpoint = resolve_checkpoint(
+        config.checkpoint.model or str(CHECKPOINT_PATH), config.checkpoint.revision
+    )
+    model = load_model_config(checkpoint)
+    dtype = model.default_dtype if engine.dtype == "auto" else KvDtype(engine.dtype)
+    layout = model.kv_layout(engine.block_size, dtype)
+    max_model_len = _max_model_len(engine, model)
+    device = _device(engine.device)
+    budget_bytes = _kv_budget(engine.kv_memory, device)
+    num_blocks = layout.blocks_in_budget(budget_bytes, max_model_len)
+    log.info(
+        "KV pool: %s; %d blocks in %d MiB = room for %d tokens; max_model_len %d",
+        layout.describe(),
+        num_blocks,
+        budget_bytes >> 20,
+        num_blocks * layout.block_size,
+        max_model_len,
+    )
+    return NodeModel(checkpoint, model, device, layout, num_blocks, max_model_len)
+
+
+def load_runner(
+    plan: NodeModel, pool: NDArray[np.uint8], on_progress: Callable[[float], None]
+) -> ModelRunner:
+    """Read the weights, lay the KV cache over `pool` (uint8, the exported memory), warm up.
+
+    Slow; for a thread of its own.
+
+    Raises:
+        ModelError: the checkpoint's weights do not fit its config, or are damaged.
+    """
+    dtype = TORCH_DTYPES[plan.layout.dtype]
+    decoder = load_decoder(plan.checkpoint, plan.config, dtype, plan.device, on_progress)
+    buffer = pool if plan.device.type == "cpu" else None
+    kv_cache = KvCache(plan.layout, plan.num_blocks, plan.device, buffer)
+    runner = ModelRunner(decoder, kv_cache)
+    runner.warmup(min(WARMUP_TOKENS, plan.max_model_len))
+    return runner
+
+
+def use_cores(config: EngineConfig) -> None:
+    """Keep the process on its cores, and give the kernels one thread for each.
+
+    Raises:
+        ConfigError: a core that this process may not use.
+    """
+    cpus = parse_cpus(config.cpus)
+    if cpus:
+        try:
+            os.sched_setaffinity(0, cpus)
+        except OSError as error:
+            allowed = sorted(os.sched_getaffinity(0))
+            raise ConfigError(f"cpus {config.cpus!r}: this process may use {allowed}") from error
+    threads = config.threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads)
+    _native.set_num_threads(threads)
+
+
+def _kv_budget(kv_memory: str, device: torch.device) -> int:
+    """Bytes; pages of a CPU pool cost nothing until they are used."""
+    if kv_memory != "auto":
+        return parse_bytes(kv_memory)
+    if device.type == "cuda":
+        free_bytes, _ = torch.cuda.mem_get_info(device)
+    else:
+        free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(free_bytes // 4, AUTO_KV_BYTES)
+
+
+def _max_model_len(engine: EngineConfig, model: ModelConfig) -> int:
+    if engine.max_model_len > model.max_model_len:
+        raise ConfigError(
+            f"max_model_len {engine.max_model_len} is more than the model's own "
+            f"{model.max_model_len}"
+        )
+    return engine.max_model_len or model.max_model_len
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f'device "{name}" is none of auto, cpu, cuda, cuda:N') from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f'device "{name}": this machine has no usable GPU')
+    if device.type not in {"cpu", "cuda"}:
+        raise ConfigError(f'device "{name}" is none of auto, cpu, cuda, cuda:N')
+    return device

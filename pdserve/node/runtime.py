@@ -1,0 +1,238 @@
+"""A node's life: listen, join, load, serve, drain.
+
+    LOADING ──weights loaded──► READY ──SIGTERM──► DRAINING ──legs done, or drain_s over──► exit
+
+A node joins its coordinators before its weights are loaded, so that they can show its progress; it
+is given no legs until it says READY.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import uvloop
+from prometheus_client import start_http_server
+
+from kv_transfer.exporter import Exporter
+from kv_transfer.handshake import KvIdentity
+from kv_transfer.host import host_id
+from kv_transfer.memory import ExportedPool
+from kv_transfer.puller import Puller
+from pdserve.clock import SystemClock
+from pdserve.config import NodeConfig
+from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.model_runner import ModelRunner
+from pdserve.errors import ConfigError
+from pdserve.metrics import NodeMetrics
+from pdserve.node.gauges import load_report, watch_role, watch_transfers
+from pdserve.node.link import CoordinatorLink
+from pdserve.node.model import NodeModel, load_runner, plan_model, use_cores
+from pdserve.node.roles import NodeParts, Role
+from pdserve.node.session_server import SessionServer
+from pdserve.node.signals import StopSignals
+from pdserve.protocol import LoadReport, NodeHello, NodeRole, NodeState
+from pdserve.wire import session_pb2_grpc
+from pdserve.wire.channel import Server
+
+log = logging.getLogger(__name__)
+
+SWITCH_INTERVAL_S = 0.0005  # how long the event loop may keep the engine's thread from Python
+
+RoleFactory = Callable[[NodeParts], Role]
+
+
+def run(config: NodeConfig, role: NodeRole, build: RoleFactory) -> None:
+    """Run a node until it has drained.
+
+    Raises:
+        PdserveError: it cannot start; says why.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    use_cores(config.engine)
+    model = plan_model(config)
+    uvloop.run(_live(config, role, model, build))
+
+
+async def _live(
+    config: NodeConfig, role: NodeRole, model: NodeModel, build: RoleFactory
+) -> None:
+    signals = StopSignals()
+    node = Node(config, role, model, build)
+    try:
+        await node.listen()
+        loading = asyncio.create_task(node.load())
+        stopped = asyncio.create_task(signals.drain.wait())
+        await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not signals.drain.is_set():
+            await node.serve(await loading, signals)
+    finally:
+        await node.close()
+
+
+class Node:
+    """One prefill or decode node: a role, and everything around it."""
+
+    def __init__(
+        self, config: NodeConfig, role: NodeRole, model: NodeModel, build: RoleFactory
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._role_name = role
+        self._state = NodeState.LOADING
+        self._loading_progress = 0.0
+        self._metrics = NodeMetrics()
+        self._server = Server(config.timeouts.liveness_s)
+        self._memory = ExportedPool(model.num_blocks, model.layout.block_bytes)
+        self._parts = parts = self._make_parts()
+        self._role = build(parts)
+        self._links: list[CoordinatorLink] = []
+        self._joining: list[asyncio.Task[None]] = []
+        watch_role(self._metrics, self._role)
+        watch_transfers(self._metrics, parts.exporter.statistics, parts.puller.statistics)
+
+    async def listen(self) -> None:
+        """Open every port and start joining the coordinators.
+
+        Raises:
+            ConfigError: an address cannot be listened on.
+        """
+        config, parts, host = self._config, self._parts, self._config.host
+        if self._role.announcer is not None:
+            servicer = SessionServer(
+                parts.exporter, self._role.announcer, config.timeouts.connect_s
+            )
+            session_pb2_grpc.add_KvSessionServicer_to_server(servicer, self._server.grpc)
+        try:
+            await parts.exporter.start(host)
+            metrics, _ = start_http_server(config.metrics_port, host, self._metrics.registry)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {host}: {error}") from error
+        port = await self._server.start(host, config.port)
+        hello = self._hello(f"{host}:{port}", f"{host}:{metrics.server_port}")
+        log.info("%s listens on %s, metrics on %s", hello.node_id, port, metrics.server_port)
+        for address in config.coordinators:
+            link = CoordinatorLink(
+                address, lambda: hello, self._load_report, self._role, config.timeouts
+            )
+            self._links.append(link)
+            self._joining.append(asyncio.create_task(link.run()))
+
+    async def load(self) -> ModelRunner:
+        """Read the weights in a thread of its own.
+
+        Raises:
+            ModelError: they cannot be used.
+        """
+        return await asyncio.to_thread(
+            load_runner, self._model, self._memory.flat, self._set_progress
+        )
+
+    async def serve(self, runner: ModelRunner, signals: StopSignals) -> None:
+        """Take legs until SIGTERM, then finish those there are, within `drain_s`."""
+        engine = asyncio.create_task(self._role.engine.run(runner, self._role))
+        try:
+            await self._enter(NodeState.READY)
+            await _first_of(engine, signals.drain.wait())
+            await self._enter(NodeState.DRAINING)
+            try:
+                async with asyncio.timeout(self._config.timeouts.drain_s):
+                    await _first_of(engine, self._drained(), signals.now.wait())
+            except TimeoutError:
+                log.warning("%d legs were not done in time", len(self._role.legs))
+        finally:
+            engine.cancel()
+            await asyncio.gather(engine, return_exceptions=True)
+
+    async def _drained(self) -> None:
+        """No coordinator sends legs any more, and those there were are done."""
+        for link in self._links:
+            await link.wait_drain_seen()
+        await self._role.legs.wait_empty()
+
+    async def close(self) -> None:
+        """Say goodbye, stop everything. Peers see their streams end."""
+        await self._role.close()
+        for link in self._links:
+            await link.leave()
+        await self._server.stop(grace_s=0.1)
+        _, pending = await asyncio.wait(self._joining, timeout=1.0) if self._joining else ((), ())
+        for task in pending:
+            task.cancel()
+        await self._parts.exporter.close()
+        self._parts.puller.close()
+        self._memory.close()
+
+    # ---- parts ---------------------------------------------------------------------------------
+
+    def _make_parts(self) -> NodeParts:
+        config, model, memory = self._config, self._model, self._memory
+        node_id = config.node_id or f"{self._role_name.name.lower()}-{secrets.token_hex(3)}"
+        incarnation = secrets.token_hex(8)
+        clock = SystemClock()
+        identity = KvIdentity(
+            model.checkpoint.model_id, model.checkpoint.revision, model.layout
+        )
+        return NodeParts(
+            config=config,
+            node_id=node_id,
+            incarnation=incarnation,
+            clock=clock,
+            pool=BlockPool(
+                model.num_blocks,
+                model.layout.block_size,
+                prefix_cache=config.engine.prefix_cache,
+                bump_generations=memory.bump,
+            ),
+            eos_token_ids=model.config.eos_token_ids,
+            max_model_len=model.max_model_len,
+            identity=identity,
+            exporter=Exporter(node_id, incarnation, identity, memory, clock),
+            puller=Puller(memory, identity, host_id()),
+            metrics=self._metrics,
+            state=lambda: self._state,
+        )
+
+    def _hello(self, session_address: str, metrics_address: str) -> NodeHello:
+        return NodeHello(
+            node_id=self._parts.node_id,
+            incarnation=self._parts.incarnation,
+            role=self._role_name,
+            state=NodeState.LOADING,
+            session_address=session_address,
+            metrics_address=metrics_address,
+            model_id=self._model.checkpoint.model_id,
+            revision=self._model.checkpoint.revision,
+            layout=self._model.layout,
+            num_blocks=self._model.num_blocks,
+            max_model_len=self._model.max_model_len,
+        )
+
+    def _load_report(self) -> LoadReport:
+        return load_report(self._role, self._state, self._loading_progress)
+
+    def _set_progress(self, fraction: float) -> None:
+        self._loading_progress = fraction  # from the loading thread; reported by heartbeat
+
+    async def _enter(self, state: NodeState) -> None:
+        self._state = state
+        log.info("%s is %s", self._parts.node_id, state.name.lower())
+        await self._server.set_serving(state is NodeState.READY)
+        for link in self._links:
+            link.report_load()
+
+
+async def _first_of(engine: asyncio.Task[None], *events: Coroutine[Any, Any, object]) -> None:
+    """Wait for the first of these; raises what ended the engine, if that was it."""
+    waits = [asyncio.ensure_future(event) for event in events]
+    try:
+        await asyncio.wait({engine, *waits}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+    if engine.done():
+        engine.result()

@@ -1,0 +1,22 @@
+"""SIGTERM and SIGINT as an event: the first asks for a drain, a second one for an end now."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+
+class StopSignals:
+    """Installed on the running loop; both events stay set."""
+
+    def __init__(self) -> None:
+        self.drain = asyncio.Event()
+        self.now = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, self._received)
+
+    def _received(self) -> None:
+        if self.drain.is_set():
+            self.now.set()
+        self.drain.set()

@@ -1,0 +1,303 @@
+"""Dispatching, ordering, failing and cancelling, with nodes that are only outboxes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from itertools import permutations
+
+import msgspec
+import pytest
+
+from coordinator.flow import Flow, RunningRequest
+from coordinator.generation import GenerationRequest
+from coordinator.registry import Member, Registry
+from coordinator.router import LeastLoaded
+from pdserve.errors import (
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    NodeLost,
+    NoNodeAvailable,
+    Overloaded,
+    RequestCancelled,
+    StaleTicket,
+)
+from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.metrics import CoordinatorMetrics
+from pdserve.protocol import (
+    CancelLeg,
+    DecodeLeg,
+    FinishReason,
+    LegFailed,
+    LoadReport,
+    NodeHello,
+    NodeRole,
+    NodeState,
+    PrefillLeg,
+    SamplingParams,
+    TokenBatch,
+    TokenEvent,
+)
+
+LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, head_dim=8, block_size=4, dtype=KvDtype.FLOAT32)
+
+
+class RecordingOutbox:
+    """Keeps what was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[msgspec.Struct] = []
+
+    def send(self, message: msgspec.Struct) -> None:
+        self.sent.append(message)
+
+
+class Nodes:
+    """A flow over nodes that a test plays."""
+
+    def __init__(self, *, colocated: bool = False, max_inflight: int = 8) -> None:
+        self.registry = Registry()
+        self.flow = Flow(
+            self.registry,
+            LeastLoaded(self.registry, colocated=colocated),
+            CoordinatorMetrics(),
+            max_inflight=max_inflight,
+            request_s=60,
+        )
+
+    def join(
+        self, node_id: str, role: NodeRole, *, life: str = "1", state: NodeState = NodeState.READY
+    ) -> Member:
+        hello = NodeHello(
+            node_id=node_id,
+            incarnation=life,
+            role=role,
+            state=state,
+            session_address=f"{node_id}:1",
+            metrics_address=f"{node_id}:2",
+            model_id="m",
+            revision="r",
+            layout=LAYOUT,
+            num_blocks=100,
+            max_model_len=64,
+        )
+        return self.registry.add(hello, RecordingOutbox())  # type: ignore[arg-type]
+
+    def start(self, request_id: str = "r", max_tokens: int = 4, **fields: float) -> RunningRequest:
+        return self.flow.start(
+            GenerationRequest(
+                request_id=request_id,
+                token_ids=[1, 2, 3],
+                sampling=SamplingParams(max_tokens=max_tokens),
+                **fields,  # type: ignore[arg-type]
+            )
+        )
+
+    def say(self, member: Member, *events: TokenEvent) -> None:
+        self.flow.tokens(TokenBatch(events=list(events)), member)
+
+
+def sent(member: Member) -> list[msgspec.Struct]:
+    """Messages to a node since the last look."""
+    outbox = member.outbox
+    assert isinstance(outbox, RecordingOutbox)
+    messages, outbox.sent = outbox.sent, []
+    return messages
+
+
+def token(index: int, *, last: bool = False, request_id: str = "r") -> TokenEvent:
+    return TokenEvent(
+        request_id=request_id,
+        index=index,
+        token_ids=[100 + index],
+        finish_reason=FinishReason.LENGTH if last else None,
+    )
+
+
+async def output(running: RunningRequest) -> list[int]:
+    async with asyncio.timeout(1):
+        return [t async for event in running for t in event.token_ids]
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    nodes = Nodes()
+    yield nodes
+    assert nodes.flow.num_inflight == 0
+    for member in nodes.registry:
+        assert member.pending_prompts == {}
+        assert member.decoding == set()
+
+
+async def test_both_legs_are_dispatched_at_once(nodes: Nodes) -> None:
+    prefill, decode = nodes.join("p", NodeRole.PREFILL), nodes.join("d", NodeRole.DECODE)
+    running = nodes.start()
+    (prefill_leg,), (decode_leg,) = sent(prefill), sent(decode)
+    assert isinstance(prefill_leg, PrefillLeg)
+    assert prefill_leg.handoff
+    assert isinstance(decode_leg, DecodeLeg)
+    assert decode_leg.source == prefill.address
+    assert (running.route.prefill_node, running.route.decode_node) == ("p", "d")
+    nodes.say(prefill, token(0))
+    nodes.say(decode, token(1), token(2), token(3, last=True))
+    assert await output(running) == [100, 101, 102, 103]
+    assert sent(prefill) == sent(decode) == []
+
+
+async def test_a_single_token_needs_no_decode_node(nodes: Nodes) -> None:
+    prefill = nodes.join("p", NodeRole.PREFILL)
+    nodes.join("d", NodeRole.DECODE)
+    running = nodes.start(max_tokens=1)
+    (leg,) = sent(prefill)
+    assert isinstance(leg, PrefillLeg)
+    assert not leg.handoff
+    nodes.say(prefill, token(0, last=True))
+    assert await output(running) == [100]
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))))
+async def test_tokens_come_out_in_order_once(nodes: Nodes, order: tuple[int, ...]) -> None:
+    prefill, decode = nodes.join("p", NodeRole.PREFILL), nodes.join("d", NodeRole.DECODE)
+    running = nodes.start()
+    events = [token(0), token(1), token(2), token(3, last=True)]
+    for index in order:
+        for _ in range(2):  # a repeated message changes nothing
+            nodes.say(prefill if index == 0 else decode, events[index])
+    assert await output(running) == [100, 101, 102, 103]
+
+
+async def test_an_end_at_token_one_cancels_the_decode_leg(nodes: Nodes) -> None:
+    prefill, decode = nodes.join("p", NodeRole.PREFILL), nodes.join("d", NodeRole.DECODE)
+    running = nodes.start()
+    sent(decode)
+    nodes.say(prefill, token(0, last=True))
+    assert await output(running) == [100]
+    assert [type(m) for m in sent(decode)] == [CancelLeg]
+
+
+async def test_cancel_tells_both_nodes_once(nodes: Nodes) -> None:
+    prefill, decode = nodes.join("p", NodeRole.PREFILL), nodes.join("d", NodeRole.DECODE)
+    running = nodes.start()
+    sent(prefill), sent(decode)
+    await running.cancel("client disconnected")
+    await running.cancel("again")
+    for member in (prefill, decode):
+        (cancel,) = sent(member)
+        assert cancel == CancelLeg(request_id="r", reason="client disconnected")
+    with pytest.raises(RequestCancelled):
+        await output(running)
+    nodes.say(decode, token(1))  # late news of a request that is gone
+
+
+async def test_a_failed_leg_fails_the_request_and_cancels_the_other(nodes: Nodes) -> None:
+    prefill, decode = nodes.join("p", NodeRole.PREFILL), nodes.join("d", NodeRole.DECODE)
+    running = nodes.start()
+    sent(prefill)
+    failure = LegFailed(request_id="r", code=StaleTicket.code, message="block 7 changed hands")
+    nodes.flow.leg_failed(failure, decode)
+    with pytest.raises(StaleTicket, match="d: block 7"):
+        await output(running)
+    assert [type(m) for m in sent(prefill)] == [CancelLeg]
+
+
+async def test_losing_the_decode_node_fails_the_request(nodes: Nodes) -> None:
+    prefill, decode = nodes.join("p", NodeRole.PREFILL), nodes.join("d", NodeRole.DECODE)
+    running = nodes.start()
+    nodes.say(prefill, token(0))
+    nodes.registry.remove(decode)
+    with pytest.raises(NodeLost, match="d, which was decoding"):
+        await output(running)
+    assert CancelLeg in map(type, sent(prefill))
+
+
+async def test_losing_the_prefill_node_before_token_one_fails_the_request(nodes: Nodes) -> None:
+    prefill, decode = nodes.join("p", NodeRole.PREFILL), nodes.join("d", NodeRole.DECODE)
+    running = nodes.start()
+    nodes.registry.remove(prefill)
+    with pytest.raises(NodeLost, match="p, which was prefilling"):
+        await output(running)
+    assert CancelLeg in map(type, sent(decode))
+
+
+async def test_losing_the_prefill_node_after_token_one_is_up_to_the_decode_node(
+    nodes: Nodes,
+) -> None:
+    prefill, decode = nodes.join("p", NodeRole.PREFILL), nodes.join("d", NodeRole.DECODE)
+    running = nodes.start()
+    nodes.say(prefill, token(0))
+    nodes.registry.remove(prefill)
+    nodes.say(decode, token(1), token(2), token(3, last=True))
+    assert await output(running) == [100, 101, 102, 103]
+
+
+async def test_another_life_of_a_node_ends_what_the_former_one_had(nodes: Nodes) -> None:
+    nodes.join("p", NodeRole.PREFILL)
+    nodes.join("d", NodeRole.DECODE)
+    running = nodes.start()
+    nodes.join("d", NodeRole.DECODE, life="2")
+    with pytest.raises(NodeLost):
+        await output(running)
+    again = nodes.start("again")
+    assert again.route.decode_node == "d"
+    await again.cancel("done")
+
+
+async def test_the_deadline_ends_a_request(nodes: Nodes) -> None:
+    prefill, decode = nodes.join("p", NodeRole.PREFILL), nodes.join("d", NodeRole.DECODE)
+    running = nodes.start(deadline_s=0.01)
+    with pytest.raises(DeadlineExceeded, match=r"0\.01 s"):
+        await output(running)
+    assert CancelLeg in map(type, sent(prefill))
+    assert CancelLeg in map(type, sent(decode))
+
+
+@pytest.mark.parametrize("missing", list(NodeRole))
+async def test_an_empty_pool_is_named(nodes: Nodes, missing: NodeRole) -> None:
+    for role in NodeRole:
+        state = NodeState.LOADING if role is missing else NodeState.READY
+        nodes.join(role.name, role, state=state)
+    assert not nodes.flow.is_ready()
+    with pytest.raises(NoNodeAvailable, match=missing.name.lower()):
+        nodes.start()
+
+
+async def test_a_request_that_cannot_fit_is_refused(nodes: Nodes) -> None:
+    nodes.join("p", NodeRole.PREFILL)
+    nodes.join("d", NodeRole.DECODE)
+    with pytest.raises(ContextLengthExceeded, match="3 prompt tokens and max_tokens 62 make 65"):
+        nodes.start(max_tokens=62)
+
+
+async def test_too_many_requests_are_refused() -> None:
+    nodes = Nodes(max_inflight=1)
+    nodes.join("p", NodeRole.PREFILL)
+    nodes.join("d", NodeRole.DECODE)
+    running = nodes.start("one")
+    with pytest.raises(Overloaded):
+        nodes.start("two")
+    await running.cancel("room for others")
+    await nodes.start("three").cancel("done")
+
+
+async def test_colocated_requests_have_one_leg(nodes: Nodes) -> None:
+    nodes = Nodes(colocated=True)
+    decode = nodes.join("d", NodeRole.DECODE)
+    running = nodes.start()
+    (leg,) = sent(decode)
+    assert isinstance(leg, DecodeLeg)
+    assert leg.source is None
+    nodes.say(decode, token(0), token(1), token(2), token(3, last=True))
+    assert await output(running) == [100, 101, 102, 103]
+
+
+async def test_the_least_loaded_of_each_pool_is_chosen(nodes: Nodes) -> None:
+    for name in ("p1", "p2"):
+        nodes.join(name, NodeRole.PREFILL)
+    busy = nodes.join("d1", NodeRole.DECODE)
+    nodes.join("d2", NodeRole.DECODE)
+    busy.load = LoadReport(state=NodeState.READY, running_requests=5)
+    started = [nodes.start(str(i)) for i in range(4)]
+    assert [r.route.prefill_node for r in started] == ["p1", "p2", "p1", "p2"]
+    assert {r.route.decode_node for r in started} == {"d2"}
+    for running in started:
+        await running.cancel("done")

@@ -1,0 +1,68 @@
+"""A model whose next token is a function of its history, and requests for it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from pdserve.engine.request import Request, SampledToken, Scheduled
+from pdserve.lifecycle import Lifecycle
+from pdserve.protocol import SamplingParams
+
+_ids = itertools.count()
+
+
+def next_token(token_ids: Sequence[int]) -> int:
+    """What the fake model says after these tokens."""
+    return (sum(token_ids) * 31 + len(token_ids)) % 1000 + 10
+
+
+class FakeRunner:
+    """Checks that every row has its blocks, and that nothing is computed twice or skipped."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.steps: list[list[tuple[str, int]]] = []
+        self.error: Exception | None = None
+
+    def execute(self, rows: Sequence[Scheduled]) -> list[SampledToken | None]:
+        self.steps.append([(row.request.request_id, row.num_tokens) for row in rows])
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        sampled: list[SampledToken | None] = []
+        written: set[int] = set()
+        for row in rows:
+            request = row.request
+            end = request.num_computed_tokens + row.num_tokens
+            assert 0 < row.num_tokens <= request.num_uncomputed_tokens
+            assert len(request.block_table) * self.block_size >= end
+            first = request.num_computed_tokens // self.block_size
+            blocks = set(request.block_table[first : -(-end // self.block_size)])
+            assert not blocks & written, "two requests write to one block in a step"
+            written |= blocks
+            history = request.token_slice(0, request.num_tokens)
+            sampled.append(SampledToken(next_token(history)) if row.samples else None)
+        return sampled
+
+
+def make_request(
+    prompt: Sequence[int] | int, max_tokens: int = 4, **fields: object
+) -> Request:
+    """A request with a prompt of these tokens, or of this many."""
+    tokens = list(range(100, 100 + prompt)) if isinstance(prompt, int) else list(prompt)
+    return Request(
+        request_id=f"r{next(_ids)}",
+        prompt_token_ids=tokens,
+        sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0),
+        lifecycle=Lifecycle(received_s=0.0),
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def expected_output(request: Request) -> list[int]:
+    """What a request's whole output must be, whatever happens to it on the way."""
+    tokens = list(request.prompt_token_ids)
+    for _ in range(request.sampling.max_tokens):
+        tokens.append(next_token(tokens))
+    return tokens[request.num_prompt_tokens :]

@@ -1,0 +1,255 @@
+"""The step loop with a fake model: what is planned, reported and freed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decode_node.scheduler import DecodeFirst
+from pdserve.clock import ManualClock
+from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.engine import Engine, StepReport
+from pdserve.engine.request import Request
+from pdserve.errors import PdserveError, UnusableLogits
+from pdserve.protocol import FinishReason
+from prefill_node.scheduler import FcfsBudget
+from tests.unit.engine.fakes import FakeRunner, expected_output, make_request
+
+BLOCK = 4
+
+
+@dataclass
+class Observer:
+    """Collects what the engine reports."""
+
+    done: dict[str, Request] = field(default_factory=dict)
+    failed: list[tuple[Request, PdserveError]] = field(default_factory=list)
+    reports: list[StepReport] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def step_done(self, report: StepReport) -> None:
+        self.reports.append(report)
+        for row in report.rows:
+            if row.request.is_done:
+                self.done[row.request.request_id] = row.request
+        self.changed.set()
+
+    def requests_failed(self, requests: list[Request], error: PdserveError) -> None:
+        self.failed += [(request, error) for request in requests]
+        self.changed.set()
+
+    async def until(self, condition: object) -> None:
+        async with asyncio.timeout(5):
+            while not condition():  # type: ignore[operator]
+                self.changed.clear()
+                await self.changed.wait()
+
+
+@asynccontextmanager
+async def running_engine(
+    num_blocks: int, budget: int = 16, batch: int = 8, *, prefix_cache: bool = True
+) -> AsyncIterator[tuple[Engine, FakeRunner, Observer]]:
+    pool = BlockPool(num_blocks, BLOCK, prefix_cache=prefix_cache)
+    engine = Engine(pool, DecodeFirst(budget, batch), ManualClock(), frozenset())
+    runner, observer = FakeRunner(BLOCK), Observer()
+    task = asyncio.create_task(engine.run(runner, observer))
+    try:
+        yield engine, runner, observer
+        await asyncio.sleep(0)
+        assert pool.num_free == num_blocks, "blocks were lost"
+        pool.check_integrity()
+        assert engine.num_requests == 0
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    prompts=st.lists(
+        st.tuples(st.integers(1, 30), st.integers(1, 12), st.booleans()), min_size=1, max_size=10
+    ),
+    num_blocks=st.integers(11, 40),
+    budget=st.integers(1, 20),
+)
+def test_output_does_not_depend_on_room_chunks_or_company(
+    prompts: list[tuple[int, int, bool]], num_blocks: int, budget: int
+) -> None:
+    """With little room requests preempt each other, and all still get their tokens."""
+
+    async def scenario() -> None:
+        async with running_engine(num_blocks, budget) as (engine, _, observer):
+            requests = [
+                make_request([7] * n if shared else n, max_tokens=m) for n, m, shared in prompts
+            ]
+            for request in requests:
+                engine.submit(request)
+            await observer.until(lambda: len(observer.done) == len(requests))
+            for request in requests:
+                assert request.output_token_ids == expected_output(request)
+                assert request.finish_reason is FinishReason.LENGTH
+
+    asyncio.run(scenario())
+
+
+async def test_an_idle_engine_does_nothing() -> None:
+    async with running_engine(8) as (engine, runner, _):
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert runner.steps == []
+        assert engine.num_steps == 0
+
+
+async def test_chunks_respect_the_budget_and_decodes_come_first() -> None:
+    async with running_engine(40, budget=5) as (engine, runner, observer):
+        short = make_request(3, max_tokens=8)
+        engine.submit(short)
+        await observer.until(lambda: short.output_token_ids)
+        long = make_request(17, max_tokens=1)
+        engine.submit(long)
+        await observer.until(lambda: len(observer.done) == 2)
+        mixed = [step for step in runner.steps if len(step) == 2]
+        assert mixed, "the long prompt had to share steps with the decode"
+        assert all(step[0] == (short.request_id, 1) for step in mixed)
+        assert all(sum(n for _, n in step) <= 5 for step in runner.steps)
+
+
+async def test_a_repeated_prompt_is_found_in_the_prefix_cache() -> None:
+    async with running_engine(40) as (engine, _, observer):
+        first, second = make_request(13), make_request(13)
+        for request in (first, second):
+            engine.submit(request)
+            await observer.until(lambda r=request: r.request_id in observer.done)
+        assert first.num_cached_tokens == 0
+        assert second.num_cached_tokens == 12  # three full blocks; the last token is computed
+        assert second.output_token_ids == first.output_token_ids
+
+
+async def test_a_wholly_cached_prompt_still_computes_its_last_token() -> None:
+    async with running_engine(40) as (engine, _, observer):
+        for _ in range(2):
+            request = make_request(12)
+            engine.submit(request)
+            await observer.until(lambda r=request: r.request_id in observer.done)
+        assert request.num_cached_tokens == 8
+
+
+async def test_salts_keep_prompts_apart() -> None:
+    async with running_engine(40) as (engine, _, observer):
+        for salt in ("a", "b"):
+            request = make_request(13, cache_salt=salt)
+            engine.submit(request)
+            await observer.until(lambda r=request: r.request_id in observer.done)
+            assert request.num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("when", ["waiting", "running"])
+async def test_cancel_frees_the_blocks(when: str) -> None:
+    async with running_engine(10, budget=4) as (engine, _, observer):
+        request = make_request(20, max_tokens=16)
+        engine.submit(request)
+        if when == "running":
+            await observer.until(lambda: observer.reports)
+        assert engine.cancel(request.request_id)
+        assert not engine.cancel(request.request_id)
+        follower = make_request(30, max_tokens=2)  # needs nearly all of the pool
+        engine.submit(follower)
+        await observer.until(lambda: follower.request_id in observer.done)
+        assert follower.output_token_ids == expected_output(follower)
+
+
+async def test_cancelled_during_a_step_it_is_freed_after_it() -> None:
+    async with running_engine(10) as (engine, runner, observer):
+        request = make_request(8, max_tokens=20)
+        engine.submit(request)
+        while not runner.steps:  # the step has begun, in the engine's thread
+            await asyncio.sleep(0)
+        engine.cancel(request.request_id)
+        other = make_request(4, max_tokens=1)
+        engine.submit(other)
+        await observer.until(lambda: other.request_id in observer.done)
+
+
+async def test_a_failed_step_fails_its_requests_and_the_engine_goes_on() -> None:
+    async with running_engine(20) as (engine, runner, observer):
+        runner.error = RuntimeError("boom")
+        bad = make_request(5)
+        engine.submit(bad)
+        await observer.until(lambda: observer.failed)
+        assert observer.failed[0][0] is bad
+        assert "boom" in str(observer.failed[0][1])
+        good = make_request(5)
+        engine.submit(good)
+        await observer.until(lambda: good.request_id in observer.done)
+
+
+async def test_unusable_logits_fail_only_the_requests_they_name() -> None:
+    async with running_engine(20) as (engine, runner, observer):
+        bad, good = make_request(5), make_request(6)
+        runner.error = UnusableLogits("NaN", [bad.request_id])
+        engine.submit(bad)
+        engine.submit(good)
+        await observer.until(lambda: good.request_id in observer.done)
+        assert [request for request, _ in observer.failed] == [bad]
+        assert good.output_token_ids == expected_output(good)
+
+
+async def test_a_prefill_leg_ends_with_token_one_and_its_blocks_can_be_kept() -> None:
+    pool = BlockPool(10, BLOCK)
+    engine = Engine(pool, FcfsBudget(16, 8), ManualClock(), frozenset())
+    kept: list[int] = []
+
+    class Keeper(Observer):
+        def step_done(self, report: StepReport) -> None:
+            kept.extend(report.rows[0].request.block_table)
+            pool.retain(kept)
+            super().step_done(report)
+
+    observer = Keeper()
+    task = asyncio.create_task(engine.run(FakeRunner(BLOCK), observer))
+    request = make_request(10, leg_token_limit=1)
+    engine.submit(request)
+    await observer.until(lambda: observer.done)
+    await asyncio.sleep(0)
+    assert request.finish_reason is None
+    assert len(request.output_token_ids) == 1
+    assert pool.num_free == 10 - 3
+    pool.release(kept)
+    assert pool.num_free == 10
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_an_adopted_request_decodes_at_the_next_step() -> None:
+    async with running_engine(20) as (engine, runner, observer):
+        model = make_request(9, max_tokens=5)
+        expected = expected_output(model)
+        reserved = engine.reserve(10, [])
+        assert reserved is not None
+        request = make_request(
+            9,
+            max_tokens=5,
+            output_token_ids=expected[:1],
+            num_computed_tokens=9,
+            block_table=reserved[0],
+        )
+        engine.adopt(request)
+        await observer.until(lambda: observer.done)
+        assert request.output_token_ids == expected
+        assert runner.steps[0] == [(request.request_id, 1)]
+
+
+async def test_room_is_not_given_past_those_who_wait() -> None:
+    async with running_engine(10) as (engine, _, observer):
+        big = make_request(30, max_tokens=8)
+        engine.submit(big)
+        assert engine.reserve(4, []) is None  # somebody waits already
+        await observer.until(lambda: observer.reports)
+        assert engine.reserve(12, []) is None  # 8 of 10 blocks are taken, one to grow into
+        await observer.until(lambda: observer.done)
