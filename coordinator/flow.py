@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator
 from coordinator.generation import GenerationRequest, Route
 from coordinator.registry import Member, Registry
 from coordinator.router import LeastLoaded, Pair
+from coordinator.status import describe_nodes
 from pdserve.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -119,12 +120,14 @@ class Flow:
         router: LeastLoaded,
         metrics: CoordinatorMetrics,
         *,
+        model: str,
         max_inflight: int,
         request_s: float,
     ) -> None:
         self._registry = registry
         self._router = router
         self._metrics = metrics
+        self._model = model
         self._max_inflight = max_inflight
         self._request_s = request_s
         self._running: dict[str, RunningRequest] = {}
@@ -143,6 +146,16 @@ class Flow:
     def is_ready(self) -> bool:
         """Whether a request started now could be served."""
         return self._router.can_route()
+
+    def status(self) -> dict[str, object]:
+        """Both pools, for GET /status."""
+        return {
+            "model": self._model,
+            "mode": self._router.mode,
+            "ready": self.is_ready(),
+            "inflight": self.num_inflight,
+            "nodes": describe_nodes(self._registry),
+        }
 
     def start(self, request: GenerationRequest) -> RunningRequest:
         """Dispatch both legs.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.registry import Member, Registry
+from pdserve.config import Mode
 from pdserve.errors import NoNodeAvailable
 from pdserve.protocol import NodeRole
 
@@ -24,9 +25,10 @@ class Pair:
 class LeastLoaded:
     """Prefill by pending prompt tokens, decode by requests, both as of now."""
 
-    def __init__(self, registry: Registry, *, colocated: bool) -> None:
+    def __init__(self, registry: Registry, mode: Mode) -> None:
+        self.mode = mode
         self._registry = registry
-        self._colocated = colocated
+        self._colocated = mode == "colocated"
 
     def choose(self, max_tokens: int) -> Pair:
         """Nodes for a request; one that wants a single token needs no decode node.

@@ -19,6 +19,7 @@ from pdserve.errors import ConfigError
 Seconds = Annotated[float, Meta(gt=0)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
+Mode = Literal["disaggregated", "colocated"]
 
 
 class ConfigStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,9 +102,7 @@ class CoordinatorConfig(ConfigStruct, frozen=True):
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="HTTP; 0: any free port")] = 8000
     grpc_port: Annotated[Port, Meta(description="gRPC; 0: any free port")] = 8001
-    mode: Annotated[
-        Literal["disaggregated", "colocated"], Meta(description="where prompts are prefilled")
-    ] = "disaggregated"
+    mode: Annotated[Mode, Meta(description="where prompts are prefilled")] = "disaggregated"
     max_inflight: Annotated[
         Count, Meta(description="requests in flight before new ones are refused")
     ] = 1024

@@ -30,6 +30,7 @@
     └── ClusterError
         ├── NodeLost                 the machine running a leg died
         ├── NoNodeAvailable
+        ├── NodeDraining
         ├── StaleIncarnation         a message names a former life of a process
         └── MalformedMessage         a peer said something that is not in the protocol
 
@@ -230,6 +231,12 @@ class NoNodeAvailable(ClusterError):
     """No ready node of the needed role is attached."""
 
     code = "no_node_available"
+
+
+class NodeDraining(ClusterError):
+    """The process finishes what it has and takes nothing new."""
+
+    code = "node_draining"
 
 
 class StaleIncarnation(ClusterError):

@@ -34,7 +34,7 @@ from pdserve.node.link import CoordinatorLink
 from pdserve.node.model import NodeModel, load_runner, plan_model, use_cores
 from pdserve.node.roles import NodeParts, Role
 from pdserve.node.session_server import SessionServer
-from pdserve.node.signals import StopSignals
+from pdserve.signals import StopSignals
 from pdserve.protocol import LoadReport, NodeHello, NodeRole, NodeState
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.channel import Server

@@ -13,6 +13,7 @@ from coordinator.flow import Flow, RunningRequest
 from coordinator.generation import GenerationRequest
 from coordinator.registry import Member, Registry
 from coordinator.router import LeastLoaded
+from pdserve.config import Mode
 from pdserve.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -55,12 +56,13 @@ class RecordingOutbox:
 class Nodes:
     """A flow over nodes that a test plays."""
 
-    def __init__(self, *, colocated: bool = False, max_inflight: int = 8) -> None:
+    def __init__(self, *, mode: Mode = "disaggregated", max_inflight: int = 8) -> None:
         self.registry = Registry()
         self.flow = Flow(
             self.registry,
-            LeastLoaded(self.registry, colocated=colocated),
+            LeastLoaded(self.registry, mode),
             CoordinatorMetrics(),
+            model="m",
             max_inflight=max_inflight,
             request_s=60,
         )
@@ -280,7 +282,7 @@ async def test_too_many_requests_are_refused() -> None:
 
 
 async def test_colocated_requests_have_one_leg(nodes: Nodes) -> None:
-    nodes = Nodes(colocated=True)
+    nodes = Nodes(mode="colocated")
     decode = nodes.join("d", NodeRole.DECODE)
     running = nodes.start()
     (leg,) = sent(decode)

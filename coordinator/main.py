@@ -1,0 +1,91 @@
+"""`pdserve coordinator`: HTTP for clients, gRPC for nodes, one process without torch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from secrets import token_hex
+
+import uvloop
+
+from coordinator.api import HttpServer, create_app
+from coordinator.flow import Flow
+from coordinator.measure import MetricsObserver
+from coordinator.registry import Registry
+from coordinator.router import LeastLoaded
+from coordinator.service import CoordinatorService
+from coordinator.text import Tokenizer
+from pdserve.checkpoint import Checkpoint, resolve_checkpoint
+from pdserve.config import CoordinatorConfig
+from pdserve.demo_model import CHECKPOINT_PATH
+from pdserve.metrics import CoordinatorMetrics
+from pdserve.protocol import Welcome
+from pdserve.signals import StopSignals
+from pdserve.wire import coordinator_pb2_grpc
+from pdserve.wire.channel import Server
+
+log = logging.getLogger(__name__)
+
+
+def run(config: CoordinatorConfig) -> None:
+    """Run until SIGTERM or SIGINT, and the requests in flight are done.
+
+    Raises:
+        PdserveError: it cannot start; says why.
+    """
+    checkpoint = resolve_checkpoint(
+        config.checkpoint.model or str(CHECKPOINT_PATH),
+        config.checkpoint.revision,
+        with_weights=False,
+    )
+    tokenizer = Tokenizer.from_checkpoint(checkpoint.path)
+    uvloop.run(_serve(config, checkpoint, tokenizer))
+
+
+async def _serve(config: CoordinatorConfig, checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
+    signals = StopSignals()
+    timeouts = config.timeouts
+    name = config.checkpoint.served_model_name or checkpoint.model_id
+    metrics = CoordinatorMetrics()
+    registry = Registry()
+    flow = Flow(
+        registry,
+        LeastLoaded(registry, config.mode),
+        metrics,
+        model=name,
+        max_inflight=config.max_inflight,
+        request_s=timeouts.request_s,
+    )
+    app = create_app(
+        flow,
+        tokenizer,
+        [name],
+        observer=MetricsObserver(metrics),
+        metrics=metrics.exposition,
+    )
+    welcome = Welcome(coordinator_id=f"{config.host}:{config.grpc_port}", incarnation=token_hex(8))
+    nodes = Server(timeouts.liveness_s)
+    service = CoordinatorService(registry, flow, checkpoint.model_id, welcome, timeouts)
+    coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, nodes.grpc)
+    http = HttpServer(app, host=config.host, port=config.port)
+    grpc_port = await nodes.start(config.host, config.grpc_port)
+    try:
+        await http.start()
+        await nodes.set_serving(True)
+        log.info("%s at %s, nodes attach to %s:%d", name, http.url, config.host, grpc_port)
+        await signals.drain.wait()
+        log.info("draining %d requests", flow.num_inflight)
+        await _stop(http, signals, timeouts.drain_s)
+    finally:
+        await nodes.stop(grace_s=0.1)
+
+
+async def _stop(http: HttpServer, signals: StopSignals, drain_s: float) -> None:
+    """Let requests in flight end, but not beyond `drain_s` or a second signal."""
+    stopping = asyncio.create_task(http.stop(drain_s))
+    hurry = asyncio.create_task(signals.now.wait())
+    await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
+    hurry.cancel()
+    if not stopping.done():
+        stopping.cancel()
+        await asyncio.gather(stopping, return_exceptions=True)

@@ -1,0 +1,31 @@
+"""The nodes as GET /status shows them."""
+
+from __future__ import annotations
+
+from coordinator.registry import Member, Registry
+
+
+def describe_nodes(registry: Registry) -> list[dict[str, object]]:
+    """Every member, JSON-ready, by name."""
+    return [_describe_node(member) for member in sorted(registry, key=lambda m: m.node_id)]
+
+
+def _describe_node(member: Member) -> dict[str, object]:
+    hello, load = member.hello, member.load
+    return {
+        "node_id": hello.node_id,
+        "role": hello.role.name.lower(),
+        "state": load.state.name.lower(),
+        "loading_progress": load.loading_progress,
+        "incarnation": hello.incarnation,
+        "session_address": hello.session_address,
+        "metrics_address": hello.metrics_address,
+        "num_blocks": hello.num_blocks,
+        "free_blocks": load.free_blocks,
+        "cached_blocks": load.cached_blocks,
+        "pinned_blocks": load.pinned_blocks,
+        "queued_tokens": load.queued_tokens,
+        "running_requests": load.running_requests,
+        "waiting_requests": load.waiting_requests,
+        "step_time_ms": load.step_time_s * 1e3,
+    }
