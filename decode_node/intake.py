@@ -21,7 +21,7 @@ from pdserve.clock import Clock
 from pdserve.engine.block_hash import extend_hashes
 from pdserve.engine.engine import Engine
 from pdserve.engine.request import Request
-from pdserve.errors import MalformedMessage
+from pdserve.errors import MalformedMessage, PeerLost, TransferCancelled
 from pdserve.lifecycle import Lifecycle
 from pdserve.node.session_client import Notice, Session, Sessions
 from pdserve.protocol import Announcement, DecodeLeg, HandoffRecord, NodeAddress
@@ -125,13 +125,16 @@ class Intake:
         """Pull what is announced, as it is announced, up to the handoff record."""
         notice = first
         while isinstance(notice.message, Announcement):
-            result = await self._puller.pull(
-                session.link,
-                notice.message.ticket,
-                room.block_table,
-                room.num_cached_tokens,
-                self._transfer_s,
-            )
+            try:
+                result = await self._puller.pull(
+                    session.link,
+                    notice.message.ticket,
+                    room.block_table,
+                    room.num_cached_tokens,
+                    self._transfer_s,
+                )
+            except TransferCancelled as error:  # the session ended, and its link with it
+                raise PeerLost(f"{session.peer.node_id} was lost during a transfer") from error
             lifecycle.transfer_s += result.seconds
             lifecycle.pulled_s = self._clock.now()
             notice = await anext(notices)

@@ -23,6 +23,7 @@ from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller
+from kv_transfer.transports.catalog import kinds
 from pdserve.clock import SystemClock
 from pdserve.config import NodeConfig
 from pdserve.engine.block_pool import BlockPool
@@ -177,6 +178,7 @@ class Node:
         identity = KvIdentity(
             model.checkpoint.model_id, model.checkpoint.revision, model.layout
         )
+        transports = kinds(config.transports)
         return NodeParts(
             config=config,
             node_id=node_id,
@@ -191,8 +193,10 @@ class Node:
             eos_token_ids=model.config.eos_token_ids,
             max_model_len=model.max_model_len,
             identity=identity,
-            exporter=Exporter(node_id, incarnation, identity, memory, clock),
-            puller=Puller(memory, identity, host_id()),
+            exporter=Exporter(
+                node_id, incarnation, identity, memory, clock, [kind.server for kind in transports]
+            ),
+            puller=Puller(memory, identity, host_id(), [kind.client for kind in transports]),
             metrics=self._metrics,
             state=lambda: self._state,
         )

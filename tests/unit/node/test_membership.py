@@ -1,0 +1,266 @@
+"""A node's link and a coordinator's service, over real gRPC on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import grpc.aio
+import pytest
+
+from coordinator.flow import Flow
+from coordinator.generation import GenerationRequest
+from coordinator.registry import Registry
+from coordinator.router import LeastLoaded
+from coordinator.service import CoordinatorService
+from pdserve.config import Timeouts
+from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.metrics import CoordinatorMetrics
+from pdserve.node.legs import Legs
+from pdserve.node.link import CoordinatorLink
+from pdserve.protocol import (
+    DecodeLeg,
+    FinishReason,
+    LoadReport,
+    NodeHello,
+    NodeRole,
+    NodeState,
+    PrefillLeg,
+    SamplingParams,
+    TokenEvent,
+    Welcome,
+)
+from pdserve.wire import coordinator_pb2_grpc
+from pdserve.wire.channel import Server, open_channel
+from pdserve.wire.coordinator_pb2_grpc import CoordinatorStub
+from pdserve.wire.envelopes import FROM_NODE
+
+TIMEOUTS = Timeouts(heartbeat_s=0.05, liveness_s=0.4, connect_s=0.4, reconnect_s=0.02)
+LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, head_dim=8, block_size=4, dtype=KvDtype.FLOAT32)
+
+
+def hello(node_id: str = "d", model_id: str = "m", revision: str = "r") -> NodeHello:
+    return NodeHello(
+        node_id=node_id,
+        incarnation="1",
+        role=NodeRole.DECODE,
+        state=NodeState.LOADING,
+        session_address="nowhere:1",
+        metrics_address="nowhere:2",
+        model_id=model_id,
+        revision=revision,
+        layout=LAYOUT,
+        num_blocks=8,
+        max_model_len=64,
+    )
+
+
+class Coordinator:
+    """The gRPC half of a coordinator."""
+
+    def __init__(self) -> None:
+        self.registry = Registry()
+        self.flow = Flow(
+            self.registry,
+            LeastLoaded(self.registry, "colocated"),
+            CoordinatorMetrics(),
+            model="m",
+            max_inflight=8,
+            request_s=60,
+        )
+        self.server = Server(TIMEOUTS.liveness_s)
+        welcome = Welcome(coordinator_id="c", incarnation="1")
+        service = CoordinatorService(self.registry, self.flow, "m", welcome, TIMEOUTS)
+        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, self.server.grpc)
+        self.port = 0
+
+    async def start(self, port: int = 0) -> None:
+        self.port = await self.server.start("127.0.0.1", port)
+
+    @property
+    def num_members(self) -> int:
+        return len(list(self.registry))
+
+
+@dataclass
+class Receiver:
+    """Records legs, and answers a decode leg with its tokens."""
+
+    state: NodeState = NodeState.READY
+    legs: Legs = field(default_factory=Legs)
+    started: list[str] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    num_losses: int = 0
+
+    def start_prefill(self, leg: PrefillLeg, link: CoordinatorLink) -> None:
+        raise AssertionError("not for this node")
+
+    def start_decode(self, leg: DecodeLeg, link: CoordinatorLink) -> None:
+        self.started.append(leg.request_id)
+        self.legs.open(leg.request_id, link)
+
+    def cancel_leg(self, request_id: str, reason: str) -> None:
+        self.cancelled.append(request_id)
+        self.legs.close(request_id)
+
+    def coordinator_lost(self, link: CoordinatorLink) -> None:
+        self.num_losses += 1
+        for request_id in self.legs.of(link):
+            self.cancel_leg(request_id, "lost")
+
+    def finish(self, request_id: str) -> None:
+        event = TokenEvent(
+            request_id=request_id, index=0, token_ids=[7], finish_reason=FinishReason.STOP
+        )
+        self.legs.add_tokens(event)
+        self.legs.flush()
+        self.legs.close(request_id)
+
+
+async def until(condition: Callable[[], bool], within_s: float = 3.0) -> None:
+    """Bounded wait for something that another task or the network brings about."""
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def attached(coordinator: Coordinator, receiver: Receiver) -> AsyncIterator[CoordinatorLink]:
+    link = CoordinatorLink(
+        f"127.0.0.1:{coordinator.port}",
+        hello,
+        lambda: LoadReport(state=receiver.state),
+        receiver,
+        TIMEOUTS,
+    )
+    running = asyncio.create_task(link.run())
+    try:
+        await until(coordinator.flow.is_ready)
+        yield link
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.fixture
+async def coordinator() -> AsyncIterator[Coordinator]:
+    coordinator = Coordinator()
+    await coordinator.start()
+    yield coordinator
+    await coordinator.server.stop(0)
+
+
+def start(coordinator: Coordinator, request_id: str):  # type: ignore[no-untyped-def]
+    request = GenerationRequest(
+        request_id=request_id, token_ids=[1], sampling=SamplingParams(max_tokens=4)
+    )
+    return coordinator.flow.start(request)
+
+
+async def test_a_request_goes_there_and_back(coordinator: Coordinator) -> None:
+    receiver = Receiver()
+    async with attached(coordinator, receiver):
+        running = start(coordinator, "r")
+        await until(lambda: receiver.started == ["r"])
+        receiver.finish("r")
+        async with asyncio.timeout(3):
+            assert [event.token_ids async for event in running] == [[7]]
+    await until(lambda: coordinator.num_members == 0)
+
+
+async def test_a_silent_node_is_lost_within_the_liveness_deadline(coordinator: Coordinator) -> None:
+    async with open_channel(f"127.0.0.1:{coordinator.port}", 60) as channel:
+        stream = CoordinatorStub(channel).Attach()
+        await stream.write(FROM_NODE.wrap(hello()))
+        await stream.read()
+        await until(lambda: coordinator.num_members == 1)
+        await until(lambda: coordinator.num_members == 0, TIMEOUTS.liveness_s + 1)
+        with pytest.raises(grpc.aio.AioRpcError, match="nothing was heard"):
+            await stream.read()
+
+
+async def test_a_connection_without_a_hello_is_cut(coordinator: Coordinator) -> None:
+    async with open_channel(f"127.0.0.1:{coordinator.port}", 60) as channel:
+        stream = CoordinatorStub(channel).Attach()
+        await stream.wait_for_connection()
+        with pytest.raises(grpc.aio.AioRpcError, match="nothing was heard"):
+            async with asyncio.timeout(TIMEOUTS.connect_s + 2):
+                await stream.read()
+
+
+async def test_another_message_instead_of_a_hello_is_refused(coordinator: Coordinator) -> None:
+    async with open_channel(f"127.0.0.1:{coordinator.port}", 60) as channel:
+        stream = CoordinatorStub(channel).Attach()
+        await stream.write(FROM_NODE.wrap(LoadReport(state=NodeState.READY)))
+        with pytest.raises(grpc.aio.AioRpcError, match="LoadReport instead of a hello"):
+            await stream.read()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "message"),
+    [(hello(model_id="x"), "serves 'x'"), (hello("d2", revision="x"), "their weights differ")],
+)
+async def test_a_node_with_another_model_is_refused(
+    coordinator: Coordinator, theirs: NodeHello, message: str
+) -> None:
+    receiver = Receiver()
+    async with (
+        attached(coordinator, receiver),
+        open_channel(f"127.0.0.1:{coordinator.port}", 60) as channel,
+    ):
+        stream = CoordinatorStub(channel).Attach()
+        await stream.write(FROM_NODE.wrap(theirs))
+        with pytest.raises(grpc.aio.AioRpcError, match=message):
+            await stream.read()
+
+
+async def test_a_node_waits_for_a_coordinator_and_finds_it_again() -> None:
+    first, receiver = Coordinator(), Receiver()
+    await first.start()
+    async with attached(first, receiver) as link:
+        running = start(first, "r")
+        await until(lambda: receiver.started == ["r"])
+        await first.server.stop(0)
+        await until(lambda: receiver.cancelled == ["r"])
+        await running.cancel("the test is over")
+        second = Coordinator()
+        await second.start(first.port)
+        await until(second.flow.is_ready)
+        link.send(LoadReport(state=NodeState.READY))
+        await second.server.stop(0)
+
+
+async def test_a_coordinator_that_never_answers_is_given_up() -> None:
+    """The connection is accepted and stays silent: `connect_s` ends the attempt."""
+    connections: list[asyncio.StreamWriter] = []
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    link = CoordinatorLink(
+        address, hello, lambda: LoadReport(state=NodeState.READY), Receiver(), TIMEOUTS
+    )
+    running = asyncio.create_task(link.run())
+    await until(lambda: len(connections) >= 2, 4 * TIMEOUTS.connect_s + 2)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    server.close()
+    for writer in connections:
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_a_draining_node_is_told_when_no_leg_can_follow(coordinator: Coordinator) -> None:
+    receiver = Receiver()
+    async with attached(coordinator, receiver) as link:
+        receiver.state = NodeState.DRAINING
+        link.report_load()
+        async with asyncio.timeout(3):
+            await link.wait_drain_seen()
+        assert not coordinator.flow.is_ready()
+        await link.leave()
+        await until(lambda: coordinator.num_members == 0)
