@@ -11,16 +11,19 @@ from kv_transfer.transports.shm import ShmServer, ShmTransport
 from kv_transfer.transports.tcp import TcpTransport
 from kv_transfer.transports.tcp_server import TcpServer
 
+ServerFactory = Callable[[Source], TransportServer]
+TransportFactory = Callable[[CopyThreads], Transport]
+
 
 @dataclass(frozen=True, slots=True)
 class TransportKind:
     """Both ends of one transport."""
 
-    server: Callable[[Source], TransportServer]
-    client: Callable[[CopyThreads], Transport]
+    server: ServerFactory
+    client: TransportFactory
 
 
-KINDS = {
+KINDS = {  # best first
     "shm": TransportKind(ShmServer, ShmTransport),
     "tcp": TransportKind(TcpServer, TcpTransport),
 }

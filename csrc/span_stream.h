@@ -1,0 +1,40 @@
+// Moves scattered spans of one memory region over a socket, a slice of time at a go.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+namespace pdserve {
+
+// One-way stop button, set by another thread (a numpy byte on the Python side).
+class CancelFlag {
+public:
+    explicit CancelFlag(const uint8_t* flag) : flag_(flag) {}
+    bool is_set() const { return __atomic_load_n(flag_, __ATOMIC_ACQUIRE) != 0; }
+
+private:
+    const uint8_t* flag_;
+};
+
+// Row-major [count, columns] int64; a row ends in (offset, nbytes) of the region.
+struct SpanTable {
+    const int64_t* rows;
+    size_t count;
+};
+
+enum class Direction { kSend, kReceive };
+
+// Where a run of stream_spans ended. `error` is an errno, 0 = none.
+struct StreamEnd {
+    int64_t position;
+    int error;
+};
+
+// Moves bytes from stream position `start` on, until all are moved, `slice` is over, the socket has
+// nothing for us for a moment, the flag is set, or an error. Never blocks longer than `slice`.
+// The caller has checked every span against the region at `base`.
+StreamEnd stream_spans(Direction direction, int fd, uint8_t* base, SpanTable spans, int64_t start,
+                       CancelFlag cancel, std::chrono::nanoseconds slice);
+
+}  // namespace pdserve

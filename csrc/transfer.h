@@ -1,0 +1,11 @@
+// Binds the native half of the KV transfer into pdserve._native.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace pdserve {
+
+// Adds copy_spans, send_spans, recv_spans and find_stale; their contract is in pdserve/_native.pyi.
+void bind_transfer(nanobind::module_& m);
+
+}  // namespace pdserve

@@ -1,0 +1,41 @@
+"""Who may pull from whom: decided once, when two nodes meet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kv_transfer.plan import check_compatible
+from pdserve.errors import LayoutMismatch
+from pdserve.kv_layout import KvLayout
+
+
+@dataclass(frozen=True, slots=True)
+class KvIdentity:
+    """Which model's KV a node holds, and how it is laid out."""
+
+    model_id: str
+    revision: str
+    layout: KvLayout
+
+    @property
+    def fingerprint(self) -> str:
+        """What the peer compares."""
+        return self.layout.fingerprint(self.model_id, self.revision)
+
+    def check_peer(self, peer_id: str, fingerprint: str, layout: KvLayout) -> None:
+        """That the peer's KV is of the same model, and that its layout can be turned into ours.
+
+        A fingerprint covers model and layout together. So the peer's must be what *our* model has
+        in the *peer's* layout; this tells another block size from another model.
+
+        Raises:
+            LayoutMismatch: with both sides' values.
+        """
+        check_compatible(layout, self.layout)
+        expected = layout.fingerprint(self.model_id, self.revision)
+        if fingerprint != expected:
+            raise LayoutMismatch(
+                f"{peer_id!r} holds KV of fingerprint {fingerprint}; {self.model_id!r} revision "
+                f"{self.revision!r} has {expected} in its layout ({layout.describe()}), "
+                f"and {self.fingerprint} in ours ({self.layout.describe()})"
+            )

@@ -1,0 +1,154 @@
+"""Tickets: what names the KV of a token range in an exporter's pool.
+
+A sealed ticket is a msgpack body and a MAC under a key that only the exporter's process has. The
+exporter opens what it sealed; a puller may read the body, which came to it over its session with
+the exporter, but cannot verify it and takes nothing in it on trust: ids are checked against the
+pool, and generations say whether the data is what the ticket means.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from pdserve.clock import Clock
+from pdserve.errors import StaleIncarnation, TicketInvalid
+
+MAX_TICKET_BYTES = 2 << 20  # about 130,000 blocks
+MAC_BYTES = 32
+
+_Name = Annotated[str, Meta(max_length=256)]
+_Count = Annotated[int, Meta(ge=0, le=1 << 40)]
+_BlockId = Annotated[int, Meta(ge=0, lt=1 << 40)]
+_Generation = Annotated[int, Meta(ge=0)]
+
+
+class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """The KV of tokens [first_token, first_token + num_tokens) of one request.
+
+    `block_ids` are the blocks that hold them, so the first holds `first_token` and the last holds
+    the last token; `generations` has one entry for each.
+    """
+
+    version: Literal[1]
+    node_id: _Name
+    incarnation: _Name
+    request_id: _Name
+    fingerprint: _Name
+    first_token: _Count
+    num_tokens: _Count
+    block_ids: list[_BlockId]
+    generations: list[_Generation]
+    expires_at_s: float  # on the exporter's clock
+
+    @property
+    def end_token(self) -> int:
+        """One past the last token."""
+        return self.first_token + self.num_tokens
+
+    def first_block(self, block_size: int) -> int:
+        """Which of the request's blocks `block_ids[0]` is."""
+        return self.first_token // block_size
+
+    def blocks_between(
+        self, begin: int, end: int, block_size: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+        """(block ids, generations) of the blocks that hold tokens [begin, end) of the range."""
+        origin = self.first_block(block_size)
+        part = slice(begin // block_size - origin, -(-end // block_size) - origin)
+        return (
+            np.array(self.block_ids[part], dtype=np.int64),
+            np.array(self.generations[part], dtype=np.uint64),
+        )
+
+    def check(self, num_blocks: int, block_size: int) -> None:
+        """That the parts fit each other and a pool of `num_blocks` blocks of `block_size` tokens.
+
+        Raises:
+            TicketInvalid: they do not.
+        """
+        expected = -(-self.end_token // block_size) - self.first_block(block_size)
+        if self.num_tokens == 0 or not len(self.block_ids) == len(self.generations) == expected:
+            raise TicketInvalid(
+                f"tokens {self.first_token}..{self.end_token} take {expected} blocks of "
+                f"{block_size}, the ticket has {len(self.block_ids)} with "
+                f"{len(self.generations)} generations"
+            )
+        if max(self.block_ids) >= num_blocks or max(self.generations) >= 1 << 64:
+            raise TicketInvalid(
+                f"block id {max(self.block_ids)} or generation {max(self.generations)} is out of "
+                f"range for a pool of {num_blocks} blocks"
+            )
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(Ticket)
+
+
+class TicketSealer:
+    """Seals and opens the tickets of one life of an exporter."""
+
+    def __init__(self, incarnation: str, clock: Clock) -> None:
+        self._incarnation = incarnation
+        self._clock = clock
+        self._key = secrets.token_bytes(32)
+
+    def seal(self, ticket: Ticket) -> bytes:
+        """Body and MAC.
+
+        Raises:
+            ValueError: more than MAX_TICKET_BYTES; issue several tickets instead.
+        """
+        body = _ENCODER.encode(ticket)
+        if len(body) + MAC_BYTES > MAX_TICKET_BYTES:
+            raise ValueError(
+                f"a ticket for {len(ticket.block_ids)} blocks has {len(body) + MAC_BYTES} bytes, "
+                f"more than {MAX_TICKET_BYTES}"
+            )
+        return body + self._mac(body)
+
+    def open(self, sealed: bytes) -> Ticket:
+        """The ticket, verified.
+
+        Raises:
+            TicketInvalid: oversized, garbled, forged or expired.
+            StaleIncarnation: made by a former life of this exporter.
+        """
+        ticket = read_ticket(sealed)
+        if ticket.incarnation != self._incarnation:
+            raise StaleIncarnation(
+                f"the ticket was issued by {ticket.node_id!r} in incarnation "
+                f"{ticket.incarnation!r}, this is {self._incarnation!r}"
+            )
+        if not hmac.compare_digest(sealed[-MAC_BYTES:], self._mac(sealed[:-MAC_BYTES])):
+            raise TicketInvalid("the ticket's seal does not fit its contents")
+        overdue_s = self._clock.now() - ticket.expires_at_s
+        if not overdue_s <= 0:
+            raise TicketInvalid(f"the ticket expired {overdue_s:.1f} s ago")
+        return ticket
+
+    def _mac(self, body: bytes) -> bytes:
+        return hashlib.blake2b(body, digest_size=MAC_BYTES, key=self._key).digest()
+
+
+def read_ticket(sealed: bytes) -> Ticket:
+    """The ticket's contents, unverified.
+
+    Raises:
+        TicketInvalid: oversized or garbled.
+    """
+    if not MAC_BYTES < len(sealed) <= MAX_TICKET_BYTES:
+        raise TicketInvalid(
+            f"a ticket has {MAC_BYTES + 1}..{MAX_TICKET_BYTES} bytes, this has {len(sealed)}"
+        )
+    try:
+        return _DECODER.decode(memoryview(sealed)[:-MAC_BYTES])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise TicketInvalid(f"the ticket is garbled: {error}") from error

@@ -1,0 +1,41 @@
+"""Accepts connections on a listening socket until closed; used by every server here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+# accept fails when this process has no descriptor left; nothing would wake us when it has again.
+_RETRY_S = 0.1
+
+
+class Acceptor:
+    """Owns the listener; each accepted socket, non-blocking, is the callback's to close."""
+
+    def __init__(self, listener: socket.socket, on_accept: Callable[[socket.socket], None]) -> None:
+        listener.setblocking(False)
+        self._listener = listener
+        self._on_accept = on_accept
+        self._task = asyncio.get_running_loop().create_task(self._accept())
+
+    async def close(self) -> None:
+        """Stop accepting, close the listener."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        self._listener.close()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(self._listener)
+            except OSError as error:
+                logger.warning("a connection could not be accepted: %s", error)
+                await asyncio.sleep(_RETRY_S)
+                continue
+            sock.setblocking(False)
+            self._on_accept(sock)

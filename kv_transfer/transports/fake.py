@@ -1,0 +1,113 @@
+"""A transport within one process, for tests of everything that pulls: it can pause, and fail.
+
+Copies byte ranges one after the other in Python, on the event loop, so a test decides what has
+happened by when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+from kv_transfer.generations import check_generations
+from kv_transfer.threads import CopyThreads
+from kv_transfer.transports.interface import Read, Source
+from pdserve.errors import PeerLost, TransferError
+from pdserve.protocol import ExporterWelcome, TransportOffer
+
+
+class FakeNetwork:
+    """What fake servers and transports share. Give `server` to exporters, `transport` to pullers.
+
+    While paused, a read hangs after its first span. An error set by `fail_with` ends every read
+    after its first span, until it is set to None.
+    """
+
+    def __init__(self) -> None:
+        self._names = itertools.count()
+        self.sources: dict[str, Source] = {}  # endpoint |-> exporter
+        self.fail_with: TransferError | None = None
+        self.flowing = asyncio.Event()
+        self.flowing.set()
+
+    def server(self, source: Source) -> FakeServer:
+        """A ServerFactory."""
+        return FakeServer(self, source, f"fake-{next(self._names)}")
+
+    def transport(self, threads: CopyThreads) -> FakeTransport:
+        """A TransportFactory."""
+        return FakeTransport(self)
+
+    def pause(self) -> None:
+        """Reads hang from now on."""
+        self.flowing.clear()
+
+    def resume(self) -> None:
+        """Reads go on."""
+        self.flowing.set()
+
+
+class FakeServer:
+    """Registered with the network while it is started."""
+
+    def __init__(self, network: FakeNetwork, source: Source, endpoint: str) -> None:
+        self._network = network
+        self._source = source
+        self._endpoint = endpoint
+
+    async def start(self, host: str, advertised_host: str) -> TransportOffer:
+        """Cannot fail."""
+        self._network.sources[self._endpoint] = self._source
+        return TransportOffer(name="fake", endpoint=self._endpoint)
+
+    async def close(self) -> None:
+        """Reads in flight and later ones see PeerLost."""
+        self._network.sources.pop(self._endpoint, None)
+
+
+class FakeTransport:
+    """Connects to every server that is started."""
+
+    name = "fake"
+    needs_same_host = False
+
+    def __init__(self, network: FakeNetwork) -> None:
+        self._network = network
+
+    async def connect(self, offer: TransportOffer, welcome: ExporterWelcome) -> FakeChannel:
+        """Raises PeerLost: no such server."""
+        channel = FakeChannel(self._network, offer.endpoint)
+        channel.find_source()
+        return channel
+
+
+class FakeChannel:
+    """Keeps the contract of Channel, at walking pace."""
+
+    def __init__(self, network: FakeNetwork, endpoint: str) -> None:
+        self._network = network
+        self._endpoint = endpoint
+
+    def find_source(self) -> Source:
+        """Raises PeerLost: the server is closed."""
+        source = self._network.sources.get(self._endpoint)
+        if source is None:
+            raise PeerLost(f"nobody serves {self._endpoint!r}")
+        return source
+
+    async def read(self, read: Read) -> None:
+        """As Channel.read."""
+        self.find_source().open_ticket(read.sealed)
+        for source_offset, offset, nbytes in read.spans.tolist():
+            pool = self.find_source().pool
+            read.destination[offset : offset + nbytes] = pool.flat[source_offset:][:nbytes]
+            await asyncio.sleep(0)
+            await self._network.flowing.wait()
+            if self._network.fail_with is not None:
+                raise self._network.fail_with
+        source = self.find_source()
+        check_generations(source.pool.generations, read.block_ids, read.generations)
+        source.statistics.pulls_served += 1
+
+    async def close(self) -> None:
+        """Nothing to let go of."""

@@ -1,0 +1,66 @@
+"""Waiting for raw non-blocking sockets on any event loop (asyncio's own and uvloop)."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+_RECEIVE_BYTES = 64 << 10
+
+
+async def wait_readable(sock: socket.socket) -> None:
+    """Until there is something to read, the end of the stream, or an error."""
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+    loop.add_reader(sock.fileno(), _wake, ready)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(sock.fileno())
+
+
+async def wait_writable(sock: socket.socket) -> None:
+    """Until there is room to write, or an error."""
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+    loop.add_writer(sock.fileno(), _wake, ready)
+    try:
+        await ready
+    finally:
+        loop.remove_writer(sock.fileno())
+
+
+async def receive_exactly(sock: socket.socket, num_bytes: int) -> bytes:
+    """`num_bytes` bytes, or fewer where the stream ends; memory grows only with what arrives.
+
+    Raises:
+        OSError: the connection broke.
+    """
+    loop = asyncio.get_running_loop()
+    received = bytearray()
+    while len(received) < num_bytes:
+        part = await loop.sock_recv(sock, min(num_bytes - len(received), _RECEIVE_BYTES))
+        if not part:
+            break
+        received += part
+    return bytes(received)
+
+
+async def resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
+    """Address family and address for TCP; numeric addresses take no thread.
+
+    Raises:
+        OSError: there is no such host.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, _, _, _, address = found[0]
+    return family, (str(address[0]), int(address[1]))
+
+
+def _wake(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)

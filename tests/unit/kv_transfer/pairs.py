@@ -1,0 +1,151 @@
+"""An exporter and a puller in one process, linked by a transport of the test's choice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kv_transfer.exporter import Exporter, ServerFactory
+from kv_transfer.handshake import KvIdentity
+from kv_transfer.host import host_id
+from kv_transfer.link import Link
+from kv_transfer.memory import ExportedPool
+from kv_transfer.puller import Puller, PullResult, TransportFactory
+from kv_transfer.transports.fake import FakeNetwork
+from kv_transfer.transports.shm import ShmServer, ShmTransport
+from kv_transfer.transports.tcp import TcpTransport
+from kv_transfer.transports.tcp_server import TcpServer
+from pdserve.clock import ManualClock
+from pdserve.kv_layout import KvDtype, KvLayout
+
+TRANSPORTS = ("shm", "tcp", "fake")
+SMALL = KvLayout(num_layers=2, num_kv_heads=2, head_dim=8, block_size=4, dtype=KvDtype.FLOAT32)
+# Blocks of 1 MiB: naming one of them tens of thousands of times makes a pull that lasts for
+# seconds on any machine, with two blocks of memory.
+LARGE = KvLayout(num_layers=4, num_kv_heads=4, head_dim=128, block_size=64, dtype=KvDtype.FLOAT32)
+ENDLESS_BLOCKS = 60_000
+
+
+@dataclass
+class Pair:
+    exporter: Exporter
+    puller: Puller
+    link: Link
+    source: ExportedPool
+    destination: ExportedPool
+    clock: ManualClock
+    network: FakeNetwork
+
+    async def pull(
+        self, ticket: bytes, block_table: Sequence[int], from_token: int = 0, timeout_s: float = 10
+    ) -> PullResult:
+        return await self.puller.pull(self.link, ticket, block_table, from_token, timeout_s)
+
+    def issue_endless(self) -> bytes:
+        """A ticket whose pull into `endless_table` takes as good as for ever."""
+        num_tokens = ENDLESS_BLOCKS * self.exporter.layout.block_size
+        return self.exporter.issue("endless", 0, num_tokens, [1] * ENDLESS_BLOCKS)
+
+    @property
+    def endless_table(self) -> list[int]:
+        return [2] * ENDLESS_BLOCKS
+
+
+def make_pool(layout: KvLayout, num_blocks: int, seed: int | None = None) -> ExportedPool:
+    """A pool of random bytes, or of zeros without a seed."""
+    pool = ExportedPool(num_blocks, layout.block_bytes)
+    if seed is not None:
+        rng = np.random.default_rng(seed)
+        pool.data[:] = rng.integers(0, 256, pool.data.shape, dtype=np.uint8)
+    return pool
+
+
+def tokens_of(
+    pool: ExportedPool, layout: KvLayout, block_table: Sequence[int], begin: int, end: int
+) -> NDArray[np.uint8]:
+    """[end - begin, num_layers, 2, num_kv_heads, bytes of head_dim]: KV read token by token."""
+    rows = (layout.num_layers, 2, layout.num_kv_heads, layout.block_size, -1)
+    blocks = [pool.data[block_id].reshape(rows) for block_id in block_table]
+    size = layout.block_size
+    return np.stack([blocks[token // size][:, :, :, token % size] for token in range(begin, end)])
+
+
+def make_exporter(
+    pool: ExportedPool, layout: KvLayout, kind: str = "tcp", network: FakeNetwork | None = None
+) -> tuple[Exporter, ManualClock]:
+    clock = ManualClock(100.0)
+    network = network or FakeNetwork()
+    servers: dict[str, ServerFactory] = {
+        "shm": ShmServer,
+        "tcp": TcpServer,
+        "fake": network.server,
+    }
+    identity = KvIdentity("a-model", "main", layout)
+    return Exporter("p0", "life-1", identity, pool, clock, [servers[kind]]), clock
+
+
+def make_puller(pool: ExportedPool, layout: KvLayout, network: FakeNetwork | None = None) -> Puller:
+    network = network or FakeNetwork()
+    transports: list[TransportFactory] = [ShmTransport, TcpTransport, network.transport]
+    return Puller(pool, KvIdentity("a-model", "main", layout), host_id(), transports)
+
+
+@asynccontextmanager
+async def open_pair(
+    kind: str,
+    layout: KvLayout = SMALL,
+    destination_layout: KvLayout | None = None,
+    num_blocks: int = 32,
+) -> AsyncIterator[Pair]:
+    destination_layout = destination_layout or layout
+    network = FakeNetwork()
+    source = make_pool(layout, num_blocks, seed=1)
+    destination = make_pool(destination_layout, num_blocks)
+    exporter, clock = make_exporter(source, layout, kind, network)
+    puller = make_puller(destination, destination_layout, network)
+    await exporter.start("127.0.0.1")
+    link = await puller.connect(exporter.welcome(), timeout_s=5)
+    assert link.transport == kind
+    try:
+        yield Pair(exporter, puller, link, source, destination, clock, network)
+    finally:
+        await link.close()
+        puller.close()
+        await exporter.close()
+        source.close()
+        destination.close()
+
+
+@asynccontextmanager
+async def endless_pull(
+    pair: Pair, timeout_s: float = 60
+) -> AsyncIterator[asyncio.Task[PullResult]]:
+    """A pull in the middle of its transfer; whatever ends it, its blocks are still afterwards."""
+    task = asyncio.create_task(pair.pull(pair.issue_endless(), pair.endless_table, 0, timeout_s))
+    await first_bytes(pair.destination, 2)
+    assert not task.done()
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+    await assert_still(pair.destination)
+
+
+async def first_bytes(pool: ExportedPool, block_id: int) -> None:
+    """Until native code has written to a block of zeros (it tells nobody, so look)."""
+    async with asyncio.timeout(10):
+        while not pool.data[block_id].any():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+async def assert_still(pool: ExportedPool) -> None:
+    """Nobody writes to the pool."""
+    pool.data[:] = 0xEE
+    await asyncio.sleep(0.05)
+    assert (pool.data == 0xEE).all()

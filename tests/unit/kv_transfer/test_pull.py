@@ -1,0 +1,136 @@
+"""What a pull does, whatever transport carries it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+
+from kv_transfer import threads
+from pdserve.errors import StaleIncarnation, StaleTicket, TicketInvalid, TransferCancelled
+from pdserve.kv_layout import KvDtype, KvLayout
+from tests.unit.kv_transfer.pairs import SMALL, TRANSPORTS, Pair, open_pair, tokens_of
+
+
+@pytest.fixture(params=[*TRANSPORTS, "shm in threads", "tcp in threads"])
+async def pair(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Pair]:
+    kind, _, in_threads = request.param.partition(" ")
+    if in_threads:  # blocks as small as here would be moved on the event loop
+        monkeypatch.setattr(threads, "INLINE_BYTES", -1)
+    async with open_pair(kind) as opened:
+        yield opened
+
+
+async def test_whole_blocks_arrive_and_nothing_else_changes(pair: Pair) -> None:
+    ticket = pair.exporter.issue("r", 0, 12, [5, 9, 2])
+    result = await pair.pull(ticket, [7, 3, 8])
+    assert result.bytes == 3 * SMALL.block_bytes
+    assert result.seconds > 0
+    np.testing.assert_array_equal(pair.destination.data[[7, 3, 8]], pair.source.data[[5, 9, 2]])
+    untouched = [block for block in range(32) if block not in (7, 3, 8)]
+    assert not pair.destination.data[untouched].any()
+
+
+async def test_a_partial_last_block_leaves_its_free_slots_alone(pair: Pair) -> None:
+    pair.destination.data[:] = 0xEE
+    ticket = pair.exporter.issue("r", 0, 6, [5, 9])
+    result = await pair.pull(ticket, [7, 3])
+    assert result.bytes == 6 * SMALL.token_bytes
+    received = tokens_of(pair.destination, SMALL, [7, 3], 0, 8)
+    np.testing.assert_array_equal(received[:6], tokens_of(pair.source, SMALL, [5, 9], 0, 6))
+    assert (received[6:] == 0xEE).all()
+
+
+async def test_chunks_of_a_running_prefill_make_up_the_whole(pair: Pair) -> None:
+    source_table, table = [4, 11, 6, 1], [20, 21, 22, 23]
+    for first, end in ((0, 5), (5, 7), (7, 13), (13, 15)):
+        blocks = source_table[first // 4 : -(-end // 4)]
+        await pair.pull(pair.exporter.issue("r", first, end - first, blocks), table)
+    received = tokens_of(pair.destination, SMALL, table, 0, 15)
+    np.testing.assert_array_equal(received, tokens_of(pair.source, SMALL, source_table, 0, 15))
+    assert pair.puller.statistics.pulls == 4
+
+
+async def test_from_token_skips_the_prefix_we_hold(pair: Pair) -> None:
+    ticket = pair.exporter.issue("r", 4, 10, [5, 9, 2])
+    pair.source.bump([5])  # wholly within the skipped prefix: its fate does not matter
+    result = await pair.pull(ticket, [7, 3, 8, 9], from_token=9)
+    assert result.bytes == 5 * SMALL.token_bytes
+    received = tokens_of(pair.destination, SMALL, [7, 3, 8, 9], 0, 16)
+    expected = tokens_of(pair.source, SMALL, [0, 5, 9, 2], 9, 14)
+    np.testing.assert_array_equal(received[9:14], expected)
+    assert not received[:9].any()
+
+
+async def test_nothing_is_pulled_when_we_hold_it_all(pair: Pair) -> None:
+    ticket = pair.exporter.issue("r", 0, 4, [5])
+    result = await pair.pull(ticket, [7], from_token=4)
+    assert result.bytes == 0
+
+
+async def test_a_block_freed_before_the_pull_is_stale(pair: Pair) -> None:
+    ticket = pair.exporter.issue("r", 0, 12, [5, 9, 2])
+    pair.source.bump([9])
+    with pytest.raises(StaleTicket, match=r"block 9 has generation 1, the ticket is for 0"):
+        await pair.pull(ticket, [7, 3, 8])
+    assert pair.puller.statistics.stale == 1
+    # A fresh ticket for the same block is fine, also on the same connection.
+    await pair.pull(pair.exporter.issue("r", 0, 12, [5, 9, 2]), [7, 3, 8])
+
+
+async def test_a_ticket_of_another_exporter_is_refused(pair: Pair) -> None:
+    async with open_pair("fake") as other:
+        other.exporter.node_id = "p1"
+        with pytest.raises(TicketInvalid, match="'p1'"):
+            await pair.pull(other.exporter.issue("r", 0, 4, [5]), [7])
+
+
+async def test_a_ticket_of_a_former_life_is_refused(pair: Pair) -> None:
+    pair.exporter.incarnation = "life-0"
+    with pytest.raises(StaleIncarnation, match=r"'life-0'.*'life-1'"):
+        await pair.pull(pair.exporter.issue("r", 0, 4, [5]), [7])
+    assert pair.puller.statistics.failed == 1
+
+
+@pytest.mark.parametrize("table", [[7], [7, 99], [7, -1]])
+async def test_a_block_table_that_cannot_hold_the_tokens(pair: Pair, table: list[int]) -> None:
+    with pytest.raises(ValueError, match="block"):
+        await pair.pull(pair.exporter.issue("r", 0, 8, [5, 6]), table)
+
+
+async def test_many_pulls_share_one_link(pair: Pair) -> None:
+    tickets = [pair.exporter.issue(f"r{i}", 0, 4, [i]) for i in range(30)]
+    await asyncio.gather(*(pair.pull(ticket, [i]) for i, ticket in enumerate(tickets)))
+    np.testing.assert_array_equal(pair.destination.data[:30], pair.source.data[:30])
+    assert pair.puller.statistics.pulls == 30
+    assert pair.puller.statistics.bytes == 30 * SMALL.block_bytes
+
+
+async def test_a_closed_link_pulls_no_more(pair: Pair) -> None:
+    await pair.link.close()
+    with pytest.raises(TransferCancelled):
+        await pair.pull(pair.exporter.issue("r", 0, 4, [5]), [7])
+    assert pair.puller.statistics.cancelled == 1
+
+
+@pytest.mark.parametrize("kind", TRANSPORTS)
+@pytest.mark.parametrize(("source_size", "destination_size"), [(4, 16), (16, 4), (6, 4)])
+async def test_unequal_block_sizes(kind: str, source_size: int, destination_size: int) -> None:
+    def sized(block_size: int) -> KvLayout:
+        return KvLayout(2, 3, 8, block_size, KvDtype.BFLOAT16)
+
+    source, destination = sized(source_size), sized(destination_size)
+    first, end = 3, 45
+    source_table = list(range(20, 20 - source.blocks_for(end), -1))
+    table = list(range(1, 1 + destination.blocks_for(end)))
+    async with open_pair(kind, source, destination) as pair:
+        blocks = source_table[first // source_size :]
+        await pair.pull(pair.exporter.issue("r", first, end - first, blocks), table)
+        received = tokens_of(pair.destination, destination, table, first, end)
+        expected = tokens_of(pair.source, source, source_table, first, end)
+        np.testing.assert_array_equal(received, expected)
+        assert not tokens_of(pair.destination, destination, table, 0, first).any()
