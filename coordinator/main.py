@@ -17,7 +17,7 @@ from coordinator.service import CoordinatorService
 from coordinator.text import Tokenizer
 from pdserve.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.config import CoordinatorConfig
-from pdserve.demo_model import CHECKPOINT_PATH
+from pdserve.demo_model import CHECKPOINT_PATH, DEMO_MODEL_NAME
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import Welcome
 from pdserve.signals import StopSignals
@@ -45,7 +45,9 @@ def run(config: CoordinatorConfig) -> None:
 async def _serve(config: CoordinatorConfig, checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
     signals = StopSignals()
     timeouts = config.timeouts
-    name = config.checkpoint.served_model_name or checkpoint.model_id
+    name = config.checkpoint.served_model_name or (
+        checkpoint.model_id if config.checkpoint.model else DEMO_MODEL_NAME
+    )
     metrics = CoordinatorMetrics()
     registry = Registry()
     flow = Flow(

@@ -6,9 +6,11 @@ receipt of the request; the phases come from the nodes that ran them (`protocol.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from pdserve.protocol import PhaseTimes
 
@@ -39,6 +41,22 @@ class _Registry:
     def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
         """A gauge whose value is read when it is scraped."""
         self._gauge(name, text).set_function(read)
+
+    def count(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """A counter that somebody else keeps; read when it is scraped."""
+        self.registry.register(_ReadCounter(f"pdserve_{name}", text, read))
+
+
+class _ReadCounter(Collector):
+    """prometheus-client's Counter cannot be set; this one only asks."""
+
+    def __init__(self, name: str, text: str, read: Callable[[], float]) -> None:
+        self._name = name
+        self._text = text
+        self._read = read
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        yield CounterMetricFamily(self._name, self._text, value=self._read())
 
 
 class CoordinatorMetrics(_Registry):

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as an event: the first asks for a drain, a second one for an end now."""
+"""SIGTERM, SIGINT and SIGHUP as an event: the first asks for a drain, a second one for an end now."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class StopSignals:
         self.drain = asyncio.Event()
         self.now = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for signum in (signal.SIGTERM, signal.SIGINT):
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(signum, self._received)
 
     def _received(self) -> None:

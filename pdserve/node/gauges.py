@@ -37,25 +37,27 @@ def watch_role(metrics: NodeMetrics, role: Role) -> None:
     watch("free_blocks", "KV blocks that can be allocated", lambda: pool.num_free)
     watch("cached_blocks", "Free KV blocks that hold a prefix", lambda: pool.num_cached)
     watch("pinned_blocks", "KV blocks held for others to pull", lambda: role.num_pinned_blocks)
-    watch("preemptions", "Requests whose KV was dropped", lambda: engine.queues.num_preemptions)
+    metrics.count(
+        "preemptions", "Requests whose KV was dropped", lambda: engine.queues.num_preemptions
+    )
 
 
 def watch_transfers(
     metrics: NodeMetrics, exported: ExporterStatistics, pulled: PullerStatistics
 ) -> None:
     """Counters of both ends of the KV transfer."""
-    watch = metrics.watch
-    watch("pulled_bytes", "KV bytes pulled", lambda: pulled.bytes)
-    watch("pull_seconds", "Seconds spent in complete pulls", lambda: pulled.seconds)
-    watch("pulls", "Complete pulls", lambda: pulled.pulls)
-    watch("pulls_stale", "Pulls of blocks that changed hands", lambda: pulled.stale)
-    watch("pulls_timed_out", "Pulls beyond their deadline", lambda: pulled.timeouts)
-    watch("pulls_cancelled", "Pulls given up", lambda: pulled.cancelled)
-    watch("pulls_failed", "Pulls whose exporter was lost or refused", lambda: pulled.failed)
-    watch("tickets_issued", "Tickets issued", lambda: exported.tickets_issued)
-    watch("exported_bytes", "KV bytes sent to pullers", lambda: exported.bytes_sent)
-    watch("exports_refused", "Tickets or hellos refused", lambda: exported.refused)
-    watch("transport_garbage", "Connections that said nonsense", lambda: exported.garbage)
+    count = metrics.count
+    count("pulled_bytes", "KV bytes pulled", lambda: pulled.bytes)
+    count("pull_seconds", "Seconds spent in complete pulls", lambda: pulled.seconds)
+    count("pulls", "Complete pulls", lambda: pulled.pulls)
+    count("pulls_stale", "Pulls of blocks that changed hands", lambda: pulled.stale)
+    count("pulls_timed_out", "Pulls beyond their deadline", lambda: pulled.timeouts)
+    count("pulls_cancelled", "Pulls given up", lambda: pulled.cancelled)
+    count("pulls_failed", "Pulls whose exporter was lost or refused", lambda: pulled.failed)
+    count("tickets_issued", "Tickets issued", lambda: exported.tickets_issued)
+    count("exported_bytes", "KV bytes sent to pullers", lambda: exported.bytes_sent)
+    count("exports_refused", "Tickets or hellos refused", lambda: exported.refused)
+    count("transport_garbage", "Connections that said nonsense", lambda: exported.garbage)
 
 
 def observe_step(metrics: NodeMetrics, report: StepReport) -> None:

@@ -56,6 +56,11 @@ def run(config: NodeConfig, role: NodeRole, build: RoleFactory) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     use_cores(config.engine)
     model = plan_model(config)
+    if role is NodeRole.PREFILL and model.device.type != "cpu":
+        raise ConfigError(
+            f"a prefill node on {model.device}: no transport of this build reads GPU memory yet; "
+            "use --device cpu, or --mode colocated, where no KV moves"
+        )
     uvloop.run(_live(config, role, model, build))
 
 
@@ -178,7 +183,8 @@ class Node:
         identity = KvIdentity(
             model.checkpoint.model_id, model.checkpoint.revision, model.layout
         )
-        transports = kinds(config.transports)
+        on_cpu = model.device.type == "cpu"
+        transports = kinds(config.transports if on_cpu else [])  # a GPU's pool is not exported
         return NodeParts(
             config=config,
             node_id=node_id,

@@ -1,0 +1,149 @@
+"""One child process: started, its output read line by line, its end awaited as an event.
+
+The end is seen through a pidfd, so it is noticed when the process itself ends, even if something
+that it started still holds its output open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+LineSink = Callable[[str, str], None]  # (process name, line without its end)
+ExitSink = Callable[["Exit"], None]
+
+_KEPT_LINES = 50
+_READ_BYTES = 64 * 1024  # a longer line is passed on in pieces
+
+
+@dataclass(frozen=True)
+class Exit:
+    """The end of a process."""
+
+    name: str
+    pid: int
+    returncode: int  # negative: the signal that ended it
+    last_line: str  # its error if it reported one, else the last line it wrote
+
+    @property
+    def cause(self) -> str:
+        """What ended it: "exit code 2" or "signal SIGKILL"."""
+        if self.returncode >= 0:
+            return f"exit code {self.returncode}"
+        try:
+            return f"signal {signal.Signals(-self.returncode).name}"
+        except ValueError:  # a real-time signal has no name
+            return f"signal {-self.returncode}"
+
+    @property
+    def account(self) -> str:
+        """The cause and, of a process that gave up by itself, what it said last."""
+        tells = self.returncode > 0 and self.last_line
+        return f"{self.cause}: {self.last_line}" if tells else self.cause
+
+
+class Child:
+    """A running or ended child process, in a session of its own.
+
+    So Ctrl-C in the terminal reaches only the parent, which decides who stops when.
+    """
+
+    def __init__(
+        self, name: str, argv: Sequence[str], on_line: LineSink, on_exit: ExitSink
+    ) -> None:
+        """Start `argv`; every line it writes goes to `on_line`, and then its end to `on_exit`.
+
+        Raises:
+            OSError: the program cannot be started.
+        """
+        self.name = name
+        self._on_line = on_line
+        self._on_exit = on_exit
+        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._unfinished = b""  # the line being written
+        self._loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[Exit] = self._loop.create_future()
+        self._process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        self._output = self._process.stdout
+        os.set_blocking(self._output.fileno(), False)
+        self._loop.add_reader(self._output, self._read)
+        self._pidfd = os.pidfd_open(self.pid)
+        self._loop.add_reader(self._pidfd, self._finish)
+
+    @property
+    def pid(self) -> int:
+        """Its process id, also after its end."""
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its end has not been noticed yet."""
+        return not self._end.done()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal; nothing happens when the child has ended."""
+        self._process.send_signal(number)
+
+    async def ended(self) -> Exit:
+        """Wait for its end; any number of tasks may wait."""
+        return await asyncio.shield(self._end)
+
+    async def stop(self, grace_s: float) -> Exit:
+        """SIGTERM, and SIGKILL when `grace_s` has passed; returns when it has ended."""
+        self.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_s):
+                return await self.ended()
+        except TimeoutError:
+            self.send_signal(signal.SIGKILL)
+            return await self.ended()
+
+    def _read(self) -> bool:
+        """Take one piece of output; whether there may be more now."""
+        try:
+            piece = os.read(self._output.fileno(), _READ_BYTES)
+        except BlockingIOError:
+            return False
+        *lines, rest = (self._unfinished + piece).split(b"\n")
+        if rest and (not piece or len(rest) >= _READ_BYTES):
+            lines, rest = [*lines, rest], b""
+        self._unfinished = rest
+        for line in lines:
+            self._pass_on(line.decode(errors="replace").rstrip())
+        if not piece:
+            self._loop.remove_reader(self._output)
+        return bool(piece)
+
+    def _pass_on(self, line: str) -> None:
+        if line:
+            self._lines.append(line)
+        self._on_line(self.name, line)
+
+    def _finish(self) -> None:
+        """It has ended: what it wrote last is in the pipe already."""
+        while self._read():
+            pass
+        self._loop.remove_reader(self._output)
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._output.close()
+        end = Exit(self.name, self.pid, self._process.wait(), self._last_line())
+        self._end.set_result(end)
+        self._on_exit(end)
+
+    def _last_line(self) -> str:
+        errors = [line.partition(": error: ")[2] for line in self._lines if ": error: " in line]
+        return (errors or list(self._lines) or [""])[-1]

@@ -1,0 +1,60 @@
+"""What `pdserve up` can be told: one coordinator and its nodes on this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from pdserve.config import ConfigStruct, Count, EngineConfig, ModelConfig, Port, Seconds, Timeouts
+from pdserve.errors import ConfigError
+
+
+class ClusterConfig(ConfigStruct, frozen=True):
+    """A whole cluster on one machine. What every node shares is given once."""
+
+    prefill: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="prefill nodes (default: 1, or 0 when co-located)"),
+    ] = None
+    decode: Annotated[Count, Meta(description="decode nodes")] = 1
+    mode: Annotated[
+        Literal["disaggregated", "colocated"],
+        Meta(description="colocated: every decode node prefills for itself"),
+    ] = "disaggregated"
+    host: Annotated[str, Meta(description="address the coordinator listens on")] = "127.0.0.1"
+    port: Annotated[Port, Meta(description="HTTP of the coordinator; 0: any free port")] = 8000
+    max_inflight: Annotated[
+        Count, Meta(description="requests in flight before new ones are refused")
+    ] = 1024
+    transports: Annotated[
+        list[Literal["shm", "tcp"]], Meta(description="transports to use, best first")
+    ] = msgspec.field(default_factory=lambda: ["shm", "tcp"])
+    start_s: Annotated[
+        Seconds, Meta(description="until every process is ready, downloads included")
+    ] = 900.0
+    checkpoint: ModelConfig = ModelConfig()
+    engine: EngineConfig = EngineConfig()
+    timeouts: Timeouts = Timeouts()
+
+    @property
+    def num_prefill(self) -> int:
+        """How many prefill nodes there will be.
+
+        Raises:
+            ConfigError: the number asked for contradicts the mode.
+        """
+        colocated = self.mode == "colocated"
+        if self.prefill is None:
+            return 0 if colocated else 1
+        if colocated and self.prefill:
+            raise ConfigError(
+                f"--prefill {self.prefill} with --mode colocated: decode nodes prefill for "
+                "themselves there; leave --prefill out"
+            )
+        if not colocated and not self.prefill:
+            raise ConfigError(
+                "--prefill 0 with --mode disaggregated: nobody would prefill; use --mode colocated"
+            )
+        return self.prefill

@@ -1,0 +1,100 @@
+"""`pdserve demo`: a cluster from nothing, asked a question or two; then nothing is left over."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from pdserve.cli.chat import Answer, ask
+from pdserve.cli.cluster_config import ClusterConfig
+from pdserve.cli.demo_config import DemoConfig
+from pdserve.cli.exit_codes import FORCED, OK
+from pdserve.cli.interruptible import finishes_before
+from pdserve.cli.pull_metrics import fetch_pulls
+from pdserve.cli.supervisor import OWN_COMMAND, Cluster
+from pdserve.cli.up_screen import UpScreen
+from pdserve.errors import ClusterError, DeadlineExceeded, PdserveError
+from pdserve.signals import StopSignals
+
+
+def run(config: DemoConfig, command: Sequence[str] = OWN_COMMAND) -> int:
+    """Run the demo; the exit code.
+
+    Raises:
+        PdserveError: any part of it failed, or the deadline passed.
+    """
+    return asyncio.run(_demo(config, command))
+
+
+async def _demo(config: DemoConfig, command: Sequence[str]) -> int:
+    screen = UpScreen()
+    written: list[tuple[str, str]] = []  # by the children; of interest when something fails
+    cluster = Cluster(
+        ClusterConfig(
+            port=0, start_s=config.deadline_s, checkpoint=config.checkpoint, engine=config.engine
+        ),
+        on_line=lambda name, line: written.append((name, line)),
+        command=command,
+    )
+    signals = StopSignals()
+    try:
+        done = await finishes_before(signals.drain, _within_deadline(config, cluster, screen))
+    except PdserveError:
+        for name, line in written:
+            screen.line(name, line)
+        raise
+    finally:
+        await cluster.kill()
+    return OK if done else FORCED
+
+
+async def _within_deadline(config: DemoConfig, cluster: Cluster, screen: UpScreen) -> None:
+    try:
+        async with asyncio.timeout(config.deadline_s):
+            await _converse(config, cluster, screen)
+    except TimeoutError as error:
+        limit = f"{config.deadline_s:g} s (--deadline-s)"
+        raise DeadlineExceeded(f"the demo was not over after {limit}") from error
+
+
+async def _converse(config: DemoConfig, cluster: Cluster, screen: UpScreen) -> None:
+    await cluster.spawn()
+    with screen.loading(cluster.node_names) as bars:
+        await cluster.wait_ready(bars.show)
+    model = (await cluster.status()).model
+    print(f"{model} on a coordinator, a prefill node and a decode node at {cluster.url}\n")
+    for prompt in config.prompts:
+        print(f"> {prompt}", flush=True)
+        answer = await ask(cluster.url, model, prompt, config.max_tokens, _show)
+        print(f"\n{facts(answer)}\n", flush=True)
+    await _print_pulls(cluster)
+    for end in await cluster.stop():
+        if end.returncode != 0:
+            raise ClusterError(f"{end.name} ended with {end.account}")
+    print("everything is stopped again")
+
+
+def facts(answer: Answer) -> str:
+    """One line: how fast it was, and where it ran."""
+    parts = [f"TTFT {answer.ttft_s * 1e3:.1f} ms"]
+    if answer.tpot_s is not None:
+        parts.append(f"TPOT {answer.tpot_s * 1e3:.2f} ms")
+    parts.append(f"{answer.prompt_tokens} + {answer.output_tokens} tokens")
+    parts.append(f"prefilled on {answer.prefill_node}, decoded on {answer.decode_node}")
+    return f"  [{' | '.join(parts)}]"
+
+
+async def _print_pulls(cluster: Cluster) -> None:
+    for name, address in (await cluster.metrics_addresses()).items():
+        pulls = await fetch_pulls(address)
+        if pulls.num_bytes > 0:
+            print(
+                f"{name} pulled {pulls.num_bytes / 2**10:.0f} KiB of KV in {pulls.num_pulls} pulls "
+                f"({pulls.seconds * 1e3:.1f} ms)"
+            )
+
+
+def _show(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -1,0 +1,29 @@
+"""Exit codes of `pdserve`: 0 done, 1 failed, 2 the user's fault, 130 stopped by force."""
+
+from __future__ import annotations
+
+from pdserve.errors import ClusterError, ConfigError, KvBudgetTooSmall, ModelError, PdserveError
+
+OK = 0
+FAILED = 1
+USERS_FAULT = 2
+FORCED = 130  # 128 + SIGINT, as shells report it
+
+
+class StartFailed(ClusterError):
+    """A process of the cluster ended, or a deadline passed, before the cluster was ready."""
+
+    code = "start_failed"
+
+    def __init__(self, message: str, exit_code: int = FAILED) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def exit_code_of(error: PdserveError) -> int:
+    """The exit code of a command that ended in `error`."""
+    if isinstance(error, StartFailed):
+        return error.exit_code
+    if isinstance(error, ConfigError | ModelError | KvBudgetTooSmall):
+        return USERS_FAULT
+    return FAILED

@@ -1,0 +1,134 @@
+"""The `pdserve` command: what it can be told, and one clear line when something is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import pdserve
+from pdserve.cli.cluster_config import ClusterConfig
+from pdserve.cli.demo_config import DemoConfig
+from pdserve.cli.exit_codes import FORCED, OK, exit_code_of
+from pdserve.cli.flags import FlagParser, add_flags, config_from
+from pdserve.cli.parent_death import die_with_parent
+from pdserve.config import ConfigStruct, CoordinatorConfig, NodeConfig
+from pdserve.errors import PdserveError
+
+Command = Callable[[argparse.Namespace], int]
+C = TypeVar("C", bound=ConfigStruct)
+
+_LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    arguments = build_parser().parse_args(argv)
+    command: Command = arguments.command
+    try:
+        return command(arguments)
+    except PdserveError as error:
+        message = " ".join(str(error).split())
+        print(f"pdserve {arguments.name}: error: {message}", file=sys.stderr)
+        return exit_code_of(error)
+    except KeyboardInterrupt:
+        return FORCED
+
+
+def build_parser() -> FlagParser:
+    """All commands and their flags."""
+    parser = FlagParser(prog="pdserve", description=pdserve.__doc__)
+    parser.add_argument("--version", action="version", version=f"pdserve {pdserve.__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=FlagParser)
+
+    def add(name: str, text: str, command: Command) -> FlagParser:
+        added = commands.add_parser(name, help=text, description=f"pdserve {name}: {text}")
+        added.set_defaults(command=command, name=name)
+        return added
+
+    add_flags(add("up", "run a whole cluster on this machine", _up), ClusterConfig)
+    _add_process_flags(add("coordinator", "run one coordinator", _coordinator), CoordinatorConfig)
+    _add_process_flags(add("prefill", "run one prefill node", _prefill), NodeConfig)
+    _add_process_flags(add("decode", "run one decode node", _decode), NodeConfig)
+    _add_status_flags(add("status", "show a running cluster", _status))
+    doctor = add("doctor", "show what this machine offers, and what is missing", _doctor)
+    doctor.add_argument("--json", action="store_true", help="for programs")
+    demo = add("demo", "start a cluster, ask the demo model something, stop the cluster", _demo)
+    add_flags(demo, DemoConfig)
+    return parser
+
+
+def _add_process_flags(parser: FlagParser, struct: type[ConfigStruct]) -> None:
+    add_flags(parser, struct)
+    # How a supervisor starts its children; nothing for people.
+    parser.add_argument("--die-with-parent", type=int, help=argparse.SUPPRESS)
+
+
+def _add_status_flags(parser: FlagParser) -> None:
+    parser.add_argument(
+        "--url", default="http://127.0.0.1:8000", help="the coordinator (default: %(default)s)"
+    )
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--once", action="store_true", help="one look (the default)")
+    kind.add_argument("--watch", action="store_true", help="go on looking until Ctrl-C")
+    kind.add_argument("--json", action="store_true", help="one look, for programs")
+
+
+# ---- commands: each loads only what it needs ----------------------------------------------------
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    from pdserve.cli import up
+
+    return up.run(config_from(ClusterConfig, arguments))
+
+
+def _coordinator(arguments: argparse.Namespace) -> int:
+    config = _process_config(arguments, CoordinatorConfig)
+    from coordinator.main import run
+
+    run(config)
+    return OK
+
+
+def _prefill(arguments: argparse.Namespace) -> int:
+    config = _process_config(arguments, NodeConfig)
+    from prefill_node.main import run
+
+    run(config)
+    return OK
+
+
+def _decode(arguments: argparse.Namespace) -> int:
+    config = _process_config(arguments, NodeConfig)
+    from decode_node.main import run
+
+    run(config)
+    return OK
+
+
+def _process_config(arguments: argparse.Namespace, struct: type[C]) -> C:
+    if arguments.die_with_parent is not None:
+        die_with_parent(arguments.die_with_parent)
+    logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, stream=sys.stderr)
+    return config_from(struct, arguments)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from pdserve.cli import status
+
+    return status.run(arguments.url, watch=arguments.watch, as_json=arguments.json)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from pdserve.cli import doctor
+
+    return doctor.run(as_json=arguments.json)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from pdserve.cli import demo
+
+    return demo.run(config_from(DemoConfig, arguments))

@@ -1,0 +1,78 @@
+"""Which node computes where: cores and GPUs dealt out fairly."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from pdserve.config import EngineConfig, parse_cpus
+from pdserve.errors import ConfigError
+
+_COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
+_COUNT_GPUS_S = 60.0  # importing torch from a cold disk
+
+
+def assign_cores(num_nodes: int, cores: Sequence[int]) -> list[list[int]]:
+    """Cores of each node: neighbouring ones, shares that differ by at most one.
+
+    With more nodes than cores, node i gets the one core `cores[i % len(cores)]`.
+    """
+    if num_nodes > len(cores):
+        return [[cores[i % len(cores)]] for i in range(num_nodes)]
+    bounds = [i * len(cores) // num_nodes for i in range(num_nodes + 1)]
+    return [list(cores[a:b]) for a, b in pairwise(bounds)]
+
+
+def assign_device(device: str, index: int, num_gpus: int) -> str:
+    """Device of node number `index`: GPUs round robin, unless a particular one was asked for."""
+    if device in ("auto", "cuda") and num_gpus > 0:
+        return f"cuda:{index % num_gpus}"
+    return device
+
+
+def usable_cores(engine: EngineConfig) -> list[int]:
+    """The cores that this process may use, or those of them that `--cpus` names.
+
+    Raises:
+        ConfigError: `--cpus` names a core this process may not use.
+    """
+    allowed = sorted(os.sched_getaffinity(0))
+    wanted = sorted(set(parse_cpus(engine.cpus)))
+    strange = [core for core in wanted if core not in allowed]
+    if strange:
+        raise ConfigError(
+            f"--cpus {engine.cpus}: core {strange[0]} is not usable here; "
+            f"the usable ones are {format_cpus(allowed)}"
+        )
+    return wanted or allowed
+
+
+def format_cpus(cores: Sequence[int]) -> str:
+    """The shortest text that `parse_cpus` reads as these ascending cores: "0,2-3"."""
+    parts: list[str] = []
+    start = 0
+    for i, core in enumerate(cores):
+        if i + 1 == len(cores) or cores[i + 1] != core + 1:
+            parts.append(str(core) if i == start else f"{cores[start]}-{core}")
+            start = i + 1
+    return ",".join(parts)
+
+
+def count_gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> int:
+    """How many GPUs torch can use. Asks a child process, so that torch is not loaded here."""
+    if not driver.is_dir():
+        return 0
+    command = [sys.executable, "-c", _COUNT_GPUS]
+    try:
+        asked = subprocess.run(
+            command, capture_output=True, text=True, timeout=_COUNT_GPUS_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return 0
+    match = re.fullmatch(r"\s*(\d+)\s*", asked.stdout)
+    return int(match[1]) if asked.returncode == 0 and match else 0

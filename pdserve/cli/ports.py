@@ -1,0 +1,43 @@
+"""Ports kept free for a child process until it listens on them."""
+
+from __future__ import annotations
+
+import socket
+
+from pdserve.errors import ConfigError
+
+_ANY_ADDRESS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+class ReservedPort:
+    """A port that is bound but not listened on, so that the kernel gives it to nobody else.
+
+    A server that sets SO_REUSEADDR (asyncio's and gRPC's do) can still listen on it, and connecting
+    to it before that is refused as it should be.
+    """
+
+    def __init__(self, host: str, port: int = 0) -> None:
+        """Reserve `port` of `host`, or any free one.
+
+        Raises:
+            ConfigError: the port is taken, or the address is not this machine's.
+        """
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._socket.bind((host, port))
+        except OSError as error:
+            self._socket.close()
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        self.port: int = self._socket.getsockname()[1]
+
+    def close(self) -> None:
+        """Give the port up; a server that listens on it already is not disturbed."""
+        self._socket.close()
+
+
+def reachable(host: str, port: int) -> str:
+    """`host:port` by which a server listening on `host` is reached from this machine."""
+    address = _ANY_ADDRESS.get(host, host)
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -1,0 +1,101 @@
+"""`pdserve status`: the coordinator's view of both pools, once or live."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Iterable
+
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from pdserve.cli.cluster_status import ClusterStatus, NodeStatus, fetch_status
+from pdserve.cli.exit_codes import OK
+from pdserve.errors import ClusterError
+
+_TICK_S = 0.5
+_STATE_STYLES = {"loading": "yellow", "ready": "green", "draining": "magenta"}
+_COLUMNS = ("free", "cached", "pinned", "queued tok", "running", "waiting", "step ms")
+
+
+def run(url: str, *, watch: bool, as_json: bool) -> int:
+    """Show the cluster at `url`; the exit code.
+
+    Raises:
+        ClusterError: nobody answers there (with `watch`: that is shown, and asked again).
+    """
+    console = Console()
+    if watch:
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(_watch(url, console))
+        return OK
+    status = asyncio.run(fetch_status(url))
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(status), indent=2))
+    else:
+        console.print(render(status))
+    return OK
+
+
+def render(status: ClusterStatus) -> RenderableType:
+    """One line about the cluster, and a table for each pool that has nodes."""
+    ready = Text("ready", "green") if status.ready else Text("not ready", "bold red")
+    head = Text.assemble(
+        (status.model, "bold"), f"  {status.mode}  ", ready, f"  {status.inflight} in flight"
+    )
+    pools: list[RenderableType] = [
+        _table(f"{role} nodes", nodes)
+        for role in ("prefill", "decode")
+        if (nodes := [node for node in status.nodes if node.role == role])
+    ]
+    return Group(head, *(pools or [Text("no node is attached", "yellow")]))
+
+
+async def _watch(url: str, console: Console) -> None:
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            try:
+                shown = render(await fetch_status(url))
+            except ClusterError as error:
+                shown = Text(str(error), "bold red")
+            live.update(shown, refresh=True)
+            await asyncio.sleep(_TICK_S)
+
+
+def _table(title: str, nodes: Iterable[NodeStatus]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("node", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("blocks", justify="right")
+    for column in _COLUMNS:
+        table.add_column(column, justify="right")
+    table.add_column("session")
+    for node in sorted(nodes, key=lambda node: node.node_id):
+        table.add_row(*_cells(node))
+    return table
+
+
+def _cells(node: NodeStatus) -> list[RenderableType]:
+    state = Text(node.state, _STATE_STYLES[node.state])
+    if node.state == "loading":
+        state.append(f" {node.loading_progress:.0%}")
+    numbers = (
+        node.num_blocks,
+        node.free_blocks,
+        node.cached_blocks,
+        node.pinned_blocks,
+        node.queued_tokens,
+        node.running_requests,
+        node.waiting_requests,
+    )
+    return [
+        node.node_id,
+        state,
+        *(str(number) for number in numbers),
+        f"{node.step_time_ms:.1f}",
+        node.session_address,
+    ]

@@ -1,0 +1,110 @@
+"""What `pdserve up` shows: the children's lines, bars while weights load, how to send a request.
+
+Everything goes to stderr, except for the address and the ready-made request, which go to stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
+from rich.text import Text
+
+from pdserve.cli.child import Exit
+from pdserve.cli.cluster_status import ClusterStatus
+
+_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green")
+_NAME_WIDTH = 12  # of "coordinator", with a blank
+
+
+class UpScreen:
+    """The terminal, or the log file, of one `pdserve up`."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._colours: dict[str, str] = {}
+
+    def line(self, name: str, text: str) -> None:
+        """A line that a child wrote."""
+        colour = self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
+        self._print(Text.assemble((f"{name:<{_NAME_WIDTH}}| ", colour), Text.from_ansi(text)))
+
+    def say(self, text: str) -> None:
+        """A line of our own."""
+        self._print(Text.assemble((f"{'pdserve up':<{_NAME_WIDTH}}| ", "bold"), text))
+
+    def loading(self, names: list[str]) -> LoadingBars:
+        """Bars of the named nodes' weights, to be used as a context."""
+        return LoadingBars(self._console, names)
+
+    def node_ended(self, end: Exit, replacement: list[str], others: int) -> None:
+        """A node is gone; the cluster goes on."""
+        self.say(f"{end.name} (pid {end.pid}) ended with {end.account}")
+        if others == 0:
+            kind = end.name.rpartition("-")[0]
+            self.say(f"no {kind} node is left; requests that need one cannot be served")
+        self.say(f"start a replacement with: {shlex.join(replacement)}")
+
+    def stopped(self, end: Exit) -> None:
+        """A process did not end well when it was asked to stop."""
+        self.say(f"{end.name} (pid {end.pid}) ended with {end.account}")
+
+    def _print(self, text: Text) -> None:
+        self._console.print(text, soft_wrap=True, highlight=False)
+
+
+class LoadingBars:
+    """One bar a node; on something that is no terminal, one line a node that is ready."""
+
+    def __init__(self, console: Console, names: list[str]) -> None:
+        self._console = console
+        self._bars = Progress(
+            TextColumn(f"{{task.description:<{_NAME_WIDTH}}}|"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[state]}"),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self._tasks: dict[str, TaskID] = {
+            name: self._bars.add_task(name, total=1.0, state="starting") for name in names
+        }
+        self._ready: set[str] = set()
+
+    def __enter__(self) -> LoadingBars:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def show(self, status: ClusterStatus) -> None:
+        """Bring the bars to what the coordinator says."""
+        for name, task in self._tasks.items():
+            node = status.node(name)
+            if node is None:
+                continue
+            self._bars.update(task, completed=node.loading_progress, state=node.state)
+            if node.state == "ready" and name not in self._ready:
+                self._ready.add(name)
+                self._console.print(f"{name:<{_NAME_WIDTH}}| ready", highlight=False)
+
+
+def invitation(url: str, status: ClusterStatus) -> str:
+    """The cluster's address, and a request to copy and paste."""
+    body = json.dumps(
+        {
+            "model": status.model,
+            "messages": [{"role": "user", "content": "What is 7 plus 5?"}],
+            "max_tokens": 64,
+            "stream": True,
+        }
+    )
+    return (
+        f"{status.model} is served at {url} ({status.mode}); try\n\n"
+        f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' "
+        f"-d {shlex.quote(body)}\n"
+    )

@@ -1,0 +1,17 @@
+"""The bundled demo model: a tiny Llama trained by this package on text it generates itself.
+
+`pdserve up` without `--model` serves the checkpoint at `CHECKPOINT_PATH`; `make demo-model`
+trains it anew. Importing this package loads neither torch nor transformers, so that a process
+which only needs the path does not pay for them.
+"""
+
+from pathlib import Path
+from typing import Final
+
+CHECKPOINT_PATH: Final[Path] = Path(__file__).resolve().parent / "checkpoint"
+"""A Hugging Face style folder: config.json, model.safetensors, tokenizer.json and friends."""
+
+DEMO_MODEL_NAME: Final = "pdserve-demo"
+"""What clients call it."""
+
+__all__ = ["CHECKPOINT_PATH", "DEMO_MODEL_NAME"]

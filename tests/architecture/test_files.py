@@ -1,0 +1,77 @@
+"""What every source file has in common."""
+
+import ast
+import re
+
+import pytest
+
+from pdserve import errors
+from tests.architecture.repository import PACKAGES, ROOT, native_files, python_files
+
+MOST_LINES = 450
+TOPICLESS = {"utils", "util", "helpers", "helper", "common", "misc"}
+
+
+def name(path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", python_files() + native_files(), ids=name)
+def test_a_file_has_one_job(path):
+    assert len(path.read_text().splitlines()) <= MOST_LINES
+
+
+def test_no_module_is_a_drawer():
+    paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*")]
+    assert [name(path) for path in paths if path.stem in TOPICLESS] == []
+
+
+def test_every_module_says_what_it_is_for():
+    undocumented = [
+        name(path)
+        for path in python_files()
+        if path.read_text().strip() and not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert undocumented == []
+
+
+def test_the_error_tree_shows_every_error_below_its_parent():
+    drawn: dict[str, str | None] = {}  # class |-> the one it hangs from
+    trail: list[tuple[int, str]] = []
+    for line in (errors.__doc__ or "").splitlines():
+        match = re.fullmatch(r"    ([ │├└─]*)([A-Z]\w+)(\s.*)?", line)
+        if match:
+            depth = len(match[1])
+            trail = [(d, n) for d, n in trail if d < depth]
+            drawn[match[2]] = trail[-1][1] if trail else None
+            trail.append((depth, match[2]))
+    defined = {
+        cls.__name__: cls.__base__.__name__ if cls is not errors.PdserveError else None
+        for cls in vars(errors).values()
+        if isinstance(cls, type) and issubclass(cls, errors.PdserveError)
+    }
+    assert drawn == defined
+
+
+def test_every_error_has_a_code_of_its_own():
+    classes = errors._tree(errors.PdserveError)
+    named = [cls for cls in classes if cls.__module__ == "pdserve.errors" and "code" in vars(cls)]
+    codes = [cls.code for cls in named]
+    assert len(codes) == len(set(codes))
+    for cls in named:
+        assert type(errors.from_code(cls.code, "text")) is cls
+
+
+DOCUMENTS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md"]
+PATH = re.compile(r"(?<![\w./:-])((?:[\w.-]+/)+[\w-][\w.-]*\.[a-z]{1,5})\b")
+
+
+@pytest.mark.parametrize("document", [path for path in DOCUMENTS if path.exists()], ids=name)
+def test_documents_name_only_files_that_exist(document):
+    text = re.sub(r"\w+://\S+", "", document.read_text())
+    files = [f"/{name(path)}" for path in python_files() + native_files()]
+
+    def exists(path: str) -> bool:  # also when it is told from inside a package
+        return (ROOT / path).exists() or any(file.endswith(f"/{path}") for file in files)
+
+    assert [path for path in PATH.findall(text) if not exists(path)] == []

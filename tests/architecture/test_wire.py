@@ -1,0 +1,96 @@
+"""protocol.py, the .proto files, the generated stubs and the conversion say the same."""
+
+import sys
+import types
+import typing
+from enum import IntEnum, StrEnum
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdserve import kv_layout, protocol
+from pdserve.wire import envelopes, messages_pb2
+from pdserve.wire.convert import Envelope
+from tests.architecture.repository import ROOT, run
+
+STRUCTS = [
+    value
+    for value in [*vars(protocol).values(), kv_layout.KvLayout]
+    if isinstance(value, type)
+    and issubclass(value, msgspec.Struct)
+    and value not in (msgspec.Struct, protocol.Message)
+]
+ENVELOPES = {name: value for name, value in vars(envelopes).items() if isinstance(value, Envelope)}
+
+
+def test_stubs_are_fresh(tmp_path):
+    stamp = f"{sys.prefix}/.env-test-stamp"  # -o: no reason to install anything now
+    run("make", "-s", "-o", stamp, f"VENV={sys.prefix}", f"PROTO_OUT={tmp_path}", "proto")
+    fresh = {path.name: path.read_bytes() for path in (tmp_path / "pdserve/wire").iterdir()}
+    committed = {
+        path.name: path.read_bytes() for path in (ROOT / "pdserve/wire").glob("*_pb2*.py*")
+    }
+    assert sorted(fresh) == sorted(committed)
+    stale = [name for name in fresh if fresh[name] != committed[name]]
+    assert stale == [], "run `make proto`"
+
+
+@pytest.mark.parametrize("struct", sorted(set(STRUCTS), key=lambda s: s.__name__))
+def test_every_message_has_a_proto_of_the_same_fields(struct):
+    descriptor = messages_pb2.DESCRIPTOR.message_types_by_name[struct.__name__]
+    assert [field.name for field in descriptor.fields] == list(struct.__struct_fields__)
+
+
+def test_every_proto_is_a_message():
+    names = {struct.__name__ for struct in STRUCTS}
+    assert set(messages_pb2.DESCRIPTOR.message_types_by_name) == names
+
+
+def values(hint: object) -> st.SearchStrategy:
+    """Any value of a field's type, as far as protobuf can carry it."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        (some,) = (kind for kind in inner if kind is not type(None))
+        return st.none() | values(some)
+    if origin is list:
+        return st.lists(values(inner[0]), max_size=4)
+    if origin is dict:
+        return st.dictionaries(values(inner[0]), values(inner[1]), max_size=4)
+    assert isinstance(hint, type)
+    if issubclass(hint, msgspec.Struct):
+        return st.deferred(lambda: messages(hint))
+    if issubclass(hint, IntEnum | StrEnum):
+        return st.sampled_from(hint)
+    plain = {
+        bool: st.booleans(),
+        int: st.integers(-(2**31), 2**31 - 1),
+        float: st.floats(allow_nan=False),
+        str: st.text(),
+        bytes: st.binary(),
+    }
+    return plain[hint]
+
+
+def messages(struct: type[msgspec.Struct]) -> st.SearchStrategy:
+    """Any message of that kind."""
+    hints = typing.get_type_hints(struct)
+    return st.builds(struct, **{name: values(hints[name]) for name in struct.__struct_fields__})
+
+
+BODIES = [
+    pytest.param(envelope, struct, id=f"{name}-{struct.__name__}")
+    for name, envelope in ENVELOPES.items()
+    for struct in envelope._bodies.values()
+]
+
+
+@pytest.mark.parametrize(("envelope", "struct"), BODIES)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_every_message_survives_its_envelope(envelope, struct, data):
+    message = data.draw(messages(struct))
+    sent = envelope.wrap(message).SerializeToString()
+    received = envelope._proto.FromString(sent)
+    assert envelope.unwrap(received) == message

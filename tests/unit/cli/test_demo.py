@@ -1,0 +1,52 @@
+import sys
+
+import pytest
+
+from pdserve.cli import demo
+from pdserve.cli.demo_config import DemoConfig
+from pdserve.cli.exit_codes import StartFailed
+from pdserve.cli.pull_metrics import Pulls, parse_pulls
+from pdserve.config import ModelConfig
+from pdserve.errors import DeadlineExceeded
+
+
+def test_the_demo_asks_shows_the_facts_and_stops_everything(fake_command, capsys):
+    assert demo.run(DemoConfig(deadline_s=30.0), fake_command) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("fake-model on a coordinator, a prefill node and a decode node at http:")
+    assert out.count("A fake answer.") == 2
+    assert "5 + 3 tokens | prefilled on prefill-0, decoded on decode-0]" in out
+    assert "decode-0 pulled 2048 KiB of KV in 3 pulls (1.5 ms)" in out
+    assert out.endswith("everything is stopped again\n")
+
+
+def test_one_prompt_of_ones_own(fake_command, capsys):
+    config = DemoConfig(prompt="Why, though?", deadline_s=30.0)
+    assert demo.run(config, fake_command) == 0
+    assert capsys.readouterr().out.count("> ") == 1
+
+
+def test_a_cluster_that_does_not_start_shows_what_its_processes_wrote(fake_command, capsys):
+    config = DemoConfig(checkpoint=ModelConfig(model="bad"), deadline_s=30.0)
+    with pytest.raises(StartFailed, match="no checkpoint at bad"):
+        demo.run(config, fake_command)
+    assert "| pdserve" in capsys.readouterr().err
+
+
+def test_the_deadline_is_for_all_of_it(fake_command):
+    config = DemoConfig(checkpoint=ModelConfig(model="stuck"), deadline_s=1.0)
+    with pytest.raises((DeadlineExceeded, StartFailed), match="1 s"):
+        demo.run(config, fake_command)
+
+
+def test_processes_that_end_badly_when_stopped_are_a_failure(capsys):
+    command = (sys.executable, "-c", "raise SystemExit(5)")
+    with pytest.raises(StartFailed) as info:
+        demo.run(DemoConfig(deadline_s=30.0), command)
+    assert info.value.exit_code == 5
+
+
+def test_pulls_are_read_from_the_metrics():
+    text = "pdserve_pulls_total 3.0\npdserve_pulled_bytes_total 4096.0\npdserve_pull_seconds_total 0.5\nother 1.0\n"
+    assert parse_pulls(text) == Pulls(num_pulls=3, num_bytes=4096, seconds=0.5)
+    assert parse_pulls("") == Pulls(0, 0, 0.0)

@@ -1,0 +1,105 @@
+import io
+import json
+import sys
+
+import pytest
+from rich.console import Console
+
+from pdserve.cli import doctor, doctor_devices, doctor_machine, doctor_software, doctor_transports
+from pdserve.cli.finding import Finding, Verdict
+from pdserve.cli.main import main
+
+
+def test_the_quota_of_a_cgroup():
+    assert doctor_machine.cpu_quota("150000 100000\n") == 1.5
+    assert doctor_machine.cpu_quota("max 100000\n") is None
+    assert doctor_machine.cpu_quota("") is None
+
+
+def test_processor_and_memory_are_read(tmp_path):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text("processor : 0\nmodel name\t: Zen 9\nflags\t: a b\n")
+    (tmp_path / "proc/meminfo").write_text("MemTotal:  4194304 kB\nMemAvailable:  1048576 kB\n")
+    cgroup = tmp_path / "sys/fs/cgroup"
+    cgroup.mkdir(parents=True)
+    (cgroup / "memory.max").write_text(f"{2 * 2**30}\n")
+    (cgroup / "cpu.max").write_text("50000 100000\n")
+    details = {found.name: found.detail for found in doctor_machine.machine_findings(tmp_path)}
+    assert details["processor"] == "Zen 9"
+    assert details["memory"] == "1.0 GiB available of 4.0 GiB, limited to 2.0 GiB"
+    assert details["cores"].endswith("limited to 0.5 cores' worth of time")
+
+
+def test_a_strange_machine_is_unknown_and_not_an_error(tmp_path):
+    details = {found.name: found.detail for found in doctor_machine.machine_findings(tmp_path)}
+    assert (details["processor"], details["memory"]) == ("unknown", "unknown")
+
+
+def test_rdma_devices(tmp_path):
+    (absent,) = doctor_devices.rdma_findings(tmp_path / "none")
+    assert (absent.verdict, absent.name) == (Verdict.ABSENT, "devices")
+    port = tmp_path / "mlx5_0/ports/1"
+    port.mkdir(parents=True)
+    for name, text in [("state", "4: ACTIVE"), ("rate", "400 Gb/sec"), ("link_layer", "Ethernet")]:
+        (port / name).write_text(text + "\n")
+    (found,) = doctor_devices.rdma_findings(tmp_path)
+    assert (found.name, found.detail) == ("mlx5_0", "port 1: 4: ACTIVE, 400 Gb/sec, Ethernet")
+
+
+def test_no_torch_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    (found,) = doctor_devices.gpu_findings()
+    assert found.verdict is Verdict.ABSENT
+    assert "torch cannot be imported" in found.detail
+
+
+def test_a_missing_extension_is_broken_and_says_how_to_build_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pdserve._native", None)
+    (found,) = doctor_software.native_findings()
+    assert found.verdict is Verdict.BROKEN
+    assert "make env" in found.detail
+
+
+def test_transports_are_tried_out(monkeypatch):
+    assert doctor_transports.probe_shm() == ""
+    assert doctor_transports.probe_tcp() == ""
+
+    def no_memfd(name: str, flags: int) -> int:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr("os.memfd_create", no_memfd)
+    by_name = {found.name: found for found in doctor_transports.transport_findings()}
+    assert by_name["shm"].verdict is Verdict.ABSENT
+    assert "Function not implemented" in by_name["shm"].detail
+    assert by_name["tcp"].verdict is Verdict.OK
+    assert all(by_name[name].verdict is Verdict.ABSENT for name in ("cuda_ipc", "nccl"))
+
+
+def test_what_is_absent_is_shown_with_what_it_is_needed_for():
+    finding = Finding(
+        topic="RDMA", name="devices", verdict=Verdict.ABSENT, detail="none", needed_for="speed"
+    )
+    console = Console(width=100, file=io.StringIO())
+    console.print(doctor.render([finding]))
+    assert "absent" in console.file.getvalue()
+    assert "none; needed for speed" in console.file.getvalue()
+
+
+def test_required_packages_come_from_the_distribution():
+    names = doctor_software.required_packages()
+    assert {"torch", "grpcio", "rich"} <= set(names)
+    assert "pytest" not in names
+
+
+@pytest.mark.parametrize("verdict", [Verdict.OK, Verdict.ABSENT, Verdict.BROKEN])
+def test_the_exit_code_tells_whether_pdserve_can_work(verdict, monkeypatch, capsys):
+    finding = Finding(topic="t", name="n", verdict=verdict, detail="d")
+    monkeypatch.setattr(doctor, "collect", lambda: [finding])
+    assert main(["doctor", "--json"]) == (1 if verdict is Verdict.BROKEN else 0)
+    assert json.loads(capsys.readouterr().out)[0]["verdict"] == verdict
+
+
+def test_everything_is_looked_at(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)  # takes seconds to import
+    topics = {found.topic for found in doctor.collect()}
+    assert {"machine", "native kernels", "GPUs", "KV transports", "RDMA", "software"} == topics

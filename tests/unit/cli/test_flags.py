@@ -1,0 +1,147 @@
+from typing import Annotated, Literal
+
+import msgspec
+import pytest
+from msgspec import Meta
+
+from pdserve.cli.cluster_config import ClusterConfig
+from pdserve.cli.flags import FlagParser, add_flags, as_flags, config_from, flags_of
+from pdserve.config import ConfigStruct, CoordinatorConfig, EngineConfig, NodeConfig
+from pdserve.errors import ConfigError
+
+
+class Inner(ConfigStruct, frozen=True):
+    kv_memory: Annotated[str, Meta(description="100% of it")] = "1MiB"
+    is_fast: Annotated[bool, Meta(description="or slow")] = True
+
+
+class Outer(ConfigStruct, frozen=True):
+    count: Annotated[int, Meta(ge=1, description="how many")] = 3
+    wait_s: float = 0.5
+    mode: Literal["a", "b"] = "a"
+    names: list[str] = msgspec.field(default_factory=list)
+    kinds: list[Literal["x", "y"]] = msgspec.field(default_factory=lambda: ["x"])
+    revision: str | None = None
+    inner: Inner = Inner()
+
+
+def read(struct: type[ConfigStruct], *words: str) -> ConfigStruct:
+    parser = FlagParser(prog="test")
+    add_flags(parser, struct)
+    return config_from(struct, parser.parse_args(words))
+
+
+def test_no_flag_gives_the_defaults():
+    assert read(Outer) == Outer()
+
+
+def test_every_kind_of_flag():
+    words = [
+        "--count=7",
+        "--wait-s=2",
+        "--mode=b",
+        "--revision=null",
+        "--kv-memory=2GiB",
+        "--no-is-fast",
+    ]
+    assert read(Outer, *words) == Outer(
+        count=7, wait_s=2.0, mode="b", revision="null", inner=Inner(kv_memory="2GiB", is_fast=False)
+    )
+
+
+def test_a_list_is_repeated_or_written_with_commas():
+    assert read(Outer, "--names=a,b", "--names", "c") == Outer(names=["a", "b", "c"])
+
+
+@pytest.mark.parametrize(
+    ("word", "complaint"),
+    [
+        ("--count=0", 'argument --count: "0": Expected `int` >= 1'),
+        ("--count=x", 'argument --count: "x": Expected `int`'),
+        ("--mode=c", 'argument --mode: "c": choose from a, b'),
+        ("--kinds=x,z", 'argument --kinds: "x,z": choose from x, y'),
+        ("--kv-mem=1", "unrecognized arguments: --kv-mem=1"),
+    ],
+)
+def test_a_wrong_flag_is_told_in_one_line_with_exit_code_2(word, complaint, capsys):
+    with pytest.raises(SystemExit) as info:
+        read(Outer, word)
+    assert info.value.code == 2
+    assert capsys.readouterr().err == f"test: error: {complaint} (see test --help)\n".replace(
+        "Expected `int` (", "Expected `int`, got `str` ("
+    )
+
+
+def test_help_has_groups_choices_and_defaults(capsys):
+    with pytest.raises(SystemExit):
+        read(Outer, "--help")
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--count COUNT how many (default: 3)" in text
+    assert "inner: --kv-memory MEMORY 100% of it (default: 1MiB)" in text
+    assert "--is-fast, --no-is-fast or slow (default: on)" in text
+    assert "--mode {a,b}" in text
+
+
+def test_flags_come_on_top_of_the_file_and_only_those_given(tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text('count = 5\nmode = "b"\n[inner]\nkv_memory = "9MiB"\nis_fast = false\n')
+    config = read(Outer, f"--config={file}", "--mode=a", "--kv-memory=3MiB")
+    assert config == Outer(count=5, mode="a", inner=Inner(kv_memory="3MiB", is_fast=False))
+
+
+@pytest.mark.parametrize(
+    ("toml", "complaint"),
+    [
+        ("cuont = 5", "unknown field `cuont`"),
+        ("[inner]\nkv_mem = 1", r"unknown field `kv_mem` - at `\$.inner`"),
+        ("count = 0", r"Expected `int` >= 1 - at `\$.count`"),
+        ('count = "7"', r"Expected `int`, got `str` - at `\$.count`"),
+        ("count = ", "cannot read the config file"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_name(tmp_path, toml, complaint):
+    file = tmp_path / "c.toml"
+    file.write_text(toml)
+    with pytest.raises(ConfigError, match=complaint) as info:
+        read(Outer, f"--config={file}")
+    assert str(file) in str(info.value)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="No such file"):
+        read(Outer, f"--config={tmp_path / 'none.toml'}")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Outer(),
+        Outer(count=9, wait_s=0.1 + 0.2, names=["a", "-b"], inner=Inner(is_fast=False)),
+        Outer(revision="--main", mode="b", kinds=["y", "x"]),
+    ],
+)
+def test_as_flags_is_the_inverse_of_reading(config):
+    assert read(Outer, *as_flags(config)) == config
+
+
+@pytest.mark.parametrize("struct", [NodeConfig, CoordinatorConfig, ClusterConfig])
+def test_every_real_config_makes_flags_with_help(struct):
+    assert all(flag.description for flag in flags_of(struct))
+    assert read(struct) == struct()
+
+
+def test_two_fields_of_one_name_are_refused():
+    class Doubled(ConfigStruct, frozen=True):
+        kv_memory: str = ""
+        inner: Inner = Inner()
+
+    with pytest.raises(TypeError, match="the same flag"):
+        flags_of(Doubled)
+
+
+def test_a_section_whose_default_is_not_its_own_is_refused():
+    class Odd(ConfigStruct, frozen=True):
+        engine: EngineConfig = EngineConfig(block_size=8)
+
+    with pytest.raises(TypeError, match=r"engine: the default must be EngineConfig\(\)"):
+        flags_of(Odd)

@@ -1,0 +1,108 @@
+import subprocess
+import sys
+import types
+
+import pytest
+
+import pdserve
+from pdserve.cli.main import build_parser, main
+from pdserve.config import CoordinatorConfig, NodeConfig
+from pdserve.errors import ClusterError, ConfigError, KvBudgetTooSmall, MissingTensor
+
+
+@pytest.fixture
+def fake_mains(monkeypatch):
+    """What each process's `main.run` was called with; a test may have it raise instead."""
+    calls: dict[str, object] = {"error": None}
+
+    def fake(package: str) -> None:
+        def run(config: object) -> None:
+            calls[package] = config
+            if calls["error"] is not None:
+                raise calls["error"]
+
+        module = types.ModuleType(f"{package}.main")
+        module.run = run
+        monkeypatch.setitem(sys.modules, package, types.ModuleType(package))
+        monkeypatch.setitem(sys.modules, f"{package}.main", module)
+
+    for package in ("coordinator", "prefill_node", "decode_node"):
+        fake(package)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("command", "package", "config"),
+    [
+        ("coordinator", "coordinator", CoordinatorConfig(port=9)),
+        ("prefill", "prefill_node", NodeConfig(port=9)),
+        ("decode", "decode_node", NodeConfig(port=9)),
+    ],
+)
+def test_a_process_is_run_with_its_config(command, package, config, fake_mains):
+    assert main([command, "--port=9"]) == 0
+    assert fake_mains[package] == config
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("no"), 2),
+        (MissingTensor("no"), 2),
+        (KvBudgetTooSmall("no"), 2),
+        (ClusterError("no\n  way"), 1),
+    ],
+)
+def test_an_error_is_one_line_and_an_exit_code(error, code, fake_mains, capsys):
+    fake_mains["error"] = error
+    assert main(["decode"]) == code
+    message = " ".join(str(error).split())
+    assert capsys.readouterr().err == f"pdserve decode: error: {message}\n"
+
+
+def test_an_unknown_key_in_the_file_is_named(tmp_path, capsys):
+    file = tmp_path / "n.toml"
+    file.write_text("[engine]\nblok_size = 3\n")
+    assert main(["decode", f"--config={file}"]) == 2
+    assert "blok_size" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_130(fake_mains):
+    fake_mains["error"] = KeyboardInterrupt()
+    assert main(["prefill"]) == 130
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as info:
+        main(["--version"])
+    assert info.value.code == 0
+    assert capsys.readouterr().out == f"pdserve {pdserve.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "command", ["up", "coordinator", "prefill", "decode", "status", "doctor", "demo"]
+)
+def test_every_command_has_help_without_hidden_flags(command, capsys):
+    with pytest.raises(SystemExit) as info:
+        build_parser().parse_args([command, "--help"])
+    assert info.value.code == 0
+    out = capsys.readouterr().out
+    assert f"usage: pdserve {command}" in out
+    assert "die-with-parent" not in out
+
+
+def test_no_command_is_the_users_fault(capsys):
+    with pytest.raises(SystemExit) as info:
+        main([])
+    assert info.value.code == 2
+    assert "COMMAND" in capsys.readouterr().err
+
+
+def test_the_entry_module_loads_neither_torch_nor_a_server():
+    code = (
+        "import sys, pdserve.cli.main;"
+        "print([m for m in ('torch', 'grpc', 'aiohttp', 'rich') if m in sys.modules])"
+    )
+    command = [sys.executable, "-c", code]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert out == "[]\n"

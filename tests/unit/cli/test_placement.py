@@ -1,0 +1,84 @@
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdserve.cli.placement import (
+    assign_cores,
+    assign_device,
+    count_gpus,
+    format_cpus,
+    usable_cores,
+)
+from pdserve.config import EngineConfig, parse_cpus
+from pdserve.errors import ConfigError
+
+CORES = st.lists(st.integers(0, 300), min_size=1, max_size=64, unique=True).map(sorted)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 80), CORES)
+def test_cores_are_dealt_out_fairly(num_nodes, cores):
+    shares = assign_cores(num_nodes, cores)
+    assert len(shares) == num_nodes
+    if num_nodes <= len(cores):
+        assert [core for share in shares for core in share] == cores
+        sizes = [len(share) for share in shares]
+        assert max(sizes) - min(sizes) <= 1
+    else:
+        assert all(len(share) == 1 for share in shares)
+        uses = [sum(core in share for share in shares) for core in cores]
+        assert max(uses) - min(uses) <= 1
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "cores", "shares"),
+    [
+        (2, [0, 1], [[0], [1]]),
+        (2, [0, 1, 2], [[0], [1, 2]]),
+        (1, [4, 5], [[4, 5]]),
+        (3, [0, 1], [[0], [1], [0]]),
+    ],
+)
+def test_examples(num_nodes, cores, shares):
+    assert assign_cores(num_nodes, cores) == shares
+
+
+def test_devices_go_round_robin_unless_one_was_asked_for():
+    assert [assign_device("auto", i, 2) for i in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
+    assert assign_device("cuda", 1, 2) == "cuda:1"
+    assert assign_device("cuda:1", 0, 2) == "cuda:1"
+    assert assign_device("cpu", 0, 2) == "cpu"
+    assert assign_device("auto", 0, 0) == "auto"
+
+
+@settings(deadline=None)
+@given(CORES)
+def test_formatted_cores_are_read_back(cores):
+    assert parse_cpus(format_cpus(cores)) == cores
+
+
+def test_format_is_short():
+    assert format_cpus([0, 2, 3, 4, 9]) == "0,2-4,9"
+    assert format_cpus([]) == ""
+
+
+def test_usable_cores_follow_the_flag_within_the_affinity():
+    allowed = sorted(os.sched_getaffinity(0))
+    assert usable_cores(EngineConfig()) == allowed
+    assert usable_cores(EngineConfig(cpus=str(allowed[-1]))) == [allowed[-1]]
+    with pytest.raises(ConfigError, match="core 9999 is not usable here; the usable ones are"):
+        usable_cores(EngineConfig(cpus="9999"))
+
+
+def test_without_a_driver_there_are_no_gpus_and_nobody_is_asked(tmp_path):
+    assert count_gpus(driver=tmp_path / "none") == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "num_gpus"), [("print(2)", 2), ("print('?')", 0), ("raise ImportError", 0)]
+)
+def test_with_a_driver_torch_is_asked_in_another_process(code, num_gpus, tmp_path, monkeypatch):
+    monkeypatch.setattr("pdserve.cli.placement._COUNT_GPUS", code)
+    assert count_gpus(driver=tmp_path) == num_gpus

@@ -1,0 +1,74 @@
+import pytest
+
+from pdserve.cli.cluster_config import ClusterConfig
+from pdserve.cli.flags import config_from
+from pdserve.cli.main import build_parser
+from pdserve.cli.plan import Machine, plan_cluster
+from pdserve.config import EngineConfig, ModelConfig, Timeouts
+from pdserve.errors import ConfigError
+
+
+def plan(config: ClusterConfig, machine: Machine | None = None):
+    return plan_cluster(config, 8000, 8001, machine or Machine(cores=[0, 1, 2, 3]))
+
+
+def test_a_cluster_has_its_coordinator_then_prefill_then_decode_nodes():
+    plans = plan(ClusterConfig(prefill=2, decode=2))
+    assert [p.name for p in plans] == [
+        "coordinator",
+        "prefill-0",
+        "prefill-1",
+        "decode-0",
+        "decode-1",
+    ]
+    assert [p.config.node_id for p in plans[1:]] == [p.name for p in plans[1:]]
+    assert {tuple(p.config.coordinators) for p in plans[1:]} == {("127.0.0.1:8001",)}
+
+
+def test_nodes_share_the_cores_and_get_as_many_threads():
+    engines = [p.config.engine for p in plan(ClusterConfig(decode=2))[1:]]
+    assert [e.cpus for e in engines] == ["0", "1", "2-3"]
+    assert [e.threads for e in engines] == [1, 1, 2]
+
+
+def test_threads_that_were_asked_for_stay():
+    engines = [p.config.engine for p in plan(ClusterConfig(engine=EngineConfig(threads=3)))[1:]]
+    assert [e.threads for e in engines] == [3, 3]
+
+
+def test_gpus_go_round_robin():
+    plans = plan(ClusterConfig(decode=2), Machine(cores=[0, 1], num_gpus=2))
+    assert [p.config.engine.device for p in plans[1:]] == ["cuda:0", "cuda:1", "cuda:0"]
+
+
+def test_co_located_has_no_prefill_node():
+    plans = plan(ClusterConfig(mode="colocated", decode=2))
+    assert [p.name for p in plans] == ["coordinator", "decode-0", "decode-1"]
+    assert plans[0].config.mode == "colocated"
+
+
+@pytest.mark.parametrize(
+    ("mode", "prefill", "complaint"),
+    [("colocated", 1, "leave --prefill out"), ("disaggregated", 0, "nobody would prefill")],
+)
+def test_a_number_of_prefill_nodes_that_contradicts_the_mode(mode, prefill, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        plan(ClusterConfig(mode=mode, prefill=prefill))
+
+
+def test_a_coordinator_for_everybody_is_dialled_at_home():
+    node = plan(ClusterConfig(host="0.0.0.0"))[1]
+    assert node.config.coordinators == ["127.0.0.1:8001"]
+
+
+def test_the_command_line_of_each_process_gives_its_config_back():
+    config = ClusterConfig(
+        decode=3,
+        checkpoint=ModelConfig(model="/models/a b", served_model_name="ab"),
+        engine=EngineConfig(kv_memory="1GiB", prefix_cache=False, block_size=32),
+        timeouts=Timeouts(liveness_s=1.5),
+        transports=["tcp"],
+    )
+    for process in plan(config):
+        arguments = build_parser().parse_args(process.arguments)
+        assert config_from(type(process.config), arguments) == process.config

@@ -1,0 +1,137 @@
+import asyncio
+import io
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+from aiohttp import web
+from rich.console import Console
+
+from pdserve.cli import status as status_command
+from pdserve.cli.cluster_config import ClusterConfig
+from pdserve.cli.cluster_status import ClusterStatus, NodeStatus, fetch_status
+from pdserve.cli.main import main
+from pdserve.cli.supervisor import Cluster
+from pdserve.errors import ClusterError
+
+
+def node(node_id: str, state: str = "ready", progress: float = 1.0) -> NodeStatus:
+    return NodeStatus(
+        node_id=node_id,
+        role=node_id.split("-")[0],
+        state=state,
+        loading_progress=progress,
+        incarnation="i",
+        session_address="127.0.0.1:5000",
+        metrics_address="127.0.0.1:5001",
+        num_blocks=100,
+        free_blocks=90,
+        cached_blocks=40,
+        pinned_blocks=3,
+        queued_tokens=512,
+        running_requests=7,
+        waiting_requests=2,
+        step_time_ms=12.34,
+    )
+
+
+STATUS = ClusterStatus(
+    model="tiny",
+    mode="disaggregated",
+    ready=False,
+    inflight=9,
+    nodes=[node("decode-1"), node("prefill-0", "loading", 0.4), node("decode-0", "draining")],
+)
+
+
+def text_of(status: ClusterStatus) -> str:
+    console = Console(width=160, file=io.StringIO())
+    console.print(status_command.render(status))
+    return console.file.getvalue()
+
+
+def test_both_pools_are_shown_in_order():
+    text = text_of(STATUS)
+    assert text.startswith("tiny  disaggregated  not ready  9 in flight\n")
+    words = ["prefill nodes", "prefill-0", "loading 40%", "decode nodes", "decode-0", "decode-1"]
+    places = [text.index(word) for word in words]
+    assert places == sorted(places)
+    assert "12.3" in text
+
+
+def test_a_cluster_without_nodes_says_so():
+    assert "no node is attached" in text_of(ClusterStatus("m", "colocated", False, 0, []))
+
+
+def test_who_is_waited_for():
+    names = ["prefill-0", "decode-0", "decode-1", "decode-2"]
+    assert STATUS.waiting_for(names) == (
+        "prefill-0 (loading 40%), decode-0 (draining), decode-2 (not attached)"
+    )
+    assert STATUS.waiting_for(["decode-1"]) == ""
+
+
+@asynccontextmanager
+async def serving(status: int, body: bytes) -> AsyncIterator[str]:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(status=status, body=body)
+
+    app = web.Application()
+    app.router.add_get("/status", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+async def test_a_status_is_read_and_unknown_fields_are_left_to_newer_versions():
+    fields = msgspec.to_builtins(STATUS) | {"something_new": 1}
+    async with serving(200, msgspec.json.encode(fields)) as url:
+        assert await fetch_status(url + "/") == STATUS
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "complaint"),
+    [
+        (404, b"", "answers 404"),
+        (200, b"<html>", "is not a cluster's status"),
+        (200, b'{"model": "m"}', "is not a cluster's status: .*`mode`"),
+    ],
+)
+async def test_whatever_else_answers_is_refused(status, body, complaint):
+    async with serving(status, body) as url:
+        with pytest.raises(ClusterError, match=complaint):
+            await fetch_status(url)
+
+
+async def test_nobody_there():
+    async with serving(200, b"") as url:
+        pass
+    with pytest.raises(ClusterError, match="no coordinator at"):
+        await fetch_status(url)
+
+
+async def test_no_answer_in_time():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(ClusterError, match=r"no answer from .* within 0\.1 s"):
+            await fetch_status(url, timeout_s=0.1)
+
+
+async def test_the_command_prints_json_for_programs(fake_command):
+    config = ClusterConfig(port=0, mode="colocated", start_s=20.0)
+    async with Cluster(config, command=fake_command) as cluster:
+        command = [sys.executable, "-m", "pdserve.cli", "status", "--json", "--url", cluster.url]
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        out, _ = await process.communicate()
+    assert process.returncode == 0
+    assert msgspec.json.decode(out, type=ClusterStatus).node("decode-0") is not None
+
+
+def test_the_command_fails_in_one_line_when_nobody_answers(capsys):
+    assert main(["status", "--url", "http://127.0.0.1:1"]) == 1
+    assert capsys.readouterr().err.startswith("pdserve status: error: no coordinator at")
