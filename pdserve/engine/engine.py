@@ -31,6 +31,8 @@ STEP_TIME_WEIGHT = 0.1  # of the newest step in the moving average
 class Runner(Protocol):
     """Computes one step. Called from a worker thread, one call at a time."""
 
+    model_s: float  # spent in the model itself, over all steps
+
     def execute(self, rows: Sequence[Scheduled]) -> list[SampledToken | None]:
         """One entry per row: the sampled token, or None where the row does not reach its end."""
         ...
@@ -43,8 +45,9 @@ class StepReport:
 
     rows: list[Scheduled]
     sampled: list[SampledToken | None]
-    duration_s: float  # of the model's execution
-    overhead_s: float  # of planning and applying
+    started_s: float  # when its execution began, on the engine's clock
+    model_s: float  # in the model itself
+    overhead_s: float  # everything else since the step before, or since there was work again
 
 
 class StepObserver(Protocol):
@@ -69,6 +72,7 @@ class Engine:
         self.queues = Queues(pool, clock)
         self.step_time_s = 0.0  # moving average
         self.num_steps = 0
+        self._reported_s: float | None = None  # end of the step before; None after idling
         self._policy = policy
         self._clock = clock
         self._eos_token_ids = eos_token_ids
@@ -129,6 +133,7 @@ class Engine:
                 if rows:
                     await self._step(rows, planned_at, runner, observer)
                 else:
+                    self._reported_s = None
                     await self._wake.wait()
         finally:
             self._thread.shutdown(wait=True)
@@ -137,6 +142,7 @@ class Engine:
         self, rows: list[Scheduled], planned_at: float, runner: Runner, observer: StepObserver
     ) -> None:
         started = self._clock.now()
+        model_before_s = runner.model_s
         self._in_step = {row.request for row in rows}
         loop = asyncio.get_running_loop()
         try:
@@ -147,16 +153,12 @@ class Engine:
         ended = self._clock.now()
         self._in_step = set()
         done = self._apply(rows, sampled, ended)
-        applied = self._clock.now()
         self._record_step_time(ended - started)
-        observer.step_done(
-            StepReport(
-                rows,
-                sampled,
-                duration_s=ended - started,
-                overhead_s=(started - planned_at) + (applied - ended),
-            )
-        )
+        model_s = runner.model_s - model_before_s
+        began = planned_at if self._reported_s is None else self._reported_s
+        self._reported_s = self._clock.now()
+        overhead_s = max(0.0, self._reported_s - began - model_s)
+        observer.step_done(StepReport(rows, sampled, started, model_s, overhead_s))
         for request in done:
             self._forget(request)
 

@@ -21,6 +21,7 @@ class FakeRunner:
     """Checks that every row has its blocks, and that nothing is computed twice or skipped."""
 
     def __init__(self, block_size: int) -> None:
+        self.model_s = 0.0
         self.block_size = block_size
         self.steps: list[list[tuple[str, int]]] = []
         self.error: Exception | None = None

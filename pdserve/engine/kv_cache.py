@@ -1,0 +1,69 @@
+"""The paged KV pool: the memory in which keys and values live, and its view as one tensor."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pdserve.kv_layout import KvDtype, KvLayout
+
+TORCH_DTYPES: Final[dict[KvDtype, torch.dtype]] = {
+    KvDtype.FLOAT32: torch.float32,
+    KvDtype.BFLOAT16: torch.bfloat16,
+}
+
+
+class KvCache:
+    """One node's KV pool. Which block belongs to whom is the block pool's business."""
+
+    def __init__(
+        self,
+        layout: KvLayout,
+        num_blocks: int,
+        device: torch.device,
+        buffer: memoryview | npt.NDArray[np.uint8] | None = None,
+    ) -> None:
+        """Allocate the pool, or lay it over memory that somebody else exports.
+
+        Args:
+            layout: of one block.
+            num_blocks: how many.
+            device: where the pool is; a buffer is always the CPU's.
+            buffer: writable memory of at least num_blocks * layout.block_bytes bytes. It is used
+                as it is, neither copied nor cleared, and kept alive.
+
+        Raises:
+            ValueError: the buffer is too small, read-only, misaligned or not for this device.
+        """
+        self.layout = layout
+        self.num_blocks = num_blocks
+        # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+        shape = (num_blocks, *layout.block_shape)
+        dtype = TORCH_DTYPES[layout.dtype]
+        self.pool: Tensor
+        if buffer is None:
+            # Zeroed pages cost nothing until they are touched.
+            self.pool = torch.zeros(shape, dtype=dtype, device=device)
+        else:
+            self.pool = _wrap(buffer, dtype, device, math.prod(shape)).view(shape)
+
+
+def _wrap(buffer: Any, dtype: torch.dtype, device: torch.device, num_elements: int) -> Tensor:
+    view = memoryview(buffer)
+    needed_bytes = num_elements * dtype.itemsize
+    if device.type != "cpu":
+        raise ValueError(f"a buffer is CPU memory, and cannot be a pool on {device}")
+    if view.readonly:
+        raise ValueError("the buffer of a KV pool must be writable")
+    if view.nbytes < needed_bytes:
+        raise ValueError(f"the buffer has {view.nbytes} bytes; the KV pool needs {needed_bytes}")
+    tensor = torch.frombuffer(buffer, dtype=dtype, count=num_elements)
+    if tensor.data_ptr() % 64:
+        # A cache line, and the widest vector load.
+        raise ValueError("the buffer of a KV pool must be aligned to 64 bytes")
+    return tensor

@@ -1,0 +1,46 @@
+"""The arithmetic between attentions, on plain tensors. Rounds where the reference rounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """x · weightᵀ + bias."""
+
+    weight: Tensor  # [out_features, in_features]
+    bias: Tensor | None  # [out_features]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., in_features] -> [..., out_features]."""
+        return functional.linear(x, self.weight, self.bias)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Scale rows to a root mean square of 1, in float32, then by `weight` in the dtype of x.
+
+    Args:
+        x: [..., size].
+        weight: [size], or anything that broadcasts to x.
+        eps: added to the mean square.
+    """
+    wide = x.float()
+    mean_square = wide.square().mean(dim=-1, keepdim=True)
+    return weight * (wide * torch.rsqrt(mean_square + eps)).to(x.dtype)
+
+
+def gated_mlp(x: Tensor, gate_up: Linear, down: Linear) -> Tensor:
+    """down(silu(gate(x)) * up(x)).
+
+    Args:
+        x: [num_tokens, hidden_size].
+        gate_up: rows of the gate, then rows of up: [2 * intermediate_size, hidden_size].
+        down: [hidden_size, intermediate_size].
+    """
+    gate, up = gate_up(x).chunk(2, dim=-1)
+    return down(functional.silu(gate).mul_(up))

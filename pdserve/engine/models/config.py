@@ -1,0 +1,149 @@
+"""A model's shape and arithmetic, read once from its checkpoint. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pdserve.checkpoint import Checkpoint
+from pdserve.engine.models.families import (
+    FAMILIES,
+    Family,
+    Windows,
+    find_family,
+    refuse_foreign_arithmetic,
+    resolve_bias,
+)
+from pdserve.engine.models.json_fields import JsonFields
+from pdserve.engine.models.rope_config import RopeConfig, parse_rope
+from pdserve.errors import ModelError
+from pdserve.kv_layout import KvDtype, KvLayout
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Everything the decoder must know of a model besides its weights."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    has_qkv_bias: bool
+    has_o_bias: bool
+    has_mlp_bias: bool
+    has_qk_norm: bool
+    ties_embeddings: bool
+    sliding_windows: Windows  # one per layer; None: the layer sees the whole context
+    rope: RopeConfig
+    max_model_len: int  # tokens, prompt and output together
+    stored_dtype: str  # of the weights, as config.json says: "bfloat16", "float16", "float32"
+    eos_token_ids: frozenset[int]
+
+    @property
+    def default_dtype(self) -> KvDtype:
+        """The dtype to serve in when nobody asks for another: half precision is bfloat16 here."""
+        return KvDtype.FLOAT32 if self.stored_dtype == "float32" else KvDtype.BFLOAT16
+
+    def kv_layout(self, block_size: int, dtype: KvDtype) -> KvLayout:
+        """Layout of this model's KV blocks.
+
+        Args:
+            block_size: tokens.
+            dtype: of the cache and the activations.
+        """
+        return KvLayout(
+            num_layers=self.num_layers,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            block_size=block_size,
+            dtype=dtype,
+        )
+
+
+def load_model_config(checkpoint: Checkpoint) -> ModelConfig:
+    """Read config.json and generation_config.json.
+
+    Raises:
+        UnknownArchitecture: no decoder for it; names it and those supported.
+        UnsupportedRope: its rotary embedding is none of those supported.
+        ModelError: a field is missing, of the wrong type, contradicts another, or asks for
+            arithmetic that the decoder does not have.
+    """
+    content = checkpoint.read_json("config.json")
+    if content is None:
+        raise ModelError(f"{checkpoint.path} holds no config.json")
+    generation = checkpoint.read_json("generation_config.json") or {}
+    fields = JsonFields(content, str(checkpoint.path / "config.json"))
+    eos_token_ids = _token_ids(generation.get("eos_token_id"))
+    return parse_model_config(fields, eos_token_ids)
+
+
+def parse_model_config(
+    fields: JsonFields, eos_token_ids: frozenset[int] = frozenset()
+) -> ModelConfig:
+    """The configuration in the fields of config.json; see load_model_config for what it raises.
+
+    Args:
+        fields: config.json.
+        eos_token_ids: of generation_config.json; empty: those of config.json.
+    """
+    architecture, family = find_family(fields)
+    refuse_foreign_arithmetic(fields)
+    num_layers = fields.integer("num_hidden_layers")
+    num_heads = fields.integer("num_attention_heads")
+    num_kv_heads = fields.integer("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise fields.error("num_key_value_heads", f"a divisor of {num_heads}, the number of heads")
+    max_positions = fields.integer("max_position_embeddings", family.default_max_positions)
+    rope = parse_rope(fields, max_positions)
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=fields.integer("hidden_size"),
+        intermediate_size=fields.integer("intermediate_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=_head_dim(fields, family, num_heads),
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        has_qkv_bias=resolve_bias(fields, "attention_bias", family.qkv_bias),
+        has_o_bias=family.o_bias is None and fields.boolean("attention_bias", False),
+        has_mlp_bias=resolve_bias(fields, "mlp_bias", family.mlp_bias),
+        has_qk_norm=family.has_qk_norm,
+        ties_embeddings=fields.boolean("tie_word_embeddings", False),
+        sliding_windows=family.windows(fields, num_layers),
+        rope=rope,
+        max_model_len=rope.max_model_len,
+        stored_dtype=fields.text("dtype", fields.text("torch_dtype", "float32")),
+        eos_token_ids=eos_token_ids or _token_ids(fields.raw("eos_token_id")),
+    )
+
+
+def supported_architectures() -> list[str]:
+    """Names of the architectures that can be served, as config.json writes them."""
+    return list(FAMILIES)
+
+
+def _head_dim(fields: JsonFields, family: Family, num_heads: int) -> int:
+    default = family.default_head_dim
+    if default is None:
+        hidden_size = fields.integer("hidden_size")
+        if "head_dim" not in fields and hidden_size % num_heads:
+            raise fields.error("hidden_size", f"a multiple of {num_heads}, the number of heads")
+        default = hidden_size // num_heads
+    head_dim = fields.integer("head_dim", default)
+    if head_dim % 2:
+        raise fields.error("head_dim", "even: the rotary embedding turns pairs")
+    return head_dim
+
+
+def _token_ids(value: object) -> frozenset[int]:
+    """Token ids of a field that is one, a list of them, or null."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+        raise ModelError(f"eos_token_id is {value!r}; it must be a token id or a list of them")
+    return frozenset(ids)

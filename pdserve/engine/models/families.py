@@ -1,0 +1,179 @@
+"""What each supported architecture fixes, and what it leaves to config.json. No torch here.
+
+All of them are pre-norm decoders with RMSNorm, rotary positions, grouped queries and a gated SiLU
+MLP. They differ in biases, in query and key norms, and in which layers attend through a window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pdserve.engine.models.json_fields import JsonFields
+from pdserve.errors import ModelError, UnknownArchitecture
+
+Windows = tuple[int | None, ...]  # per layer: tokens a query sees; None: all
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One architecture. A bias of None is for config.json to say."""
+
+    model_type: str
+    default_max_positions: int
+    windows: Callable[[JsonFields, int], Windows]  # (config.json, num_layers) -> windows
+    qkv_bias: bool | None = False
+    o_bias: bool | None = False
+    mlp_bias: bool | None = False
+    has_qk_norm: bool = False
+    default_head_dim: int | None = None  # None: hidden_size / num_heads
+
+
+def _no_windows(fields: JsonFields, num_layers: int) -> Windows:
+    if "sliding_window" in fields:
+        raise ModelError(
+            f"{fields.where}: sliding_window is {fields.raw('sliding_window')!r}, which this "
+            "architecture does not have"
+        )
+    return (None,) * num_layers
+
+
+def _same_window(fields: JsonFields, num_layers: int) -> Windows:
+    # Mistral: absent means the default of the architecture, null means none.
+    window: int | None = 4096
+    if fields.has_key("sliding_window"):
+        window = fields.integer("sliding_window") if "sliding_window" in fields else None
+    layer_types = set(fields.texts("layer_types") or [])
+    if layer_types - {"full_attention" if window is None else "sliding_attention"}:
+        raise ModelError(
+            f"{fields.where}: layer_types contradicts sliding_window, which holds for all layers "
+            "of this architecture"
+        )
+    return (window,) * num_layers
+
+
+def _window_per_layer(fields: JsonFields, num_layers: int) -> Windows:
+    window: int | None = None
+    if fields.boolean("use_sliding_window", False) and (
+        "sliding_window" in fields or not fields.has_key("sliding_window")
+    ):
+        window = fields.integer("sliding_window", 4096)
+    layer_types = fields.texts("layer_types")
+    if layer_types is None:
+        first = fields.integer("max_window_layers", 28, minimum=0)
+        return tuple(window if layer >= first else None for layer in range(num_layers))
+    if len(layer_types) != num_layers:
+        raise fields.error("layer_types", f"a list of {num_layers}, one for each layer")
+    unknown = set(layer_types) - {"full_attention", "sliding_attention"}
+    if unknown or (window is None and "sliding_attention" in layer_types):
+        raise fields.error(
+            "layer_types",
+            "of full_attention, and with use_sliding_window and sliding_window sliding_attention",
+        )
+    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+
+
+FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": Family("llama", 2048, _no_windows, None, None, None),
+    "MistralForCausalLM": Family("mistral", 131_072, _same_window),
+    "Qwen2ForCausalLM": Family("qwen2", 32_768, _window_per_layer, qkv_bias=True),
+    "Qwen3ForCausalLM": Family(
+        "qwen3",
+        32_768,
+        _window_per_layer,
+        qkv_bias=None,
+        o_bias=None,
+        has_qk_norm=True,
+        default_head_dim=128,
+    ),
+}
+
+# Fields that other architectures, or variants of these, use to change the arithmetic. Any value
+# other than these would be served wrongly if it were ignored.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "quantization_config": (),
+    "compression_config": (),
+    "partial_rotary_factor": (1.0,),
+    "rotary_pct": (1.0,),
+    "attn_logit_softcapping": (),
+    "final_logit_softcapping": (),
+    "query_pre_attn_scalar": (),
+    "attention_multiplier": (),
+    "embedding_multiplier": (1.0,),
+    "residual_multiplier": (1.0,),
+    "logits_scaling": (1.0,),
+    "logit_scale": (1.0,),
+    "scale_emb": (1.0,),
+    "scale_depth": (1.0,),
+    "clip_qkv": (),
+    "attention_chunk_size": (),
+    "no_rope_layers": ([],),
+    "no_rope_layer_interval": (0,),
+    "attn_temperature_tuning": (False,),
+    "use_qk_norm": (False,),
+    "qk_layernorm": (False,),
+    "use_mrope": (False,),
+    "alibi": (False,),
+    "parallel_attn": (False,),
+    "use_parallel_residual": (False,),
+    "bias": (False,),
+    "add_cross_attention": (False,),
+    "is_encoder_decoder": (False,),
+    "num_experts": (0, 1),
+    "num_local_experts": (0, 1),
+    "n_routed_experts": (0,),
+    "vision_config": (),
+    "audio_config": (),
+    "pruned_heads": ({},),
+}
+
+
+def find_family(fields: JsonFields) -> tuple[str, Family]:
+    """The architecture that config.json names, and its family.
+
+    Raises:
+        UnknownArchitecture: none, or none that is supported; names it and those that are.
+    """
+    names = fields.texts("architectures") or []
+    if not names and "model_type" in fields:
+        model_type = fields.text("model_type")
+        names = [name for name, family in FAMILIES.items() if family.model_type == model_type]
+    for name in names:
+        if name in FAMILIES:
+            return name, FAMILIES[name]
+    found = ", ".join(names) or "no architecture"
+    raise UnknownArchitecture(f"{fields.where} names {found}; supported are {', '.join(FAMILIES)}")
+
+
+def resolve_bias(fields: JsonFields, key: str, fixed: bool | None) -> bool:
+    """Whether layers have a bias: as the family fixes it, else as the field says.
+
+    Raises:
+        ModelError: the field contradicts what the family fixes.
+    """
+    if fixed is None:
+        return fields.boolean(key, False)
+    if fields.boolean(key, fixed) != fixed:
+        raise fields.error(key, f"{str(fixed).lower()} for this architecture")
+    return fixed
+
+
+def refuse_foreign_arithmetic(fields: JsonFields) -> None:
+    """Raise ModelError for a field that asks for arithmetic that the decoder does not have."""
+    for key, neutral in _NEUTRAL.items():
+        value = fields.raw(key)
+        if value is not None and value not in neutral:
+            raise ModelError(f"{fields.where}: {key} = {_shortened(value)} is not supported")
+    if "AutoModelForCausalLM" in fields.nested("auto_map"):
+        raise ModelError(f"{fields.where}: auto_map asks for code of the model's own; none is run")
+    activation = fields.text("hidden_act", "silu")
+    if activation not in {"silu", "swish"}:
+        raise ModelError(
+            f"{fields.where}: hidden_act {activation!r} is not supported; supported is 'silu'"
+        )
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

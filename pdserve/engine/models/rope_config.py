@@ -1,0 +1,186 @@
+"""What config.json says about rotary position embedding, in either of its two styles.
+
+transformers 4 wrote `rope_theta` and `rope_scaling` (with `type` or `rope_type`) beside the other
+fields; transformers 5 writes one object, `rope_parameters`. No torch here: `engine/rope.py` turns
+a RopeConfig into frequencies.
+
+`dynamic` stretches its frequencies as a sequence outgrows max_position_embeddings. The keys of a
+prompt's *first* tokens then depend on the prompt's length, so KV blocks could no longer be shared
+between prompts with a common prefix. Up to max_position_embeddings it is plain rope, exactly, and
+so it is served up to there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pdserve.engine.models.json_fields import JsonFields
+from pdserve.errors import ModelError, UnsupportedRope
+
+
+class RopeType(StrEnum):
+    """The variants of rotary embedding that can be computed."""
+
+    DEFAULT = "default"
+    LINEAR = "linear"
+    DYNAMIC = "dynamic"
+    LLAMA3 = "llama3"
+    YARN = "yarn"
+
+
+# What may stand beside rope_type and rope_theta. Anything else could change the embedding, so it
+# is refused. `finetuned` is a note to the reader; attention scales are resolved below.
+_KEYS = {
+    "factor",
+    "original_max_position_embeddings",
+    "low_freq_factor",
+    "high_freq_factor",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+    "mscale",
+    "mscale_all_dim",
+    "truncate",
+    "finetuned",
+    "partial_rotary_factor",
+    "rope_type",
+    "type",
+    "rope_theta",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Parameters of the rotary embedding; fields that a variant does not have keep defaults."""
+
+    rope_type: RopeType
+    theta: float  # base wavelength
+    max_model_len: int  # positions it is good for
+    factor: float = 1.0
+    original_max_positions: int = 0  # llama3, yarn: length of the pretraining
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    truncate: bool = True  # yarn: bounds of the ramp at whole dimensions
+    attention_factor: float = 1.0  # yarn: on cos and sin
+
+
+def parse_rope(fields: JsonFields, max_positions: int) -> RopeConfig:
+    """Read the rotary embedding from the fields of config.json.
+
+    Args:
+        fields: config.json.
+        max_positions: its max_position_embeddings.
+
+    Raises:
+        UnsupportedRope: a variant or a parameter that is not computed here.
+        ModelError: a parameter is missing or of the wrong type.
+    """
+    params = fields.nested("rope_scaling" if fields.raw("rope_scaling") else "rope_parameters")
+    rope_type = _rope_type(params)
+    _refuse_unknown(params)
+    theta = params.number("rope_theta", fields.number("rope_theta", 10_000.0))
+    # Where a model states the length of its pretraining twice, the outer statement holds.
+    outer = fields if "original_max_position_embeddings" in fields else params
+    original = outer.integer("original_max_position_embeddings", max_positions)
+    return _PARSERS[rope_type](params, theta, max_positions, original)
+
+
+def _rope_type(params: JsonFields) -> RopeType:
+    name = params.text("rope_type", params.text("type", RopeType.DEFAULT.value))
+    try:
+        return RopeType(name)
+    except ValueError:
+        supported = ", ".join(RopeType)
+        raise UnsupportedRope(
+            f"{params.where}: rope type {name!r} is not supported; supported are {supported}"
+        ) from None
+
+
+def _refuse_unknown(params: JsonFields) -> None:
+    unknown = sorted(set(params.keys()) - _KEYS)
+    if unknown:
+        raise UnsupportedRope(f"{params.where}: {', '.join(unknown)} is not supported")
+    if params.number("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedRope(f"{params.where}: partial_rotary_factor other than 1 is unsupported")
+
+
+def _default(_: JsonFields, theta: float, max_positions: int, original: int) -> RopeConfig:
+    return RopeConfig(RopeType.DEFAULT, theta, max_positions)
+
+
+def _linear(params: JsonFields, theta: float, max_positions: int, original: int) -> RopeConfig:
+    factor = _factor(params)
+    length = int(max_positions * factor)
+    return RopeConfig(RopeType.LINEAR, theta, length, factor=factor)
+
+
+def _dynamic(params: JsonFields, theta: float, max_positions: int, original: int) -> RopeConfig:
+    return RopeConfig(RopeType.DYNAMIC, theta, max_positions, factor=_factor(params))
+
+
+def _llama3(params: JsonFields, theta: float, max_positions: int, original: int) -> RopeConfig:
+    low, high = params.number("low_freq_factor"), params.number("high_freq_factor")
+    if not 0 < low < high:
+        raise ModelError(
+            f"{params.where}: needs 0 < low_freq_factor < high_freq_factor, but has {low}, {high}"
+        )
+    return RopeConfig(
+        RopeType.LLAMA3,
+        theta,
+        max_positions,
+        factor=_factor(params),
+        original_max_positions=original,
+        low_freq_factor=low,
+        high_freq_factor=high,
+    )
+
+
+def _yarn(params: JsonFields, theta: float, max_positions: int, original: int) -> RopeConfig:
+    factor = _factor(params, max_positions / original)
+    return RopeConfig(
+        RopeType.YARN,
+        theta,
+        int(original * factor),
+        factor=factor,
+        original_max_positions=original,
+        # 0 counts as unset, as in the reference.
+        beta_fast=params.number("beta_fast", 0.0) or 32.0,
+        beta_slow=params.number("beta_slow", 0.0) or 1.0,
+        truncate=params.boolean("truncate", True),
+        attention_factor=_yarn_attention_factor(params, factor),
+    )
+
+
+def _yarn_attention_factor(params: JsonFields, factor: float) -> float:
+    """The scale of cos and sin, which sharpens attention as the context gets longer."""
+    if "attention_factor" in params:
+        return params.number("attention_factor")
+    mscale, all_dim = params.number("mscale", 0.0), params.number("mscale_all_dim", 0.0)
+    if mscale and all_dim:
+        return _mscale(factor, mscale) / _mscale(factor, all_dim)
+    return _mscale(factor, 1.0)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def _factor(params: JsonFields, default: float | None = None) -> float:
+    factor = params.number("factor", default)
+    if factor < 1.0:
+        raise params.error("factor", "a number of 1 or more")
+    return factor
+
+
+_PARSERS: dict[RopeType, Callable[[JsonFields, float, int, int], RopeConfig]] = {
+    RopeType.DEFAULT: _default,
+    RopeType.LINEAR: _linear,
+    RopeType.DYNAMIC: _dynamic,
+    RopeType.LLAMA3: _llama3,
+    RopeType.YARN: _yarn,
+}

@@ -1,0 +1,46 @@
+"""Log-probabilities of the chosen tokens and of the likeliest ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pdserve.protocol import TokenLogprobs
+
+
+def token_logprobs(
+    logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]
+) -> list[TokenLogprobs]:
+    """What is reported at each position.
+
+    Args:
+        logits: [num_rows, vocab_size] float32, as the model gave them.
+        token_ids: the chosen token of each row.
+        num_top: per row, how many of the likeliest tokens to list; the lowest id first among
+            equals.
+    """
+    distributions = torch.log_softmax(logits, dim=-1)
+    chosen = distributions.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
+    chosen_logprobs: list[float] = chosen[:, 0].tolist()
+    # One more than is listed shows whether the list ends between equals.
+    width = min(max(num_top) + 1, logits.shape[1])
+    ranked = distributions.topk(width, dim=-1)
+    all_ids, all_values = ranked.indices.tolist(), ranked.values.tolist()
+    result = []
+    for row, count in enumerate(num_top):
+        ids, values = all_ids[row], all_values[row]
+        if 0 < count < width and values[count - 1] == values[count]:
+            is_candidate = distributions[row] >= values[count - 1]
+            ids = is_candidate.nonzero()[:, 0].tolist()
+            values = distributions[row][is_candidate].tolist()
+        top = sorted(zip(ids, values, strict=True), key=lambda pair: (-pair[1], pair[0]))[:count]
+        result.append(
+            TokenLogprobs(
+                chosen=chosen_logprobs[row],
+                top_ids=[token_id for token_id, _ in top],
+                top_logprobs=[value for _, value in top],
+            )
+        )
+    return result

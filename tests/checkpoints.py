@@ -1,0 +1,139 @@
+"""Tiny checkpoints with random weights, made through transformers: the reference and our input.
+
+    make_checkpoint(tmp_path / "llama", "llama", num_hidden_layers=3, tie_word_embeddings=True)
+
+They come with a byte-level tokenizer and a chat template, so a whole cluster can serve them. Their
+greedy output looks random and does not repeat itself, which makes comparing tokens mean something.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+# family |-> config class, model class, and what a small model of it wants besides `_SMALL`
+_FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None}),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 32}),
+}
+
+EOS_TOKEN = "<|end|>"
+EOS_TOKEN_ID = 256
+VOCAB_SIZE = 320
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+_SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": EOS_TOKEN_ID,
+    "pad_token_id": None,
+}
+
+
+def make_checkpoint(
+    path: Path,
+    family: str,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    max_shard_size: str = "5GB",
+    **overrides: Any,
+) -> Path:
+    """Write a checkpoint with random weights.
+
+    Args:
+        path: directory, created if need be.
+        family: "llama", "mistral", "qwen2" or "qwen3".
+        seed: of the weights.
+        dtype: to store them in.
+        max_shard_size: smaller than the model gives several files and an index.
+        overrides: fields of the family's transformers config.
+
+    Returns:
+        `path`.
+    """
+    config_class, model_class, defaults = _FAMILIES[family]
+    config = config_class(**(_SMALL | defaults | overrides))
+    torch.manual_seed(seed)
+    model: PreTrainedModel = model_class(config)
+    _randomise(model)
+    path.mkdir(parents=True, exist_ok=True)
+    model.to(dtype).save_pretrained(path, max_shard_size=max_shard_size)
+    save_tokenizer(path)
+    return path
+
+
+def save_tokenizer(path: Path) -> None:
+    """A tokenizer with one token per byte, and the end of a turn as a special token."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([EOS_TOKEN])
+    assert tokenizer.token_to_id(EOS_TOKEN) == EOS_TOKEN_ID
+    tokenizer.save(str(path / "tokenizer.json"))
+    settings = {"eos_token": EOS_TOKEN, "chat_template": CHAT_TEMPLATE}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def edit_config(path: Path, name: str = "config.json", **changes: Any) -> None:
+    """Change fields of a checkpoint's JSON file; None takes a field out."""
+    file = path / name
+    config = json.loads(file.read_text())
+    for key, value in changes.items():
+        config.pop(key, None)
+        if value is not None:
+            config[key] = value
+    file.write_text(json.dumps(config))
+
+
+def to_transformers_4_style(path: Path) -> None:
+    """Rewrite config.json the way transformers 4 wrote it: rope_theta and rope_scaling."""
+    rope = dict(json.loads((path / "config.json").read_text())["rope_parameters"])
+    theta = rope.pop("rope_theta")
+    scaling = rope if rope["rope_type"] != "default" else None
+    edit_config(path, rope_parameters=None, rope_theta=theta, rope_scaling=scaling)
+
+
+def _randomise(model: PreTrainedModel) -> None:
+    """Weights large enough to matter, also where transformers starts with 1 (norms) or 0 (biases).
+
+    Layers weigh more than the embedding, so that the newest token does not decide all by itself.
+    """
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.normal_(1.0, 0.2)
+            elif name.endswith("bias") or "embed_tokens" in name:
+                parameter.normal_(0.0, 0.2)
+            else:
+                scale = 2.0 if "lm_head" in name else 3.0
+                parameter.normal_(0.0, scale * parameter.shape[1] ** -0.5)

@@ -1,0 +1,111 @@
+"""Drives a ModelRunner the way the engine does, with a trivial block allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pdserve.checkpoint import resolve_checkpoint
+from pdserve.engine.batch import build_batch
+from pdserve.engine.kv_cache import TORCH_DTYPES, KvCache
+from pdserve.engine.model_runner import ModelRunner
+from pdserve.engine.models.config import load_model_config
+from pdserve.engine.models.decoder import Decoder
+from pdserve.engine.request import Request, SampledToken, Scheduled
+from pdserve.engine.weights import load_decoder
+from pdserve.kv_layout import KvDtype
+from pdserve.lifecycle import Lifecycle
+from pdserve.protocol import SamplingParams
+
+CPU = torch.device("cpu")
+
+
+def make_request(
+    prompt: Sequence[int], output: Sequence[int] = (), request_id: str = "r", **sampling: Any
+) -> Request:
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=list(prompt),
+        sampling=SamplingParams(**({"temperature": 0.0} | sampling)),
+        lifecycle=Lifecycle(received_s=0.0),
+        output_token_ids=list(output),
+    )
+
+
+def make_prompt(num_tokens: int, seed: int = 0, vocab_size: int = 256) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(vocab_size, (num_tokens,), generator=generator).tolist()
+
+
+@dataclass
+class Node:
+    """A loaded model with its pool. Blocks are handed out once, back to front."""
+
+    model: Decoder
+    kv_cache: KvCache
+    runner: ModelRunner
+    free: list[int] = field(default_factory=list)
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        *,
+        dtype: KvDtype = KvDtype.FLOAT32,
+        block_size: int = 16,
+        num_tokens: int = 8192,
+    ) -> Node:
+        checkpoint = resolve_checkpoint(str(path))
+        config = load_model_config(checkpoint)
+        model = load_decoder(checkpoint, config, TORCH_DTYPES[dtype], CPU)
+        num_blocks = num_tokens // block_size + 64
+        kv_cache = KvCache(config.kv_layout(block_size, dtype), num_blocks, CPU)
+        # What a block held before must never matter.
+        kv_cache.pool.fill_(float("nan"))
+        return cls(model, kv_cache, ModelRunner(model, kv_cache), list(range(num_blocks)))
+
+    def step(self, rows: Sequence[Scheduled]) -> list[SampledToken | None]:
+        """One step as the engine does it: blocks, execute, advance."""
+        for row in rows:
+            request = row.request
+            needed = self.kv_cache.layout.blocks_for(request.num_computed_tokens + row.num_tokens)
+            while len(request.block_table) < needed:
+                request.block_table.append(self.free.pop())
+        sampled = self.runner.execute(rows)
+        for row, token in zip(rows, sampled, strict=True):
+            row.request.num_computed_tokens += row.num_tokens
+            if token is not None:
+                row.request.output_token_ids.append(token.token_id)
+        return sampled
+
+    def generate(self, requests: Sequence[Request], num_tokens: int, chunk: int = 10**6) -> None:
+        """Run all requests together until each has `num_tokens` of output."""
+        while True:
+            rows = [
+                Scheduled(request, min(chunk, request.num_uncomputed_tokens))
+                for request in requests
+                if len(request.output_token_ids) < num_tokens
+            ]
+            if not rows:
+                return
+            self.step(rows)
+
+    def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """[num_tokens, vocab_size] of a sequence computed in one step."""
+        request = make_request(token_ids)
+        num_blocks = self.kv_cache.layout.blocks_for(len(token_ids))
+        request.block_table = [self.free.pop() for _ in range(num_blocks)]
+        batch = build_batch(
+            [Scheduled(request, len(token_ids))], self.kv_cache.layout.block_size, CPU
+        )
+        with torch.inference_mode():
+            hidden = self.model.forward(
+                batch.token_ids, batch.positions, batch.attention, self.kv_cache.pool
+            )
+            logits = self.model.logits(hidden)
+        self.free += request.block_table
+        return logits

@@ -1,0 +1,100 @@
+"""Logits and greedy tokens of every family and rope variant, against transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.checkpoints import make_checkpoint, to_transformers_4_style
+from tests.unit.engine_model.reference import assert_matches
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama tied": ("llama", {"tie_word_embeddings": True}),
+    "llama without grouping": ("llama", {"num_key_value_heads": 4}),
+    "llama with one KV head": ("llama", {"num_key_value_heads": 1}),
+    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama with head_dim 64": ("llama", {"head_dim": 64}),
+    "llama with head_dim 128": ("llama", {"head_dim": 128}),
+    "mistral": ("mistral", {}),
+    "mistral with window": ("mistral", {"sliding_window": 24}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2 with windows": (
+        "qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "max_window_layers": 1,
+            "num_hidden_layers": 3,
+        },
+    ),
+    "qwen3": ("qwen3", {}),
+    "qwen3 with head_dim 128": ("qwen3", {"head_dim": 128}),
+    "qwen3 with bias": ("qwen3", {"attention_bias": True}),
+    "qwen3 with windows": (
+        "qwen3",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+}
+
+ROPES: dict[str, dict[str, Any]] = {
+    "theta": {"rope_type": "default", "rope_theta": 500_000.0},
+    "linear": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "rope_theta": 10_000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 128,
+    },
+    "yarn": {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn with mscale": {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.7,
+        "beta_fast": 16.0,
+        "beta_slow": 2.0,
+        "truncate": False,
+    },
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_family_matches_transformers(case: str, checkpoint_of: Callable[..., Path]) -> None:
+    family, overrides = CASES[case]
+    assert_matches(checkpoint_of(family, **overrides))
+
+
+@pytest.mark.parametrize("style", [4, 5])
+@pytest.mark.parametrize("rope", ROPES)
+def test_rope_matches_transformers(rope: str, style: int, tmp_path: Path) -> None:
+    make_checkpoint(
+        tmp_path, "llama", rope_parameters=dict(ROPES[rope]), max_position_embeddings=256
+    )
+    if style == 4:
+        to_transformers_4_style(tmp_path)
+    assert_matches(tmp_path)
+
+
+def test_sharded_files_match_transformers(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "llama", max_shard_size="100KB", num_hidden_layers=3)
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    assert_matches(tmp_path)

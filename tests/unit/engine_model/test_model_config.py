@@ -1,0 +1,166 @@
+"""What is read from config.json, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdserve.checkpoint import resolve_checkpoint
+from pdserve.engine.models.config import (
+    ModelConfig,
+    load_model_config,
+    parse_model_config,
+    supported_architectures,
+)
+from pdserve.engine.models.json_fields import JsonFields
+from pdserve.errors import ModelError, UnknownArchitecture
+from pdserve.kv_layout import KvDtype, KvLayout
+from tests.checkpoints import edit_config, make_checkpoint, to_transformers_4_style
+
+LLAMA_2 = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+    "vocab_size": 32000,
+    "eos_token_id": 2,
+}
+
+
+def parse(**changes: Any) -> ModelConfig:
+    return parse_model_config(JsonFields(LLAMA_2 | changes, "config.json"))
+
+
+def parse_as(architecture: str, **changes: Any) -> ModelConfig:
+    return parse(architectures=[architecture], **changes)
+
+
+def test_fields() -> None:
+    config = parse(num_key_value_heads=8)
+    assert (config.head_dim, config.num_kv_heads, config.max_model_len) == (128, 8, 4096)
+    assert config.default_dtype == KvDtype.BFLOAT16
+    assert config.eos_token_ids == {2}
+    assert config.kv_layout(16, KvDtype.BFLOAT16) == KvLayout(32, 8, 128, 16, KvDtype.BFLOAT16)
+
+
+def test_absent_and_null_fields_have_the_architecture_s_defaults() -> None:
+    config = parse(head_dim=None, num_key_value_heads=None, rms_norm_eps=None, torch_dtype=None)
+    assert (config.head_dim, config.num_kv_heads, config.rms_norm_eps) == (128, 32, 1e-6)
+    assert config.default_dtype == KvDtype.FLOAT32
+    assert parse_as("Qwen3ForCausalLM").head_dim == 128
+    assert parse(dtype="float32").default_dtype == KvDtype.FLOAT32
+
+
+def test_model_type_stands_in_for_architectures() -> None:
+    assert parse(architectures=None, model_type="qwen2").architecture == "Qwen2ForCausalLM"
+
+
+def test_biases() -> None:
+    def biases(config: ModelConfig) -> tuple[bool, bool, bool]:
+        return config.has_qkv_bias, config.has_o_bias, config.has_mlp_bias
+
+    assert biases(parse()) == (False, False, False)
+    assert biases(parse(attention_bias=True)) == (True, True, False)
+    assert biases(parse(mlp_bias=True)) == (False, False, True)
+    assert biases(parse_as("Qwen2ForCausalLM")) == (True, False, False)
+    assert biases(parse_as("Qwen3ForCausalLM", attention_bias=True)) == (True, True, False)
+
+
+def test_windows() -> None:
+    def windows(architecture: str, **changes: Any) -> tuple[int | None, ...]:
+        return parse_as(architecture, num_hidden_layers=3, **changes).sliding_windows
+
+    assert windows("LlamaForCausalLM") == (None, None, None)
+    assert windows("MistralForCausalLM") == (4096, 4096, 4096)
+    assert windows("MistralForCausalLM", sliding_window=None) == (None, None, None)
+    assert windows("MistralForCausalLM", sliding_window=9) == (9, 9, 9)
+    qwen = {"sliding_window": 9, "max_window_layers": 1}
+    assert windows("Qwen2ForCausalLM", **qwen) == (None, None, None)
+    assert windows("Qwen2ForCausalLM", **qwen, use_sliding_window=True) == (None, 9, 9)
+    assert windows("Qwen2ForCausalLM", use_sliding_window=True) == (None, None, None)
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    qwen |= {"use_sliding_window": True, "layer_types": kinds}
+    assert windows("Qwen3ForCausalLM", **qwen) == (9, None, 9)
+
+
+@pytest.mark.parametrize("names", [["FalconForCausalLM"], ["LlamaForSequenceClassification"], []])
+def test_unknown_architecture(names: list[str]) -> None:
+    with pytest.raises(UnknownArchitecture) as raised:
+        parse(architectures=names, model_type="falcon")
+    for name in names + supported_architectures():
+        assert name in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("LlamaForCausalLM", {"hidden_act": "gelu"}),
+        ("LlamaForCausalLM", {"quantization_config": {"quant_method": "awq"}}),
+        ("LlamaForCausalLM", {"partial_rotary_factor": 0.5}),
+        ("LlamaForCausalLM", {"final_logit_softcapping": 30.0}),
+        ("LlamaForCausalLM", {"auto_map": {"AutoModelForCausalLM": "modeling.Llama"}}),
+        ("LlamaForCausalLM", {"sliding_window": 4096}),
+        ("LlamaForCausalLM", {"num_key_value_heads": 5}),
+        ("LlamaForCausalLM", {"hidden_size": 4097}),
+        ("LlamaForCausalLM", {"head_dim": 127}),
+        ("LlamaForCausalLM", {"hidden_size": None}),
+        ("LlamaForCausalLM", {"hidden_size": "4096"}),
+        ("LlamaForCausalLM", {"num_hidden_layers": 0}),
+        ("LlamaForCausalLM", {"tie_word_embeddings": "yes"}),
+        ("LlamaForCausalLM", {"eos_token_id": "</s>"}),
+        ("LlamaForCausalLM", {"architectures": "LlamaForCausalLM"}),
+        ("LlamaForCausalLM", {"rope_scaling": "linear"}),
+        ("MistralForCausalLM", {"attention_bias": True}),
+        ("MistralForCausalLM", {"layer_types": ["full_attention"]}),
+        ("Qwen2ForCausalLM", {"mlp_bias": True}),
+        ("Qwen2ForCausalLM", {"layer_types": ["sliding_attention"] * 32}),
+        ("Qwen3ForCausalLM", {"layer_types": ["full_attention"]}),
+        ("Qwen3ForCausalLM", {"layer_types": ["chunked_attention"] * 32}),
+    ],
+    ids=str,
+)
+def test_refused_fields_are_named(architecture: str, changes: dict[str, Any]) -> None:
+    (field,) = changes
+    with pytest.raises(ModelError, match=field):
+        parse(**({"architectures": [architecture]} | changes))
+
+
+def test_neutral_values_are_no_reason_to_refuse() -> None:
+    parse(partial_rotary_factor=1.0, num_experts=0, quantization_config=None, pretraining_tp=2)
+    parse(hidden_act="swish", attention_dropout=0.1, use_cache=False, transformers_version="4.0")
+
+
+def test_checkpoint_in_both_styles(tmp_path: Path) -> None:
+    rope = {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}
+    make_checkpoint(tmp_path, "llama", rope_parameters=rope)
+    five = load_model_config(resolve_checkpoint(str(tmp_path)))
+    to_transformers_4_style(tmp_path)
+    assert load_model_config(resolve_checkpoint(str(tmp_path))) == five
+
+
+@pytest.mark.parametrize(("eos", "expected"), [(7, {7}), ([7, 8], {7, 8}), (None, {256})])
+def test_eos_of_the_generation_config_comes_first(
+    eos: object, expected: set[int], tmp_path: Path
+) -> None:
+    make_checkpoint(tmp_path, "llama")
+    edit_config(tmp_path, "generation_config.json", eos_token_id=eos)
+    assert load_model_config(resolve_checkpoint(str(tmp_path))).eos_token_ids == expected
+
+
+def test_without_generation_config(checkpoint_of: Callable[..., Path], tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "llama")
+    (tmp_path / "generation_config.json").unlink()
+    assert load_model_config(resolve_checkpoint(str(tmp_path))).eos_token_ids == {256}

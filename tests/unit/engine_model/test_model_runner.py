@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pdserve.engine.model_runner import ModelRunner
+from pdserve.engine.request import Scheduled
+from pdserve.errors import UnusableLogits
+from tests.checkpoints import EOS_TOKEN_ID
+from tests.unit.engine_model.harness import Node, make_prompt, make_request
+
+
+@pytest.fixture
+def node(checkpoint_of: Callable[..., Path]) -> Node:
+    return Node.load(checkpoint_of("llama"), num_tokens=512)
+
+
+def test_one_entry_per_row(node: Node) -> None:
+    rows = [
+        Scheduled(make_request(make_prompt(20)), 20),
+        Scheduled(make_request(make_prompt(20)), 8),
+        Scheduled(make_request(make_prompt(3)), 3),
+    ]
+    first, second, third = node.step(rows)
+    assert first is not None
+    assert second is None
+    assert third is not None
+
+
+def test_eos_ids_come_from_the_model(node: Node) -> None:
+    bias = {EOS_TOKEN_ID: 100.0}
+    willing = make_request(make_prompt(5), logit_bias=bias)
+    held = make_request(make_prompt(5), logit_bias=bias, min_tokens=1)
+    node.generate([willing, held], 2)
+    assert willing.output_token_ids == [EOS_TOKEN_ID] * 2
+    assert held.output_token_ids[0] != EOS_TOKEN_ID
+    assert held.output_token_ids[1] == EOS_TOKEN_ID
+
+
+def test_damaged_kv_is_blamed_on_its_request_and_the_others_go_on(node: Node) -> None:
+    good, bad = (make_request(make_prompt(20), request_id=name) for name in ("good", "bad"))
+    node.generate([good, bad], 1)
+    node.kv_cache.pool[bad.block_table[0]] = float("nan")
+    rows = [Scheduled(good, 1), Scheduled(bad, 1)]
+    with pytest.raises(UnusableLogits, match="bad") as raised:
+        node.runner.execute(rows)
+    assert raised.value.request_ids == ["bad"]
+    (token,) = node.runner.execute(rows[:1])
+    alone = make_request(make_prompt(20))
+    node.generate([alone], 2)
+    assert token is not None
+    assert token.token_id == alone.output_token_ids[1]
+
+
+def test_warmup_leaves_the_model_as_it_was(node: Node) -> None:
+    node.runner.warmup(100)
+    fresh = ModelRunner(node.model, node.kv_cache)
+    request = make_request(make_prompt(30))
+    node.generate([request], 5)
+    node.runner = fresh
+    again = make_request(make_prompt(30))
+    node.generate([again], 5)
+    assert again.output_token_ids == request.output_token_ids

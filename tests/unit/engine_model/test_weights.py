@@ -1,0 +1,115 @@
+"""Loading weights: progress, conversion, and every way in which a checkpoint can be wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pdserve.checkpoint import Checkpoint, resolve_checkpoint
+from pdserve.engine.models.config import load_model_config
+from pdserve.engine.models.decoder import Decoder
+from pdserve.engine.weights import load_decoder
+from pdserve.errors import MisshapedTensor, MissingTensor, ModelError
+from tests.checkpoints import edit_config, make_checkpoint
+
+Tensors = dict[str, torch.Tensor]
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_checkpoint(tmp_path / "model", "llama")
+
+
+def load(path: Path, on_progress: Callable[[float], None] | None = None) -> Decoder:
+    checkpoint = resolve_checkpoint(str(path))
+    config = load_model_config(checkpoint)
+    return load_decoder(checkpoint, config, torch.bfloat16, torch.device("cpu"), on_progress)
+
+
+def edit(path: Path, change: Callable[[Tensors], object]) -> None:
+    tensors = load_file(path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, path / "model.safetensors")
+
+
+def test_progress_and_conversion(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, "qwen3", max_shard_size="100KB", attention_bias=True)
+    shares: list[float] = []
+    decoder = load(path, shares.append)
+    assert decoder.dtype == torch.bfloat16
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    assert len(shares) == 2 + 1 + 2 * 15  # embedding, head; final norm; two layers
+
+
+def test_missing_tensor(model: Path) -> None:
+    edit(model, lambda tensors: tensors.pop(UP))
+    with pytest.raises(MissingTensor, match=rf"lacks {UP}$"):
+        load(model)
+
+
+def test_missing_head_of_an_untied_model(model: Path) -> None:
+    edit(model, lambda tensors: tensors.pop("lm_head.weight"))
+    with pytest.raises(MissingTensor, match=r"lm_head\.weight"):
+        load(model)
+
+
+def test_many_missing_tensors_are_counted(model: Path) -> None:
+    edit_config(model, num_hidden_layers=3)
+    with pytest.raises(MissingTensor, match=r"model\.layers\.2.* and 6 more"):
+        load(model)
+
+
+def test_misshaped_tensor(model: Path) -> None:
+    edit(model, lambda tensors: tensors.update({UP: tensors[UP][:-1].clone()}))
+    with pytest.raises(MisshapedTensor, match=rf"{UP} .*\[95, 64\].*\[96, 64\]"):
+        load(model)
+
+
+def test_unexpected_tensor(model: Path) -> None:
+    edit(model, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": UP_BIAS}))
+    with pytest.raises(ModelError, match=r"q_proj\.bias, which config\.json"):
+        load(model)
+
+
+UP_BIAS = torch.zeros(64)
+
+
+def test_harmless_tensors(model: Path) -> None:
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    edit(model, lambda tensors: tensors.update({name: torch.zeros(8)}))
+    load(model)
+
+
+def test_tied_copy_of_the_head(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, "llama", tie_word_embeddings=True)
+    edit(path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
+    load(path)
+
+
+def test_integer_weights(model: Path) -> None:
+    edit(model, lambda tensors: tensors.update({UP: tensors[UP].to(torch.int8)}))
+    with pytest.raises(ModelError, match="int8; quantised"):
+        load(model)
+
+
+def test_damage_after_the_checkpoint_was_resolved(model: Path) -> None:
+    checkpoint = resolve_checkpoint(str(model))
+    config = load_model_config(checkpoint)
+    file = model / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(ModelError, match=r"model\.safetensors is damaged"):
+        load_decoder(checkpoint, config, torch.float32, torch.device("cpu"))
+
+
+def test_no_weights_at_all(model: Path) -> None:
+    config = load_model_config(resolve_checkpoint(str(model)))
+    nothing = Checkpoint(model / "elsewhere", "model", "")
+    (model / "elsewhere").mkdir()
+    with pytest.raises(ModelError, match="holds neither"):
+        load_decoder(nothing, config, torch.float32, torch.device("cpu"))
