@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import grpc.aio
 import msgspec
+from google.protobuf.message import DecodeError
 
 from coordinator.flow import Flow
 from coordinator.registry import Member, Registry
@@ -116,4 +117,6 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 proto = await context.read()
         except TimeoutError as error:
             raise MalformedMessage(f"nothing was heard for {within_s} s") from error
+        except DecodeError as error:
+            raise MalformedMessage("not a NodeMessage") from error
         return None if proto is grpc.aio.EOF else FROM_NODE.unwrap(proto)

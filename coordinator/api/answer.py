@@ -1,0 +1,58 @@
+"""From a plan to a response: streamed, or whole."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from coordinator.api.call import Call, CallPlan
+from coordinator.api.choice import ChoiceDelta
+from coordinator.api.context import TRACE, ApiContext
+from coordinator.api.sse import SseStream
+
+
+async def answer(request: web.Request, context: ApiContext, plan: CallPlan) -> web.StreamResponse:
+    """Run the plan's generations and send what they produce. Raises what they raise."""
+    trace = request[TRACE]
+    trace.is_streaming = plan.is_streaming
+    async with Call(context, trace, plan) as call:
+        if not plan.is_streaming:
+            return await _whole(call, plan)
+        trace.stream = SseStream(request, context.config.stall_timeout_s)
+        return await _streamed(call, plan, trace.stream, context.config.keep_alive_s)
+
+
+async def _whole(call: Call, plan: CallPlan) -> web.Response:
+    while not call.is_finished:
+        await call.wait()
+    return web.Response(
+        body=plan.format.whole(call.take(), call.usage),
+        content_type="application/json",
+        headers=call.headers,
+    )
+
+
+async def _streamed(
+    call: Call, plan: CallPlan, stream: SseStream, keep_alive_s: float
+) -> web.StreamResponse:
+    while not call.is_finished:
+        if await call.wait(keep_alive_s):
+            await _send(call, plan, stream, call.take())
+        else:
+            await _send(call, plan, stream, [])
+            await stream.keep_alive()
+    await stream.close()
+    return stream.response
+
+
+async def _send(call: Call, plan: CallPlan, stream: SseStream, deltas: list[ChoiceDelta]) -> None:
+    """All that is there goes out in one write."""
+    events: list[bytes] = []
+    if not stream.is_open:
+        await stream.open(call.headers)
+        opening = [plan.format.opening(index) for index in range(call.num_choices)]
+        events += [event for event in opening if event is not None]
+    events += [plan.format.chunk(delta) for delta in deltas]
+    if call.is_finished and plan.shows_usage:
+        events.append(plan.format.usage_chunk(call.usage))
+    if events:
+        await stream.send(events, is_last=call.is_finished)

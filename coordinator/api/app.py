@@ -1,0 +1,69 @@
+"""The application: which path goes where."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+
+from aiohttp import web
+
+from coordinator.api import information
+from coordinator.api.chat import chat_completions
+from coordinator.api.completions import completions
+from coordinator.api.config import ApiConfig
+from coordinator.api.context import CONTEXT, ApiContext
+from coordinator.api.middleware import answer_everything
+from coordinator.api.observer import NullObserver, Observer
+from coordinator.generation import Generator
+from coordinator.text import Tokenizer
+from pdserve import __version__
+from pdserve.clock import SystemClock
+
+
+def create_app(
+    generator: Generator,
+    tokenizer: Tokenizer,
+    model_names: Sequence[str],
+    *,
+    config: ApiConfig | None = None,
+    observer: Observer | None = None,
+    metrics: Callable[[], bytes] = bytes,
+) -> web.Application:
+    """The whole API in front of `generator`, for `HttpServer`.
+
+    `model_names` are what clients may call the model, its own name first. `metrics` gives the
+    body of GET /metrics.
+    """
+    if not model_names:
+        raise ValueError("the model needs a name")
+    config = config or ApiConfig()
+    app = web.Application(middlewares=[answer_everything], client_max_size=config.max_body_bytes)
+    app[CONTEXT] = ApiContext(
+        generator=generator,
+        tokenizer=tokenizer,
+        model_names=tuple(model_names),
+        created=int(time.time()),
+        system_fingerprint=config.system_fingerprint or _fingerprint(model_names[0]),
+        config=config,
+        observer=observer or NullObserver(),
+        metrics=metrics,
+        clock=SystemClock(),
+    )
+    app.add_routes(
+        [
+            web.post("/v1/chat/completions", chat_completions),
+            web.post("/v1/completions", completions),
+            web.get("/v1/models", information.list_models),
+            web.get("/v1/models/{model:.+}", information.get_model),
+            web.get("/health", information.health),
+            web.get("/metrics", information.metrics),
+            web.get("/status", information.status),
+        ]
+    )
+    return app
+
+
+def _fingerprint(model_name: str) -> str:
+    digest = hashlib.sha256(f"{model_name}\n{__version__}".encode())
+    return f"fp_{digest.hexdigest()[:10]}"

@@ -1,0 +1,164 @@
+"""One user's call while it runs: its generations, its choices, its measurements."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+
+from coordinator.api.arrivals import Arrival, Arrivals
+from coordinator.api.choice import Choice, ChoiceDelta
+from coordinator.api.context import ApiContext, RequestTrace
+from coordinator.api.formats import AnswerFormat
+from coordinator.api.responses import PromptTokensDetails, Usage
+from coordinator.api.sampling import TextOptions
+from coordinator.generation import Generation, GenerationRequest
+from pdserve.errors import PdserveError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallPlan:
+    """What an endpoint made of a body: everything needed to answer it."""
+
+    requests: list[GenerationRequest]  # one per choice
+    text: TextOptions
+    format: AnswerFormat
+    is_streaming: bool
+    shows_usage: bool  # as a chunk of its own, when streaming
+
+
+class Call:
+    """Use as a context: leaving it frees whatever still runs."""
+
+    def __init__(self, context: ApiContext, trace: RequestTrace, plan: CallPlan) -> None:
+        self._context = context
+        self._trace = trace
+        self._plan = plan
+        self._generations: list[Generation] = []
+        self._choices = [
+            Choice(index, context.tokenizer, plan.text) for index in range(len(plan.requests))
+        ]
+        self._cancelled: set[int] = set()
+        self._last_token_s: dict[int, float] = {}  # choice |-> arrival of its last token
+
+    async def __aenter__(self) -> Call:
+        self._trace.num_choices = len(self._plan.requests)
+        self._trace.num_prompt_tokens = sum(len(r.token_ids) for r in self._plan.requests)
+        try:
+            for request in self._plan.requests:
+                self._generations.append(self._context.generator.start(request))
+        finally:
+            if len(self._generations) < len(self._plan.requests):
+                await self._cancel_rest("another prompt of the same call was refused")
+        self._arrivals = Arrivals(self._generations, self._context.clock)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, asyncio.CancelledError | ConnectionError):
+            is_ours = self._context.in_flight.is_aborting
+            reason = "coordinator is shutting down" if is_ours else "client disconnected"
+        else:
+            reason = "the call failed"
+        await self._cancel_rest(reason)
+        await self._arrivals.close()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every choice is."""
+        return all(choice.is_finished for choice in self._choices)
+
+    @property
+    def num_choices(self) -> int:
+        """How many answers there will be."""
+        return len(self._choices)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Where it runs; no prefill node when the decode node prefills locally."""
+        routes = [generation.route for generation in self._generations]
+        named = {
+            "x-pdserve-prefill-node": _joined(route.prefill_node for route in routes),
+            "x-pdserve-decode-node": _joined(route.decode_node for route in routes),
+        }
+        return {"x-request-id": self._trace.request_id} | {k: v for k, v in named.items() if v}
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        trace = self._trace
+        return Usage(
+            prompt_tokens=trace.num_prompt_tokens,
+            completion_tokens=trace.num_completion_tokens,
+            total_tokens=trace.num_prompt_tokens + trace.num_completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(trace.num_cached_tokens),
+        )
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for tokens and take them in; False when none came in time.
+
+        Raises what the generations raise.
+        """
+        arrivals = await self._arrivals.take(timeout_s)
+        for arrival in arrivals:
+            self._take_in(arrival)
+        for index in {arrival.index for arrival in arrivals}:
+            if self._choices[index].ended_by_string:
+                await self._arrivals.stop(index)
+                await self._cancel(index, "stop string")
+        if not arrivals and self._arrivals.is_exhausted and not self.is_finished:
+            raise PdserveError("a generation ended without a finish reason")
+        return bool(arrivals)
+
+    def take(self) -> list[ChoiceDelta]:
+        """What is new to show."""
+        deltas = [choice.take() for choice in self._choices]
+        return [delta for delta in deltas if delta is not None]
+
+    def _take_in(self, arrival: Arrival) -> None:
+        choice, trace = self._choices[arrival.index], self._trace
+        if choice.is_finished:
+            return
+        num_tokens, num_cached = choice.num_tokens, choice.num_cached_tokens
+        choice.push(arrival.event)
+        trace.num_cached_tokens += choice.num_cached_tokens - num_cached
+        self._measure(arrival, choice.num_tokens - num_tokens)
+        if trace.first_token_s is None and choice.has_shown_text:
+            trace.first_token_s = arrival.at_s
+            self._context.observer.first_token(
+                trace.endpoint or "", arrival.at_s - trace.received_s
+            )
+        trace.finish_reason = self._choices[0].finish_reason
+
+    def _measure(self, arrival: Arrival, num_new_tokens: int) -> None:
+        """Tokens of one event came together: the first ends a gap, the others' gaps are empty."""
+        last_s = self._last_token_s.get(arrival.index)
+        endpoint = self._trace.endpoint or ""
+        for _ in range(num_new_tokens):
+            if last_s is not None:
+                self._context.observer.inter_token(endpoint, arrival.at_s - last_s)
+            last_s = arrival.at_s
+        if last_s is not None:
+            self._last_token_s[arrival.index] = self._trace.last_token_s = last_s
+        self._trace.num_completion_tokens += num_new_tokens
+
+    async def _cancel(self, index: int, reason: str) -> None:
+        await self._generations[index].cancel(reason)
+        self._cancelled.add(index)
+
+    async def _cancel_rest(self, reason: str) -> None:
+        """Every generation that was started and did not end by itself."""
+        choices = self._choices[: len(self._generations)]
+        ended = {c.index for c in choices if c.is_finished and not c.ended_by_string}
+        rest = [c.index for c in choices if c.index not in ended | self._cancelled]
+        await asyncio.gather(*(self._cancel(index, reason) for index in rest))
+
+
+def _joined(names: Iterable[str | None]) -> str:
+    """Every name once."""
+    return ",".join(dict.fromkeys(name for name in names if name is not None))

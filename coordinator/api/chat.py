@@ -1,0 +1,73 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from coordinator.api.answer import answer
+from coordinator.api.body import read_request
+from coordinator.api.call import CallPlan
+from coordinator.api.context import CONTEXT, ApiContext, RequestTrace
+from coordinator.api.endpoint import admit, answer_head, shows_usage
+from coordinator.api.formats import ChatFormat
+from coordinator.api.limits import check_num_chars, output_limit
+from coordinator.api.messages import conversation
+from coordinator.api.requests import ChatRequest
+from coordinator.api.sampling import sampling_params, text_options
+from coordinator.generation import GenerationRequest
+from pdserve.errors import InvalidRequest
+
+
+async def chat_completions(request: web.Request) -> web.StreamResponse:
+    """Answer a conversation."""
+    context = request.app[CONTEXT]
+    trace = admit(request, context)
+    body = await read_request(request, ChatRequest, context.config)
+    return await answer(request, context, await _plan(body, context, trace))
+
+
+async def _plan(body: ChatRequest, context: ApiContext, trace: RequestTrace) -> CallPlan:
+    """Everything about the call that can be said before it runs. Raises RequestError."""
+    context.check_model(body.model)
+    usage = shows_usage(body)
+    text = text_options(body)
+    num_logprobs = _num_logprobs(body)
+    max_model_len = context.max_model_len()
+    chat = conversation(body)
+    check_num_chars(chat.num_chars, context.tokenizer, max_model_len, "messages")
+    token_ids = await context.tokenizer.encode_chat(chat)
+    if not token_ids:
+        raise InvalidRequest("the conversation has no tokens", "messages")
+    requested = body.max_completion_tokens or body.max_tokens
+    max_tokens = output_limit(len(token_ids), requested, None, max_model_len)
+    sampling = sampling_params(
+        body, context.tokenizer, max_tokens=max_tokens, logprobs=num_logprobs
+    )
+    head = answer_head(context, f"chatcmpl-{trace.unique}", body.model)
+    generation = GenerationRequest(
+        request_id=head.id,
+        token_ids=token_ids,
+        sampling=sampling,
+        cache_salt=body.cache_salt or "",
+        deadline_s=context.config.deadline_s,
+    )
+    return CallPlan(
+        requests=[generation],
+        text=text,
+        format=ChatFormat(
+            head,
+            context.tokenizer,
+            shows_logprobs=num_logprobs is not None,
+            shows_usage=usage,
+        ),
+        is_streaming=bool(body.stream),
+        shows_usage=usage,
+    )
+
+
+def _num_logprobs(body: ChatRequest) -> int | None:
+    if not body.logprobs:
+        if body.top_logprobs:
+            raise InvalidRequest("'top_logprobs' needs 'logprobs' to be true", "top_logprobs")
+        return None
+    return body.top_logprobs or 0

@@ -1,0 +1,125 @@
+"""One choice of an answer: token events in, text and log-probabilities out.
+
+Tokens go through the detokeniser and the stop matcher one by one, so that the choice ends at the
+very token that completes a stop string, however many tokens came in one event.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from coordinator.api.sampling import TextOptions
+from coordinator.text import IncrementalDetokenizer, StopMatcher, Tokenizer
+from pdserve.protocol import FinishReason, TokenEvent, TokenLogprobs
+
+_FINISH_WORDS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token whose log-probabilities are to be shown."""
+
+    token_id: int
+    offset: int  # characters of the choice's text before it
+    logprobs: TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceDelta:
+    """What is new in a choice."""
+
+    index: int
+    text: str
+    tokens: list[ScoredToken]
+    finish_reason: str | None
+
+
+class Choice:
+    """One token stream as the client sees it."""
+
+    def __init__(self, index: int, tokenizer: Tokenizer, options: TextOptions) -> None:
+        self.index = index
+        self.num_tokens = 0
+        self.num_cached_tokens = 0  # of its prompt
+        self.finish_reason: str | None = None
+        self._options = options
+        self._end_was_taken = False
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer, skip_special_tokens=options.skip_special_tokens
+        )
+        self._matcher = StopMatcher(options.stops, include_stop=options.include_stop)
+        self._num_decoded_chars = 0
+        self._num_shown_chars = 0
+        self._new_text: list[str] = []
+        self._unshown: deque[ScoredToken] = deque()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing more will come."""
+        return self.finish_reason is not None
+
+    @property
+    def has_shown_text(self) -> bool:
+        """Whether there was anything for the client to see yet."""
+        return self._num_shown_chars > 0
+
+    @property
+    def ended_by_string(self) -> bool:
+        """Whether a stop string ended it, which the nodes know nothing of."""
+        return self._matcher.matched is not None
+
+    def push(self, event: TokenEvent) -> None:
+        """Take an event's tokens; those behind a stop string do not count."""
+        self.num_cached_tokens = max(self.num_cached_tokens, event.cached_tokens)
+        last = len(event.token_ids) - 1
+        for i, token_id in enumerate(event.token_ids):
+            if self.is_finished:
+                return
+            is_end = i == last and token_id == event.stop_token_id
+            logprobs = event.logprobs[i] if i < len(event.logprobs) else None
+            self._push_token(
+                token_id, logprobs, is_hidden=is_end and not self._options.include_stop
+            )
+        if event.finish_reason is not None and not self.is_finished:
+            self._show(self._detokenizer.finish())
+            self._new_shown(self._matcher.finish())
+            if not self.is_finished:
+                self.finish_reason = _FINISH_WORDS[event.finish_reason]
+
+    def take(self) -> ChoiceDelta | None:
+        """What is new since the last call, if there is anything to show."""
+        text = "".join(self._new_text)
+        if self._end_was_taken or not (text or self.is_finished):
+            return None
+        self._end_was_taken = self.is_finished
+        self._new_text.clear()
+        tokens: list[ScoredToken] = []
+        shows_all = self.is_finished and not self.ended_by_string
+        while self._unshown and (shows_all or self._unshown[0].offset < self._num_shown_chars):
+            tokens.append(self._unshown.popleft())
+        return ChoiceDelta(self.index, text, tokens, self.finish_reason)
+
+    def _push_token(
+        self, token_id: int, logprobs: TokenLogprobs | None, *, is_hidden: bool
+    ) -> None:
+        self.num_tokens += 1
+        if is_hidden:
+            return
+        if logprobs is not None:
+            self._unshown.append(ScoredToken(token_id, self._num_decoded_chars, logprobs))
+        self._show(self._detokenizer.push(token_id))
+
+    def _show(self, text: str) -> None:
+        self._num_decoded_chars += len(text)
+        if self.num_tokens <= self._options.min_tokens:
+            self._new_shown(text)
+            return
+        self._new_shown(self._matcher.push(text))
+        if self._matcher.matched is not None:
+            self.finish_reason = "stop"
+
+    def _new_shown(self, text: str) -> None:
+        self._num_shown_chars += len(text)
+        if text:
+            self._new_text.append(text)

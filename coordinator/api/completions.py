@@ -1,0 +1,80 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from coordinator.api.answer import answer
+from coordinator.api.body import read_request
+from coordinator.api.call import CallPlan
+from coordinator.api.context import CONTEXT, ApiContext, RequestTrace
+from coordinator.api.endpoint import admit, answer_head, shows_usage
+from coordinator.api.formats import CompletionFormat
+from coordinator.api.limits import output_limit
+from coordinator.api.prompts import encode_prompt, split_prompts
+from coordinator.api.requests import CompletionRequest
+from coordinator.api.sampling import sampling_params, text_options
+from coordinator.generation import GenerationRequest
+
+DEFAULT_MAX_TOKENS = 16
+
+
+async def completions(request: web.Request) -> web.StreamResponse:
+    """Continue one prompt or several; each gets a choice of its own."""
+    context = request.app[CONTEXT]
+    trace = admit(request, context)
+    body = await read_request(request, CompletionRequest, context.config)
+    return await answer(request, context, await _plan(body, context, trace))
+
+
+async def _plan(body: CompletionRequest, context: ApiContext, trace: RequestTrace) -> CallPlan:
+    """Everything about the call that can be said before it runs. Raises RequestError."""
+    context.check_model(body.model)
+    usage = shows_usage(body)
+    text = text_options(body)
+    max_model_len = context.max_model_len()
+    prompts = [
+        await encode_prompt(
+            prompt,
+            context.tokenizer,
+            add_special_tokens=body.add_special_tokens is not False,
+            max_model_len=max_model_len,
+        )
+        for prompt in split_prompts(body.prompt, max_model_len)
+    ]
+    head = answer_head(context, f"cmpl-{trace.unique}", body.model)
+    requests = [
+        _generation(body, context, f"{head.id}-{i}", token_ids, max_model_len)
+        for i, token_ids in enumerate(prompts)
+    ]
+    return CallPlan(
+        requests=requests,
+        text=text,
+        format=CompletionFormat(
+            head,
+            context.tokenizer,
+            shows_logprobs=body.logprobs is not None,
+            shows_usage=usage,
+        ),
+        is_streaming=bool(body.stream),
+        shows_usage=usage,
+    )
+
+
+def _generation(
+    body: CompletionRequest,
+    context: ApiContext,
+    request_id: str,
+    token_ids: list[int],
+    max_model_len: int,
+) -> GenerationRequest:
+    max_tokens = output_limit(len(token_ids), body.max_tokens, DEFAULT_MAX_TOKENS, max_model_len)
+    return GenerationRequest(
+        request_id=request_id,
+        token_ids=token_ids,
+        sampling=sampling_params(
+            body, context.tokenizer, max_tokens=max_tokens, logprobs=body.logprobs
+        ),
+        cache_salt=body.cache_salt or "",
+        deadline_s=context.config.deadline_s,
+    )

@@ -1,0 +1,19 @@
+"""What an operator may set about the HTTP side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiConfig:
+    """Limits and intervals of the API. Sizes in bytes, times in seconds."""
+
+    max_body_bytes: int = 32 * 2**20
+    body_timeout_s: float = 60.0  # for reading one request's body
+    idle_timeout_s: float = 75.0  # of a connection: also the time to send a request's headers
+    keep_alive_s: float = 15.0  # a stream with nothing to say sends a comment this often
+    stall_timeout_s: float = 120.0  # a reader that takes nothing for so long is given up
+    retry_after_s: int = 1  # what a refused client is told to wait
+    deadline_s: float = 0.0  # of every request; 0 = none
+    system_fingerprint: str = ""  # "" = derived from the model's name and pdserve's version

@@ -1,0 +1,93 @@
+"""What the endpoints share, and what is known about the request in hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from coordinator.api.config import ApiConfig
+from coordinator.api.in_flight import InFlight
+from coordinator.api.observer import Observer, RequestSummary
+from coordinator.api.sse import SseStream
+from coordinator.generation import Generator
+from coordinator.text import Tokenizer
+from pdserve.clock import Clock
+from pdserve.errors import ModelNotFound, NoNodeAvailable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiContext:
+    """Everything an endpoint may need; one per application."""
+
+    generator: Generator
+    tokenizer: Tokenizer
+    model_names: tuple[str, ...]  # the first is the model's own
+    created: int  # seconds since 1970
+    system_fingerprint: str
+    config: ApiConfig
+    observer: Observer
+    metrics: Callable[[], bytes]
+    clock: Clock
+    in_flight: InFlight = field(default_factory=InFlight)
+
+    def check_model(self, name: str) -> None:
+        """Raises ModelNotFound."""
+        if name not in self.model_names:
+            raise ModelNotFound(
+                f"there is no model {name!r} here; there is {', '.join(self.model_names)}", "model"
+            )
+
+    def max_model_len(self) -> int:
+        """Most tokens of a request. Raises NoNodeAvailable while that is not known."""
+        max_model_len = self.generator.max_model_len
+        if max_model_len is None:
+            raise NoNodeAvailable("no node has attached yet")
+        return max_model_len
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestTrace:
+    """One HTTP request as it went so far."""
+
+    unique: str  # what ids of this request are made from
+    request_id: str  # the client's, if it gave a sane one
+    received_s: float
+    endpoint: str | None = None  # set when it is a call of a generating endpoint
+    is_streaming: bool = False
+    stream: SseStream | None = None
+    num_choices: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_completion_tokens: int = 0
+    first_token_s: float | None = None  # the first with text
+    last_token_s: float | None = None
+    finish_reason: str | None = None
+
+    def summary(self, endpoint: str, status: int, code: str | None, now_s: float) -> RequestSummary:
+        """The request after its end."""
+        succeeded = code is None and self.last_token_s is not None
+        end_s = self.last_token_s if succeeded and self.last_token_s is not None else now_s
+        e2e_s = end_s - self.received_s
+        ttft_s = None if self.first_token_s is None else self.first_token_s - self.received_s
+        num_further = self.num_completion_tokens - 1
+        has_tpot = ttft_s is not None and num_further > 0 and self.num_choices == 1
+        return RequestSummary(
+            request_id=self.request_id,
+            endpoint=endpoint,
+            is_streaming=self.is_streaming,
+            status=status,
+            error_code=code,
+            finish_reason=self.finish_reason,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            num_completion_tokens=self.num_completion_tokens,
+            e2e_s=e2e_s,
+            ttft_s=ttft_s,
+            tpot_s=(e2e_s - ttft_s) / num_further if has_tpot and ttft_s is not None else None,
+        )
+
+
+CONTEXT = web.AppKey("CONTEXT", ApiContext)
+TRACE = web.RequestKey("TRACE", RequestTrace)  # set by the middleware

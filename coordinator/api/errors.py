@@ -1,0 +1,81 @@
+"""Errors as clients see them: status, headers and the OpenAI error object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+from aiohttp import web
+
+from coordinator.api.responses import ErrorBody, ErrorDetail
+from pdserve import errors
+
+_INVALID = "invalid_request_error"
+_SERVER = "server_error"
+
+# error class |-> (status, type, whether trying again later makes sense)
+_BY_CLASS: dict[type[BaseException], tuple[int, str, bool]] = {
+    errors.RequestError: (400, _INVALID, False),
+    errors.ModelNotFound: (404, _INVALID, False),
+    errors.Overloaded: (429, "rate_limit_error", True),
+    errors.TransferError: (502, _SERVER, False),
+    errors.NodeLost: (502, _SERVER, False),
+    errors.NoNodeAvailable: (503, _SERVER, True),
+    errors.NodeDraining: (503, _SERVER, True),
+    errors.DeadlineExceeded: (504, "timeout_error", False),
+}
+_CODE_OF_STATUS = {
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    413: "request_too_large",
+    415: "unsupported_media_type",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReply:
+    """One error, ready to be sent as a response or inside a stream."""
+
+    status: int
+    detail: ErrorDetail
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def body(self) -> bytes:
+        """The error object as JSON."""
+        return msgspec.json.encode(ErrorBody(self.detail))
+
+    def response(self) -> web.Response:
+        """The error as a response of its own."""
+        return web.Response(
+            status=self.status,
+            body=self.body,
+            headers=self.headers,
+            content_type="application/json",
+        )
+
+
+def describe(error: BaseException, request_id: str, retry_after_s: int) -> ErrorReply:
+    """What the client is told. Of an error that is not in the table it learns only the id."""
+    for cls in type(error).__mro__:
+        if cls in _BY_CLASS and isinstance(error, errors.PdserveError):
+            status, kind, is_retryable = _BY_CLASS[cls]
+            param = error.param if isinstance(error, errors.RequestError) else None
+            headers = {"Retry-After": str(retry_after_s)} if is_retryable else {}
+            return ErrorReply(status, ErrorDetail(error.message, kind, param, error.code), headers)
+    message = f"internal error; quote the request id {request_id} when you report it"
+    return ErrorReply(500, ErrorDetail(message, _SERVER, None, "internal_error"))
+
+
+def describe_http(error: web.HTTPException, request: web.Request) -> ErrorReply:
+    """An error that aiohttp's routing and body reading raised, in the API's form."""
+    messages = {
+        404: f"there is nothing at {request.path}",
+        405: f"{request.path} does not take {request.method}",
+        413: "the request body is too large",
+    }
+    message = messages.get(error.status, error.text or error.reason)
+    headers = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
+    code = _CODE_OF_STATUS.get(error.status)
+    return ErrorReply(error.status, ErrorDetail(message, _INVALID, None, code), headers)

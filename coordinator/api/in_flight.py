@@ -1,0 +1,55 @@
+"""The requests being answered, so that a server can stop without cutting them off."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class InFlight:
+    """Tasks that answer a request."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._is_draining = False
+        self._is_aborting = False
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether no new request is admitted."""
+        return self._is_draining
+
+    @property
+    def is_aborting(self) -> bool:
+        """Whether a cancellation is ours and not due to a client that went away."""
+        return self._is_aborting
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """The current task answers a request."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            yield
+        finally:
+            self._tasks.discard(task)
+
+    async def drain(self, grace_s: float) -> None:
+        """Admit nothing new and wait for what runs, but no longer than `grace_s`."""
+        self._is_draining = True
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=grace_s)
+
+    async def abort(self, timeout_s: float) -> None:
+        """End what still runs; each gets to tell its client."""
+        self._is_aborting = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout_s)

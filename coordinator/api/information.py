@@ -1,0 +1,59 @@
+"""The endpoints that only tell: models, health, metrics, status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from aiohttp import web
+
+from coordinator.api.context import CONTEXT, ApiContext
+from coordinator.api.responses import Model, ModelList
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+async def list_models(request: web.Request) -> web.Response:
+    """GET /v1/models."""
+    context = request.app[CONTEXT]
+    return _json(ModelList(data=[_model(context, name) for name in context.model_names]))
+
+
+async def get_model(request: web.Request) -> web.Response:
+    """GET /v1/models/{model}; names may have slashes."""
+    context = request.app[CONTEXT]
+    name = request.match_info["model"]
+    context.check_model(name)
+    return _json(_model(context, name))
+
+
+async def health(request: web.Request) -> web.Response:
+    """GET /health: 200 when a request could be served now."""
+    context = request.app[CONTEXT]
+    if context.in_flight.is_draining:
+        return _json({"status": "draining"}, status=503)
+    if not context.generator.is_ready():
+        return _json({"status": "not ready"}, status=503)
+    return _json({"status": "ok"})
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """GET /metrics, in Prometheus' text format."""
+    return web.Response(
+        body=request.app[CONTEXT].metrics(), headers={"Content-Type": _METRICS_TYPE}
+    )
+
+
+async def status(request: web.Request) -> web.Response:
+    """GET /status: the cluster for people and scripts."""
+    return _json(request.app[CONTEXT].generator.status())
+
+
+def _model(context: ApiContext, name: str) -> Model:
+    return Model(id=name, created=context.created, max_model_len=context.generator.max_model_len)
+
+
+def _json(body: msgspec.Struct | Mapping[str, object], status: int = 200) -> web.Response:
+    return web.Response(
+        status=status, body=msgspec.json.encode(body), content_type="application/json"
+    )

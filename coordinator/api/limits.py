@@ -1,0 +1,50 @@
+"""What fits: prompts and outputs into the context, token ids into the vocabulary.
+
+What cannot fit is refused before any work is put into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from coordinator.text import Tokenizer
+from pdserve.errors import ContextLengthExceeded, InvalidRequest
+
+
+def check_num_chars(num_chars: int, tokenizer: Tokenizer, max_model_len: int, param: str) -> None:
+    """Raises ContextLengthExceeded when a text is too long however it is tokenised."""
+    if num_chars > max_model_len * tokenizer.max_chars_per_token:
+        raise ContextLengthExceeded(
+            f"this model's maximum context length is {max_model_len} tokens, which the "
+            f"{num_chars} characters of {param!r} exceed by far",
+            param,
+        )
+
+
+def check_token_ids(token_ids: Collection[int], tokenizer: Tokenizer, param: str) -> None:
+    """Raises InvalidRequest when there is no such token."""
+    for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
+        if not 0 <= token_id < tokenizer.num_ids:
+            raise InvalidRequest(
+                f"{param!r} has token id {token_id}, but ids are 0 to {tokenizer.num_ids - 1}",
+                param,
+            )
+
+
+def output_limit(
+    num_prompt_tokens: int, requested: int | None, default: int | None, max_model_len: int
+) -> int:
+    """How many tokens to generate at most; without a default, all that the context has room for.
+
+    Raises ContextLengthExceeded.
+    """
+    room = max_model_len - num_prompt_tokens
+    if room < 1 or (requested or 1) > room:
+        wanted = f"{requested} to generate" if requested else "at least 1 to generate"
+        raise ContextLengthExceeded(
+            f"this model's maximum context length is {max_model_len} tokens, but the request has "
+            f"{num_prompt_tokens} in the prompt and {wanted}"
+        )
+    if requested is not None:
+        return requested
+    return room if default is None else min(default, room)

@@ -1,0 +1,94 @@
+"""The one top-level handler: whatever happens to a request, the client gets an answer in form."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import uuid
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
+from coordinator.api.errors import ErrorReply, describe, describe_http
+from pdserve.errors import NodeDraining
+
+_log = logging.getLogger(__name__)
+_SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+_CLIENT_GONE = 499  # nginx's number for it; nobody is there to read it
+
+
+@web.middleware
+async def answer_everything(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Trace the request, and turn whatever was raised into an error the client understands."""
+    context = request.app[CONTEXT]
+    trace = _new_trace(request, context)
+    request[TRACE] = trace
+    retry_after_s = context.config.retry_after_s
+    with context.in_flight.entered():
+        try:
+            response = await handler(request)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not context.in_flight.is_aborting or _is_gone(request) or task is None:
+                _finish(context, trace, _CLIENT_GONE, "client_disconnected")
+                raise
+            task.uncancel()
+            shutdown = NodeDraining("the coordinator is shutting down")
+            return await _reply(request, context, describe(shutdown, "", retry_after_s))
+        except web.HTTPException as error:
+            return await _reply(request, context, describe_http(error, request))
+        except Exception as error:
+            if _is_gone(request):
+                _finish(context, trace, _CLIENT_GONE, "client_disconnected")
+                raise ConnectionResetError from error  # nothing is left to be answered
+            reply = describe(error, trace.request_id, retry_after_s)
+            if reply.status == web.HTTPInternalServerError.status_code:
+                _log.exception("request %s failed", trace.request_id)
+            return await _reply(request, context, reply)
+        _finish(context, trace, response.status, None)
+        return _labelled(response, trace)
+
+
+async def _reply(
+    request: web.Request, context: ApiContext, reply: ErrorReply
+) -> web.StreamResponse:
+    """An error response, or, when a stream has begun, its last event."""
+    trace = request[TRACE]
+    _finish(context, trace, reply.status, reply.detail.code)
+    stream = trace.stream
+    if stream is None or not stream.is_open:
+        response = _labelled(reply.response(), trace)
+        if context.in_flight.is_draining or request.content.exception() is not None:
+            response.force_close()
+        return response
+    await stream.send([reply.body])
+    await stream.close()
+    return stream.response
+
+
+def _is_gone(request: web.Request) -> bool:
+    return request.transport is None or request.transport.is_closing()
+
+
+def _labelled(response: web.StreamResponse, trace: RequestTrace) -> web.StreamResponse:
+    if not response.prepared:
+        response.headers["x-request-id"] = trace.request_id
+    return response
+
+
+def _new_trace(request: web.Request, context: ApiContext) -> RequestTrace:
+    unique = uuid.uuid4().hex
+    theirs = request.headers.get("x-request-id", "")
+    return RequestTrace(
+        unique=unique,
+        request_id=theirs if _SANE_ID.fullmatch(theirs) else f"req-{unique}",
+        received_s=context.clock.now(),
+    )
+
+
+def _finish(context: ApiContext, trace: RequestTrace, status: int, code: str | None) -> None:
+    if trace.endpoint is not None:
+        summary = trace.summary(trace.endpoint, status, code, context.clock.now())
+        context.observer.request_finished(summary)

@@ -1,0 +1,93 @@
+"""Parameters that are not in the request structs: ignored, neutral, unsupported, unknown.
+
+Other people's clients send everything they know. What cannot change an answer is accepted; what
+could, but is left at a value that does not, too; the rest is refused by name, so that nobody
+believes to have got what was silently dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from coordinator.api.requests import MAX_MESSAGES, Message, field_names
+from pdserve.errors import InvalidRequest
+
+# Accepted with any value: they are about accounts, storage and billing.
+IGNORED = frozenset(
+    {
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "user",
+    }
+)
+
+# Known, not served: accepted only at these values (and null).
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "length_penalty": (1.0, 1),
+    "modalities": (["text"],),
+    "moderation": (),
+    "n": (1,),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "prompt_logprobs": (),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "store": (False,),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+
+
+def check_parameters(body: dict[str, Any], schema: type[Struct]) -> None:
+    """Refuse what `schema` does not have, unless it makes no difference."""
+    served = field_names(schema)
+    for name, value in body.items():
+        if name in served or name in IGNORED or value is None:
+            continue
+        if name not in NEUTRAL:
+            raise InvalidRequest(f"unrecognized parameter: {name!r}", name)
+        if not any(type(value) is type(neutral) and value == neutral for neutral in NEUTRAL[name]):
+            raise InvalidRequest(_unsupported(name), name)
+    messages = body.get("messages")
+    if "messages" in served and isinstance(messages, list):
+        for i, message in enumerate(messages[:MAX_MESSAGES]):  # decoding refuses more
+            if isinstance(message, dict):
+                _check_message(message, f"messages[{i}]")
+
+
+def _unsupported(name: str) -> str:
+    values = " or ".join(repr(value) for value in NEUTRAL[name])
+    return f"{name!r} is not supported" + (f" other than as {values}" if values else "")
+
+
+_MESSAGE_FIELDS = field_names(Message)
+_MESSAGE_NOT_SERVED = frozenset({"tool_calls", "tool_call_id", "function_call", "audio"})
+_MESSAGE_IGNORED = frozenset({"annotations", "refusal", "reasoning"})
+
+
+def _check_message(message: dict[str, Any], where: str) -> None:
+    for name, value in message.items():
+        if name in _MESSAGE_FIELDS or name in _MESSAGE_IGNORED or value in (None, []):
+            continue
+        known = name in _MESSAGE_NOT_SERVED
+        problem = f"{name!r} is not supported" if known else f"unrecognized parameter: {name!r}"
+        raise InvalidRequest(f"{problem} in {where}", f"{where}.{name}")

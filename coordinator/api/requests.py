@@ -1,0 +1,94 @@
+"""Bodies of the OpenAI API's requests, as far as they are served; ranges are checked on decoding.
+
+`null` stands for the default everywhere. Parameters that are known but not served are in
+`parameters.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+Probability = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+Count = Annotated[int, Meta(ge=1, lt=2**31)]
+MAX_MESSAGES = 16384
+MAX_PARTS = 16384
+NumLogprobs = Annotated[int, Meta(ge=0, le=20)]
+
+
+class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
+    """How a stream is sent."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # padding against traffic analysis: not done
+
+
+class GenerationFields(Struct, kw_only=True):
+    """What both generating endpoints take."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: str | list[str] | None = None
+    # Extensions, named as other servers name them.
+    top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None  # 0 and -1 = off
+    min_p: Probability | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+
+
+class ContentPart(Struct, kw_only=True):
+    """A piece of a message; only `type: text` is served."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(Struct, kw_only=True):
+    """One message of a conversation. Fields beyond these must be null or empty."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+
+
+class ChatRequest(GenerationFields, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: NumLogprobs | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionRequest(GenerationFields, kw_only=True):
+    """POST /v1/completions. The prompt's four shapes are told apart in `prompts.py`."""
+
+    prompt: Any
+    logprobs: NumLogprobs | None = None
+
+
+def field_names(schema: type[Struct]) -> frozenset[str]:
+    """The fields of a request, by their JSON names."""
+    return frozenset(field.encode_name for field in msgspec.structs.fields(schema))

@@ -1,0 +1,172 @@
+"""Bodies of the OpenAI API's responses."""
+
+from __future__ import annotations
+
+from msgspec import UNSET, Struct, UnsetType
+
+
+class PromptTokensDetails(Struct):
+    """Where the prompt's KV came from."""
+
+    cached_tokens: int
+
+
+class Usage(Struct):
+    """Tokens of a whole call."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+# ---- chat --------------------------------------------------------------------------------------
+
+
+class TopLogprob(Struct):
+    """One likely token at a position."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(Struct):
+    """The chosen token at a position, and the likeliest ones."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    """Log-probabilities of a chat choice."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class AssistantMessage(Struct):
+    """The whole answer."""
+
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(Struct):
+    """One finished answer."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+
+
+class ChatCompletion(Struct, kw_only=True):
+    """The answer to a chat request."""
+
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(Struct):
+    """What is new in an answer."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct):
+    """What is new in one choice."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class ChatChunk(Struct, kw_only=True):
+    """One event of a chat stream; `usage` is there only when the client asked for it."""
+
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+# ---- completions -------------------------------------------------------------------------------
+
+
+class CompletionLogprobs(Struct):
+    """Log-probabilities of a completion: parallel lists, one entry per token."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(Struct):
+    """One completion, or what is new in it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+
+
+class Completion(Struct, kw_only=True):
+    """The answer to a completion request, and one event of its stream."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+# ---- the rest ----------------------------------------------------------------------------------
+
+
+class Model(Struct, kw_only=True):
+    """A name under which the model is served."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "pdserve"
+    max_model_len: int | None = None
+
+
+class ModelList(Struct, kw_only=True):
+    """All names."""
+
+    object: str = "list"
+    data: list[Model]
+
+
+class ErrorDetail(Struct):
+    """What went wrong, for programs and people."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(Struct):
+    """The body of every response that is not a success."""
+
+    error: ErrorDetail

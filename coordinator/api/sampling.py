@@ -1,0 +1,90 @@
+"""From a request's fields to sampling parameters and to what happens to the text."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from coordinator.api.limits import check_token_ids
+from coordinator.api.requests import GenerationFields
+from coordinator.text import Tokenizer
+from pdserve.errors import InvalidRequest
+from pdserve.protocol import SamplingParams
+
+MAX_STOPS = 4
+MAX_STOP_CHARS = 1024
+_SEED_BITS = 63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions:
+    """What happens to the text of a choice."""
+
+    stops: tuple[str, ...] = ()
+    include_stop: bool = False
+    min_tokens: int = 0  # stop strings are looked for only after so many tokens
+    skip_special_tokens: bool = True
+
+
+def text_options(fields: GenerationFields) -> TextOptions:
+    """Raises InvalidRequest."""
+    stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
+    if len(stops) > MAX_STOPS:
+        raise InvalidRequest(f"'stop' takes at most {MAX_STOPS} strings, not {len(stops)}", "stop")
+    if any(len(stop) > MAX_STOP_CHARS for stop in stops):
+        raise InvalidRequest(f"'stop' takes strings of up to {MAX_STOP_CHARS} characters", "stop")
+    if not all(stops):
+        raise InvalidRequest("'stop' cannot have an empty string", "stop")
+    return TextOptions(
+        stops=tuple(stops),
+        include_stop=bool(fields.include_stop_str_in_output),
+        min_tokens=fields.min_tokens or 0,
+        skip_special_tokens=fields.skip_special_tokens is not False,
+    )
+
+
+def sampling_params(
+    fields: GenerationFields, tokenizer: Tokenizer, *, max_tokens: int, logprobs: int | None
+) -> SamplingParams:
+    """Defaults filled in, a seed drawn, ids checked. Raises InvalidRequest."""
+    min_tokens = fields.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise InvalidRequest(
+            f"'min_tokens' ({min_tokens}) exceeds the tokens to generate ({max_tokens})",
+            "min_tokens",
+        )
+    seed = secrets.randbits(_SEED_BITS) if fields.seed is None else fields.seed
+    stop_ids = fields.stop_token_ids or []
+    check_token_ids(stop_ids, tokenizer, "stop_token_ids")
+    return SamplingParams(
+        temperature=_or(fields.temperature, 1.0),
+        top_k=min(max(fields.top_k or 0, 0), tokenizer.num_ids),
+        top_p=_or(fields.top_p, 1.0),
+        min_p=_or(fields.min_p, 0.0),
+        presence_penalty=_or(fields.presence_penalty, 0.0),
+        frequency_penalty=_or(fields.frequency_penalty, 0.0),
+        repetition_penalty=_or(fields.repetition_penalty, 1.0),
+        logit_bias=_logit_bias(fields.logit_bias or {}, tokenizer),
+        seed=seed % 2**_SEED_BITS,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        ignore_eos=bool(fields.ignore_eos),
+        stop_token_ids=list(dict.fromkeys(stop_ids)),
+        logprobs=logprobs,
+    )
+
+
+def _logit_bias(bias: dict[str, float], tokenizer: Tokenizer) -> dict[int, float]:
+    if len(bias) > tokenizer.num_ids:
+        raise InvalidRequest("'logit_bias' has more entries than there are tokens", "logit_bias")
+    by_id: dict[int, float] = {}
+    for key, value in bias.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 10):
+            raise InvalidRequest(f"'logit_bias' has key {key!r}, not a token id", "logit_bias")
+        by_id[int(key)] = value
+    check_token_ids(by_id, tokenizer, "logit_bias")
+    return by_id
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else float(value)

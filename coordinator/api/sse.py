@@ -1,0 +1,70 @@
+"""Server-sent events over a response that begins with the first of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+
+from aiohttp import web
+
+_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # proxies should pass events on at once
+}
+_KEEP_ALIVE = b": keep-alive\n\n"
+_DONE = b"data: [DONE]\n\n"
+
+
+class SseStream:
+    """One stream of events to one client.
+
+    Nothing is sent before the first event, so that a request which fails before that still gets
+    a status of its own. Writing waits for the client to read; one that takes nothing for
+    `stall_timeout_s` is cut off with ConnectionResetError.
+    """
+
+    def __init__(self, request: web.Request, stall_timeout_s: float) -> None:
+        self._request = request
+        self._stall_timeout_s = stall_timeout_s
+        self._response = web.StreamResponse(headers=_HEADERS)
+
+    @property
+    def response(self) -> web.StreamResponse:
+        """To be returned from the handler."""
+        return self._response
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the status line is out, so that only events can follow."""
+        return self._response.prepared
+
+    async def open(self, headers: Mapping[str, str]) -> None:
+        """Send the status line; `headers` come on top of those of every stream."""
+        self._response.headers.update(headers)
+        await self._response.prepare(self._request)
+
+    async def send(self, events: Sequence[bytes], *, is_last: bool = False) -> None:
+        """Send events, each a JSON text; the last ones are followed by the end marker."""
+        framed = b"".join(b"data: " + event + b"\n\n" for event in events)
+        await self._write(framed + _DONE if is_last else framed)
+
+    async def keep_alive(self) -> None:
+        """Send a comment, which clients skip and proxies count as traffic."""
+        await self._write(_KEEP_ALIVE)
+
+    async def close(self) -> None:
+        """End the response."""
+        await self._in_time(self._response.write_eof())
+
+    async def _write(self, framed: bytes) -> None:
+        await self._in_time(self._response.write(framed))
+
+    async def _in_time(self, sending: Awaitable[None]) -> None:
+        try:
+            async with asyncio.timeout(self._stall_timeout_s):
+                await sending
+        except TimeoutError as error:
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            raise ConnectionResetError("the client stopped reading") from error

@@ -1,0 +1,75 @@
+"""The seam between the HTTP API and the cluster: what the API asks for, and what it gets.
+
+The API turns a user's call into `GenerationRequest`s and shows the tokens of the `Generation`s it
+gets for them. Which nodes run a request, and what happens when one is lost, is the other side's
+business (`coordinator/flow.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from pdserve.protocol import SamplingParams, TokenEvent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One token stream to be generated: nothing of text, HTTP or nodes."""
+
+    request_id: str  # made by the coordinator, unique among all requests
+    token_ids: list[int]  # the prompt; never empty
+    sampling: SamplingParams
+    cache_salt: str = ""  # requests share cached prefixes only with requests of the same salt
+    deadline_s: float = 0.0  # seconds from start; 0 = none
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a request runs."""
+
+    prefill_node: str | None  # None = prefilled locally by the decode node
+    decode_node: str | None  # None = one token is all that is wanted
+
+
+class Generation(Protocol):
+    """One running request. Has one reader."""
+
+    route: Route  # as of now: a lost node changes it
+
+    def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        """Its tokens: contiguous by index, ending after the event that has a finish_reason.
+
+        Raises a PdserveError when the request cannot go on: NodeLost, DeadlineExceeded,
+        NoNodeAvailable, or whatever a node reported.
+        """
+        ...
+
+    async def cancel(self, reason: str) -> None:
+        """Stop it and free what it holds on all its nodes. Idempotent; harmless after the end."""
+        ...
+
+
+class Generator(Protocol):
+    """All that the API needs of the cluster."""
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Most tokens, prompt plus output, of one request; None while no node has attached."""
+        ...
+
+    def start(self, request: GenerationRequest) -> Generation:
+        """Dispatch a request. Its holder reads it to the end or cancels it.
+
+        Raises Overloaded, NoNodeAvailable or ContextLengthExceeded; then nothing was started.
+        """
+        ...
+
+    def is_ready(self) -> bool:
+        """Whether a request started now could be served."""
+        ...
+
+    def status(self) -> dict[str, object]:
+        """Nodes, loads and counters for a person to read, JSON-ready."""
+        ...

@@ -1,0 +1,12 @@
+"""Text on the coordinator: tokenizer, chat template, incremental detokeniser, stop strings.
+
+Nothing here knows HTTP or nodes, and nothing imports torch or transformers: a checkpoint's
+`tokenizer.json` and `tokenizer_config.json` are enough.
+"""
+
+from coordinator.text.chat_template import ChatTemplate, Conversation
+from coordinator.text.detokenizer import IncrementalDetokenizer
+from coordinator.text.stop import StopMatcher
+from coordinator.text.tokenizer import Tokenizer
+
+__all__ = ["ChatTemplate", "Conversation", "IncrementalDetokenizer", "StopMatcher", "Tokenizer"]

@@ -1,0 +1,93 @@
+"""A conversation to the text that the model was trained to continue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jinja2
+
+from coordinator.text.sandbox import ChatEnvironment, render
+from pdserve.errors import InvalidRequest, TokenizerError
+
+RENDER_LIMIT_S = 2.0
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_FINAL_MESSAGE_END = "\ue000final message ends here\ue001"  # from a private use area
+# What Python code in a template raises on values that it did not expect.
+_TEMPLATE_ERRORS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    RecursionError,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """What a chat template is rendered with."""
+
+    messages: Sequence[dict[str, Any]]  # never empty; every "content" is a string
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False  # the prompt ends inside the last message
+    add_special_tokens: bool = False  # templates write their own BOS
+    variables: Mapping[str, Any] = field(default_factory=dict)  # further names for the template
+
+    @property
+    def num_chars(self) -> int:
+        """How much text there is, for deciding where to work on it."""
+        return sum(len(message["content"]) for message in self.messages)
+
+
+class ChatTemplate:
+    """A checkpoint's chat template, compiled."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+        self._special_tokens = dict(special_tokens or {})
+        try:
+            self._template = ChatEnvironment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise TokenizerError(f"the chat template cannot be compiled: {error}") from error
+
+    def render(self, conversation: Conversation, *, limit_s: float = RENDER_LIMIT_S) -> str:
+        """The prompt's text.
+
+        Raises InvalidRequest with the template's own words when it refuses the messages.
+        """
+        if reserved := _RESERVED & set(conversation.variables):
+            raise InvalidRequest(
+                f"chat_template_kwargs cannot set {min(reserved)!r}", "chat_template_kwargs"
+            )
+        messages = list(conversation.messages)
+        if not conversation.continue_final_message:
+            return self._render(conversation, messages, limit_s)
+        final = messages[-1]
+        messages[-1] = final | {"content": final["content"] + _FINAL_MESSAGE_END}
+        text = self._render(conversation, messages, limit_s)
+        end = text.rfind(_FINAL_MESSAGE_END)
+        if end < 0:
+            raise InvalidRequest(
+                "the chat template leaves out the final message, so it cannot be continued",
+                "continue_final_message",
+            )
+        return text[:end]
+
+    def _render(
+        self, conversation: Conversation, messages: list[dict[str, Any]], limit_s: float
+    ) -> str:
+        names = {
+            **self._special_tokens,
+            **conversation.variables,
+            "messages": messages,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": conversation.add_generation_prompt,
+        }
+        try:
+            return render(self._template, names, limit_s)
+        except _TEMPLATE_ERRORS as error:
+            what = str(error) or type(error).__name__
+            raise InvalidRequest(f"the chat template failed: {what}", "messages") from error

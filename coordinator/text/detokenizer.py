@@ -1,0 +1,73 @@
+"""Tokens to text while they arrive: the pieces add up to the decoding of the whole.
+
+Where tokens are exact bytes (see `pieces`), an incremental UTF-8 decoder shows every character as
+soon as its last byte is there and never half of one. Elsewhere a token is decoded behind its
+predecessor, and the predecessor's text is taken off again: `context` is the tokens shown last,
+which the decoder needs to see so that it knows the text does not start here. Either way a token
+costs the same however long the text has become.
+
+One deliberate difference to decoding the whole at once: when a run of byte-fallback tokens turns
+out not to be UTF-8, that would replace the entire run, including characters already shown. Here
+only the offending bytes are replaced.
+"""
+
+from __future__ import annotations
+
+import codecs
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from coordinator.text.tokenizer import Tokenizer
+
+_UTF8 = codecs.getincrementaldecoder("utf-8")
+_MAX_CONTEXT = 8  # tokens; more than one only while tokens show nothing
+
+
+class IncrementalDetokenizer:
+    """The text of one token stream, piece by piece."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._utf8 = _UTF8(errors="replace")
+        self._context: list[int] = []
+        self._context_text = ""
+
+    def push(self, token_id: int) -> str:
+        """The text that is certain now that this token follows; often, but not always, its own."""
+        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
+            return ""
+        piece = self._tokenizer.exact_bytes(token_id)
+        if piece is None:
+            return self._utf8.decode(b"", final=True) + self._push_behind_context(token_id)
+        if self._tokenizer.is_byte_level or not piece:
+            return self._utf8.decode(piece)
+        return self._push_fallback_byte(token_id, piece)
+
+    def finish(self) -> str:
+        """The stream is over: a character that was never completed shows as U+FFFD."""
+        return self._utf8.decode(b"", final=True)
+
+    def _push_behind_context(self, token_id: int) -> str:
+        text = self._decode([*self._context, token_id])
+        delta = text[len(self._context_text) :]
+        if delta:
+            self._set_context([token_id])
+        else:  # e.g. a first token that is a single space: what follows must see it
+            self._set_context([*self._context, token_id][-_MAX_CONTEXT:])
+        return delta
+
+    def _push_fallback_byte(self, token_id: int, piece: bytes) -> str:
+        is_first = not self._context
+        self._set_context([token_id])
+        text = self._utf8.decode(piece)
+        if is_first and text:  # the decoder may drop a space at the start of a text
+            return self._context_text
+        return text
+
+    def _set_context(self, token_ids: list[int]) -> None:
+        self._context = token_ids
+        self._context_text = self._decode(token_ids)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)

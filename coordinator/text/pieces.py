@@ -1,0 +1,78 @@
+"""What single tokens stand for: the map token id |-> bytes.
+
+Two families of tokenizers let a token be a part of a character, and there the bytes are exact:
+
+* byte-level BPE (GPT-2, Llama 3, Qwen): every byte has a printable stand-in character;
+* byte fallback (SentencePiece): tokens `<0x00>` .. `<0xFF>` for what the vocabulary lacks.
+
+All other tokens are text whose look depends on what stands before it, such as the leading space
+that SentencePiece drops at the start of a text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import tokenizers
+
+_FALLBACK_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+def _byte_of_character() -> dict[str, int]:
+    """The byte-level alphabet: printable Latin-1 stands for itself, the rest for 256, 257, ..."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    own = {chr(byte): byte for byte in printable}
+    return own | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+class TokenPieces:
+    """token id |-> the bytes it stands for."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self._backend = backend
+        kinds = _decoder_kinds(backend)
+        self.is_byte_level = kinds == ["ByteLevel"]
+        self._has_byte_fallback = "ByteFallback" in kinds
+        self._alphabet = _byte_of_character() if self.is_byte_level else {}
+        self._exact: dict[int, bytes | None] = {}
+
+    def exact(self, token_id: int) -> bytes | None:
+        """The token's bytes wherever it stands; None when they depend on what precedes it."""
+        try:
+            return self._exact[token_id]
+        except KeyError:
+            piece = self._exact[token_id] = self._find_exact(token_id)
+            return piece
+
+    def shown(self, token_id: int) -> bytes:
+        """The token's bytes in the middle of a text."""
+        piece = self.exact(token_id)
+        if piece is not None:
+            return piece
+        alone = self._backend.decode([token_id], skip_special_tokens=False)
+        twice = self._backend.decode([token_id, token_id], skip_special_tokens=False)
+        return twice[len(alone) :].encode()
+
+    def _find_exact(self, token_id: int) -> bytes | None:
+        token = self._backend.id_to_token(token_id)
+        if token is None:  # beyond the vocabulary: models pad their embeddings
+            return b""
+        if self.is_byte_level:
+            values = [self._alphabet.get(char) for char in token]
+            known = [value for value in values if value is not None]
+            return bytes(known) if len(known) == len(values) else token.encode()
+        if self._has_byte_fallback and (match := _FALLBACK_TOKEN.fullmatch(token)):
+            return bytes([int(match[1], 16)])
+        return None
+
+
+def _decoder_kinds(backend: tokenizers.Tokenizer) -> list[str]:
+    """Type names of the decoder, or of a sequence's parts."""
+    if backend.decoder is None:
+        return []
+    decoder: dict[str, Any] = json.loads(backend.decoder.__getstate__())
+    parts = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    return [part["type"] for part in parts]

@@ -1,0 +1,148 @@
+"""A checkpoint's tokenizer: text to token ids and back.
+
+Built on `tokenizers` and a checkpoint's `tokenizer.json`, and equal to what transformers 5 makes of
+the same files. In particular the post-processor in `tokenizer.json` alone decides whether a BOS
+token is put before a text; `add_bos_token` in `tokenizer_config.json` only described it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import tokenizers
+
+from coordinator.text.chat_template import ChatTemplate, Conversation
+from coordinator.text.checkpoint import TokenizerConfig, load_chat_template
+from coordinator.text.pieces import TokenPieces
+from pdserve.errors import InvalidRequest, TokenizerError
+
+LONG_TEXT_CHARS = 8192  # about a millisecond of work: longer texts leave the event loop alone
+_NUM_THREADS = 2
+_MAX_SHRINKAGE = 4  # normalisers compose characters: Unicode NFC makes one of up to three
+
+
+class Tokenizer:
+    """Encodes prompts, decodes outputs, knows the special tokens and the chat template."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        config: TokenizerConfig | None = None,
+        chat_template: ChatTemplate | None = None,
+    ) -> None:
+        config = config or TokenizerConfig()
+        self._backend = backend
+        self.chat_template = chat_template
+        _mark_special_tokens(backend, config)
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = config.splits_special_tokens
+        self._pieces = TokenPieces(backend)
+        added = backend.get_added_tokens_decoder()
+        self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        vocab = backend.get_vocab(with_added_tokens=True)
+        self._num_ids = 1 + max(vocab.values(), default=-1)
+        self._longest_token = max(map(len, vocab), default=0)
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="tokenizer")
+
+    @classmethod
+    def from_checkpoint(cls, folder: Path) -> Tokenizer:
+        """Load the text files of a checkpoint folder. Raises TokenizerError."""
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            raise TokenizerError(
+                f"{folder} has no tokenizer.json; convert its tokenizer once, e.g. with "
+                "transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+            )
+        config = TokenizerConfig.load(folder)
+        source = load_chat_template(folder, config)
+        variables = config.named_special_tokens
+        template = ChatTemplate(source, variables) if source is not None else None
+        return cls(_parse(file), config, template)
+
+    @property
+    def num_ids(self) -> int:
+        """Token ids are below this."""
+        return self._num_ids
+
+    @property
+    def max_chars_per_token(self) -> int:
+        """A text of n tokens has at most n times this many characters."""
+        return _MAX_SHRINKAGE * self._longest_token
+
+    @property
+    def is_byte_level(self) -> bool:
+        """Whether tokens are exact bytes."""
+        return self._pieces.is_byte_level
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether it is a control token, not text."""
+        return token_id in self._special_ids
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text; `add_special_tokens` lets the post-processor add BOS and so on."""
+        # The fast variant leaves out character offsets, and so most of the time under the GIL.
+        encodings = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encodings[0].ids
+
+    async def encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Like `encode`; a long text is encoded in a thread."""
+        encode = partial(self.encode, text, add_special_tokens=add_special_tokens)
+        return await self._run(encode, len(text))
+
+    async def encode_chat(self, conversation: Conversation) -> list[int]:
+        """Token ids of a conversation. Raises InvalidRequest when the template refuses it."""
+        template = self.chat_template
+        if template is None:
+            raise InvalidRequest(
+                "this model has no chat template, so it cannot answer chat messages; "
+                "use /v1/completions"
+            )
+
+        def render_and_encode() -> list[int]:
+            text = template.render(conversation)
+            return self.encode(text, add_special_tokens=conversation.add_special_tokens)
+
+        return await self._run(render_and_encode, conversation.num_chars)
+
+    async def _run(self, work: Callable[[], list[int]], num_chars: int) -> list[int]:
+        if num_chars <= LONG_TEXT_CHARS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of all these tokens."""
+        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def exact_bytes(self, token_id: int) -> bytes | None:
+        """What the token stands for wherever it stands, if that can be said; see `pieces`."""
+        return self._pieces.exact(token_id)
+
+    def shown_bytes(self, token_id: int) -> bytes:
+        """What the token adds in the middle of a text; may be a part of a character."""
+        return self._pieces.shown(token_id)
+
+
+def _parse(file: Path) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the bindings raise nothing more precise
+        raise TokenizerError(f"{file} cannot be read: {error}") from error
+
+
+def _mark_special_tokens(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
+    """Tokens that the config calls special are special, whatever tokenizer.json says.
+
+    Names without an id stay unknown: a new id would lie beyond the model's embedding.
+    """
+    for token_id, flags in sorted(config.added_tokens.items()):
+        token = tokenizers.AddedToken(**flags)
+        known_id = backend.token_to_id(token.content)
+        if known_id == token_id or (known_id is None and token_id == backend.get_vocab_size()):
+            backend.add_tokens([token])
+    names = [*config.named_special_tokens.values(), *config.extra_special_tokens]
+    backend.add_special_tokens([name for name in names if backend.token_to_id(name) is not None])

@@ -1,0 +1,254 @@
+"""A cluster that follows a script, and what tests need around it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import aiohttp
+import tokenizers
+
+from coordinator.api import ApiConfig, HttpServer, RequestSummary, create_app
+from coordinator.generation import GenerationRequest, Route
+from coordinator.text import ChatTemplate, Tokenizer
+from pdserve.errors import RequestCancelled
+from pdserve.protocol import FinishReason, TokenEvent, TokenLogprobs
+from tests.unit.coordinator_api import made_tokenizers as made
+
+MODEL = "org/tiny-model"
+EOS = 1
+
+
+@cache
+def tiny_tokenizer() -> Tokenizer:
+    backend = tokenizers.Tokenizer.from_str(made.byte_level_json())
+    template = ChatTemplate(made.CHAT_TEMPLATE, {"bos_token": "<s>", "eos_token": "</s>"})
+    return Tokenizer(backend, chat_template=template)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Tokens that come together."""
+
+    ids: list[int]
+    finish: FinishReason | None = None
+    stop_token_id: int | None = None
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Nothing comes for a while, or until `until` is set."""
+
+    seconds: float = 0.0
+    until: asyncio.Event | None = None
+
+
+Step = Tokens | Pause | Exception
+Script = Callable[[GenerationRequest], Sequence[Step]]
+
+
+def says(text: str, *, per_event: int = 1, pause_s: float = 0.0) -> Script:
+    """A model that says `text`, then ends with EOS."""
+    ids = tiny_tokenizer().encode(text, add_special_tokens=False)
+
+    def script(request: GenerationRequest) -> list[Step]:
+        steps: list[Step] = []
+        for i in range(0, len(ids), per_event):
+            steps += [Pause(pause_s), Tokens(ids[i : i + per_event])]
+        return [*steps, Pause(pause_s), Tokens([EOS], FinishReason.STOP, EOS)]
+
+    return script
+
+
+class FakeGeneration:
+    """One scripted request; after `cancel` its reader gets RequestCancelled."""
+
+    def __init__(self, request: GenerationRequest, script: Sequence[Step]) -> None:
+        self.request = request
+        self.route = Route("prefill-0", "decode-0")
+        self.cancels: list[str] = []
+        self.is_over = False
+        self._script = script
+        self._cancelled = asyncio.Event()
+
+    async def cancel(self, reason: str) -> None:
+        self.cancels.append(reason)
+        self._cancelled.set()
+
+    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        index = 0
+        max_tokens = self.request.sampling.max_tokens
+        for step in self._script:
+            if isinstance(step, Pause):
+                await self._pause(step)
+            if self._cancelled.is_set():
+                raise RequestCancelled(self.cancels[0])
+            if isinstance(step, Exception):
+                raise step
+            if isinstance(step, Tokens):
+                ids = step.ids[: max_tokens - index]
+                ends = index + len(ids) == max_tokens
+                yield self._event(step, ids, index, ends=ends)
+                index += len(ids)
+                if ends or step.finish is not None:
+                    self.is_over = True
+                    return
+
+    async def _pause(self, step: Pause) -> None:
+        waits = [asyncio.ensure_future(self._cancelled.wait())]
+        if step.until is not None:
+            waits.append(asyncio.ensure_future(step.until.wait()))
+        try:
+            await asyncio.wait(
+                waits,
+                timeout=step.seconds if step.until is None else None,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def _event(self, step: Tokens, ids: list[int], index: int, *, ends: bool) -> TokenEvent:
+        num_logprobs = self.request.sampling.logprobs
+        finish = step.finish or (FinishReason.LENGTH if ends else None)
+        return TokenEvent(
+            request_id=self.request.request_id,
+            index=index,
+            token_ids=ids,
+            logprobs=[] if num_logprobs is None else [_logprobs(i, num_logprobs) for i in ids],
+            finish_reason=finish,
+            stop_token_id=step.stop_token_id,
+            cached_tokens=3 if index == 0 else 0,
+        )
+
+
+def _logprobs(token_id: int, count: int) -> TokenLogprobs:
+    others = [(token_id + n) % 400 for n in range(count)]
+    values = [-0.5 - n for n in range(count)]
+    return TokenLogprobs(chosen=-0.5, top_ids=others, top_logprobs=values)
+
+
+@dataclass
+class FakeGenerator:
+    """Starts scripted requests and remembers them."""
+
+    script: Script = field(default_factory=lambda: says("Hello world"))
+    max_model_len: int | None = 512
+    ready: bool = True
+    start_error: Exception | None = None
+    generations: list[FakeGeneration] = field(default_factory=list)
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def start(self, request: GenerationRequest) -> FakeGeneration:
+        if self.start_error is not None:
+            raise self.start_error
+        generation = FakeGeneration(request, self.script(request))
+        self.generations.append(generation)
+        self.started.set()
+        return generation
+
+    def is_ready(self) -> bool:
+        return self.ready
+
+    def status(self) -> dict[str, object]:
+        return {"nodes": [{"id": "decode-0", "free_blocks": 7}]}
+
+    @property
+    def last(self) -> FakeGeneration:
+        return self.generations[-1]
+
+
+@dataclass
+class RecordingObserver:
+    started: list[str] = field(default_factory=list)
+    ttft_s: list[float] = field(default_factory=list)
+    itl_s: list[float] = field(default_factory=list)
+    finished: list[RequestSummary] = field(default_factory=list)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def request_started(self, endpoint: str) -> None:
+        self.started.append(endpoint)
+
+    def first_token(self, endpoint: str, ttft_s: float) -> None:
+        self.ttft_s.append(ttft_s)
+
+    def inter_token(self, endpoint: str, itl_s: float) -> None:
+        self.itl_s.append(itl_s)
+
+    def request_finished(self, summary: RequestSummary) -> None:
+        self.finished.append(summary)
+        self.over.set()
+
+
+@dataclass
+class Harness:
+    """A served API and a client for it."""
+
+    server: HttpServer
+    generator: FakeGenerator
+    observer: RecordingObserver
+    client: aiohttp.ClientSession
+
+    @property
+    def base_url(self) -> str:
+        return f"{self.server.url}/v1"
+
+    def chat(self, **body: Any) -> Any:
+        """POST /v1/chat/completions."""
+        messages = [{"role": "user", "content": "Hi"}]
+        whole = {"model": MODEL, "messages": messages, **body}
+        return self.client.post("/v1/chat/completions", json=whole)
+
+    def complete(self, **body: Any) -> Any:
+        """POST /v1/completions."""
+        return self.client.post(
+            "/v1/completions", json={"model": MODEL, "prompt": "Hi there", **body}
+        )
+
+
+@asynccontextmanager
+async def served(
+    generator: FakeGenerator | None = None,
+    tokenizer: Tokenizer | None = None,
+    **config: Any,
+) -> AsyncIterator[Harness]:
+    """The API on a real socket."""
+    generator = generator or FakeGenerator()
+    observer = RecordingObserver()
+    app = create_app(
+        generator,
+        tokenizer or tiny_tokenizer(),
+        [MODEL, "alias"],
+        config=ApiConfig(**config),
+        observer=observer,
+        metrics=lambda: b"pdserve_up 1\n",
+    )
+    timeout = aiohttp.ClientTimeout(total=30)
+    async with (
+        HttpServer(app) as server,
+        aiohttp.ClientSession(server.url, timeout=timeout) as client,
+    ):
+        yield Harness(server, generator, observer, client)
+
+
+def events_of(raw: bytes) -> list[Any]:
+    """The events of a stream; comments stay strings."""
+    events: list[Any] = []
+    blocks = raw.decode().split("\n\n")
+    assert blocks[-1] == "", "a stream ends with the end of an event"
+    for block in blocks[:-1]:
+        if block.startswith("data: {"):
+            events.append(json.loads(block.removeprefix("data: ")))
+        else:
+            events.append(block)
+    return events
+
+
+def is_error_body(body: Any) -> bool:
+    """Whether it is an OpenAI error object."""
+    return set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}

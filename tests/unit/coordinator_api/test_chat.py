@@ -1,0 +1,242 @@
+"""POST /v1/chat/completions, as the official SDK and as raw HTTP see it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+
+from pdserve.protocol import FinishReason
+from tests.unit.coordinator_api.fakes import (
+    EOS,
+    MODEL,
+    FakeGenerator,
+    Pause,
+    Tokens,
+    events_of,
+    says,
+    served,
+    tiny_tokenizer,
+)
+
+MESSAGES: Any = [{"role": "user", "content": "Hi"}]
+
+
+async def test_whole_answer_with_the_async_sdk() -> None:
+    async with served() as api, openai.AsyncOpenAI(base_url=api.base_url, api_key="-") as client:
+        answer = await client.chat.completions.create(model=MODEL, messages=MESSAGES, seed=7)
+        sent = api.generator.last.request
+    assert answer.choices[0].message.content == "Hello world"
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.id == sent.request_id
+    assert answer.id.startswith("chatcmpl-")
+    assert answer.object == "chat.completion"
+    assert answer.model == MODEL
+    assert answer.system_fingerprint is not None
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(sent.token_ids)
+    num_words = len(tiny_tokenizer().encode("Hello world", add_special_tokens=False))
+    assert answer.usage.completion_tokens == num_words + 1  # EOS counts
+    assert answer.usage.total_tokens == len(sent.token_ids) + num_words + 1
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 3
+    assert sent.sampling.seed == 7
+    assert sent.sampling.max_tokens == 512 - len(sent.token_ids)
+    prompt = tiny_tokenizer().decode(sent.token_ids, skip_special_tokens=False)
+    assert prompt == "<s><|user|>Hi</s>\n<|assistant|>"
+
+
+async def test_stream_with_the_async_sdk() -> None:
+    async with served() as api, openai.AsyncOpenAI(base_url=api.base_url, api_key="-") as client:
+        stream = await client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[0].choices[0].delta.content == ""
+    texts = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(texts) == "Hello world"
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens > 1
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+async def test_both_ways_with_the_sync_sdk() -> None:
+    async with served() as api:
+
+        def ask() -> tuple[str | None, str]:
+            with openai.OpenAI(base_url=api.base_url, api_key="-") as client:
+                answer = client.chat.completions.create(model=MODEL, messages=MESSAGES)
+                with client.chat.completions.create(
+                    model=MODEL, messages=MESSAGES, stream=True
+                ) as stream:
+                    texts = [chunk.choices[0].delta.content or "" for chunk in stream]
+                return answer.choices[0].message.content, "".join(texts)
+
+        assert await asyncio.to_thread(ask) == ("Hello world", "Hello world")
+
+
+async def test_the_bytes_of_a_stream() -> None:
+    generator = FakeGenerator(says("Hello world", pause_s=0.01))
+    async with served(generator) as api, api.chat(stream=True) as response:
+        assert response.status == 200
+        assert response.content_type == "text/event-stream"
+        assert response.headers["Cache-Control"] == "no-cache"
+        assert response.headers["x-pdserve-prefill-node"] == "prefill-0"
+        assert response.headers["x-pdserve-decode-node"] == "decode-0"
+        assert response.headers["x-request-id"].startswith("req-")
+        raw = await response.read()
+    events = events_of(raw)
+    assert raw.endswith(b"\n\ndata: [DONE]\n\n")
+    assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert events[-2]["choices"][0]["delta"] == {}
+    assert events[-2]["choices"][0]["finish_reason"] == "stop"
+    assert "usage" not in events[0]
+    assert events[0]["object"] == "chat.completion.chunk"
+    assert b"\r" not in raw
+
+
+@pytest.mark.parametrize("per_event", [1, 3, 100])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_stop_string_ends_the_answer_and_frees_the_nodes(
+    per_event: int, stream: bool
+) -> None:
+    generator = FakeGenerator(says("one two STOP three four", per_event=per_event, pause_s=0.001))
+    async with served(generator) as api, api.chat(stop=["STOP"], stream=stream) as response:
+        if stream:
+            events = events_of(await response.read())
+            choices = [event["choices"][0] for event in events[:-1]]
+            text = "".join(choice["delta"].get("content", "") for choice in choices)
+            finish = choices[-1]["finish_reason"]
+            assert all(
+                c["delta"].get("content") or c["finish_reason"] or "role" in c["delta"]
+                for c in choices
+            ), "no chunk is sent with nothing to show"
+        else:
+            body = await response.json()
+            text = body["choices"][0]["message"]["content"]
+            finish = body["choices"][0]["finish_reason"]
+            up_to_stop = tiny_tokenizer().encode("one two STOP", add_special_tokens=False)
+            assert body["usage"]["completion_tokens"] == len(up_to_stop)
+    assert (text, finish) == ("one two ", "stop")
+    assert generator.last.cancels == ["stop string"]
+
+
+async def test_stop_strings_wait_for_min_tokens() -> None:
+    generator = FakeGenerator(says("a a a a"))
+    async with served(generator) as api, api.chat(stop="a", min_tokens=3) as response:
+        body = await response.json()
+    ids = tiny_tokenizer().encode("a a a a", add_special_tokens=False)
+    shown = tiny_tokenizer().decode(ids[:3])
+    rest = tiny_tokenizer().decode(ids[3:])
+    assert body["choices"][0]["message"]["content"] == shown + rest[: rest.index("a")]
+
+
+async def test_length_is_the_other_reason() -> None:
+    async with served() as api, api.chat(max_completion_tokens=2, max_tokens=5) as response:
+        body = await response.json()
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["usage"]["completion_tokens"] == 2
+    assert api.generator.last.cancels == []
+
+
+async def test_characters_are_whole_in_every_chunk() -> None:
+    text = "é 🦊🦊 你們 ok"
+    async with served(FakeGenerator(says(text))) as api, api.chat(stream=True) as response:
+        events = events_of(await response.read())
+    texts = [event["choices"][0]["delta"].get("content", "") for event in events[:-1]]
+    assert "".join(texts) == text
+    assert "�" not in "".join(texts)
+    assert "🦊" in texts
+
+
+async def test_logprobs() -> None:
+    async with served(FakeGenerator(says("a🦊"))) as api:
+        async with api.chat(logprobs=True, top_logprobs=2) as response:
+            whole = (await response.json())["choices"][0]
+        async with api.chat(logprobs=True, top_logprobs=2, stream=True) as response:
+            events = events_of(await response.read())
+    content = whole["logprobs"]["content"]
+    assert bytes(b for token in content for b in token["bytes"]).decode() == "a🦊"
+    assert [len(token["top_logprobs"]) for token in content] == [2] * len(content)
+    assert content[0]["token"] == "a"
+    assert content[0]["logprob"] == -0.5
+    assert content[0]["top_logprobs"][1]["logprob"] == -1.5
+    assert content[1]["token"] == "�"
+    streamed = [
+        token
+        for event in events[:-1]
+        for token in (event["choices"][0]["logprobs"] or {"content": []})["content"]
+    ]
+    assert streamed == content
+
+
+async def test_logprobs_without_alternatives() -> None:
+    async with served() as api, api.chat(logprobs=True) as response:
+        content = (await response.json())["choices"][0]["logprobs"]["content"]
+    assert [token["top_logprobs"] for token in content] == [[]] * len(content)
+    assert "".join(token["token"] for token in content) == "Hello world"  # EOS is not shown
+
+
+async def test_an_answer_may_be_empty() -> None:
+    def script(request: object) -> list[Any]:
+        return [Tokens([EOS], FinishReason.STOP, EOS)]
+
+    async with served(FakeGenerator(script)) as api:
+        async with api.chat() as response:
+            body = await response.json()
+        async with api.chat(stream=True) as response:
+            events = events_of(await response.read())
+    assert body["choices"][0]["message"]["content"] == ""
+    assert body["usage"]["completion_tokens"] == 1
+    assert [event["choices"][0]["finish_reason"] for event in events[:-1]] == [None, "stop"]
+
+
+async def test_content_parts_and_roles() -> None:
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]},
+        {"role": "user", "content": [{"type": "text", "text": t} for t in ("one", "two")]},
+        {"role": "assistant", "content": "so", "refusal": None, "tool_calls": []},
+    ]
+    body = {"messages": messages, "continue_final_message": True}
+    async with served() as api, api.chat(**body) as response:
+        assert response.status == 200
+    prompt = tiny_tokenizer().decode(
+        api.generator.last.request.token_ids, skip_special_tokens=False
+    )
+    assert prompt == "<s><|system|>Be brief.</s>\n<|user|>one\ntwo</s>\n<|assistant|>so"
+
+
+async def test_events_that_wait_together_go_out_together() -> None:
+    gate = asyncio.Event()
+    ids = tiny_tokenizer().encode("one two three four", add_special_tokens=False)
+
+    def script(request: object) -> list[Any]:
+        rest: list[Any] = [Tokens([i]) for i in ids[1:]]
+        return [Tokens(ids[:1]), Pause(until=gate), *rest, Tokens([EOS], FinishReason.STOP, EOS)]
+
+    async with served(FakeGenerator(script)) as api, api.chat(stream=True) as response:
+        await response.content.readuntil(b'"content":"o')
+        gate.set()
+        rest = await response.read()
+    assert rest.count(b'"content":') == 1
+
+
+async def test_many_at_once() -> None:
+    text = "The quick brown fox. " * 4
+    async with served(FakeGenerator(says(text, pause_s=0.001))) as api:
+
+        async def ask() -> str:
+            async with api.chat(stream=True) as response:
+                events = events_of(await response.read())
+            return "".join(e["choices"][0]["delta"].get("content", "") for e in events[:-1])
+
+        assert await asyncio.gather(*(ask() for _ in range(50))) == [text] * 50
+    assert len({g.request.request_id for g in api.generator.generations}) == 50
+    assert len({g.request.sampling.seed for g in api.generator.generations}) == 50
