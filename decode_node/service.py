@@ -26,7 +26,7 @@ from pdserve.node.legs import Legs
 from pdserve.node.link import CoordinatorLink
 from pdserve.node.roles import NodeParts, accepts, refuse
 from pdserve.node.session_client import Sessions
-from pdserve.protocol import DecodeLeg, NodeAddress, PrefillLeg, TokenEvent
+from pdserve.protocol import DecodeLeg, PrefillLeg, TokenEvent
 
 log = logging.getLogger(__name__)
 
@@ -99,11 +99,10 @@ class DecodeNode:
 
     def step_done(self, report: StepReport) -> None:
         """Send the step's tokens."""
-        step_began_s = self._parts.clock.now() - report.duration_s
         for row, token in zip(report.rows, report.sampled, strict=True):
             request = row.request
             if request.lifecycle.pulled_s is not None and request.lifecycle.joined_s is None:
-                request.lifecycle.joined_s = step_began_s
+                request.lifecycle.joined_s = report.started_s
             if token is not None and not request.is_cancelled:
                 self.legs.add_tokens(_token_event(request, token))
                 if request.is_done:

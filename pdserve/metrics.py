@@ -70,7 +70,9 @@ class CoordinatorMetrics(_Registry):
         self.output_tokens = self._counter("output_tokens", "Tokens sent to clients")
         self.ttft = self._histogram("ttft_seconds", "Receipt -> first token", LONG_BUCKETS_S)
         self.tpot = self._histogram(
-            "tpot_seconds", "(end to end - TTFT) / (output tokens - 1), per request", SHORT_BUCKETS_S
+            "tpot_seconds",
+            "(end to end - TTFT) / (output tokens - 1), per request",
+            SHORT_BUCKETS_S,
         )
         self.itl = self._histogram("itl_seconds", "Gap between two tokens", SHORT_BUCKETS_S)
         self.e2e = self._histogram("e2e_seconds", "Receipt -> last token", LONG_BUCKETS_S)
@@ -116,9 +118,9 @@ class NodeMetrics(_Registry):
             "step_seconds", "The model's part of a step", SHORT_BUCKETS_S
         )
         self.step_overhead = self._histogram(
-            "step_overhead_seconds", "Planning and applying a step", SHORT_BUCKETS_S
+            "step_overhead_seconds",
+            "A step's period less the model: planning, batch, sampling, messages",
+            SHORT_BUCKETS_S,
         )
-        self.batch_requests = self._histogram(
-            "batch_requests", "Requests in a step", SIZE_BUCKETS
-        )
+        self.batch_requests = self._histogram("batch_requests", "Requests in a step", SIZE_BUCKETS)
         self.batch_tokens = self._histogram("batch_tokens", "Tokens in a step", SIZE_BUCKETS)

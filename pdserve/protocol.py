@@ -264,7 +264,7 @@ class HandoffRecord(Message, frozen=True):
 
 
 class HandoffEnded(Message, frozen=True):
-    """There is nothing (more) to pull: the request finished with token 1, failed or was cancelled."""
+    """There is nothing (more) to pull: finished with token 1, failed, or cancelled."""
 
     request_id: str
     code: str

@@ -1,4 +1,4 @@
-"""SIGTERM, SIGINT and SIGHUP as an event: the first asks for a drain, a second one for an end now."""
+"""SIGTERM, SIGINT and SIGHUP as events: the first asks for a drain, a second for an end now."""
 
 from __future__ import annotations
 

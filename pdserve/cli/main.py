@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import pdserve
+from pdserve.cli.bench_config import OverheadConfig
 from pdserve.cli.cluster_config import ClusterConfig
 from pdserve.cli.demo_config import DemoConfig
 from pdserve.cli.exit_codes import FORCED, OK, exit_code_of
@@ -55,6 +56,11 @@ def build_parser() -> FlagParser:
     _add_status_flags(add("status", "show a running cluster", _status))
     doctor = add("doctor", "show what this machine offers, and what is missing", _doctor)
     doctor.add_argument("--json", action="store_true", help="for programs")
+    bench = commands.add_parser("bench", help="measure")
+    benches = bench.add_subparsers(metavar="WHAT", required=True, parser_class=FlagParser)
+    overhead = benches.add_parser("overhead", help="what a decode step costs besides the model")
+    overhead.set_defaults(command=_bench_overhead, name="bench overhead")
+    add_flags(overhead, OverheadConfig)
     demo = add("demo", "start a cluster, ask the demo model something, stop the cluster", _demo)
     add_flags(demo, DemoConfig)
     return parser
@@ -126,6 +132,12 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from pdserve.cli import doctor
 
     return doctor.run(as_json=arguments.json)
+
+
+def _bench_overhead(arguments: argparse.Namespace) -> int:
+    from pdserve.cli import bench
+
+    return bench.run(config_from(OverheadConfig, arguments))
 
 
 def _demo(arguments: argparse.Namespace) -> int:

@@ -100,7 +100,7 @@ class BlockPool:
             listener()
 
     def publish(self, block_id: int, block_hash: bytes) -> None:
-        """Offer a full, referenced block for reuse. A second block of equal content stays private."""
+        """Offer a full, referenced block for reuse; a second one of equal content stays private."""
         assert self._references[block_id] > 0, f"block {block_id} is free"
         if not self._prefix_cache or block_hash in self._block_of or block_id in self._hash_of:
             return
@@ -135,8 +135,9 @@ class BlockPool:
         uncached, cached = set(self._uncached), set(self._cached)
         referenced = {b for b, count in enumerate(self._references) if count > 0}
         assert len(uncached) == len(self._uncached), "a block is on the free list twice"
-        assert not (uncached & cached or uncached & referenced or cached & referenced)
-        assert uncached | cached | referenced == set(range(self.num_blocks)), "a block was lost"
+        states = [uncached, cached, referenced]
+        assert sum(map(len, states)) == self.num_blocks, "a block is in two states, or in none"
+        assert set().union(*states) == set(range(self.num_blocks)), "a block was lost"
         assert all(count >= 0 for count in self._references)
         assert {h: b for b, h in self._hash_of.items()} == self._block_of
         assert cached <= set(self._hash_of), "a cached block has no hash"

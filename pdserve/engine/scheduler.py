@@ -27,7 +27,7 @@ class Policy(Protocol):
     """Chooses what one step computes. One small file per policy."""
 
     def plan(self, queues: Queues) -> list[Scheduled]:
-        """The rows of the next step, each with blocks for what it computes; empty: nothing to do."""
+        """The next step's rows, each with blocks for what it computes; none: nothing to do."""
         ...
 
 

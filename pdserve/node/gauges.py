@@ -63,7 +63,7 @@ def watch_transfers(
 def observe_step(metrics: NodeMetrics, report: StepReport) -> None:
     """One step's histograms."""
     metrics.steps.inc()
-    metrics.step_time.observe(report.duration_s)
+    metrics.step_time.observe(report.model_s)
     metrics.step_overhead.observe(report.overhead_s)
     metrics.batch_requests.observe(len(report.rows))
     metrics.batch_tokens.observe(sum(row.num_tokens for row in report.rows))

@@ -78,7 +78,7 @@ class CoordinatorLink:
         self._drain_seen = asyncio.Event()
 
     def send(self, message: msgspec.Struct) -> None:
-        """Send to the coordinator; dropped when it is gone, as its requests are cancelled anyway."""
+        """Send to the coordinator; dropped when it is gone: its requests are cancelled anyway."""
         if self._outbox is not None:
             self._outbox.send(message)
 

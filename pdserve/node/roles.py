@@ -32,6 +32,7 @@ class NodeParts:
     pool: BlockPool
     eos_token_ids: frozenset[int]
     max_model_len: int
+    vocab_size: int
     identity: KvIdentity
     exporter: Exporter
     puller: Puller
@@ -90,6 +91,8 @@ def accepts(
                 f"1 to {parts.max_model_len - 1}"
             ),
         )
+    elif not 0 <= min(leg.token_ids) <= max(leg.token_ids) < parts.vocab_size:
+        refuse(leg, link, InvalidRequest(f"token ids must be in 0..{parts.vocab_size - 1}"))
     else:
         return True
     return False

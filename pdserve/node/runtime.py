@@ -16,7 +16,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import uvloop
-from prometheus_client import start_http_server
 
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
@@ -32,11 +31,12 @@ from pdserve.errors import ConfigError
 from pdserve.metrics import NodeMetrics
 from pdserve.node.gauges import load_report, watch_role, watch_transfers
 from pdserve.node.link import CoordinatorLink
+from pdserve.node.metrics_server import MetricsServer
 from pdserve.node.model import NodeModel, load_runner, plan_model, use_cores
 from pdserve.node.roles import NodeParts, Role
 from pdserve.node.session_server import SessionServer
-from pdserve.signals import StopSignals
 from pdserve.protocol import LoadReport, NodeHello, NodeRole, NodeState
+from pdserve.signals import StopSignals
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.channel import Server
 
@@ -92,6 +92,7 @@ class Node:
         self._state = NodeState.LOADING
         self._loading_progress = 0.0
         self._metrics = NodeMetrics()
+        self._metrics_server = MetricsServer(self._metrics.exposition)
         self._server = Server(config.timeouts.liveness_s)
         self._memory = ExportedPool(model.num_blocks, model.layout.block_bytes)
         self._parts = parts = self._make_parts()
@@ -115,12 +116,12 @@ class Node:
             session_pb2_grpc.add_KvSessionServicer_to_server(servicer, self._server.grpc)
         try:
             await parts.exporter.start(host)
-            metrics, _ = start_http_server(config.metrics_port, host, self._metrics.registry)
+            metrics_port = await self._metrics_server.start(host, config.metrics_port)
         except OSError as error:
             raise ConfigError(f"cannot listen on {host}: {error}") from error
         port = await self._server.start(host, config.port)
-        hello = self._hello(f"{host}:{port}", f"{host}:{metrics.server_port}")
-        log.info("%s listens on %s, metrics on %s", hello.node_id, port, metrics.server_port)
+        hello = self._hello(f"{host}:{port}", f"{host}:{metrics_port}")
+        log.info("%s listens on %s, metrics on %s", hello.node_id, port, metrics_port)
         for address in config.coordinators:
             link = CoordinatorLink(
                 address, lambda: hello, self._load_report, self._role, config.timeouts
@@ -166,6 +167,7 @@ class Node:
         for link in self._links:
             await link.leave()
         await self._server.stop(grace_s=0.1)
+        await self._metrics_server.close()
         _, pending = await asyncio.wait(self._joining, timeout=1.0) if self._joining else ((), ())
         for task in pending:
             task.cancel()
@@ -198,6 +200,7 @@ class Node:
             ),
             eos_token_ids=model.config.eos_token_ids,
             max_model_len=model.max_model_len,
+            vocab_size=model.config.vocab_size,
             identity=identity,
             exporter=Exporter(
                 node_id, incarnation, identity, memory, clock, [kind.server for kind in transports]

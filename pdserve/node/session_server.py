@@ -9,6 +9,7 @@ from typing import Protocol, TypeAlias
 
 import grpc.aio
 import msgspec
+from google.protobuf.message import DecodeError
 
 from kv_transfer.exporter import Exporter
 from pdserve.errors import MalformedMessage, PdserveError
@@ -102,5 +103,8 @@ class SessionServer(session_pb2_grpc.KvSessionServicer):
 
 
 async def _read(context: Context) -> msgspec.Struct | None:
-    proto = await context.read()
+    try:
+        proto = await context.read()
+    except DecodeError as error:
+        raise MalformedMessage("not a PullerMessage") from error
     return None if proto is grpc.aio.EOF else FROM_PULLER.unwrap(proto)

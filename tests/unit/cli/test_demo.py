@@ -47,6 +47,9 @@ def test_processes_that_end_badly_when_stopped_are_a_failure(capsys):
 
 
 def test_pulls_are_read_from_the_metrics():
-    text = "pdserve_pulls_total 3.0\npdserve_pulled_bytes_total 4096.0\npdserve_pull_seconds_total 0.5\nother 1.0\n"
+    text = (
+        "pdserve_pulls_total 3.0\npdserve_pulled_bytes_total 4096.0\n"
+        "pdserve_pull_seconds_total 0.5\nother 1.0\n"
+    )
     assert parse_pulls(text) == Pulls(num_pulls=3, num_bytes=4096, seconds=0.5)
     assert parse_pulls("") == Pulls(0, 0, 0.0)

@@ -1,0 +1,59 @@
+"""`pdserve bench overhead`: a cluster of its own, loaded with streams, asked what a step costs."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from pdserve.bench.overhead import OverheadRow, measure_overhead
+from pdserve.cli.bench_config import OverheadConfig
+from pdserve.cli.cluster_config import ClusterConfig
+from pdserve.cli.exit_codes import OK
+from pdserve.cli.supervisor import Cluster
+
+
+def run(config: OverheadConfig) -> int:
+    """Measure and print; the exit code.
+
+    Raises:
+        PdserveError: the cluster failed, or the settings leave nothing to measure.
+    """
+    rows = asyncio.run(_measure(config))
+    if config.json:
+        print(msgspec.json.encode({"rows": rows}).decode())
+    else:
+        Console().print(_table(rows))
+    return OK
+
+
+async def _measure(config: OverheadConfig) -> list[OverheadRow]:
+    cluster = ClusterConfig(port=0, checkpoint=config.checkpoint, engine=config.engine)
+    async with Cluster(cluster) as running:
+        model = (await running.status()).model
+        address = (await running.metrics_addresses())["decode-0"]
+        return [
+            await measure_overhead(
+                running.url, model, address, batch, config.tokens, config.deadline_s
+            )
+            for batch in config.batches
+        ]
+
+
+def _table(rows: list[OverheadRow]) -> Table:
+    table = Table(title="decode step: the model, and everything else (ms)")
+    for column in ("batch", "steps", "model", "else", "else p50", "else p90", "tokens/s"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(
+            str(row.batch),
+            str(row.steps),
+            f"{row.model_ms:.2f}",
+            f"{row.overhead_ms:.2f}",
+            f"{row.overhead_p50_ms:.2f}",
+            f"{row.overhead_p90_ms:.2f}",
+            f"{row.tokens_per_s:.0f}",
+        )
+    return table
