@@ -140,7 +140,7 @@ async def endless_pull(
 async def first_bytes(pool: ExportedPool, block_id: int) -> None:
     """Until native code has written to a block of zeros (it tells nobody, so look)."""
     async with asyncio.timeout(10):
-        while not pool.data[block_id].any():  # noqa: ASYNC110
+        while not pool.data[block_id].any():
             await asyncio.sleep(0)
 
 

@@ -1,0 +1,136 @@
+// Vectors of the widest kind that the translation unit is compiled for, on GCC's vector extensions:
+// one source for AVX-512, AVX2, and whatever else there is (SSE2, NEON).
+//
+// Everything has internal linkage; see kernel.h for why.
+#pragma once
+
+#include <cstdint>
+
+#include "kernel.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace pdserve::attention {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float FloatLanes __attribute__((vector_size(kLanes * 4)));
+typedef int32_t IntLanes __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t PairLanes __attribute__((vector_size(kLanes * 4)));  // lanes of two bfloat16
+typedef uint16_t HalfLanes __attribute__((vector_size(kLanes * 2)));
+
+#define PDSERVE_INLINE [[gnu::always_inline]] inline
+
+template <class Lanes, class T>
+PDSERVE_INLINE Lanes load_as(const T* source) {
+    Lanes lanes;
+    __builtin_memcpy(&lanes, source, sizeof(lanes));
+    return lanes;
+}
+
+template <class Lanes, class T>
+PDSERVE_INLINE void store(T* target, Lanes lanes) {
+    __builtin_memcpy(target, &lanes, sizeof(lanes));
+}
+
+PDSERVE_INLINE FloatLanes load(const float* source) { return load_as<FloatLanes>(source); }
+PDSERVE_INLINE PairLanes load(const uint32_t* source) { return load_as<PairLanes>(source); }
+
+// A bfloat16 is the upper half of a float32. (Intrinsics, as GCC 12 widens in several steps.)
+PDSERVE_INLINE FloatLanes load(const BFloat16* source) {
+    const auto halves = load_as<HalfLanes>(source);
+#if defined(__AVX512F__)
+    const auto bits = (PairLanes)_mm512_cvtepu16_epi32((__m256i)halves);
+#elif defined(__AVX2__)
+    const auto bits = (PairLanes)_mm256_cvtepu16_epi32((__m128i)halves);
+#else
+    const auto bits = __builtin_convertvector(halves, PairLanes);
+#endif
+    return (FloatLanes)(bits << 16);
+}
+
+PDSERVE_INLINE FloatLanes splat(float value) { return value - FloatLanes{}; }
+PDSERVE_INLINE PairLanes splat(uint32_t value) { return value - PairLanes{}; }
+
+// Compiled to a fused multiply-add wherever there is one (-ffp-contract=fast).
+PDSERVE_INLINE FloatLanes multiply_add(FloatLanes sum, FloatLanes a, FloatLanes b) {
+    return sum + a * b;
+}
+
+#if defined(__AVX512BF16__)
+// sum + a.low * b.low + a.high * b.high: exact products, summed in float32.
+PDSERVE_INLINE FloatLanes multiply_add(FloatLanes sum, PairLanes a, PairLanes b) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)(a), (__m512bh)(b));
+}
+#endif
+
+// May lose a NaN; the softmax weight of that score is NaN still, and so is the result.
+PDSERVE_INLINE FloatLanes max_of(FloatLanes a, FloatLanes b) { return a > b ? a : b; }
+
+PDSERVE_INLINE float to_float(float value) { return value; }
+
+PDSERVE_INLINE float to_float(BFloat16 value) {
+    return __builtin_bit_cast(float, static_cast<uint32_t>(value.bits) << 16);
+}
+
+PDSERVE_INLINE void assign(float& target, float value) { target = value; }
+
+// Rounds to nearest, ties to even, as torch does; NaN stays NaN.
+PDSERVE_INLINE void assign(BFloat16& target, float value) {
+    const uint32_t bits = __builtin_bit_cast(uint32_t, value);
+    const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    target.bits = static_cast<uint16_t>(value != value ? 0x7fc0 : rounded);
+}
+
+// 2**x for x <= 0, to about one unit in the last place; exactly 1 at 0 and exactly 0 below -126.5;
+// NaN stays NaN. Written out so that every lane, row and tile gets the same rounding.
+PDSERVE_INLINE FloatLanes exp2_of_nonpositive(FloatLanes x) {
+    const FloatLanes lowest = splat(-127.0f);
+    const FloatLanes clamped = x < lowest ? lowest : x;
+    // Adding 1.5 * 2**23 rounds to an integer, which then stands in the low bits.
+    const FloatLanes shifted = clamped + splat(12582912.0f);
+    const FloatLanes fraction = clamped - (shifted - splat(12582912.0f));  // in [-0.5, 0.5]
+    const IntLanes exponent = (IntLanes)shifted + 127;
+    const FloatLanes power = (FloatLanes)(exponent << 23);
+    FloatLanes p = splat(1.535336188319500e-4f);
+    p = multiply_add(splat(1.339887440266574e-3f), p, fraction);
+    p = multiply_add(splat(9.618437357674640e-3f), p, fraction);
+    p = multiply_add(splat(5.550332471162809e-2f), p, fraction);
+    p = multiply_add(splat(2.402264791363012e-1f), p, fraction);
+    p = multiply_add(splat(6.931472028550421e-1f), p, fraction);
+    p = multiply_add(splat(1.0f), p, fraction);
+    return p * power;
+}
+
+PDSERVE_INLINE float largest_of(FloatLanes lanes) {
+    float values[kLanes];
+    store(values, lanes);
+#pragma GCC unroll 4
+    for (int half = kLanes / 2; half > 0; half /= 2) {
+#pragma GCC unroll 8
+        for (int i = 0; i < half; ++i) {
+            values[i] = values[i] > values[i + half] ? values[i] : values[i + half];
+        }
+    }
+    return values[0];
+}
+
+// Asks for the cache lines of `num_bytes` bytes; the address need not be valid. Into the L2 cache:
+// the L1 cache has so few misses in flight that asking it stalls (measured: 7 instead of 12 GB/s).
+PDSERVE_INLINE void prefetch(const void* start, int num_bytes) {
+    for (int offset = 0; offset < num_bytes; offset += 64) {
+        __builtin_prefetch(static_cast<const char*>(start) + offset, 0, 2);
+    }
+}
+
+}  // namespace
+}  // namespace pdserve::attention

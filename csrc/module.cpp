@@ -1,0 +1,18 @@
+// pdserve._native: every file that exports something has one binding function, called here.
+
+#include <nanobind/nanobind.h>
+
+#include "attention/launch.h"
+#include "cpu.h"
+#include "generations.h"
+#include "thread_pool.h"
+#include "transfer.h"
+
+NB_MODULE(_native, m) {
+    m.doc() = "Native kernels of pdserve.";
+    pdserve::bind_cpu(m);
+    pdserve::bind_threads(m);
+    pdserve::bind_attention(m);
+    pdserve::bind_generations(m);
+    pdserve::bind_transfer(m);
+}

@@ -1,0 +1,82 @@
+"""The seam between a model and the attention kernels: what a model may ask, and nothing of how.
+
+Two implementations: `native.py` (C++, CPU) and `reference.py` (plain torch, any device, the oracle
+of the kernel tests). Both keep the KV pool in the layout of `pdserve.kv_layout`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """What attention needs to know of a batch: prefill chunks and decode steps look alike.
+
+    Request r owns the rows query_start[r] .. query_start[r+1] of the batch. They are its newest
+    tokens: row i stands at position context_lens[r] - (query_start[r+1] - query_start[r]) + i.
+    """
+
+    query_start: Tensor  # [num_requests + 1] int32, cumulative rows; the last is num_tokens
+    context_lens: Tensor  # [num_requests] int32, KV tokens present after this step's write_kv
+    block_tables: Tensor  # [num_requests, max_blocks] int32; entries past the context are ignored
+    slot_mapping: Tensor  # [num_tokens] int64, block_id * block_size + offset
+
+
+class AttentionBackend(Protocol):
+    """Writes keys and values into the paged pool, and attends over them."""
+
+    @property
+    def name(self) -> str:
+        """Short name for logs and `pdserve doctor`."""
+
+    def write_kv(
+        self, kv_pool: Tensor, layer: int, key: Tensor, value: Tensor, batch: AttentionBatch
+    ) -> None:
+        """Store this step's keys and values of one layer at `batch.slot_mapping`.
+
+        Args:
+            kv_pool: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous.
+            layer: index into the pool's second dimension.
+            key: [num_tokens, num_kv_heads, head_dim]; only the last dimension need be contiguous.
+            value: like `key`.
+            batch: only `slot_mapping` is read; its slots are distinct.
+
+        Raises:
+            TypeError: a tensor is no CPU tensor, or of the wrong dtype.
+            ValueError: a shape, a stride, the layer or a slot is out of range.
+        """
+
+    def attend(
+        self,
+        query: Tensor,
+        kv_pool: Tensor,
+        layer: int,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        sliding_window: int | None,
+    ) -> Tensor:
+        """Causal attention of every query row over its request's blocks.
+
+        A row's result depends on that row and its request's KV alone, bit by bit: not on what else
+        is in the batch, and not on how its prompt was cut into chunks.
+
+        Args:
+            query: [num_tokens, num_heads, head_dim]; only the last dimension need be contiguous.
+            kv_pool: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous.
+            layer: index into the pool's second dimension.
+            batch: all but `slot_mapping` is read.
+            scale: factor on the dot products, as a rule head_dim ** -0.5.
+            sliding_window: a query at position p sees the keys in (p - window, p]; None: all.
+
+        Returns:
+            [num_tokens, num_heads, head_dim], contiguous, dtype of `query`.
+
+        Raises:
+            TypeError: a tensor is on the wrong device, or of the wrong dtype.
+            ValueError: a shape, a stride, the layer, a length or a block id is out of range.
+        """

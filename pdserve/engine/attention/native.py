@@ -1,0 +1,60 @@
+"""Paged attention on CPUs: the C++ kernels behind the AttentionBackend interface.
+
+Every check of an argument is in the extension, before its kernel runs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pdserve import _native
+from pdserve.engine.attention.interface import AttentionBatch
+
+
+class NativeAttention:
+    """AttentionBackend on pdserve._native; its threads are set by `_native.set_num_threads`.
+
+    Args:
+        variant: a kernel build of `_native.kernel_variants()`; "" is the best this CPU can run.
+    """
+
+    def __init__(self, variant: str = "") -> None:
+        self._variant = variant
+
+    @property
+    def name(self) -> str:
+        """The kernel build in use."""
+        return f"native-{self._variant or _native.kernel_variants()[0]}"
+
+    def write_kv(
+        self, kv_pool: Tensor, layer: int, key: Tensor, value: Tensor, batch: AttentionBatch
+    ) -> None:
+        """See AttentionBackend.write_kv."""
+        _native.write_kv(kv_pool, layer, key, value, batch.slot_mapping)
+
+    def attend(
+        self,
+        query: Tensor,
+        kv_pool: Tensor,
+        layer: int,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        sliding_window: int | None,
+    ) -> Tensor:
+        """See AttentionBackend.attend."""
+        out = torch.empty(query.shape, dtype=query.dtype)
+        _native.paged_attention(
+            query,
+            kv_pool,
+            layer,
+            batch.query_start,
+            batch.context_lens,
+            batch.block_tables,
+            scale,
+            0 if sliding_window is None else sliding_window,
+            out,
+            self._variant,
+        )
+        return out

@@ -1,0 +1,79 @@
+"""Paged attention in plain torch, on any device: the oracle, and the fallback without kernels.
+
+Slow on purpose: one request at a time, keys and values gathered, scores in float32 in full.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pdserve.engine.attention.interface import AttentionBatch
+
+
+class ReferenceAttention:
+    """AttentionBackend in plain torch."""
+
+    name = "reference"
+
+    def write_kv(
+        self, kv_pool: Tensor, layer: int, key: Tensor, value: Tensor, batch: AttentionBatch
+    ) -> None:
+        """See AttentionBackend.write_kv."""
+        block_size = kv_pool.shape[4]
+        block_ids = torch.div(batch.slot_mapping, block_size, rounding_mode="floor")
+        offsets = batch.slot_mapping % block_size
+        kv_pool[block_ids, layer, 0, :, offsets] = key
+        kv_pool[block_ids, layer, 1, :, offsets] = value
+
+    def attend(
+        self,
+        query: Tensor,
+        kv_pool: Tensor,
+        layer: int,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        sliding_window: int | None,
+    ) -> Tensor:
+        """See AttentionBackend.attend."""
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        starts: list[int] = batch.query_start.tolist()
+        context_lens: list[int] = batch.context_lens.tolist()
+        for r, context_len in enumerate(context_lens):
+            rows = slice(starts[r], starts[r + 1])
+            keys, values = _gather(kv_pool, layer, batch.block_tables[r], context_len)
+            out[rows] = _attend_one(query[rows], keys, values, scale, sliding_window)
+        return out
+
+
+def _gather(
+    kv_pool: Tensor, layer: int, block_table: Tensor, context_len: int
+) -> tuple[Tensor, Tensor]:
+    """Keys and values of one request, each [num_kv_heads, context_len, head_dim] float32."""
+    block_size = kv_pool.shape[4]
+    num_blocks = -(-context_len // block_size)
+    # [num_blocks, 2, num_kv_heads, block_size, head_dim]
+    blocks = kv_pool[block_table[:num_blocks].long(), layer].float()
+    # [2, num_kv_heads, num_blocks * block_size, head_dim]
+    tokens = blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :context_len]
+    return tokens[0], tokens[1]
+
+
+def _attend_one(
+    query: Tensor, keys: Tensor, values: Tensor, scale: float, sliding_window: int | None
+) -> Tensor:
+    """[num_rows, num_heads, head_dim] of one request, whose rows are its newest tokens."""
+    num_rows, num_heads, _ = query.shape
+    num_kv_heads, context_len, _ = keys.shape
+    group_size = num_heads // num_kv_heads
+    keys = keys.repeat_interleave(group_size, dim=0)
+    values = values.repeat_interleave(group_size, dim=0)
+    scores = query.float().transpose(0, 1) @ keys.transpose(1, 2) * scale
+    positions = torch.arange(context_len - num_rows, context_len, device=query.device)[:, None]
+    key_positions = torch.arange(context_len, device=query.device)[None, :]
+    hidden = key_positions > positions
+    if sliding_window is not None:
+        hidden |= key_positions <= positions - sliding_window
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+    return (weights @ values).transpose(0, 1).to(query.dtype)

@@ -1,0 +1,189 @@
+"""The native kernels against plain torch, and the promises about bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pdserve import _native
+from pdserve.engine.attention import attention_backend
+from pdserve.engine.attention.native import NativeAttention
+from pdserve.engine.attention.reference import ReferenceAttention
+from tests.kernels.cases import DTYPES, TOLERANCE, Case, Shape, alone, make_case, requests, shapes
+
+VARIANTS = _native.kernel_variants()
+WINDOWS = st.one_of(st.none(), st.integers(1, 200))
+
+
+def attend(case: Case, window: int | None = None, layer: int = 0, variant: str = "") -> Tensor:
+    return NativeAttention(variant).attend(
+        case.query,
+        case.kv_pool,
+        layer,
+        case.batch,
+        scale=case.shape.scale,
+        sliding_window=window,
+    )
+
+
+def expect_reference(
+    found: Tensor, case: Case, window: int | None, layer: int, slack: float = 1.0
+) -> None:
+    expected = ReferenceAttention().attend(
+        case.query.float(),
+        case.kv_pool.nan_to_num(),
+        layer,
+        case.batch,
+        scale=case.shape.scale,
+        sliding_window=window,
+    )
+    tolerance = TOLERANCE[case.shape.dtype] * slack
+    torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@settings(deadline=None, max_examples=40)
+@given(data=st.data())
+def test_every_variant_matches_the_reference(variant: str, data: st.DataObject) -> None:
+    shape = data.draw(shapes())
+    case = make_case(
+        shape, data.draw(requests()), data.draw(st.integers(0, 9)), data.draw(st.booleans())
+    )
+    window = data.draw(WINDOWS)
+    layer = data.draw(st.integers(0, shape.num_layers - 1))
+    found = attend(case, window, layer, variant)
+    assert found.is_contiguous()
+    assert found.dtype == shape.dtype
+    expect_reference(found, case, window, layer)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("num_kv_heads", "group_size", "head_dim"),
+    [(1, 1, 32), (2, 3, 64), (1, 8, 80), (2, 4, 128), (1, 5, 256), (1, 100, 64)],
+)
+def test_usual_shapes_match_the_reference(
+    num_kv_heads: int, group_size: int, head_dim: int, dtype: torch.dtype, variant: str
+) -> None:
+    shape = Shape(num_kv_heads, group_size, head_dim, dtype=dtype)
+    case = make_case(shape, [(1, 200), (70, 60), (1, 0), (5, 5)])
+    for window in (None, 33):
+        expect_reference(attend(case, window, 1, variant), case, window, 1)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@settings(deadline=None, max_examples=12)
+@given(
+    shape=shapes(),
+    total=st.integers(1, 200),
+    chunks=st.lists(st.integers(1, 80), min_size=1, max_size=6),
+    window=WINDOWS,
+)
+def test_bits_do_not_depend_on_the_chunks(
+    variant: str, shape: Shape, total: int, chunks: list[int], window: int | None
+) -> None:
+    case = make_case(shape, [(total, 0)])
+    whole = attend(case, window, variant=variant)
+    start = 0
+    while start < total:
+        end = min(total, start + chunks[start % len(chunks)])
+        part = attend(alone(case, 0, start, end), window, variant=variant)
+        assert torch.equal(part, whole[start:end])
+        start = end
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@settings(deadline=None, max_examples=12)
+@given(shape=shapes(), requests=requests(), window=WINDOWS)
+def test_bits_do_not_depend_on_the_batch(
+    variant: str, shape: Shape, requests: list[tuple[int, int]], window: int | None
+) -> None:
+    case = make_case(shape, requests)
+    together = attend(case, window, variant=variant)
+    starts = case.batch.query_start.tolist()
+    for r, (num_rows, _) in enumerate(requests):
+        part = attend(alone(case, r, 0, num_rows), window, variant=variant)
+        assert torch.equal(part, together[starts[r] : starts[r + 1]])
+
+
+@settings(deadline=None, max_examples=12)
+@given(shape=shapes(), requests=requests(), num_threads=st.integers(2, 5))
+def test_bits_do_not_depend_on_the_threads(
+    shape: Shape, requests: list[tuple[int, int]], num_threads: int
+) -> None:
+    case = make_case(shape, requests)
+    before = _native.num_threads()
+    try:
+        _native.set_num_threads(1)
+        one = attend(case)
+        _native.set_num_threads(num_threads)
+        assert torch.equal(attend(case), one)
+    finally:
+        _native.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_variants_with_the_same_arithmetic_agree_bit_by_bit(dtype: torch.dtype) -> None:
+    fused = {"avx512", "avx2"} | ({"avx512_bf16"} if dtype is torch.float32 else set())
+    case = make_case(Shape(2, 3, 80, 5, dtype=dtype), [(70, 60), (1, 200)])
+    results = [attend(case, variant=v) for v in VARIANTS if v in fused]
+    assert all(torch.equal(r, results[0]) for r in results)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scores_far_apart(dtype: torch.dtype, variant: str) -> None:
+    """Weights that vanish, and a maximum that keeps rising: the online softmax at its limits."""
+    case = make_case(Shape(1, 2, 32, dtype=dtype), [(3, 300)])
+    case.query.mul_(100)
+    expect_reference(attend(case, variant=variant), case, None, 0, slack=100.0)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_nan_in_a_query_reaches_its_row_and_no_other(variant: str) -> None:
+    case = make_case(Shape(), [(4, 70), (1, 9)])
+    clean = attend(case, variant=variant)
+    case.query[2, 1, 5] = float("nan")
+    found = attend(case, variant=variant)
+    assert found[2, 1].isnan().all()
+    found[2, 1] = clean[2, 1]
+    assert torch.equal(found, clean)
+
+
+def test_nan_in_a_visible_key_is_not_hidden() -> None:
+    case = make_case(Shape(1, 1, block_size=16), [(1, 79)])
+    case.kv_pool[case.batch.block_tables[0, 1], 0, 0, 0, 3] = float("nan")
+    assert attend(case).isnan().all()
+
+
+def test_the_reference_is_torch_s_own_attention() -> None:
+    """Without paging, cutting and groups, so that the oracle itself rests on something else."""
+    case = make_case(Shape(2, 1, 32, block_size=7), [(50, 0)])
+    key, value = torch.randn(2, 50, 2, 32).unbind()
+    ReferenceAttention().write_kv(case.kv_pool, 1, key, value, case.batch)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        case.query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), is_causal=True
+    ).transpose(0, 1)
+    found = ReferenceAttention().attend(
+        case.query, case.kv_pool, 1, case.batch, scale=case.shape.scale, sliding_window=None
+    )
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("window", [1, 2, 64, 65])
+def test_a_window_counts_the_query_s_own_token(window: int) -> None:
+    """Position p sees (p - window, p]: with equal keys, the mean of that many values."""
+    case = make_case(Shape(1, 1, 16, block_size=4), [(100, 0)])
+    key, value = torch.zeros(100, 1, 16), torch.randn(100, 1, 16)
+    NativeAttention().write_kv(case.kv_pool, 0, key, value, case.batch)
+    seen = [value[max(0, p - window + 1) : p + 1].mean(0) for p in range(100)]
+    torch.testing.assert_close(attend(case, window), torch.stack(seen))
+
+
+def test_backend_of_a_device() -> None:
+    assert attention_backend(torch.device("cpu")).name == f"native-{VARIANTS[0]}"
+    assert attention_backend(torch.device("cuda")).name == "reference"
