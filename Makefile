@@ -2,8 +2,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-# For example PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" on a machine
-# without a GPU: the CUDA libraries that torch brings otherwise are several gigabytes.
+# For example an index that has PyTorch's CPU builds, on a machine without a GPU: the CUDA libraries
+# that torch brings otherwise are several gigabytes.
 PIP_FLAGS ?=
 PROTO_OUT ?= .
 PYTEST_FLAGS ?=

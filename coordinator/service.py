@@ -61,12 +61,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             log.warning("refused a node: %s", error)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
         else:
-            await context.write(FROM_COORDINATOR.wrap(self._welcome))
             await self._serve(hello, context)
 
     async def _serve(self, hello: NodeHello, context: Context) -> None:
         outbox = Outbox()
-        member = self._registry.add(hello, outbox)
+        outbox.send(self._welcome)
+        member = self._registry.add(hello, outbox)  # nothing is awaited since it was checked
 
         async def write(message: msgspec.Struct) -> None:
             await context.write(FROM_COORDINATOR.wrap(message))

@@ -93,7 +93,7 @@ class Intake:
         room = await self._wait_for_room(session, len(leg.token_ids) + 1, hashes)
         try:
             record = await self._pull(session, first, notices, room, lifecycle)
-            if record.num_tokens != len(leg.token_ids) or not record.token_ids:
+            if record.num_tokens != len(leg.token_ids) or len(record.token_ids) != 1:
                 raise MalformedMessage(
                     f"{leg.request_id} was handed over with {record.num_tokens} prompt tokens and "
                     f"{len(record.token_ids)} of output, not {len(leg.token_ids)} and 1"

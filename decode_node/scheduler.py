@@ -10,10 +10,11 @@ from pdserve.engine.scheduler import Queues
 
 @dataclass(frozen=True, slots=True)
 class DecodeFirst:
-    """Every decoding request first, then chunks of local prompts in what is left of the budget.
+    """Decoding requests first, then chunks of local prompts in what is left of the budget.
 
     Sarathi-Serve's stall-free batching: a prompt never makes the running streams wait for longer
-    than one step of `token_budget` tokens.
+    than one step of `token_budget` tokens. And they never make a prompt that has begun wait for
+    ever, however many keep coming: one row of one token is its own.
     """
 
     token_budget: int
@@ -21,8 +22,10 @@ class DecodeFirst:
 
     def plan(self, queues: Queues) -> list[Scheduled]:
         """Decodes, then prefill chunks."""
-        decodes = queues.plan_decodes(self.max_batch_size)
+        has_begun_prompt = any(not request.is_decoding for request in queues.running)
+        decodes = queues.plan_decodes(self.max_batch_size - has_begun_prompt)
         prefills = queues.plan_prefills(
-            self.token_budget - len(decodes), self.max_batch_size - len(decodes)
+            max(self.token_budget - len(decodes), int(has_begun_prompt)),
+            self.max_batch_size - len(decodes),
         )
         return decodes + prefills

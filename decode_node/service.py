@@ -19,7 +19,7 @@ from decode_node.intake import Intake
 from decode_node.scheduler import DecodeFirst
 from pdserve.engine.engine import Engine, StepReport
 from pdserve.engine.request import Request, SampledToken
-from pdserve.errors import InvalidRequest, PdserveError
+from pdserve.errors import InvalidRequest, PdserveError, RequestEnded
 from pdserve.lifecycle import Lifecycle
 from pdserve.node.gauges import observe_step
 from pdserve.node.legs import Legs
@@ -88,7 +88,8 @@ class DecodeNode:
         intake = self._intakes.get(request_id)
         if intake is not None:
             intake.cancel(reason)
-        self.engine.cancel(request_id)
+        if self.engine.cancel(request_id):
+            self._intake.offer_room()  # one that had no blocks frees none, but stood in the way
 
     def coordinator_lost(self, link: CoordinatorLink) -> None:
         """Nobody is left to answer."""
@@ -129,6 +130,9 @@ class DecodeNode:
             del self._intakes[request_id]
         error = None if task.cancelled() else task.exception()
         if error is None:
+            return
+        if type(error) is RequestEnded:  # none of its subclasses: there is nothing left to decode
+            self.legs.close(request_id)  # the coordinator hears the end with token 1, or has heard
             return
         if not isinstance(error, PdserveError):
             log.error("the intake of %s failed", request_id, exc_info=error)

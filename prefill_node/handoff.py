@@ -88,7 +88,7 @@ class Handoffs:
         self._stop_lease(handoff)  # of a subscription that came first
 
     def announce(self, request: Request) -> None:
-        """Announce the blocks that the last step completed; all of them, once the prompt is done."""
+        """Announce the blocks that the last step completed; at the prompt's end, all of them."""
         handoff = self._handoffs.get(request.request_id)
         if handoff is None:
             return
@@ -130,7 +130,8 @@ class Handoffs:
     def subscribe(self, request_id: str, subscriber: Subscriber) -> None:
         """Tell `subscriber` everything about this request, which may not have arrived yet."""
         handoff = self._handoffs.setdefault(request_id, _Handoff())
-        handoff.subscribers.append(subscriber)
+        if subscriber not in handoff.subscribers:  # it unsubscribes once, however often it asked
+            handoff.subscribers.append(subscriber)
         for message in handoff.said:
             subscriber(message)
         if handoff.is_open:

@@ -65,8 +65,10 @@ class Call:
             reason = "coordinator is shutting down" if is_ours else "client disconnected"
         else:
             reason = "the call failed"
-        await self._cancel_rest(reason)
-        await self._arrivals.close()
+        try:
+            await self._cancel_rest(reason)
+        finally:
+            await self._arrivals.close()
 
     @property
     def is_finished(self) -> bool:
@@ -156,7 +158,8 @@ class Call:
         choices = self._choices[: len(self._generations)]
         ended = {c.index for c in choices if c.is_finished and not c.ended_by_string}
         rest = [c.index for c in choices if c.index not in ended | self._cancelled]
-        await asyncio.gather(*(self._cancel(index, reason) for index in rest))
+        # Shielded: the client may go while a failed write to it is being cleaned up after.
+        await asyncio.shield(asyncio.gather(*(self._cancel(index, reason) for index in rest)))
 
 
 def _joined(names: Iterable[str | None]) -> str:

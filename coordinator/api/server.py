@@ -12,6 +12,7 @@ from coordinator.api.context import CONTEXT
 from pdserve.errors import ConfigError
 
 ABORT_TIMEOUT_S = 1.0  # for telling clients that their request is cut off
+_NOT_OURS = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
 _protocol_log = logging.getLogger(f"{__name__}.protocol")
 
 
@@ -90,6 +91,6 @@ class HttpServer:
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:
-    """Whoever sends garbage gets a 400; a traceback for each would only fill the log."""
+    """Clients send garbage and go away; a traceback for each would only fill the log."""
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
+    return not isinstance(error, _NOT_OURS)

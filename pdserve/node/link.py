@@ -97,6 +97,9 @@ class CoordinatorLink:
                 was_attached = self._outbox is not None
                 if (is_news or was_attached) and not self._is_leaving:
                     log.warning("coordinator %s: %s", self.address, _reason(error))
+            except Exception:  # whatever it is, a node without coordinators is of no use
+                was_attached = self._outbox is not None
+                log.exception("the link to coordinator %s failed", self.address)
             finally:
                 self._stream = self._outbox = None
                 self._drain_seen.set()  # a coordinator that is gone sends nothing either
@@ -110,11 +113,20 @@ class CoordinatorLink:
             await self._drain_seen.wait()
 
     async def leave(self) -> None:
-        """Say everything that is still to be said, then hang up; `run` ends by itself."""
+        """Say everything that is still to be said, then hang up; `run` ends by itself.
+
+        A coordinator that does not listen any more is waited for no longer than `connect_s`.
+        """
         self._is_leaving = True
-        if self._outbox is not None and self._stream is not None:
-            await self._outbox.flush()
-            await self._stream.done_writing()
+        outbox, stream = self._outbox, self._stream  # `run` forgets them when the stream breaks
+        if outbox is None or stream is None:
+            return
+        try:
+            async with asyncio.timeout(self._timeouts.connect_s):
+                await outbox.flush()
+                await stream.done_writing()
+        except TimeoutError:
+            log.warning("coordinator %s did not hear the last messages", self.address)
 
     async def _attach(self) -> None:
         async with open_channel(self.address, self._timeouts.liveness_s) as channel:

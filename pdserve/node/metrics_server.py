@@ -52,6 +52,6 @@ class MetricsServer:
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:
-    """Whoever sends garbage gets a 400; a traceback for each would only fill the log."""
+    """Clients send garbage and go away; a traceback for each would only fill the log."""
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, HttpProcessingError)
+    return not isinstance(error, HttpProcessingError | ConnectionError)

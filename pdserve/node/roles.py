@@ -91,6 +91,15 @@ def accepts(
                 f"1 to {parts.max_model_len - 1}"
             ),
         )
+    elif length + leg.sampling.max_tokens > parts.max_model_len:
+        refuse(  # it might outgrow the pool, and then wait for room that cannot be
+            leg,
+            link,
+            ContextLengthExceeded(
+                f"{length} prompt tokens and max_tokens {leg.sampling.max_tokens} are more than "
+                f"max_model_len {parts.max_model_len}"
+            ),
+        )
     elif not 0 <= min(leg.token_ids) <= max(leg.token_ids) < parts.vocab_size:
         refuse(leg, link, InvalidRequest(f"token ids must be in 0..{parts.vocab_size - 1}"))
     else:

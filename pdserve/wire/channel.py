@@ -22,6 +22,7 @@ def _keepalive(liveness_s: float) -> list[tuple[str, int]]:
     return [
         ("grpc.keepalive_time_ms", half_ms),
         ("grpc.keepalive_timeout_ms", half_ms),
+        ("grpc.http2.ping_timeout_ms", half_ms),  # newer gRPC waits for this one: 60 s by default
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", half_ms),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", half_ms // 2),

@@ -60,12 +60,15 @@ class Envelope(Generic[P]):
         fill(message, body)
         return proto
 
-    def unwrap(self, proto: P) -> msgspec.Struct:
+    def unwrap(self, proto: P | None) -> msgspec.Struct:
         """The message inside.
 
         Raises:
-            MalformedMessage: the envelope is empty or its content is not allowed.
+            MalformedMessage: the envelope is empty or its content is not allowed; or it is None,
+                which gRPC's client hands out for bytes that it could not parse.
         """
+        if proto is None:
+            raise MalformedMessage(f"not a {self._proto.__name__}")
         name = proto.WhichOneof("body")
         if name is None:
             raise MalformedMessage(f"an empty {type(proto).__name__}")

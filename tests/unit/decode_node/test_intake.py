@@ -96,9 +96,11 @@ class Bench:
     def announce(self, ticket: bytes, request_id: str = "r") -> None:
         self.session.receive(Announcement(request_id=request_id, ticket=ticket))
 
-    def record(self, request_id: str = "r", num_tokens: int = 10) -> None:
+    def record(
+        self, request_id: str = "r", num_tokens: int = 10, output: tuple[int, ...] = (42,)
+    ) -> None:
         self.session.receive(
-            HandoffRecord(request_id=request_id, num_tokens=num_tokens, token_ids=[42])
+            HandoffRecord(request_id=request_id, num_tokens=num_tokens, token_ids=list(output))
         )
 
     def settled(self) -> list[tuple[str, bool]]:
@@ -232,4 +234,17 @@ async def test_a_record_that_contradicts_the_leg_is_refused(bench: Bench) -> Non
     bench.announce(b"t")
     bench.record(num_tokens=9)
     with pytest.raises(MalformedMessage, match="9 prompt tokens"):
+        await asyncio.wait_for(taking, 1)
+
+
+@pytest.mark.parametrize("output", [(), (42, 43)])
+async def test_a_record_without_exactly_token_one_is_refused(
+    bench: Bench, output: tuple[int, ...]
+) -> None:
+    bench.puller.gate.set()
+    taking = bench.take()
+    await turn()
+    bench.announce(b"t")
+    bench.record(output=output)
+    with pytest.raises(MalformedMessage, match=f"{len(output)} of output"):
         await asyncio.wait_for(taking, 1)

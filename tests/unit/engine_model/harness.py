@@ -58,12 +58,13 @@ class Node:
         dtype: KvDtype = KvDtype.FLOAT32,
         block_size: int = 16,
         num_tokens: int = 8192,
+        device: torch.device = CPU,
     ) -> Node:
         checkpoint = resolve_checkpoint(str(path))
         config = load_model_config(checkpoint)
-        model = load_decoder(checkpoint, config, TORCH_DTYPES[dtype], CPU)
+        model = load_decoder(checkpoint, config, TORCH_DTYPES[dtype], device)
         num_blocks = num_tokens // block_size + 64
-        kv_cache = KvCache(config.kv_layout(block_size, dtype), num_blocks, CPU)
+        kv_cache = KvCache(config.kv_layout(block_size, dtype), num_blocks, device)
         # What a block held before must never matter.
         kv_cache.pool.fill_(float("nan"))
         return cls(model, kv_cache, ModelRunner(model, kv_cache), list(range(num_blocks)))
@@ -100,7 +101,9 @@ class Node:
         num_blocks = self.kv_cache.layout.blocks_for(len(token_ids))
         request.block_table = [self.free.pop() for _ in range(num_blocks)]
         batch = build_batch(
-            [Scheduled(request, len(token_ids))], self.kv_cache.layout.block_size, CPU
+            [Scheduled(request, len(token_ids))],
+            self.kv_cache.layout.block_size,
+            self.model.device,
         )
         with torch.inference_mode():
             hidden = self.model.forward(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
+import grpc
 import grpc.aio
 import pytest
 
@@ -16,6 +18,7 @@ from coordinator.registry import Registry
 from coordinator.router import LeastLoaded
 from coordinator.service import CoordinatorService
 from pdserve.config import Timeouts
+from pdserve.errors import NodeLost
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.node.legs import Legs
@@ -29,15 +32,17 @@ from pdserve.protocol import (
     NodeState,
     PrefillLeg,
     SamplingParams,
+    TokenBatch,
     TokenEvent,
     Welcome,
 )
 from pdserve.wire import coordinator_pb2_grpc
 from pdserve.wire.channel import Server, open_channel
 from pdserve.wire.coordinator_pb2_grpc import CoordinatorStub
-from pdserve.wire.envelopes import FROM_NODE
+from pdserve.wire.envelopes import FROM_COORDINATOR, FROM_NODE
 
 TIMEOUTS = Timeouts(heartbeat_s=0.05, liveness_s=0.4, connect_s=0.4, reconnect_s=0.02)
+RawContext: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, head_dim=8, block_size=4, dtype=KvDtype.FLOAT32)
 
 
@@ -142,6 +147,23 @@ async def attached(coordinator: Coordinator, receiver: Receiver) -> AsyncIterato
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+@asynccontextmanager
+async def raw_coordinator(
+    attach: Callable[[object, RawContext], Awaitable[None]],
+) -> AsyncIterator[CoordinatorLink]:
+    """A link to a coordinator of which only `attach` is there, and that in bytes."""
+    server = grpc.aio.server()
+    handlers = {"Attach": grpc.stream_stream_rpc_method_handler(attach)}
+    service = grpc.method_handlers_generic_handler("pdserve.wire.Coordinator", handlers)
+    server.add_generic_rpc_handlers((service,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield CoordinatorLink(
+        f"127.0.0.1:{port}", hello, lambda: LoadReport(state=NodeState.READY), Receiver(), TIMEOUTS
+    )
+    await server.stop(0)
 
 
 @pytest.fixture
@@ -252,6 +274,71 @@ async def test_a_coordinator_that_never_answers_is_given_up() -> None:
     for writer in connections:
         writer.close()
         await writer.wait_closed()
+
+
+async def test_bytes_that_are_no_message_end_the_stream_but_not_the_membership() -> None:
+    """gRPC's client reads them as None."""
+    num_attached = 0
+
+    async def attach(_: object, context: RawContext) -> None:
+        nonlocal num_attached
+        num_attached += 1
+        await context.read()
+        welcome = Welcome(coordinator_id="c", incarnation="1")
+        await context.write(FROM_COORDINATOR.wrap(welcome).SerializeToString())
+        await context.write(b"\xff\xff\xff")
+        await context.read()
+
+    async with raw_coordinator(attach) as link:
+        running = asyncio.create_task(link.run())
+        await until(lambda: num_attached >= 2)
+        assert not running.done()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_receiver_that_raises_does_not_end_the_membership(
+    coordinator: Coordinator,
+) -> None:
+    receiver = Receiver()
+    receiver.start_decode = lambda leg, link: 1 / 0  # type: ignore[assignment]
+    async with attached(coordinator, receiver):
+        running = start(coordinator, "r")
+        with pytest.raises(NodeLost):
+            async with asyncio.timeout(3):
+                _ = [event async for event in running]
+        await until(coordinator.flow.is_ready)
+
+
+async def test_leaving_does_not_wait_for_a_coordinator_that_stopped_listening() -> None:
+    async def attach(_: object, context: RawContext) -> None:
+        await context.read()
+        welcome = Welcome(coordinator_id="c", incarnation="1")
+        await context.write(FROM_COORDINATOR.wrap(welcome).SerializeToString())
+        await asyncio.sleep(60)
+
+    async with raw_coordinator(attach) as link:
+        running = asyncio.create_task(link.run())
+        await until(lambda: link._outbox is not None)
+        event = TokenEvent(request_id="r", index=0, token_ids=[2**30] * 100_000)
+        for _ in range(100):  # more than the stream's flow control lets through
+            link.send(TokenBatch(events=[event]))
+        async with asyncio.timeout(TIMEOUTS.connect_s + 2):
+            await link.leave()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_nodes_of_different_weights_that_come_at_once_are_not_both_let_in(
+    coordinator: Coordinator,
+) -> None:
+    async with open_channel(f"127.0.0.1:{coordinator.port}", 60) as channel:
+        streams = [CoordinatorStub(channel).Attach() for _ in range(8)]
+        await asyncio.gather(*(s.wait_for_connection() for s in streams))
+        hellos = [FROM_NODE.wrap(hello(f"d{i}", revision=f"r{i}")) for i in range(8)]
+        await asyncio.gather(*(s.write(h) for s, h in zip(streams, hellos, strict=True)))
+        answers = await asyncio.gather(*(s.read() for s in streams), return_exceptions=True)
+        assert sum(not isinstance(answer, Exception) for answer in answers) == 1
 
 
 async def test_a_draining_node_is_told_when_no_leg_can_follow(coordinator: Coordinator) -> None:

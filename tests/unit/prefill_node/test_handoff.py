@@ -173,6 +173,21 @@ async def test_nobody_coming_for_it_ends_a_handoff(node: Node, was_subscribed: b
     assert isinstance(error, DeadlineExceeded)
 
 
+async def test_a_subscriber_that_asked_twice_still_leaves_at_once(node: Node) -> None:
+    heard: list[msgspec.Struct] = []
+    request = node.request(4)
+    node.handoffs.open("r")
+    node.handoffs.subscribe("r", heard.append)
+    node.handoffs.subscribe("r", heard.append)
+    node.compute(request, 4)
+    node.handoffs.publish(record(request))
+    assert len(heard) == 2
+    node.pool.release(request.block_table)
+    node.handoffs.unsubscribe("r", heard.append)
+    await asyncio.sleep(2 * LEASE_S)
+    assert [request_id for request_id, _ in node.expired] == ["r"]
+
+
 async def test_cancelling_takes_the_blocks_back_at_once(node: Node) -> None:
     heard: list[msgspec.Struct] = []
     request = node.request(8)

@@ -1,0 +1,40 @@
+"""README and ARCHITECTURE say only what holds: their commands parse, their targets exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from pdserve.cli.main import build_parser
+from pdserve.config import NodeConfig, load_config
+from tests.architecture.repository import ROOT
+
+README = (ROOT / "README.md").read_text()
+SHELL = "\n".join(re.findall(r"```sh\n(.*?)```", README, re.DOTALL))
+COMMANDS = re.findall(r"^pdserve .*", SHELL, re.MULTILINE)
+
+
+def test_there_are_commands_to_check() -> None:
+    assert len(COMMANDS) >= 8
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_in_the_readme_parses(line: str) -> None:
+    arguments = shlex.split(line, comments=True)[1:]
+    assert build_parser().parse_args(arguments).command is not None
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"(?:^|`)make ([a-z-]+)", README, re.MULTILINE))))
+def test_a_make_target_in_the_readme_exists(target: str) -> None:
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_the_toml_in_the_readme_is_a_node_config(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    (text,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
+    file = tmp_path / "decode.toml"
+    file.write_text(text)
+    config = load_config(NodeConfig, file, {})
+    assert config.coordinators == ["10.0.0.1:8001"]
+    assert config.engine.max_batch_size == 32
