@@ -32,6 +32,7 @@ from pdserve.protocol import (
     CancelLeg,
     DecodeLeg,
     LegFailed,
+    NodeState,
     PrefillLeg,
     TokenBatch,
     TokenEvent,
@@ -210,7 +211,8 @@ class Flow:
             running.end(error)
 
     def _member_lost(self, member: Member) -> None:
-        self._metrics.nodes_lost.labels(role=member.hello.role.name.lower()).inc()
+        if member.load.state is not NodeState.DRAINING:
+            self._metrics.nodes_lost.labels(role=member.hello.role.name.lower()).inc()
         for running in list(self._running.values()):
             if running.pair.decode is member:
                 running.end(NodeLost(f"{member.node_id}, which was decoding, is gone"))

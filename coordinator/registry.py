@@ -86,7 +86,10 @@ class Registry:
         if self._members.get(member.node_id) is not member:
             return
         del self._members[member.node_id]
-        log.warning("%s is gone (%s)", *_names(member))
+        if member.load.state is NodeState.DRAINING:
+            log.info("%s has drained (%s)", *_names(member))
+        else:
+            log.warning("%s is gone (%s)", *_names(member))
         for listener in self._on_lost:
             listener(member)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from kv_transfer.puller import Puller
 from pdserve.clock import Clock
-from pdserve.engine.block_hash import extend_hashes
+from pdserve.engine.block_hash import hash_chain
 from pdserve.engine.engine import Engine
 from pdserve.engine.request import Request
 from pdserve.errors import MalformedMessage, PeerLost, TransferCancelled
@@ -88,9 +88,10 @@ class Intake:
     ) -> Request:
         """The request with its prompt's KV in blocks of this node."""
         first = await anext(notices)
-        hashes: list[bytes] = []
-        extend_hashes(hashes, leg.token_ids, self._engine.pool.block_size, leg.cache_salt)
-        room = await self._wait_for_room(session, len(leg.token_ids) + 1, hashes)
+        hashes = hash_chain(leg.token_ids, self._engine.pool.block_size, leg.cache_salt)
+        room = await self._wait_for_room(
+            session, leg.request_id, len(leg.token_ids) + 1, hashes
+        )
         try:
             record = await self._pull(session, first, notices, room, lifecycle)
             if record.num_tokens != len(leg.token_ids) or len(record.token_ids) != 1:
@@ -123,7 +124,7 @@ class Intake:
         lifecycle: Lifecycle,
     ) -> HandoffRecord:
         """Pull what is announced, as it is announced, up to the handoff record."""
-        notice = first
+        notice, num_pulled = first, 0
         while isinstance(notice.message, Announcement):
             try:
                 result = await self._puller.pull(
@@ -135,14 +136,26 @@ class Intake:
                 )
             except TransferCancelled as error:  # the session ended, and its link with it
                 raise PeerLost(f"{session.peer.node_id} was lost during a transfer") from error
+            if result.first_token != num_pulled:
+                raise MalformedMessage(
+                    f"after {num_pulled} tokens of {notice.message.request_id} came a ticket for "
+                    f"those from {result.first_token} on"
+                )
+            num_pulled = result.end_token
             lifecycle.transfer_s += result.seconds
             lifecycle.pulled_s = self._clock.now()
             notice = await anext(notices)
+        record = notice.message
+        if record.num_tokens != num_pulled:
+            raise MalformedMessage(
+                f"{record.request_id} was announced up to token {num_pulled}, its handoff record "
+                f"says {record.num_tokens}"
+            )
         lifecycle.record_s = notice.received_s
-        return notice.message
+        return record
 
     async def _wait_for_room(
-        self, session: Session, num_tokens: int, hashes: list[bytes]
+        self, session: Session, request_id: str, num_tokens: int, hashes: list[bytes]
     ) -> _Room:
         turn = asyncio.Event()
         self._waiting.append(turn)
@@ -154,7 +167,7 @@ class Intake:
                         block_table, num_reused = reserved
                         return _Room(block_table, num_reused * self._engine.pool.block_size)
                 turn.clear()
-                await session.wait(turn)
+                await session.wait(request_id, turn)
         finally:
             self._waiting.remove(turn)
             self.offer_room()

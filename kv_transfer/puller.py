@@ -44,6 +44,8 @@ class PullResult:
 
     bytes: int
     seconds: float
+    first_token: int  # of the ticket; tokens [first_token, end_token) are here now
+    end_token: int
 
 
 class Puller:
@@ -109,8 +111,10 @@ class Puller:
         started_s = time.perf_counter()
         with self._counted():
             async with link.pulling(timeout_s):
-                num_bytes = await self._pull(link, ticket, block_table, from_token)
-        result = PullResult(num_bytes, time.perf_counter() - started_s)
+                opened = _read_ticket_of(link.welcome, ticket)
+                num_bytes = await self._pull(link, ticket, opened, block_table, from_token)
+        seconds = time.perf_counter() - started_s
+        result = PullResult(num_bytes, seconds, opened.first_token, opened.end_token)
         self.statistics.pulls += 1
         self.statistics.bytes += result.bytes
         self.statistics.seconds += result.seconds
@@ -121,9 +125,13 @@ class Puller:
         self._threads.close()
 
     async def _pull(
-        self, link: Link, sealed: bytes, block_table: Sequence[int], from_token: int
+        self,
+        link: Link,
+        sealed: bytes,
+        ticket: Ticket,
+        block_table: Sequence[int],
+        from_token: int,
     ) -> int:
-        ticket = _read_ticket_of(link.welcome, sealed)
         begin, end = max(ticket.first_token, from_token), ticket.end_token
         if begin >= end:
             return 0

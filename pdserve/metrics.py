@@ -93,7 +93,7 @@ class CoordinatorMetrics(_Registry):
         self.decode = self._histogram(
             "request_decode_seconds", "Joined the decode batch -> last token", LONG_BUCKETS_S
         )
-        self.nodes_lost = self._counter("nodes_lost", "Nodes whose stream broke", "role")
+        self.nodes_lost = self._counter("nodes_lost", "Nodes gone without having drained", "role")
 
     def observe_prefill_leg(self, times: PhaseTimes) -> None:
         """Phases reported by whichever node prefilled."""

@@ -100,7 +100,6 @@ class PrefillLeg(Message, frozen=True):
     token_ids: list[int]
     sampling: SamplingParams
     cache_salt: str = ""
-    deadline_s: float = 0.0  # seconds from receipt; 0 = none
     handoff: bool = True  # False: one token is all that is wanted, nobody will pull
 
 
@@ -114,7 +113,6 @@ class DecodeLeg(Message, frozen=True):
     token_ids: list[int]
     sampling: SamplingParams
     cache_salt: str = ""
-    deadline_s: float = 0.0
     source: NodeAddress | None = None
 
 

@@ -38,7 +38,7 @@ class PrefillNode:
             retain=parts.pool.retain,
             release=parts.pool.release,
             on_settled=self._settled,
-            on_expired=self.legs.fail,
+            on_expired=self._expired,
             lease_s=parts.config.timeouts.lease_s,
         )
         self._parts = parts
@@ -113,6 +113,10 @@ class PrefillNode:
     def _settled(self, request_id: str) -> None:
         self.legs.close(request_id)
         self.engine.cancel(request_id)  # given up before the prefill was over
+
+    def _expired(self, request_id: str, error: PdserveError) -> None:
+        self.engine.cancel(request_id)
+        self.legs.fail(request_id, error)
 
     def _advance_handoff(self, request: Request, token: SampledToken | None) -> None:
         if token is None:

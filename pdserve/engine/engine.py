@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pdserve.clock import Clock
-from pdserve.engine.block_hash import extend_hashes
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Policy, Queues
@@ -194,8 +193,7 @@ class Engine:
         full = request.num_computed_tokens // block_size
         if full == full_before:
             return
-        tokens = request.token_slice(0, full * block_size)
-        extend_hashes(request.block_hashes, tokens, block_size, request.cache_salt)
+        request.extend_hashes(full * block_size, block_size)
         for index in range(full_before, full):
             self.pool.publish(request.block_table[index], request.block_hashes[index])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pdserve.engine.block_hash import extend_hashes
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import FinishReason, SamplingParams, TokenLogprobs
 
@@ -72,6 +73,12 @@ class Request:
         if start >= num_prompt:
             return self.output_token_ids[start - num_prompt : end - num_prompt]
         return self.prompt_token_ids[start:] + self.output_token_ids[: end - num_prompt]
+
+    def extend_hashes(self, num_tokens: int, block_size: int) -> None:
+        """Make `block_hashes` cover the full blocks of the first `num_tokens` tokens."""
+        extend_hashes(
+            self.block_hashes, self.token_slice, num_tokens, block_size, self.cache_salt
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from pdserve.clock import Clock
-from pdserve.engine.block_hash import extend_hashes
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
 
@@ -52,12 +51,7 @@ class Queues:
     def admit(self, request: Request) -> bool:
         """Give the first waiting request its blocks and let it run; False: no room now."""
         pool = self.pool
-        extend_hashes(
-            request.block_hashes,
-            request.token_slice(0, request.num_tokens),
-            pool.block_size,
-            request.cache_salt,
-        )
+        request.extend_hashes(request.num_tokens, pool.block_size)
         # At least one token must be computed to have logits, however much is cached.
         reusable = request.block_hashes[: (request.num_tokens - 1) // pool.block_size]
         blocks = self.reserve(request.num_tokens, reusable)
@@ -77,12 +71,13 @@ class Queues:
         """Blocks for `num_tokens` tokens, the first of them reused from the prefix cache if held.
 
         Returns (block table, number of reused blocks), or None when there is no room: each running
-        request keeps a block to grow into, so that admission does not cause preemption.
+        request that will decode here keeps a block to grow into, so that admission does not cause
+        preemption.
         """
         pool = self.pool
         matched = pool.match_prefix(hashes)
         num_new = -(-num_tokens // pool.block_size) - len(matched)
-        headroom = len(self.running)
+        headroom = sum(1 for running in self.running if running.leg_token_limit is None)
         if pool.num_free_after_taking(matched) < num_new + headroom:
             return None
         taken = pool.take_prefix(hashes)

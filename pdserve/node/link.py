@@ -90,11 +90,13 @@ class CoordinatorLink:
         """Attach, serve until the stream breaks, attach again; until cancelled or left."""
         is_news = True  # an unreachable coordinator is worth one line, not one per attempt
         while not self._is_leaving:
-            was_attached = False
+            was_attached, pause_s = False, self._timeouts.reconnect_s
             try:
                 await self._attach()
             except (grpc.aio.AioRpcError, PdserveError, TimeoutError) as error:
                 was_attached = self._outbox is not None
+                if _is_refusal(error):  # the next attempt would be refused as well
+                    pause_s = self._timeouts.liveness_s
                 if (is_news or was_attached) and not self._is_leaving:
                     log.warning("coordinator %s: %s", self.address, _reason(error))
             except Exception:  # whatever it is, a node without coordinators is of no use
@@ -105,7 +107,7 @@ class CoordinatorLink:
                 self._drain_seen.set()  # a coordinator that is gone sends nothing either
                 self._receiver.coordinator_lost(self)
             is_news = was_attached
-            await asyncio.sleep(self._timeouts.reconnect_s)
+            await asyncio.sleep(pause_s)
 
     async def wait_drain_seen(self) -> None:
         """After DRAINING was reported: wait until the coordinator will send no more legs."""
@@ -177,6 +179,13 @@ class CoordinatorLink:
 async def _raise_status(stream: Stream) -> None:
     code, details = await stream.code(), await stream.details()
     raise MalformedMessage(f"the coordinator closed the stream: {code.name} {details}".rstrip())
+
+
+def _is_refusal(error: BaseException) -> bool:
+    return (
+        isinstance(error, grpc.aio.AioRpcError)
+        and error.code() is grpc.StatusCode.FAILED_PRECONDITION
+    )
 
 
 def _reason(error: BaseException) -> str:

@@ -27,7 +27,7 @@ from pdserve.clock import SystemClock
 from pdserve.config import NodeConfig
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.model_runner import ModelRunner
-from pdserve.errors import ConfigError
+from pdserve.errors import ConfigError, RequestCancelled
 from pdserve.metrics import NodeMetrics
 from pdserve.node.gauges import load_report, watch_role, watch_transfers
 from pdserve.node.link import CoordinatorLink
@@ -74,7 +74,11 @@ async def _live(
         loading = asyncio.create_task(node.load())
         stopped = asyncio.create_task(signals.drain.wait())
         await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if not signals.drain.is_set():
+        stopped.cancel()
+        if signals.drain.is_set():
+            node.abandon_loading()
+            await asyncio.gather(loading, return_exceptions=True)
+        else:
             await node.serve(await loading, signals)
     finally:
         await node.close()
@@ -91,6 +95,7 @@ class Node:
         self._role_name = role
         self._state = NodeState.LOADING
         self._loading_progress = 0.0
+        self._abandons_loading = False
         self._metrics = NodeMetrics()
         self._metrics_server = MetricsServer(self._metrics.exposition)
         self._server = Server(config.timeouts.liveness_s)
@@ -138,6 +143,10 @@ class Node:
         return await asyncio.to_thread(
             load_runner, self._model, self._memory.flat, self._set_progress
         )
+
+    def abandon_loading(self) -> None:
+        """Make `load` raise at the next tensor."""
+        self._abandons_loading = True
 
     async def serve(self, runner: ModelRunner, signals: StopSignals) -> None:
         """Take legs until SIGTERM, then finish those there are, within `drain_s`."""
@@ -229,7 +238,10 @@ class Node:
         return load_report(self._role, self._state, self._loading_progress)
 
     def _set_progress(self, fraction: float) -> None:
-        self._loading_progress = fraction  # from the loading thread; reported by heartbeat
+        """From the loading thread, after each tensor; the next heartbeat reports it."""
+        if self._abandons_loading:
+            raise RequestCancelled("the node was stopped while it was loading")
+        self._loading_progress = fraction
 
     async def _enter(self, state: NodeState) -> None:
         self._state = state

@@ -46,7 +46,34 @@ class Notice:
     received_s: float
 
 
-_Inbox = asyncio.Queue[Notice | PdserveError]
+class _Inbox:
+    """What has been said about one request and not been read yet."""
+
+    def __init__(self) -> None:
+        self.failed = asyncio.Event()
+        self._failure: PdserveError | None = None
+        self._notices: asyncio.Queue[Notice | None] = asyncio.Queue()  # None: look at the failure
+
+    def put(self, notice: Notice) -> None:
+        self._notices.put_nowait(notice)
+
+    def fail(self, error: PdserveError) -> None:
+        """Nothing more will come, for this reason."""
+        self._failure = error
+        self.failed.set()
+        self._notices.put_nowait(None)
+
+    async def get(self) -> Notice:
+        """The next notice; raises the failure after the last one."""
+        notice = await self._notices.get()
+        if notice is None:
+            self.raise_failure()
+            raise AssertionError("an inbox ends with a failure")
+        return notice
+
+    def raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
 
 class Session:
@@ -59,7 +86,6 @@ class Session:
         self._clock = clock
         self._inboxes: dict[str, _Inbox] = {}
         self._lost: PeerLost | None = None
-        self._has_ended = asyncio.Event()
 
     async def notices(self, request_id: str) -> AsyncGenerator[Notice]:
         """What the exporter says about a request, from its first block to its handoff record.
@@ -70,31 +96,29 @@ class Session:
         """
         if self._lost is not None:
             raise self._lost
-        inbox = self._inboxes[request_id] = asyncio.Queue()
+        inbox = self._inboxes[request_id] = _Inbox()
         self._outbox.send(Subscribe(request_id=request_id))
         try:
             while True:
-                notice = await inbox.get()
-                if isinstance(notice, PdserveError):
-                    raise notice
-                yield notice
+                yield await inbox.get()
         finally:
             self._inboxes.pop(request_id, None)
 
-    async def wait(self, event: asyncio.Event) -> None:
-        """Wait for `event`, but not beyond the session's end.
+    async def wait(self, request_id: str, event: asyncio.Event) -> None:
+        """Wait for `event`, but not beyond the end of the request's handoff.
 
         Raises:
             PeerLost: the exporter is gone.
+            PdserveError: the handoff ended, for the reason that the exporter gives.
         """
-        waits = {asyncio.create_task(e.wait()) for e in (event, self._has_ended)}
+        inbox = self._inboxes[request_id]
+        waits = {asyncio.create_task(e.wait()) for e in (event, inbox.failed)}
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in waits:
                 task.cancel()
-        if self._lost is not None:
-            raise self._lost
+        inbox.raise_failure()
 
     def settle(self, request_id: str, *, was_pulled: bool) -> None:
         """Tell the exporter that the request's blocks are not needed any more."""
@@ -102,23 +126,21 @@ class Session:
 
     def receive(self, message: msgspec.Struct) -> None:
         """Sort one message of the exporter; those about requests given up are dropped."""
-        match message:
-            case Announcement() | HandoffRecord():
-                item: Notice | PdserveError = Notice(message, self._clock.now())
-            case HandoffEnded(code=code, message=text):
-                item = from_code(code, text)
-            case other:
-                raise MalformedMessage(f"{type(other).__name__} in mid-session")
+        if not isinstance(message, Announcement | HandoffRecord | HandoffEnded):
+            raise MalformedMessage(f"{type(message).__name__} in mid-session")
         inbox = self._inboxes.get(message.request_id)
-        if inbox is not None:
-            inbox.put_nowait(item)
+        if inbox is None:
+            return
+        if isinstance(message, HandoffEnded):
+            inbox.fail(from_code(message.code, message.message))
+        else:
+            inbox.put(Notice(message, self._clock.now()))
 
     def lose(self, error: PeerLost) -> None:
         """The session broke: everybody who waits on it is told."""
         self._lost = error
-        self._has_ended.set()
         for inbox in self._inboxes.values():
-            inbox.put_nowait(error)
+            inbox.fail(error)
 
 
 class Sessions:

@@ -53,11 +53,18 @@ class Envelope(Generic[P]):
         self._fields = {struct: name for name, struct in bodies.items()}
 
     def wrap(self, message: msgspec.Struct) -> P:
-        """An envelope holding `message`."""
+        """An envelope holding `message`.
+
+        Raises:
+            MalformedMessage: a value that the wire has no room for, such as an integer too large.
+        """
         proto = self._proto()
         body = getattr(proto, self._fields[type(message)])
         body.SetInParent()  # a body whose fields all have default values is still a body
-        fill(message, body)
+        try:
+            fill(message, body)
+        except (TypeError, ValueError) as error:
+            raise MalformedMessage(f"{type(message).__name__}: {error}") from error
         return proto
 
     def unwrap(self, proto: P | None) -> msgspec.Struct:

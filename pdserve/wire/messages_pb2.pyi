@@ -94,36 +94,32 @@ class NodeAddress(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., session_address: _Optional[str] = ...) -> None: ...
 
 class PrefillLeg(_message.Message):
-    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "deadline_s", "handoff")
+    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "handoff")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
-    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     HANDOFF_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingParams
     cache_salt: str
-    deadline_s: float
     handoff: bool
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., deadline_s: _Optional[float] = ..., handoff: bool = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., handoff: bool = ...) -> None: ...
 
 class DecodeLeg(_message.Message):
-    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "deadline_s", "source")
+    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "source")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
-    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingParams
     cache_salt: str
-    deadline_s: float
     source: NodeAddress
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., deadline_s: _Optional[float] = ..., source: _Optional[_Union[NodeAddress, _Mapping]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., source: _Optional[_Union[NodeAddress, _Mapping]] = ...) -> None: ...
 
 class CancelLeg(_message.Message):
     __slots__ = ("request_id", "reason")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import grpc.aio
 import msgspec
 
 
@@ -39,13 +40,19 @@ class Outbox:
 async def running(*companions: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """Run these beside the body and end them with it.
 
-    Their errors are dropped: a companion fails because the stream broke, which the body, who reads
-    from the same stream, is told as well.
+    A companion that fails because the stream broke says nothing: the body, who reads from the same
+    stream, is told as well. One that fails for another reason ends the body, and raises its error.
     """
-    tasks = [asyncio.ensure_future(companion) for companion in companions]
     try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_until_broken(companion)) for companion in companions]
+            yield
+            for task in tasks:
+                task.cancel()
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None  # one stream, one reason
+
+
+async def _until_broken(companion: Coroutine[Any, Any, None]) -> None:
+    with suppress(grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
+        await companion

@@ -13,6 +13,7 @@ from tests.architecture.repository import ROOT
 
 README = (ROOT / "README.md").read_text()
 SHELL = "\n".join(re.findall(r"```sh\n(.*?)```", README, re.DOTALL))
+TARGETS = sorted(set(re.findall(r"(?:^|`)make ([a-z-]+)", README, re.MULTILINE)))
 COMMANDS = re.findall(r"^pdserve .*", SHELL, re.MULTILINE)
 
 
@@ -26,7 +27,7 @@ def test_a_command_in_the_readme_parses(line: str) -> None:
     assert build_parser().parse_args(arguments).command is not None
 
 
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"(?:^|`)make ([a-z-]+)", README, re.MULTILINE))))
+@pytest.mark.parametrize("target", TARGETS)
 def test_a_make_target_in_the_readme_exists(target: str) -> None:
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
 

@@ -62,7 +62,8 @@ class ScriptedPuller:
             self.is_writing = False
         if self.error is not None:
             raise self.error
-        return PullResult(bytes=1, seconds=0.25)
+        first, end = map(int, ticket.split(b"-"))
+        return PullResult(bytes=1, seconds=0.25, first_token=first, end_token=end)
 
 
 class Bench:
@@ -128,15 +129,15 @@ async def test_chunks_are_pulled_as_they_come_and_the_request_adopted(bench: Ben
     taking = bench.take()
     await turn()
     assert bench.pool.num_free == NUM_BLOCKS, "no room is taken before there is anything to pull"
-    bench.announce(b"one")
+    bench.announce(b"0-8")
     await turn()
-    assert [ticket for ticket, _, _ in bench.puller.pulled] == [b"one"]
-    bench.announce(b"two")
+    assert [ticket for ticket, _, _ in bench.puller.pulled] == [b"0-8"]
+    bench.announce(b"8-10")
     bench.record()
     bench.puller.gate.set()
     await asyncio.wait_for(taking, 1)
     (request,) = bench.engine.queues.running
-    assert [ticket for ticket, _, _ in bench.puller.pulled] == [b"one", b"two"]
+    assert [ticket for ticket, _, _ in bench.puller.pulled] == [b"0-8", b"8-10"]
     assert all(table == request.block_table for _, table, _ in bench.puller.pulled)
     assert request.output_token_ids == [42]
     assert request.num_computed_tokens == 10
@@ -150,7 +151,7 @@ async def test_a_prefix_held_here_is_not_pulled_again(bench: Bench) -> None:
     for request_id in ("a", "b"):
         taking = bench.take(request_id)
         await turn()
-        bench.announce(b"t", request_id)
+        bench.announce(b"0-10", request_id)
         bench.record(request_id)
         await asyncio.wait_for(taking, 1)
     assert [from_token for _, _, from_token in bench.puller.pulled] == [0, 8]
@@ -162,15 +163,15 @@ async def test_without_room_the_kv_waits_where_it_is(bench: Bench) -> None:
     taken = bench.pool.allocate(6)
     taking = [bench.take("first"), bench.take("second", num_tokens=3)]
     await turn()
-    bench.announce(b"1", "first")
+    bench.announce(b"0-10", "first")
     await turn()
-    bench.announce(b"2", "second")
+    bench.announce(b"0-3", "second")
     await turn()
     assert bench.intake.num_waiting == 2  # the second would fit, but it is not its turn
     assert bench.puller.pulled == []
     bench.pool.release(taken)
     await turn()
-    assert {ticket for ticket, _, _ in bench.puller.pulled} == {b"1", b"2"}
+    assert {ticket for ticket, _, _ in bench.puller.pulled} == {b"0-10", b"0-3"}
     for task in taking:
         task.cancel()
     await asyncio.gather(*taking, return_exceptions=True)
@@ -182,7 +183,7 @@ async def test_a_cancel_leaves_nothing_behind(bench: Bench, stage: str) -> None:
     taking = bench.take()
     await turn()
     if stage != "before":
-        bench.announce(b"t")
+        bench.announce(b"0-10")
         await turn()
     taking.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -197,7 +198,7 @@ async def test_losing_the_exporter_ends_the_intake(bench: Bench, stage: str) -> 
     taking = bench.take()
     await turn()
     if stage != "before":
-        bench.announce(b"t")
+        bench.announce(b"0-10")
         await turn()
     bench.session.lose(PeerLost("p is gone"))
     bench.puller.gate.set()
@@ -211,7 +212,7 @@ async def test_a_stale_ticket_ends_the_intake(bench: Bench) -> None:
     bench.puller.gate.set()
     taking = bench.take()
     await turn()
-    bench.announce(b"t")
+    bench.announce(b"0-10")
     with pytest.raises(StaleTicket):
         await asyncio.wait_for(taking, 1)
     assert bench.settled() == [("r", False)]
@@ -227,11 +228,36 @@ async def test_an_ended_handoff_ends_the_intake(bench: Bench) -> None:
         await asyncio.wait_for(taking, 1)
 
 
+async def test_a_gap_between_tickets_is_refused(bench: Bench) -> None:
+    bench.puller.gate.set()
+    taking = bench.take()
+    await turn()
+    bench.announce(b"0-4")
+    bench.announce(b"8-10")
+    with pytest.raises(MalformedMessage, match="after 4 tokens of r came a ticket"):
+        await asyncio.wait_for(taking, 1)
+
+
+async def test_a_handoff_that_ends_is_heard_while_waiting_for_room(bench: Bench) -> None:
+    blocked = bench.pool.allocate(NUM_BLOCKS)
+    taking = bench.take()
+    await turn()
+    bench.announce(b"0-10")
+    await turn()
+    assert bench.intake.num_waiting == 1
+    bench.session.receive(
+        HandoffEnded(request_id="r", code=RequestCancelled.code, message="cancelled")
+    )
+    with pytest.raises(RequestCancelled):
+        await asyncio.wait_for(taking, 1)
+    bench.pool.release(blocked)
+
+
 async def test_a_record_that_contradicts_the_leg_is_refused(bench: Bench) -> None:
     bench.puller.gate.set()
     taking = bench.take()
     await turn()
-    bench.announce(b"t")
+    bench.announce(b"0-9")
     bench.record(num_tokens=9)
     with pytest.raises(MalformedMessage, match="9 prompt tokens"):
         await asyncio.wait_for(taking, 1)
@@ -244,7 +270,7 @@ async def test_a_record_without_exactly_token_one_is_refused(
     bench.puller.gate.set()
     taking = bench.take()
     await turn()
-    bench.announce(b"t")
+    bench.announce(b"0-10")
     bench.record(output=output)
     with pytest.raises(MalformedMessage, match=f"{len(output)} of output"):
         await asyncio.wait_for(taking, 1)

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pdserve.engine.block_hash import extend_hashes
+from pdserve.engine.block_hash import extend_hashes, hash_chain
 from pdserve.engine.block_pool import BlockPool
 from pdserve.errors import OutOfBlocks
 
@@ -140,15 +140,10 @@ def test_listeners_hear_of_freed_blocks_only() -> None:
 
 
 def test_hash_chain_depends_on_every_token_before_and_on_the_salt() -> None:
-    def chain(tokens: list[int], salt: str = "") -> list[bytes]:
-        hashes: list[bytes] = []
-        extend_hashes(hashes, tokens, 2, salt)
-        return hashes
-
-    assert len(chain([1, 2, 3, 4, 5])) == 2
-    assert chain([1, 2, 3, 4])[0] == chain([1, 2, 9, 9])[0]
-    assert chain([1, 2, 3, 4])[1] != chain([9, 2, 3, 4])[1]
-    assert chain([1, 2], "a") != chain([1, 2], "b")
-    grown = chain([1, 2])
-    extend_hashes(grown, [1, 2, 3, 4], 2, "")
-    assert grown == chain([1, 2, 3, 4])
+    assert len(hash_chain([1, 2, 3, 4, 5], 2, "")) == 2
+    assert hash_chain([1, 2, 3, 4], 2, "")[0] == hash_chain([1, 2, 9, 9], 2, "")[0]
+    assert hash_chain([1, 2, 3, 4], 2, "")[1] != hash_chain([9, 2, 3, 4], 2, "")[1]
+    assert hash_chain([1, 2], 2, "a") != hash_chain([1, 2], 2, "b")
+    grown = hash_chain([1, 2], 2, "")
+    extend_hashes(grown, lambda start, end: [1, 2, 3, 4][start:end], 4, 2, "")
+    assert grown == hash_chain([1, 2, 3, 4], 2, "")

@@ -351,3 +351,16 @@ async def test_a_draining_node_is_told_when_no_leg_can_follow(coordinator: Coord
         assert not coordinator.flow.is_ready()
         await link.leave()
         await until(lambda: coordinator.num_members == 0)
+
+
+async def test_a_message_that_cannot_be_sent_breaks_the_stream_instead_of_being_lost(
+    coordinator: Coordinator,
+) -> None:
+    receiver = Receiver()
+    async with attached(coordinator, receiver) as link:
+        running = start(coordinator, "r")
+        await until(lambda: receiver.started == ["r"])
+        link.send(LoadReport(state=NodeState.READY, queued_tokens=1 << 40))  # an int32 on the wire
+        await until(lambda: receiver.cancelled == ["r"])
+        await running.cancel("the test is over")
+        await until(coordinator.flow.is_ready)  # attached again

@@ -140,8 +140,8 @@ async def test_an_ended_handoff_raises_what_the_exporter_said(pair: Pair) -> Non
 async def test_a_lost_exporter_is_told_to_everybody_who_waits(pair: Pair) -> None:
     session = await pair.sessions.get(pair.peer)
     waiting = [asyncio.ensure_future(anext(session.notices(name))) for name in "ab"]
-    room = asyncio.ensure_future(session.wait(asyncio.Event()))
     await pair.announcer.until_changed()
+    room = asyncio.ensure_future(session.wait("a", asyncio.Event()))
     await pair.server.stop(0)
     for task in [*waiting, room]:
         with pytest.raises(PeerLost):
