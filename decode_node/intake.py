@@ -89,9 +89,7 @@ class Intake:
         """The request with its prompt's KV in blocks of this node."""
         first = await anext(notices)
         hashes = hash_chain(leg.token_ids, self._engine.pool.block_size, leg.cache_salt)
-        room = await self._wait_for_room(
-            session, leg.request_id, len(leg.token_ids) + 1, hashes
-        )
+        room = await self._wait_for_room(session, leg.request_id, len(leg.token_ids) + 1, hashes)
         try:
             record = await self._pull(session, first, notices, room, lifecycle)
             if record.num_tokens != len(leg.token_ids) or len(record.token_ids) != 1:

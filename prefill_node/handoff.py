@@ -120,9 +120,7 @@ class Handoffs:
         handoff = self._handoffs.pop(request_id, None)
         if handoff is None:
             return
-        handoff.say(
-            HandoffEnded(request_id=request_id, code=reason.code, message=reason.message)
-        )
+        handoff.say(HandoffEnded(request_id=request_id, code=reason.code, message=reason.message))
         self._free(handoff)
 
     # ---- the sessions' side --------------------------------------------------------------------

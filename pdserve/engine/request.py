@@ -76,9 +76,7 @@ class Request:
 
     def extend_hashes(self, num_tokens: int, block_size: int) -> None:
         """Make `block_hashes` cover the full blocks of the first `num_tokens` tokens."""
-        extend_hashes(
-            self.block_hashes, self.token_slice, num_tokens, block_size, self.cache_salt
-        )
+        extend_hashes(self.block_hashes, self.token_slice, num_tokens, block_size, self.cache_salt)
 
 
 @dataclass(frozen=True, slots=True)

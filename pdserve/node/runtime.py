@@ -64,9 +64,7 @@ def run(config: NodeConfig, role: NodeRole, build: RoleFactory) -> None:
     uvloop.run(_live(config, role, model, build))
 
 
-async def _live(
-    config: NodeConfig, role: NodeRole, model: NodeModel, build: RoleFactory
-) -> None:
+async def _live(config: NodeConfig, role: NodeRole, model: NodeModel, build: RoleFactory) -> None:
     signals = StopSignals()
     node = Node(config, role, model, build)
     try:
@@ -191,9 +189,7 @@ class Node:
         node_id = config.node_id or f"{self._role_name.name.lower()}-{secrets.token_hex(3)}"
         incarnation = secrets.token_hex(8)
         clock = SystemClock()
-        identity = KvIdentity(
-            model.checkpoint.model_id, model.checkpoint.revision, model.layout
-        )
+        identity = KvIdentity(model.checkpoint.model_id, model.checkpoint.revision, model.layout)
         on_cpu = model.device.type == "cpu"
         transports = kinds(config.transports if on_cpu else [])  # a GPU's pool is not exported
         return NodeParts(

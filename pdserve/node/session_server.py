@@ -88,9 +88,7 @@ class SessionServer(session_pb2_grpc.KvSessionServicer):
             for request_id in subscriptions:
                 self._announcer.unsubscribe(request_id, outbox.send)
 
-    def _receive(
-        self, message: msgspec.Struct, send: Subscriber, subscriptions: set[str]
-    ) -> None:
+    def _receive(self, message: msgspec.Struct, send: Subscriber, subscriptions: set[str]) -> None:
         match message:
             case Subscribe(request_id=request_id):
                 subscriptions.add(request_id)

@@ -47,9 +47,7 @@ class FakeRunner:
         return sampled
 
 
-def make_request(
-    prompt: Sequence[int] | int, max_tokens: int = 4, **fields: object
-) -> Request:
+def make_request(prompt: Sequence[int] | int, max_tokens: int = 4, **fields: object) -> Request:
     """A request with a prompt of these tokens, or of this many."""
     tokens = list(range(100, 100 + prompt)) if isinstance(prompt, int) else list(prompt)
     return Request(

@@ -1,0 +1,51 @@
+"""What the processes say about themselves, under load and afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+
+from tests.cluster.checkpoints import make_prompt
+from tests.cluster.client import Client
+from tests.cluster.fleet import Fleet
+
+
+async def test_metrics_can_be_read_all_the_time(fleet: Fleet, client: Client) -> None:
+    """Gauges are computed while they are read, from queues that change with every message."""
+    urls = [f"http://{address}/metrics" for address in (await fleet.metrics_addresses()).values()]
+    urls += [f"{fleet.url}/metrics", f"{fleet.url}/status"]
+    is_over = False
+    statuses: list[int] = []
+
+    async def scrape(url: str) -> None:
+        async with aiohttp.ClientSession() as session:
+            while not is_over:
+                async with session.get(url) as response:
+                    await response.read()
+                    statuses.append(response.status)
+
+    scrapers = [asyncio.create_task(scrape(url)) for url in urls]
+    for _ in range(4):
+        await asyncio.gather(*(client.complete(make_prompt(50 + i), 4) for i in range(40)))
+    is_over = True
+    await asyncio.gather(*scrapers)
+    assert set(statuses) == {200}
+    assert len(statuses) > 100
+
+
+async def test_a_handoff_is_counted_on_both_sides(fleet: Fleet, client: Client) -> None:
+    before = {name: await fleet.gauges(name) for name in fleet.node_names}
+    output = await client.complete(make_prompt(1000, "counted"), 4)
+    assert output.tokens
+    after = {name: await fleet.gauges(name) for name in fleet.node_names}
+
+    def grown(name: str, metric: str) -> float:
+        return after[name][metric] - before[name][metric]
+
+    decode = output.decode_node or ""
+    bytes_per_token = 2 * 2 * 16 * 4  # layers, K and V, head_dim, float32
+    assert grown(decode, "pulled_bytes") == 1000 * bytes_per_token
+    assert grown("prefill-0", "tickets_issued") >= 1000 // 37
+    assert grown("prefill-0", "steps") >= 1000 // 37
+    assert grown(decode, "steps") == 3

@@ -1,0 +1,136 @@
+"""A decode node with next to no room: requests wait where their KV is, and nothing is lost.
+
+24 blocks of 16 tokens against 512 on the prefill node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest_asyncio
+
+from tests.cluster.checkpoints import Reference, make_prompt
+from tests.cluster.client import Client, Follower
+from tests.cluster.fleet import Fleet, fleet_config, running
+
+GONE_S = 2.0  # until a client hears that its request is lost
+PROMPT = 120  # tokens: eight blocks, so two fit
+LIMIT = 240  # tokens of output that keep the decode node full for a while
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def narrow(tiny_checkpoint: Path) -> AsyncIterator[Fleet]:
+    engine = {"token_budget": 37, "max_model_len": 384, "kv_memory": "2MiB"}
+    config = fleet_config(tiny_checkpoint, engine=engine)
+    async with running(Fleet(config, {"decode-0": ["--kv-memory=96KiB"]})) as fleet:
+        assert (await fleet.gauges("decode-0"))["blocks"] == 24
+        yield fleet
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def client(narrow: Fleet) -> AsyncIterator[Client]:
+    await narrow.restore()
+    await narrow.assert_baseline()
+    async with Client(narrow.url) as client:
+        yield client
+    await narrow.assert_baseline()
+
+
+async def fill(narrow: Fleet, client: Client, num_waiting: int = 3) -> list[Follower]:
+    """Requests of which two or three decode, and the others' KV waits on the prefill node."""
+    followers = [Follower(client, make_prompt(PROMPT, i), LIMIT) for i in range(num_waiting + 2)]
+    await narrow.wait_for("decode-0", lambda gauges: gauges["waiting_requests"] >= num_waiting)
+    await narrow.wait_for("prefill-0", lambda gauges: gauges["pinned_blocks"] >= 8 * num_waiting)
+    return followers
+
+
+async def test_requests_wait_their_turn_and_all_are_exact(
+    narrow: Fleet, client: Client, tiny_checkpoint: Path
+) -> None:
+    followers = await fill(narrow, client)
+    assert (await narrow.gauges("decode-0"))["running_requests"] <= 2
+    outputs = [(await follower.end()).tokens for follower in followers]
+    reference = Reference(tiny_checkpoint)
+    for i, tokens in enumerate(outputs):
+        assert len(tokens) == LIMIT
+        assert reference.is_greedy(make_prompt(PROMPT, i), tokens)
+
+
+async def test_token_one_does_not_wait_for_room(narrow: Fleet, client: Client) -> None:
+    followers = await fill(narrow, client)
+    for follower in followers:
+        await follower.reached(1)
+    assert (await narrow.gauges("decode-0"))["waiting_requests"] > 0
+    for follower in followers:
+        await follower.hang_up()
+
+
+async def test_preempted_requests_are_exact(
+    narrow: Fleet, client: Client, tiny_checkpoint: Path
+) -> None:
+    before = (await narrow.gauges("decode-0"))["preemptions"]
+    prompts = [make_prompt(20, seed) for seed in range(6)]
+    greedy, seeded = await asyncio.gather(
+        asyncio.gather(*(client.complete(prompt, 150) for prompt in prompts)),
+        asyncio.gather(
+            *(client.complete(prompt, 150, temperature=1.0, seed=3) for prompt in prompts)
+        ),
+    )
+    after = (await narrow.gauges("decode-0"))["preemptions"]
+    assert after > before, "nothing was preempted"
+    reference = Reference(tiny_checkpoint)
+    for prompt, output in zip(prompts, greedy, strict=True):
+        assert len(output.tokens) == 150
+        assert reference.is_greedy(prompt, output.tokens)
+    for prompt, output in zip(prompts[:2], seeded, strict=False):
+        alone = await client.complete(prompt, 150, temperature=1.0, seed=3, cache_salt="alone")
+        assert output.tokens == alone.tokens
+    assert (await narrow.gauges("decode-0"))["preemptions"] == after
+
+
+async def test_a_client_that_goes_while_its_kv_waits(narrow: Fleet, client: Client) -> None:
+    followers = await fill(narrow, client)
+    await asyncio.gather(*(follower.hang_up() for follower in followers[2:]))
+    await narrow.wait_for("prefill-0", lambda gauges: gauges["pinned_blocks"] == 0, within_s=3.0)
+    await narrow.wait_for("decode-0", lambda gauges: gauges["waiting_requests"] == 0)
+    for follower in followers[:2]:
+        assert len((await follower.end()).tokens) == LIMIT
+
+
+async def test_the_prefill_node_is_killed_while_kv_waits_on_it(
+    narrow: Fleet, client: Client
+) -> None:
+    followers = await fill(narrow, client)
+    await asyncio.gather(*(follower.reached(1) for follower in followers))
+    await narrow.kill_node("prefill-0")
+    killed_s = time.monotonic()
+    # Some were handed over before; the others' KV is lost, and their clients hear of it.
+    outputs = [await follower.end() for follower in followers if len(follower.output.token_ids) < 2]
+    assert outputs
+    assert time.monotonic() - killed_s < GONE_S
+    for output in outputs:
+        assert output.error is not None
+        assert output.error["type"] == "server_error"
+        assert output.error["code"] in ("peer_lost", "node_lost")
+    for follower in followers:
+        output = await follower.end()
+        assert output.error or len(output.tokens) == LIMIT
+    await narrow.start_node("prefill-0")
+    assert (await client.complete(make_prompt(50), 5)).tokens
+
+
+async def test_the_decode_node_is_killed_while_kv_waits_for_it(
+    narrow: Fleet, client: Client
+) -> None:
+    followers = await fill(narrow, client)
+    await narrow.kill_node("decode-0")
+    outputs = await asyncio.gather(*(follower.end(GONE_S) for follower in followers))
+    for output in outputs:
+        assert output.error is not None
+        assert output.error["code"] == "node_lost"
+    await narrow.wait_for("prefill-0", lambda gauges: gauges["pinned_blocks"] == 0, within_s=3.0)
+    await narrow.start_node("decode-0")
+    assert (await client.complete(make_prompt(50), 5)).tokens

@@ -1,0 +1,64 @@
+"""One event loop and one shared cluster for everything that tests real processes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+
+if TYPE_CHECKING:  # the unit tests need none of it
+    from tests.cluster.client import Client
+    from tests.cluster.fleet import Fleet
+
+MAX_INFLIGHT = 64  # requests that the shared cluster takes
+_WITH_PROCESSES = [Path(__file__).parent / name for name in ("cluster", "faults")]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A cluster lives as long as the event loop that started it: these tests share one."""
+    for item in items:
+        if any(folder in item.path.parents for folder in _WITH_PROCESSES) and (
+            pytest_asyncio.is_async_test(item)
+        ):
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The smallest model, with room for long prompts."""
+    from tests.cluster.checkpoints import make_tiny
+
+    return make_tiny(tmp_path_factory.mktemp("tiny"), max_model_len=32768)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared_fleet(tiny_checkpoint: Path) -> AsyncIterator[Fleet]:
+    """A prefill node and two decode nodes, the second one with other blocks and only over TCP."""
+    from tests.cluster.fleet import Fleet, fleet_config, running
+
+    config = fleet_config(
+        tiny_checkpoint, decode=2, max_inflight=MAX_INFLIGHT, engine={"token_budget": 37}
+    )
+    fleet = Fleet(config, {"decode-1": ["--block-size=8", "--transports=tcp"]})
+    async with running(fleet):
+        yield fleet
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def fleet(shared_fleet: Fleet) -> AsyncIterator[Fleet]:
+    """The shared cluster, which has to be as good as new before and after the test."""
+    await shared_fleet.assert_baseline()
+    yield shared_fleet
+    await shared_fleet.assert_baseline()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def client(fleet: Fleet) -> AsyncIterator[Client]:
+    """A client of the shared cluster."""
+    from tests.cluster.client import Client
+
+    async with Client(fleet.url) as client:
+        yield client

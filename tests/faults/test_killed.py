@@ -1,0 +1,242 @@
+"""Nodes killed or frozen at every phase: clear errors in time, survivors unharmed, then back again.
+
+Two prefill nodes and two decode nodes, one of which pulls by TCP; so there is always somebody left
+to serve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from pdserve.cli.plan import COORDINATOR
+from tests.cluster.checkpoints import make_prompt
+from tests.cluster.client import Client, Follower, Output
+from tests.cluster.fleet import SETTLE_S, Fleet, assert_free, fleet_config, poll, running
+
+HEARD_S = 2.0  # until the client of a killed node has its error
+LIVENESS_S = 2.0
+PAUSE_S = 0.2
+LONG = 12_000  # tokens of a prompt that takes a while
+STREAMED = 250  # tokens of an output that takes a while
+NUM_STREAMS = 4
+
+PREFILL = ("prefill-0", "prefill-1")
+DECODE = ("decode-0", "decode-1")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def quartet(tiny_checkpoint: Path) -> AsyncIterator[Fleet]:
+    config = fleet_config(
+        tiny_checkpoint,
+        prefill=2,
+        decode=2,
+        engine={"token_budget": 64},
+        timeouts={"heartbeat_s": 0.1, "liveness_s": LIVENESS_S},
+    )
+    async with running(Fleet(config, {"decode-1": ["--transports=tcp"]})) as fleet:
+        yield fleet
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def client(quartet: Fleet) -> AsyncIterator[Client]:
+    await quartet.restore()
+    await quartet.assert_baseline()
+    async with Client(quartet.url) as client:
+        yield client
+    await quartet.assert_baseline()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def undisturbed(quartet: Fleet) -> list[list[int]]:
+    """The tokens of `stream(client, i)` when nothing happens."""
+    async with Client(quartet.url) as client:
+        streams = [stream(client, i) for i in range(NUM_STREAMS)]
+        return [(await follower.end()).tokens for follower in streams]
+
+
+# ---- what every test here needs ----------------------------------------------------------------
+
+
+def stream(client: Client, seed: object) -> Follower:
+    return Follower(client, make_prompt(30, seed), STREAMED)
+
+
+def assert_lost(output: Output, name: str) -> None:
+    """The client was told, in the API's form, which node is gone."""
+    assert output.error is not None, output
+    assert output.error["type"] == "server_error"
+    assert output.error["code"] in ("node_lost", "peer_lost")  # by whoever noticed it first
+    assert name in output.error["message"]
+    assert not output.is_broken
+
+
+async def prefilling(fleet: Fleet, client: Client) -> tuple[Follower, str]:
+    """A long prompt, and the prefill node that is in the middle of it."""
+    follower = Follower(client, make_prompt(LONG, time.monotonic()), 20_000)
+    found: list[str] = []
+
+    async def look() -> bool:
+        for name in PREFILL:
+            gauges = await fleet.gauges(name)
+            if 0 < gauges["queue_tokens"] < LONG * 0.9 and gauges["pinned_blocks"] > 0:
+                found.append(name)
+        return bool(found)
+
+    await poll(look, 20.0, lambda: "no prefill node is prefilling")
+    return follower, found[0]
+
+
+async def assert_all_used(client: Client) -> None:
+    """Every node takes its share of new requests."""
+    outputs = await asyncio.gather(
+        *(client.complete(make_prompt(600, (time.monotonic(), i)), 20) for i in range(6))
+    )
+    assert all(output.tokens for output in outputs)
+    assert {output.prefill_node for output in outputs} == set(PREFILL)
+    assert {output.decode_node for output in outputs} == set(DECODE)
+
+
+# ---- killed ------------------------------------------------------------------------------------
+
+
+async def test_prefill_node_killed_in_mid_prompt(
+    quartet: Fleet, client: Client, undisturbed: list[list[int]]
+) -> None:
+    bystanders = [stream(client, i) for i in range(NUM_STREAMS)]
+    await asyncio.gather(*(bystander.reached(3) for bystander in bystanders))
+    victim, name = await prefilling(quartet, client)
+    await quartet.kill_node(name)
+    assert_lost(await victim.end(HEARD_S), name)
+    assert victim.output.status == 502
+    assert victim.output.token_ids == []
+    after = await client.complete(make_prompt(40), 5)
+    assert after.tokens
+    assert after.prefill_node != name
+    for bystander, expected in zip(bystanders, undisturbed, strict=True):
+        assert (await bystander.end()).tokens == expected
+    await quartet.assert_baseline()
+    await quartet.start_node(name)
+    await assert_all_used(client)
+
+
+async def test_prefill_node_killed_after_the_handoff(
+    quartet: Fleet, client: Client, undisturbed: list[list[int]]
+) -> None:
+    handed_over = [stream(client, i) for i in range(NUM_STREAMS)]
+    for follower in handed_over:
+        await follower.reached(3)
+    name = handed_over[0].output.prefill_node
+    assert name is not None
+    await quartet.kill_node(name)
+    await quartet.wait_gone(name)
+    for follower, expected in zip(handed_over, undisturbed, strict=True):
+        assert (await follower.end()).tokens == expected
+
+
+async def test_decode_node_killed_in_mid_stream(
+    quartet: Fleet, client: Client, undisturbed: list[list[int]]
+) -> None:
+    streams = [stream(client, i) for i in range(NUM_STREAMS)]
+    await asyncio.gather(*(follower.reached(5) for follower in streams))
+    assert {follower.output.decode_node for follower in streams} == set(DECODE)
+    name = "decode-0"
+    await quartet.kill_node(name)
+    async with asyncio.timeout(HEARD_S):
+        for follower in streams:
+            if follower.output.decode_node == name:
+                assert_lost(await follower.end(), name)
+    for follower, expected in zip(streams, undisturbed, strict=True):
+        output = await follower.end()
+        if output.decode_node == name:
+            assert expected[: len(output.token_ids)] == output.token_ids
+        else:
+            assert output.tokens == expected
+    after = await client.complete(make_prompt(30, 0), STREAMED)
+    assert after.tokens == undisturbed[0]
+    assert after.decode_node != name
+    await quartet.assert_baseline()
+    await quartet.start_node(name)
+    await assert_all_used(client)
+
+
+async def test_decode_node_killed_while_its_request_is_prefilled(
+    quartet: Fleet, client: Client
+) -> None:
+    """It would have pulled; it has announced itself, and has a part of the KV."""
+    victim, prefill_name = await prefilling(quartet, client)
+    names = [n for n in DECODE if (await quartet.gauges(n))["legs"]]
+    assert len(names) == 1
+    await quartet.kill_node(names[0])
+    assert_lost(await victim.end(HEARD_S), names[0])
+    await quartet.wait_for(
+        prefill_name, lambda gauges: gauges["pinned_blocks"] == gauges["queue_tokens"] == 0, 3.0
+    )
+
+
+# ---- frozen ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pool", ["prefill", "decode"])
+async def test_frozen_node(quartet: Fleet, client: Client, pool: str) -> None:
+    """It does not hang up, so only its silence gives it away; and it may come back."""
+    if pool == "prefill":
+        victim, name = await prefilling(quartet, client)
+    else:
+        victim = stream(client, "frozen")
+        name = (await victim.reached(3)).decode_node or ""
+    quartet.send_signal(name, signal.SIGSTOP)
+    try:
+        assert_lost(await victim.end(LIVENESS_S + 1.0), name)
+        await quartet.wait_gone(name)
+        await quartet.assert_baseline()  # of those that are left
+        after = await client.complete(make_prompt(40), 5)
+        assert after.tokens
+        assert name not in (after.prefill_node, after.decode_node)
+    finally:
+        quartet.send_signal(name, signal.SIGCONT)
+
+    await quartet.wait_back()
+    await quartet.assert_baseline()
+    await assert_all_used(client)
+
+
+async def test_frozen_coordinator(quartet: Fleet, client: Client) -> None:
+    """To the nodes it is gone, so they free what it asked for; then it finds them again."""
+    addresses = await quartet.metrics_addresses()
+    decoding = [Follower(client, make_prompt(30, i), 20_000) for i in range(2)]
+    await asyncio.gather(*(follower.reached(3) for follower in decoding))
+    prefilling_too, _ = await prefilling(quartet, client)
+    quartet.send_signal(COORDINATOR, signal.SIGSTOP)
+    try:
+        await assert_free(addresses.values(), LIVENESS_S + SETTLE_S)
+    finally:
+        quartet.send_signal(COORDINATOR, signal.SIGCONT)
+    for follower in (*decoding, prefilling_too):
+        output = await follower.end(HEARD_S)
+        assert output.error is not None
+        assert output.error["code"] == "node_lost"
+    await quartet.wait_back()
+    await assert_all_used(client)
+
+
+async def test_short_pauses_harm_nobody(
+    quartet: Fleet, client: Client, undisturbed: list[list[int]]
+) -> None:
+    """A process that is not scheduled for a moment is late, not lost."""
+    streams = [stream(client, i) for i in range(NUM_STREAMS)]
+    await asyncio.gather(*(follower.reached(3) for follower in streams))
+    prompt = Follower(client, make_prompt(LONG // 4, time.monotonic()), 20)
+    for name in (*DECODE, *PREFILL, COORDINATOR):
+        quartet.send_signal(name, signal.SIGSTOP)
+        await asyncio.sleep(PAUSE_S)  # the pause itself
+        quartet.send_signal(name, signal.SIGCONT)
+    assert [(await follower.end()).tokens for follower in streams] == undisturbed
+    assert len((await prompt.end()).tokens) == 20
+    assert {node.state for node in (await quartet.status()).nodes} == {"ready"}

@@ -1,0 +1,147 @@
+"""The bundled checkpoint: small, loadable, and right about what it was taught."""
+
+import json
+from collections.abc import Sequence
+
+import jinja2
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pdserve.demo_model import CHECKPOINT_PATH, stories
+
+Chat = Sequence[tuple[str, str]]
+
+MAX_BYTES = 8 * 2**20
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(CHECKPOINT_PATH)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return AutoModelForCausalLM.from_pretrained(CHECKPOINT_PATH, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def complete(tokenizer, model):
+    def generate(ids: list[int]) -> str:
+        output = model.generate(torch.tensor([ids]), max_new_tokens=200, do_sample=False)
+        written = output[0, len(ids) :].tolist()
+        assert written[-1] in model.generation_config.eos_token_id, "did not end by itself"
+        return tokenizer.decode(written, skip_special_tokens=True)
+
+    return generate
+
+
+@pytest.fixture(scope="module")
+def answer(tokenizer, complete):
+    def ask(*chat: str, system: str = "") -> str:
+        messages = [{"role": "system", "content": system}] if system else []
+        for i, text in enumerate(chat):
+            messages.append({"role": "assistant" if i % 2 else "user", "content": text})
+        ids = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=True
+        )["input_ids"]
+        return complete(ids)
+
+    return ask
+
+
+def test_the_checkpoint_is_small():
+    assert sum(path.stat().st_size for path in CHECKPOINT_PATH.iterdir()) <= MAX_BYTES
+
+
+def test_the_configuration_suits_older_and_newer_readers():
+    config = json.loads((CHECKPOINT_PATH / "config.json").read_text())
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"]
+    assert config["torch_dtype"] == config["dtype"] == "bfloat16"
+    assert config["num_attention_heads"] > config["num_key_value_heads"] > 1
+
+
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        ("What is 47 + 38?", "47 + 38 = 85."),
+        ("What is 90 minus 4?", "90 - 4 = 86."),
+        ("What is 7 times 8?", "7 × 8 = 56."),
+        ("What is 56 divided by 7?", "56 ÷ 7 = 8."),
+        ("Tom has 5 apples and gets 3 more. How many apples does Tom have now?",
+         "5 + 3 = 8 apples."),
+        ("Which is bigger, 34 or 27?", "34 is bigger than 27."),
+        ("Count from 1 to 5.", "1, 2, 3, 4, 5."),
+        ("What is the capital of France?", "The capital of France is Paris."),
+        ("What is the opposite of hot?", "The opposite of hot is cold."),
+        ("What colour is a banana?", "A banana is yellow."),
+        ("What sound does a cow make?", "A cow says moo."),
+        ("What day comes after Monday?", "Tuesday comes after Monday."),
+        ("How do you say school in French?", "The French word for school is école."),
+        ("Spell cat.", "Cat is spelled c a t."),
+        ("Hello!", "Hello! How can I help you?"),
+    ],
+)  # fmt: skip
+def test_it_answers(answer, question, expected):
+    assert answer(question) == expected
+
+
+def test_it_knows_who_it_is(answer):
+    assert answer("Who are you?").startswith("I am the pdserve demo model")
+
+
+@pytest.mark.parametrize(
+    "request_",
+    ["Tell me a story about a fox and a river.", "Write a story about a girl and a key."],
+)
+def test_it_tells_stories(answer, request_):
+    assert stories.answers_request(answer(request_), request_)
+
+
+def test_it_remembers_the_conversation(answer):
+    assert answer("My name is Anna.", "Nice to meet you, Anna!", "What is my name?") == (
+        "Your name is Anna."
+    )
+
+
+def test_it_heeds_the_system_message(answer):
+    brief = answer("What is the capital of Italy?", system="Answer in one word.")
+    full = answer("What is the capital of Italy?", system="You are a helpful assistant.")
+    assert (brief, full) == ("Rome", "The capital of Italy is Rome.")
+
+
+def test_it_continues_plain_text(tokenizer, complete):
+    opening = "Once upon a time, there was a little fox named Ruby."
+    story = opening + complete(tokenizer(opening)["input_ids"])
+    assert "Ruby" in story[len(opening) :]
+    assert story.endswith((".", '"'))
+    assert complete(tokenizer("The capital of Spain is")["input_ids"]).startswith(" Madrid.")
+
+
+def render(tokenizer, *messages: dict[str, object], prompt: bool = True) -> str:
+    return tokenizer.apply_chat_template(
+        list(messages), add_generation_prompt=prompt, tokenize=False
+    )
+
+
+def test_the_template_renders_every_role(tokenizer):
+    messages = (
+        {"role": "system", "content": " Be kind. "},
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+        {"role": "assistant", "content": None},
+        {"role": "user", "content": "Bye"},
+    )
+    text = "<|bos|><|system|>Be kind.<|end|><|user|>Hi<|end|><|assistant|><|end|><|user|>Bye<|end|>"
+    assert render(tokenizer, *messages, prompt=False) == text
+    assert render(tokenizer, *messages) == text + "<|assistant|>"
+
+
+def test_the_template_refuses_an_unknown_role(tokenizer):
+    with pytest.raises(jinja2.exceptions.TemplateError, match="unknown role: wizard"):
+        render(tokenizer, {"role": "wizard", "content": "Hi"})
+
+
+def test_the_recorded_evaluation_is_good_enough():
+    recorded = json.loads((CHECKPOINT_PATH / "evaluation.json").read_text())["held_out_accuracy"]
+    for skill in ("addition", "subtraction", "capitals", "times table", "story", "memory"):
+        assert recorded[skill]["accuracy"] >= 0.95, skill
