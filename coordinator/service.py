@@ -68,11 +68,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         outbox.send(self._welcome)
         member = self._registry.add(hello, outbox)  # nothing is awaited since it was checked
 
-        async def write(message: msgspec.Struct) -> None:
-            await context.write(FROM_COORDINATOR.wrap(message))
-
         try:
-            async with running(outbox.pump(write)):
+            async with running(outbox.pump(context, FROM_COORDINATOR)):
                 while True:
                     message = await self._read(context, self._timeouts.liveness_s)
                     if message is None:

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
-
-from pdserve.errors import ClusterError
-
-_REPLY_S = 5.0
+from pdserve.bench.scrape import Samples, scrape
 
 
 @dataclass(frozen=True)
@@ -27,25 +22,12 @@ async def fetch_pulls(metrics_address: str) -> Pulls:
     Raises:
         ClusterError: it does not answer.
     """
-    limit = aiohttp.ClientTimeout(total=_REPLY_S)
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=limit, raise_for_status=True) as session,
-            session.get(f"http://{metrics_address}/metrics") as response,
-        ):
-            return parse_pulls(await response.text())
-    except (aiohttp.ClientError, TimeoutError) as error:
-        raise ClusterError(f"no metrics at {metrics_address}: {error}") from error
+    return pulls_in(await scrape(metrics_address))
 
 
-def parse_pulls(exposition: str) -> Pulls:
-    """The pulls in a Prometheus text; 0 for what it does not say."""
-    values = {
-        sample.name: sample.value
-        for family in text_string_to_metric_families(exposition)
-        for sample in family.samples
-        if not sample.labels
-    }
+def pulls_in(samples: Samples) -> Pulls:
+    """The pulls that a node's metrics tell of; 0 for what they do not say."""
+    values = samples.values
     return Pulls(
         num_pulls=int(values.get("pdserve_pulls_total", 0)),
         num_bytes=int(values.get("pdserve_pulled_bytes_total", 0)),

@@ -144,10 +144,7 @@ class CoordinatorLink:
             self._outbox = outbox = Outbox()
             self.report_load()
 
-            async def write(message: msgspec.Struct) -> None:
-                await stream.write(FROM_NODE.wrap(message))
-
-            async with running(outbox.pump(write), self._beat()):
+            async with running(outbox.pump(stream, FROM_NODE), self._beat()):
                 await self._receive(stream)
 
     async def _beat(self) -> None:

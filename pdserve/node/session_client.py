@@ -219,11 +219,8 @@ class Sessions:
             session = Session(peer, link, outbox, self._clock)
             opening.set_result(session)
 
-            async def write(message: msgspec.Struct) -> None:
-                await stream.write(FROM_PULLER.wrap(message))
-
             try:
-                async with running(outbox.pump(write)):
+                async with running(outbox.pump(stream, FROM_PULLER)):
                     while True:
                         session.receive(await self._read(stream))
             finally:

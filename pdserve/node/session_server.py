@@ -74,11 +74,8 @@ class SessionServer(session_pb2_grpc.KvSessionServicer):
         outbox = Outbox()
         subscriptions: set[str] = set()
 
-        async def write(message: msgspec.Struct) -> None:
-            await context.write(FROM_EXPORTER.wrap(message))
-
         try:
-            async with running(outbox.pump(write)):
+            async with running(outbox.pump(context, FROM_EXPORTER)):
                 while (message := await _read(context)) is not None:
                     self._receive(message, outbox.send, subscriptions)
         except MalformedMessage as error:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, Protocol
 
 import grpc.aio
 import msgspec
+
+from pdserve.wire.convert import Envelope
+
+
+class WritableStream(Protocol):
+    """Either end of a gRPC stream."""
+
+    async def write(self, message: Any) -> None:
+        """Send one protobuf message."""
+        ...
 
 
 class Outbox:
@@ -25,10 +35,14 @@ class Outbox:
         """Queue a message; never blocks, keeps the order."""
         self._queue.put_nowait(message)
 
-    async def pump(self, write: Callable[[msgspec.Struct], Awaitable[None]]) -> None:
-        """Write messages in order until cancelled or `write` raises."""
+    async def pump(self, stream: WritableStream, envelope: Envelope[Any]) -> None:
+        """Write messages in order, each in an envelope, until cancelled or the stream breaks.
+
+        Raises:
+            MalformedMessage: a message that the envelope has no room for.
+        """
         while True:
-            await write(await self._queue.get())
+            await stream.write(envelope.wrap(await self._queue.get()))
             self._queue.task_done()
 
     async def flush(self) -> None:

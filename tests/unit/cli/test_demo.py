@@ -2,10 +2,11 @@ import sys
 
 import pytest
 
+from pdserve.bench.scrape import parse
 from pdserve.cli import demo
 from pdserve.cli.demo_config import DemoConfig
 from pdserve.cli.exit_codes import StartFailed
-from pdserve.cli.pull_metrics import Pulls, parse_pulls
+from pdserve.cli.pull_metrics import Pulls, pulls_in
 from pdserve.config import ModelConfig
 from pdserve.errors import DeadlineExceeded
 
@@ -51,5 +52,5 @@ def test_pulls_are_read_from_the_metrics():
         "pdserve_pulls_total 3.0\npdserve_pulled_bytes_total 4096.0\n"
         "pdserve_pull_seconds_total 0.5\nother 1.0\n"
     )
-    assert parse_pulls(text) == Pulls(num_pulls=3, num_bytes=4096, seconds=0.5)
-    assert parse_pulls("") == Pulls(0, 0, 0.0)
+    assert pulls_in(parse(text)) == Pulls(num_pulls=3, num_bytes=4096, seconds=0.5)
+    assert pulls_in(parse("")) == Pulls(0, 0, 0.0)
