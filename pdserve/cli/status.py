@@ -19,7 +19,8 @@ from pdserve.errors import ClusterError
 
 _TICK_S = 0.5
 _STATE_STYLES = {"loading": "yellow", "ready": "green", "draining": "magenta"}
-_COLUMNS = ("free", "cached", "pinned", "queued tok", "running", "waiting", "step ms")
+_PADDING = (0, 1, 0, 0)  # all columns but the last fit into 80 characters
+_COLUMNS = ("blocks", "free", "cached", "pinned", "queued", "run", "wait", "step ms")
 
 
 def run(url: str, *, watch: bool, as_json: bool) -> int:
@@ -67,13 +68,12 @@ async def _watch(url: str, console: Console) -> None:
 
 
 def _table(title: str, nodes: Iterable[NodeStatus]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=_PADDING)
     table.add_column("node", no_wrap=True)
     table.add_column("state", no_wrap=True)
-    table.add_column("blocks", justify="right")
     for column in _COLUMNS:
-        table.add_column(column, justify="right")
-    table.add_column("session")
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("session", overflow="ellipsis")  # gives way first in a narrow terminal
     for node in sorted(nodes, key=lambda node: node.node_id):
         table.add_row(*_cells(node))
     return table
