@@ -141,13 +141,14 @@ def test_the_template_refuses_an_unknown_role(tokenizer):
         render(tokenizer, {"role": "wizard", "content": "Hi"})
 
 
+# Set to what the bundled run reached; the aim for each is 0.95, missed by subtraction and story.
 LEAST_ACCURACY = {
     "addition": 0.95,
     "subtraction": 0.85,
     "times table": 0.95,
     "capitals": 0.95,
     "memory": 0.95,
-    "story": 0.75,  # a story counts only when it is wholly one that the grammar could tell
+    "story": 0.75,
 }
 
 
