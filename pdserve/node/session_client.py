@@ -218,7 +218,6 @@ class Sessions:
             outbox = Outbox()
             session = Session(peer, link, outbox, self._clock)
             opening.set_result(session)
-
             try:
                 async with running(outbox.pump(stream, FROM_PULLER)):
                     while True:
