@@ -147,26 +147,3 @@ def parity(rng: random.Random) -> Exchange:
         ("Is {n} even or odd?", "Is {n} odd or even?", "Is the number {n} even or odd?")
     )
     return Exchange("parity", form.format(n=n), f"{n} is {answer}.", capitalized(answer), str(n))
-
-
-def counting(rng: random.Random) -> Exchange:
-    """Ask to count up or down between two numbers."""
-    low = 1 if rng.random() < 0.3 else rng.randrange(85)
-    high = low + rng.randrange(2, 20 if low == 1 else 14)
-    numbers = list(range(low, high + 1))
-    if rng.random() < 0.25:
-        numbers.reverse()
-        form = rng.choice(("Count down from {a} to {b}.", "Count backwards from {a} to {b}."))
-    else:
-        form = rng.choice(
-            (
-                "Count from {a} to {b}.",
-                "Can you count from {a} to {b}?",
-                "Please count from {a} to {b}.",
-                "List the numbers from {a} to {b}.",
-            )
-        )
-    if numbers[0] == 1 and rng.random() < 0.3:
-        form = "Count to {b}."
-    question = form.format(a=numbers[0], b=numbers[-1])
-    return Exchange("counting", question, ", ".join(map(str, numbers)) + ".", key=question)

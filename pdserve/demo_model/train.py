@@ -1,8 +1,9 @@
 """Train the demo model from nothing: `python -m pdserve.demo_model.train`.
 
-Text is generated, a tokenizer learned from it, a small Llama trained on it in float32, its
-weights rounded to bfloat16 and, so rounded, examined on questions that were held out. The same
-seed gives the same run on the same machine and number of threads.
+Text is generated, a tokenizer learned from it, a small Llama trained on it (float32 weights, with
+the matrix products in bfloat16 where the CPU is faster at that), its weights rounded to bfloat16
+and, so rounded, examined on questions that were held out. The same seed gives the same run on the
+same machine and number of threads.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import torch
 from torch.nn import functional
 from transformers import LlamaForCausalLM
 
+from pdserve import _native
 from pdserve.demo_model import CHECKPOINT_PATH, checkpoint_files, corpus, evaluate
 from pdserve.demo_model.batches import PackedRows
 from pdserve.demo_model.tokenizer import VOCAB_SIZE, document_texts, train_tokenizer
@@ -36,7 +38,7 @@ class TrainingPlan:
     """Everything that decides how a run goes."""
 
     seed: int = 0
-    num_steps: int = 6000
+    num_steps: int = 7000
     tokens_per_step: int = 1024
     peak_rate: float = 3e-3
     warmup_steps: int = 100
@@ -64,6 +66,11 @@ def loss_on(model: LlamaForCausalLM, ids: torch.Tensor, weights: torch.Tensor) -
     targets, target_weights = ids[:, 1:].reshape(-1), weights[:, 1:].reshape(-1)
     losses = functional.cross_entropy(logits.flatten(0, 1), targets, reduction="none")
     return (losses * target_weights).sum() / target_weights.sum()
+
+
+def has_fast_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 matrices faster than float32 ones."""
+    return _native.cpu_features()["avx512_bf16"]
 
 
 def _optimizers(model: LlamaForCausalLM, plan: TrainingPlan) -> list[torch.optim.Optimizer]:
@@ -109,7 +116,8 @@ def fit(model: LlamaForCausalLM, rows: PackedRows, plan: TrainingPlan) -> tuple[
             return step, mean_loss
         rate = learning_rate(plan, step, progress)
         length = min(rng.choice(_ROW_LENGTHS), plan.tokens_per_step)
-        loss = loss_on(model, *rows.take(plan.tokens_per_step // length, length))
+        with torch.autocast("cpu", torch.bfloat16, enabled=has_fast_bfloat16()):
+            loss = loss_on(model, *rows.take(plan.tokens_per_step // length, length))
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:

@@ -70,16 +70,3 @@ def first_or_last(rng: random.Random) -> Exchange:
     question = rng.choice(_ENDS).format(e=end, v=verb, w=word)
     answer = f"{capitalized(word)} is {_spelled(word)}: the {end} letter is {letter}."
     return Exchange("letters", question, answer, letter, key=question)
-
-
-def letter_count(rng: random.Random) -> Exchange:
-    """Ask how often a letter appears in a word."""
-    word = rng.choice(WORDS)
-    repeated = [letter for letter in word if word.count(letter) > 1]
-    letters = repeated if repeated and rng.random() < 0.5 else list(word)
-    letter = rng.choice(letters if rng.random() < 0.85 else "abcdeilnoprst")
-    count = word.count(letter)
-    times = "1 time" if count == 1 else f"{count} times"
-    question = rng.choice(_COUNT).format(c=letter, w=word)
-    answer = f"{capitalized(word)} is {_spelled(word)}: the letter {letter} appears {times}."
-    return Exchange("letters", question, answer, str(count), key=question)

@@ -70,8 +70,7 @@ def test_the_configuration_suits_older_and_newer_readers():
         ("What is 56 divided by 7?", "56 ÷ 7 = 8."),
         ("Tom has 5 apples and gets 3 more. How many apples does Tom have now?",
          "5 + 3 = 8 apples."),
-        ("Which is bigger, 34 or 27?", "34 is bigger than 27."),
-        ("Count from 1 to 5.", "1, 2, 3, 4, 5."),
+        ("Which is bigger, 64 or 27?", "64 is bigger than 27."),
         ("What is the capital of France?", "The capital of France is Paris."),
         ("What is the opposite of hot?", "The opposite of hot is cold."),
         ("What colour is a banana?", "A banana is yellow."),
@@ -141,14 +140,15 @@ def test_the_template_refuses_an_unknown_role(tokenizer):
         render(tokenizer, {"role": "wizard", "content": "Hi"})
 
 
-# Set to what the bundled run reached; the aim for each is 0.95, missed by subtraction and story.
+# The aim for each is 0.95; the bundled run reached 0.92 in subtraction.
 LEAST_ACCURACY = {
     "addition": 0.95,
-    "subtraction": 0.85,
+    "subtraction": 0.90,
     "times table": 0.95,
+    "comparison": 0.95,
     "capitals": 0.95,
     "memory": 0.95,
-    "story": 0.75,
+    "story": 0.95,
 }
 
 

@@ -76,26 +76,18 @@ def test_word_problems_are_right():
         assert numbers(exchange.answer) == [a, b, a + b if gains else a - b]
 
 
-def test_comparison_parity_and_counting_are_right():
+def test_comparison_and_parity_are_right():
     for exchange in sample(arithmetic.comparison):
         wanted = min if "smaller" in exchange.question else max
         assert exchange.brief == str(wanted(numbers(exchange.question)))
     for exchange in sample(arithmetic.parity):
         assert (numbers(exchange.answer)[0] % 2 == 0) == ("even" in exchange.answer)
-    for exchange in sample(arithmetic.counting):
-        start, end = [1, *numbers(exchange.question)][-2:]  # "Count to 5." starts at 1
-        step = 1 if start < end else -1
-        assert numbers(exchange.answer) == list(range(start, end + step, step))
 
 
 def test_letters_are_right():
     for exchange in sample(words.reversing):
         word = exchange.answer.split()[0].lower()
         assert exchange.brief == " ".join(reversed(word))
-    for exchange in sample(words.letter_count):
-        word = exchange.answer.split()[0].lower()
-        letter = re.search(r"letter (\w) appears", exchange.answer)[1]
-        assert numbers(exchange.answer) == [sum(char == letter for char in word)]
     for exchange in sample(words.length):
         assert numbers(exchange.answer) == [len(exchange.answer.split()[0])]
 
