@@ -3,8 +3,10 @@
 #include <nanobind/nanobind.h>
 
 #include "attention/launch.h"
+#include "checksum.h"
 #include "cpu.h"
 #include "generations.h"
+#include "shared_memory.h"
 #include "thread_pool.h"
 #include "transfer.h"
 
@@ -14,5 +16,7 @@ NB_MODULE(_native, m) {
     pdserve::bind_threads(m);
     pdserve::bind_attention(m);
     pdserve::bind_generations(m);
+    pdserve::bind_checksum(m);
+    pdserve::bind_shared_memory(m);
     pdserve::bind_transfer(m);
 }

@@ -33,7 +33,8 @@ struct StreamEnd {
 
 // Moves bytes from stream position `start` on, until all are moved, `slice` is over, the socket has
 // nothing for us for a moment, the flag is set, or an error. Never blocks longer than `slice`.
-// The caller has checked every span against the region at `base`.
+// The caller has checked every span against the region at `base`. A receiving socket that is not at
+// the end becomes readable only when there is a good deal for the next run.
 StreamEnd stream_spans(Direction direction, int fd, uint8_t* base, SpanTable spans, int64_t start,
                        CancelFlag cancel, std::chrono::nanoseconds slice);
 

@@ -9,26 +9,36 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kv_transfer.access import AccessTokens
+from kv_transfer.checksum import checksums
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
-from kv_transfer.memory import ExportedPool
+from kv_transfer.memory import KvPool, cpu_pool
+from kv_transfer.plan import BlockRun, whole_box
 from kv_transfer.statistics import ExporterStatistics
 from kv_transfer.ticket import Ticket, TicketSealer
-from kv_transfer.transports.catalog import KINDS, ServerFactory
+from kv_transfer.transports.catalog import KINDS, TransportKind
+from kv_transfer.transports.interface import TransportServer
 from pdserve.clock import Clock
-from pdserve.errors import LayoutMismatch, StaleIncarnation
+from pdserve.errors import (
+    AccessDenied,
+    LayoutMismatch,
+    StaleIncarnation,
+    TransportUnavailable,
+)
+from pdserve.introduction import is_introduced, new_key
 from pdserve.kv_layout import KvLayout
 from pdserve.protocol import ExporterWelcome, PullerHello, TransportOffer
 
 logger = logging.getLogger(__name__)
 
-TICKET_LIFETIME_S = 600.0
-
-DEFAULT_SERVERS = tuple(kind.server for kind in KINDS.values())
+TICKET_LIFETIME_S = 60.0
 
 
 class Exporter:
@@ -42,9 +52,12 @@ class Exporter:
         node_id: str,
         incarnation: str,
         identity: KvIdentity,
-        pool: ExportedPool,
+        pool: KvPool,
         clock: Clock,
-        servers: Sequence[ServerFactory] = DEFAULT_SERVERS,
+        kinds: Sequence[TransportKind] = KINDS,
+        *,
+        with_checksums: bool = False,
+        ticket_lifetime_s: float = TICKET_LIFETIME_S,
     ) -> None:
         if pool.block_bytes != identity.layout.block_bytes:
             raise ValueError(
@@ -56,11 +69,21 @@ class Exporter:
         self.identity = identity
         self.pool = pool
         self.statistics = ExporterStatistics()
+        self.introduction_key = new_key()  # for coordinators only
         self.offers: list[TransportOffer] = []
         self._clock = clock
+        self._kinds = kinds
+        self._with_checksums = with_checksums
+        self._ticket_lifetime_s = ticket_lifetime_s
         self._sealer = TicketSealer(incarnation, clock)
-        self._servers = [factory(self) for factory in servers]
+        self._servers: list[TransportServer] = []
+        self._access = AccessTokens()
         self._host_id = host_id()
+
+    @property
+    def name(self) -> str:
+        """Unique to this life of this exporter."""
+        return f"{self.node_id}@{self.incarnation}"
 
     @property
     def layout(self) -> KvLayout:
@@ -70,22 +93,43 @@ class Exporter:
     async def start(self, host: str, advertised_host: str | None = None) -> None:
         """Start serving on `host`; peers are told `advertised_host`, where that is another name.
 
+        Transports that this process cannot serve are offered with the reason instead of an address.
+
         Raises:
-            OSError: the address cannot be listened on; then nothing is left running.
+            OSError: the address cannot be listened on.
+
+        When it raises, also by cancellation, nothing is left running.
         """
         try:
-            for server in self._servers:
-                self.offers.append(await server.start(host, advertised_host or host))
-        except OSError:
+            for kind in self._kinds:
+                self.offers.append(await self._offer(kind, host, advertised_host or host))
+        except BaseException:
             await self.close()
             raise
-        logger.info("KV of %s is offered by %s", self.node_id, self.offers)
+        for offer in self.offers:
+            logger.info("%s is offered: %s", offer.name, offer.unavailable or "yes")
+
+    async def _offer(self, kind: TransportKind, host: str, advertised_host: str) -> TransportOffer:
+        obstacle = kind.obstacle(self.pool)
+        if obstacle is not None:
+            return TransportOffer(name=kind.name, unavailable=obstacle)
+        server = kind.server(self)
+        self._servers.append(server)
+        try:
+            return await server.start(host, advertised_host)
+        except TransportUnavailable as error:
+            return TransportOffer(name=kind.name, unavailable=error.message)
 
     async def close(self) -> None:
-        """Stop serving. After it, nothing here reads the pool any more."""
+        """Stop serving. After it, nothing here reads the pool any more.
+
+        A server that fails leaves none of the others open.
+        """
         self.offers.clear()
-        for server in self._servers:
-            await server.close()
+        async with AsyncExitStack() as closing:
+            for server in self._servers:
+                closing.push_async_callback(server.close)
+            self._servers = []
 
     def issue(
         self,
@@ -93,21 +137,29 @@ class Exporter:
         first_token: int,
         num_tokens: int,
         block_ids: Sequence[int],
-        lifetime_s: float = TICKET_LIFETIME_S,
+        layers: range | None = None,
     ) -> bytes:
         """A sealed ticket for tokens [first_token, first_token + num_tokens) as they are now.
 
         `block_ids` are the blocks that hold these tokens, and only these: the first one holds
-        `first_token`, perhaps not in its first slot.
+        `first_token`, perhaps not in its first slot. `layers` are those that have been computed;
+        None: all.
+
+        A ticket may be used at once. So what writes to a pool on a GPU must have finished, and
+        not only been launched: wait for an event behind it on the model's stream, then issue.
 
         Raises:
-            ValueError: the blocks do not fit the range or the pool.
+            ValueError: the blocks do not fit the range or the pool, or the layers are not its.
         """
         ids = self._check_blocks(first_token, num_tokens, block_ids)
+        if layers is None:
+            layers = range(self.layout.num_layers)
+        if not 0 <= layers.start < layers.stop <= self.layout.num_layers:
+            raise ValueError(f"layers {layers} are not some of {self.layout.num_layers}")
         self.statistics.tickets_issued += 1
         return self._sealer.seal(
             Ticket(
-                version=1,
+                version=2,
                 node_id=self.node_id,
                 incarnation=self.incarnation,
                 request_id=request_id,
@@ -116,33 +168,51 @@ class Exporter:
                 num_tokens=num_tokens,
                 block_ids=ids.tolist(),
                 generations=self.pool.generations[ids].tolist(),
-                expires_at_s=self._clock.now() + lifetime_s,
+                first_layer=layers.start,
+                end_layer=layers.stop,
+                checksums=self._checksums(ids, first_token, num_tokens, layers),
+                expires_at_s=self._clock.now() + self._ticket_lifetime_s,
             )
         )
 
     def open_ticket(self, sealed: bytes) -> Ticket:
         """As Source.open_ticket."""
         ticket = self._sealer.open(sealed)
-        ticket.check(self.pool.num_blocks, self.layout.block_size)
+        ticket.check(self.pool.num_blocks, self.layout)
         return ticket
 
+    def check_access(self, token: bytes) -> None:
+        """As Source.check_access."""
+        try:
+            self._access.check(token)
+        except AccessDenied:
+            self.statistics.refused += 1
+            raise
+
+    def dismiss(self, welcome: ExporterWelcome) -> None:
+        """The session that began with this welcome has ended: its transports admit it no more."""
+        self._access.revoke(welcome.access)
+
     def welcome(self) -> ExporterWelcome:
-        """What a puller needs to know to connect. Complete once started."""
+        """What a puller needs to know to connect, for one session. Complete once started."""
         return ExporterWelcome(
             node_id=self.node_id,
             incarnation=self.incarnation,
             fingerprint=self.identity.fingerprint,
             layout=self.layout,
             num_blocks=self.pool.num_blocks,
+            memory=self.pool.kind,
             host_id=self._host_id,
+            access=self._access.grant(),
             offers=list(self.offers),
         )
 
     def check_hello(self, hello: PullerHello) -> None:
-        """That the puller means this life of this node, and can use its KV.
+        """That a coordinator sent the puller to this life of this node, and it can use its KV.
 
         Raises:
             StaleIncarnation: it means another life.
+            AccessDenied: no coordinator of ours has introduced it.
             LayoutMismatch: another model, or a layout that cannot be reconciled.
         """
         try:
@@ -151,10 +221,26 @@ class Exporter:
                     f"{hello.node_id!r} means incarnation {hello.exporter_incarnation!r} of "
                     f"{self.node_id!r}, this is {self.incarnation!r}"
                 )
+            if not is_introduced(
+                self.introduction_key, self.incarnation, hello.incarnation, hello.introduction
+            ):
+                raise AccessDenied(f"no coordinator of {self.node_id!r} sent {hello.node_id!r}")
             self.identity.check_peer(hello.node_id, hello.fingerprint, hello.layout)
-        except (StaleIncarnation, LayoutMismatch):
+        except (StaleIncarnation, AccessDenied, LayoutMismatch):
             self.statistics.refused += 1
             raise
+
+    def _checksums(
+        self, ids: NDArray[np.int64], first_token: int, num_tokens: int, layers: range
+    ) -> list[int]:
+        if not self._with_checksums:
+            return []
+        box = whole_box(self.layout, first_token, first_token + num_tokens)
+        box = replace(box, first_layer=layers.start, end_layer=layers.stop)
+        block_size = self.layout.block_size
+        run = BlockRun(self.layout, ids, first_token // block_size)
+        sums: list[int] = checksums(cpu_pool(self.pool).flat, run, box, block_size).ravel().tolist()
+        return sums
 
     def _check_blocks(
         self, first_token: int, num_tokens: int, block_ids: Sequence[int]

@@ -1,4 +1,4 @@
-"""The reader's half of the seqlock (the owner's half is ExportedPool.bump)."""
+"""The reader's half of the seqlock (the owner's half is KvPool.bump)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,22 @@ def check_generations(
     index = _native.find_stale(generations, block_ids, expected)
     if index >= 0:
         block_id = int(block_ids[index])
-        raise StaleTicket(
-            f"block {block_id} has generation {int(generations[block_id])}, "
-            f"the ticket is for {int(expected[index])}"
-        )
+        raise _stale(block_id, int(generations[block_id]), int(expected[index]))
+
+
+def check_read_generations(
+    found: NDArray[np.uint64], block_ids: NDArray[np.int64], expected: NDArray[np.uint64]
+) -> None:
+    """As check_generations, where `found[i]` was read as the generation of `block_ids[i]`.
+
+    Raises:
+        StaleTicket: as check_generations.
+    """
+    differ = np.flatnonzero(found != expected)
+    if len(differ):
+        first = differ[0]
+        raise _stale(int(block_ids[first]), int(found[first]), int(expected[first]))
+
+
+def _stale(block_id: int, found: int, expected: int) -> StaleTicket:
+    return StaleTicket(f"block {block_id} has generation {found}, the ticket is for {expected}")

@@ -31,6 +31,7 @@ class KvIdentity:
         Raises:
             LayoutMismatch: with both sides' values.
         """
+        layout.check()
         check_compatible(layout, self.layout)
         expected = layout.fingerprint(self.model_id, self.revision)
         if fingerprint != expected:

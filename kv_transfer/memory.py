@@ -12,6 +12,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Sequence
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from pdserve import _native
 from pdserve.errors import PeerLost
 
-_GENERATION_BYTES = 8
+GENERATION_BYTES = 8
 _F_SEAL_FUTURE_WRITE = 0x0010  # linux/fcntl.h; Python 3.11's fcntl has no name for it
 
 # Whoever maps the pool can rely on its size (touching a page beyond the end would kill it), and
@@ -27,30 +28,34 @@ _F_SEAL_FUTURE_WRITE = 0x0010  # linux/fcntl.h; Python 3.11's fcntl has no name 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | _F_SEAL_FUTURE_WRITE
 
 
-class ExportedPool:
-    """This process's KV pool: shared memory that is anonymous and named by a file descriptor.
+MemoryKind = Literal["cpu", "cuda", "private"]  # private: no other process can reach it
 
-    Pages are allocated when first touched. Owns the descriptor and the mapping; arrays made of it
-    keep the mapping alive beyond `close`.
+
+class KvPool(Protocol):
+    """A KV pool that others may pull from, wherever its memory is.
+
+    Its generations are always the CPU's, in memory that can be shared.
     """
 
-    def __init__(self, num_blocks: int, block_bytes: int) -> None:
-        if num_blocks <= 0 or block_bytes <= 0:
-            raise ValueError(f"a pool of {num_blocks} blocks of {block_bytes} bytes cannot be")
-        self.num_blocks = num_blocks
-        self.block_bytes = block_bytes
-        size = _generations_offset(num_blocks, block_bytes) + num_blocks * _GENERATION_BYTES
-        self.fd = os.memfd_create("pdserve-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.fd, size)
-        mapping = mmap.mmap(self.fd, size)
-        _use_huge_pages(mapping)
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
-        self.data, self.generations = _views(mapping, num_blocks, block_bytes)
+    @property
+    def kind(self) -> MemoryKind:
+        """Where the blocks are."""
+        ...
 
     @property
-    def flat(self) -> NDArray[np.uint8]:
-        """The blocks as one region, uint8[num_blocks * block_bytes], writable."""
-        return self.data.reshape(-1)
+    def num_blocks(self) -> int:
+        """Blocks 0..num_blocks-1."""
+        ...
+
+    @property
+    def block_bytes(self) -> int:
+        """Of each."""
+        ...
+
+    @property
+    def generations(self) -> NDArray[np.uint64]:
+        """uint64[num_blocks]."""
+        ...
 
     def bump(self, block_ids: Sequence[int]) -> None:
         """Make every ticket for these blocks stale; call *before* they get new contents.
@@ -58,6 +63,57 @@ class ExportedPool:
         Raises:
             ValueError: an id is out of range; then no generation has changed.
         """
+        ...
+
+    def close(self) -> None:
+        """Nobody new can map the pool. Idempotent."""
+        ...
+
+
+def cpu_pool(pool: KvPool) -> ExportedPool:
+    """The pool, for a transport that moves CPU memory only."""
+    if not isinstance(pool, ExportedPool):
+        raise TypeError(f"a transport for CPU memory was given a pool of {pool.kind} memory")
+    return pool
+
+
+class ExportedPool:
+    """This process's KV pool: shared memory that is anonymous and named by a file descriptor.
+
+    Pages are allocated when first touched, or all at once by `commit`. Owns the descriptor and the
+    mapping; arrays made of it keep the mapping alive beyond `close`.
+    """
+
+    kind: MemoryKind = "cpu"
+
+    def __init__(self, num_blocks: int, block_bytes: int) -> None:
+        if num_blocks <= 0 or block_bytes <= 0:
+            raise ValueError(f"a pool of {num_blocks} blocks of {block_bytes} bytes cannot be")
+        self.num_blocks = num_blocks
+        self.block_bytes = block_bytes
+        size = _generations_offset(num_blocks, block_bytes) + num_blocks * GENERATION_BYTES
+        self.fd, self._mapping = sealed_memory("pdserve-kv", size)
+        self.data, self.generations = _views(self._mapping, num_blocks, block_bytes)
+
+    @property
+    def flat(self) -> NDArray[np.uint8]:
+        """The blocks as one region, uint8[num_blocks * block_bytes], writable."""
+        return self.data.reshape(-1)
+
+    def commit(self) -> bool:
+        """Take all the memory now, in huge pages where the kernel has them for shared memory.
+
+        Returns whether it has; the memory is taken in any case. The kernel copies between processes
+        (UCX without RDMA) twice as fast from huge pages. Takes about a second per GiB; from any
+        thread.
+
+        Raises:
+            OSError: there is not so much memory.
+        """
+        return _native.commit_huge_pages(self._mapping)
+
+    def bump(self, block_ids: Sequence[int]) -> None:
+        """As KvPool.bump."""
         _native.bump_generations(self.generations, np.asarray(block_ids, dtype=np.int64))
 
     def close(self) -> None:
@@ -78,16 +134,35 @@ class RemotePool:
     """
 
     def __init__(self, fd: int, num_blocks: int, block_bytes: int) -> None:
-        try:
-            mapping = _map_read_only(fd, num_blocks, block_bytes)
-        finally:
-            os.close(fd)
+        size = _generations_offset(num_blocks, block_bytes) + num_blocks * GENERATION_BYTES
+        mapping = map_sealed(fd, size)
         data, self.generations = _views(mapping, num_blocks, block_bytes)
         self.flat = data.reshape(-1)  # uint8[num_blocks * block_bytes], not writable
 
 
-def _map_read_only(fd: int, num_blocks: int, block_bytes: int) -> mmap.mmap:
-    size = _generations_offset(num_blocks, block_bytes) + num_blocks * _GENERATION_BYTES
+def sealed_memory(name: str, size: int) -> tuple[int, NDArray[np.uint8]]:
+    """(descriptor, mapping) of new memory that others can map, but neither write nor cut.
+
+    Raises:
+        OSError: there is no descriptor or no address space left.
+    """
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size)
+        mapping = _native.map_shared(fd, size, writable=True)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd, mapping
+
+
+def map_sealed(fd: int, size: int) -> NDArray[np.uint8]:
+    """Somebody else's sealed memory, read-only. Closes `fd`, also when it raises.
+
+    Raises:
+        PeerLost: it is not sealed memory of that size.
+    """
     try:
         found = os.fstat(fd).st_size
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
@@ -96,29 +171,20 @@ def _map_read_only(fd: int, num_blocks: int, block_bytes: int) -> mmap.mmap:
                 f"expected a sealed pool of {size} bytes, received one of {found} bytes with "
                 f"seals {seals:#x}"
             )
-        mapping = mmap.mmap(fd, size, prot=mmap.PROT_READ)
-    except OSError as error:
+        return _native.map_shared(fd, size, writable=False)
+    except (OSError, ValueError) as error:  # ValueError: it is empty, as announced
         raise PeerLost(f"the received descriptor cannot be mapped: {error}") from error
-    _use_huge_pages(mapping)
-    return mapping
+    finally:
+        os.close(fd)
 
 
 def _views(
-    mapping: mmap.mmap, num_blocks: int, block_bytes: int
+    mapping: NDArray[np.uint8], num_blocks: int, block_bytes: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
     """(data [num_blocks, block_bytes], generations [num_blocks])."""
-    data = np.frombuffer(mapping, np.uint8, num_blocks * block_bytes)
-    offset = _generations_offset(num_blocks, block_bytes)
-    generations = np.frombuffer(mapping, np.uint64, num_blocks, offset)
-    return data.reshape(num_blocks, block_bytes), generations
+    data = mapping[: num_blocks * block_bytes].reshape(num_blocks, block_bytes)
+    return data, mapping[_generations_offset(num_blocks, block_bytes) :].view(np.uint64)
 
 
 def _generations_offset(num_blocks: int, block_bytes: int) -> int:
     return -(-num_blocks * block_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-
-
-def _use_huge_pages(mapping: mmap.mmap) -> None:
-    try:
-        mapping.madvise(mmap.MADV_HUGEPAGE)
-    except OSError:
-        return  # a kernel without them: slower, not wrong

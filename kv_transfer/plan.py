@@ -1,17 +1,20 @@
-"""Pure arithmetic: two layouts, block ids and a token range |-> the spans of bytes to copy.
+"""Pure arithmetic: two layouts, block ids and a box of KV |-> the spans of bytes to copy.
 
     source blocks       |  b7   |  b2   |  b9   |      block_size 4
-    tokens               0 1 2 3 4 5 6 7 8 9 ...       [begin, end) = what is wanted
+    tokens               0 1 2 3 4 5 6 7 8 9 ...       a box: tokens x layers x KV heads
     destination blocks  |     b30       |     b31      block_size 8
 
-The range is cut at every block border of either side into token runs. Inside a block, K and V of a
-layer are head-major, so a run is one span per *row* (layer, K or V, head) - except where it fills
-a block on both sides: then the block moves whole. Neighbouring spans are joined at the end.
+The tokens are cut at every block border of either side into *runs*. Inside a block, K and V of a
+layer are head-major, so a run is one span per *row* (layer, K or V, head). Where it fills a block
+on both sides the rows of all heads lie side by side, and so do those of all layers when both sides
+have the same heads: then a block moves whole. Neighbouring spans are joined at the end.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +23,41 @@ from pdserve.errors import LayoutMismatch
 from pdserve.kv_layout import KvLayout
 
 Spans = NDArray[np.int64]
+
+_MAX_ROWS = 4 << 20  # of a plan; planning so many takes about a second and half a GiB
+_PART_ROWS = 1 << 20  # of a plan that is one of several
+_QUICK_ROWS = 8192  # planned in a millisecond or two
+
+
+@dataclass(frozen=True, slots=True)
+class KvBox:
+    """Which KV of a request: tokens x layers x KV heads of the model, each a half-open range."""
+
+    begin: int  # token
+    end: int
+    first_layer: int
+    end_layer: int
+    first_head: int
+    end_head: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing in it."""
+        return (
+            self.begin >= self.end
+            or self.first_layer >= self.end_layer
+            or self.first_head >= self.end_head
+        )
+
+    @property
+    def num_heads(self) -> int:
+        """KV heads in it."""
+        return self.end_head - self.first_head
+
+
+def whole_box(layout: KvLayout, begin: int, end: int) -> KvBox:
+    """All that a pool of this layout holds of tokens [begin, end)."""
+    return KvBox(begin, end, 0, layout.num_layers, layout.first_kv_head, layout.end_kv_head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,77 +71,164 @@ class BlockRun:
     block_ids: NDArray[np.int64]
     first_block: int = 0
 
-    def check_covers(self, begin: int, end: int) -> None:
-        """Raises ValueError unless the blocks hold all of tokens [begin, end)."""
-        first = self.first_block * self.layout.block_size
-        last = first + len(self.block_ids) * self.layout.block_size
-        if begin < first or end > last:
-            raise ValueError(f"tokens {begin}..{end} are not all in blocks for {first}..{last}")
+    def check_covers(self, box: KvBox) -> None:
+        """Raises ValueError unless the blocks hold all of the box."""
+        layout = self.layout
+        first = self.first_block * layout.block_size
+        last = first + len(self.block_ids) * layout.block_size
+        if box.begin < first or box.end > last:
+            raise ValueError(
+                f"tokens {box.begin}..{box.end} are not all in blocks for {first}..{last}"
+            )
+        if box.first_layer < 0 or box.end_layer > layout.num_layers:
+            raise ValueError(
+                f"layers {box.first_layer}..{box.end_layer} are not all in 0..{layout.num_layers}"
+            )
+        if box.first_head < layout.first_kv_head or box.end_head > layout.end_kv_head:
+            raise ValueError(
+                f"KV heads {box.first_head}..{box.end_head} are not all in "
+                f"{layout.first_kv_head}..{layout.end_kv_head}"
+            )
 
 
 def check_compatible(source: KvLayout, destination: KvLayout) -> None:
-    """That KV of one layout can be re-laid out as the other; block sizes may differ.
+    """That KV of one layout can be re-laid out as the other; block sizes and heads may differ.
 
     Raises:
-        LayoutMismatch: with both layouts.
+        LayoutMismatch: the models differ, or no KV head is on both sides; with both layouts.
     """
-    if _row_shape(source) != _row_shape(destination):
+    _check_model(source, destination)
+    if not common_heads(source, destination):
         raise LayoutMismatch(
-            f"KV of ({source.describe()}) cannot be laid out as ({destination.describe()})"
+            f"({source.describe()}) and ({destination.describe()}) have no KV head in common"
         )
 
 
-def plan_spans(source: BlockRun, destination: BlockRun, begin: int, end: int) -> Spans:
-    """Spans that copy tokens [begin, end) from `source` to `destination`.
+def common_heads(source: KvLayout, destination: KvLayout) -> range:
+    """The model's KV heads that both pools hold."""
+    return range(
+        max(source.first_kv_head, destination.first_kv_head),
+        min(source.end_kv_head, destination.end_kv_head),
+    )
+
+
+def choose_shards(
+    sources: Sequence[KvLayout], destination: KvLayout, rank: int = 0
+) -> list[tuple[int, range]]:
+    """From which tensor-parallel ranks to pull which heads, each head once.
+
+    Returns (index of the source, KV heads of the model), ascending by head. Where several sources
+    hold the same heads, pullers of different `rank` take different ones.
+
+    Raises:
+        LayoutMismatch: a source is of another model, or nobody has some of the heads.
+    """
+    for source in sources:
+        _check_model(source, destination)
+    chosen: list[tuple[int, range]] = []
+    head = destination.first_kv_head
+    while head < destination.end_kv_head:
+        holders = [
+            index
+            for index, source in enumerate(sources)
+            if source.first_kv_head <= head < source.end_kv_head
+        ]
+        if not holders:
+            described = "; ".join(source.describe() for source in sources)
+            raise LayoutMismatch(
+                f"KV head {head} of ({destination.describe()}) is in none of ({described})"
+            )
+        index = holders[rank % len(holders)]
+        end = common_heads(sources[index], destination).stop
+        chosen.append((index, range(head, end)))
+        head = end
+    return chosen
+
+
+def is_quick(source: KvLayout, destination: KvLayout, box: KvBox) -> bool:
+    """Whether planning the box takes a millisecond or two, as that of whole blocks does.
+
+    Else it is for a thread: some heads only, or other block sizes, take a row for each token run,
+    layer and head.
+    """
+    return box.is_empty or _count_rows(source, destination, box) <= _QUICK_ROWS
+
+
+def split_box(source: KvLayout, destination: KvLayout, box: KvBox) -> list[KvBox]:
+    """The box as parts of consecutive tokens whose plans are not too large; mostly just itself.
+
+    They meet at borders of the source's blocks, so that no block is looked at twice.
+    """
+    num_parts = -(-_count_rows(source, destination, box) // _PART_ROWS)
+    if num_parts <= 1:
+        return [box]
+    size = source.block_size
+    step = -(-(box.end - box.begin) // (num_parts * size)) * size
+    borders = range(box.begin // size * size + step, box.end, step)
+    cuts = [box.begin, *borders, box.end]
+    return [replace(box, begin=begin, end=end) for begin, end in pairwise(cuts)]
+
+
+def plan_spans(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
+    """Spans that copy a box from `source` to `destination`.
 
     Returns int64 [n, 3]: (source_offset, destination_offset, nbytes), offsets from the start of
     each pool. The spans ascend in the source: block by block as the run lists them, then by offset.
-    So an exporter that streams `source_ranges` of the same tokens sends just these bytes in just
+    So an exporter that streams `source_ranges` of the same box sends just these bytes in just
     this order, whatever the destination's layout is.
 
     Raises:
-        LayoutMismatch: as check_compatible.
-        ValueError: a run does not cover the range.
+        LayoutMismatch: as check_compatible; or the plan would have millions of rows.
+        ValueError: a run does not cover the box.
     """
     check_compatible(source.layout, destination.layout)
-    if begin >= end:
+    if box.is_empty:
         return np.empty((0, 3), dtype=np.int64)
-    source.check_covers(begin, end)
-    destination.check_covers(begin, end)
-    starts, lengths = _token_runs(
-        begin, end, source.layout.block_size, destination.layout.block_size
+    source.check_covers(box)
+    destination.check_covers(box)
+    num_rows = _count_rows(source.layout, destination.layout, box)
+    if num_rows > _MAX_ROWS:
+        raise LayoutMismatch(
+            f"copying tokens {box.begin}..{box.end} from ({source.layout.describe()}) to "
+            f"({destination.layout.describe()}) takes {num_rows} single rows, more than "
+            f"{_MAX_ROWS}: take fewer tokens at a time (split_box)"
+        )
+    if _moves_whole_blocks(source.layout, destination.layout, box):
+        return _coalesce(_whole_blocks(source, destination, box))
+    starts, lengths = token_runs(
+        box.begin, box.end, source.layout.block_size, destination.layout.block_size
     )
-    whole = (lengths == source.layout.block_size) & (lengths == destination.layout.block_size)
     order, from_block, from_slot = _locate(source, starts)
     _, to_block, to_slot = _locate(destination, starts)
-    rows = _rows_of(source.layout)
-    row_bytes = _slot_bytes(source.layout)
-    part = ~whole
-    # [num_partial_runs, num_rows]
-    from_row = rows * source.layout.head_bytes + (from_slot * row_bytes)[part, None]
-    to_row = rows * destination.layout.head_bytes + (to_slot * row_bytes)[part, None]
-    nbytes = np.broadcast_to((lengths * row_bytes)[part, None], from_row.shape)
-    position = np.concatenate([order[whole], (order[part, None] + from_row).ravel()])
-    spans = np.column_stack(
-        [
-            np.concatenate([from_block[whole], (from_block[part, None] + from_row).ravel()]),
-            np.concatenate([to_block[whole], (to_block[part, None] + to_row).ravel()]),
-            np.concatenate([lengths[whole] * source.layout.token_bytes, nbytes.ravel()]),
-        ]
-    )
-    return _coalesce(spans[np.argsort(position, kind="stable")])
+    fills = (lengths == source.layout.block_size) & (lengths == destination.layout.block_size)
+    pieces = []
+    for runs, rows in _row_groups(source.layout, destination.layout, box, fills):
+        from_row = rows.source + (from_slot * rows.slot_bytes)[runs, None]
+        to_row = rows.destination + (to_slot * rows.slot_bytes)[runs, None]
+        nbytes = np.broadcast_to((lengths * rows.token_bytes)[runs, None], from_row.shape)
+        piece = (
+            order[runs, None] + from_row,
+            from_block[runs, None] + from_row,
+            to_block[runs, None] + to_row,
+            nbytes,
+        )
+        pieces.append(np.stack([column.ravel() for column in piece], axis=1))
+    ordered = np.concatenate(pieces)
+    spans = ordered[np.argsort(ordered[:, 0], kind="stable"), 1:]
+    return _coalesce(np.ascontiguousarray(spans))
 
 
-def source_ranges(source: BlockRun, begin: int, end: int) -> Spans:
-    """Where the bytes of tokens [begin, end) lie, in stream order: int64 [n, 2], (offset, nbytes).
+def source_ranges(source: BlockRun, box: KvBox) -> Spans:
+    """Where the bytes of a box lie, in stream order: int64 [n, 2], (offset, nbytes).
 
     Raises:
-        ValueError: the run does not cover the range.
+        LayoutMismatch: they would be millions.
+        ValueError: the run does not cover the box.
     """
-    return np.ascontiguousarray(plan_spans(source, source, begin, end)[:, [0, 2]])
+    return np.ascontiguousarray(plan_spans(source, source, box)[:, [0, 2]])
 
 
-def _token_runs(
+def token_runs(
     begin: int, end: int, source_block: int, destination_block: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(start, length) of the longest runs of tokens that cross no block border of either side."""
@@ -116,6 +241,80 @@ def _token_runs(
     return cuts[:-1][lengths > 0], lengths[lengths > 0]  # borders of both sides come twice
 
 
+def _count_rows(source: KvLayout, destination: KvLayout, box: KvBox) -> int:
+    """How many spans a plan has before neighbours are joined, or a few more."""
+    num_layers = box.end_layer - box.first_layer
+    narrow = 2 * num_layers * box.num_heads
+    if source.block_size != destination.block_size:  # no run fills a block on both sides
+        sizes = (source.block_size, destination.block_size)
+        return (1 + sum(box.end // size - box.begin // size for size in sizes)) * narrow
+    size = source.block_size
+    same_heads = box.num_heads == source.num_kv_heads == destination.num_kv_heads
+    num_parts = (box.begin % size != 0) + (box.end % size != 0)
+    num_whole = max(0, box.end // size - -(-box.begin // size))
+    return num_parts * narrow + num_whole * (1 if same_heads else 2 * num_layers)
+
+
+def _moves_whole_blocks(source: KvLayout, destination: KvLayout, box: KvBox) -> bool:
+    """Whether the box is all heads of whole blocks that are alike: by far the most frequent case.
+
+    The general way comes to the same, in eight times the time.
+    """
+    return (
+        source == destination
+        and box.num_heads == source.num_kv_heads
+        and box.begin % source.block_size == box.end % source.block_size == 0
+    )
+
+
+def _whole_blocks(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
+    layout = source.layout
+    first, end = box.begin // layout.block_size, box.end // layout.block_size
+    spans = np.empty((end - first, 3), dtype=np.int64)
+    for column, run in enumerate((source, destination)):
+        ids = run.block_ids[first - run.first_block : end - run.first_block]
+        spans[:, column] = ids * layout.block_bytes + box.first_layer * layout.layer_bytes
+    spans[:, 2] = (box.end_layer - box.first_layer) * layout.layer_bytes
+    return spans
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows that a run moves as one: their offsets in a block on both sides, and their width."""
+
+    source: NDArray[np.int64]  # [num_rows]
+    destination: NDArray[np.int64]
+    token_bytes: int  # of one token in one of them
+    slot_bytes: int  # from one slot of a row to the next; 0 for rows that are taken whole
+
+
+def _row_groups(
+    source: KvLayout, destination: KvLayout, box: KvBox, fills: NDArray[np.bool_]
+) -> list[tuple[NDArray[np.bool_], _Rows]]:
+    """(which runs, their rows): runs that fill a block on both sides have wider rows."""
+    row_bytes = source.head_dim * source.dtype.itemsize
+    layers = np.arange(box.first_layer, box.end_layer, dtype=np.int64)
+    same_heads = box.num_heads == source.num_kv_heads == destination.num_kv_heads
+
+    def halves(layout: KvLayout) -> NDArray[np.int64]:
+        """Offsets of the box's first head in K and V of each layer."""
+        head = box.first_head - layout.first_kv_head
+        both = 2 * layers[:, None] + np.arange(2)
+        return (both.ravel() * layout.num_kv_heads + head) * layout.head_bytes
+
+    def heads(layout: KvLayout) -> NDArray[np.int64]:
+        within = np.arange(box.num_heads, dtype=np.int64) * layout.head_bytes
+        return (halves(layout)[:, None] + within).ravel()
+
+    if same_heads:
+        width = 2 * len(layers) * box.num_heads * row_bytes
+        wide = _Rows(halves(source)[:1], halves(destination)[:1], width, 0)
+    else:
+        wide = _Rows(halves(source), halves(destination), box.num_heads * row_bytes, 0)
+    narrow = _Rows(heads(source), heads(destination), row_bytes, row_bytes)
+    return [(fills, wide), (~fills, narrow)]
+
+
 def _locate(
     run: BlockRun, tokens: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
@@ -125,18 +324,15 @@ def _locate(
     return rank * block_bytes, run.block_ids[rank] * block_bytes, tokens % run.layout.block_size
 
 
-def _row_shape(layout: KvLayout) -> tuple[int, int, int, str]:
-    return (layout.num_layers, layout.num_kv_heads, layout.head_dim, layout.dtype)
+def _check_model(source: KvLayout, destination: KvLayout) -> None:
+    if _model_shape(source) != _model_shape(destination):
+        raise LayoutMismatch(
+            f"KV of ({source.describe()}) cannot be laid out as ({destination.describe()})"
+        )
 
 
-def _rows_of(layout: KvLayout) -> NDArray[np.int64]:
-    """0..num_rows, a row being one (layer, K or V, head) of a block."""
-    return np.arange(layout.num_layers * 2 * layout.num_kv_heads, dtype=np.int64)
-
-
-def _slot_bytes(layout: KvLayout) -> int:
-    """Bytes of one token in one row."""
-    return layout.head_dim * layout.dtype.itemsize
+def _model_shape(layout: KvLayout) -> tuple[int, int, int, str]:
+    return (layout.num_layers, layout.total_kv_heads, layout.head_dim, layout.dtype)
 
 
 def _coalesce(spans: Spans) -> Spans:

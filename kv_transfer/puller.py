@@ -8,24 +8,36 @@ once it has returned or raised, nothing will write to the destination blocks any
 from __future__ import annotations
 
 import asyncio
+import logging
+import secrets
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
+from kv_transfer.checksum import check_arrived
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.link import Link, open_link
-from kv_transfer.memory import ExportedPool
-from kv_transfer.plan import BlockRun, Spans, plan_spans
+from kv_transfer.memory import KvPool, cpu_pool
+from kv_transfer.plan import (
+    BlockRun,
+    KvBox,
+    Spans,
+    common_heads,
+    is_quick,
+    plan_spans,
+    split_box,
+)
 from kv_transfer.statistics import PullerStatistics
 from kv_transfer.threads import CancelFlag, CopyThreads
 from kv_transfer.ticket import Ticket, read_ticket
-from kv_transfer.transports.catalog import KINDS, TransportFactory
-from kv_transfer.transports.interface import Read
+from kv_transfer.transports.catalog import KINDS, TransportKind
+from kv_transfer.transports.interface import Read, Reader
 from pdserve.errors import (
+    CorruptTransfer,
     StaleIncarnation,
     StaleTicket,
     TicketInvalid,
@@ -35,7 +47,7 @@ from pdserve.errors import (
 )
 from pdserve.protocol import ExporterWelcome
 
-DEFAULT_TRANSPORTS = tuple(kind.client for kind in KINDS.values())
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +56,11 @@ class PullResult:
 
     bytes: int
     seconds: float
+    read_s: float  # of these, in the transport: copying and validating
     first_token: int  # of the ticket; tokens [first_token, end_token) are here now
     end_token: int
+    first_layer: int  # in these layers
+    end_layer: int
 
 
 class Puller:
@@ -56,10 +71,12 @@ class Puller:
 
     def __init__(
         self,
-        pool: ExportedPool,
+        pool: KvPool,
         identity: KvIdentity,
         host_id: str,
-        transports: Sequence[TransportFactory] = DEFAULT_TRANSPORTS,
+        kinds: Sequence[TransportKind] = KINDS,
+        *,
+        name: str = "",
         num_threads: int = 4,
     ) -> None:
         if pool.block_bytes != identity.layout.block_bytes:
@@ -70,9 +87,9 @@ class Puller:
         self.statistics = PullerStatistics()
         self._pool = pool
         self._identity = identity
-        self._host_id = host_id
         self._threads = CopyThreads(num_threads, "kv-pull")
-        self._transports = [factory(self._threads) for factory in transports]
+        reader = Reader(name or secrets.token_hex(8), host_id, pool, self._threads)
+        self._transports = [kind.client(reader) for kind in kinds if not kind.obstacle(pool)]
 
     async def connect(self, welcome: ExporterWelcome, timeout_s: float) -> Link:
         """A link to the exporter that sent this welcome.
@@ -82,7 +99,7 @@ class Puller:
             TransferTimeout, PeerLost: it cannot be reached; with each transport's reason.
         """
         self._identity.check_peer(welcome.node_id, welcome.fingerprint, welcome.layout)
-        return await open_link(welcome, self._host_id, self._transports, timeout_s)
+        return await open_link(welcome, self._transports, timeout_s, self.statistics)
 
     async def pull(
         self,
@@ -91,64 +108,107 @@ class Puller:
         block_table: Sequence[int],
         from_token: int,
         timeout_s: float,
+        heads: range | None = None,
     ) -> PullResult:
         """Pull the ticket's tokens from `from_token` on into the blocks of `block_table`.
 
         `block_table[i]` holds the request's tokens from i * block_size on, so it starts at token 0
-        whatever the ticket covers. The result is complete and valid; after an error, these tokens'
-        slots hold anything. When this has returned or raised - also by cancellation - nothing will
-        write to the blocks any more.
+        whatever the ticket covers. `heads` are the KV heads wanted of this exporter, where several
+        have them (`plan.choose_shards`); None: all that both sides hold. The result is complete
+        and valid; after an error, these tokens' slots hold anything. When this has returned or
+        raised - also by cancellation - nothing will write to the blocks any more.
 
         Raises:
-            TicketInvalid: garbled, expired, or of another exporter.
+            TicketInvalid: garbled, expired, of another exporter, or for more tokens than the block
+                table has room for.
             StaleIncarnation: of another life of this exporter.
             StaleTicket: a block changed hands before or while it was read.
+            LayoutMismatch: re-laying it out would take millions of copies.
             TransferTimeout: not complete within `timeout_s` seconds.
             TransferCancelled: the link was closed.
+            CorruptTransfer: it did not arrive as it was ticketed, twice.
             PeerLost: the exporter is gone.
-            ValueError: the block table does not cover the tokens, or names blocks we do not have.
+            ValueError: the block table names blocks we do not have, or these are not the heads.
         """
         started_s = time.perf_counter()
         with self._counted():
             async with link.pulling(timeout_s):
                 opened = _read_ticket_of(link.welcome, ticket)
-                num_bytes = await self._pull(link, ticket, opened, block_table, from_token)
-        seconds = time.perf_counter() - started_s
-        result = PullResult(num_bytes, seconds, opened.first_token, opened.end_token)
+                box = _box_of(opened, link, self._identity, from_token, heads)
+                num_bytes, read_s = 0, 0.0
+                if not box.is_empty:
+                    num_bytes, read_s = await self._pull(link, ticket, opened, box, block_table)
+        result = PullResult(
+            num_bytes,
+            time.perf_counter() - started_s,
+            read_s,
+            opened.first_token,
+            opened.end_token,
+            opened.first_layer,
+            opened.end_layer,
+        )
         self.statistics.pulls += 1
         self.statistics.bytes += result.bytes
         self.statistics.seconds += result.seconds
         return result
 
-    def close(self) -> None:
-        """End the threads; call when every link is closed."""
-        self._threads.close()
+    async def close(self) -> None:
+        """Let go of the transports and end the threads; call when every link is closed.
+
+        One that fails leaves none of the others open.
+        """
+        async with AsyncExitStack() as closing:
+            closing.callback(self._threads.close)
+            for transport in self._transports:
+                closing.push_async_callback(transport.close)
 
     async def _pull(
-        self,
-        link: Link,
-        sealed: bytes,
-        ticket: Ticket,
-        block_table: Sequence[int],
-        from_token: int,
-    ) -> int:
-        begin, end = max(ticket.first_token, from_token), ticket.end_token
-        if begin >= end:
-            return 0
-        block_size = link.welcome.layout.block_size
-        block_ids, generations = ticket.blocks_between(begin, end, block_size)
-        source = BlockRun(link.welcome.layout, block_ids, begin // block_size)
-        read = Read(
-            sealed=sealed,
-            begin=begin,
-            end=end,
-            block_ids=block_ids,
-            generations=generations,
-            spans=await self._plan(source, self._destination(block_table), begin, end),
-            destination=self._pool.flat,
-        )
-        await link.read(read)
-        return read.num_bytes
+        self, link: Link, sealed: bytes, ticket: Ticket, box: KvBox, block_table: Sequence[int]
+    ) -> tuple[int, float]:
+        """(Bytes moved, seconds in the transport)."""
+        room = len(block_table) * self._identity.layout.block_size
+        if box.end > room:
+            raise TicketInvalid(
+                f"the ticket of {ticket.node_id!r} is for tokens up to {box.end}, the block table "
+                f"for {room}"
+            )
+        destination = self._destination(block_table)
+        moved = await self._read(link, sealed, ticket, box, destination)
+        if ticket.checksums and self._pool.kind == "cpu":
+            check = partial(
+                check_arrived,
+                ticket,
+                link.welcome.layout,
+                cpu_pool(self._pool).flat,
+                destination,
+                box,
+            )
+            try:
+                await self._threads.run(check, CancelFlag())
+            except CorruptTransfer as error:
+                log.warning("%s", error)
+                self.statistics.corrupt += 1
+                self.statistics.retried += 1
+                moved = await self._read(link, sealed, ticket, box, destination)
+                await self._threads.run(check, CancelFlag())
+        return moved
+
+    async def _read(
+        self, link: Link, sealed: bytes, ticket: Ticket, box: KvBox, destination: BlockRun
+    ) -> tuple[int, float]:
+        """(Bytes moved, seconds in the transport), in as many reads as it takes plans."""
+        layout = link.welcome.layout
+        num_bytes, read_s = 0, 0.0
+        for part in split_box(layout, destination.layout, box):
+            block_ids, generations = ticket.blocks_between(part.begin, part.end, layout.block_size)
+            source = BlockRun(layout, block_ids, part.begin // layout.block_size)
+            spans = await self._plan(source, destination, part)
+            read = Read(sealed, part, block_ids, generations, spans, self._pool)
+            started_s = time.perf_counter()
+            await link.read(read)
+            read_s += time.perf_counter() - started_s
+            num_bytes += read.num_bytes
+        return num_bytes, read_s
 
     def _destination(self, block_table: Sequence[int]) -> BlockRun:
         block_ids = np.array(block_table, dtype=np.int64)
@@ -156,11 +216,10 @@ class Puller:
             raise ValueError(f"the block table names blocks outside of 0..{self._pool.num_blocks}")
         return BlockRun(self._identity.layout, block_ids)
 
-    async def _plan(self, source: BlockRun, destination: BlockRun, begin: int, end: int) -> Spans:
-        plan = partial(plan_spans, source, destination, begin, end)
-        if source.layout == destination.layout:
-            return plan()  # a span a block: microseconds
-        # Re-laying out takes a span per token run, layer and head: too many for the event loop.
+    async def _plan(self, source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
+        plan = partial(plan_spans, source, destination, box)
+        if is_quick(source.layout, destination.layout, box):
+            return plan()
         return await self._threads.run(plan, CancelFlag())
 
     @contextmanager
@@ -172,6 +231,9 @@ class Puller:
             raise
         except TransferTimeout:
             self.statistics.timeouts += 1
+            raise
+        except CorruptTransfer:
+            self.statistics.corrupt += 1
             raise
         except (TransferCancelled, asyncio.CancelledError):
             self.statistics.cancelled += 1
@@ -194,5 +256,20 @@ def _read_ticket_of(exporter: ExporterWelcome, sealed: bytes) -> Ticket:
             f"the ticket is of incarnation {ticket.incarnation!r} of {ticket.node_id!r}, the link "
             f"of {exporter.incarnation!r}"
         )
-    ticket.check(exporter.num_blocks, exporter.layout.block_size)
+    ticket.check(exporter.num_blocks, exporter.layout)
     return ticket
+
+
+def _box_of(
+    ticket: Ticket, link: Link, identity: KvIdentity, from_token: int, heads: range | None
+) -> KvBox:
+    """What of the ticket is wanted here."""
+    heads = common_heads(link.welcome.layout, identity.layout) if heads is None else heads
+    return KvBox(
+        max(ticket.first_token, from_token),
+        ticket.end_token,
+        ticket.first_layer,
+        ticket.end_layer,
+        heads.start,
+        heads.stop,
+    )

@@ -13,7 +13,7 @@ class ExporterStatistics:
     """Counted where the blocks are. One-sided transports pull without the exporter's knowing."""
 
     tickets_issued: int = 0
-    pools_shared: int = 0  # descriptors handed to pullers of the same host
+    pools_shared: int = 0  # pullers that were let read the pool themselves (shm, cuda_ipc, ucx)
     pulls_served: int = 0  # two-sided, complete and valid
     bytes_sent: int = 0
     stale: int = 0  # pulls that ended because a block had changed hands
@@ -34,3 +34,6 @@ class PullerStatistics:
     timeouts: int = 0
     cancelled: int = 0
     failed: int = 0  # peer lost, ticket refused
+    corrupt: int = 0  # checksums that did not fit
+    retried: int = 0  # reads begun again over the same transport
+    replanned: int = 0  # reads begun again over another transport

@@ -18,8 +18,10 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from kv_transfer.plan import KvBox
 from pdserve.clock import Clock
 from pdserve.errors import StaleIncarnation, TicketInvalid
+from pdserve.kv_layout import KvLayout
 
 MAX_TICKET_BYTES = 2 << 20  # about 130,000 blocks
 MAC_BYTES = 32
@@ -27,17 +29,18 @@ MAC_BYTES = 32
 _Name = Annotated[str, Meta(max_length=256)]
 _Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 _BlockId = Annotated[int, Meta(ge=0, lt=1 << 40)]
-_Generation = Annotated[int, Meta(ge=0)]
+_Generation = Annotated[int, Meta(ge=0)]  # msgpack has no integer of more than 64 bits
+_Checksum = Annotated[int, Meta(ge=0)]
 
 
 class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """The KV of tokens [first_token, first_token + num_tokens) of one request.
+    """The KV of tokens [first_token, first_token + num_tokens) of one request, in some layers.
 
     `block_ids` are the blocks that hold them, so the first holds `first_token` and the last holds
     the last token; `generations` has one entry for each.
     """
 
-    version: Literal[1]
+    version: Literal[2]
     node_id: _Name
     incarnation: _Name
     request_id: _Name
@@ -46,6 +49,9 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     num_tokens: _Count
     block_ids: list[_BlockId]
     generations: list[_Generation]
+    first_layer: _Count
+    end_layer: _Count
+    checksums: list[_Checksum]  # one for each block and KV head (kv_transfer/checksum.py), or none
     expires_at_s: float  # on the exporter's clock
 
     @property
@@ -68,12 +74,34 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
             np.array(self.generations[part], dtype=np.uint64),
         )
 
-    def check(self, num_blocks: int, block_size: int) -> None:
-        """That the parts fit each other and a pool of `num_blocks` blocks of `block_size` tokens.
+    def check_covers(self, box: KvBox, layout: KvLayout) -> None:
+        """That a box that is asked for is not empty, and all of it in the ticket.
+
+        Raises:
+            TicketInvalid: it is not.
+        """
+        if (
+            box.is_empty
+            or box.begin < self.first_token
+            or box.end > self.end_token
+            or box.first_layer < self.first_layer
+            or box.end_layer > self.end_layer
+            or box.first_head < layout.first_kv_head
+            or box.end_head > layout.end_kv_head
+        ):
+            raise TicketInvalid(
+                f"{box} is not in the ticket's tokens {self.first_token}..{self.end_token}, "
+                f"layers {self.first_layer}..{self.end_layer}, heads "
+                f"{layout.first_kv_head}..{layout.end_kv_head}"
+            )
+
+    def check(self, num_blocks: int, layout: KvLayout) -> None:
+        """That the parts fit each other and a pool of `num_blocks` blocks of this layout.
 
         Raises:
             TicketInvalid: they do not.
         """
+        block_size = layout.block_size
         expected = -(-self.end_token // block_size) - self.first_block(block_size)
         if self.num_tokens == 0 or not len(self.block_ids) == len(self.generations) == expected:
             raise TicketInvalid(
@@ -81,10 +109,18 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
                 f"{block_size}, the ticket has {len(self.block_ids)} with "
                 f"{len(self.generations)} generations"
             )
-        if max(self.block_ids) >= num_blocks or max(self.generations) >= 1 << 64:
+        if max(self.block_ids) >= num_blocks:
             raise TicketInvalid(
-                f"block id {max(self.block_ids)} or generation {max(self.generations)} is out of "
-                f"range for a pool of {num_blocks} blocks"
+                f"block id {max(self.block_ids)} is out of range for a pool of {num_blocks} blocks"
+            )
+        if not self.first_layer < self.end_layer <= layout.num_layers:
+            raise TicketInvalid(
+                f"layers {self.first_layer}..{self.end_layer} are not some of {layout.num_layers}"
+            )
+        if self.checksums and len(self.checksums) != expected * layout.num_kv_heads:
+            raise TicketInvalid(
+                f"{len(self.checksums)} checksums do not fit {expected} blocks of "
+                f"{layout.num_kv_heads} KV heads"
             )
 
 

@@ -97,6 +97,36 @@ def recv_spans(
 ) -> int:
     """Receive the spans' bytes from a socket; otherwise like send_spans."""
 
+def checksum_ranges(
+    region: NDArray[np.uint8],
+    ranges: NDArray[np.int64],  # [n, 2] (offset, nbytes)
+    row_bytes: int,
+    num_groups: int,
+) -> NDArray[np.uint64]:
+    """[num_groups], of equal groups of ranges in order; each range is whole rows of the region.
+
+    How a group's rows are cut into ranges makes no difference.
+    """
+
+def map_shared(fd: int, size: int, writable: bool) -> NDArray[np.uint8]:
+    """[size], the file's first bytes; the array owns the mapping, and may not be written to if so.
+
+    Begins at a multiple of 2 MiB, as huge pages need it.
+
+    Raises:
+        OSError: it cannot be mapped.
+    """
+
+def commit_huge_pages(region: NDArray[np.uint8]) -> bool:
+    """Give a shared region all of its memory now, in huge pages where the kernel has them.
+
+    Returns whether all that can be in huge pages is; every page is there in any case. Takes about
+    a second per GiB, without the interpreter lock. Contents stay as they are.
+
+    Raises:
+        OSError: there is not so much memory.
+    """
+
 def find_stale(
     generations: NDArray[np.uint64],  # [num_blocks]
     block_ids: NDArray[np.int64],

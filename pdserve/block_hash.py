@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 HASH_BYTES = 16
+_BLOCKS_AT_A_TIME = 64  # turned into bytes together
 
 
 def extend_hashes(
@@ -33,8 +34,20 @@ def extend_hashes(
         hashes.append(digest.digest())
 
 
+def iter_hashes(token_ids: Sequence[int], block_size: int, salt: str) -> Iterator[bytes]:
+    """The hashes of the full blocks of `token_ids`, computed as they are asked for."""
+    parent = salt.encode()
+    block_bytes = block_size * 8
+    stride = block_size * _BLOCKS_AT_A_TIME
+    for first in range(0, len(token_ids), stride):
+        tokens = memoryview(array("q", token_ids[first : first + stride])).cast("B")
+        for end in range(block_bytes, len(tokens) + 1, block_bytes):
+            digest = hashlib.blake2b(tokens[end - block_bytes : end], digest_size=HASH_BYTES)
+            digest.update(parent)
+            parent = digest.digest()
+            yield parent
+
+
 def hash_chain(token_ids: Sequence[int], block_size: int, salt: str) -> list[bytes]:
     """The hashes of the full blocks of `token_ids`."""
-    hashes: list[bytes] = []
-    extend_hashes(hashes, lambda a, b: token_ids[a:b], len(token_ids), block_size, salt)
-    return hashes
+    return list(iter_hashes(token_ids, block_size, salt))

@@ -26,6 +26,9 @@
     │   ├── TransferTimeout
     │   ├── TransferCancelled
     │   ├── PeerLost
+    │   ├── AccessDenied             the puller did not come through a coordinator and a session
+    │   ├── CorruptTransfer          the bytes that arrived are not those that were ticketed
+    │   ├── TransportUnavailable     this process cannot use a transport; says what is missing
     │   └── LayoutMismatch           no plan leads from one layout to the other
     └── ClusterError
         ├── NodeLost                 the machine running a leg died
@@ -207,6 +210,24 @@ class PeerLost(TransferError):
     """The other end of a transfer or session is gone."""
 
     code = "peer_lost"
+
+
+class AccessDenied(TransferError):
+    """The puller has no introduction by a coordinator, or no open session."""
+
+    code = "access_denied"
+
+
+class CorruptTransfer(TransferError):
+    """The checksums of what arrived are not those of what was ticketed."""
+
+    code = "corrupt_transfer"
+
+
+class TransportUnavailable(TransferError):
+    """This process cannot use a transport; says what is missing."""
+
+    code = "transport_unavailable"
 
 
 class LayoutMismatch(TransferError):

@@ -13,9 +13,13 @@ from enum import StrEnum
 
 import msgspec
 
-from pdserve.errors import KvBudgetTooSmall
+from pdserve.errors import KvBudgetTooSmall, LayoutMismatch
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
+
+# A peer's layout is believed within these bounds only, before anything is computed from it.
+_MAX_DIMENSION = 1 << 20
+_MAX_BLOCK_BYTES = 1 << 32
 
 
 class KvDtype(StrEnum):
@@ -31,13 +35,64 @@ class KvDtype(StrEnum):
 
 
 class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Shape of one node's KV blocks. All sizes are per node (per tensor-parallel rank)."""
+    """Shape of the KV blocks of one pool. All sizes are the pool's own.
+
+    A pool may hold a shard: a tensor-parallel rank has only some of the model's KV heads.
+    """
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     block_size: int  # tokens
     dtype: KvDtype
+    first_kv_head: int = 0  # which of the model's KV heads is this pool's first one
+    model_kv_heads: int | None = None  # of the whole model; None: all of them are here
+
+    @property
+    def total_kv_heads(self) -> int:
+        """KV heads of the whole model."""
+        return self.num_kv_heads if self.model_kv_heads is None else self.model_kv_heads
+
+    @property
+    def end_kv_head(self) -> int:
+        """One past the last of the model's KV heads that are here."""
+        return self.first_kv_head + self.num_kv_heads
+
+    def shard(self, rank: int, num_ranks: int) -> KvLayout:
+        """The layout of one tensor-parallel rank of this whole model's layout.
+
+        With more ranks than KV heads, each head is replicated on consecutive ranks, as Megatron-LM
+        and vLLM do.
+
+        Raises:
+            LayoutMismatch: neither of heads and ranks divides the other.
+        """
+        heads = self.num_kv_heads
+        if heads % num_ranks and num_ranks % heads:
+            raise LayoutMismatch(
+                f"{heads} KV heads can be neither split nor replicated over {num_ranks} ranks"
+            )
+        count = max(1, heads // num_ranks)
+        return msgspec.structs.replace(
+            self,
+            num_kv_heads=count,
+            first_kv_head=rank * heads // num_ranks // count * count,
+            model_kv_heads=heads,
+        )
+
+    def check(self) -> None:
+        """That a layout that came from elsewhere can be one.
+
+        Raises:
+            LayoutMismatch: a size that is not positive, or beyond all reason.
+        """
+        sizes = (self.num_layers, self.num_kv_heads, self.head_dim, self.block_size)
+        if not all(0 < size <= _MAX_DIMENSION for size in sizes):
+            raise LayoutMismatch(f"not a KV layout: {self}")
+        if not 0 <= self.first_kv_head < self.end_kv_head <= self.total_kv_heads <= _MAX_DIMENSION:
+            raise LayoutMismatch(f"not a KV layout, by its heads: {self}")
+        if self.block_bytes > _MAX_BLOCK_BYTES:
+            raise LayoutMismatch(f"not a KV layout, {self.block_bytes} bytes a block: {self}")
 
     @property
     def token_bytes(self) -> int:
@@ -87,10 +142,15 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def describe(self) -> str:
         """One line for logs and errors: the KV arithmetic in full."""
+        shard = (
+            f" ({self.first_kv_head}..{self.end_kv_head - 1} of {self.total_kv_heads})"
+            if self.num_kv_heads < self.total_kv_heads
+            else ""
+        )
         return (
-            f"2 x {self.num_layers} layers x {self.num_kv_heads} KV heads x {self.head_dim} "
-            f"head_dim x {self.dtype.itemsize} bytes ({self.dtype}) = {self.token_bytes} bytes "
-            f"a token, {self.block_size} tokens a block"
+            f"2 x {self.num_layers} layers x {self.num_kv_heads} KV heads{shard} x "
+            f"{self.head_dim} head_dim x {self.dtype.itemsize} bytes ({self.dtype}) = "
+            f"{self.token_bytes} bytes a token, {self.block_size} tokens a block"
         )
 
     def fingerprint(self, model_id: str, revision: str) -> str:

@@ -78,7 +78,10 @@ class PhaseTimes(Message, frozen=True):
     queue_s: float = 0.0  # accepted by the node -> first scheduled
     prefill_s: float = 0.0  # first scheduled -> first token sampled
     transfer_s: float = 0.0  # KV bytes on their way
-    wait_s: float = 0.0  # the rest of the handoff: for room, for announcements, for the next step
+    handover_s: float = 0.0  # end of the prefill elsewhere -> joined the batch here
+    handover_copy_s: float = 0.0  # of it: copying KV
+    handover_room_s: float = 0.0  # of it: waiting for room
+    handover_step_s: float = 0.0  # of it: complete -> joined; the rest is messages
     decode_s: float = 0.0  # joined the batch -> last token
 
 
@@ -86,11 +89,19 @@ class PhaseTimes(Message, frozen=True):
 
 
 class NodeAddress(Message, frozen=True):
-    """Where one life of a node exports its KV."""
+    """Where one life of a node exports its KV, and what opens its door to the addressee."""
 
     node_id: str
     incarnation: str
     session_address: str  # host:port of its gRPC service
+    introduction: bytes = b""  # pdserve/introduction.py; good for one life of one puller
+
+
+class PrefixSource(Message, frozen=True):
+    """A hint: this node held the KV of the prompt's first tokens a moment ago."""
+
+    node: NodeAddress
+    num_tokens: int
 
 
 class PrefillLeg(Message, frozen=True):
@@ -101,6 +112,7 @@ class PrefillLeg(Message, frozen=True):
     sampling: SamplingParams
     cache_salt: str = ""
     handoff: bool = True  # False: one token is all that is wanted, nobody will pull
+    prefix_sources: list[PrefixSource] = []  # longest first; pulling from them is up to the node
 
 
 class DecodeLeg(Message, frozen=True):
@@ -114,6 +126,7 @@ class DecodeLeg(Message, frozen=True):
     sampling: SamplingParams
     cache_salt: str = ""
     source: NodeAddress | None = None
+    prefix_sources: list[PrefixSource] = []  # of a prompt to be prefilled here
 
 
 class CancelLeg(Message, frozen=True):
@@ -151,6 +164,15 @@ class NodeHello(Message, frozen=True):
     layout: KvLayout
     num_blocks: int
     max_model_len: int
+    introduction_key: bytes = b""  # coordinators vouch for pullers with it; a secret
+
+
+class LinkState(Message, frozen=True):
+    """How a node pulls from one other."""
+
+    peer: str  # node id
+    transport: str
+    reason: str  # why this one and no better one
 
 
 class LoadReport(Message, frozen=True):
@@ -165,6 +187,25 @@ class LoadReport(Message, frozen=True):
     cached_blocks: int = 0  # free, holding reusable prefixes (a part of free_blocks)
     pinned_blocks: int = 0  # held for a handoff that is not settled
     step_time_s: float = 0.0  # moving average
+    links: list[LinkState] = []  # open sessions that this node pulls over
+
+
+class KvTier(IntEnum):
+    """Where on a node a block of KV is."""
+
+    POOL = 1  # where the engine computes
+    HOST = 2  # the host tier: copies of blocks, which outlive those in the pool
+
+
+class KvEvents(Message, frozen=True):
+    """Which blocks, named by their hashes, a node can serve; in the order in which it happened.
+
+    After a hello come events for all that is held already.
+    """
+
+    tier: KvTier
+    stored: list[bytes] = []
+    evicted: list[bytes] = []
 
 
 class TokenEvent(Message, frozen=True):
@@ -198,10 +239,12 @@ class LegFailed(Message, frozen=True):
 
 
 class TransportOffer(Message, frozen=True):
-    """One transport that an exporter can serve, and where."""
+    """One transport of an exporter: where it is served, or why it is not."""
 
     name: str
-    endpoint: str
+    endpoint: str = ""
+    metadata: bytes = b""  # what else the transport needs to connect
+    unavailable: str = ""  # why this exporter cannot serve it; empty: it can
 
 
 class PullerHello(Message, frozen=True):
@@ -212,6 +255,7 @@ class PullerHello(Message, frozen=True):
     exporter_incarnation: str  # the life of the exporter that the puller means
     fingerprint: str
     layout: KvLayout
+    introduction: bytes = b""  # by a coordinator of the exporter's
 
 
 class ExporterWelcome(Message, frozen=True):
@@ -222,7 +266,9 @@ class ExporterWelcome(Message, frozen=True):
     fingerprint: str
     layout: KvLayout
     num_blocks: int
+    memory: str  # "cpu" or "cuda": where the blocks are
     host_id: str  # equal on two nodes exactly when they share a kernel and its memory
+    access: bytes  # to the transports, as long as the session lasts; a secret
     offers: list[TransportOffer]
 
 
@@ -230,24 +276,56 @@ class Subscribe(Message, frozen=True):
     """Tell me about this request's blocks, from the first on; may come before its prefill leg."""
 
     request_id: str
+    subscription_id: str  # unique among the puller's; what is said about the request bears it
 
 
 class Settle(Message, frozen=True):
-    """I need this request's blocks no more: everything was pulled, or I gave it up."""
+    """I need these blocks no more: everything was pulled, or I gave it up."""
 
-    request_id: str
+    subscription_id: str  # or a query's
     pulled: bool
 
 
+class Renew(Message, frozen=True):
+    """The tickets that I have from this subscription are old: say all once more."""
+
+    subscription_id: str
+
+
+class PrefixQuery(Message, frozen=True):
+    """Which of these blocks, one after the other in a prompt, do you hold? I mean to pull them.
+
+    Answered by a PrefixAnswer; its blocks are held until a Settle of `query_id`, or a lease's end.
+    """
+
+    query_id: str  # unique among the puller's
+    first_block: int  # of the prompt; in blocks of the exporter's size
+    hashes: list[bytes]
+
+
+class PrefixAnswer(Message, frozen=True):
+    """What there is of a PrefixQuery: the first `num_blocks` of its blocks."""
+
+    query_id: str
+    num_blocks: int = 0
+    ticket: bytes = b""  # for these blocks' tokens in their prompt; empty without any
+
+
 class Announcement(Message, frozen=True):
-    """Blocks that are complete and may be pulled; the ticket is opaque to all but the exporter."""
+    """KV that is complete and may be pulled; the ticket is opaque to all but the exporter.
+
+    Announcements follow each other without a gap: chunk after chunk of the prompt's tokens, and of
+    a chunk's layers one range after the other. They go up to the handoff record's.
+    """
 
     request_id: str
     ticket: bytes
+    is_restart: bool = False  # said anew from token 0 on: what came before is void
+    subscription_id: str = ""  # the session fills it in, here and below
 
 
 class HandoffRecord(Message, frozen=True):
-    """Everything decode needs besides the KV, sent when the last chunk is computed.
+    """Everything decode needs besides announced KV, sent when the last chunk is computed.
 
     The penalties' counts and the sampler's state follow from the token history, so they are not
     fields; `num_tokens` is how many prompt tokens have KV.
@@ -259,6 +337,8 @@ class HandoffRecord(Message, frozen=True):
     logprobs: list[TokenLogprobs] = []
     cached_tokens: int = 0
     prefill_end_s: float = 0.0  # the exporter's CLOCK_MONOTONIC, for measuring on one host
+    ticket: bytes = b""  # for the KV that was not announced before; empty: there is none
+    subscription_id: str = ""
 
 
 class HandoffEnded(Message, frozen=True):
@@ -267,3 +347,4 @@ class HandoffEnded(Message, frozen=True):
     request_id: str
     code: str
     message: str
+    subscription_id: str = ""

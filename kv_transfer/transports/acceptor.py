@@ -38,4 +38,9 @@ class Acceptor:
                 await asyncio.sleep(_RETRY_S)
                 continue
             sock.setblocking(False)
-            self._on_accept(sock)
+            try:
+                self._on_accept(sock)
+            except Exception:
+                logger.exception("a connection cannot be served: closed")
+                sock.close()
+            await asyncio.sleep(0)  # a crowd at the door must not keep those inside from moving

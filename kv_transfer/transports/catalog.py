@@ -1,34 +1,93 @@
-"""The transports by name, as configuration and offers name them."""
+"""The transports by name, best first, and which of them this process can use."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kv_transfer.threads import CopyThreads
-from kv_transfer.transports.interface import Source, Transport, TransportServer
+from kv_transfer.cuda import driver as cuda
+from kv_transfer.memory import KvPool, MemoryKind
+from kv_transfer.transports.cuda_ipc import CudaIpcServer, CudaIpcTransport
+from kv_transfer.transports.interface import Reader, Source, Transport, TransportServer
+from kv_transfer.transports.nccl import NcclTransport
+from kv_transfer.transports.nccl_server import NcclServer
 from kv_transfer.transports.shm import ShmServer, ShmTransport
 from kv_transfer.transports.tcp import TcpTransport
 from kv_transfer.transports.tcp_server import TcpServer
+from kv_transfer.transports.ucx import UcxTransport
+from kv_transfer.transports.ucx_agent import missing as ucx_missing
+from kv_transfer.transports.ucx_agent import rdma_devices
+from kv_transfer.transports.ucx_server import UcxServer
+from pdserve.errors import ConfigError
 
 ServerFactory = Callable[[Source], TransportServer]
-TransportFactory = Callable[[CopyThreads], Transport]
+TransportFactory = Callable[[Reader], Transport]
+
+
+def _nothing() -> str | None:
+    return None
+
+
+def _ucx_is_idle(pool: KvPool) -> str | None:
+    """An agent takes half a second and some memory, and without RDMA there is something better."""
+    if pool.kind == "cpu" and not rdma_devices():
+        return "no RDMA device, and without one shm and tcp are faster: name it to use it anyway"
+    return None
 
 
 @dataclass(frozen=True, slots=True)
 class TransportKind:
-    """Both ends of one transport."""
+    """Both ends of one transport, and what they need."""
 
+    name: str
     server: ServerFactory
     client: TransportFactory
+    memory: frozenset[MemoryKind]  # of the pools that it moves
+    missing: Callable[[], str | None] = _nothing  # what this process lacks for it; None: nothing
+    # Why it is left out unless it is asked for by name; None: it is not.
+    idle: Callable[[KvPool], str | None] = lambda _: None
+
+    def obstacle(self, pool: KvPool) -> str | None:
+        """Why it cannot be used for this pool by this process; None: it can."""
+        if pool.kind not in self.memory:
+            return f"moves {' or '.join(sorted(self.memory))} memory, the pool is {pool.kind}"
+        return self.missing()
+
+    def unless_idle(self, pool: KvPool) -> TransportKind:
+        """The same, but with an obstacle where it would only cost something."""
+        reason = self.idle(pool)
+        return self if reason is None else replace(self, missing=lambda: reason)
 
 
-KINDS = {  # best first
-    "shm": TransportKind(ShmServer, ShmTransport),
-    "tcp": TransportKind(TcpServer, TcpTransport),
-}
+KINDS = (  # best first
+    TransportKind("shm", ShmServer, ShmTransport, frozenset({"cpu"})),
+    TransportKind("cuda_ipc", CudaIpcServer, CudaIpcTransport, frozenset({"cuda"}), cuda.missing),
+    TransportKind(
+        "ucx",
+        UcxServer,
+        UcxTransport,
+        frozenset({"cpu", "cuda"}),
+        ucx_missing,
+        _ucx_is_idle,
+    ),
+    TransportKind("nccl", NcclServer, NcclTransport, frozenset({"cuda"}), cuda.nccl_missing),
+    TransportKind("tcp", TcpServer, TcpTransport, frozenset({"cpu"})),
+)
 
 
-def kinds(names: Sequence[str]) -> list[TransportKind]:
-    """The transports of these names, in this order."""
-    return [KINDS[name] for name in names]
+def choose_kinds(names: Sequence[str], pool: KvPool) -> list[TransportKind]:
+    """The transports of these names, in this order; without names all that are of use.
+
+    Raises:
+        ConfigError: one that was named cannot be used here.
+    """
+    by_name = {kind.name: kind for kind in KINDS}
+    for name in names:
+        if name not in by_name:
+            raise ConfigError(f"no transport is called {name!r}: choose of {', '.join(by_name)}")
+        obstacle = by_name[name].obstacle(pool)
+        if obstacle is not None:
+            raise ConfigError(f"transport {name!r} was asked for: {obstacle}")
+    if not names:
+        return [kind.unless_idle(pool) for kind in KINDS]
+    return [by_name[name] for name in names]

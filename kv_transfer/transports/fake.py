@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 
+import numpy as np
+
 from kv_transfer.generations import check_generations
-from kv_transfer.threads import CopyThreads
-from kv_transfer.transports.interface import Read, Source
+from kv_transfer.memory import cpu_pool
+from kv_transfer.transports.interface import Read, Reader, Source
 from pdserve.errors import PeerLost, TransferError
 from pdserve.protocol import ExporterWelcome, TransportOffer
 
@@ -20,13 +22,15 @@ class FakeNetwork:
     """What fake servers and transports share. Give `server` to exporters, `transport` to pullers.
 
     While paused, a read hangs after its first span. An error set by `fail_with` ends every read
-    after its first span, until it is set to None.
+    after its first span, until it is set to None. `wrong_bytes` says for each of the next reads
+    which of its bytes arrives flipped, and in no other way is it noticed.
     """
 
     def __init__(self) -> None:
         self._names = itertools.count()
         self.sources: dict[str, Source] = {}  # endpoint |-> exporter
         self.fail_with: TransferError | None = None
+        self.wrong_bytes: list[int] = []
         self.flowing = asyncio.Event()
         self.flowing.set()
 
@@ -34,7 +38,7 @@ class FakeNetwork:
         """A ServerFactory."""
         return FakeServer(self, source, f"fake-{next(self._names)}")
 
-    def transport(self, threads: CopyThreads) -> FakeTransport:
+    def transport(self, reader: Reader) -> FakeTransport:
         """A TransportFactory."""
         return FakeTransport(self)
 
@@ -69,16 +73,22 @@ class FakeTransport:
     """Connects to every server that is started."""
 
     name = "fake"
-    needs_same_host = False
 
     def __init__(self, network: FakeNetwork) -> None:
         self._network = network
 
+    def obstacle(self, offer: TransportOffer, welcome: ExporterWelcome) -> str | None:
+        """None: it works everywhere."""
+        return None
+
     async def connect(self, offer: TransportOffer, welcome: ExporterWelcome) -> FakeChannel:
         """Raises PeerLost: no such server."""
         channel = FakeChannel(self._network, offer.endpoint)
-        channel.find_source()
+        channel.find_source().check_access(welcome.access)
         return channel
+
+    async def close(self) -> None:
+        """Nothing is shared."""
 
 
 class FakeChannel:
@@ -99,8 +109,9 @@ class FakeChannel:
         """As Channel.read."""
         self.find_source().open_ticket(read.sealed)
         for source_offset, offset, nbytes in read.spans.tolist():
-            pool = self.find_source().pool
-            read.destination[offset : offset + nbytes] = pool.flat[source_offset:][:nbytes]
+            pool = cpu_pool(self.find_source().pool)
+            destination = cpu_pool(read.destination).flat
+            destination[offset : offset + nbytes] = pool.flat[source_offset:][:nbytes]
             await asyncio.sleep(0)
             await self._network.flowing.wait()
             if self._network.fail_with is not None:
@@ -108,6 +119,16 @@ class FakeChannel:
         source = self.find_source()
         check_generations(source.pool.generations, read.block_ids, read.generations)
         source.statistics.pulls_served += 1
+        if self._network.wrong_bytes:
+            _flip(read, self._network.wrong_bytes.pop(0))
 
     async def close(self) -> None:
         """Nothing to let go of."""
+
+
+def _flip(read: Read, position: int) -> None:
+    """Flip a bit of one byte of what was read."""
+    ends = np.cumsum(read.spans[:, 2])
+    span = int(np.searchsorted(ends, position, side="right"))
+    offset = int(read.spans[span, 1] + read.spans[span, 2] - ends[span] + position)
+    cpu_pool(read.destination).flat[offset] ^= 1

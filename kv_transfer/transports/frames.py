@@ -1,12 +1,14 @@
-"""The few bytes that TCP puller and exporter say to each other besides the KV.
+"""The few bytes that puller and exporter of a two-sided transport say besides the KV.
 
+    puller   -> exporter   the access token, once a connection
     puller   -> exporter   PullRequest
     exporter -> puller     Verdict (go ahead, num_bytes follow | why not)
     exporter -> puller     the bytes, in the source's order
     exporter -> puller     Verdict (valid to the end | stale)
 
 A frame is a magic number, a length and a msgpack body. Lengths are bounded before anything is
-read, so neither end can be made to hold more than one frame of garbage.
+read, so neither end can be made to hold more than one frame of garbage; and who has no token, not
+even that.
 """
 
 from __future__ import annotations
@@ -14,11 +16,15 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from dataclasses import asdict
 from typing import TypeVar
 
 import msgspec
 
+from kv_transfer.access import ACCESS_BYTES
+from kv_transfer.plan import KvBox
 from kv_transfer.ticket import MAX_TICKET_BYTES
+from kv_transfer.transports.interface import Read
 from kv_transfer.transports.sockets import receive_exactly
 from pdserve.errors import (
     PdserveError,
@@ -30,7 +36,7 @@ from pdserve.errors import (
 
 _PREFIX = struct.Struct("!4sI")
 _MAGIC = b"pdKV"
-MAX_REQUEST_BYTES = MAX_TICKET_BYTES + 64
+MAX_REQUEST_BYTES = MAX_TICKET_BYTES + 128
 MAX_VERDICT_BYTES = 4096
 _MAX_MESSAGE_CHARS = 1000  # at most 4 bytes each: fits a verdict
 
@@ -40,11 +46,32 @@ class GarbledFrame(PeerLost):
 
 
 class PullRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Send me tokens [begin, end) of the ticket's range."""
+    """Send me this box (plan.KvBox) of what the ticket names."""
 
     ticket: bytes
     begin: int
     end: int
+    first_layer: int
+    end_layer: int
+    first_head: int
+    end_head: int
+
+    @staticmethod
+    def of(read: Read) -> PullRequest:
+        """What the puller asks for."""
+        return PullRequest(read.sealed, **asdict(read.box))
+
+    @property
+    def box(self) -> KvBox:
+        """What is asked for; not checked against anything."""
+        return KvBox(
+            self.begin,
+            self.end,
+            self.first_layer,
+            self.end_layer,
+            self.first_head,
+            self.end_head,
+        )
 
 
 class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -69,13 +96,34 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
         raise TransferError(f"the exporter reported {self.code}: {self.message}")
 
 
-_Frame = TypeVar("_Frame", PullRequest, Verdict)
+_Frame = TypeVar("_Frame", bound=msgspec.Struct)
 
 
-async def send_frame(sock: socket.socket, frame: PullRequest | Verdict) -> None:
+async def send_frame(sock: socket.socket, frame: msgspec.Struct) -> None:
     """Raises OSError when the connection broke."""
     body = msgspec.msgpack.encode(frame)
     await asyncio.get_running_loop().sock_sendall(sock, _PREFIX.pack(_MAGIC, len(body)) + body)
+
+
+async def send_access(sock: socket.socket, token: bytes) -> None:
+    """The first thing a puller says. Raises OSError when the connection broke."""
+    await asyncio.get_running_loop().sock_sendall(sock, _MAGIC + token)
+
+
+async def receive_access(sock: socket.socket) -> bytes:
+    """The first thing a puller says; not checked yet.
+
+    Raises:
+        GarbledFrame: it is something else, or only a part of it.
+        PeerLost: nothing was said.
+        OSError: the connection broke.
+    """
+    said = await receive_exactly(sock, len(_MAGIC) + ACCESS_BYTES)
+    if not said:
+        raise PeerLost("the other end closed the connection")
+    if not said.startswith(_MAGIC) or len(said) < len(_MAGIC) + ACCESS_BYTES:
+        raise GarbledFrame(f"received {said[:8]!r} instead of an access token")
+    return said[len(_MAGIC) :]
 
 
 async def receive_frame(sock: socket.socket, kind: type[_Frame], max_bytes: int) -> _Frame:

@@ -2,9 +2,9 @@
 
 A transport is a pair: a `TransportServer` in the process that has the blocks, and a `Transport` in
 the process that needs them. `Transport.connect` gives a `Channel` to one exporter, whose one verb
-is `read`. One-sided transports (shared memory; later UCX and CUDA IPC) copy the spans themselves
-and then look at the generations; two-sided ones (TCP; later NCCL) send ticket and token range, and
-the exporter looks. What all of them promise is on `Channel.read`.
+is `read`. One-sided transports (shared memory, CUDA IPC, UCX) copy the spans themselves and then
+look at the generations; two-sided ones (TCP, NCCL) send ticket and box, and the exporter looks.
+What all of them promise is on `Channel.read`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_transfer.memory import ExportedPool
-from kv_transfer.plan import Spans
+from kv_transfer.memory import KvPool
+from kv_transfer.plan import KvBox, Spans
 from kv_transfer.statistics import ExporterStatistics
+from kv_transfer.threads import CopyThreads
 from kv_transfer.ticket import Ticket
 from pdserve.kv_layout import KvLayout
 from pdserve.protocol import ExporterWelcome, TransportOffer
@@ -28,12 +29,11 @@ class Read:
     """One pull, planned: everything a transport needs to carry it out."""
 
     sealed: bytes  # the ticket as it came
-    begin: int  # tokens [begin, end) of the ticket's range
-    end: int
-    block_ids: NDArray[np.int64]  # the source blocks that hold these tokens
+    box: KvBox  # within the ticket's
+    block_ids: NDArray[np.int64]  # the source blocks that hold the box
     generations: NDArray[np.uint64]  # expected, one for each of them
     spans: Spans  # [n, 3] (source_offset, destination_offset, nbytes), ascending in the source
-    destination: NDArray[np.uint8]  # the puller's whole pool, flat
+    destination: KvPool  # the puller's
 
     @property
     def num_bytes(self) -> int:
@@ -45,18 +45,31 @@ class Source(Protocol):
     """What a transport's server may ask of the exporter."""
 
     @property
+    def name(self) -> str:
+        """Unique to this life of this exporter."""
+        ...
+
+    @property
     def layout(self) -> KvLayout:
         """Of the exported pool."""
         ...
 
     @property
-    def pool(self) -> ExportedPool:
+    def pool(self) -> KvPool:
         """Outlives every server."""
         ...
 
     @property
     def statistics(self) -> ExporterStatistics:
         """The server counts what it sees."""
+        ...
+
+    def check_access(self, token: bytes) -> None:
+        """That a connection comes from a puller with an open session; before anything else.
+
+        Raises:
+            AccessDenied: it does not.
+        """
         ...
 
     def open_ticket(self, sealed: bytes) -> Ticket:
@@ -76,6 +89,7 @@ class TransportServer(Protocol):
 
         Raises:
             OSError: the address cannot be listened on.
+            TransportUnavailable: this process cannot serve it, for a reason that is not an error.
         """
         ...
 
@@ -97,7 +111,7 @@ class Channel(Protocol):
 
         Raises:
             StaleTicket: a block changed hands.
-            TicketInvalid, StaleIncarnation: the exporter refused the ticket.
+            TicketInvalid, StaleIncarnation, AccessDenied: the exporter refused.
             PeerLost: the exporter is gone, or is no exporter.
         """
         ...
@@ -107,17 +121,29 @@ class Channel(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """What a puller's transports are made with."""
+
+    name: str  # unique to this life of this puller
+    host_id: str
+    pool: KvPool  # that everything is pulled into
+    threads: CopyThreads
+
+
 class Transport(Protocol):
-    """The puller's end of one means of moving bytes. Owns nothing but its channels' defaults."""
+    """The puller's end of one means of moving bytes."""
 
     @property
     def name(self) -> str:
         """What an offer of it is called."""
         ...
 
-    @property
-    def needs_same_host(self) -> bool:
-        """Whether it can only work between processes of one `host_id`."""
+    def obstacle(self, offer: TransportOffer, welcome: ExporterWelcome) -> str | None:
+        """Why it cannot work between us and this exporter, as far as one can tell without trying.
+
+        None: worth trying.
+        """
         ...
 
     async def connect(self, offer: TransportOffer, welcome: ExporterWelcome) -> Channel:
@@ -126,4 +152,8 @@ class Transport(Protocol):
         Raises:
             PeerLost: nobody there, not the exporter, or no access.
         """
+        ...
+
+    async def close(self) -> None:
+        """Let go of what the channels shared; all of them are closed."""
         ...

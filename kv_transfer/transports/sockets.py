@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _RECEIVE_BYTES = 64 << 10
 
@@ -28,6 +30,38 @@ async def wait_writable(sock: socket.socket) -> None:
         await ready
     finally:
         loop.remove_writer(sock.fileno())
+
+
+def has_ended(sock: socket.socket) -> bool:
+    """Whether the other end has closed a non-blocking socket, and nothing is left to read."""
+    try:
+        return not sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+@contextmanager
+def watching_end(sock: socket.socket) -> Iterator[asyncio.Future[None]]:
+    """A future that is done when the other end closes the socket; nobody else waits for it.
+
+    Should there be something to read instead, the future stays as it is.
+    """
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+
+    def look() -> None:
+        loop.remove_reader(sock.fileno())
+        if has_ended(sock):
+            ended.set_result(None)
+
+    loop.add_reader(sock.fileno(), look)
+    try:
+        yield ended
+    finally:
+        loop.remove_reader(sock.fileno())
+        ended.cancel()
 
 
 async def receive_exactly(sock: socket.socket, num_bytes: int) -> bytes:

@@ -7,16 +7,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class NodeMessage(_message.Message):
-    __slots__ = ("hello", "load", "tokens", "failed")
+    __slots__ = ("hello", "load", "tokens", "failed", "kv_events")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
     hello: _messages_pb2.NodeHello
     load: _messages_pb2.LoadReport
     tokens: _messages_pb2.TokenBatch
     failed: _messages_pb2.LegFailed
-    def __init__(self, hello: _Optional[_Union[_messages_pb2.NodeHello, _Mapping]] = ..., load: _Optional[_Union[_messages_pb2.LoadReport, _Mapping]] = ..., tokens: _Optional[_Union[_messages_pb2.TokenBatch, _Mapping]] = ..., failed: _Optional[_Union[_messages_pb2.LegFailed, _Mapping]] = ...) -> None: ...
+    kv_events: _messages_pb2.KvEvents
+    def __init__(self, hello: _Optional[_Union[_messages_pb2.NodeHello, _Mapping]] = ..., load: _Optional[_Union[_messages_pb2.LoadReport, _Mapping]] = ..., tokens: _Optional[_Union[_messages_pb2.TokenBatch, _Mapping]] = ..., failed: _Optional[_Union[_messages_pb2.LegFailed, _Mapping]] = ..., kv_events: _Optional[_Union[_messages_pb2.KvEvents, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
     __slots__ = ("welcome", "prefill", "decode", "cancel", "drain_seen")

@@ -11,6 +11,7 @@ FROM_NODE = Envelope(
         "load": protocol.LoadReport,
         "tokens": protocol.TokenBatch,
         "failed": protocol.LegFailed,
+        "kv_events": protocol.KvEvents,
     },
 )
 FROM_COORDINATOR = Envelope(
@@ -29,6 +30,8 @@ FROM_PULLER = Envelope(
         "hello": protocol.PullerHello,
         "subscribe": protocol.Subscribe,
         "settle": protocol.Settle,
+        "renew": protocol.Renew,
+        "prefix_query": protocol.PrefixQuery,
     },
 )
 FROM_EXPORTER = Envelope(
@@ -38,5 +41,6 @@ FROM_EXPORTER = Envelope(
         "announcement": protocol.Announcement,
         "record": protocol.HandoffRecord,
         "ended": protocol.HandoffEnded,
+        "prefix_answer": protocol.PrefixAnswer,
     },
 )

@@ -7,18 +7,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class KvLayout(_message.Message):
-    __slots__ = ("num_layers", "num_kv_heads", "head_dim", "block_size", "dtype")
+    __slots__ = ("num_layers", "num_kv_heads", "head_dim", "block_size", "dtype", "first_kv_head", "model_kv_heads")
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     NUM_KV_HEADS_FIELD_NUMBER: _ClassVar[int]
     HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_KV_HEAD_FIELD_NUMBER: _ClassVar[int]
+    MODEL_KV_HEADS_FIELD_NUMBER: _ClassVar[int]
     num_layers: int
     num_kv_heads: int
     head_dim: int
     block_size: int
     dtype: str
-    def __init__(self, num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_size: _Optional[int] = ..., dtype: _Optional[str] = ...) -> None: ...
+    first_kv_head: int
+    model_kv_heads: int
+    def __init__(self, num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_size: _Optional[int] = ..., dtype: _Optional[str] = ..., first_kv_head: _Optional[int] = ..., model_kv_heads: _Optional[int] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "seed", "max_tokens", "min_tokens", "ignore_eos", "stop_token_ids", "logprobs")
@@ -70,56 +74,76 @@ class TokenLogprobs(_message.Message):
     def __init__(self, chosen: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class PhaseTimes(_message.Message):
-    __slots__ = ("queue_s", "prefill_s", "transfer_s", "wait_s", "decode_s")
+    __slots__ = ("queue_s", "prefill_s", "transfer_s", "handover_s", "handover_copy_s", "handover_room_s", "handover_step_s", "decode_s")
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
-    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    HANDOVER_S_FIELD_NUMBER: _ClassVar[int]
+    HANDOVER_COPY_S_FIELD_NUMBER: _ClassVar[int]
+    HANDOVER_ROOM_S_FIELD_NUMBER: _ClassVar[int]
+    HANDOVER_STEP_S_FIELD_NUMBER: _ClassVar[int]
     DECODE_S_FIELD_NUMBER: _ClassVar[int]
     queue_s: float
     prefill_s: float
     transfer_s: float
-    wait_s: float
+    handover_s: float
+    handover_copy_s: float
+    handover_room_s: float
+    handover_step_s: float
     decode_s: float
-    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., decode_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., handover_s: _Optional[float] = ..., handover_copy_s: _Optional[float] = ..., handover_room_s: _Optional[float] = ..., handover_step_s: _Optional[float] = ..., decode_s: _Optional[float] = ...) -> None: ...
 
 class NodeAddress(_message.Message):
-    __slots__ = ("node_id", "incarnation", "session_address")
+    __slots__ = ("node_id", "incarnation", "session_address", "introduction")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SESSION_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    INTRODUCTION_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     session_address: str
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., session_address: _Optional[str] = ...) -> None: ...
+    introduction: bytes
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., session_address: _Optional[str] = ..., introduction: _Optional[bytes] = ...) -> None: ...
+
+class PrefixSource(_message.Message):
+    __slots__ = ("node", "num_tokens")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    node: NodeAddress
+    num_tokens: int
+    def __init__(self, node: _Optional[_Union[NodeAddress, _Mapping]] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class PrefillLeg(_message.Message):
-    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "handoff")
+    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "handoff", "prefix_sources")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     HANDOFF_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_SOURCES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingParams
     cache_salt: str
     handoff: bool
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., handoff: bool = ...) -> None: ...
+    prefix_sources: _containers.RepeatedCompositeFieldContainer[PrefixSource]
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., handoff: bool = ..., prefix_sources: _Optional[_Iterable[_Union[PrefixSource, _Mapping]]] = ...) -> None: ...
 
 class DecodeLeg(_message.Message):
-    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "source")
+    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "source", "prefix_sources")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_SOURCES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingParams
     cache_salt: str
     source: NodeAddress
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., source: _Optional[_Union[NodeAddress, _Mapping]] = ...) -> None: ...
+    prefix_sources: _containers.RepeatedCompositeFieldContainer[PrefixSource]
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., source: _Optional[_Union[NodeAddress, _Mapping]] = ..., prefix_sources: _Optional[_Iterable[_Union[PrefixSource, _Mapping]]] = ...) -> None: ...
 
 class CancelLeg(_message.Message):
     __slots__ = ("request_id", "reason")
@@ -142,7 +166,7 @@ class Welcome(_message.Message):
     def __init__(self, coordinator_id: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class NodeHello(_message.Message):
-    __slots__ = ("node_id", "incarnation", "role", "state", "session_address", "metrics_address", "model_id", "revision", "layout", "num_blocks", "max_model_len")
+    __slots__ = ("node_id", "incarnation", "role", "state", "session_address", "metrics_address", "model_id", "revision", "layout", "num_blocks", "max_model_len", "introduction_key")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -154,6 +178,7 @@ class NodeHello(_message.Message):
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    INTRODUCTION_KEY_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     role: int
@@ -165,10 +190,21 @@ class NodeHello(_message.Message):
     layout: KvLayout
     num_blocks: int
     max_model_len: int
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[int] = ..., state: _Optional[int] = ..., session_address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., model_id: _Optional[str] = ..., revision: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ...) -> None: ...
+    introduction_key: bytes
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[int] = ..., state: _Optional[int] = ..., session_address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., model_id: _Optional[str] = ..., revision: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., introduction_key: _Optional[bytes] = ...) -> None: ...
+
+class LinkState(_message.Message):
+    __slots__ = ("peer", "transport", "reason")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    transport: str
+    reason: str
+    def __init__(self, peer: _Optional[str] = ..., transport: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class LoadReport(_message.Message):
-    __slots__ = ("state", "loading_progress", "queued_tokens", "running_requests", "waiting_requests", "free_blocks", "cached_blocks", "pinned_blocks", "step_time_s")
+    __slots__ = ("state", "loading_progress", "queued_tokens", "running_requests", "waiting_requests", "free_blocks", "cached_blocks", "pinned_blocks", "step_time_s", "links")
     STATE_FIELD_NUMBER: _ClassVar[int]
     LOADING_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +214,7 @@ class LoadReport(_message.Message):
     CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PINNED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     STEP_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     state: int
     loading_progress: float
     queued_tokens: int
@@ -187,7 +224,18 @@ class LoadReport(_message.Message):
     cached_blocks: int
     pinned_blocks: int
     step_time_s: float
-    def __init__(self, state: _Optional[int] = ..., loading_progress: _Optional[float] = ..., queued_tokens: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., step_time_s: _Optional[float] = ...) -> None: ...
+    links: _containers.RepeatedCompositeFieldContainer[LinkState]
+    def __init__(self, state: _Optional[int] = ..., loading_progress: _Optional[float] = ..., queued_tokens: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., step_time_s: _Optional[float] = ..., links: _Optional[_Iterable[_Union[LinkState, _Mapping]]] = ...) -> None: ...
+
+class KvEvents(_message.Message):
+    __slots__ = ("tier", "stored", "evicted")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
+    tier: int
+    stored: _containers.RepeatedScalarFieldContainer[bytes]
+    evicted: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, tier: _Optional[int] = ..., stored: _Optional[_Iterable[bytes]] = ..., evicted: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class TokenEvent(_message.Message):
     __slots__ = ("request_id", "index", "token_ids", "logprobs", "finish_reason", "stop_token_id", "cached_tokens", "times")
@@ -226,89 +274,137 @@ class LegFailed(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class TransportOffer(_message.Message):
-    __slots__ = ("name", "endpoint")
+    __slots__ = ("name", "endpoint", "metadata", "unavailable")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    UNAVAILABLE_FIELD_NUMBER: _ClassVar[int]
     name: str
     endpoint: str
-    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ...) -> None: ...
+    metadata: bytes
+    unavailable: str
+    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., metadata: _Optional[bytes] = ..., unavailable: _Optional[str] = ...) -> None: ...
 
 class PullerHello(_message.Message):
-    __slots__ = ("node_id", "incarnation", "exporter_incarnation", "fingerprint", "layout")
+    __slots__ = ("node_id", "incarnation", "exporter_incarnation", "fingerprint", "layout", "introduction")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     EXPORTER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    INTRODUCTION_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     exporter_incarnation: str
     fingerprint: str
     layout: KvLayout
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., exporter_incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ...) -> None: ...
+    introduction: bytes
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., exporter_incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., introduction: _Optional[bytes] = ...) -> None: ...
 
 class ExporterWelcome(_message.Message):
-    __slots__ = ("node_id", "incarnation", "fingerprint", "layout", "num_blocks", "host_id", "offers")
+    __slots__ = ("node_id", "incarnation", "fingerprint", "layout", "num_blocks", "memory", "host_id", "access", "offers")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    ACCESS_FIELD_NUMBER: _ClassVar[int]
     OFFERS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     fingerprint: str
     layout: KvLayout
     num_blocks: int
+    memory: str
     host_id: str
+    access: bytes
     offers: _containers.RepeatedCompositeFieldContainer[TransportOffer]
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., host_id: _Optional[str] = ..., offers: _Optional[_Iterable[_Union[TransportOffer, _Mapping]]] = ...) -> None: ...
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., memory: _Optional[str] = ..., host_id: _Optional[str] = ..., access: _Optional[bytes] = ..., offers: _Optional[_Iterable[_Union[TransportOffer, _Mapping]]] = ...) -> None: ...
 
 class Subscribe(_message.Message):
-    __slots__ = ("request_id",)
+    __slots__ = ("request_id", "subscription_id")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_ID_FIELD_NUMBER: _ClassVar[int]
     request_id: str
-    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+    subscription_id: str
+    def __init__(self, request_id: _Optional[str] = ..., subscription_id: _Optional[str] = ...) -> None: ...
 
 class Settle(_message.Message):
-    __slots__ = ("request_id", "pulled")
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("subscription_id", "pulled")
+    SUBSCRIPTION_ID_FIELD_NUMBER: _ClassVar[int]
     PULLED_FIELD_NUMBER: _ClassVar[int]
-    request_id: str
+    subscription_id: str
     pulled: bool
-    def __init__(self, request_id: _Optional[str] = ..., pulled: bool = ...) -> None: ...
+    def __init__(self, subscription_id: _Optional[str] = ..., pulled: bool = ...) -> None: ...
+
+class Renew(_message.Message):
+    __slots__ = ("subscription_id",)
+    SUBSCRIPTION_ID_FIELD_NUMBER: _ClassVar[int]
+    subscription_id: str
+    def __init__(self, subscription_id: _Optional[str] = ...) -> None: ...
+
+class PrefixQuery(_message.Message):
+    __slots__ = ("query_id", "first_block", "hashes")
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    query_id: str
+    first_block: int
+    hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, query_id: _Optional[str] = ..., first_block: _Optional[int] = ..., hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class PrefixAnswer(_message.Message):
+    __slots__ = ("query_id", "num_blocks", "ticket")
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    query_id: str
+    num_blocks: int
+    ticket: bytes
+    def __init__(self, query_id: _Optional[str] = ..., num_blocks: _Optional[int] = ..., ticket: _Optional[bytes] = ...) -> None: ...
 
 class Announcement(_message.Message):
-    __slots__ = ("request_id", "ticket")
+    __slots__ = ("request_id", "ticket", "is_restart", "subscription_id")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    IS_RESTART_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_ID_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     ticket: bytes
-    def __init__(self, request_id: _Optional[str] = ..., ticket: _Optional[bytes] = ...) -> None: ...
+    is_restart: bool
+    subscription_id: str
+    def __init__(self, request_id: _Optional[str] = ..., ticket: _Optional[bytes] = ..., is_restart: bool = ..., subscription_id: _Optional[str] = ...) -> None: ...
 
 class HandoffRecord(_message.Message):
-    __slots__ = ("request_id", "num_tokens", "token_ids", "logprobs", "cached_tokens", "prefill_end_s")
+    __slots__ = ("request_id", "num_tokens", "token_ids", "logprobs", "cached_tokens", "prefill_end_s", "ticket", "subscription_id")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_END_S_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_ID_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     num_tokens: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     cached_tokens: int
     prefill_end_s: float
-    def __init__(self, request_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., prefill_end_s: _Optional[float] = ...) -> None: ...
+    ticket: bytes
+    subscription_id: str
+    def __init__(self, request_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., prefill_end_s: _Optional[float] = ..., ticket: _Optional[bytes] = ..., subscription_id: _Optional[str] = ...) -> None: ...
 
 class HandoffEnded(_message.Message):
-    __slots__ = ("request_id", "code", "message")
+    __slots__ = ("request_id", "code", "message", "subscription_id")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_ID_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     code: str
     message: str
-    def __init__(self, request_id: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+    subscription_id: str
+    def __init__(self, request_id: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., subscription_id: _Optional[str] = ...) -> None: ...

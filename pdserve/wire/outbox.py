@@ -64,6 +64,9 @@ async def running(*companions: Coroutine[Any, Any, None]) -> AsyncIterator[None]
             for task in tasks:
                 task.cancel()
     except BaseExceptionGroup as failures:
+        current = asyncio.current_task()
+        if current is not None and current.cancelling():  # TaskGroup drops that if there are errors
+            raise asyncio.CancelledError from failures
         raise failures.exceptions[0] from None  # one stream, one reason
 
 

@@ -17,7 +17,8 @@ def python_files() -> list[Path]:
 def native_files() -> list[Path]:
     """Every C++ and CUDA file."""
     suffixes = {".cpp", ".h", ".cu", ".cuh"}
-    return sorted(path for path in (ROOT / "csrc").rglob("*") if path.suffix in suffixes)
+    files = [path for folder in ("csrc", *PACKAGES) for path in (ROOT / folder).rglob("*")]
+    return sorted(path for path in files if path.suffix in suffixes)
 
 
 def run(*command: str) -> str:

@@ -8,22 +8,24 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
-from kv_transfer.exporter import Exporter, ServerFactory
+from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.link import Link
 from kv_transfer.memory import ExportedPool
-from kv_transfer.puller import Puller, PullResult, TransportFactory
+from kv_transfer.puller import Puller, PullResult
+from kv_transfer.transports.catalog import KINDS, TransportKind
 from kv_transfer.transports.fake import FakeNetwork
-from kv_transfer.transports.shm import ShmServer, ShmTransport
-from kv_transfer.transports.tcp import TcpTransport
-from kv_transfer.transports.tcp_server import TcpServer
+from kv_transfer.transports.ucx_agent import missing as ucx_missing
 from pdserve.clock import ManualClock
 from pdserve.kv_layout import KvDtype, KvLayout
 
-TRANSPORTS = ("shm", "tcp", "fake")
+NEEDS_NIXL = pytest.mark.skipif(ucx_missing() is not None, reason=str(ucx_missing()))
+REAL_TRANSPORTS = ("shm", "tcp", pytest.param("ucx", marks=NEEDS_NIXL))
+TRANSPORTS = (*REAL_TRANSPORTS, "fake")
 SMALL = KvLayout(num_layers=2, num_kv_heads=2, head_dim=8, block_size=4, dtype=KvDtype.FLOAT32)
 # Blocks of 1 MiB: naming one of them tens of thousands of times makes a pull that lasts for
 # seconds on any machine, with two blocks of memory.
@@ -80,19 +82,23 @@ def make_exporter(
 ) -> tuple[Exporter, ManualClock]:
     clock = ManualClock(100.0)
     network = network or FakeNetwork()
-    servers: dict[str, ServerFactory] = {
-        "shm": ShmServer,
-        "tcp": TcpServer,
-        "fake": network.server,
-    }
     identity = KvIdentity("a-model", "main", layout)
-    return Exporter("p0", "life-1", identity, pool, clock, [servers[kind]]), clock
+    kinds = [k for k in kinds_with(network) if k.name == kind]
+    with_checksums = layout != LARGE  # gigabytes are pulled of it
+    exporter = Exporter("p0", "life-1", identity, pool, clock, kinds, with_checksums=with_checksums)
+    return exporter, clock
 
 
 def make_puller(pool: ExportedPool, layout: KvLayout, network: FakeNetwork | None = None) -> Puller:
     network = network or FakeNetwork()
-    transports: list[TransportFactory] = [ShmTransport, TcpTransport, network.transport]
-    return Puller(pool, KvIdentity("a-model", "main", layout), host_id(), transports)
+    identity = KvIdentity("a-model", "main", layout)
+    return Puller(pool, identity, host_id(), kinds_with(network))
+
+
+def kinds_with(network: FakeNetwork) -> list[TransportKind]:
+    """All transports, and the fake one."""
+    fake = TransportKind("fake", network.server, network.transport, frozenset({"cpu"}))
+    return [*KINDS, fake]
 
 
 @asynccontextmanager
@@ -115,7 +121,7 @@ async def open_pair(
         yield Pair(exporter, puller, link, source, destination, clock, network)
     finally:
         await link.close()
-        puller.close()
+        await puller.close()
         await exporter.close()
         source.close()
         destination.close()

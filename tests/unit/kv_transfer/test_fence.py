@@ -12,6 +12,7 @@ import uvloop
 from pdserve.errors import PeerLost, StaleTicket, TransferCancelled, TransferTimeout
 from tests.unit.kv_transfer.pairs import (
     LARGE,
+    REAL_TRANSPORTS,
     TRANSPORTS,
     Pair,
     assert_still,
@@ -110,7 +111,7 @@ async def test_a_block_reused_while_it_is_read_never_validates(kind: str) -> Non
         assert pair.puller.statistics.stale == 1
 
 
-@pytest.mark.parametrize("kind", ["shm", "tcp"])
+@pytest.mark.parametrize("kind", REAL_TRANSPORTS)
 async def test_what_validates_is_never_torn(kind: str) -> None:
     """A block changes hands again and again under the pulls; each result is of one owner."""
     async with open_pair(kind, LARGE, num_blocks=4) as pair:
@@ -143,7 +144,7 @@ async def test_what_validates_is_never_torn(kind: str) -> None:
         assert valid + pair.puller.statistics.stale == 99
 
 
-@pytest.mark.parametrize("kind", ["shm", "tcp"])
+@pytest.mark.parametrize("kind", REAL_TRANSPORTS)
 def test_the_promise_holds_on_uvloop(kind: str) -> None:
     async def scenario() -> None:
         async with open_pair(kind, LARGE, num_blocks=4) as pair:

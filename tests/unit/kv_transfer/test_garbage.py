@@ -7,6 +7,7 @@ import os
 import resource
 import socket
 import struct
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -15,12 +16,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from kv_transfer import plan
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.puller import Puller
+from kv_transfer.transports import pull_server
+from kv_transfer.transports.catalog import TransportKind, choose_kinds
 from kv_transfer.transports.frames import PullRequest, Verdict
-from kv_transfer.transports.shm import ShmServer
 from kv_transfer.transports.tcp import TcpTransport
 from kv_transfer.transports.tcp_server import TcpLimits, TcpServer
 from pdserve.clock import ManualClock
@@ -39,7 +42,13 @@ def frame(body: bytes, magic: bytes = b"pdKV") -> bytes:
 
 
 def request_frame(ticket: bytes, begin: int, end: int) -> bytes:
-    return frame(msgspec.msgpack.encode(PullRequest(ticket, begin, end)))
+    layers, heads = LARGE.num_layers, LARGE.num_kv_heads
+    return frame(msgspec.msgpack.encode(PullRequest(ticket, begin, end, 0, layers, 0, heads)))
+
+
+def admission(exporter: Exporter) -> bytes:
+    """What a puller with a session says first."""
+    return b"pdKV" + exporter.welcome().access
 
 
 def port_of(exporter: Exporter) -> tuple[str, int]:
@@ -57,7 +66,9 @@ async def hang_up(writer: asyncio.StreamWriter) -> None:
 async def tcp_exporter(limits: TcpLimits, num_threads: int = 1) -> AsyncIterator[Exporter]:
     pool = make_pool(LARGE, 8, seed=1)
     server = partial(TcpServer, limits=limits, num_threads=num_threads)
-    exporter = Exporter("p0", "life-1", IDENTITY, pool, ManualClock(), [ShmServer, server])
+    tcp = TransportKind("tcp", server, TcpTransport, frozenset({"cpu"}))
+    kinds = [*choose_kinds(["shm"], pool), tcp]
+    exporter = Exporter("p0", "life-1", IDENTITY, pool, ManualClock(), kinds)
     await exporter.start("127.0.0.1")
     try:
         yield exporter
@@ -68,7 +79,7 @@ async def tcp_exporter(limits: TcpLimits, num_threads: int = 1) -> AsyncIterator
 
 async def assert_still_serves(exporter: Exporter) -> None:
     pool = make_pool(LARGE, 4)
-    puller = Puller(pool, IDENTITY, host_id(), [TcpTransport])
+    puller = Puller(pool, IDENTITY, host_id(), choose_kinds(["tcp"], pool))
     link = await puller.connect(exporter.welcome(), timeout_s=5)
     served = exporter.statistics.pulls_served
     ticket = exporter.issue("r", 0, LARGE.block_size, [3])
@@ -76,7 +87,7 @@ async def assert_still_serves(exporter: Exporter) -> None:
     np.testing.assert_array_equal(pool.data[2], exporter.pool.data[3])
     assert exporter.statistics.pulls_served == served + 1
     await link.close()
-    puller.close()
+    await puller.close()
     pool.close()
 
 
@@ -89,9 +100,7 @@ GARBAGE = {
     "no msgpack": frame(b"\xc1" * 100),
     "deep msgpack": frame(b"\x91" * 100_000),
     "another struct": frame(msgspec.msgpack.encode(["a", {"b": 1}])),
-    "ill encoded text": frame(
-        msgspec.msgpack.encode([b"", 0, 0]).replace(b"\x93", b"\x94\xa1\xff")
-    ),
+    "ill encoded text": frame(msgspec.msgpack.encode([0] * 6).replace(b"\x96", b"\x97\xa1\xff")),
 }
 
 
@@ -99,7 +108,7 @@ GARBAGE = {
 async def test_garbage_on_the_tcp_port_is_closed_and_counted(garbage: bytes) -> None:
     async with tcp_exporter(TcpLimits()) as exporter:
         reader, writer = await asyncio.open_connection(*port_of(exporter))
-        writer.write(garbage)
+        writer.write(admission(exporter) + garbage)
         async with asyncio.timeout(5):
             with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
                 await reader.readexactly(1)
@@ -112,7 +121,7 @@ async def test_garbage_on_the_tcp_port_is_closed_and_counted(garbage: bytes) -> 
 async def test_half_a_request_is_closed_at_its_deadline(half: bytes) -> None:
     async with tcp_exporter(IMPATIENT) as exporter:
         reader, writer = await asyncio.open_connection(*port_of(exporter))
-        writer.write(half)
+        writer.write(admission(exporter) + half)
         async with asyncio.timeout(5):
             assert await reader.read() == b""
         await hang_up(writer)
@@ -123,7 +132,7 @@ async def test_half_a_request_is_closed_at_its_deadline(half: bytes) -> None:
 async def test_an_idle_connection_is_closed_at_its_deadline() -> None:
     async with tcp_exporter(IMPATIENT) as exporter:
         reader, writer = await asyncio.open_connection(*port_of(exporter))
-        writer.write(request_frame(exporter.issue("r", 0, 1, [3]), 0, 1))
+        writer.write(admission(exporter) + request_frame(exporter.issue("r", 0, 1, [3]), 0, 1))
         async with asyncio.timeout(5):
             assert len(await reader.read()) > LARGE.token_bytes
         await hang_up(writer)
@@ -132,14 +141,14 @@ async def test_an_idle_connection_is_closed_at_its_deadline() -> None:
 
 async def test_a_puller_asks_again_when_its_idle_connection_was_closed() -> None:
     pool = make_pool(LARGE, 4)
-    puller = Puller(pool, IDENTITY, host_id(), [TcpTransport])
+    puller = Puller(pool, IDENTITY, host_id(), choose_kinds(["tcp"], pool))
     async with tcp_exporter(IMPATIENT) as exporter:
         link = await puller.connect(exporter.welcome(), timeout_s=5)
         for _ in range(2):
             await asyncio.sleep(0.4)
             await puller.pull(link, exporter.issue("r", 0, 64, [3]), [2], 0, timeout_s=5)
         await link.close()
-    puller.close()
+    await puller.close()
     pool.close()
 
 
@@ -156,13 +165,13 @@ async def test_silent_connections_do_not_keep_pullers_out() -> None:
 async def test_idle_pullers_make_room_and_ask_again() -> None:
     async with tcp_exporter(TcpLimits(max_connections=2)) as exporter:
         pool = make_pool(LARGE, 4)
-        puller = Puller(pool, IDENTITY, host_id(), [TcpTransport])
+        puller = Puller(pool, IDENTITY, host_id(), choose_kinds(["tcp"], pool))
         links = [await puller.connect(exporter.welcome(), timeout_s=5) for _ in range(4)]
         for link in links * 2:
             await puller.pull(link, exporter.issue("r", 0, 64, [3]), [2], 0, timeout_s=5)
         for link in links:
             await link.close()
-        puller.close()
+        await puller.close()
         pool.close()
 
 
@@ -170,7 +179,7 @@ async def test_a_full_table_of_pulls_turns_newcomers_away() -> None:
     async with tcp_exporter(TcpLimits(max_connections=1)) as exporter:
         endless = exporter.issue("r", 0, 6000 * LARGE.block_size, [1] * 6000)
         _, hung = await asyncio.open_connection(*port_of(exporter), limit=1024)
-        hung.write(request_frame(endless, 0, 6000 * LARGE.block_size))
+        hung.write(admission(exporter) + request_frame(endless, 0, 6000 * LARGE.block_size))
         await asyncio.sleep(0.2)
         reader, writer = await asyncio.open_connection(*port_of(exporter))
         async with asyncio.timeout(5):
@@ -185,7 +194,8 @@ async def test_a_hung_puller_takes_no_thread_and_is_closed_at_its_deadline() -> 
         endless = exporter.issue("r", 0, 6000 * LARGE.block_size, [1] * 6000)
         hung = [await asyncio.open_connection(*port_of(exporter), limit=1024) for _ in range(3)]
         for _, writer in hung:
-            writer.write(request_frame(endless, 0, 6000 * LARGE.block_size))
+            request = request_frame(endless, 0, 6000 * LARGE.block_size)
+            writer.write(admission(exporter) + request)
         await asyncio.sleep(0.2)
         await assert_still_serves(exporter)
         assert exporter.statistics.broken == 0
@@ -206,10 +216,44 @@ async def test_a_range_outside_of_the_ticket_is_refused(begin: int, end: int) ->
         assert exporter.statistics.refused == 1
 
 
+def one_head_of(ticket: bytes, num_blocks: int) -> bytes:
+    end = num_blocks * LARGE.block_size
+    request = PullRequest(ticket, 0, end, 0, LARGE.num_layers, 0, 1)
+    return frame(msgspec.msgpack.encode(request))
+
+
+async def test_more_single_rows_than_can_be_planned_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plan, "_MAX_ROWS", 100)
+    async with tcp_exporter(TcpLimits()) as exporter:
+        ticket = exporter.issue("r", 0, 20 * LARGE.block_size, [1] * 20)
+        assert (await ask(exporter, one_head_of(ticket, 20))).code == TicketInvalid.code
+        assert (await ask(exporter, one_head_of(ticket, 2))).code == ""
+        assert exporter.statistics.refused == 1
+
+
+async def test_many_single_rows_are_not_planned_on_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[str] = []
+
+    def source_ranges(run: plan.BlockRun, box: plan.KvBox) -> plan.Spans:
+        threads.append(threading.current_thread().name)
+        return plan.source_ranges(run, box)
+
+    monkeypatch.setattr(pull_server, "source_ranges", source_ranges)
+    async with tcp_exporter(TcpLimits()) as exporter:
+        for num_blocks in (1, 2000):
+            ticket = exporter.issue("r", 0, num_blocks * LARGE.block_size, [1] * num_blocks)
+            assert (await ask(exporter, one_head_of(ticket, num_blocks))).code == ""
+    assert threads == [threading.main_thread().name, "kv-send_0"]
+
+
 async def ask(exporter: Exporter, request: bytes) -> Verdict:
     """The first answer."""
     reader, writer = await asyncio.open_connection(*port_of(exporter))
-    writer.write(request)
+    writer.write(admission(exporter) + request)
     async with asyncio.timeout(5):
         _, length = struct.unpack("!4sI", await reader.readexactly(8))
         verdict = msgspec.msgpack.decode(await reader.readexactly(length), type=Verdict)
@@ -243,7 +287,7 @@ async def test_garbage_on_the_unix_socket() -> None:
         link = await puller.connect(exporter.welcome(), timeout_s=5)
         assert link.transport == "shm"
         await link.close()
-        puller.close()
+        await puller.close()
 
 
 async def test_running_out_of_descriptors_is_survived() -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 import msgspec
+import numpy as np
 import pytest
 
 from kv_transfer.link import Link
 from kv_transfer.memory import ExportedPool
+from kv_transfer.plan import KvBox
 from kv_transfer.puller import Puller
-from kv_transfer.transports.frames import Verdict
+from kv_transfer.transports.frames import GarbledFrame, Verdict
+from kv_transfer.transports.interface import Read
+from kv_transfer.transports.pull_client import Unanswered, ask
 from pdserve.errors import PeerLost, TransferError, TransferTimeout
 from pdserve.protocol import TransportOffer
 from tests.unit.kv_transfer.pairs import SMALL, open_pair
@@ -113,3 +118,19 @@ async def test_an_exporter_that_hangs_up_within_the_bytes() -> None:
         with pytest.raises(PeerLost):
             await puller.pull(link, ticket, [4, 5], 0, timeout_s=5)
         assert not pool.data[5].any()
+
+
+async def test_garbage_is_not_taken_for_silence() -> None:
+    """Nothing was received: ask again on another connection. Garbage was: no exporter is there."""
+    pool = ExportedPool(1, 8)
+    read = Read(b"", KvBox(0, 0, 0, 0, 0, 0), *[np.empty(0)] * 2, np.empty((0, 3)), pool)
+    for said, error in ((b"HTTP/1.1 400 Bad Request", GarbledFrame), (b"", Unanswered)):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            theirs.send(said)
+            theirs.shutdown(socket.SHUT_WR)
+            with pytest.raises(PeerLost) as caught:
+                await ask(ours, read, "there")
+            assert type(caught.value) is error
+    pool.close()

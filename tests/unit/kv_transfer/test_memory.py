@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kv_transfer.generations import check_generations
 from kv_transfer.memory import ExportedPool, RemotePool
+from pdserve import _native
 from pdserve.errors import PeerLost, StaleTicket
 
 
@@ -81,6 +83,71 @@ def test_a_descriptor_of_something_else_is_refused() -> None:
     os.close(writer)
     with pytest.raises(PeerLost, match="cannot be mapped"):
         RemotePool(reader, 2, 64)
+
+
+PMD = 2 << 20
+
+
+def mapped_ranges(name: str) -> list[int]:
+    """Where mappings of this name begin in this process."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [int(line.split("-")[0], 16) for line in lines if name in line]
+
+
+def test_a_pool_lies_where_it_can_have_huge_pages_and_is_unmapped_with_its_last_array() -> None:
+    before = len(mapped_ranges("pdserve-kv"))
+    pool = ExportedPool(3, PMD)
+    remote = RemotePool(os.dup(pool.fd), 3, PMD)
+    assert pool.data.ctypes.data % PMD == remote.flat.ctypes.data % PMD == 0
+    assert len(mapped_ranges("pdserve-kv")) == before + 2
+    block = pool.data[1]
+    pool.close()
+    del pool, remote
+    block[:] = 9  # it keeps the mapping
+    assert len(mapped_ranges("pdserve-kv")) == before + 1
+    del block
+    assert len(mapped_ranges("pdserve-kv")) == before
+
+
+def test_committing_a_pool_leaves_its_contents() -> None:
+    pool = ExportedPool(2, 3 << 20)
+    pool.data[1] = 7
+    pool.bump([0])
+    has_huge_pages = pool.commit()
+    assert not pool.data[0].any()
+    assert (pool.data[1] == 7).all()
+    assert pool.generations.tolist() == [1, 0]
+    assert has_huge_pages == (huge_bytes() > 0)
+    pool.close()
+
+
+@pytest.mark.parametrize("block_bytes", [100_000, 5 << 20])
+def test_a_committed_pool_has_all_of_its_pages(block_bytes: int) -> None:
+    """Those too that do not fill a huge page."""
+    pool = ExportedPool(1, block_bytes)
+    before = resident_bytes(pool)
+    pool.commit()
+    assert before < block_bytes <= resident_bytes(pool)
+    pool.close()
+
+
+def resident_bytes(pool: ExportedPool) -> int:
+    """Of the pool's mapping."""
+    entry = f"{pool.data.ctypes.data:08x}-"
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    assert any(line.startswith(entry) for line in lines)
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Rss:"))
+
+
+def huge_bytes() -> int:
+    """Shared memory of this process that is in huge pages."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("ShmemPmdMapped"))
+
+
+def test_what_is_no_file_cannot_be_mapped() -> None:
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        _native.map_shared(-1, 4096, writable=True)
 
 
 @pytest.mark.parametrize("block_ids", [[0, 2], [-1]])

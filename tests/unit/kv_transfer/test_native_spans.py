@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import signal
 import socket
 import threading
@@ -104,6 +105,30 @@ def test_spans_over_a_socket(num_spans: int, span_bytes: int) -> None:
     for (source_offset, nbytes), (offset, _) in zip(outgoing, incoming, strict=True):
         piece = destination[offset : offset + nbytes]
         assert (piece == source[source_offset : source_offset + nbytes]).all()
+
+
+def test_a_receiver_is_woken_for_all_that_is_left_and_then_for_anything() -> None:
+    spans, region = np.array([(0, 300)], dtype=np.int64), np.zeros(300, dtype=np.uint8)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = socket.create_connection(listener.getsockname())
+        ours, _ = listener.accept()
+    with ours, theirs:
+        fd = ours.fileno()
+        assert _native.recv_spans(fd, region, spans, 0, GO, 0.0) == 0
+        assert readable_from(ours) == 300
+        theirs.sendall(b"x" * 100)
+        assert select.select([ours], [], [], 0) == ([], [], [])
+        assert _native.recv_spans(fd, region, spans, 0, GO, 0.0) == 100
+        assert readable_from(ours) == 200  # also where the slice ends after a read
+        theirs.sendall(b"x" * 200)
+        assert select.select([ours], [], [], 10)[0] == [ours]
+        assert _native.recv_spans(fd, region, spans, 100, GO, 0.0) == 300
+        assert readable_from(ours) == 1
+        assert (region == ord("x")).all()
+
+
+def readable_from(sock: socket.socket) -> int:
+    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
 
 
 def test_a_silent_peer_costs_milliseconds_not_the_slice() -> None:

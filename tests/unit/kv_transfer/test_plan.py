@@ -2,80 +2,105 @@
 
 from __future__ import annotations
 
+import dataclasses
+from itertools import pairwise
+
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
-from kv_transfer.plan import BlockRun, Spans, check_compatible, plan_spans, source_ranges
+from kv_transfer.plan import (
+    BlockRun,
+    KvBox,
+    Spans,
+    _count_rows,
+    check_compatible,
+    is_quick,
+    plan_spans,
+    source_ranges,
+    split_box,
+    whole_box,
+)
 from pdserve.errors import LayoutMismatch
 from pdserve.kv_layout import KvDtype, KvLayout
 from tests.unit.kv_transfer.pairs import SMALL, make_pool, tokens_of
-
-NUM_BLOCKS = 40
-
-
-@st.composite
-def plans(draw: st.DrawFn) -> tuple[BlockRun, BlockRun, int, int]:
-    """(source, destination, begin, end), the source beginning at any block."""
-    small = st.integers(1, 3)
-    layers, heads, head_dim = draw(small), draw(small), draw(st.integers(1, 4))
-    sizes = draw(st.tuples(st.integers(1, 8), st.integers(1, 8)))
-    if draw(st.booleans()):
-        sizes = (sizes[0], sizes[0])
-    source, destination = (KvLayout(layers, heads, head_dim, n, KvDtype.BFLOAT16) for n in sizes)
-    begin = draw(st.integers(0, 20))
-    end = begin + draw(st.integers(1, 20))
-    first_block = draw(st.integers(0, begin // source.block_size))
-    ids = st.permutations(range(NUM_BLOCKS)) | st.just(list(range(NUM_BLOCKS)))
-    source_ids = draw(ids)[: source.blocks_for(end) - first_block]
-    table = draw(ids)[: destination.blocks_for(end)]
-    return (
-        BlockRun(source, np.array(source_ids, dtype=np.int64), first_block),
-        BlockRun(destination, np.array(table, dtype=np.int64)),
-        begin,
-        end,
-    )
-
-
-def copied(spans: Spans, source: np.ndarray, destination_bytes: int) -> np.ndarray:
-    destination = np.full(destination_bytes, 0xEE, dtype=np.uint8)
-    for source_offset, offset, nbytes in spans:
-        assert (destination[offset : offset + nbytes] == 0xEE).all(), "a byte is written twice"
-        destination[offset : offset + nbytes] = source[source_offset : source_offset + nbytes]
-    return destination
+from tests.unit.kv_transfer.random_plans import NUM_BLOCKS, Plan, copied, in_box, plans
 
 
 @given(plans())
-def test_a_plan_does_what_copying_token_by_token_does(
-    plan: tuple[BlockRun, BlockRun, int, int],
-) -> None:
-    source, destination, begin, end = plan
+def test_a_plan_does_what_copying_token_by_token_does(plan: Plan) -> None:
+    source, destination, box = plan
     source_pool = make_pool(source.layout, NUM_BLOCKS, seed=3)
     source_pool.data[source_pool.data == 0xEE] = 0
     received = make_pool(destination.layout, NUM_BLOCKS)
     try:
-        spans = plan_spans(source, destination, begin, end)
+        spans = plan_spans(source, destination, box)
         received.flat[:] = copied(spans, source_pool.flat, received.flat.size)
         table = [0] * source.first_block + source.block_ids.tolist()
-        expected = tokens_of(source_pool, source.layout, table, begin, end)
-        found = tokens_of(received, destination.layout, destination.block_ids.tolist(), begin, end)
-        np.testing.assert_array_equal(found, expected)
-        moved = (end - begin) * source.layout.token_bytes
-        assert spans[:, 2].sum() == moved == np.count_nonzero(received.flat != 0xEE)
+        theirs = tokens_of(source_pool, source.layout, table, box.begin, box.end)
+        ours = tokens_of(
+            received, destination.layout, destination.block_ids.tolist(), box.begin, box.end
+        )
+        expected = in_box(theirs, source.layout, box)
+        np.testing.assert_array_equal(in_box(ours, destination.layout, box), expected)
+        # As many bytes have changed as are in the box, so none has outside of it.
+        assert spans[:, 2].sum() == expected.size == np.count_nonzero(received.flat != 0xEE)
     finally:
         source_pool.close()
         received.close()
 
 
 @given(plans())
-def test_an_exporter_streams_the_same_bytes_in_the_same_order(
-    plan: tuple[BlockRun, BlockRun, int, int],
-) -> None:
-    source, destination, begin, end = plan
-    ours = plan_spans(source, destination, begin, end)[:, [0, 2]]
-    theirs = source_ranges(source, begin, end)
+def test_an_exporter_streams_the_same_bytes_in_the_same_order(plan: Plan) -> None:
+    source, destination, box = plan
+    ours = plan_spans(source, destination, box)[:, [0, 2]]
+    theirs = source_ranges(source, box)
     assert byte_order(ours) == byte_order(theirs)
+
+
+@given(plans())
+def test_rows_are_counted_before_they_are_made(plan: Plan) -> None:
+    source, destination, box = plan
+    assert len(plan_spans(source, destination, box)) <= _count_rows(
+        source.layout, destination.layout, box
+    )
+
+
+@given(plans())
+def test_the_parts_of_a_box_are_the_box(plan: Plan) -> None:
+    source, destination, box = plan
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kv_transfer.plan._PART_ROWS", 40)
+        parts = split_box(source.layout, destination.layout, box)
+    assert (parts[0].begin, parts[-1].end) == (box.begin, box.end)
+    for part, following in pairwise(parts):
+        assert part.end == following.begin
+        assert part.end % source.layout.block_size == 0
+    for part in parts:
+        assert part == dataclasses.replace(box, begin=part.begin, end=part.end)
+        assert not part.is_empty
+    spans = [plan_spans(source, destination, part) for part in parts]
+    whole = plan_spans(source, destination, box)
+    assert byte_order(np.concatenate(spans)[:, [0, 2]]) == byte_order(whole[:, [0, 2]])
+
+
+def test_whole_blocks_are_planned_at_once_and_single_rows_on_a_thread() -> None:
+    wider = msgspec.structs.replace(SMALL, block_size=6)
+    few, many = whole_box(SMALL, 1, 39), whole_box(SMALL, 1, 20_003)
+    assert is_quick(SMALL, SMALL, few)
+    assert is_quick(SMALL, SMALL, many)  # two blocks of it are parts
+    assert is_quick(SMALL, wider, few)
+    assert not is_quick(SMALL, wider, many)
+    assert not is_quick(SMALL, SMALL, dataclasses.replace(many, end_head=1))
+
+
+def test_a_plan_of_millions_of_rows_is_refused_and_not_made() -> None:
+    large = KvLayout(128, 32, 8, 16, KvDtype.BFLOAT16)
+    wider = msgspec.structs.replace(large, block_size=24)
+    source, destination = BlockRun(large, np.zeros(3000)), BlockRun(wider, np.zeros(2000))
+    with pytest.raises(LayoutMismatch, match="single rows, more than"):
+        plan_spans(source, destination, whole_box(large, 0, 48_000))
 
 
 def byte_order(ranges: Spans) -> list[int]:
@@ -83,7 +108,7 @@ def byte_order(ranges: Spans) -> list[int]:
 
 
 @given(plans())
-def test_neighbouring_spans_are_joined(plan: tuple[BlockRun, BlockRun, int, int]) -> None:
+def test_neighbouring_spans_are_joined(plan: Plan) -> None:
     spans = plan_spans(*plan)
     ends = spans[:-1, :2] + spans[:-1, 2:]
     assert not (ends == spans[1:, :2]).all(axis=1).any()
@@ -92,20 +117,44 @@ def test_neighbouring_spans_are_joined(plan: tuple[BlockRun, BlockRun, int, int]
 def test_consecutive_whole_blocks_are_one_span() -> None:
     source = BlockRun(SMALL, np.arange(4, 12))
     destination = BlockRun(SMALL, np.arange(20, 28))
-    spans = plan_spans(source, destination, 0, 32)
+    spans = plan_spans(source, destination, whole_box(SMALL, 0, 32))
     size = SMALL.block_bytes
     assert spans.tolist() == [[4 * size, 20 * size, 8 * size]]
 
 
 def test_scattered_whole_blocks_are_one_span_each() -> None:
     source = BlockRun(SMALL, np.array([9, 2, 5]))
-    spans = plan_spans(source, BlockRun(SMALL, np.array([1, 8, 3])), 0, 12)
+    destination = BlockRun(SMALL, np.array([1, 8, 3]))
+    spans = plan_spans(source, destination, whole_box(SMALL, 0, 12))
     assert (spans // SMALL.block_bytes).tolist() == [[9, 1, 1], [2, 8, 1], [5, 3, 1]]
 
 
-def test_an_empty_range_has_no_spans() -> None:
+def test_the_layers_of_a_whole_block_are_one_span() -> None:
+    run = BlockRun(SMALL, np.array([3, 7]))
+    spans = plan_spans(run, BlockRun(SMALL, np.array([5, 2])), KvBox(0, 8, 1, 2, 0, 2))
+    block, layer = SMALL.block_bytes, SMALL.layer_bytes
+    assert spans.tolist() == [
+        [3 * block + layer, 5 * block + layer, layer],
+        [7 * block + layer, 2 * block + layer, layer],
+    ]
+
+
+def test_the_heads_of_a_whole_block_are_one_span_a_layer_and_half() -> None:
+    source = BlockRun(SMALL, np.array([3]))
+    destination = BlockRun(SMALL.shard(1, 2), np.array([0]))
+    spans = plan_spans(source, destination, KvBox(0, 4, 0, 2, 1, 2))
+    head = SMALL.head_bytes
+    first = 3 * SMALL.block_bytes
+    assert spans.tolist() == [[first + (2 * n + 1) * head, n * head, head] for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    "box", [KvBox(3, 3, 0, 2, 0, 2), KvBox(0, 3, 1, 1, 0, 2), KvBox(0, 3, 0, 2, 2, 1)]
+)
+def test_an_empty_box_has_no_spans(box: KvBox) -> None:
     run = BlockRun(SMALL, np.array([1]))
-    assert plan_spans(run, run, 3, 3).shape == (0, 3)
+    assert plan_spans(run, run, box).shape == (0, 3)
+    assert source_ranges(run, box).shape == (0, 2)
 
 
 @pytest.mark.parametrize(("begin", "end"), [(0, 9), (3, 8), (8, 13)])
@@ -113,9 +162,24 @@ def test_a_run_must_cover_the_range(begin: int, end: int) -> None:
     covering = BlockRun(SMALL, np.arange(8))
     short = BlockRun(SMALL, np.array([1, 2]), first_block=1)  # tokens 4..12
     with pytest.raises(ValueError, match=r"tokens .* are not all in blocks for 4\.\.12"):
-        plan_spans(short, covering, begin, end)
+        plan_spans(short, covering, whole_box(SMALL, begin, end))
     with pytest.raises(ValueError, match=r"tokens .* are not all in blocks for 4\.\.12"):
-        plan_spans(covering, short, begin, end)
+        plan_spans(covering, short, whole_box(SMALL, begin, end))
+
+
+@pytest.mark.parametrize(
+    ("box", "missing"),
+    [
+        (KvBox(0, 4, 0, 3, 0, 2), r"layers 0\.\.3 are not all in 0\.\.2"),
+        (KvBox(0, 4, -1, 2, 0, 2), r"layers -1\.\.2 are not all in 0\.\.2"),
+        (KvBox(0, 4, 0, 2, 0, 3), r"heads 0\.\.3 are not all in 0\.\.2"),
+        (KvBox(0, 4, 0, 2, -1, 2), r"heads -1\.\.2 are not all in 0\.\.2"),
+    ],
+)
+def test_a_run_must_have_the_layers_and_heads(box: KvBox, missing: str) -> None:
+    run = BlockRun(SMALL, np.array([1]))
+    with pytest.raises(ValueError, match=missing):
+        plan_spans(run, run, box)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import numpy as np
 import pytest
 
-from kv_transfer import threads
+from kv_transfer import plan, threads
 from pdserve.errors import StaleIncarnation, StaleTicket, TicketInvalid, TransferCancelled
 from pdserve.kv_layout import KvDtype, KvLayout
 from tests.unit.kv_transfer.pairs import SMALL, TRANSPORTS, Pair, open_pair, tokens_of
@@ -96,10 +97,36 @@ async def test_a_ticket_of_a_former_life_is_refused(pair: Pair) -> None:
     assert pair.puller.statistics.failed == 1
 
 
-@pytest.mark.parametrize("table", [[7], [7, 99], [7, -1]])
-async def test_a_block_table_that_cannot_hold_the_tokens(pair: Pair, table: list[int]) -> None:
+@pytest.mark.parametrize("table", [[7, 99], [7, -1]])
+async def test_a_block_table_of_blocks_that_we_do_not_have(pair: Pair, table: list[int]) -> None:
     with pytest.raises(ValueError, match="block"):
         await pair.pull(pair.exporter.issue("r", 0, 8, [5, 6]), table)
+
+
+@pytest.mark.parametrize("table", [[], [7]])
+async def test_a_ticket_for_more_than_the_block_table_holds(pair: Pair, table: list[int]) -> None:
+    """Its tokens are the exporter's word, and no reason to fail otherwise than it can."""
+    with pytest.raises(TicketInvalid, match="up to 8, the block table for"):
+        await pair.pull(pair.exporter.issue("r", 0, 8, [5, 6]), table)
+    assert pair.puller.statistics.failed == 1
+
+
+@pytest.mark.parametrize("heads", [range(3), range(1, 3), range(-1, 1)])
+async def test_heads_that_are_not_there(pair: Pair, heads: range) -> None:
+    ticket = pair.exporter.issue("r", 0, 4, [5])
+    with pytest.raises(ValueError, match="KV heads"):
+        await pair.puller.pull(pair.link, ticket, [7], 0, 5, heads)
+
+
+async def test_a_ticket_for_some_layers_leaves_the_others_alone(pair: Pair) -> None:
+    ticket = pair.exporter.issue("r", 0, 6, [5, 9], range(1, 2))
+    result = await pair.pull(ticket, [7, 3])
+    assert (result.first_layer, result.end_layer) == (1, 2)
+    assert result.bytes == 6 * SMALL.token_bytes // 2
+    received = tokens_of(pair.destination, SMALL, [7, 3], 0, 6)
+    expected = tokens_of(pair.source, SMALL, [5, 9], 0, 6)
+    np.testing.assert_array_equal(received[:, 1], expected[:, 1])
+    assert not received[:, 0].any()
 
 
 async def test_many_pulls_share_one_link(pair: Pair) -> None:
@@ -134,3 +161,20 @@ async def test_unequal_block_sizes(kind: str, source_size: int, destination_size
         expected = tokens_of(pair.source, source, source_table, first, end)
         np.testing.assert_array_equal(received, expected)
         assert not tokens_of(pair.destination, destination, table, 0, first).any()
+
+
+@pytest.mark.parametrize("kind", ["shm", "tcp"])
+async def test_a_pull_of_many_rows_is_several_reads(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "_PART_ROWS", 32)
+    wider = msgspec.structs.replace(SMALL, block_size=6)
+    async with open_pair(kind, SMALL, wider) as pair:
+        ticket = pair.exporter.issue("r", 2, 37, list(range(3, 13)))
+        result = await pair.pull(ticket, [9, 4, 7, 1, 2, 8, 5], from_token=3)
+        assert result.bytes == 36 * SMALL.token_bytes
+        received = tokens_of(pair.destination, wider, [9, 4, 7, 1, 2, 8, 5], 3, 39)
+        expected = tokens_of(pair.source, SMALL, list(range(3, 13)), 3, 39)
+        np.testing.assert_array_equal(received, expected)
+        if kind == "tcp":
+            assert pair.exporter.statistics.pulls_served == 4

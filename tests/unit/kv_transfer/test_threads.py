@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Iterator
 
@@ -74,3 +75,24 @@ async def test_a_job_cancelled_in_the_queue_never_runs(threads: CopyThreads) -> 
     await first
     await threads.run(lambda: None, CancelFlag())
     assert not ran.is_set()
+
+
+async def test_an_error_after_a_cancellation_is_nobodys(threads: CopyThreads) -> None:
+    """It is not reported as one that nobody has looked at."""
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    may_end = threading.Event()
+
+    def job() -> None:
+        may_end.wait(10)
+        raise OSError("the socket was shut down")
+
+    task = asyncio.create_task(threads.run(job, CancelFlag()))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.sleep(0)
+    may_end.set()
+    await asyncio.wait([task])
+    del task
+    gc.collect()
+    assert reported == []

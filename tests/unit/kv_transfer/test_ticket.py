@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from kv_transfer.ticket import MAC_BYTES, MAX_TICKET_BYTES, Ticket, TicketSealer, read_ticket
 from pdserve.clock import ManualClock
 from pdserve.errors import StaleIncarnation, TicketInvalid
+from tests.unit.kv_transfer.pairs import SMALL
 
 TICKET = Ticket(
-    version=1,
+    version=2,
     node_id="p0",
     incarnation="life-1",
     request_id="r",
@@ -21,8 +22,15 @@ TICKET = Ticket(
     num_tokens=7,
     block_ids=[9, 2, 5],
     generations=[0, 3, (1 << 64) - 1],
+    first_layer=0,
+    end_layer=2,
+    checksums=[],
     expires_at_s=110.0,
 )
+
+
+WITH_CHECKSUMS = msgspec.structs.replace(TICKET, checksums=[0, 1, 2, 3, 4, (1 << 64) - 1])
+LAYOUT = SMALL  # 2 layers, 2 KV heads, 4 tokens a block
 
 
 def make_sealer(incarnation: str = "life-1", now_s: float = 100.0) -> TicketSealer:
@@ -60,7 +68,7 @@ def test_garbage_is_refused(garbage: bytes) -> None:
         SEALER.open(SEALED + garbage + b"x")
 
 
-@pytest.mark.parametrize("head", [b"\x91", b"\x81", b"\x9a\x01\xd9\xff", b"\x9a\x01\xa1\xff"])
+@pytest.mark.parametrize("head", [b"\x91", b"\x81", b"\x9d\x02\xd9\xff", b"\x9d\x02\xa1\xff"])
 def test_deep_and_ill_encoded_garbage_is_refused(head: bytes) -> None:
     with pytest.raises(TicketInvalid):
         read_ticket(head * 50_000)
@@ -103,7 +111,8 @@ def test_an_oversized_ticket_is_refused_unread() -> None:
 
 
 def test_a_ticket_fits_its_own_pool() -> None:
-    TICKET.check(num_blocks=10, block_size=4)  # tokens 6..13 in blocks 1, 2 and 3
+    TICKET.check(num_blocks=10, layout=LAYOUT)  # tokens 6..13 in blocks 1, 2 and 3
+    WITH_CHECKSUMS.check(num_blocks=10, layout=LAYOUT)
 
 
 @pytest.mark.parametrize(
@@ -113,15 +122,19 @@ def test_a_ticket_fits_its_own_pool() -> None:
         (10, 8, {}),  # tokens 6..13 in two blocks
         (10, 4, {"num_tokens": 0}),
         (10, 4, {"generations": [0, 3]}),
-        (10, 4, {"generations": [0, 3, 1 << 64]}),
         (10, 4, {"first_token": 1 << 40}),
+        (10, 4, {"first_layer": 2}),
+        (10, 4, {"end_layer": 3}),
+        (10, 4, {"checksums": [1] * 5}),
     ],
 )
 def test_a_ticket_that_does_not_fit_is_refused(
     num_blocks: int, block_size: int, changes: dict[str, object]
 ) -> None:
+    ticket = msgspec.structs.replace(TICKET, **changes)
+    layout = msgspec.structs.replace(LAYOUT, block_size=block_size)
     with pytest.raises(TicketInvalid):
-        msgspec.structs.replace(TICKET, **changes).check(num_blocks, block_size)
+        ticket.check(num_blocks, layout)
 
 
 @pytest.mark.parametrize(

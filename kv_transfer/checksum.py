@@ -1,0 +1,80 @@
+"""Checksums of KV that hold whatever the layout on either side is.
+
+One for each source block and KV head, over the block's part of the ticket: layer by layer, K then
+V, token by token. So a puller can check them in its own pool, though its blocks may be of another
+size, and a tensor-parallel rank those of the heads that it took. They tell a wrong byte, wherever
+it came from; generations tell a block that changed hands. Off unless asked for: each side reads the
+bytes once more, with its CPU: pools on GPUs neither make nor check any.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kv_transfer.plan import BlockRun, KvBox, token_runs
+from kv_transfer.ticket import Ticket
+from pdserve import _native
+from pdserve.errors import CorruptTransfer
+from pdserve.kv_layout import KvLayout
+
+
+def checksums(
+    region: NDArray[np.uint8], run: BlockRun, box: KvBox, source_block_size: int
+) -> NDArray[np.uint64]:
+    """[num_source_blocks, num_heads], of the box's KV as it lies in `run`'s blocks of `region`.
+
+    A source block is `source_block_size` tokens of the request, whatever `run`'s own blocks are;
+    the first and the last may be in the box in part.
+    """
+    run.check_covers(box)
+    layout = run.layout
+    row_bytes = layout.head_dim * layout.dtype.itemsize
+    starts, lengths = token_runs(box.begin, box.end, layout.block_size, source_block_size)
+    block = run.block_ids[starts // layout.block_size - run.first_block] * layout.block_bytes
+    slot = starts % layout.block_size * row_bytes
+    halves = np.arange(2 * box.first_layer, 2 * box.end_layer, dtype=np.int64)
+    heads = np.arange(box.num_heads, dtype=np.int64) + box.first_head - layout.first_kv_head
+    # [num_heads, num_halves], the rows of a block
+    rows = (halves * layout.num_kv_heads + heads[:, None]) * layout.head_bytes
+    sums = []
+    owner = starts // source_block_size
+    for source_block in range(box.begin // source_block_size, -(-box.end // source_block_size)):
+        runs = owner == source_block
+        # [num_heads, num_halves, num_runs]
+        offsets = rows[:, :, None] + (block + slot)[runs]
+        nbytes = np.broadcast_to(lengths[runs] * row_bytes, offsets.shape)
+        ranges = np.stack([offsets.ravel(), nbytes.ravel()], axis=1)
+        sums.append(_native.checksum_ranges(region, ranges, row_bytes, box.num_heads))
+    return np.stack(sums)
+
+
+def check_arrived(
+    ticket: Ticket, source: KvLayout, region: NDArray[np.uint8], run: BlockRun, box: KvBox
+) -> None:
+    """That a box that was pulled is what the ticket's checksums are of.
+
+    Source blocks of which less was pulled than was ticketed cannot be checked, and are not.
+
+    Raises:
+        CorruptTransfer: with block and KV head.
+    """
+    size = source.block_size
+    begin = box.begin if box.begin == ticket.first_token else -(-box.begin // size) * size
+    end = box.end if box.end == ticket.end_token else box.end // size * size
+    whole_layers = (box.first_layer, box.end_layer) == (ticket.first_layer, ticket.end_layer)
+    if not ticket.checksums or begin >= end or not whole_layers:
+        return
+    part = KvBox(begin, end, box.first_layer, box.end_layer, box.first_head, box.end_head)
+    found = checksums(region, run, part, size)
+    first = begin // size - ticket.first_block(size)
+    heads = slice(box.first_head - source.first_kv_head, box.end_head - source.first_kv_head)
+    table = np.array(ticket.checksums, dtype=np.uint64).reshape(-1, source.num_kv_heads)
+    wrong = np.argwhere(found != table[first : first + len(found), heads])
+    if len(wrong):
+        index, head = wrong[0].tolist()
+        raise CorruptTransfer(
+            f"KV head {box.first_head + head} of block {ticket.block_ids[first + index]} of "
+            f"{ticket.node_id!r} arrived with another checksum than it was ticketed with "
+            f"({len(wrong)} of {found.size} differ)"
+        )

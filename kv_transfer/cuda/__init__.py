@@ -1,0 +1,1 @@
+"""KV pools on NVIDIA GPUs, and copying between them."""

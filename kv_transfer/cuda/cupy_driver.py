@@ -1,0 +1,230 @@
+"""CUDA and NCCL through cupy. Imported only where a GPU is asked for: see driver.py.
+
+Which device is current is each thread's own affair in CUDA, and which thread runs a job nobody
+knows, so every method makes its device the current one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import resources
+from typing import Any
+
+import cupy
+import numpy as np
+from cupy.cuda import runtime
+
+from kv_transfer.cuda.driver import MAX_PIECES, DeviceError, Region
+from kv_transfer.plan import Spans
+
+_THREADS = 256  # a block: 8 warps, a piece each
+_MAX_BLOCKS = 64  # half of an H100's multiprocessors, for a while; the rest stays the model's
+
+
+def no_device() -> str | None:
+    """Why no GPU can be used; None: one can."""
+    try:
+        return None if runtime.getDeviceCount() else "CUDA finds no GPU"
+    except runtime.CUDARuntimeError as error:
+        return f"CUDA finds no GPU: {error}"
+
+
+class CupyDriver:
+    """As Driver."""
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self._device = cupy.cuda.Device(device)
+        with self._current("compile the copy kernel for"):
+            self.bus_id = str(runtime.deviceGetPCIBusId(device))
+            source = resources.files("kv_transfer.cuda").joinpath("copy_spans.cu").read_text()
+            self._kernel = cupy.RawModule(code=source, options=("-std=c++17",)).get_function(
+                "copy_spans"
+            )
+            self._kernel.compile()
+
+    def allocate(self, num_bytes: int) -> int:
+        """As Driver.allocate. Straight from CUDA: a part of somebody's arena cannot be exported."""
+        with self._current(f"allocate {num_bytes} bytes on"):
+            address = int(runtime.malloc(num_bytes))
+            runtime.memset(address, 0, num_bytes)
+            runtime.deviceSynchronize()
+            return address
+
+    def free(self, address: int) -> None:
+        """As Driver.free."""
+        with self._current("free memory on"):
+            runtime.free(address)
+
+    def export(self, address: int) -> bytes:
+        """As Driver.export."""
+        with self._current("export memory of"):
+            return bytes(runtime.ipcGetMemHandle(address))
+
+    def open(self, handle: bytes) -> int:
+        """As Driver.open; cupy's default flag has CUDA enable access between the two GPUs."""
+        with self._current("open another process's memory on"):
+            return int(runtime.ipcOpenMemHandle(handle))
+
+    def close(self, address: int) -> None:
+        """As Driver.close."""
+        with self._current("close another process's memory on"):
+            runtime.ipcCloseMemHandle(address)
+
+    def open_lane(self) -> CupyLane:
+        """As Driver.open_lane."""
+        with self._current("make a stream on"):
+            return CupyLane(self._device, self._kernel)
+
+    def new_communicator_id(self) -> bytes:
+        """As Driver.new_communicator_id."""
+        from cupy.cuda import nccl
+
+        with self._current("use NCCL on"):
+            return bytes(nccl.get_unique_id())
+
+    def join(self, communicator_id: bytes, rank: int) -> CupyCommunicator:
+        """As Driver.join."""
+        with self._current("use NCCL on"):
+            return CupyCommunicator(self._device, communicator_id, rank)
+
+    @contextmanager
+    def _current(self, doing: str) -> Iterator[None]:
+        with _reported(f"cannot {doing} GPU {self.device}"), self._device:
+            yield
+
+
+class CupyLane:
+    """As Lane."""
+
+    def __init__(self, device: Any, kernel: Any) -> None:
+        self._device = device
+        self._kernel = kernel
+        # Non-blocking: CUDA's default stream, where the model may run, does not wait for it.
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._done = cupy.cuda.Event(block=True, disable_timing=True)  # block: sleeps, not spins
+        self._table = int(runtime.malloc(MAX_PIECES * 3 * 8))
+        self._uploads: list[Spans] = []  # read by the device until the lane is finished
+
+    def copy(self, destination: int, source: int, num_bytes: int) -> None:
+        """As Lane.copy."""
+        with self._current("copy"):
+            runtime.memcpyAsync(
+                destination, source, num_bytes, runtime.memcpyDeviceToDevice, self._stream.ptr
+            )
+
+    def copy_pieces(self, destination: int, source: int, pieces: Spans) -> None:
+        """As Lane.copy_pieces. The stream keeps the table's next contents behind this launch."""
+        table = np.ascontiguousarray(pieces)
+        num_blocks = min(_MAX_BLOCKS, -(-len(table) * 32 // _THREADS))
+        with self._current("copy"), self._stream:
+            runtime.memcpyAsync(
+                self._table,
+                table.ctypes.data,
+                table.nbytes,
+                runtime.memcpyHostToDevice,
+                self._stream.ptr,
+            )
+            self._uploads.append(table)
+            arguments = (
+                np.uint64(destination),
+                np.uint64(source),
+                np.uint64(self._table),
+                np.int32(len(table)),
+            )
+            self._kernel((num_blocks,), (_THREADS,), arguments)
+
+    def finish(self) -> None:
+        """As Lane.finish."""
+        with self._current("finish a copy"):
+            self._done.record(self._stream)
+            self._done.synchronize()
+        self._uploads.clear()
+
+    def close(self) -> None:
+        """As Lane.close."""
+        with self._current("close a stream"):
+            runtime.free(self._table)
+
+    @contextmanager
+    def _current(self, doing: str) -> Iterator[None]:
+        with _reported(f"cannot {doing} on GPU {self._device.id}"), self._device:
+            yield
+
+
+class CupyCommunicator:
+    """As Communicator, on a stream of its own.
+
+    The connections that NCCL makes are not ours to authenticate: who knows the id may join. The
+    network interface is NCCL's choice too (NCCL_SOCKET_IFNAME).
+    """
+
+    def __init__(self, device: Any, communicator_id: bytes, rank: int) -> None:
+        from cupy.cuda import nccl
+
+        self._device = device
+        self._peer = 1 - rank
+        self._bytes = nccl.NCCL_UINT8
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._done = cupy.cuda.Event(block=True, disable_timing=True)
+        self._ending = threading.Lock()
+        self._is_aborted = False
+        self._communicator = nccl.NcclCommunicator(2, communicator_id, rank)
+
+    def send(self, region: Region) -> None:
+        """As Communicator.send. One operation is a group of its own in NCCL."""
+        with self._current("send"):
+            self._check_alive()
+            self._communicator.send(
+                region.address, region.num_bytes, self._bytes, self._peer, self._stream.ptr
+            )
+            self._finish()
+
+    def receive(self, region: Region) -> None:
+        """As Communicator.receive."""
+        with self._current("receive"):
+            self._check_alive()
+            self._communicator.recv(
+                region.address, region.num_bytes, self._bytes, self._peer, self._stream.ptr
+            )
+            self._finish()
+
+    def abort(self) -> None:
+        """As Communicator.abort."""
+        with self._ending:
+            if self._is_aborted:
+                return
+            self._is_aborted = True
+        with self._current("abort"):
+            self._communicator.abort()
+
+    def _check_alive(self) -> None:
+        """Not with the lock held during the call: connecting may wait for ever, and aborts too."""
+        with self._ending:
+            if self._is_aborted:
+                raise DeviceError("the communicator was aborted")
+
+    def _finish(self) -> None:
+        self._done.record(self._stream)
+        self._done.synchronize()
+        # An aborted operation ends like a complete one, and then there is no communicator to ask.
+        with self._ending:
+            if self._is_aborted:
+                raise DeviceError("the communicator was aborted")
+            self._communicator.check_async_error()
+
+    @contextmanager
+    def _current(self, doing: str) -> Iterator[None]:
+        with _reported(f"NCCL cannot {doing} on GPU {self._device.id}"), self._device:
+            yield
+
+
+@contextmanager
+def _reported(failure: str) -> Iterator[None]:
+    """CUDARuntimeError, CUDADriverError, NVRTCError and NcclError are all RuntimeErrors."""
+    try:
+        yield
+    except (RuntimeError, cupy.cuda.compiler.CompileException) as error:
+        raise DeviceError(f"{failure}: {error}") from error

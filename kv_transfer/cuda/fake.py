@@ -1,0 +1,251 @@
+"""GPUs that are host memory, for tests: they can pause and fail, and their NCCL can get stuck.
+
+Everything happens on the thread that waits for it, as with the real driver. Addresses are real ones
+of this process, so the arithmetic of whoever uses them is tested too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kv_transfer.cuda.driver import IPC_HANDLE_BYTES, MAX_PIECES, DeviceError, Region
+from kv_transfer.plan import Spans
+
+_ID_BYTES = 128
+_ALIGNMENT = 256
+
+
+class FakeHost:
+    """What the GPUs of one host share, and the switches of a test.
+
+    While copies do not flow, each hangs after its first piece. While sends do not flow, NCCL hangs
+    at both ends; while aborts do not either, nothing can end that.
+    """
+
+    def __init__(self) -> None:
+        self.memory: dict[int, NDArray[np.uint8]] = {}  # address |-> a live allocation
+        self.exported: dict[bytes, int] = {}  # handle |-> address
+        self.num_opened = 0  # mappings that have not been closed
+        self.num_lanes = 0  # that have not been closed
+        self.num_communicators = 0  # that have been joined, in all
+        self.copy_error = ""  # every copy fails with this, where it is not empty
+        self.pairs: dict[bytes, FakePair] = {}  # communicator id |-> its two ends
+        self.changed = threading.Condition()
+        self._ids = itertools.count()
+        self._copies_flow = self._sends_flow = self._aborts_flow = True
+        self._is_closed = False
+
+    def driver(self, device: int = 0) -> FakeDriver:
+        """The GPU of this ordinal, as one process sees it."""
+        return FakeDriver(self, device)
+
+    def let(
+        self,
+        *,
+        copies: bool | None = None,
+        sends: bool | None = None,
+        aborts: bool | None = None,
+    ) -> None:
+        """Let them flow, or not; None: as before."""
+        with self.changed:
+            self._copies_flow = self._copies_flow if copies is None else copies
+            self._sends_flow = self._sends_flow if sends is None else sends
+            self._aborts_flow = self._aborts_flow if aborts is None else aborts
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        """Whoever waits for anything gets an error."""
+        with self.changed:
+            self._is_closed = True
+            self.changed.notify_all()
+
+    def new_pair(self) -> bytes:
+        """The id of a new communicator."""
+        communicator_id = next(self._ids).to_bytes(_ID_BYTES, "big")
+        self.pairs[communicator_id] = FakePair()
+        return communicator_id
+
+    def holds(self, address: int, num_bytes: int) -> bool:
+        """Whether this is memory of one live allocation."""
+        return any(
+            first <= address and address + num_bytes <= first + len(memory)
+            for first, memory in self.memory.items()
+        )
+
+    def wait_for_copies(self) -> None:
+        """Until they flow. Raises DeviceError: the host was closed meanwhile."""
+        self._wait(lambda: self._copies_flow)
+
+    def wait_for_aborts(self) -> None:
+        """As wait_for_copies."""
+        self._wait(lambda: self._aborts_flow)
+
+    def wait_for_sends(self, pair: FakePair, rank: int, condition: Callable[[], bool]) -> None:
+        """Until they flow and the condition holds. Raises DeviceError: or the end was aborted."""
+        self._wait(lambda: rank in pair.aborted or (self._sends_flow and condition()))
+        if rank in pair.aborted:
+            raise DeviceError("the communicator was aborted")
+
+    def wait_for_both(self, pair: FakePair) -> None:
+        """Until both ends have joined. Raises DeviceError: as wait_for_copies."""
+        self._wait(lambda: len(pair.joined) == 2)
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        with self.changed:
+            self.changed.wait_for(lambda: self._is_closed or condition())
+            if not condition():
+                raise DeviceError("the pretended host is closed")
+
+
+@dataclass(slots=True, eq=False)
+class FakePair:
+    """The two ends of a communicator."""
+
+    joined: set[int] = field(default_factory=set)  # ranks
+    aborted: set[int] = field(default_factory=set)
+    sent: bytes | None = None  # and not received
+
+
+class FakeDriver:
+    """As Driver."""
+
+    def __init__(self, host: FakeHost, device: int) -> None:
+        self.device = device
+        self.bus_id = f"0000:{device:02x}:00.0"
+        self._host = host
+
+    def allocate(self, num_bytes: int) -> int:
+        """As Driver.allocate."""
+        room = np.zeros(num_bytes + _ALIGNMENT, np.uint8)
+        first = -room.ctypes.data % _ALIGNMENT
+        address = room.ctypes.data + first
+        self._host.memory[address] = room[first : first + num_bytes]
+        return address
+
+    def free(self, address: int) -> None:
+        """As Driver.free."""
+        del self._host.memory[address]
+
+    def export(self, address: int) -> bytes:
+        """As Driver.export."""
+        if address not in self._host.memory:
+            raise DeviceError("not the address of an allocation")
+        handle = address.to_bytes(IPC_HANDLE_BYTES, "big")
+        self._host.exported[handle] = address
+        return handle
+
+    def open(self, handle: bytes) -> int:
+        """As Driver.open."""
+        address = self._host.exported.get(handle)
+        if address is None or address not in self._host.memory:
+            raise DeviceError("nothing was exported by this handle")
+        self._host.num_opened += 1
+        return address
+
+    def close(self, address: int) -> None:
+        """As Driver.close."""
+        self._host.num_opened -= 1
+
+    def open_lane(self) -> FakeLane:
+        """As Driver.open_lane."""
+        return FakeLane(self._host)
+
+    def new_communicator_id(self) -> bytes:
+        """As Driver.new_communicator_id."""
+        return self._host.new_pair()
+
+    def join(self, communicator_id: bytes, rank: int) -> FakeCommunicator:
+        """As Driver.join."""
+        pair = self._host.pairs.get(communicator_id)
+        if pair is None:
+            raise DeviceError("there is no communicator of this id")
+        with self._host.changed:
+            pair.joined.add(rank)
+            self._host.changed.notify_all()
+        self._host.wait_for_both(pair)
+        return FakeCommunicator(self._host, pair, rank)
+
+
+class FakeLane:
+    """As Lane: copies are made by whoever finishes it."""
+
+    def __init__(self, host: FakeHost) -> None:
+        self._host = host
+        self._queue: list[tuple[int, int, int]] = []  # (destination, source, num_bytes)
+        host.num_lanes += 1
+
+    def copy(self, destination: int, source: int, num_bytes: int) -> None:
+        """As Lane.copy."""
+        for address in (destination, source):
+            if not self._host.holds(address, num_bytes):
+                raise DeviceError("invalid argument")
+        self._queue.append((destination, source, num_bytes))
+
+    def copy_pieces(self, destination: int, source: int, pieces: Spans) -> None:
+        """As Lane.copy_pieces."""
+        assert len(pieces) <= MAX_PIECES
+        for from_offset, to_offset, num_bytes in pieces.tolist():
+            self._queue.append((destination + to_offset, source + from_offset, num_bytes))
+
+    def finish(self) -> None:
+        """As Lane.finish."""
+        queue, self._queue = self._queue, []
+        for destination, source, num_bytes in queue:
+            if self._host.copy_error:
+                raise DeviceError(self._host.copy_error)
+            ctypes.memmove(destination, source, num_bytes)
+            self._host.wait_for_copies()
+
+    def close(self) -> None:
+        """As Lane.close."""
+        self._host.num_lanes -= 1
+
+
+class FakeCommunicator:
+    """As Communicator. A receive that was aborted leaves garbage in its region, as NCCL may."""
+
+    def __init__(self, host: FakeHost, pair: FakePair, rank: int) -> None:
+        self._host = host
+        self._pair = pair
+        self._rank = rank
+        host.num_communicators += 1
+
+    def send(self, region: Region) -> None:
+        """As Communicator.send."""
+        pair = self._pair
+        data = ctypes.string_at(region.address, region.num_bytes)
+        self._host.wait_for_sends(pair, self._rank, lambda: pair.sent is None)
+        self._put(data)
+
+    def receive(self, region: Region) -> None:
+        """As Communicator.receive."""
+        pair = self._pair
+        try:
+            self._host.wait_for_sends(pair, self._rank, lambda: pair.sent is not None)
+        except DeviceError:
+            ctypes.memset(region.address, 0xAA, region.num_bytes)
+            raise
+        data = pair.sent or b""
+        if len(data) != region.num_bytes:
+            raise DeviceError(f"{len(data)} bytes were sent, {region.num_bytes} expected")
+        ctypes.memmove(region.address, data, region.num_bytes)
+        self._put(None)
+
+    def abort(self) -> None:
+        """As Communicator.abort."""
+        self._host.wait_for_aborts()
+        with self._host.changed:
+            self._pair.aborted.add(self._rank)
+            self._host.changed.notify_all()
+
+    def _put(self, data: bytes | None) -> None:
+        with self._host.changed:
+            self._pair.sent = data
+            self._host.changed.notify_all()

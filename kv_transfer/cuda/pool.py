@@ -1,0 +1,94 @@
+"""KV pools in the memory of a GPU; the generations are on the CPU, in memory that can be shared."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kv_transfer.cuda.driver import Driver, Region
+from kv_transfer.memory import GENERATION_BYTES, KvPool, MemoryKind, sealed_memory
+from pdserve import _native
+
+# CUDA may lay small allocations side by side in one page of this size, and exports whole pages: a
+# pool of whole pages has no neighbours that would be exported with it.
+_PAGE_BYTES = 2 << 20
+
+
+class DevicePool:
+    """This process's KV pool on a GPU: one allocation, which other processes can open.
+
+    The allocation lasts as long as anything that was made of it (by `__cuda_array_interface__`),
+    and longer than `close`: other processes may be reading it, and CUDA leaves undefined what they
+    read once it is freed.
+    """
+
+    kind: MemoryKind = "cuda"
+
+    def __init__(self, num_blocks: int, block_bytes: int, driver: Driver) -> None:
+        """Raises DeviceError: the GPU has no room."""
+        if num_blocks <= 0 or block_bytes <= 0:
+            raise ValueError(f"a pool of {num_blocks} blocks of {block_bytes} bytes cannot be")
+        self.num_blocks = num_blocks
+        self.block_bytes = block_bytes
+        self.driver = driver
+        size = num_blocks * block_bytes
+        address = driver.allocate(-(-size // _PAGE_BYTES) * _PAGE_BYTES)
+        self.region = Region(address, size)
+        # Not when the process ends: CUDA may be gone by then, and gives everything back itself.
+        weakref.finalize(self, driver.free, address).atexit = False
+        self.fd, mapping = sealed_memory("pdserve-kv-generations", num_blocks * GENERATION_BYTES)
+        self.generations: NDArray[np.uint64] = mapping.view(np.uint64)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The blocks as uint8[num_blocks * block_bytes], for torch and others, without a copy."""
+        return {
+            "shape": (self.region.num_bytes,),
+            "typestr": "|u1",
+            "data": (self.region.address, False),
+            "strides": None,
+            "version": 3,
+        }
+
+    def bump(self, block_ids: Sequence[int]) -> None:
+        """As KvPool.bump."""
+        _native.bump_generations(self.generations, np.asarray(block_ids, dtype=np.int64))
+
+    def close(self) -> None:
+        """Close the generations' descriptor: nobody new can map the pool. Idempotent."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class PrivatePool:
+    """Stands for a pool on a GPU that the engine has allocated itself: no transport can reach it.
+
+    For nodes that lack what moving KV takes, and serve co-located all the same.
+    """
+
+    kind: MemoryKind = "private"
+
+    def __init__(self, num_blocks: int, block_bytes: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_bytes = block_bytes
+        self.generations: NDArray[np.uint64] = np.zeros(num_blocks, np.uint64)
+
+    def bump(self, block_ids: Sequence[int]) -> None:
+        """As KvPool.bump."""
+        _native.bump_generations(self.generations, np.asarray(block_ids, dtype=np.int64))
+
+    def close(self) -> None:
+        """Nothing is shared."""
+
+
+def device_pool(pool: KvPool) -> DevicePool:
+    """The pool, for a transport that moves the memory of GPUs only."""
+    if not isinstance(pool, DevicePool):
+        raise TypeError(f"a transport for GPU memory was given a {type(pool).__name__}")
+    return pool

@@ -1,0 +1,105 @@
+"""The puller's end of a two-sided transport: connections to a pull_server.py, and asking there."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from kv_transfer.transports.frames import (
+    MAX_VERDICT_BYTES,
+    GarbledFrame,
+    PullRequest,
+    Verdict,
+    receive_frame,
+    send_access,
+    send_frame,
+)
+from kv_transfer.transports.interface import Read
+from kv_transfer.transports.sockets import resolve
+from pdserve.errors import PeerLost, StaleIncarnation, StaleTicket, TicketInvalid
+
+# After these the stream is at a frame border, and both ends know it.
+_CLEAN_ENDS = (StaleTicket, TicketInvalid, StaleIncarnation)
+
+
+class Unanswered(PeerLost):
+    """The connection ended before the exporter said anything: harmless on one that was idle."""
+
+
+async def dial(endpoint: str, access: bytes) -> socket.socket:
+    """A connection to an exporter's "host:port", which has been shown the access token.
+
+    Raises:
+        PeerLost: nobody listens there.
+    """
+    with ExitStack() as undo:
+        try:
+            family, address = await resolve(*_split(endpoint))
+            sock = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await asyncio.get_running_loop().sock_connect(sock, address)
+            await send_access(sock, access)
+        except (OSError, ValueError) as error:
+            raise PeerLost(f"cannot connect to {endpoint!r}: {error}") from error
+        undo.pop_all()
+        return sock
+
+
+async def ask(sock: socket.socket, read: Read, endpoint: str) -> None:
+    """Request the read; its bytes follow.
+
+    Raises:
+        Unanswered: nothing was received.
+        GarbledFrame: something that is no answer to this request.
+        StaleTicket, TicketInvalid, StaleIncarnation, AccessDenied: what the exporter says.
+    """
+    try:
+        await send_frame(sock, PullRequest.of(read))
+        verdict = await receive_frame(sock, Verdict, MAX_VERDICT_BYTES)
+    except GarbledFrame:
+        raise
+    except (OSError, PeerLost) as error:
+        raise Unanswered(f"{endpoint} did not answer: {error}") from error
+    verdict.check()
+    if verdict.num_bytes != read.num_bytes:
+        raise GarbledFrame(
+            f"{endpoint} announced {verdict.num_bytes} bytes instead of {read.num_bytes}"
+        )
+
+
+async def hear_out(sock: socket.socket) -> None:
+    """The exporter's last word on the read whose bytes have arrived.
+
+    Raises:
+        StaleTicket: they are not what the ticket meant.
+        PeerLost, OSError: there was no last word.
+    """
+    (await receive_frame(sock, Verdict, MAX_VERDICT_BYTES)).check()
+
+
+def _split(endpoint: str) -> tuple[str, int]:
+    """(host, port) of what an exporter says its endpoint is. Raises ValueError."""
+    host, _, port = endpoint.rpartition(":")
+    if not 0 < int(port) < 1 << 16:
+        raise ValueError(f"no port is {port}")
+    return host.strip("[]"), int(port)
+
+
+@contextmanager
+def lending(take_back: Callable[[], None], drop: Callable[[], None]) -> Iterator[None]:
+    """Lends a connection to one read: it can be used again if the read ends at a frame border."""
+    at_border = False
+    try:
+        yield
+        at_border = True
+    except _CLEAN_ENDS:
+        at_border = True
+        raise
+    finally:
+        if at_border:
+            take_back()
+        else:
+            drop()

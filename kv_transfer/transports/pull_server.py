@@ -1,0 +1,286 @@
+"""The exporter's end of a two-sided transport: a TCP port where tickets are verified and served.
+
+What goes over a connection besides the bytes is in frames.py. The bytes are a `Payload`'s, one for
+each connection: this module knows when they may go, and not how. The event loop accepts, reads
+requests and waits for slow pullers, so connections that are idle, hung or full of garbage cost a
+descriptor each, for a bounded time, and never a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kv_transfer.generations import check_generations
+from kv_transfer.plan import BlockRun, KvBox, Spans, is_quick, source_ranges
+from kv_transfer.threads import CancelFlag, CopyThreads
+from kv_transfer.transports.acceptor import Acceptor
+from kv_transfer.transports.frames import (
+    MAX_REQUEST_BYTES,
+    GarbledFrame,
+    PullRequest,
+    Verdict,
+    receive_access,
+    receive_frame,
+    send_frame,
+)
+from kv_transfer.transports.interface import Source
+from kv_transfer.transports.sockets import resolve, wait_readable
+from pdserve.errors import (
+    AccessDenied,
+    LayoutMismatch,
+    PeerLost,
+    StaleIncarnation,
+    StaleTicket,
+    TicketInvalid,
+    TransferError,
+)
+from pdserve.protocol import TransportOffer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PullLimits:
+    """How long a connection may keep us waiting, and how many there may be."""
+
+    request_s: float = 5.0  # for the access token; and for a request, once it has begun
+    idle_s: float = 300.0  # between the requests of a connection
+    stall_s: float = 10.0  # the puller takes no byte
+    max_connections: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedPull:
+    """One request that may be served."""
+
+    ranges: Spans  # [n, 2] (offset, nbytes)
+    block_ids: NDArray[np.int64]
+    generations: NDArray[np.uint64]
+    num_bytes: int
+
+
+class Payload(Protocol):
+    """How the bytes of pulls get to the puller at the other end of one connection."""
+
+    async def send(self, pull: VerifiedPull) -> None:
+        """All of the pull's bytes, in the order of its ranges.
+
+        Raises:
+            PeerLost, OSError: the puller is gone or stalls, or we cannot; ends the connection.
+        """
+        ...
+
+    async def close(self) -> None:
+        """The connection has ended; its socket is closed by now."""
+        ...
+
+
+OpenPayload = Callable[[socket.socket], Awaitable[Payload]]  # raises PeerLost, OSError
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    sock: socket.socket
+    task: asyncio.Task[None] | None = None
+    access: bytes = b""  # what it has shown
+    is_pulling: bool = False
+
+
+class PullServer:
+    """Serves one exporter's pool to any host. Owns its listener, connections and their payloads."""
+
+    def __init__(
+        self,
+        name: str,
+        source: Source,
+        open_payload: OpenPayload,
+        limits: PullLimits,
+        threads: CopyThreads,
+    ) -> None:
+        """Args:
+        name: of the transport that is offered.
+        source: the exporter.
+        open_payload: called for each connection that has been admitted.
+        limits: of connections.
+        threads: for what takes too long on the event loop; the caller's.
+        """
+        self._name = name
+        self._source = source
+        self._open_payload = open_payload
+        self._limits = limits
+        self._threads = threads
+        self._acceptor: Acceptor | None = None
+        self._connections: dict[_Connection, None] = {}  # ordered: oldest first
+
+    async def start(self, host: str, advertised_host: str) -> TransportOffer:
+        """Listen on a free port of `host`."""
+        family, address = await resolve(host, 0)
+        listener = socket.create_server(
+            address, family=family, backlog=self._limits.max_connections
+        )
+        self._acceptor = Acceptor(listener, self._admit)
+        port = listener.getsockname()[1]
+        return TransportOffer(name=self._name, endpoint=f"{advertised_host}:{port}")
+
+    async def close(self) -> None:
+        """End every connection, also one in the middle of a pull."""
+        if self._acceptor is not None:
+            await self._acceptor.close()
+        tasks = [c.task for c in self._connections if c.task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _admit(self, sock: socket.socket) -> None:
+        """Start serving; when full, in the place of a connection that is idle."""
+        if len(self._connections) >= self._limits.max_connections:
+            self._source.statistics.turned_away += 1
+            victim = self._least_needed()
+            if victim is None or victim.task is None:
+                sock.close()
+                return
+            self._forget(victim)
+            victim.task.cancel()
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = _Connection(sock)
+        self._connections[connection] = None
+        connection.task = asyncio.get_running_loop().create_task(self._serve(connection))
+        # Not in the task itself: one that is cancelled before it has begun never runs.
+        connection.task.add_done_callback(lambda _: self._end(connection))
+
+    def _end(self, connection: _Connection) -> None:
+        connection.sock.close()
+        self._forget(connection)
+
+    def _forget(self, connection: _Connection) -> None:
+        self._connections.pop(connection, None)
+
+    def _least_needed(self) -> _Connection | None:
+        """The oldest that has shown no token yet, else the oldest without a pull, else None.
+
+        A puller whose idle connection is gone asks again on a new one.
+        """
+        idle = [c for c in self._connections if not c.is_pulling]
+        return min(idle, key=lambda c: bool(c.access), default=None)
+
+    async def _serve(self, connection: _Connection) -> None:
+        try:
+            if not await self._is_admitted(connection):
+                return
+            payload = await self._open_payload(connection.sock)
+            try:
+                while request := await self._next_request(connection):
+                    connection.is_pulling = True
+                    if not await self._answer(connection, payload, request):
+                        return
+                    connection.is_pulling = False
+            finally:
+                connection.sock.close()
+                await payload.close()
+        except (PeerLost, OSError) as error:  # TimeoutError, a puller that stalls, is an OSError
+            self._source.statistics.broken += 1
+            logger.info("a puller was lost: %s", error)
+
+    async def _is_admitted(self, connection: _Connection) -> bool:
+        """Whether the connection is of a puller with a session; nothing else is read before."""
+        try:
+            async with asyncio.timeout(self._limits.request_s):
+                token = await receive_access(connection.sock)
+            self._source.check_access(token)
+        except AccessDenied as error:
+            logger.warning("a connection for KV was closed: %s", error)
+        except (GarbledFrame, TimeoutError) as error:
+            self._source.statistics.garbage += 1
+            logger.warning("a connection for KV was closed: %s", str(error) or "no access token")
+        except (PeerLost, OSError) as error:
+            logger.debug("a connection for KV ended: %s", error)
+        else:
+            connection.access = token
+            return True
+        return False
+
+    async def _next_request(self, connection: _Connection) -> PullRequest | None:
+        """None when the connection ends here: by the puller, or because it does not behave."""
+        limits = self._limits
+        try:
+            async with asyncio.timeout(limits.idle_s):
+                await wait_readable(connection.sock)
+        except TimeoutError:
+            return None
+        try:
+            async with asyncio.timeout(limits.request_s):
+                return await receive_frame(connection.sock, PullRequest, MAX_REQUEST_BYTES)
+        except (GarbledFrame, TimeoutError) as error:
+            self._source.statistics.garbage += 1
+            logger.warning("a connection for KV was closed: %s", str(error) or "half a request")
+        except (PeerLost, OSError) as error:
+            logger.debug("a connection for KV ended: %s", error)
+        return None
+
+    async def _answer(
+        self, connection: _Connection, payload: Payload, request: PullRequest
+    ) -> bool:
+        """One pull, from verdict to verdict; whether the connection may ask for more.
+
+        Raises:
+            PeerLost, OSError: the puller is gone (or stalls: TimeoutError).
+        """
+        statistics = self._source.statistics
+        try:
+            self._source.check_access(connection.access)  # its session may have ended
+            pull = await self._verify(request)
+            await self._say(connection.sock, Verdict(num_bytes=pull.num_bytes))
+            await payload.send(pull)
+            self._check(pull)
+        except PeerLost:
+            raise  # nothing more can be said on this connection
+        except StaleTicket as error:
+            statistics.stale += 1
+            await self._say(connection.sock, Verdict.of(error))
+        except AccessDenied as error:  # counted where it was refused
+            await self._say(connection.sock, Verdict.of(error))
+            return False
+        except (TransferError, StaleIncarnation) as error:
+            statistics.refused += 1
+            await self._say(connection.sock, Verdict.of(error))
+        else:
+            statistics.pulls_served += 1
+            await self._say(connection.sock, Verdict())
+        return True
+
+    async def _verify(self, request: PullRequest) -> VerifiedPull:
+        ticket = self._source.open_ticket(request.ticket)
+        layout, box = self._source.layout, request.box
+        ticket.check_covers(box, layout)
+        block_ids, generations = ticket.blocks_between(box.begin, box.end, layout.block_size)
+        run = BlockRun(layout, block_ids, box.begin // layout.block_size)
+        ranges = await self._plan(run, box)
+        pull = VerifiedPull(ranges, block_ids, generations, int(ranges[:, 1].sum()))
+        self._check(pull)
+        return pull
+
+    async def _plan(self, run: BlockRun, box: KvBox) -> Spans:
+        plan = partial(source_ranges, run, box)
+        try:
+            if is_quick(run.layout, run.layout, box):
+                return plan()
+            return await self._threads.run(plan, CancelFlag())
+        except LayoutMismatch as error:
+            raise TicketInvalid(f"asked for too much at once: {error}") from error
+
+    def _check(self, pull: VerifiedPull) -> None:
+        check_generations(self._source.pool.generations, pull.block_ids, pull.generations)
+
+    async def _say(self, sock: socket.socket, verdict: Verdict) -> None:
+        async with asyncio.timeout(self._limits.stall_s):
+            await send_frame(sock, verdict)

@@ -1,0 +1,300 @@
+"""NIXL, as far as the ucx transport uses it: one agent, its memory, and transfers that it posts.
+
+What an agent is configured with, and why:
+
+* `TLS=^tcp`. UCX would emulate one-sided reads over TCP, slower than our own TCP and with the
+  exporter's CPU; without the transport in the context it cannot. It is given to this agent's UCX
+  context only, other users of UCX in the process keep their settings.
+* Without a progress thread, which would keep a core busy. Whoever owns the agent polls it while
+  there is something to wait for.
+* Error handling "peer" where there is RDMA. Without, only shared memory is left for UCX's own
+  messages, and UCX has no peer failure handling for it; a dead peer shows by the kernel's answer
+  to the next read.
+
+NIXL is not thread-safe: an agent belongs to one thread at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdserve.errors import PeerLost, TransportUnavailable
+
+logger = logging.getLogger(__name__)
+
+Descriptors = NDArray[np.uint64]  # [n, 3] (address, nbytes, device)
+Segment = Literal["DRAM", "VRAM"]
+
+_PACKAGES = ("nixl_cu13", "nixl_cu12")
+_INSTALL = (
+    "NIXL is not installed: pip install 'pdserve[ucx]' (NIXL: ucx-py is dead and ucxx's Python has "
+    "no one-sided calls)"
+)
+_INFINIBAND = Path("/sys/class/infiniband")
+_PID_NAMESPACE = Path("/proc/self/ns/pid")
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Memory that is registered with an agent."""
+
+    address: int
+    num_bytes: int
+    segment: Segment = "DRAM"
+    device: int = 0  # CUDA ordinal
+
+    @staticmethod
+    def of(array: NDArray[Any]) -> Region:
+        """An array in the CPU's memory, contiguous."""
+        return Region(array.ctypes.data, array.nbytes)
+
+    def describe(self, offsets: NDArray[np.int64], nbytes: NDArray[np.int64]) -> Descriptors:
+        """The pieces at these offsets, as NIXL wants them."""
+        pieces = np.empty((len(offsets), 3), dtype=np.uint64)
+        pieces[:, 0] = offsets + self.address
+        pieces[:, 1] = nbytes
+        pieces[:, 2] = self.device
+        return pieces
+
+
+class NothingPosted(PeerLost):
+    """A read could not even be prepared: nothing of it is under way."""
+
+
+class Agent(Protocol):
+    """What the driver needs of an agent; tests have one that hangs."""
+
+    @property
+    def has_late_writes(self) -> bool:
+        """Whether a read that has failed may still be written to our memory by hardware."""
+        ...
+
+    def add_peer(self, metadata: bytes) -> str:
+        """The peer's name. Raises PeerLost: no metadata of a peer that can be reached."""
+        ...
+
+    def remove_peer(self, name: str) -> None:
+        """Disconnect and forget it."""
+        ...
+
+    def register(self, region: Region) -> None:
+        """Raises TransportUnavailable: the memory cannot be registered."""
+        ...
+
+    def post_read(
+        self, peer: str, local: Descriptors, segment: Segment, remote: Descriptors, source: Segment
+    ) -> Any:
+        """Start copying remote pieces to local ones, which have the same sizes.
+
+        Raises:
+            NothingPosted: it cannot be prepared.
+            PeerLost: it failed, perhaps after a part of it.
+        """
+        ...
+
+    def is_done(self, posted: Any) -> bool:
+        """Whether a posted read has ended; then it is released. Raises PeerLost: it failed."""
+        ...
+
+    def destroy(self) -> None:
+        """Nothing is written to registered memory any more, whatever was posted."""
+        ...
+
+
+def missing() -> str | None:
+    """What this process lacks for NIXL; None: nothing, as far as one can tell without loading."""
+    if _find_package() is None:
+        return _INSTALL
+    if "UCX_TLS" in os.environ:
+        return (
+            "UCX_TLS is set in the environment and would override which transports UCX may take: "
+            "unset it"
+        )
+    return None
+
+
+def rdma_devices(root: Path = _INFINIBAND) -> list[str]:
+    """RDMA devices with an active port."""
+    return sorted(
+        {
+            state.parents[2].name
+            for state in root.glob("*/ports/*/state")
+            if "ACTIVE" in state.read_text()
+        }
+    )
+
+
+def pid_namespace() -> str:
+    """Reading another process's memory takes one; empty where it is unknown."""
+    try:
+        return os.readlink(_PID_NAMESPACE)
+    except OSError:
+        return ""
+
+
+class NixlAgent:
+    """One NIXL agent with its UCX backend.
+
+    Raises:
+        TransportUnavailable: NIXL is not installed, or finds no transport that is not TCP.
+    """
+
+    def __init__(self, name: str) -> None:
+        api = _load()
+        self._errors = _errors_of(api)
+        has_rdma = bool(rdma_devices())
+        # Without RDMA or a GPU a read is a system call: when it has failed, it is over.
+        self.has_late_writes = has_rdma
+        self._agent: Any = None
+        try:
+            config = api.nixl_agent_config(enable_prog_thread=False, backends=[])
+            self._agent = api.nixl_agent(name, config)
+            self._agent.create_backend(
+                "UCX",
+                {
+                    "ucx_error_handling_mode": "peer" if has_rdma else "none",
+                    "engine_config": "TLS=^tcp",
+                },
+            )
+        except self._errors as error:
+            self._agent = None
+            raise TransportUnavailable(
+                f"NIXL has no means but TCP here, or cannot start: {error!r}"
+            ) from error
+
+    @property
+    def metadata(self) -> bytes:
+        """How others reach this agent and the memory registered until now."""
+        metadata: bytes = self._agent.get_agent_metadata()
+        return metadata
+
+    def register(self, region: Region) -> None:
+        """As Agent.register. With RDMA all its pages are allocated and pinned now."""
+        self.has_late_writes |= region.segment == "VRAM"
+        piece = (region.address, region.num_bytes, region.device, "")
+        try:
+            self._agent.register_memory([piece], region.segment)
+        except self._errors as error:
+            raise TransportUnavailable(
+                f"{region.num_bytes} bytes of {region.segment} cannot be registered with UCX: "
+                f"{error!r}"
+            ) from error
+
+    def add_peer(self, metadata: bytes) -> str:
+        """As Agent.add_peer."""
+        try:
+            name = self._agent.add_remote_agent(metadata)
+        except self._errors as error:
+            raise PeerLost(f"UCX cannot reach the exporter: {error!r}") from error
+        return name.decode() if isinstance(name, bytes) else str(name)
+
+    def remove_peer(self, name: str) -> None:
+        """As Agent.remove_peer."""
+        try:
+            self._agent.remove_remote_agent(name)
+        except self._errors as error:
+            logger.debug("UCX peer %s cannot be removed: %r", name, error)
+
+    def post_read(
+        self, peer: str, local: Descriptors, segment: Segment, remote: Descriptors, source: Segment
+    ) -> Any:
+        """As Agent.post_read. Over CMA the copy happens here, without the interpreter lock."""
+        agent = self._agent
+        try:
+            handle = agent.initialize_xfer(
+                "READ",
+                agent.get_xfer_descs(local, segment),
+                agent.get_xfer_descs(remote, source),
+                peer,
+            )
+        except self._errors as error:
+            raise NothingPosted(f"the read over UCX cannot be prepared: {error!r}") from error
+        try:
+            state = agent.transfer(handle)
+        except self._errors as error:
+            raise PeerLost(f"the read over UCX broke: {error!r}") from error
+        if state == "ERR":
+            self._release(handle)
+            raise PeerLost("the read over UCX broke")
+        return handle
+
+    def is_done(self, posted: Any) -> bool:
+        """As Agent.is_done."""
+        try:
+            state = self._agent.check_xfer_state(posted)
+        except self._errors as error:
+            self._release(posted)
+            raise PeerLost(f"the read over UCX broke: {error!r}") from error
+        if state == "PROC":
+            return False
+        self._release(posted)
+        if state != "DONE":
+            raise PeerLost("the read over UCX broke")
+        return True
+
+    def progress(self) -> None:
+        """Answer what peers ask of UCX; needed while they connect."""
+        try:
+            self._agent.get_new_notifs()
+        except self._errors as error:
+            logger.warning("UCX cannot be polled: %r", error)
+
+    def destroy(self) -> None:
+        """As Agent.destroy: the UCX worker goes with its last reference."""
+        self._agent = None
+
+    def _release(self, handle: Any) -> None:
+        try:
+            handle.release()
+        except self._errors as error:
+            logger.debug("a UCX transfer cannot be released: %r", error)
+
+
+def _find_package() -> str | None:
+    return next((name for name in _PACKAGES if importlib.util.find_spec(name)), None)
+
+
+@cache
+def _load() -> Any:
+    """NIXL's Python API. Raises TransportUnavailable."""
+    package = _find_package()
+    if package is None:
+        raise TransportUnavailable(_INSTALL)
+    # The RDMA drivers of a distribution load a second libnl-route beside NIXL's, and the process
+    # crashes when it exits; not if theirs was there first.
+    with suppress(OSError):
+        ctypes.CDLL("libnl-route-3.so.200")
+    # Its own module for logging logs to standard output, closes everybody's handlers on import and
+    # switches off logging's own errors. It takes this one for it, and logs as others do.
+    quiet = ModuleType(f"{package}.logging")
+    quiet.get_logger = logging.getLogger  # type: ignore[attr-defined]
+    sys.modules.setdefault(quiet.__name__, quiet)
+    try:
+        return importlib.import_module(f"{package}._api")
+    except (ImportError, OSError) as error:
+        raise TransportUnavailable(f"{package} is installed but cannot load: {error}") from error
+
+
+def _errors_of(api: Any) -> tuple[type[Exception], ...]:
+    """NIXL's errors have no root of their own."""
+    found: Sequence[type[Exception]] = [
+        thing
+        for thing in vars(api.nixlBind).values()
+        if isinstance(thing, type) and issubclass(thing, Exception)
+    ]
+    return (*found, RuntimeError)

@@ -1,0 +1,387 @@
+"""The one thread that owns a puller's UCX agent, and how the event loop waits for its transfers.
+
+A posted transfer cannot be stopped. So a transfer is posted in slices of a few milliseconds, and
+cancelling one means: no further slice, and wait for those that are out. Where one of them never
+ends - the other end hangs in the middle of it - the agent is destroyed, which is the one thing
+known to stop UCX from writing, and a new one is made for whoever connects next.
+
+The thread sleeps while nothing is in flight. While something is, it polls, since UCX moves only
+when it is polled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import queue
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kv_transfer.lone_thread import carry_out
+from kv_transfer.plan import Spans
+from kv_transfer.transports.ucx_agent import Agent, NothingPosted, Region
+from pdserve.errors import PeerLost, TransportUnavailable
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+SLICE_BYTES = 16 << 20  # a few milliseconds; so long a cancellation has to wait
+_SPAN_COST_BYTES = 16 << 10  # posting a span takes as long as copying about so much
+_SLICES_AHEAD = 2  # one is being moved while the next one is posted
+_PAD_ENTRIES = 4096
+_BUSY_POLLS = 200  # before the thread begins to sleep between polls
+_POLL_S = 0.0005
+QUARANTINE_S = 2.0  # what an abandoned transfer gets to end by itself
+
+
+def cut(spans: Spans, slice_bytes: int = SLICE_BYTES) -> list[Spans]:
+    """The same bytes in slices: runs of spans that take about as long as `slice_bytes` to copy."""
+    pieces = -(-spans[:, 2] // slice_bytes)
+    if pieces.max(initial=1) > 1:
+        first = np.cumsum(pieces) - pieces
+        done = (np.arange(pieces.sum()) - np.repeat(first, pieces)) * slice_bytes
+        spans = np.repeat(spans, pieces, axis=0)
+        spans[:, :2] += done[:, None]
+        spans[:, 2] = np.minimum(spans[:, 2] - done, slice_bytes)
+    cost = np.cumsum(spans[:, 2] + _SPAN_COST_BYTES)
+    borders = np.flatnonzero(np.diff(cost // slice_bytes)) + 1
+    return [part for part in np.split(spans, borders) if len(part)]
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Somebody's agent as one agent of ours knows it; with ours it is gone."""
+
+    name: str
+    epoch: int  # which agent of ours
+
+
+@dataclass(slots=True, eq=False)
+class _Transfer:
+    """Slices still to post, handles of those that are out, and who waits for the end."""
+
+    peer: Peer
+    source: Region
+    destination: Region
+    slices: deque[Spans] = field(default_factory=deque)
+    ended: Future[None] = field(default_factory=Future)
+    posted: deque[Any] = field(default_factory=deque)
+    error: PeerLost | None = None
+    abandoned_s: float | None = None  # since when it is only waited for
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing is out, and nothing will be."""
+        return not self.posted and not self.slices
+
+    def post(self, agent: Agent) -> None:
+        """The next slice. Raises PeerLost."""
+        spans = self.slices.popleft()
+        local = self.destination.describe(spans[:, 1], spans[:, 2])
+        remote = self.source.describe(spans[:, 0], spans[:, 2])
+        self.posted.append(
+            agent.post_read(
+                self.peer.name, local, self.destination.segment, remote, self.source.segment
+            )
+        )
+
+    def poll(self, agent: Agent) -> bool:
+        """Whether the slice that was posted first has ended. Raises PeerLost: it has, badly."""
+        handle = self.posted.popleft()
+        if agent.is_done(handle):
+            return True
+        self.posted.appendleft(handle)
+        return False
+
+    def end(self) -> None:
+        """Tell whoever waits."""
+        if self.error is not None:
+            self.ended.set_exception(self.error)
+        else:
+            self.ended.set_result(None)
+
+
+class UcxDriver:
+    """Owns the thread and, in it, the agent, which is made for the first peer."""
+
+    def __init__(
+        self,
+        make_agent: Callable[[], Agent],
+        region: Region,
+        *,
+        quarantine_s: float = QUARANTINE_S,
+    ) -> None:
+        """Args:
+        make_agent: called on the thread; what it raises, `connect` raises.
+        region: the memory that is pulled into.
+        quarantine_s: after which an abandoned transfer costs the agent.
+        """
+        self._make_agent = make_agent
+        self._quarantine_s = quarantine_s
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._pads: deque[NDArray[np.uint64]] = deque()  # registered, used by no transfer
+        # The rest is the thread's.
+        self._regions: list[tuple[Region, object]] = [(region, None)]  # and what keeps it alive
+        self._agent: Agent | None = None
+        self._epoch = 0  # how many agents have been destroyed
+        self._peers: dict[str, int] = {}  # name |-> channels that use it, with this agent
+        self._active: list[_Transfer] = []
+        self._stopped: Future[None] | None = None  # to be told, once it is to end
+
+    async def connect(self, name: str, metadata: bytes) -> Peer:
+        """Make a peer known; once for each channel.
+
+        Raises:
+            PeerLost: it cannot be reached, or is not called so.
+            TransportUnavailable: this process cannot use UCX.
+        """
+        joined: Future[Peer] = Future()
+        self._command(partial(carry_out, partial(self._connect, name, metadata), joined))
+        try:
+            return await _look_at(joined)
+        except asyncio.CancelledError:
+            self._command(partial(self._leave_if_joined, joined))
+            raise
+
+    async def disconnect(self, peer: Peer) -> None:
+        """One channel less; with the last one the peer is forgotten."""
+        await self._call(partial(self._disconnect, peer))
+
+    async def transfer(self, peer: Peer, source: Region, destination: Region, spans: Spans) -> None:
+        """Copy spans of a peer's region to one of ours.
+
+        When it has returned or raised - also by cancellation - nothing will write there any more.
+
+        Raises:
+            PeerLost: the peer is gone, or the agent had to be destroyed.
+        """
+        transfer = _Transfer(peer, source, destination)
+        self._command(partial(self._begin, transfer, spans))
+        try:
+            await _look_at(transfer.ended)
+        except asyncio.CancelledError:
+            self._command(partial(self._abandon, transfer))
+            while not transfer.ended.done():
+                # A second cancellation cannot hurry UCX; the first is on its way up already.
+                with suppress(asyncio.CancelledError, PeerLost):
+                    await _look_at(transfer.ended)
+            raise
+
+    @asynccontextmanager
+    async def scratch(self, num_entries: int) -> AsyncIterator[NDArray[np.uint64]]:
+        """Registered memory for generations, uint64[num_entries], of one transfer's own.
+
+        Raises:
+            PeerLost: it cannot be registered, so no generation can be read.
+        """
+        pad = next((pad for pad in self._pads if len(pad) >= num_entries), None)
+        if pad is None:
+            pad = np.zeros(max(_PAD_ENTRIES, 1 << (num_entries - 1).bit_length()), dtype=np.uint64)
+            try:
+                await self._call(partial(self._register, pad))
+            except TransportUnavailable as error:
+                raise PeerLost(error.message) from error
+        else:
+            self._pads = deque(other for other in self._pads if other is not pad)
+        try:
+            yield pad[:num_entries]
+        finally:
+            self._pads.append(pad)
+
+    async def close(self) -> None:
+        """Destroy the agent and end the thread; no transfer is in flight. Idempotent."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            stopped: Future[None] = Future()
+            self._commands.put(partial(self._stop, stopped))
+            await asyncio.wrap_future(stopped)
+            thread.join()  # it has nothing left to do
+
+    async def _call(self, job: Callable[[], T]) -> T:
+        """What a job on the thread returns or raises."""
+        future: Future[T] = Future()
+        self._command(partial(carry_out, job, future))
+        return await asyncio.wrap_future(future)
+
+    def _command(self, command: Callable[[], None]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="kv-ucx", daemon=True)
+            self._thread.start()
+        self._commands.put(command)
+
+    # ---- from here on the thread's -----------------------------------------------------------
+
+    def _run(self) -> None:
+        idle_polls = 0
+        while self._stopped is None:
+            timeout_s = None
+            if self._active:
+                timeout_s = 0.0 if idle_polls < _BUSY_POLLS else _POLL_S
+            commanded = self._obey(timeout_s)
+            if self._advance_all() or commanded:
+                idle_polls = 0
+            else:
+                idle_polls += 1
+            self._end_quarantine()
+        stopped, self._stopped = self._stopped, None
+        self._destroy_agent("the puller is closing")
+        stopped.set_result(None)
+
+    def _obey(self, timeout_s: float | None) -> bool:
+        """Carry out a command, for which to wait so long; whether there was one."""
+        try:
+            command = self._commands.get(block=timeout_s != 0.0, timeout=timeout_s)
+        except queue.Empty:
+            return False
+        try:
+            command()
+        except Exception as error:  # noqa: BLE001 - nothing may end the thread others wait for
+            failure = _describe(error)
+        else:
+            return True
+        self._destroy_agent(failure)
+        return True
+
+    def _stop(self, stopped: Future[None]) -> None:
+        self._stopped = stopped
+
+    def _connect(self, name: str, metadata: bytes) -> Peer:
+        agent = self._agent
+        if agent is None:
+            agent = self._make_agent()
+            for region, _ in self._regions:
+                agent.register(region)
+            self._agent = agent
+        if name not in self._peers:
+            found = agent.add_peer(metadata)
+            if found != name:
+                agent.remove_peer(found)
+                raise PeerLost(f"the UCX metadata is of {found!r}, not of {name!r}")
+            self._peers[name] = 0
+        self._peers[name] += 1
+        return Peer(name, self._epoch)
+
+    def _disconnect(self, peer: Peer) -> None:
+        if peer.epoch != self._epoch:
+            return  # it went with a former agent
+        self._peers[peer.name] -= 1
+        if self._peers[peer.name] == 0:
+            del self._peers[peer.name]
+            if self._agent is not None:
+                self._agent.remove_peer(peer.name)
+
+    def _leave_if_joined(self, joined: Future[Peer]) -> None:
+        if joined.exception() is None:
+            self._disconnect(joined.result())
+
+    def _register(self, pad: NDArray[np.uint64]) -> None:
+        region = Region.of(pad)
+        if self._agent is not None:
+            self._agent.register(region)
+        # With the array: whoever asked for it may have been cancelled meanwhile.
+        self._regions.append((region, pad))
+
+    def _begin(self, transfer: _Transfer, spans: Spans) -> None:
+        self._active.append(transfer)
+        if transfer.peer.epoch != self._epoch:
+            transfer.error = PeerLost(f"UCX is not connected to {transfer.peer.name!r} any more")
+            return
+        try:
+            transfer.slices.extend(cut(spans))  # here, since of many spans it takes long
+        except Exception as error:  # noqa: BLE001 - nothing is out yet; it is the waiting side's
+            transfer.error = PeerLost(_describe(error))
+
+    def _abandon(self, transfer: _Transfer) -> None:
+        transfer.slices.clear()
+        transfer.abandoned_s = transfer.abandoned_s or time.monotonic()
+
+    def _advance_all(self) -> bool:
+        """A step further with each transfer; whether anything moved."""
+        moved = False
+        for transfer in list(self._active):
+            if transfer.ended.done():
+                continue  # it went with the agent, because of another one
+            moved |= self._advance(transfer)
+            if transfer.is_over and not transfer.ended.done():
+                self._active.remove(transfer)
+                transfer.end()
+                moved = True
+        return moved
+
+    def _advance(self, transfer: _Transfer) -> bool:
+        agent = self._agent
+        if agent is None or transfer.is_over:
+            return False
+        try:
+            if transfer.posted and transfer.poll(agent):
+                return True
+            if transfer.slices and len(transfer.posted) < _SLICES_AHEAD:
+                transfer.post(agent)
+                return True
+            return False
+        except NothingPosted as error:
+            failure, may_write = error.message, False
+        except PeerLost as error:
+            # NIXL forgets what a failed read had out, and hardware may still be at it.
+            failure, may_write = error.message, agent.has_late_writes
+        except Exception as error:  # noqa: BLE001 - whoever waits has to be told, whatever it is
+            failure, may_write = _describe(error), True
+        # Out here nothing holds the error: its traceback would keep a handle, and so NIXL's agent.
+        transfer.error = transfer.error or PeerLost(failure)
+        self._abandon(transfer)  # what else is out of it has a while to end by itself
+        if may_write:
+            self._destroy_agent(f"a transfer from {transfer.peer.name!r} failed: {failure}")
+        return True
+
+    def _end_quarantine(self) -> None:
+        latest_s = time.monotonic() - self._quarantine_s
+        for transfer in self._active:
+            if transfer.abandoned_s is not None and transfer.abandoned_s < latest_s:
+                self._destroy_agent(f"a transfer from {transfer.peer.name!r} did not end")
+                return
+
+    def _destroy_agent(self, reason: str) -> None:
+        """The fence of last resort: every transfer in flight ends here, with PeerLost."""
+        agent, self._agent = self._agent, None
+        transfers, self._active = self._active, []
+        self._peers.clear()
+        self._epoch += 1
+        for transfer in transfers:
+            transfer.slices.clear()
+            transfer.posted.clear()  # a handle keeps its agent alive
+        if agent is not None:
+            agent.destroy()
+            del agent
+            gc.collect()
+        if transfers:
+            logger.warning("the UCX agent was destroyed: %s", reason)
+        for transfer in transfers:
+            transfer.error = transfer.error or PeerLost(f"the UCX agent was destroyed: {reason}")
+            transfer.end()
+
+
+async def _look_at(future: Future[T]) -> T:
+    """Its end. Cancelling this leaves the future alone."""
+    ended = asyncio.wrap_future(future)
+    ended.add_done_callback(lambda it: it.cancelled() or it.exception())  # or nobody might
+    return await asyncio.shield(ended)
+
+
+def _describe(error: Exception) -> str:
+    """An error that nobody expected; where it came from is logged, as text (see `_advance`)."""
+    logger.error("unexpected on the UCX thread:\n%s", traceback.format_exc())
+    return f"unexpected: {error!r}"

@@ -1,0 +1,62 @@
+"""What arrives is parsed, never run: no serialisation that can call code, no evaluation."""
+
+import ast
+
+import pytest
+
+from tests.architecture.repository import ROOT, python_files
+
+RUNNING_MODULES = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+RUNNING_BUILTINS = {"eval", "exec", "compile", "__import__"}
+# Read pickles: torch's and NumPy's own files, and objects sent between processes.
+UNPICKLING = {("torch", "load"), ("np", "load"), ("numpy", "load"), ("pd", "read_pickle")}
+
+
+def name(path):
+    return str(path.relative_to(ROOT))
+
+
+def offences(source: str) -> list[str]:
+    """Every use of something that can run what it reads."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                found += [n.name for n in names if n.name.split(".")[0] in RUNNING_MODULES]
+            case ast.ImportFrom(module=str(module)) if module.split(".")[0] in RUNNING_MODULES:
+                found.append(module)
+            case ast.Call(func=ast.Name(id=called)) if called in RUNNING_BUILTINS:
+                found.append(called)
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=called)) if (
+                owner,
+                called,
+            ) in UNPICKLING:
+                found.append(f"{owner}.{called}")
+            case ast.keyword(arg="allow_pickle"):
+                found.append("allow_pickle")
+    return found
+
+
+@pytest.mark.parametrize("path", python_files(), ids=name)
+def test_nothing_is_unpickled_or_evaluated(path):
+    assert offences(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "import os, marshal",
+        "from pickle import loads",
+        "import cloudpickle.cloudpickle",
+        "def f(x):\n    return eval(x)",
+        "import torch\ntorch.load(path)",
+        "numpy.load(path, allow_pickle=True)",
+    ],
+)
+def test_an_offence_is_found(source):
+    assert offences(source)
+
+
+def test_what_only_looks_like_one_is_not():
+    assert offences("model.eval()\nweights.load(path)\nre.compile('x')\nimport pickles") == []

@@ -1,0 +1,37 @@
+"""Accepting connections, whatever becomes of one."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from kv_transfer.transports.acceptor import Acceptor
+
+
+async def test_one_that_cannot_be_served_is_closed_and_the_next_is_accepted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    accepted: list[socket.socket] = []
+
+    def admit(sock: socket.socket) -> None:
+        if not accepted:
+            accepted.append(sock)
+            raise RuntimeError("no room")
+        sock.send(b"welcome")
+        sock.close()
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    acceptor = Acceptor(listener, admit)
+    address = listener.getsockname()
+    said = []
+    for _ in range(2):
+        reader, writer = await asyncio.open_connection(*address)
+        async with asyncio.timeout(5):
+            said.append(await reader.read())
+        writer.close()
+        await writer.wait_closed()
+    assert said == [b"", b"welcome"]
+    assert "no room" in caplog.text
+    await acceptor.close()

@@ -1,0 +1,185 @@
+"""Cutting spans, and copying them between regions."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_transfer.cuda import copier as copier_module
+from kv_transfer.cuda.copier import SpanCopier
+from kv_transfer.cuda.driver import DeviceError, Region
+from kv_transfer.cuda.fake import FakeDriver, FakeHost
+from kv_transfer.cuda.pieces import PIECE_BYTES, cut_chunks, cut_pieces
+from kv_transfer.threads import CancelFlag
+
+SIZE = 200_000
+
+
+def spans_of(*rows: tuple[int, int, int]) -> np.ndarray:
+    return np.array(rows, dtype=np.int64).reshape(-1, 3)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 999), st.integers(0, 999), st.integers(0, 3 * PIECE_BYTES)))
+)
+def test_pieces_are_the_spans(rows: list[tuple[int, int, int]]) -> None:
+    """As sets of (source byte, destination byte), in order."""
+    spans = spans_of(*rows)
+    pieces = cut_pieces(spans)
+    assert (pieces[:, 2] > 0).all()
+    assert (pieces[:, 2] <= PIECE_BYTES).all()
+
+    def bytes_of(table: np.ndarray) -> np.ndarray:
+        parts = [np.arange(n)[:, None] + (a, b) for a, b, n in table.tolist()]
+        return np.concatenate([np.empty((0, 2), np.int64), *parts])
+
+    np.testing.assert_array_equal(bytes_of(pieces), bytes_of(spans))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 300)), max_size=20),
+    st.integers(1, 400),
+)
+def test_chunks_are_the_stream(rows: list[tuple[int, int]], chunk_bytes: int) -> None:
+    pool = np.random.default_rng(0).integers(0, 256, 6000, np.uint8)
+    ranges = np.array(rows, dtype=np.int64).reshape(-1, 2)
+    stream = np.concatenate([pool[a : a + n] for a, n in [(0, 0), *rows]])
+    chunks = cut_chunks(ranges, chunk_bytes)
+    assert len(chunks) == -(-len(stream) // chunk_bytes)
+    for number, chunk in enumerate(chunks):
+        expected = stream[number * chunk_bytes :][:chunk_bytes]
+        staged = np.zeros(len(expected), np.uint8)
+        for offset, at, nbytes in chunk.tolist():
+            staged[at : at + nbytes] = pool[offset : offset + nbytes]
+        assert chunk[:, 2].sum() == len(expected)
+        np.testing.assert_array_equal(staged, expected)
+
+
+class Memory:
+    """Two regions of a pretended GPU."""
+
+    def __init__(self) -> None:
+        self.host = FakeHost()
+        self.driver = self.host.driver()
+        self.source, self.destination = (Region(self.driver.allocate(SIZE), SIZE) for _ in range(2))
+        self.data[:] = np.random.default_rng(1).integers(1, 256, SIZE, np.uint8)
+
+    @property
+    def data(self) -> np.ndarray:
+        return self.host.memory[self.source.address]
+
+    @property
+    def copied(self) -> np.ndarray:
+        return self.host.memory[self.destination.address]
+
+
+@pytest.mark.parametrize("by_engine", [False, True])
+def test_spans_are_copied_whichever_way(by_engine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copier_module, "_MIN_ENGINE_BYTES", 0 if by_engine else SIZE)
+    monkeypatch.setattr(copier_module, "_ENGINE_BATCH", 2)
+    monkeypatch.setattr(copier_module, "MAX_PIECES", 3)
+    memory = Memory()
+    copier = SpanCopier(memory.driver)
+    spans = spans_of((0, 100_000, 90_000), (90_001, 1, 16), (95_000, 50, 3), (SIZE, SIZE, 0))
+    for _ in range(2):
+        copier.copy(memory.destination, memory.source, spans, CancelFlag())
+    expected = np.zeros(SIZE, np.uint8)
+    for a, b, n in spans.tolist():
+        expected[b : b + n] = memory.data[a : a + n]
+    np.testing.assert_array_equal(memory.copied, expected)
+    assert memory.host.num_lanes == 1
+    copier.close()
+    assert memory.host.num_lanes == 0
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        ((SIZE - 5, 0, 6), "source"),
+        ((0, SIZE - 5, 6), "destination"),
+        ((-1, 0, 6), "source"),
+        ((0, 0, -6), "source"),
+        (((1 << 63) - 1, 0, 6), "source"),
+        ((0, 6, (1 << 63) - 1), "source"),
+    ],
+)
+def test_a_span_outside_of_a_region_is_refused(row: tuple[int, int, int], text: str) -> None:
+    memory = Memory()
+    copier = SpanCopier(memory.driver)
+    with pytest.raises(ValueError, match=f"span 1 of the {text}"):
+        copier.copy(memory.destination, memory.source, spans_of((0, 0, 5), row), CancelFlag())
+    assert not memory.copied.any()
+    assert memory.host.num_lanes == 0
+
+
+def test_a_cancelled_copy_stops_at_the_next_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copier_module, "MAX_PIECES", 1)
+    memory = Memory()
+    copier = SpanCopier(memory.driver)
+    cancel = CancelFlag()
+    memory.host.let(copies=False)
+    spans = spans_of((0, 0, 10), (10, 10, 10), (20, 20, 10))
+    thread = threading.Thread(
+        target=copier.copy, args=(memory.destination, memory.source, spans, cancel)
+    )
+    thread.start()
+    cancel.set()
+    memory.host.let(copies=True)
+    thread.join(10)
+    assert not thread.is_alive()
+    assert not memory.copied[10:].any()
+    copier.close()
+
+
+def test_nothing_is_copied_when_it_was_cancelled_before() -> None:
+    memory = Memory()
+    copier = SpanCopier(memory.driver)
+    cancel = CancelFlag()
+    cancel.set()
+    copier.copy(memory.destination, memory.source, spans_of((0, 0, 10)), cancel)
+    assert not memory.copied.any()
+    copier.close()
+
+
+def test_a_lane_that_failed_is_not_used_again() -> None:
+    memory = Memory()
+    copier = SpanCopier(memory.driver)
+    memory.host.copy_error = "an illegal address"
+    with pytest.raises(DeviceError, match="an illegal address"):
+        copier.copy(memory.destination, memory.source, spans_of((0, 0, 10)), CancelFlag())
+    assert memory.host.num_lanes == 0
+    memory.host.copy_error = ""
+    copier.copy(memory.destination, memory.source, spans_of((0, 0, 10)), CancelFlag())
+    copier.close()
+
+
+def test_what_was_queued_has_ended_also_when_queueing_fails() -> None:
+    """Else a copy could still be writing after the error."""
+    finished = []
+
+    class Half(FakeDriver):
+        def open_lane(self):
+            lane = super().open_lane()
+            copy, finish = lane.copy_pieces, lane.finish
+
+            def copy_half(destination, source, pieces):
+                copy(destination, source, pieces[:1])
+                raise DeviceError("no room in the queue")
+
+            def finish_it():
+                finish()
+                finished.append(True)
+
+            lane.copy_pieces, lane.finish = copy_half, finish_it
+            return lane
+
+    memory = Memory()
+    copier = SpanCopier(Half(memory.host, 0))
+    with pytest.raises(DeviceError, match="no room"):
+        copier.copy(memory.destination, memory.source, spans_of((0, 0, 10)), CancelFlag())
+    assert finished == [True]
+    assert memory.copied[:10].all()
