@@ -13,17 +13,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from functools import partial
 
 from decode_node.intake import Intake
 from decode_node.scheduler import DecodeFirst
+from kv_transfer.host import host_id
 from pdserve.engine.engine import Engine, StepReport
-from pdserve.engine.request import Request, SampledToken
+from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.errors import InvalidRequest, PdserveError, RequestEnded
 from pdserve.lifecycle import Lifecycle
 from pdserve.node.gauges import observe_step
 from pdserve.node.legs import Legs
 from pdserve.node.link import CoordinatorLink
+from pdserve.node.prefix_queue import make_prefix_queue
 from pdserve.node.roles import NodeParts, accepts, refuse
 from pdserve.node.session_client import Sessions
 from pdserve.protocol import DecodeLeg, PrefillLeg, TokenEvent
@@ -43,18 +46,35 @@ class DecodeNode:
         self.engine = Engine(parts.pool, policy, parts.clock, parts.eos_token_ids)
         self.legs = Legs()
         self._parts = parts
-        self._sessions = Sessions(
+        self.sessions = Sessions(
             parts.node_id, parts.incarnation, parts.identity, parts.puller, parts.clock, timeouts
         )
-        self._intake = Intake(
-            self.engine, self._sessions, parts.puller, parts.clock, timeouts.transfer_s
+        self._intake = intake = Intake(
+            self.engine,
+            self.sessions,
+            parts.puller,
+            parts.clock,
+            timeouts,
+            host_id(),
+            parts.metrics,
         )
+        parts.metrics.watch(
+            "room_waiting_requests",
+            "Requests whose KV waits elsewhere for room here",
+            lambda: intake.num_waiting,
+        )
+        parts.metrics.count(
+            "ticket_renewals",
+            "Requests for which tickets had become old",
+            lambda: intake.num_renewals,
+        )
+        self._prefixes = make_prefix_queue(parts, self.engine, self.sessions)
         self._intakes: dict[str, asyncio.Task[None]] = {}  # request_id |-> its intake
 
     @property
     def num_waiting(self) -> int:
         """Requests that hold no blocks here yet."""
-        return self._intake.num_waiting + len(self.engine.queues.waiting)
+        return self._intake.num_waiting + len(self._prefixes) + len(self.engine.queues.waiting)
 
     # ---- what coordinators ask for -------------------------------------------------------------
 
@@ -64,14 +84,15 @@ class DecodeNode:
             return
         self.legs.open(leg.request_id, link)
         if leg.source is None:
-            self.engine.submit(
+            self._prefixes.submit(
                 Request(
                     request_id=leg.request_id,
                     prompt_token_ids=leg.token_ids,
                     sampling=leg.sampling,
                     lifecycle=Lifecycle(received_s=self._parts.clock.now()),
                     cache_salt=leg.cache_salt,
-                )
+                ),
+                leg.prefix_sources,
             )
         else:
             task = asyncio.create_task(self._intake.take(leg, leg.source))
@@ -88,6 +109,7 @@ class DecodeNode:
         intake = self._intakes.get(request_id)
         if intake is not None:
             intake.cancel(reason)
+        self._prefixes.cancel(request_id)
         if self.engine.cancel(request_id):
             self._intake.offer_room()  # one that had no blocks frees none, but stood in the way
 
@@ -98,11 +120,18 @@ class DecodeNode:
 
     # ---- what the engine reports ---------------------------------------------------------------
 
+    def step_planned(self, rows: Sequence[Scheduled]) -> Sequence[int]:
+        """Nobody pulls from here while a step runs."""
+        return ()
+
+    def layers_done(self, rows: Sequence[Scheduled], num_layers: int) -> None:
+        """Not asked for."""
+
     def step_done(self, report: StepReport) -> None:
         """Send the step's tokens."""
         for row, token in zip(report.rows, report.sampled, strict=True):
             request = row.request
-            if request.lifecycle.pulled_s is not None and request.lifecycle.joined_s is None:
+            if request.lifecycle.adopted_s is not None and request.lifecycle.joined_s is None:
                 request.lifecycle.joined_s = report.started_s
             if token is not None and not request.is_cancelled:
                 self.legs.add_tokens(_token_event(request, token))
@@ -110,6 +139,7 @@ class DecodeNode:
                     self.legs.close(request.request_id)
         self.legs.flush()
         observe_step(self._parts.metrics, report)
+        self._prefixes.observe_step(report)
         self._intake.offer_room()
 
     def requests_failed(self, requests: list[Request], error: PdserveError) -> None:
@@ -123,7 +153,8 @@ class DecodeNode:
         for task in intakes:
             task.cancel()
         await asyncio.gather(*intakes, return_exceptions=True)
-        await self._sessions.close()
+        await self._prefixes.close()
+        await self.sessions.close()
 
     def _intake_done(self, request_id: str, task: asyncio.Task[None]) -> None:
         if self._intakes.get(request_id) is task:  # the id may have come again meanwhile

@@ -37,3 +37,35 @@ class ManualClock:
         if seconds < 0:
             raise ValueError(f"a clock cannot go back by {-seconds} s")
         self._now_s += seconds
+
+
+class Stopwatch:
+    """Adds up the time during which something was so."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._measured_s = 0.0
+        self._started_s: float | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is so now."""
+        return self._started_s is not None
+
+    @property
+    def seconds(self) -> float:
+        """All of it so far, the present run included."""
+        return self._measured_s + self._running_s()
+
+    def start(self) -> None:
+        """It is so; nothing new when it was so already."""
+        if self._started_s is None:
+            self._started_s = self._clock.now()
+
+    def stop(self) -> None:
+        """It is so no more."""
+        self._measured_s += self._running_s()
+        self._started_s = None
+
+    def _running_s(self) -> float:
+        return 0.0 if self._started_s is None else self._clock.now() - self._started_s

@@ -1,13 +1,19 @@
 """A request's life on one node as named timestamps, so every latency is a subtraction.
 
 Stamps are seconds of the node's own clock and never leave the node; `phase_times` does.
+
+    prefill_end ──messages, copying, waiting for room──► adopted ──► joined
+        (elsewhere)                 the handover
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from pdserve.protocol import PhaseTimes
+
+Span = tuple[float, float]  # (start, end)
 
 
 @dataclass(slots=True)
@@ -17,26 +23,31 @@ class Lifecycle:
     received_s: float
     scheduled_s: float | None = None  # first scheduled for prefill here
     first_token_s: float | None = None  # sampled here
-    record_s: float | None = None  # handoff record received: the prefill is over
-    pulled_s: float | None = None  # last pull completed
+    prefill_end_s: float | None = None  # on the node that handed it over
+    adopted_s: float | None = None  # all that was handed over is here
     joined_s: float | None = None  # first step that had the adopted request in its batch
     finished_s: float | None = None
-    transfer_s: float = 0.0  # sum of the pulls' durations
+    room_wait: Span | None = None  # for blocks here
+    copies: list[Span] = field(default_factory=list)  # KV bytes on their way; they do not overlap
 
     def phase_times(self) -> PhaseTimes:
         """Durations of the phases that took place on this node."""
         return PhaseTimes(
             queue_s=_span(self.received_s, self.scheduled_s),
             prefill_s=_span(self.scheduled_s, self.first_token_s),
-            transfer_s=self.transfer_s,
-            wait_s=self._handoff_wait_s(),
+            transfer_s=sum(end - start for start, end in self.copies),
+            handover_s=_span(self.prefill_end_s, self.joined_s),
+            handover_copy_s=self._in_handover(self.copies),
+            handover_room_s=self._in_handover([self.room_wait] if self.room_wait else []),
+            handover_step_s=_span(self.adopted_s, self.joined_s),
             decode_s=_span(self.joined_s or self.first_token_s, self.finished_s),
         )
 
-    def _handoff_wait_s(self) -> float:
-        """End of prefill -> joined, less the tail of the transfer that fell into it."""
-        tail_s = _span(self.record_s, self.pulled_s)
-        return max(0.0, _span(self.record_s, self.joined_s) - tail_s)
+    def _in_handover(self, spans: Iterable[Span]) -> float:
+        """Seconds of these spans that fell between the prefill's end and the first step."""
+        if self.prefill_end_s is None:
+            return 0.0
+        return sum(max(0.0, end - max(start, self.prefill_end_s)) for start, end in spans)
 
 
 def _span(start_s: float | None, end_s: float | None) -> float:

@@ -1,4 +1,6 @@
-"""Every metric's name, labels and buckets, for all processes. prometheus-client, one registry each.
+"""Names, labels and buckets of what processes observe; prometheus-client, one registry each.
+
+What is only read when it is scraped has its name where it is read: `pdserve/node/gauges.py`.
 
 Durations are in seconds, sizes in bytes. TTFT, TPOT and ITL are as the coordinator sees them, from
 receipt of the request; the phases come from the nodes that ran them (`protocol.PhaseTimes`).
@@ -16,6 +18,8 @@ from pdserve.protocol import PhaseTimes
 
 LONG_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 SHORT_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+# A factor of 1.2 from 0.1 ms to 10 s: percentiles read from these are within a tenth.
+FINE_BUCKETS_S = tuple(round(0.0001 * 1.2**n, 7) for n in range(64))
 SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -85,10 +89,34 @@ class CoordinatorMetrics(_Registry):
         self.transfer = self._histogram(
             "request_transfer_seconds", "KV bytes on their way", SHORT_BUCKETS_S
         )
-        self.handoff_wait = self._histogram(
-            "request_handoff_wait_seconds",
-            "End of prefill -> in the decode batch, less the transfer",
-            SHORT_BUCKETS_S,
+        self.handover = self._histogram(
+            "request_handover_seconds",
+            "End of prefill -> first decode step with the request in it",
+            FINE_BUCKETS_S,
+        )
+        self.handover_copy = self._histogram(
+            "request_handover_copy_seconds", "Of the handover: copying KV", FINE_BUCKETS_S
+        )
+        self.handover_room = self._histogram(
+            "request_handover_room_seconds", "Of the handover: waiting for room", FINE_BUCKETS_S
+        )
+        self.handover_step = self._histogram(
+            "request_handover_step_seconds",
+            "Of the handover: adopted -> the next step begins",
+            FINE_BUCKETS_S,
+        )
+        self.handover_message = self._histogram(
+            "request_handover_message_seconds",
+            "Of the handover: the rest, which is messages and whoever handles them",
+            FINE_BUCKETS_S,
+        )
+        self.handover_overhead = self._histogram(
+            "request_handover_overhead_seconds", "The handover less copying KV", FINE_BUCKETS_S
+        )
+        self.transfer_tail = self._histogram(
+            "request_transfer_tail_seconds",
+            "End of prefill -> all KV and the record are here, less waiting for room",
+            FINE_BUCKETS_S,
         )
         self.decode = self._histogram(
             "request_decode_seconds", "Joined the decode batch -> last token", LONG_BUCKETS_S
@@ -105,7 +133,17 @@ class CoordinatorMetrics(_Registry):
         self.decode.observe(times.decode_s)
         if was_handed_over:
             self.transfer.observe(times.transfer_s)
-            self.handoff_wait.observe(times.wait_s)
+            self._observe_handover(times)
+
+    def _observe_handover(self, times: PhaseTimes) -> None:
+        tail_s = times.handover_s - times.handover_room_s - times.handover_step_s
+        self.handover.observe(times.handover_s)
+        self.handover_copy.observe(times.handover_copy_s)
+        self.handover_room.observe(times.handover_room_s)
+        self.handover_step.observe(times.handover_step_s)
+        self.handover_message.observe(max(0.0, tail_s - times.handover_copy_s))
+        self.handover_overhead.observe(times.handover_s - times.handover_copy_s)
+        self.transfer_tail.observe(tail_s)
 
 
 class NodeMetrics(_Registry):
@@ -120,6 +158,11 @@ class NodeMetrics(_Registry):
         self.step_overhead = self._histogram(
             "step_overhead_seconds",
             "A step's period less the model: planning, batch, sampling, messages",
+            SHORT_BUCKETS_S,
+        )
+        self.room_wait = self._histogram(
+            "room_wait_seconds",
+            "Requests handed over: first announcement -> blocks for them here",
             SHORT_BUCKETS_S,
         )
         self.batch_requests = self._histogram("batch_requests", "Requests in a step", SIZE_BUCKETS)

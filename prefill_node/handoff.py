@@ -4,9 +4,12 @@
       │                    │                     │
       └────────────end (finished, failed, cancelled, lease over)──► gone
 
-A handoff keeps a reference of its own to every announced block, so the request itself may end. What
-was said is kept, and said again to whoever subscribes later: before the prefill leg has arrived,
-half-way, or after a first decode node died.
+A handoff keeps a reference of its own to every announced block, so the request itself may end.
+Everything is said again, with fresh tickets, to whoever subscribes later (half-way, or after a
+first decode node died), and to whoever waited so long that its tickets are old.
+
+What a step has completed is announced when it is over. Where that is much, it is announced layer by
+layer while the step runs, so that little is left to pull when the last token is computed.
 """
 
 from __future__ import annotations
@@ -16,30 +19,34 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
+from msgspec.structs import replace
 
 from kv_transfer.exporter import Exporter
-from pdserve.engine.request import Request
+from kv_transfer.progress import KvPart
+from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.request import Request, Scheduled
 from pdserve.errors import DeadlineExceeded, PdserveError
-from pdserve.node.session_server import Subscriber
+from pdserve.node.session_server import Said, Subscriber
 from pdserve.protocol import Announcement, HandoffEnded, HandoffRecord
+from prefill_node.held_kv import HeldKv
 
 log = logging.getLogger(__name__)
+
+_MAX_LAYER_GROUPS = 8  # per step: with more of them the last one would hardly be smaller
 
 
 @dataclass(slots=True)
 class _Handoff:
-    """One request's: what was announced, which blocks are pinned for it, who listens."""
+    """One request's: what is held for it, and who listens."""
 
+    held: HeldKv
     is_open: bool = False  # its prefill leg has arrived
-    num_announced_tokens: int = 0
-    block_ids: list[int] = field(default_factory=list)
-    said: list[msgspec.Struct] = field(default_factory=list)
+    was_pulled: bool = False  # by one of its subscribers
+    record: HandoffRecord | None = None  # once the prefill is over
     subscribers: list[Subscriber] = field(default_factory=list)
     lease: asyncio.TimerHandle | None = None
 
-    def say(self, message: msgspec.Struct) -> None:
-        self.said.append(message)
+    def say(self, message: Said) -> None:
         for subscriber in self.subscribers:
             subscriber(message)
 
@@ -47,34 +54,37 @@ class _Handoff:
 class Handoffs:
     """All handoffs of one node.
 
-    `retain` and `release` move block references. `on_settled` hears of handoffs that a decode node
-    is done with, `on_expired` of those that nobody came for within `lease_s`.
+    `on_settled` hears of handoffs that every decode node is done with, `on_expired` of those that
+    nobody came for within `lease_s`. In mid-step, KV is announced from `announce_bytes` on; 0: it
+    never is.
     """
 
     def __init__(
         self,
         exporter: Exporter,
-        block_size: int,
+        pool: BlockPool,
         *,
-        retain: Callable[[Sequence[int]], None],
-        release: Callable[[Sequence[int]], None],
         on_settled: Callable[[str], None],
         on_expired: Callable[[str, PdserveError], None],
         lease_s: float,
+        announce_bytes: int,
     ) -> None:
         self._exporter = exporter
-        self._block_size = block_size
-        self._retain = retain
-        self._release = release
+        self._pool = pool
         self._on_settled = on_settled
         self._on_expired = on_expired
         self._lease_s = lease_s
+        self._announce_bytes = announce_bytes
+        self._num_layers = exporter.layout.num_layers
         self._handoffs: dict[str, _Handoff] = {}
 
     @property
     def num_pinned_blocks(self) -> int:
         """Blocks held for pulling; one that two handoffs hold counts twice."""
-        return sum(len(handoff.block_ids) for handoff in self._handoffs.values())
+        return sum(len(handoff.held.block_ids) for handoff in self._handoffs.values())
+
+    def __len__(self) -> int:
+        return len(self._handoffs)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._handoffs
@@ -83,37 +93,67 @@ class Handoffs:
 
     def open(self, request_id: str) -> None:
         """A prefill leg has arrived."""
-        handoff = self._handoffs.setdefault(request_id, _Handoff())
+        handoff = self._get_or_make(request_id)
         handoff.is_open = True
         self._stop_lease(handoff)  # of a subscription that came first
 
+    def begin_step(self, rows: Sequence[Scheduled]) -> list[int]:
+        """A step is about to run: announce what the prefix cache has spared it.
+
+        Returns after how many layers, ascending, there will be enough for `layers_done`.
+        """
+        if not self._announce_bytes:
+            return []
+        most_bytes = 0
+        for row in rows:
+            handoff = self._handoffs.get(row.request.request_id)
+            if handoff is not None:
+                computed = row.request.num_computed_tokens
+                self._announce_early(row.request, handoff, computed, self._num_layers)
+                to_come = handoff.held.missing(
+                    row.request, computed + row.num_tokens, self._num_layers
+                )
+                most_bytes = max(most_bytes, sum(map(handoff.held.num_bytes, to_come)))
+        if most_bytes <= self._announce_bytes:
+            return []
+        enough = -(-self._num_layers * self._announce_bytes // most_bytes)
+        group = max(enough, -(-self._num_layers // _MAX_LAYER_GROUPS))
+        return list(range(group, self._num_layers, group))
+
+    def layers_done(self, rows: Sequence[Scheduled], num_layers: int) -> None:
+        """The running step has completed so many layers of its rows: announce what is enough."""
+        for row in rows:
+            handoff = self._handoffs.get(row.request.request_id)
+            if handoff is not None and not row.request.is_cancelled:
+                computed = row.request.num_computed_tokens + row.num_tokens
+                self._announce_early(row.request, handoff, computed, num_layers)
+
     def announce(self, request: Request) -> None:
-        """Announce the blocks that the last step completed; at the prompt's end, all of them."""
+        """A step is over: announce (the rest of) the blocks that it has completed."""
+        handoff = self._handoffs.get(request.request_id)
+        if handoff is not None:
+            computed = request.num_computed_tokens
+            self._announce(
+                request, handoff, handoff.held.missing(request, computed, self._num_layers)
+            )
+
+    def publish(self, request: Request, record: HandoffRecord) -> None:
+        """The prefill is over: say so, in one message with what is left to announce.
+
+        The lease starts, unless somebody listens.
+        """
         handoff = self._handoffs.get(request.request_id)
         if handoff is None:
             return
-        computed = min(request.num_computed_tokens, request.num_prompt_tokens)
-        if computed < request.num_prompt_tokens:
-            computed -= computed % self._block_size  # the open block is still being written
-        first = handoff.num_announced_tokens
-        if computed <= first:
-            return
-        # `first` is a block border, because only the last announcement ends within a block.
-        blocks = request.block_table[first // self._block_size : -(-computed // self._block_size)]
-        self._retain(blocks)
-        handoff.block_ids += blocks
-        handoff.num_announced_tokens = computed
-        ticket = self._exporter.issue(request.request_id, first, computed - first, blocks)
-        handoff.say(Announcement(request_id=request.request_id, ticket=ticket))
-
-    def publish(self, record: HandoffRecord) -> None:
-        """The prefill is over: say so, and start the lease unless somebody listens."""
-        handoff = self._handoffs.get(record.request_id)
-        if handoff is None:
-            return
-        handoff.say(record)
-        if not handoff.subscribers:
-            self._start_lease(record.request_id, handoff)
+        handoff.record = record
+        held = handoff.held
+        *earlier, last = held.missing(request, request.num_prompt_tokens, self._num_layers)
+        self._announce(request, handoff, earlier)
+        held.announce(request, last)
+        if handoff.subscribers:
+            handoff.say(replace(record, ticket=held.ticket(last)))
+        else:
+            self._start_lease(request.request_id, handoff)
 
     def end(self, request_id: str, reason: PdserveError) -> None:
         """There is nothing (more) to pull; harmless when there was no handoff."""
@@ -127,35 +167,86 @@ class Handoffs:
 
     def subscribe(self, request_id: str, subscriber: Subscriber) -> None:
         """Tell `subscriber` everything about this request, which may not have arrived yet."""
-        handoff = self._handoffs.setdefault(request_id, _Handoff())
+        handoff = self._get_or_make(request_id)
         if subscriber not in handoff.subscribers:  # it unsubscribes once, however often it asked
             handoff.subscribers.append(subscriber)
-        for message in handoff.said:
-            subscriber(message)
+        self._say_all(request_id, handoff, subscriber)
         if handoff.is_open:
             self._stop_lease(handoff)
         elif handoff.lease is None:
             self._start_lease(request_id, handoff)  # bounds the wait for a leg that never comes
 
-    def unsubscribe(self, request_id: str, subscriber: Subscriber) -> None:
-        """The subscriber's session broke."""
+    def renew(self, request_id: str, subscriber: Subscriber) -> None:
+        """A subscriber's tickets are old: say everything again."""
         handoff = self._handoffs.get(request_id)
-        if handoff is None or subscriber not in handoff.subscribers:
+        if handoff is not None and subscriber in handoff.subscribers:
+            self._say_all(request_id, handoff, subscriber)
+
+    def unsubscribe(self, request_id: str, subscriber: Subscriber) -> None:
+        """A subscriber's session broke."""
+        handoff = self._leave(request_id, subscriber)
+        if handoff is None or handoff.subscribers:
             return
-        handoff.subscribers.remove(subscriber)
-        if not handoff.subscribers:
+        if handoff.was_pulled:  # this one was the last of several, and another one has it
+            self._settle(request_id)
+        else:
             self._start_lease(request_id, handoff)
 
-    def settle(self, request_id: str, *, was_pulled: bool) -> None:
-        """The decode node has what it needs, or has given the request up."""
-        handoff = self._handoffs.pop(request_id, None)
+    def settle(self, request_id: str, subscriber: Subscriber, *, was_pulled: bool) -> None:
+        """A subscriber has what it needs, or has given the request up.
+
+        The last one to settle frees the blocks. One that is no subscriber means a former handoff of
+        the same request.
+        """
+        handoff = self._leave(request_id, subscriber)
         if handoff is None:
             return
-        log.debug("handoff of %s settled, pulled: %s", request_id, was_pulled)
+        handoff.was_pulled |= was_pulled
+        if not handoff.subscribers:
+            self._settle(request_id)
+
+    # ---- parts ---------------------------------------------------------------------------------
+
+    def _get_or_make(self, request_id: str) -> _Handoff:
+        handoff = self._handoffs.get(request_id)
+        if handoff is None:
+            held = HeldKv(request_id, self._exporter, self._pool)
+            handoff = self._handoffs[request_id] = _Handoff(held)
+        return handoff
+
+    def _announce_early(
+        self, request: Request, handoff: _Handoff, num_computed: int, num_layers: int
+    ) -> None:
+        parts = handoff.held.missing(request, num_computed, num_layers)
+        if sum(map(handoff.held.num_bytes, parts)) >= self._announce_bytes:
+            self._announce(request, handoff, parts)
+
+    def _announce(self, request: Request, handoff: _Handoff, parts: Sequence[KvPart]) -> None:
+        for part in parts:
+            handoff.held.announce(request, part)
+            if handoff.subscribers:
+                ticket = handoff.held.ticket(part)
+                handoff.say(Announcement(request_id=request.request_id, ticket=ticket))
+
+    def _say_all(self, request_id: str, handoff: _Handoff, subscriber: Subscriber) -> None:
+        for index, part in enumerate(handoff.held.renew()):
+            ticket = handoff.held.ticket(part)
+            subscriber(Announcement(request_id=request_id, ticket=ticket, is_restart=index == 0))
+        if handoff.record is not None:
+            subscriber(handoff.record)
+
+    def _leave(self, request_id: str, subscriber: Subscriber) -> _Handoff | None:
+        handoff = self._handoffs.get(request_id)
+        if handoff is None or subscriber not in handoff.subscribers:
+            return None
+        handoff.subscribers.remove(subscriber)
+        return handoff
+
+    def _settle(self, request_id: str) -> None:
+        handoff = self._handoffs.pop(request_id)
+        log.debug("handoff of %s settled, pulled: %s", request_id, handoff.was_pulled)
         self._free(handoff)
         self._on_settled(request_id)
-
-    # ---- leases --------------------------------------------------------------------------------
 
     def _start_lease(self, request_id: str, handoff: _Handoff) -> None:
         self._stop_lease(handoff)
@@ -178,5 +269,4 @@ class Handoffs:
 
     def _free(self, handoff: _Handoff) -> None:
         self._stop_lease(handoff)
-        if handoff.block_ids:
-            self._release(handoff.block_ids)
+        handoff.held.release()

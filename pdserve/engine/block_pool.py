@@ -13,13 +13,30 @@ block stays readable until it is evicted, which happens only when no uncached bl
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from pdserve.errors import OutOfBlocks
 
 
 def _ignore(_: Sequence[int]) -> None:
     """For pools that nobody exports."""
+
+
+class CacheObserver(Protocol):
+    """Whoever follows what is cached. Called in mid-verb: it takes notes and moves no blocks."""
+
+    def stored(self, block_hash: bytes) -> None:
+        """A block was published under this hash."""
+        ...
+
+    def evicted(self, block_hash: bytes) -> None:
+        """Its block will be overwritten."""
+        ...
+
+    def freed(self, block_hash: bytes) -> None:
+        """Its block has lost its last reference: still cached, and in line to be evicted."""
+        ...
 
 
 class BlockPool:
@@ -43,10 +60,23 @@ class BlockPool:
         self._block_of: dict[bytes, int] = {}  # hash |-> block id
         self._hash_of: dict[int, bytes] = {}  # block id |-> hash
         self._release_listeners: list[Callable[[], None]] = []
+        self._observers: list[CacheObserver] = []
 
     def on_release(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever blocks have become free."""
         self._release_listeners.append(listener)
+
+    def observe(self, observer: CacheObserver) -> None:
+        """Tell `observer` of every change to the prefix cache from now on."""
+        self._observers.append(observer)
+
+    @property
+    def hashes(self) -> Iterable[bytes]:
+        """Under which blocks are cached now, referenced ones included."""
+        return self._block_of.keys()
+
+    def __contains__(self, block_hash: bytes) -> bool:
+        return block_hash in self._block_of
 
     @property
     def num_free(self) -> int:
@@ -92,8 +122,11 @@ class BlockPool:
             return
         self._bump_generations(freed)
         for block_id in freed:
-            if block_id in self._hash_of:
+            block_hash = self._hash_of.get(block_id)
+            if block_hash is not None:
                 self._cached[block_id] = None
+                for observer in self._observers:
+                    observer.freed(block_hash)
             else:
                 self._uncached.append(block_id)
         for listener in self._release_listeners:
@@ -106,6 +139,8 @@ class BlockPool:
             return
         self._block_of[block_hash] = block_id
         self._hash_of[block_id] = block_hash
+        for observer in self._observers:
+            observer.stored(block_hash)
 
     def match_prefix(self, hashes: Sequence[bytes]) -> list[int]:
         """The blocks that hold the longest prefix of this chain. Takes no reference."""
@@ -147,5 +182,8 @@ class BlockPool:
         if self._uncached:
             return self._uncached.pop()
         block_id, _ = self._cached.popitem(last=False)
-        del self._block_of[self._hash_of.pop(block_id)]
+        block_hash = self._hash_of.pop(block_id)
+        del self._block_of[block_hash]
+        for observer in self._observers:
+            observer.evicted(block_hash)
         return block_id

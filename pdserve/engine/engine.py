@@ -17,6 +17,7 @@ from typing import Protocol
 
 from pdserve.clock import Clock
 from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Policy, Queues
 from pdserve.engine.stopping import finish
@@ -32,8 +33,14 @@ class Runner(Protocol):
 
     model_s: float  # spent in the model itself, over all steps
 
-    def execute(self, rows: Sequence[Scheduled]) -> list[SampledToken | None]:
-        """One entry per row: the sampled token, or None where the row does not reach its end."""
+    def execute(
+        self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
+    ) -> list[SampledToken | None]:
+        """One entry per row: the sampled token, or None where the row does not reach its end.
+
+        With `progress`, reports each number of layers that it asks for, once these layers' KV of
+        all rows is in the pool.
+        """
         ...
 
 
@@ -51,6 +58,18 @@ class StepReport:
 
 class StepObserver(Protocol):
     """Whoever turns steps into messages: the node."""
+
+    def step_planned(self, rows: Sequence[Scheduled]) -> Sequence[int]:
+        """Called on the event loop before each step.
+
+        Returns after how many layers, ascending, `layers_done` is to be called; none: never.
+        """
+        ...
+
+    def layers_done(self, rows: Sequence[Scheduled], num_layers: int) -> None:
+        """Called on the event loop while the step runs, if at all: the KV of the rows' tokens is
+        in the pool, in the first `num_layers` layers. The requests are as they were before it."""
+        ...
 
     def step_done(self, report: StepReport) -> None:
         """Called on the event loop after each step."""
@@ -131,6 +150,9 @@ class Engine:
                 rows = self._policy.plan(self.queues)
                 if rows:
                     await self._step(rows, planned_at, runner, observer)
+                    # What the step said leaves, and what has arrived is heard, before the next one
+                    # competes for the interpreter.
+                    await asyncio.sleep(0)
                 else:
                     self._reported_s = None
                     await self._wake.wait()
@@ -140,16 +162,18 @@ class Engine:
     async def _step(
         self, rows: list[Scheduled], planned_at: float, runner: Runner, observer: StepObserver
     ) -> None:
+        progress = self._progress(rows, observer)
         started = self._clock.now()
         model_before_s = runner.model_s
         self._in_step = {row.request for row in rows}
         loop = asyncio.get_running_loop()
         try:
-            sampled = await loop.run_in_executor(self._thread, runner.execute, rows)
+            sampled, ended = await loop.run_in_executor(
+                self._thread, self._execute, runner, rows, progress
+            )
         except Exception as error:  # noqa: BLE001  one bad step must not end the node
             self._fail(rows, error, observer)
             return
-        ended = self._clock.now()
         self._in_step = set()
         done = self._apply(rows, sampled, ended)
         self._record_step_time(ended - started)
@@ -160,6 +184,24 @@ class Engine:
         observer.step_done(StepReport(rows, sampled, started, model_s, overhead_s))
         for request in done:
             self._forget(request)
+
+    def _progress(self, rows: Sequence[Scheduled], observer: StepObserver) -> LayerProgress | None:
+        ends = observer.step_planned(rows)
+        if not ends:
+            return None
+        loop = asyncio.get_running_loop()
+
+        def done(num_layers: int) -> None:
+            # Before the step's own end, which takes the same way to the loop.
+            loop.call_soon_threadsafe(observer.layers_done, rows, num_layers)
+
+        return LayerProgress(ends, done)
+
+    def _execute(
+        self, runner: Runner, rows: Sequence[Scheduled], progress: LayerProgress | None
+    ) -> tuple[list[SampledToken | None], float]:
+        """In the worker thread: what was sampled, and when, whenever the event loop hears of it."""
+        return runner.execute(rows, progress), self._clock.now()
 
     def _apply(
         self, rows: list[Scheduled], sampled: list[SampledToken | None], now_s: float

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,15 @@ TORCH_DTYPES: Final[dict[KvDtype, torch.dtype]] = {
 }
 
 
+class DeviceBuffer(Protocol):
+    """Bytes on a GPU that somebody else has allocated (numba's CUDA array interface)."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Of uint8[num_bytes]."""
+        ...
+
+
 class KvCache:
     """One node's KV pool. Which block belongs to whom is the block pool's business."""
 
@@ -26,16 +35,16 @@ class KvCache:
         layout: KvLayout,
         num_blocks: int,
         device: torch.device,
-        buffer: memoryview | npt.NDArray[np.uint8] | None = None,
+        buffer: memoryview | npt.NDArray[np.uint8] | DeviceBuffer | None = None,
     ) -> None:
         """Allocate the pool, or lay it over memory that somebody else exports.
 
         Args:
             layout: of one block.
             num_blocks: how many.
-            device: where the pool is; a buffer is always the CPU's.
-            buffer: writable memory of at least num_blocks * layout.block_bytes bytes. It is used
-                as it is, neither copied nor cleared, and kept alive.
+            device: where the pool is.
+            buffer: writable memory of this device, of at least num_blocks * layout.block_bytes
+                bytes. It is used as it is, neither copied nor cleared, and kept alive.
 
         Raises:
             ValueError: the buffer is too small, read-only, misaligned or not for this device.
@@ -54,16 +63,26 @@ class KvCache:
 
 
 def _wrap(buffer: Any, dtype: torch.dtype, device: torch.device, num_elements: int) -> Tensor:
-    view = memoryview(buffer)
+    data = _bytes_on(device, buffer)
     needed_bytes = num_elements * dtype.itemsize
-    if device.type != "cpu":
-        raise ValueError(f"a buffer is CPU memory, and cannot be a pool on {device}")
-    if view.readonly:
-        raise ValueError("the buffer of a KV pool must be writable")
-    if view.nbytes < needed_bytes:
-        raise ValueError(f"the buffer has {view.nbytes} bytes; the KV pool needs {needed_bytes}")
-    tensor = torch.frombuffer(buffer, dtype=dtype, count=num_elements)
-    if tensor.data_ptr() % 64:
+    if data.numel() < needed_bytes:
+        raise ValueError(f"the buffer has {data.numel()} bytes; the KV pool needs {needed_bytes}")
+    if data.data_ptr() % 64:
         # A cache line, and the widest vector load.
         raise ValueError("the buffer of a KV pool must be aligned to 64 bytes")
-    return tensor
+    return data[:needed_bytes].view(dtype)
+
+
+def _bytes_on(device: torch.device, buffer: Any) -> Tensor:
+    """The buffer as uint8[num_bytes]."""
+    if device.type == "cpu":
+        if memoryview(buffer).readonly:
+            raise ValueError("the buffer of a KV pool must be writable")
+        return torch.frombuffer(buffer, dtype=torch.uint8)
+    if device.type != "cuda":
+        raise ValueError(f"no buffer can be a pool on {device}")
+    data = torch.as_tensor(buffer, device=device)
+    # as_tensor copies what is somewhere else, to a cache that nobody else would ever see.
+    if data.data_ptr() != buffer.__cuda_array_interface__["data"][0]:
+        raise ValueError(f"the buffer of a KV pool is not on {device}")
+    return data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from pdserve.engine.batch import Batch, build_batch
 from pdserve.engine.kv_cache import KvCache
+from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.sampling import sample
@@ -39,7 +41,9 @@ class ModelRunner:
         self._eos_token_ids = model.config.eos_token_ids if eos_token_ids is None else eos_token_ids
 
     @torch.inference_mode()
-    def execute(self, rows: Sequence[Scheduled]) -> list[SampledToken | None]:
+    def execute(
+        self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
+    ) -> list[SampledToken | None]:
         """Compute the rows' tokens, write their KV, and sample where a row reaches its end.
 
         Requests are only read, so the same plan can be executed again: a step that raised for one
@@ -47,6 +51,8 @@ class ModelRunner:
 
         Args:
             rows: whose requests have blocks for the tokens; no request twice.
+            progress: hears of layers whose KV is in the pool. On a GPU nothing waits for a layer
+                before the whole step has been launched.
 
         Returns:
             One entry per row, None where `row.samples` is false.
@@ -57,19 +63,30 @@ class ModelRunner:
         if not rows:
             return []
         batch = build_batch(rows, self._kv_cache.layout.block_size, self._model.device)
-        logits = self._logits(batch)
+        logits = self._logits(batch, progress)
         if logits is None:
+            if self._model.device.type == "cuda":
+                # The KV is announced, and its blocks may go to others, once the step is over.
+                # Sampling waits for the GPU anyhow.
+                torch.cuda.current_stream(self._model.device).synchronize()
             return [None] * len(rows)
         tokens = iter(sample(logits, batch.sampled_requests, self._eos_token_ids))
         return [next(tokens) if row.samples else None for row in rows]
 
-    def _logits(self, batch: Batch) -> Tensor | None:
+    def _logits(self, batch: Batch, progress: LayerProgress | None) -> Tensor | None:
         """[num_sampled, vocab_size] float32, or None when no row of the batch is sampled from."""
         started_s = time.perf_counter()
+        marks = None if progress is None else _LayerMarks(progress, self._model.device)
         hidden = self._model.forward(
-            batch.token_ids, batch.positions, batch.attention, self._kv_cache.pool
+            batch.token_ids,
+            batch.positions,
+            batch.attention,
+            self._kv_cache.pool,
+            None if marks is None else marks.on_kv,
         )
         logits = self._model.logits(hidden[batch.sampled_rows]) if batch.sampled_requests else None
+        if marks is not None:
+            marks.wait()
         self.model_s += time.perf_counter() - started_s
         return logits
 
@@ -88,3 +105,41 @@ class ModelRunner:
             block_table=list(range(num_blocks)),
         )
         self.execute([Scheduled(request, num_tokens)])
+
+
+class _LayerMarks:
+    """Reports the layers of one step when their KV is really there."""
+
+    def __init__(self, progress: LayerProgress, device: torch.device) -> None:
+        self._progress = progress
+        self._device = device
+        self._is_asynchronous = device.type != "cpu"
+        self._launched: deque[tuple[int, torch.cuda.Event]] = deque()
+
+    def on_kv(self, num_layers: int) -> None:
+        """The KV of so many layers was written, or its writing launched."""
+        if num_layers not in self._progress.ends:
+            return
+        if not self._is_asynchronous:
+            self._progress.done(num_layers)
+            return
+        event = torch.cuda.current_stream(self._device).record_event()
+        self._launched.append((num_layers, event))
+        while _is_complete(self._launched[0][1]) and self._report_first():
+            pass
+
+    def wait(self) -> None:
+        """Report what was only launched so far, layer by layer."""
+        while self._launched:
+            self._launched[0][1].synchronize()
+            self._report_first()
+
+    def _report_first(self) -> bool:
+        """The first group is there; whether others have been launched behind it."""
+        num_layers, _ = self._launched.popleft()
+        self._progress.done(num_layers)
+        return bool(self._launched)
+
+
+def _is_complete(event: torch.cuda.Event) -> bool:
+    return bool(event.query())  # type: ignore[no-untyped-call]

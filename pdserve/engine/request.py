@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pdserve.engine.block_hash import extend_hashes
+from pdserve.block_hash import extend_hashes
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import FinishReason, SamplingParams, TokenLogprobs
 

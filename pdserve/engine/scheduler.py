@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from pdserve.clock import Clock
+from pdserve.clock import Clock, Stopwatch
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
 
@@ -38,6 +38,7 @@ class Queues:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # oldest first
         self.num_preemptions = 0
+        self.held_back = Stopwatch(clock)  # runs while a policy, not the pool, keeps a prompt out
         self._clock = clock
 
     @property
@@ -48,12 +49,19 @@ class Queues:
 
     # ---- moves ---------------------------------------------------------------------------------
 
-    def admit(self, request: Request) -> bool:
-        """Give the first waiting request its blocks and let it run; False: no room now."""
+    def admit(self, request: Request, num_kept_free: int = 0, *, is_alone: bool = True) -> bool:
+        """Give the first waiting request its blocks and let it run; False: no room now.
+
+        `num_kept_free` blocks stay free beside it, unless it is alone: nothing else runs either.
+        """
         pool = self.pool
         request.extend_hashes(request.num_tokens, pool.block_size)
         # At least one token must be computed to have logits, however much is cached.
         reusable = request.block_hashes[: (request.num_tokens - 1) // pool.block_size]
+        num_left = self._num_left(request.num_tokens, reusable)
+        if (self.running or not is_alone) and 0 <= num_left < num_kept_free:
+            self.held_back.start()
+            return False
         blocks = self.reserve(request.num_tokens, reusable)
         if blocks is None:
             return False
@@ -74,14 +82,11 @@ class Queues:
         request that will decode here keeps a block to grow into, so that admission does not cause
         preemption.
         """
-        pool = self.pool
-        matched = pool.match_prefix(hashes)
-        num_new = -(-num_tokens // pool.block_size) - len(matched)
-        headroom = sum(1 for running in self.running if running.leg_token_limit is None)
-        if pool.num_free_after_taking(matched) < num_new + headroom:
+        if self._num_left(num_tokens, hashes) < 0:
             return None
+        pool = self.pool
         taken = pool.take_prefix(hashes)
-        return taken + pool.allocate(num_new), len(taken)
+        return taken + pool.allocate(-(-num_tokens // pool.block_size) - len(taken)), len(taken)
 
     def grow(self, request: Request) -> bool:
         """Make sure the request has a block for its next token; preempts others for it.
@@ -130,14 +135,26 @@ class Queues:
                 rows.append(Scheduled(request, 1))
         return rows
 
-    def plan_prefills(self, token_budget: int, max_requests: int) -> list[Scheduled]:
-        """Chunks of prompts, first come first served, up to `token_budget` tokens together."""
+    def plan_prefills(
+        self,
+        token_budget: int,
+        max_requests: int,
+        num_kept_free: int = 0,
+        *,
+        is_alone: bool = True,
+    ) -> list[Scheduled]:
+        """Chunks of prompts, first come first served, up to `token_budget` tokens together.
+
+        None is begun that would leave fewer than `num_kept_free` blocks, unless nothing runs and
+        the caller, too, has no blocks in use (`is_alone`).
+        """
+        self.held_back.stop()
         rows: list[Scheduled] = []
         partial = [r for r in self.running if not r.is_decoding]
         while token_budget > 0 and len(rows) < max_requests:
             if partial:
                 request = partial.pop(0)
-            elif self.waiting and self.admit(self.waiting[0]):
+            elif self.waiting and self.admit(self.waiting[0], num_kept_free, is_alone=is_alone):
                 request = self.running[-1]
             else:
                 break
@@ -145,3 +162,13 @@ class Queues:
             token_budget -= num_tokens
             rows.append(Scheduled(request, num_tokens))
         return rows
+
+    # ---- room ----------------------------------------------------------------------------------
+
+    def _num_left(self, num_tokens: int, hashes: Sequence[bytes]) -> int:
+        """Free blocks that would be left beside a request of these; negative: it does not fit."""
+        pool = self.pool
+        matched = pool.match_prefix(hashes)
+        num_new = -(-num_tokens // pool.block_size) - len(matched)
+        headroom = sum(1 for running in self.running if running.leg_token_limit is None)
+        return pool.num_free_after_taking(matched) - num_new - headroom

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import TypeAlias
 
 import grpc.aio
@@ -17,12 +18,16 @@ from kv_transfer.puller import Puller
 from pdserve.clock import Clock
 from pdserve.config import Timeouts
 from pdserve.errors import MalformedMessage, PdserveError, PeerLost, from_code
+from pdserve.node.subscription import Notice, Subscription
 from pdserve.protocol import (
     Announcement,
     ExporterWelcome,
     HandoffEnded,
     HandoffRecord,
+    LinkState,
     NodeAddress,
+    PrefixAnswer,
+    PrefixQuery,
     PullerHello,
     Settle,
     Subscribe,
@@ -38,44 +43,6 @@ log = logging.getLogger(__name__)
 Stream: TypeAlias = grpc.aio.StreamStreamCall[PullerMessage, ExporterMessage]
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """Something an exporter said about a request, and when it was heard."""
-
-    message: Announcement | HandoffRecord
-    received_s: float
-
-
-class _Inbox:
-    """What has been said about one request and not been read yet."""
-
-    def __init__(self) -> None:
-        self.failed = asyncio.Event()
-        self._failure: PdserveError | None = None
-        self._notices: asyncio.Queue[Notice | None] = asyncio.Queue()  # None: look at the failure
-
-    def put(self, notice: Notice) -> None:
-        self._notices.put_nowait(notice)
-
-    def fail(self, error: PdserveError) -> None:
-        """Nothing more will come, for this reason."""
-        self._failure = error
-        self.failed.set()
-        self._notices.put_nowait(None)
-
-    async def get(self) -> Notice:
-        """The next notice; raises the failure after the last one."""
-        notice = await self._notices.get()
-        if notice is None:
-            self.raise_failure()
-            raise AssertionError("an inbox ends with a failure")
-        return notice
-
-    def raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-
 class Session:
     """An open session: its link for pulling bytes, and the subscriptions over it."""
 
@@ -84,63 +51,83 @@ class Session:
         self.link = link
         self._outbox = outbox
         self._clock = clock
-        self._inboxes: dict[str, _Inbox] = {}
+        self._subscriptions: dict[str, Subscription] = {}  # by id
+        self._answers: dict[str, asyncio.Future[PrefixAnswer]] = {}  # by query id
         self._lost: PeerLost | None = None
 
-    async def notices(self, request_id: str) -> AsyncGenerator[Notice]:
-        """What the exporter says about a request, from its first block to its handoff record.
+    @asynccontextmanager
+    async def subscribed(self, request_id: str) -> AsyncIterator[Subscription]:
+        """Hear what the exporter says about a request; settled when the context ends.
 
         Raises:
             PeerLost: the exporter is gone.
-            PdserveError: the handoff ended, for the reason that the exporter gives.
         """
         if self._lost is not None:
             raise self._lost
-        inbox = self._inboxes[request_id] = _Inbox()
-        self._outbox.send(Subscribe(request_id=request_id))
+        subscription_id = secrets.token_hex(8)
+        subscription = Subscription(subscription_id, self._outbox.send)
+        self._subscriptions[subscription_id] = subscription
+        self._outbox.send(Subscribe(request_id=request_id, subscription_id=subscription_id))
         try:
-            while True:
-                yield await inbox.get()
+            yield subscription
         finally:
-            self._inboxes.pop(request_id, None)
+            del self._subscriptions[subscription_id]
+            self.settle(subscription_id, was_pulled=subscription.was_pulled)
 
-    async def wait(self, request_id: str, event: asyncio.Event) -> None:
-        """Wait for `event`, but not beyond the end of the request's handoff.
+    @asynccontextmanager
+    async def prefix(
+        self, first_block: int, hashes: Sequence[bytes]
+    ) -> AsyncIterator[PrefixAnswer]:
+        """What the exporter has of these blocks of a prompt; it holds them within the context.
 
         Raises:
             PeerLost: the exporter is gone.
-            PdserveError: the handoff ended, for the reason that the exporter gives.
         """
-        inbox = self._inboxes[request_id]
-        waits = {asyncio.create_task(e.wait()) for e in (event, inbox.failed)}
+        if self._lost is not None:
+            raise self._lost
+        query = PrefixQuery(
+            query_id=secrets.token_hex(8), first_block=first_block, hashes=list(hashes)
+        )
+        answer = asyncio.get_running_loop().create_future()
+        self._answers[query.query_id] = answer
+        self._outbox.send(query)
+        was_pulled = False
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            yield await answer
+            was_pulled = True
         finally:
-            for task in waits:
-                task.cancel()
-        inbox.raise_failure()
+            del self._answers[query.query_id]
+            self.settle(query.query_id, was_pulled=was_pulled)
 
-    def settle(self, request_id: str, *, was_pulled: bool) -> None:
-        """Tell the exporter that the request's blocks are not needed any more."""
-        self._outbox.send(Settle(request_id=request_id, pulled=was_pulled))
+    def settle(self, subscription_id: str, *, was_pulled: bool) -> None:
+        """Tell the exporter that a subscription's or a query's blocks are not needed any more."""
+        self._outbox.send(Settle(subscription_id=subscription_id, pulled=was_pulled))
 
     def receive(self, message: msgspec.Struct) -> None:
-        """Sort one message of the exporter; those about requests given up are dropped."""
+        """Sort one message of the exporter; those for subscriptions that have ended are dropped."""
+        if isinstance(message, PrefixAnswer):
+            answer = self._answers.get(message.query_id)
+            if answer is not None and not answer.done():
+                answer.set_result(message)
+            return
         if not isinstance(message, Announcement | HandoffRecord | HandoffEnded):
             raise MalformedMessage(f"{type(message).__name__} in mid-session")
-        inbox = self._inboxes.get(message.request_id)
-        if inbox is None:
+        subscription = self._subscriptions.get(message.subscription_id)
+        if subscription is None:
             return
         if isinstance(message, HandoffEnded):
-            inbox.fail(from_code(message.code, message.message))
+            subscription.fail(from_code(message.code, message.message))
         else:
-            inbox.put(Notice(message, self._clock.now()))
+            subscription.put(Notice(message, self._clock.now()))
 
     def lose(self, error: PeerLost) -> None:
         """The session broke: everybody who waits on it is told."""
         self._lost = error
-        for inbox in self._inboxes.values():
-            inbox.fail(error)
+        for subscription in self._subscriptions.values():
+            subscription.fail(error)
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(error)
 
 
 class Sessions:
@@ -162,6 +149,7 @@ class Sessions:
         self._clock = clock
         self._timeouts = timeouts
         self._opening: dict[str, asyncio.Future[Session]] = {}  # incarnation |-> session
+        self._failed: dict[str, float] = {}  # incarnation |-> when; those of the last `liveness_s`
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def get(self, peer: NodeAddress) -> Session:
@@ -178,6 +166,30 @@ class Sessions:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(opening)
+
+    def opened(self, peer: NodeAddress) -> Session | None:
+        """The session with this life of a node, if there is one already."""
+        opening = self._opening.get(peer.incarnation)
+        return _opened(opening) if opening is not None else None
+
+    def has_failed(self, peer: NodeAddress) -> bool:
+        """Whether no session with this life of a node could be opened, a short while ago."""
+        failed_s = self._failed.get(peer.incarnation)
+        return failed_s is not None and self._clock.now() < failed_s + self._timeouts.liveness_s
+
+    def links(self) -> list[LinkState]:
+        """How KV is pulled over each open session, by the exporter's name."""
+        sessions = map(_opened, self._opening.values())
+        states = [
+            LinkState(
+                peer=session.peer.node_id,
+                transport=session.link.transport,
+                reason=session.link.reason,
+            )
+            for session in sessions
+            if session is not None
+        ]
+        return sorted(states, key=lambda state: state.peer)
 
     async def close(self) -> None:
         """Hang up on everybody."""
@@ -196,9 +208,13 @@ class Sessions:
             error = _error_of(peer, status)
         except PdserveError as refused:
             error = refused
+        except Exception as unexpected:  # a bug; whoever waits for the session must not
+            log.exception("the session with %s failed", peer.node_id)
+            error = PeerLost(f"the session with {peer.node_id} failed: {unexpected!r}")
         finally:
             del self._opening[peer.incarnation]
             if not opening.done():
+                self._remember_failure(peer)
                 opening.set_exception(error)
                 opening.exception()  # retrieved: nobody may be waiting any more
             elif not opening.cancelled():
@@ -217,6 +233,7 @@ class Sessions:
                 link = await self._puller.connect(welcome, self._timeouts.connect_s)
             outbox = Outbox()
             session = Session(peer, link, outbox, self._clock)
+            self._failed.pop(peer.incarnation, None)
             opening.set_result(session)
             try:
                 async with running(outbox.pump(stream, FROM_PULLER)):
@@ -225,6 +242,12 @@ class Sessions:
             finally:
                 await link.close()
 
+    def _remember_failure(self, peer: NodeAddress) -> None:
+        now = self._clock.now()
+        first_s = now - self._timeouts.liveness_s
+        self._failed = {i: failed_s for i, failed_s in self._failed.items() if failed_s > first_s}
+        self._failed[peer.incarnation] = now
+
     def _hello(self, peer: NodeAddress) -> PullerHello:
         return PullerHello(
             node_id=self._node_id,
@@ -232,6 +255,7 @@ class Sessions:
             exporter_incarnation=peer.incarnation,
             fingerprint=self._identity.fingerprint,
             layout=self._identity.layout,
+            introduction=peer.introduction,
         )
 
     async def _read(self, stream: Stream) -> msgspec.Struct:
@@ -239,6 +263,13 @@ class Sessions:
         if proto is grpc.aio.EOF:
             raise PeerLost("the exporter hung up")
         return FROM_EXPORTER.unwrap(proto)
+
+
+def _opened(opening: asyncio.Future[Session]) -> Session | None:
+    """The session, if opening it has ended well."""
+    if not opening.done() or opening.cancelled() or opening.exception() is not None:
+        return None
+    return opening.result()
 
 
 def _error_of(peer: NodeAddress, status: grpc.aio.AioRpcError) -> PdserveError:

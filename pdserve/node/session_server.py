@@ -5,15 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol, TypeAlias
 
 import grpc.aio
 import msgspec
 from google.protobuf.message import DecodeError
+from msgspec.structs import replace
 
 from kv_transfer.exporter import Exporter
 from pdserve.errors import MalformedMessage, PdserveError
-from pdserve.protocol import PullerHello, Settle, Subscribe
+from pdserve.node.prefix_exports import PrefixExports, PrefixHolds
+from pdserve.protocol import (
+    Announcement,
+    HandoffEnded,
+    HandoffRecord,
+    PrefixQuery,
+    PullerHello,
+    Renew,
+    Settle,
+    Subscribe,
+)
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.envelopes import FROM_EXPORTER, FROM_PULLER
 from pdserve.wire.outbox import Outbox, running
@@ -21,7 +33,8 @@ from pdserve.wire.session_pb2 import ExporterMessage, PullerMessage
 
 log = logging.getLogger(__name__)
 
-Subscriber = Callable[[msgspec.Struct], None]
+Said: TypeAlias = Announcement | HandoffRecord | HandoffEnded
+Subscriber: TypeAlias = Callable[[Said], None]
 Context: TypeAlias = grpc.aio.ServicerContext[PullerMessage, ExporterMessage]
 
 
@@ -39,18 +52,32 @@ class Announcer(Protocol):
         """The subscriber is gone; another one may come."""
         ...
 
-    def settle(self, request_id: str, *, was_pulled: bool) -> None:
-        """Its blocks are not needed any more."""
+    def renew(self, request_id: str, subscriber: Subscriber) -> None:
+        """Send everything that was said before again, with fresh tickets."""
+        ...
+
+    def settle(self, request_id: str, subscriber: Subscriber, *, was_pulled: bool) -> None:
+        """The subscriber does not need its blocks any more."""
         ...
 
 
 class SessionServer(session_pb2_grpc.KvSessionServicer):
-    """One call of `Open` is one session with one puller."""
+    """One call of `Open` is one session with one puller.
 
-    def __init__(self, exporter: Exporter, announcer: Announcer, hello_timeout_s: float) -> None:
+    Without an announcer nothing is handed over here, without exports no prefixes are given away.
+    """
+
+    def __init__(
+        self,
+        exporter: Exporter,
+        announcer: Announcer | None,
+        hello_timeout_s: float,
+        prefixes: PrefixExports | None = None,
+    ) -> None:
         self._exporter = exporter
         self._announcer = announcer
         self._hello_timeout_s = hello_timeout_s
+        self._prefixes = prefixes
 
     async def Open(self, request_iterator: object, context: Context) -> None:  # noqa: N802
         """Handshake, then serve subscriptions until the puller hangs up."""
@@ -67,34 +94,85 @@ class SessionServer(session_pb2_grpc.KvSessionServicer):
             context.set_trailing_metadata((("pdserve-error-code", error.code),))
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
         else:
-            await context.write(FROM_EXPORTER.wrap(self._exporter.welcome()))
-            await self._serve(hello, context)
+            welcome = self._exporter.welcome()
+            try:
+                await context.write(FROM_EXPORTER.wrap(welcome))
+                await self._serve(hello, context)
+            finally:
+                self._exporter.dismiss(welcome)
 
     async def _serve(self, hello: PullerHello, context: Context) -> None:
         outbox = Outbox()
-        subscriptions: set[str] = set()
+        subscriptions = _Subscriptions(self._announcer, outbox.send)
+        holds = self._prefixes.open(outbox.send) if self._prefixes is not None else None
 
         try:
             async with running(outbox.pump(context, FROM_EXPORTER)):
                 while (message := await _read(context)) is not None:
-                    self._receive(message, outbox.send, subscriptions)
+                    _receive(message, subscriptions, holds)
         except MalformedMessage as error:
             log.warning("session with %s: %s", hello.node_id, error)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
         finally:
-            for request_id in subscriptions:
-                self._announcer.unsubscribe(request_id, outbox.send)
+            if holds is not None:
+                holds.close()
+            subscriptions.close()
 
-    def _receive(self, message: msgspec.Struct, send: Subscriber, subscriptions: set[str]) -> None:
-        match message:
-            case Subscribe(request_id=request_id):
-                subscriptions.add(request_id)
-                self._announcer.subscribe(request_id, send)
-            case Settle(request_id=request_id, pulled=pulled):
-                subscriptions.discard(request_id)
-                self._announcer.settle(request_id, was_pulled=pulled)
-            case other:
-                raise MalformedMessage(f"{type(other).__name__} in mid-session")
+
+class _Subscriptions:
+    """Those of one session, by the ids that the puller gave them.
+
+    The announcer knows each by a subscriber of its own, so that attempts at the same request, one
+    after the other or at once, are never taken for each other.
+    """
+
+    def __init__(self, announcer: Announcer | None, send: Callable[[msgspec.Struct], None]) -> None:
+        self._announcer = announcer
+        self._send = send
+        self._opened: dict[str, tuple[str, Subscriber]] = {}  # id |-> (request id, subscriber)
+
+    def open(self, message: Subscribe) -> None:
+        if self._announcer is None or message.subscription_id in self._opened:
+            raise MalformedMessage(f"there can be no subscription {message.subscription_id!r}")
+        subscriber = partial(self._say, message.subscription_id)
+        self._opened[message.subscription_id] = message.request_id, subscriber
+        self._announcer.subscribe(message.request_id, subscriber)
+
+    def renew(self, subscription_id: str) -> None:
+        if self._announcer is not None and subscription_id in self._opened:
+            self._announcer.renew(*self._opened[subscription_id])
+
+    def settle(self, subscription_id: str, *, was_pulled: bool) -> None:
+        """Also of one that is not known: a query whose lease was over."""
+        opened = self._opened.pop(subscription_id, None)
+        if self._announcer is not None and opened is not None:
+            self._announcer.settle(*opened, was_pulled=was_pulled)
+
+    def close(self) -> None:
+        if self._announcer is not None:
+            for request_id, subscriber in self._opened.values():
+                self._announcer.unsubscribe(request_id, subscriber)
+
+    def _say(self, subscription_id: str, message: Said) -> None:
+        self._send(replace(message, subscription_id=subscription_id))
+
+
+def _receive(
+    message: msgspec.Struct, subscriptions: _Subscriptions, holds: PrefixHolds | None
+) -> None:
+    match message:
+        case Subscribe():
+            subscriptions.open(message)
+        case PrefixQuery() if holds is not None:
+            holds.answer(message)
+        case Settle(subscription_id=query_id) if holds is not None and query_id in holds:
+            holds.settle(query_id)
+        case Settle(subscription_id=subscription_id, pulled=pulled):
+            subscriptions.settle(subscription_id, was_pulled=pulled)
+        case Renew(subscription_id=subscription_id):
+            subscriptions.renew(subscription_id)
+        case other:
+            raise MalformedMessage(f"{type(other).__name__} in mid-session")
 
 
 async def _read(context: Context) -> msgspec.Struct | None:

@@ -1,6 +1,7 @@
 """A decode node with next to no room: requests wait where their KV is, and nothing is lost.
 
-24 blocks of 16 tokens against 512 on the prefill node.
+24 blocks of 16 tokens against 512 on the prefill node, where prompts and KV that waits may take 76.
+Tickets are good for a second.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest_asyncio
 
+from pdserve.config import HandoffConfig
 from tests.cluster.checkpoints import Reference, make_prompt
 from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import Fleet, fleet_config, running
@@ -24,8 +26,15 @@ LIMIT = 240  # tokens of output that keep the decode node full for a while
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def narrow(tiny_checkpoint: Path) -> AsyncIterator[Fleet]:
     engine = {"token_budget": 37, "max_model_len": 384, "kv_memory": "2MiB"}
-    config = fleet_config(tiny_checkpoint, engine=engine)
-    async with running(Fleet(config, {"decode-0": ["--kv-memory=96KiB"]})) as fleet:
+    config = fleet_config(
+        tiny_checkpoint,
+        engine=engine,
+        handoff=HandoffConfig(pinned_limit=0.15),
+        timeouts={"ticket_s": 1.0},
+    )
+    # Over TCP the exporter looks at every ticket.
+    flags = {"decode-0": ["--kv-memory=96KiB", "--transports=tcp"]}
+    async with running(Fleet(config, flags)) as fleet:
         assert (await fleet.gauges("decode-0"))["blocks"] == 24
         yield fleet
 
@@ -40,8 +49,11 @@ async def client(narrow: Fleet) -> AsyncIterator[Client]:
 
 
 async def fill(narrow: Fleet, client: Client, num_waiting: int = 3) -> list[Follower]:
-    """Requests of which two or three decode, and the others' KV waits on the prefill node."""
-    followers = [Follower(client, make_prompt(PROMPT, i), LIMIT) for i in range(num_waiting + 2)]
+    """Requests of which two or three decode, and the others' KV waits on the prefill node.
+
+    More than need to wait, so that enough still do when a busy machine has had its look.
+    """
+    followers = [Follower(client, make_prompt(PROMPT, i), LIMIT) for i in range(num_waiting + 4)]
     await narrow.wait_for("decode-0", lambda gauges: gauges["waiting_requests"] >= num_waiting)
     await narrow.wait_for("prefill-0", lambda gauges: gauges["pinned_blocks"] >= 8 * num_waiting)
     return followers
@@ -51,8 +63,33 @@ async def test_requests_wait_their_turn_and_all_are_exact(
     narrow: Fleet, client: Client, tiny_checkpoint: Path
 ) -> None:
     followers = await fill(narrow, client)
-    assert (await narrow.gauges("decode-0"))["running_requests"] <= 2
+    assert (await narrow.gauges("decode-0"))["running_requests"] <= 3  # 24 blocks hold no more
     outputs = [(await follower.end()).tokens for follower in followers]
+    reference = Reference(tiny_checkpoint)
+    for i, tokens in enumerate(outputs):
+        assert len(tokens) == LIMIT
+        assert reference.is_greedy(make_prompt(PROMPT, i), tokens)
+
+
+async def test_kv_that_waits_keeps_new_prompts_out(narrow: Fleet, client: Client) -> None:
+    followers = [Follower(client, make_prompt(PROMPT, i), LIMIT) for i in range(12)]
+    gauges = await narrow.wait_for("prefill-0", lambda gauges: gauges["throttled"] == 1)
+    assert gauges["pinned_blocks"] <= 0.15 * gauges["blocks"]
+    await narrow.wait_for("decode-0", lambda gauges: gauges["room_waiting_requests"] > 0)
+    for follower in followers:
+        await follower.hang_up()
+    await narrow.wait_for("prefill-0", lambda gauges: gauges["throttled"] == 0)
+    assert (await narrow.gauges("prefill-0"))["throttled_seconds"] > 0
+
+
+async def test_tickets_that_expire_while_kv_waits_are_renewed(
+    narrow: Fleet, client: Client, tiny_checkpoint: Path
+) -> None:
+    before = await narrow.gauges("decode-0")
+    followers = [Follower(client, make_prompt(PROMPT, i), LIMIT) for i in range(6)]
+    outputs = [(await follower.end()).tokens for follower in followers]
+    after = await narrow.gauges("decode-0")
+    assert after["ticket_renewals"] > before["ticket_renewals"]
     reference = Reference(tiny_checkpoint)
     for i, tokens in enumerate(outputs):
         assert len(tokens) == LIMIT

@@ -6,6 +6,8 @@ tokens alike. What is whose is known to attention alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -40,7 +42,12 @@ class Decoder:
         return self._weights.embedding.dtype
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, batch: AttentionBatch, kv_pool: Tensor
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        batch: AttentionBatch,
+        kv_pool: Tensor,
+        on_kv: Callable[[int], None] | None = None,
     ) -> Tensor:
         """Compute one step, and write its keys and values into the pool.
 
@@ -49,6 +56,8 @@ class Decoder:
             positions: [num_tokens] int64, of each token in its sequence.
             batch: whose tokens they are, and which blocks those have.
             kv_pool: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim].
+            on_kv: called after each layer's keys and values were written (on a GPU: after the
+                kernel that writes them was launched), with the number of layers so far.
 
         Returns:
             [num_tokens, hidden_size], before the final norm.
@@ -59,6 +68,8 @@ class Decoder:
             normed = rms_norm(hidden, layer.attention_norm, self.config.rms_norm_eps)
             query, key, value = self._heads(layer, normed, cos, sin)
             self._attention.write_kv(kv_pool, index, key, value, batch)
+            if on_kv is not None:
+                on_kv(index + 1)
             attended = self._attention.attend(
                 query,
                 kv_pool,

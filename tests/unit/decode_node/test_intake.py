@@ -6,55 +6,44 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-import msgspec
 import pytest
 
 from decode_node.intake import Intake
 from decode_node.scheduler import DecodeFirst
 from kv_transfer.puller import PullResult
+from kv_transfer.ticket import read_ticket
 from pdserve.clock import ManualClock
+from pdserve.config import Timeouts
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.engine import Engine
 from pdserve.errors import MalformedMessage, PeerLost, RequestCancelled, StaleTicket
-from pdserve.node.session_client import Session
-from pdserve.protocol import (
-    Announcement,
-    DecodeLeg,
-    HandoffEnded,
-    HandoffRecord,
-    NodeAddress,
-    SamplingParams,
-    Settle,
-)
+from pdserve.metrics import NodeMetrics
+from pdserve.protocol import DecodeLeg, HandoffEnded, HandoffRecord, SamplingParams
+from tests.unit.decode_node.scripted import BLOCK, HOST, SOURCE, ScriptedExporter, make_ticket
 
-BLOCK = 4
 NUM_BLOCKS = 8
-SOURCE = NodeAddress(node_id="p", incarnation="1", session_address="p:1")
+TIMEOUTS = Timeouts(transfer_s=5.0, ticket_s=30.0)
 
-
-class RecordingOutbox:
-    """Keeps what was sent to the exporter."""
-
-    def __init__(self) -> None:
-        self.sent: list[msgspec.Struct] = []
-
-    def send(self, message: msgspec.Struct) -> None:
-        self.sent.append(message)
+Part = tuple[int, int, int, int]  # first token, end, first layer, end
 
 
 @dataclass
 class ScriptedPuller:
     """Records pulls; each waits for `gate`, and raises `error` if there is one."""
 
-    pulled: list[tuple[bytes, list[int], int]] = field(default_factory=list)
+    clock: ManualClock
+    pulled: list[tuple[Part, list[int], int]] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     error: Exception | None = None
     is_writing: bool = False
+    read_s: float = 0.25
 
     async def pull(
         self, link: object, ticket: bytes, block_table: list[int], from_token: int, timeout_s: float
     ) -> PullResult:
-        self.pulled.append((ticket, list(block_table), from_token))
+        opened = read_ticket(ticket)
+        part = (opened.first_token, opened.end_token, opened.first_layer, opened.end_layer)
+        self.pulled.append((part, list(block_table), from_token))
         self.is_writing = True
         try:
             await self.gate.wait()
@@ -62,28 +51,37 @@ class ScriptedPuller:
             self.is_writing = False
         if self.error is not None:
             raise self.error
-        first, end = map(int, ticket.split(b"-"))
-        return PullResult(bytes=1, seconds=0.25, first_token=first, end_token=end)
+        self.clock.advance(self.read_s)
+        return PullResult(1, self.read_s, self.read_s, *part)
+
+    @property
+    def parts(self) -> list[Part]:
+        return [part for part, _, _ in self.pulled]
 
 
 class Bench:
     """An intake over a real engine that is not running, and one scripted session."""
 
-    def __init__(self) -> None:
+    def __init__(self, host_id: str = HOST) -> None:
         self.pool = BlockPool(NUM_BLOCKS, BLOCK, bump_generations=self._check_not_written)
-        clock = ManualClock()
-        self.engine = Engine(self.pool, DecodeFirst(16, 8), clock, frozenset())
-        self.puller = ScriptedPuller()
-        self.outbox = RecordingOutbox()
-        self.session = Session(SOURCE, None, self.outbox, clock)  # type: ignore[arg-type]
-        self.intake = Intake(self.engine, self, self.puller, clock, 5.0)  # type: ignore[arg-type]
+        self.clock = ManualClock()
+        self.engine = Engine(self.pool, DecodeFirst(16, 8), self.clock, frozenset())
+        self.puller = ScriptedPuller(self.clock)
+        self.exporter = ScriptedExporter(self.clock, host_id)
+        self.metrics = NodeMetrics()
+        self.intake = Intake(
+            self.engine,
+            self.exporter,  # type: ignore[arg-type]
+            self.puller,  # type: ignore[arg-type]
+            self.clock,
+            TIMEOUTS,
+            HOST,
+            self.metrics,
+        )
+        self.announce = self.exporter.announce
 
     def _check_not_written(self, block_ids: object) -> None:
         assert not self.puller.is_writing, "blocks were freed under a running pull"
-
-    async def get(self, peer: NodeAddress) -> Session:
-        assert peer is SOURCE
-        return self.session
 
     def take(self, request_id: str = "r", num_tokens: int = 10) -> asyncio.Task[None]:
         leg = DecodeLeg(
@@ -94,18 +92,23 @@ class Bench:
         )
         return asyncio.create_task(self.intake.take(leg, SOURCE))
 
-    def announce(self, ticket: bytes, request_id: str = "r") -> None:
-        self.session.receive(Announcement(request_id=request_id, ticket=ticket))
-
     def record(
-        self, request_id: str = "r", num_tokens: int = 10, output: tuple[int, ...] = (42,)
+        self,
+        request_id: str = "r",
+        num_tokens: int = 10,
+        output: tuple[int, ...] = (42,),
+        ticket: bytes = b"",
+        prefill_end_s: float = 0.0,
     ) -> None:
-        self.session.receive(
-            HandoffRecord(request_id=request_id, num_tokens=num_tokens, token_ids=list(output))
+        self.exporter.say(
+            HandoffRecord(
+                request_id=request_id,
+                num_tokens=num_tokens,
+                token_ids=list(output),
+                ticket=ticket,
+                prefill_end_s=prefill_end_s,
+            )
         )
-
-    def settled(self) -> list[tuple[str, bool]]:
-        return [(m.request_id, m.pulled) for m in self.outbox.sent if isinstance(m, Settle)]
 
 
 async def turn() -> None:
@@ -118,6 +121,11 @@ async def turn() -> None:
 async def bench() -> AsyncIterator[Bench]:
     bench = Bench()
     yield bench
+    check_ended(bench)
+
+
+def check_ended(bench: Bench) -> None:
+    """No block is lost, and nobody waits."""
     for request in list(bench.engine.queues.running):
         bench.engine.cancel(request.request_id)
     assert bench.pool.num_free == NUM_BLOCKS, "blocks were lost"
@@ -129,21 +137,21 @@ async def test_chunks_are_pulled_as_they_come_and_the_request_adopted(bench: Ben
     taking = bench.take()
     await turn()
     assert bench.pool.num_free == NUM_BLOCKS, "no room is taken before there is anything to pull"
-    bench.announce(b"0-8")
+    bench.announce(0, 8)
     await turn()
-    assert [ticket for ticket, _, _ in bench.puller.pulled] == [b"0-8"]
-    bench.announce(b"8-10")
+    assert bench.puller.parts == [(0, 8, 0, 4)]
+    bench.announce(8, 10)
     bench.record()
     bench.puller.gate.set()
     await asyncio.wait_for(taking, 1)
     (request,) = bench.engine.queues.running
-    assert [ticket for ticket, _, _ in bench.puller.pulled] == [b"0-8", b"8-10"]
+    assert bench.puller.parts == [(0, 8, 0, 4), (8, 10, 0, 4)]
     assert all(table == request.block_table for _, table, _ in bench.puller.pulled)
     assert request.output_token_ids == [42]
     assert request.num_computed_tokens == 10
     assert request.is_decoding
-    assert request.lifecycle.transfer_s == 0.5
-    assert bench.settled() == [("r", True)]
+    assert request.lifecycle.phase_times().transfer_s == 0.5
+    assert bench.exporter.settled == [True]
 
 
 async def test_a_prefix_held_here_is_not_pulled_again(bench: Bench) -> None:
@@ -151,7 +159,7 @@ async def test_a_prefix_held_here_is_not_pulled_again(bench: Bench) -> None:
     for request_id in ("a", "b"):
         taking = bench.take(request_id)
         await turn()
-        bench.announce(b"0-10", request_id)
+        bench.announce(0, 10, request_id=request_id)
         bench.record(request_id)
         await asyncio.wait_for(taking, 1)
     assert [from_token for _, _, from_token in bench.puller.pulled] == [0, 8]
@@ -163,15 +171,15 @@ async def test_without_room_the_kv_waits_where_it_is(bench: Bench) -> None:
     taken = bench.pool.allocate(6)
     taking = [bench.take("first"), bench.take("second", num_tokens=3)]
     await turn()
-    bench.announce(b"0-10", "first")
+    bench.announce(0, 10, request_id="first")
     await turn()
-    bench.announce(b"0-3", "second")
+    bench.announce(0, 3, request_id="second")
     await turn()
     assert bench.intake.num_waiting == 2  # the second would fit, but it is not its turn
     assert bench.puller.pulled == []
     bench.pool.release(taken)
     await turn()
-    assert {ticket for ticket, _, _ in bench.puller.pulled} == {b"0-10", b"0-3"}
+    assert set(bench.puller.parts) == {(0, 10, 0, 4), (0, 3, 0, 4)}
     for task in taking:
         task.cancel()
     await asyncio.gather(*taking, return_exceptions=True)
@@ -183,12 +191,12 @@ async def test_a_cancel_leaves_nothing_behind(bench: Bench, stage: str) -> None:
     taking = bench.take()
     await turn()
     if stage != "before":
-        bench.announce(b"0-10")
+        bench.announce(0, 10)
         await turn()
     taking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await taking
-    assert bench.settled() == [("r", False)]
+    assert bench.exporter.settled == [False]
     bench.pool.release(blocked)
 
 
@@ -198,9 +206,9 @@ async def test_losing_the_exporter_ends_the_intake(bench: Bench, stage: str) -> 
     taking = bench.take()
     await turn()
     if stage != "before":
-        bench.announce(b"0-10")
+        bench.announce(0, 10)
         await turn()
-    bench.session.lose(PeerLost("p is gone"))
+    bench.exporter.session.lose(PeerLost("p is gone"))
     bench.puller.gate.set()
     with pytest.raises(PeerLost, match="p is gone"):
         await asyncio.wait_for(taking, 1)
@@ -212,16 +220,16 @@ async def test_a_stale_ticket_ends_the_intake(bench: Bench) -> None:
     bench.puller.gate.set()
     taking = bench.take()
     await turn()
-    bench.announce(b"0-10")
+    bench.announce(0, 10)
     with pytest.raises(StaleTicket):
         await asyncio.wait_for(taking, 1)
-    assert bench.settled() == [("r", False)]
+    assert bench.exporter.settled == [False]
 
 
 async def test_an_ended_handoff_ends_the_intake(bench: Bench) -> None:
     taking = bench.take()
     await turn()
-    bench.session.receive(
+    bench.exporter.say(
         HandoffEnded(request_id="r", code=RequestCancelled.code, message="cancelled")
     )
     with pytest.raises(RequestCancelled):
@@ -232,9 +240,9 @@ async def test_a_gap_between_tickets_is_refused(bench: Bench) -> None:
     bench.puller.gate.set()
     taking = bench.take()
     await turn()
-    bench.announce(b"0-4")
-    bench.announce(b"8-10")
-    with pytest.raises(MalformedMessage, match="after 4 tokens of r came a ticket"):
+    bench.announce(0, 4)
+    bench.announce(8, 10)
+    with pytest.raises(MalformedMessage, match=r"after 4 tokens .* came KV of tokens 8\.\.10"):
         await asyncio.wait_for(taking, 1)
 
 
@@ -242,10 +250,10 @@ async def test_a_handoff_that_ends_is_heard_while_waiting_for_room(bench: Bench)
     blocked = bench.pool.allocate(NUM_BLOCKS)
     taking = bench.take()
     await turn()
-    bench.announce(b"0-10")
+    bench.announce(0, 10)
     await turn()
     assert bench.intake.num_waiting == 1
-    bench.session.receive(
+    bench.exporter.say(
         HandoffEnded(request_id="r", code=RequestCancelled.code, message="cancelled")
     )
     with pytest.raises(RequestCancelled):
@@ -257,7 +265,7 @@ async def test_a_record_that_contradicts_the_leg_is_refused(bench: Bench) -> Non
     bench.puller.gate.set()
     taking = bench.take()
     await turn()
-    bench.announce(b"0-9")
+    bench.announce(0, 9)
     bench.record(num_tokens=9)
     with pytest.raises(MalformedMessage, match="9 prompt tokens"):
         await asyncio.wait_for(taking, 1)
@@ -270,7 +278,160 @@ async def test_a_record_without_exactly_token_one_is_refused(
     bench.puller.gate.set()
     taking = bench.take()
     await turn()
-    bench.announce(b"0-10")
+    bench.announce(0, 10)
     bench.record(output=output)
     with pytest.raises(MalformedMessage, match=f"{len(output)} of output"):
         await asyncio.wait_for(taking, 1)
+
+
+# ---- layer by layer ----------------------------------------------------------------------------
+
+
+async def test_layers_are_pulled_as_they_come(bench: Bench) -> None:
+    bench.puller.gate.set()
+    taking = bench.take()
+    await turn()
+    bench.announce(0, 8, 0, 1)
+    await turn()
+    bench.announce(0, 8, 1, 4)
+    bench.announce(8, 10, 0, 2)
+    bench.record(ticket=make_ticket(8, 10, 2, 4))
+    await asyncio.wait_for(taking, 1)
+    assert bench.puller.parts == [(0, 8, 0, 1), (0, 8, 1, 4), (8, 10, 0, 2), (8, 10, 2, 4)]
+    assert [from_token for _, _, from_token in bench.puller.pulled] == [0, 0, 8, 8]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [(0, 8, 1, 4)],  # not from the first layer on
+        [(0, 8, 0, 1), (0, 8, 2, 4)],  # a layer is missing
+        [(0, 8, 0, 2), (0, 8, 1, 4)],  # one comes twice
+        [(0, 8, 0, 2), (8, 10, 0, 4)],  # the chunk's other layers are missing
+        [(0, 8, 0, 2), (0, 10, 2, 4)],  # they are for more than the chunk
+        [(0, 12, 0, 4)],  # beyond the prompt
+    ],
+)
+async def test_what_does_not_follow_is_refused(bench: Bench, parts: list[Part]) -> None:
+    bench.puller.gate.set()
+    taking = bench.take()
+    await turn()
+    for part in parts:
+        bench.announce(*part)
+    with pytest.raises(MalformedMessage):
+        await asyncio.wait_for(taking, 1)
+
+
+async def test_a_record_before_the_last_layers_is_refused(bench: Bench) -> None:
+    bench.puller.gate.set()
+    taking = bench.take()
+    await turn()
+    bench.announce(0, 10, 0, 3)
+    bench.record()
+    with pytest.raises(MalformedMessage, match="announced up to token 0"):
+        await asyncio.wait_for(taking, 1)
+
+
+async def test_a_small_prompt_comes_in_one_message(bench: Bench) -> None:
+    bench.puller.gate.set()
+    taking = bench.take()
+    await turn()
+    bench.record(ticket=make_ticket(0, 10))
+    await asyncio.wait_for(taking, 1)
+    assert bench.puller.parts == [(0, 10, 0, 4)]
+
+
+# ---- renewal -----------------------------------------------------------------------------------
+
+
+async def test_tickets_that_grew_old_while_waiting_for_room_are_renewed(bench: Bench) -> None:
+    bench.puller.gate.set()
+    blocked = bench.pool.allocate(NUM_BLOCKS)
+    taking = bench.take()
+    await turn()
+    bench.announce(0, 4)
+    bench.announce(4, 8, 0, 2)
+    await turn()
+    bench.clock.advance(TIMEOUTS.ticket_s)
+    bench.pool.release(blocked)
+    await turn()
+    assert bench.exporter.num_renewals == 1
+    assert bench.puller.pulled == [], "nothing is pulled with an old ticket"
+    bench.announce(4, 8, 2, 4)  # said before the exporter heard of it
+    bench.announce(0, 8, is_restart=True)
+    bench.record(ticket=make_ticket(8, 10))
+    await asyncio.wait_for(taking, 1)
+    assert bench.puller.parts == [(0, 8, 0, 4), (8, 10, 0, 4)]
+
+
+async def test_what_was_pulled_already_is_not_pulled_again_after_a_renewal(bench: Bench) -> None:
+    bench.puller.gate.set()
+    bench.puller.read_s = TIMEOUTS.ticket_s  # the next ticket gets old in the queue
+    taking = bench.take()
+    await turn()
+    bench.announce(0, 5)
+    bench.announce(5, 10)
+    await turn()
+    assert bench.exporter.num_renewals == 1
+    bench.announce(0, 10, is_restart=True)
+    bench.record()
+    await asyncio.wait_for(taking, 1)
+    assert [from_token for _, _, from_token in bench.puller.pulled] == [0, 5]
+
+
+# ---- how long it took --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host_id", "handover_s", "room_s"),
+    [
+        (HOST, 7.5, 2.0),  # from the prefill's end on
+        ("another", 6.5, 1.0),  # from the record's arrival on: clocks cannot be compared
+    ],
+)
+async def test_a_handover_is_the_sum_of_its_parts(
+    host_id: str, handover_s: float, room_s: float
+) -> None:
+    bench = Bench(host_id)
+    blocked = bench.pool.allocate(NUM_BLOCKS)
+    bench.clock.advance(9.0)
+    taking = bench.take()
+    await turn()
+    bench.announce(0, 8)
+    await turn()
+    bench.clock.advance(2.0)
+    bench.record(ticket=make_ticket(8, 10), prefill_end_s=10.0)
+    bench.clock.advance(1.0)
+    bench.pool.release(blocked)
+    await turn()
+    bench.clock.advance(3.0)  # for whatever else there is
+    bench.puller.read_s = 1.0
+    bench.puller.gate.set()
+    await asyncio.wait_for(taking, 1)
+    (request,) = bench.engine.queues.running
+    request.lifecycle.joined_s = bench.clock.now() + 0.5
+    times = request.lifecycle.phase_times()
+    assert times.handover_s == handover_s
+    assert times.handover_room_s == room_s
+    assert times.handover_copy_s == times.transfer_s == 2.0
+    assert times.handover_step_s == 0.5
+    assert "pdserve_room_wait_seconds_sum 3.0" in bench.metrics.exposition().decode()
+    check_ended(bench)
+
+
+async def test_copies_during_the_prefill_are_no_part_of_the_handover(bench: Bench) -> None:
+    bench.puller.read_s = 1.0
+    bench.puller.gate.set()
+    taking = bench.take()
+    await turn()
+    bench.announce(0, 8)
+    await turn()
+    bench.clock.advance(2.0)
+    bench.record(ticket=make_ticket(8, 10), prefill_end_s=0.75)
+    await asyncio.wait_for(taking, 1)
+    (request,) = bench.engine.queues.running
+    request.lifecycle.joined_s = bench.clock.now()
+    times = request.lifecycle.phase_times()
+    assert times.transfer_s == 2.0
+    assert times.handover_copy_s == 1.25
+    assert times.handover_s == 3.25

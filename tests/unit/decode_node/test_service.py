@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-import msgspec
 import pytest
 
 from decode_node.service import DecodeNode
@@ -21,7 +20,6 @@ from pdserve.errors import ContextLengthExceeded, RequestCancelled, RequestEnded
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.metrics import NodeMetrics
 from pdserve.node.roles import NodeParts
-from pdserve.node.session_client import Session
 from pdserve.protocol import (
     DecodeLeg,
     HandoffEnded,
@@ -31,21 +29,10 @@ from pdserve.protocol import (
     NodeState,
     SamplingParams,
 )
+from tests.unit.decode_node.scripted import BLOCK, SOURCE, Recorder, ScriptedExporter
 
-BLOCK = 4
 NUM_BLOCKS = 8
 LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, head_dim=8, block_size=BLOCK, dtype=KvDtype.FLOAT32)
-SOURCE = NodeAddress(node_id="p", incarnation="1", session_address="p:1")
-
-
-class Recorder:
-    """In place of a link or an outbox: keeps what was sent."""
-
-    def __init__(self) -> None:
-        self.sent: list[msgspec.Struct] = []
-
-    def send(self, message: msgspec.Struct) -> None:
-        self.sent.append(message)
 
 
 class Bench:
@@ -75,12 +62,9 @@ class Bench:
                 state=lambda: NodeState.READY,
             )
         )
-        self.session = Session(SOURCE, None, Recorder(), clock)  # type: ignore[arg-type]
-        self.node._intake._sessions = self  # type: ignore[assignment]
+        self.exporter = ScriptedExporter(clock)
+        self.node._intake._sessions = self.exporter  # type: ignore[assignment]
         self.link = Recorder()
-
-    async def get(self, peer: NodeAddress) -> Session:
-        return self.session
 
     async def start(
         self, request_id: str, source: NodeAddress | None = SOURCE, max_tokens: int = 4
@@ -108,14 +92,14 @@ async def bench() -> AsyncIterator[Bench]:
     bench = Bench()
     yield bench
     await bench.node.close()
-    bench.puller.close()
+    await bench.puller.close()
     bench.memory.close()
 
 
 async def test_a_request_that_ended_with_token_one_is_no_failure(bench: Bench) -> None:
     """The prefill node tells the coordinator, over a stream that this node may overtake."""
     await bench.start("r")
-    bench.session.receive(
+    bench.exporter.say(
         HandoffEnded(request_id="r", code=RequestEnded.code, message="token 1 was the last one")
     )
     await turn()
@@ -125,7 +109,7 @@ async def test_a_request_that_ended_with_token_one_is_no_failure(bench: Bench) -
 
 async def test_any_other_end_of_a_handoff_is_a_failure(bench: Bench) -> None:
     await bench.start("r")
-    bench.session.receive(
+    bench.exporter.say(
         HandoffEnded(request_id="r", code=RequestCancelled.code, message="cancelled")
     )
     await turn()
@@ -149,7 +133,7 @@ async def test_a_cancelled_prompt_gives_its_turn_to_who_waits_behind_it(bench: B
     await bench.start("handed over")
     await bench.start("local", source=None)
     record = HandoffRecord(request_id="handed over", num_tokens=3, token_ids=[4])
-    bench.session.receive(record)  # with nothing to pull, for the sake of the test
+    bench.exporter.say(record)  # with nothing to pull, for the sake of the test
     await turn()
     assert bench.node._intake.num_waiting == 1, "nobody goes past a prompt that waits"
     bench.node.cancel_leg("local", "cancelled")

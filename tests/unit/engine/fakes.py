@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import SamplingParams
@@ -26,7 +27,9 @@ class FakeRunner:
         self.steps: list[list[tuple[str, int]]] = []
         self.error: Exception | None = None
 
-    def execute(self, rows: Sequence[Scheduled]) -> list[SampledToken | None]:
+    def execute(
+        self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
+    ) -> list[SampledToken | None]:
         self.steps.append([(row.request.request_id, row.num_tokens) for row in rows])
         if self.error is not None:
             error, self.error = self.error, None
@@ -44,6 +47,9 @@ class FakeRunner:
             written |= blocks
             history = request.token_slice(0, request.num_tokens)
             sampled.append(SampledToken(next_token(history)) if row.samples else None)
+        if progress is not None:
+            for num_layers in progress.ends:
+                progress.done(num_layers)
         return sampled
 
 

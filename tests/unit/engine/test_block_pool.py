@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pdserve.engine.block_hash import extend_hashes, hash_chain
+from pdserve.block_hash import extend_hashes, hash_chain
 from pdserve.engine.block_pool import BlockPool
 from pdserve.errors import OutOfBlocks
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -15,7 +15,8 @@ from decode_node.scheduler import DecodeFirst
 from pdserve.clock import ManualClock
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.engine import Engine, StepReport
-from pdserve.engine.request import Request
+from pdserve.engine.request import Request, Scheduled
+from pdserve.engine.scheduler import Queues
 from pdserve.errors import PdserveError, UnusableLogits
 from pdserve.protocol import FinishReason
 from prefill_node.scheduler import FcfsBudget
@@ -32,8 +33,18 @@ class Observer:
     failed: list[tuple[Request, PdserveError]] = field(default_factory=list)
     reports: list[StepReport] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    layer_ends: Sequence[int] = ()
+    heard: list[tuple[str, int]] = field(default_factory=list)  # in which order
+
+    def step_planned(self, rows: Sequence[Scheduled]) -> Sequence[int]:
+        self.heard.append(("planned", len(rows)))
+        return self.layer_ends
+
+    def layers_done(self, rows: Sequence[Scheduled], num_layers: int) -> None:
+        self.heard.append(("layers", num_layers))
 
     def step_done(self, report: StepReport) -> None:
+        self.heard.append(("done", len(report.rows)))
         self.reports.append(report)
         for row in report.rows:
             if row.request.is_done:
@@ -253,3 +264,59 @@ async def test_room_is_not_given_past_those_who_wait() -> None:
         await observer.until(lambda: observer.reports)
         assert engine.reserve(12, []) is None  # 8 of 10 blocks are taken, one to grow into
         await observer.until(lambda: observer.done)
+
+
+async def test_layers_are_heard_in_order_and_before_the_end_of_their_step() -> None:
+    async with running_engine(20, budget=6) as (engine, _, observer):
+        observer.layer_ends = (1, 3)
+        request = make_request(10, max_tokens=1)
+        engine.submit(request)
+        await observer.until(lambda: observer.done)
+        step = [("planned", 1), ("layers", 1), ("layers", 3), ("done", 1)]
+        assert observer.heard == step * 2
+
+
+async def test_a_step_that_fails_has_told_of_its_layers() -> None:
+    """They are computed again, for the requests that it did not fail for."""
+    async with running_engine(20) as (engine, runner, observer):
+        observer.layer_ends = (2,)
+        bad, good = make_request(5), make_request(6, max_tokens=1)
+        execute = runner.execute
+
+        def fail_late(*args: object) -> object:
+            result = execute(*args)  # type: ignore[arg-type]
+            if len(runner.steps) == 1:
+                raise UnusableLogits("NaN", [bad.request_id])
+            return result
+
+        runner.execute = fail_late  # type: ignore[assignment,method-assign]
+        engine.submit(bad)
+        engine.submit(good)
+        await observer.until(lambda: good.request_id in observer.done)
+        first = [("planned", 2), ("layers", 2)]
+        assert observer.heard == [*first, ("planned", 1), ("layers", 2), ("done", 1)]
+
+
+async def test_what_a_policy_keeps_out_is_measured() -> None:
+    clock, pool = ManualClock(), BlockPool(10, BLOCK)
+    queues = Queues(pool, clock)
+    small, large = make_request(4, leg_token_limit=1), make_request(20, leg_token_limit=1)
+    queues.waiting += [small, large]
+    policy = FcfsBudget(100, 8, num_kept_free=5)
+    assert [row.request for row in policy.plan(queues)] == [small]
+    assert queues.held_back.is_running
+    clock.advance(2.0)
+    small.num_computed_tokens = 4
+    small.output_token_ids = [1]
+    queues.remove(small)
+    assert [row.request for row in policy.plan(queues)] == [large], "alone, it may take them all"
+    assert not queues.held_back.is_running
+    clock.advance(1.0)
+    assert queues.held_back.seconds == 2.0
+    huge = make_request(40, leg_token_limit=1)
+    queues.waiting.append(huge)
+    policy.plan(queues)
+    assert not queues.held_back.is_running, "the pool has no room for it, whatever the policy is"
+    queues.remove(large)
+    queues.remove(huge)
+    assert pool.num_free == 10

@@ -1,0 +1,111 @@
+"""One request's KV on its way into blocks of this node, and what state each block is in."""
+
+from __future__ import annotations
+
+from decode_node.room import Room
+from kv_transfer.lifecycle import PULLER, BlockStates, PullerMove
+from kv_transfer.progress import KvPart, Progress
+from kv_transfer.puller import Puller
+from kv_transfer.ticket import read_ticket
+from pdserve.clock import Clock
+from pdserve.engine.block_pool import BlockPool
+from pdserve.errors import MalformedMessage, PeerLost, TransferCancelled
+from pdserve.lifecycle import Span
+from pdserve.node.session_client import Session
+
+
+class Arrival:
+    """Owns the room's blocks until `adopt` or `release`, one of which must be called."""
+
+    def __init__(
+        self, request_id: str, num_tokens: int, room: Room, session: Session, pool: BlockPool
+    ) -> None:
+        """
+        Args:
+            request_id: whose KV it is.
+            num_tokens: of its prompt.
+            room: for them, and token 1.
+            session: with the exporter.
+            pool: of the room's blocks.
+        """
+        self.block_table = room.block_table
+        self.copies: list[Span] = []  # when KV was being copied
+        self._request_id = request_id
+        self._num_tokens = num_tokens
+        self._session = session
+        self._pool = pool
+        self._num_complete = room.num_reused * pool.block_size  # tokens here, in all layers
+        self._num_valid = room.num_reused  # blocks
+        self._announced = Progress(session.link.welcome.layout.num_layers)
+        self._states = BlockStates(PULLER, request_id)
+        self._states.move(room.block_table[: room.num_reused], PullerMove.REUSE)
+        self._states.move(room.block_table[room.num_reused :], PullerMove.RESERVE)
+
+    @property
+    def num_announced_tokens(self) -> int:
+        """Tokens that the exporter has told of, in all layers; all of them have been pulled."""
+        return self._announced.num_tokens
+
+    def restart(self) -> None:
+        """The exporter begins anew; what is here already stays."""
+        self._announced = Progress(self._session.link.welcome.layout.num_layers)
+
+    async def pull(self, puller: Puller, ticket: bytes, clock: Clock, timeout_s: float) -> None:
+        """Pull the next part that was announced.
+
+        Raises:
+            MalformedMessage: it does not follow the one before.
+            PdserveError: the pull failed; as Puller.pull.
+        """
+        part = self._next_part(ticket)
+        block_size = self._pool.block_size
+        first = max(part.first_token, self._num_complete)
+        blocks = self.block_table[first // block_size : -(-part.end_token // block_size)]
+        if first >= part.end_token:
+            blocks = []
+        self._states.move(blocks, PullerMove.PULL)
+        try:
+            result = await puller.pull(
+                self._session.link, ticket, self.block_table, self._num_complete, timeout_s
+            )
+        except BaseException as error:
+            self._states.move(blocks, PullerMove.FAIL)
+            if isinstance(error, TransferCancelled):  # the session ended, and its link with it
+                peer = self._session.peer.node_id
+                raise PeerLost(f"{peer} was lost during a transfer") from error
+            raise
+        ended_s = clock.now()
+        self.copies.append((ended_s - result.read_s, ended_s))
+        self._arrived(blocks, first // block_size)
+
+    def adopt(self) -> None:
+        """The blocks are the engine's; every token's KV is here."""
+        assert self._num_valid == -(-self._num_tokens // self._pool.block_size)
+        self._states.move(self.block_table[: self._num_valid], PullerMove.ADOPT)
+        self._states.move(self.block_table[self._num_valid :], PullerMove.ADOPT_BLANK)
+
+    def release(self) -> None:
+        """Give the blocks back; nothing writes to them."""
+        self._states.move(self.block_table, PullerMove.RELEASE)
+        self._pool.release(self.block_table)
+
+    def _next_part(self, ticket: bytes) -> KvPart:
+        opened = read_ticket(ticket)
+        part = KvPart(opened.first_token, opened.end_token, opened.first_layer, opened.end_layer)
+        if part.end_token > self._num_tokens:
+            raise MalformedMessage(
+                f"{self._request_id} has {self._num_tokens} prompt tokens, not {part.end_token}"
+            )
+        self._announced.take(part)
+        return part
+
+    def _arrived(self, blocks: list[int], first_block: int) -> None:
+        """These have been pulled: the ones of which nothing is missing any more are valid."""
+        self._num_complete = max(self._num_complete, self._announced.num_tokens)
+        num_valid = self._num_complete // self._pool.block_size
+        if self._num_complete == self._num_tokens:  # nothing more comes for the last block
+            num_valid = -(-self._num_tokens // self._pool.block_size)
+        num_new = max(0, num_valid - first_block)
+        self._states.move(blocks[:num_new], PullerMove.VALIDATE)
+        self._states.move(blocks[num_new:], PullerMove.VALIDATE_PART)
+        self._num_valid = max(self._num_valid, num_valid)

@@ -1,0 +1,93 @@
+"""One puller's subscription to one request's handoff: what the exporter says about it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from pdserve.errors import PdserveError
+from pdserve.protocol import Announcement, HandoffRecord, Renew
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something an exporter said about a request, and when it was heard."""
+
+    message: Announcement | HandoffRecord
+    received_s: float
+
+
+class Subscription:
+    """What has been said about one request and not been read yet.
+
+    Every wait here ends with the handoff at the latest, for the reason that the exporter gives, and
+    with the session.
+    """
+
+    def __init__(self, subscription_id: str, send: Callable[[msgspec.Struct], None]) -> None:
+        self.was_pulled = False  # for the exporter, at the end
+        self._id = subscription_id
+        self._send = send
+        self._failed = asyncio.Event()
+        self._failure: PdserveError | None = None
+        self._notices: asyncio.Queue[Notice | None] = asyncio.Queue()  # None: look at the failure
+
+    # ---- the session's side --------------------------------------------------------------------
+
+    def put(self, notice: Notice) -> None:
+        """The exporter said something."""
+        self._notices.put_nowait(notice)
+
+    def fail(self, error: PdserveError) -> None:
+        """Nothing more will come, for this reason."""
+        self._failure = error
+        self._failed.set()
+        self._notices.put_nowait(None)
+
+    # ---- the puller's side ---------------------------------------------------------------------
+
+    async def next(self) -> Notice:
+        """The next notice, from the first block to the handoff record.
+
+        Raises:
+            PeerLost: the exporter is gone.
+            PdserveError: the handoff ended, for the reason that the exporter gives.
+        """
+        notice = await self._notices.get()
+        if notice is None:
+            self._raise_failure()
+            raise AssertionError("a subscription ends with a failure")
+        return notice
+
+    async def renew(self) -> Notice:
+        """Have everything said again, with fresh tickets; the first notice of that.
+
+        Raises:
+            PdserveError: as next.
+        """
+        self._send(Renew(subscription_id=self._id))
+        while True:
+            notice = await self.next()
+            if isinstance(notice.message, Announcement) and notice.message.is_restart:
+                return notice
+
+    async def wait(self, event: asyncio.Event) -> None:
+        """Wait for `event`, but not beyond the end of the handoff.
+
+        Raises:
+            PdserveError: as next.
+        """
+        waits = {asyncio.create_task(e.wait()) for e in (event, self._failed)}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure

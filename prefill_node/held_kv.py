@@ -1,0 +1,81 @@
+"""The KV of one request that is held for others to pull, and how far it has been announced."""
+
+from __future__ import annotations
+
+from kv_transfer.exporter import Exporter
+from kv_transfer.lifecycle import EXPORTER, BlockStates, ExporterMove
+from kv_transfer.progress import KvPart, Progress
+from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.request import Request
+
+
+class HeldKv:
+    """Takes references of its own to the blocks that are announced; `release` drops them."""
+
+    def __init__(self, request_id: str, exporter: Exporter, pool: BlockPool) -> None:
+        self.block_ids: list[int] = []  # of the prompt, from its first token on
+        self._request_id = request_id
+        self._exporter = exporter
+        self._layout = exporter.layout
+        self._pool = pool
+        self._progress = Progress(self._layout.num_layers)
+        self._states = BlockStates(EXPORTER, request_id)
+
+    def missing(self, request: Request, num_computed: int, num_layers: int) -> list[KvPart]:
+        """What is to be announced when `num_computed` tokens are, in the first `num_layers` layers.
+
+        Up to the last block that is complete: nothing else will be written to it any more. (A step
+        that fails for another request is repeated, and writes the same KV again, up to rounding.)
+        """
+        end_token = min(num_computed, request.num_prompt_tokens)
+        if end_token < request.num_prompt_tokens:
+            end_token -= end_token % self._layout.block_size
+        return self._progress.until(end_token, num_layers)
+
+    def announce(self, request: Request, part: KvPart) -> None:
+        """Note the next part as announced, and hold its blocks from now on.
+
+        Whether anybody is told now or only later makes no difference to the blocks.
+        """
+        self._progress.take(part)
+        blocks = request.block_table[len(self.block_ids) : self._layout.blocks_for(part.end_token)]
+        if blocks:
+            self._states.move(blocks, ExporterMove.HOLD)
+            self._pool.retain(blocks)
+            self.block_ids += blocks
+        is_whole = part.end_layer == self._layout.num_layers
+        move = ExporterMove.ANNOUNCE if is_whole else ExporterMove.ANNOUNCE_PART
+        self._states.move(self._blocks_of(part), move)
+
+    def renew(self) -> list[KvPart]:
+        """All that was announced, to be announced again."""
+        parts = self._progress.whole()
+        for part in parts:
+            self._states.move(self._blocks_of(part), ExporterMove.RENEW)
+        return parts
+
+    def ticket(self, part: KvPart) -> bytes:
+        """A fresh ticket for a part that was announced."""
+        return self._exporter.issue(
+            self._request_id,
+            part.first_token,
+            part.end_token - part.first_token,
+            self._blocks_of(part),
+            part.layers,
+        )
+
+    def num_bytes(self, part: KvPart) -> int:
+        """How much there is to pull of it."""
+        num_tokens = part.end_token - part.first_token
+        return num_tokens * self._layout.token_bytes * len(part.layers) // self._layout.num_layers
+
+    def release(self) -> None:
+        """Let go of every block."""
+        if self.block_ids:
+            self._states.move(self.block_ids, ExporterMove.RELEASE)
+            self._pool.release(self.block_ids)
+            self.block_ids = []
+
+    def _blocks_of(self, part: KvPart) -> list[int]:
+        first_block = part.first_token // self._layout.block_size
+        return self.block_ids[first_block : self._layout.blocks_for(part.end_token)]

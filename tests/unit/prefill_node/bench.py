@@ -1,0 +1,129 @@
+"""A whole prefill node whose model is a test's: its engine runs, nothing goes over a network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from kv_transfer.exporter import Exporter
+from kv_transfer.handshake import KvIdentity
+from kv_transfer.host import host_id
+from kv_transfer.memory import ExportedPool
+from kv_transfer.puller import Puller
+from kv_transfer.transports.catalog import KINDS
+from pdserve.clock import SystemClock
+from pdserve.config import EngineConfig, HandoffConfig, NodeConfig
+from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.engine import Runner
+from pdserve.engine.layer_progress import LayerProgress
+from pdserve.engine.request import SampledToken, Scheduled
+from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.metrics import NodeMetrics
+from pdserve.node.gauges import watch_role
+from pdserve.node.roles import NodeParts
+from pdserve.protocol import NodeState, PrefillLeg, SamplingParams
+from prefill_node.service import PrefillNode
+
+BLOCK = 4
+LAYOUT = KvLayout(num_layers=4, num_kv_heads=1, head_dim=8, block_size=BLOCK, dtype=KvDtype.FLOAT32)
+SHM = [kind for kind in KINDS if kind.name == "shm"]
+
+
+class Link:
+    """In place of a coordinator's link: keeps what was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[msgspec.Struct] = []
+        self.changed = asyncio.Event()
+
+    def send(self, message: msgspec.Struct) -> None:
+        self.sent.append(message)
+        self.changed.set()
+
+
+class QuickRunner:
+    """Samples the same token for everybody."""
+
+    def __init__(self) -> None:
+        self.model_s = 0.0
+
+    def execute(
+        self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
+    ) -> list[SampledToken | None]:
+        for num_layers in progress.ends if progress else ():
+            assert progress is not None
+            progress.done(num_layers)
+        return [SampledToken(7) if row.samples else None for row in rows]
+
+
+class Bench:
+    """A prefill node with `num_blocks` blocks, and whom its coordinator would hear."""
+
+    def __init__(self, num_blocks: int, engine: EngineConfig, handoff: HandoffConfig) -> None:
+        identity = KvIdentity("m", "r", LAYOUT)
+        clock = SystemClock()
+        self.memory = ExportedPool(num_blocks, LAYOUT.block_bytes)
+        self.pool = BlockPool(num_blocks, BLOCK, bump_generations=self.memory.bump)
+        self.exporter = Exporter("p", "1", identity, self.memory, clock, SHM)
+        self.puller = Puller(self.memory, identity, host_id(), [])
+        self.metrics = NodeMetrics()
+        self.link = Link()
+        self.node = PrefillNode(
+            NodeParts(
+                config=NodeConfig(engine=engine, handoff=handoff),
+                node_id="p",
+                incarnation="1",
+                clock=clock,
+                pool=self.pool,
+                eos_token_ids=frozenset(),
+                max_model_len=num_blocks * BLOCK,
+                vocab_size=1000,
+                identity=identity,
+                exporter=self.exporter,
+                puller=self.puller,
+                metrics=self.metrics,
+                state=lambda: NodeState.READY,
+            )
+        )
+        self.handoffs = self.node.handoffs
+        watch_role(self.metrics, self.node)
+
+    def start(self, request_id: str, num_tokens: int) -> None:
+        """A prefill leg arrives, whose prefix is nobody else's."""
+        self.node.start_prefill(
+            PrefillLeg(
+                request_id=request_id,
+                token_ids=list(range(num_tokens)),
+                sampling=SamplingParams(max_tokens=4),
+                cache_salt=request_id,
+            ),
+            self.link,  # type: ignore[arg-type]
+        )
+
+    def metric(self, name: str) -> float:
+        """A metric without labels."""
+        lines = self.metrics.exposition().decode().splitlines()
+        (value,) = [line.split()[1] for line in lines if line.startswith(f"pdserve_{name} ")]
+        return float(value)
+
+    @asynccontextmanager
+    async def running(self, runner: Runner) -> AsyncIterator[None]:
+        """The engine steps; at the end every block must be free."""
+        await self.exporter.start("127.0.0.1")
+        task = asyncio.create_task(self.node.engine.run(runner, self.node))
+        try:
+            yield
+            await asyncio.sleep(0)
+            assert self.pool.num_free == self.pool.num_blocks, "blocks were lost"
+            assert self.handoffs.num_pinned_blocks == 0
+            self.pool.check_integrity()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await self.node.close()
+            await self.exporter.close()
+            await self.puller.close()
+            self.memory.close()
