@@ -15,6 +15,7 @@ import logging
 from collections.abc import AsyncIterator
 
 from coordinator.generation import GenerationRequest, Route
+from coordinator.prefix_index import PrefixIndex, prefix_sources
 from coordinator.registry import Member, Registry
 from coordinator.router import LeastLoaded, Pair
 from coordinator.status import describe_nodes
@@ -31,9 +32,11 @@ from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import (
     CancelLeg,
     DecodeLeg,
+    KvEvents,
     LegFailed,
     NodeState,
     PrefillLeg,
+    PrefixSource,
     TokenBatch,
     TokenEvent,
 )
@@ -132,6 +135,8 @@ class Flow:
         self._max_inflight = max_inflight
         self._request_s = request_s
         self._running: dict[str, RunningRequest] = {}
+        self._prefixes = PrefixIndex()
+        registry.on_lost(self._prefixes.remove)
         registry.on_lost(self._member_lost)
 
     @property
@@ -202,6 +207,14 @@ class Flow:
             self._observe_times(event, running, sender)
             running.deliver(event, sender)
 
+    def kv_events(self, events: KvEvents, sender: Member) -> None:
+        """What a node holds has changed.
+
+        Raises:
+            MalformedMessage: as PrefixIndex.apply.
+        """
+        self._prefixes.apply(sender, events)
+
     def leg_failed(self, failure: LegFailed, sender: Member) -> None:
         """A node gave a leg up."""
         running = self._running.get(failure.request_id)
@@ -243,9 +256,11 @@ class Flow:
                     sampling=request.sampling,
                     cache_salt=request.cache_salt,
                     handoff=pair.decode is not None,
+                    prefix_sources=self._prefix_sources(request, pair.prefill),
                 )
             )
         if pair.decode is not None:
+            prefills = pair.prefill is None
             pair.decode.decoding.add(request.request_id)
             pair.decode.send(
                 DecodeLeg(
@@ -253,9 +268,15 @@ class Flow:
                     token_ids=request.token_ids,
                     sampling=request.sampling,
                     cache_salt=request.cache_salt,
-                    source=pair.prefill.address if pair.prefill else None,
+                    source=pair.prefill.address_for(pair.decode) if pair.prefill else None,
+                    prefix_sources=(self._prefix_sources(request, pair.decode) if prefills else []),
                 )
             )
+
+    def _prefix_sources(self, request: GenerationRequest, prefills: Member) -> list[PrefixSource]:
+        """Who holds more of the prompt than the node that is to prefill it."""
+        held = self._prefixes.longest_prefixes(request.token_ids, request.cache_salt)
+        return prefix_sources(held, prefills, len(request.token_ids))
 
     def _expire(self, running: RunningRequest, deadline_s: float) -> None:
         running.end(DeadlineExceeded(f"the request was not complete within {deadline_s} s"))

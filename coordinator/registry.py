@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from pdserve.introduction import introduce
 from pdserve.protocol import LoadReport, NodeAddress, NodeHello, NodeRole, NodeState
 from pdserve.wire.outbox import Outbox
 
@@ -38,13 +39,16 @@ class Member:
         """Whether it takes new legs."""
         return self.load.state is NodeState.READY
 
-    @property
-    def address(self) -> NodeAddress:
-        """Where this life of the node exports its KV."""
+    def address_for(self, puller: Member) -> NodeAddress:
+        """Where this life of the node exports its KV, opened for that life of a puller."""
+        hello = self.hello
         return NodeAddress(
-            node_id=self.hello.node_id,
-            incarnation=self.hello.incarnation,
-            session_address=self.hello.session_address,
+            node_id=hello.node_id,
+            incarnation=hello.incarnation,
+            session_address=hello.session_address,
+            introduction=introduce(
+                hello.introduction_key, hello.incarnation, puller.hello.incarnation
+            ),
         )
 
     @property
@@ -67,6 +71,10 @@ class Registry:
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
 
+    def __contains__(self, member: Member) -> bool:
+        """Whether this life of a node is a member: it may have been superseded or lost."""
+        return self._members.get(member.node_id) is member
+
     def on_lost(self, listener: Callable[[Member], None]) -> None:
         """Call `listener` with every member that is lost."""
         self._on_lost.append(listener)
@@ -83,7 +91,7 @@ class Registry:
 
     def remove(self, member: Member) -> None:
         """A node's stream broke; harmless when this life of it is gone already."""
-        if self._members.get(member.node_id) is not member:
+        if member not in self:
             return
         del self._members[member.node_id]
         if member.load.state is NodeState.DRAINING:

@@ -14,8 +14,10 @@ from coordinator.flow import Flow
 from coordinator.registry import Member, Registry
 from pdserve.config import Timeouts
 from pdserve.errors import ConfigError, MalformedMessage, PdserveError
+from pdserve.introduction import check_key
 from pdserve.protocol import (
     DrainSeen,
+    KvEvents,
     LegFailed,
     LoadReport,
     NodeHello,
@@ -56,6 +58,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             hello = await self._read(context, self._timeouts.connect_s)
             if not isinstance(hello, NodeHello):
                 raise MalformedMessage(f"{type(hello).__name__} instead of a hello")
+            hello.layout.check()
+            check_key(hello.introduction_key)
             self._check_model(hello)
         except PdserveError as error:
             log.warning("refused a node: %s", error)
@@ -72,8 +76,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             async with running(outbox.pump(context, FROM_COORDINATOR)):
                 while True:
                     message = await self._read(context, self._timeouts.liveness_s)
-                    if message is None:
-                        return
+                    if message is None or member not in self._registry:
+                        return  # it hung up; or another life of it has taken its place
                     self._receive(message, member)
         except MalformedMessage as error:
             log.warning("%s: %s", hello.node_id, error)
@@ -91,6 +95,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                     member.send(DrainSeen())
             case LegFailed():
                 self._flow.leg_failed(message, member)
+            case KvEvents():
+                self._flow.kv_events(message, member)
             case other:
                 raise MalformedMessage(f"{type(other).__name__} in mid-stream")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from coordinator.registry import Member, Registry
 
 
@@ -28,4 +30,5 @@ def _describe_node(member: Member) -> dict[str, object]:
         "running_requests": load.running_requests,
         "waiting_requests": load.waiting_requests,
         "step_time_ms": load.step_time_s * 1e3,
+        "links": msgspec.to_builtins(load.links),
     }

@@ -20,6 +20,8 @@ Seconds = Annotated[float, Meta(gt=0)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
 Mode = Literal["disaggregated", "colocated"]
+PrefixPull = Literal["auto", "always", "never"]
+TransportName = Literal["shm", "cuda_ipc", "ucx", "nccl", "tcp"]
 
 
 class ConfigStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,12 +55,41 @@ class EngineConfig(ConfigStruct, frozen=True):
         str,
         Meta(description='KV budget, as in "512MiB"; auto: a quarter of free memory, <= 4 GiB'),
     ] = "auto"
+    kv_commit: Annotated[
+        bool,
+        Meta(description="take all KV memory at start, in huge pages if it can: faster UCX"),
+    ] = False
     max_model_len: Annotated[
         int, Meta(ge=0, description="prompt + output tokens of a request; 0: the model's own")
     ] = 0
     token_budget: Annotated[Count, Meta(description="most tokens computed in one step")] = 512
     max_batch_size: Annotated[Count, Meta(description="most requests in one step")] = 64
     prefix_cache: Annotated[bool, Meta(description="reuse KV of equal prompt prefixes")] = True
+
+
+class HandoffConfig(ConfigStruct, frozen=True):
+    """How a prefill node hands KV over."""
+
+    announce_bytes: Annotated[
+        int, Meta(ge=0, description="KV of a step told of layer by layer, at least; 0: never")
+    ] = 1 << 20
+    pinned_limit: Annotated[
+        float, Meta(gt=0, le=1, description="share of the pool for prompts and KV not yet pulled")
+    ] = 0.5
+
+
+class PrefixConfig(ConfigStruct, frozen=True):
+    """Where KV of prompt prefixes comes from that is not in a node's own pool."""
+
+    prefix_pull: Annotated[
+        PrefixPull, Meta(description="prefixes from other nodes; auto: where it saves time")
+    ] = "auto"
+    tier_memory: Annotated[
+        str, Meta(description='host tier for evicted prefixes, as in "8GiB"; 0: none')
+    ] = "0"
+    tier_dir: Annotated[
+        str, Meta(description="where the host tier's file is; empty: the system's temporary files")
+    ] = ""
 
 
 class Timeouts(ConfigStruct, frozen=True):
@@ -69,9 +100,14 @@ class Timeouts(ConfigStruct, frozen=True):
     connect_s: Annotated[Seconds, Meta(description="to attach or to open a session")] = 3.0
     reconnect_s: Annotated[Seconds, Meta(description="between attempts to attach")] = 0.25
     lease_s: Annotated[
-        Seconds, Meta(description="finished KV without a subscriber is held this long")
+        Seconds,
+        Meta(description="KV waits this long for a puller; a prefix asked for, at least prefix_s"),
     ] = 10.0
     transfer_s: Annotated[Seconds, Meta(description="one pull of KV blocks")] = 10.0
+    prefix_s: Annotated[
+        Seconds, Meta(description="for a prefix held elsewhere, before it is computed here")
+    ] = 2.0
+    ticket_s: Annotated[Seconds, Meta(description="how long a ticket for blocks is good")] = 30.0
     request_s: Annotated[Seconds, Meta(description="one request, from receipt to its end")] = 600.0
     drain_s: Annotated[Seconds, Meta(description="for running work after SIGTERM")] = 30.0
 
@@ -79,7 +115,7 @@ class Timeouts(ConfigStruct, frozen=True):
 class NodeConfig(ConfigStruct, frozen=True):
     """One prefill or decode node."""
 
-    node_id: Annotated[str, Meta(description="default: role and port")] = ""
+    node_id: Annotated[str, Meta(description="default: role and a random number")] = ""
     host: Annotated[str, Meta(description="address to listen on, and for peers to dial")] = (
         "127.0.0.1"
     )
@@ -89,10 +125,15 @@ class NodeConfig(ConfigStruct, frozen=True):
         list[str], Meta(min_length=1, description="host:port of every coordinator's gRPC service")
     ] = msgspec.field(default_factory=lambda: ["127.0.0.1:8001"])
     transports: Annotated[
-        list[Literal["shm", "tcp"]], Meta(description="transports to use, best first")
-    ] = msgspec.field(default_factory=lambda: ["shm", "tcp"])
+        list[TransportName], Meta(description="for KV, best first; empty: all that work here")
+    ] = msgspec.field(default_factory=list)
+    checksums: Annotated[
+        bool, Meta(description="check every block's bytes after each pull; not with KV on a GPU")
+    ] = False
     checkpoint: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
+    handoff: HandoffConfig = HandoffConfig()
+    prefix: PrefixConfig = PrefixConfig()
     timeouts: Timeouts = Timeouts()
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from kv_transfer.statistics import ExporterStatistics, PullerStatistics
+from kv_transfer.tier import HostTier
 from pdserve.engine.engine import StepReport
 from pdserve.metrics import NodeMetrics
+from pdserve.node.prefix_exports import PrefixExports
+from pdserve.node.prefix_fetch import PrefixFetchStatistics
 from pdserve.node.roles import Role
 from pdserve.protocol import LoadReport, NodeState
 
@@ -22,6 +25,7 @@ def load_report(role: Role, state: NodeState, loading_progress: float) -> LoadRe
         cached_blocks=engine.pool.num_cached,
         pinned_blocks=role.num_pinned_blocks,
         step_time_s=engine.step_time_s,
+        links=role.sessions.links(),
     )
 
 
@@ -54,10 +58,53 @@ def watch_transfers(
     count("pulls_timed_out", "Pulls beyond their deadline", lambda: pulled.timeouts)
     count("pulls_cancelled", "Pulls given up", lambda: pulled.cancelled)
     count("pulls_failed", "Pulls whose exporter was lost or refused", lambda: pulled.failed)
+    count("pulls_corrupt", "Pulls whose checksums did not fit", lambda: pulled.corrupt)
+    count("pulls_retried", "Reads begun again over the same transport", lambda: pulled.retried)
+    count("pulls_replanned", "Reads begun again over another transport", lambda: pulled.replanned)
     count("tickets_issued", "Tickets issued", lambda: exported.tickets_issued)
+    count("pools_shared", "Pullers given access to the memory", lambda: exported.pools_shared)
+    count("exports", "Pulls served here, complete and valid", lambda: exported.pulls_served)
     count("exported_bytes", "KV bytes sent to pullers", lambda: exported.bytes_sent)
-    count("exports_refused", "Tickets or hellos refused", lambda: exported.refused)
+    count("exports_stale", "Pulls served of blocks that changed hands", lambda: exported.stale)
+    count("exports_refused", "Tickets, tokens or hellos refused", lambda: exported.refused)
+    count("exports_broken", "Pulls whose puller went away or stalled", lambda: exported.broken)
     count("transport_garbage", "Connections that said nonsense", lambda: exported.garbage)
+    count("transport_turned_away", "Connections beyond the limit", lambda: exported.turned_away)
+
+
+def watch_prefix_fetches(metrics: NodeMetrics, fetched: PrefixFetchStatistics) -> None:
+    """Counters of prefixes that were brought here instead of being computed."""
+    count = metrics.count
+    count("prefix_tokens", "Prompt tokens whose KV other nodes had", lambda: fetched.tokens)
+    count("prefix_bytes", "KV bytes of prefixes that other nodes had", lambda: fetched.bytes)
+    count("prefix_tier_tokens", "Prompt tokens out of the host tier", lambda: fetched.tier_tokens)
+    count("prefix_declined", "Prefixes cheaper to compute than to pull", lambda: fetched.declined)
+    count("prefix_crowded", "Prefixes there was no room for", lambda: fetched.crowded)
+    count("prefix_failed", "Sources of prefixes that gave nothing", lambda: fetched.failed)
+    count("prefix_replanned", "Sources asked after a failed one", lambda: fetched.replanned)
+    count("prefix_timed_out", "Fetches of prefixes given up as too slow", lambda: fetched.timed_out)
+
+
+def watch_prefix_exports(metrics: NodeMetrics, exports: PrefixExports) -> None:
+    """What other nodes ask for."""
+    count, asked = metrics.count, exports.statistics
+    metrics.watch("prefix_held_blocks", "Held for queries", lambda: exports.num_held_blocks)
+    count("prefix_queries", "Queries for prefix blocks", lambda: asked.queries)
+    count("prefix_exported_blocks", "Prefix blocks ticketed for others", lambda: asked.blocks)
+    count("prefix_curbed", "Queries given less than there was", lambda: asked.curbed)
+    count("prefix_expired", "Prefix tickets that nobody settled in time", lambda: asked.expired)
+
+
+def watch_tier(metrics: NodeMetrics, tier: HostTier) -> None:
+    """The host tier."""
+    count, moved = metrics.count, tier.statistics
+    metrics.watch("tier_blocks", "KV blocks that the host tier can hold", lambda: tier.num_blocks)
+    metrics.watch("tier_held_blocks", "KV blocks in the host tier", lambda: tier.num_held)
+    count("tier_stored", "KV blocks copied to the host tier", lambda: moved.stored)
+    count("tier_loaded", "KV blocks copied back from it", lambda: moved.loaded)
+    count("tier_evicted", "KV blocks evicted from it", lambda: moved.evicted)
+    count("tier_stale", "Loads of blocks that were evicted meanwhile", lambda: moved.stale)
+    count("tier_bytes", "KV bytes copied to and from it", lambda: moved.bytes)
 
 
 def observe_step(metrics: NodeMetrics, report: StepReport) -> None:

@@ -56,8 +56,16 @@ class LegReceiver(Protocol):
         ...
 
 
+def _say_nothing(_: CoordinatorLink) -> None:
+    """For links whose coordinator needs no more than a load report at first."""
+
+
 class CoordinatorLink:
-    """Membership at one coordinator."""
+    """Membership at one coordinator.
+
+    `on_attached` is called whenever a stream has been opened; what it sends comes right after the
+    first load report.
+    """
 
     def __init__(
         self,
@@ -66,12 +74,14 @@ class CoordinatorLink:
         load: Callable[[], LoadReport],
         receiver: LegReceiver,
         timeouts: Timeouts,
+        on_attached: Callable[[CoordinatorLink], None] = _say_nothing,
     ) -> None:
         self.address = address
         self._hello = hello
         self._load = load
         self._receiver = receiver
         self._timeouts = timeouts
+        self._on_attached = on_attached
         self._outbox: Outbox | None = None  # None while not attached
         self._stream: Stream | None = None
         self._is_leaving = False
@@ -81,6 +91,11 @@ class CoordinatorLink:
         """Send to the coordinator; dropped when it is gone: its requests are cancelled anyway."""
         if self._outbox is not None:
             self._outbox.send(message)
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a coordinator listens."""
+        return self._outbox is not None
 
     def report_load(self) -> None:
         """Send a load report now, because something about it matters at once."""
@@ -143,6 +158,7 @@ class CoordinatorLink:
             self._drain_seen.clear()
             self._outbox = outbox = Outbox()
             self.report_load()
+            self._on_attached(self)
 
             async with running(outbox.pump(stream, FROM_NODE), self._beat()):
                 await self._receive(stream)

@@ -15,7 +15,7 @@ from pdserve import _native
 from pdserve.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.config import EngineConfig, NodeConfig, parse_bytes, parse_cpus
 from pdserve.demo_model import CHECKPOINT_PATH
-from pdserve.engine.kv_cache import TORCH_DTYPES, KvCache
+from pdserve.engine.kv_cache import TORCH_DTYPES, DeviceBuffer, KvCache
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import ModelConfig, load_model_config
 from pdserve.engine.weights import load_decoder
@@ -70,9 +70,11 @@ def plan_model(config: NodeConfig) -> NodeModel:
 
 
 def load_runner(
-    plan: NodeModel, pool: NDArray[np.uint8], on_progress: Callable[[float], None]
+    plan: NodeModel,
+    buffer: NDArray[np.uint8] | DeviceBuffer | None,
+    on_progress: Callable[[float], None],
 ) -> ModelRunner:
-    """Read the weights, lay the KV cache over `pool` (uint8, the exported memory), warm up.
+    """Read the weights, lay the KV cache over `buffer` (or memory of its own), warm up.
 
     Slow; for a thread of its own.
 
@@ -81,7 +83,6 @@ def load_runner(
     """
     dtype = TORCH_DTYPES[plan.layout.dtype]
     decoder = load_decoder(plan.checkpoint, plan.config, dtype, plan.device, on_progress)
-    buffer = pool if plan.device.type == "cpu" else None
     kv_cache = KvCache(plan.layout, plan.num_blocks, plan.device, buffer)
     runner = ModelRunner(decoder, kv_cache)
     runner.warmup(min(WARMUP_TOKENS, plan.max_model_len))

@@ -15,8 +15,10 @@ from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.engine import Engine, StepObserver
 from pdserve.errors import ContextLengthExceeded, InvalidRequest, NoNodeAvailable, PdserveError
 from pdserve.metrics import NodeMetrics
+from pdserve.node.host_tier import NodeTier
 from pdserve.node.legs import Legs
 from pdserve.node.link import CoordinatorLink, LegReceiver
+from pdserve.node.session_client import Sessions
 from pdserve.node.session_server import Announcer
 from pdserve.protocol import DecodeLeg, LegFailed, NodeState, PrefillLeg
 
@@ -38,6 +40,7 @@ class NodeParts:
     puller: Puller
     metrics: NodeMetrics
     state: Callable[[], NodeState]
+    tier: NodeTier | None = None  # without one, evicted prefixes are lost
 
 
 class Role(LegReceiver, StepObserver, Protocol):
@@ -61,6 +64,11 @@ class Role(LegReceiver, StepObserver, Protocol):
     @property
     def num_pinned_blocks(self) -> int:
         """Blocks held for others to pull."""
+        ...
+
+    @property
+    def sessions(self) -> Sessions:
+        """Over which it pulls."""
         ...
 
     @property

@@ -13,6 +13,7 @@ import logging
 import secrets
 import sys
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import uvloop
@@ -20,22 +21,33 @@ import uvloop
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
-from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller
-from kv_transfer.transports.catalog import kinds
+from kv_transfer.tier import FileBlocks
+from kv_transfer.transports.catalog import choose_kinds
 from pdserve.clock import SystemClock
 from pdserve.config import NodeConfig
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.errors import ConfigError, RequestCancelled
 from pdserve.metrics import NodeMetrics
-from pdserve.node.gauges import load_report, watch_role, watch_transfers
+from pdserve.node.gauges import (
+    load_report,
+    watch_prefix_exports,
+    watch_role,
+    watch_tier,
+    watch_transfers,
+)
+from pdserve.node.headroom import Headroom, num_spoken_for
+from pdserve.node.host_tier import make_tier, make_tier_blocks
+from pdserve.node.kv_events import KvEventFeed
+from pdserve.node.kv_memory import commit_if_asked, engine_buffer, make_kv_memory
 from pdserve.node.link import CoordinatorLink
 from pdserve.node.metrics_server import MetricsServer
 from pdserve.node.model import NodeModel, load_runner, plan_model, use_cores
+from pdserve.node.prefix_exports import PrefixExports
 from pdserve.node.roles import NodeParts, Role
 from pdserve.node.session_server import SessionServer
-from pdserve.protocol import LoadReport, NodeHello, NodeRole, NodeState
+from pdserve.protocol import KvTier, LoadReport, NodeHello, NodeRole, NodeState
 from pdserve.signals import StopSignals
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.channel import Server
@@ -56,17 +68,19 @@ def run(config: NodeConfig, role: NodeRole, build: RoleFactory) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     use_cores(config.engine)
     model = plan_model(config)
-    if role is NodeRole.PREFILL and model.device.type != "cpu":
-        raise ConfigError(
-            f"a prefill node on {model.device}: no transport of this build reads GPU memory yet; "
-            "use --device cpu, or --mode colocated, where no KV moves"
-        )
-    uvloop.run(_live(config, role, model, build))
+    tier_blocks = make_tier_blocks(config, model)
+    uvloop.run(_live(config, role, model, tier_blocks, build))
 
 
-async def _live(config: NodeConfig, role: NodeRole, model: NodeModel, build: RoleFactory) -> None:
+async def _live(
+    config: NodeConfig,
+    role: NodeRole,
+    model: NodeModel,
+    tier_blocks: FileBlocks | None,
+    build: RoleFactory,
+) -> None:
     signals = StopSignals()
-    node = Node(config, role, model, build)
+    node = Node(config, role, model, tier_blocks, build)
     try:
         await node.listen()
         loading = asyncio.create_task(node.load())
@@ -86,7 +100,12 @@ class Node:
     """One prefill or decode node: a role, and everything around it."""
 
     def __init__(
-        self, config: NodeConfig, role: NodeRole, model: NodeModel, build: RoleFactory
+        self,
+        config: NodeConfig,
+        role: NodeRole,
+        model: NodeModel,
+        tier_blocks: FileBlocks | None,
+        build: RoleFactory,
     ) -> None:
         self._config = config
         self._model = model
@@ -97,12 +116,24 @@ class Node:
         self._metrics = NodeMetrics()
         self._metrics_server = MetricsServer(self._metrics.exposition)
         self._server = Server(config.timeouts.liveness_s)
-        self._memory = ExportedPool(model.num_blocks, model.layout.block_bytes)
-        self._parts = parts = self._make_parts()
+        self._memory = make_kv_memory(config, role, model)
+        self._parts = parts = self._make_parts(tier_blocks)
         self._role = build(parts)
         self._links: list[CoordinatorLink] = []
         self._joining: list[asyncio.Task[None]] = []
+        self._kv_events = KvEventFeed(self._links)
+        if self._memory.kind != "private":  # else nobody could pull what is here
+            parts.pool.observe(self._kv_events.follow(KvTier.POOL, lambda: parts.pool.hashes))
+        if parts.tier is not None:
+            tier = parts.tier.tier
+            tier.observe(self._kv_events.follow(KvTier.HOST, lambda: tier.hashes))
+            watch_tier(self._metrics, tier)
+        headroom = Headroom(parts.pool, partial(num_spoken_for, self._role.engine.queues))
+        self._prefixes = PrefixExports(
+            parts.pool, parts.exporter, parts.tier, headroom, config.timeouts
+        )
         watch_role(self._metrics, self._role)
+        watch_prefix_exports(self._metrics, self._prefixes)
         watch_transfers(self._metrics, parts.exporter.statistics, parts.puller.statistics)
 
     async def listen(self) -> None:
@@ -112,11 +143,12 @@ class Node:
             ConfigError: an address cannot be listened on.
         """
         config, parts, host = self._config, self._parts, self._config.host
-        if self._role.announcer is not None:
-            servicer = SessionServer(
-                parts.exporter, self._role.announcer, config.timeouts.connect_s
-            )
-            session_pb2_grpc.add_KvSessionServicer_to_server(servicer, self._server.grpc)
+        servicer = SessionServer(
+            parts.exporter, self._role.announcer, config.timeouts.connect_s, self._prefixes
+        )
+        session_pb2_grpc.add_KvSessionServicer_to_server(servicer, self._server.grpc)
+        if parts.tier is not None:
+            parts.tier.start()
         try:
             await parts.exporter.start(host)
             metrics_port = await self._metrics_server.start(host, config.metrics_port)
@@ -127,7 +159,12 @@ class Node:
         log.info("%s listens on %s, metrics on %s", hello.node_id, port, metrics_port)
         for address in config.coordinators:
             link = CoordinatorLink(
-                address, lambda: hello, self._load_report, self._role, config.timeouts
+                address,
+                lambda: hello,
+                self._load_report,
+                self._role,
+                config.timeouts,
+                on_attached=self._kv_events.attached,
             )
             self._links.append(link)
             self._joining.append(asyncio.create_task(link.run()))
@@ -138,8 +175,9 @@ class Node:
         Raises:
             ModelError: they cannot be used.
         """
+        await asyncio.to_thread(commit_if_asked, self._config, self._memory)
         return await asyncio.to_thread(
-            load_runner, self._model, self._memory.flat, self._set_progress
+            load_runner, self._model, engine_buffer(self._memory), self._set_progress
         )
 
     def abandon_loading(self) -> None:
@@ -178,41 +216,52 @@ class Node:
         _, pending = await asyncio.wait(self._joining, timeout=1.0) if self._joining else ((), ())
         for task in pending:
             task.cancel()
+        await self._prefixes.close()
+        if self._parts.tier is not None:
+            await self._parts.tier.close()
         await self._parts.exporter.close()
-        self._parts.puller.close()
+        await self._parts.puller.close()
         self._memory.close()
 
     # ---- parts ---------------------------------------------------------------------------------
 
-    def _make_parts(self) -> NodeParts:
+    def _make_parts(self, tier_blocks: FileBlocks | None) -> NodeParts:
         config, model, memory = self._config, self._model, self._memory
         node_id = config.node_id or f"{self._role_name.name.lower()}-{secrets.token_hex(3)}"
         incarnation = secrets.token_hex(8)
         clock = SystemClock()
         identity = KvIdentity(model.checkpoint.model_id, model.checkpoint.revision, model.layout)
-        on_cpu = model.device.type == "cpu"
-        transports = kinds(config.transports if on_cpu else [])  # a GPU's pool is not exported
+        kinds = choose_kinds(config.transports, memory)
+        pool = BlockPool(
+            model.num_blocks,
+            model.layout.block_size,
+            prefix_cache=config.engine.prefix_cache,
+            bump_generations=memory.bump,
+        )
         return NodeParts(
             config=config,
             node_id=node_id,
             incarnation=incarnation,
             clock=clock,
-            pool=BlockPool(
-                model.num_blocks,
-                model.layout.block_size,
-                prefix_cache=config.engine.prefix_cache,
-                bump_generations=memory.bump,
-            ),
+            pool=pool,
             eos_token_ids=model.config.eos_token_ids,
             max_model_len=model.max_model_len,
             vocab_size=model.config.vocab_size,
             identity=identity,
             exporter=Exporter(
-                node_id, incarnation, identity, memory, clock, [kind.server for kind in transports]
+                node_id,
+                incarnation,
+                identity,
+                memory,
+                clock,
+                kinds,
+                with_checksums=config.checksums,
+                ticket_lifetime_s=config.timeouts.ticket_s,
             ),
-            puller=Puller(memory, identity, host_id(), [kind.client for kind in transports]),
+            puller=Puller(memory, identity, host_id(), kinds, name=f"{node_id}@{incarnation}"),
             metrics=self._metrics,
             state=lambda: self._state,
+            tier=make_tier(tier_blocks, model.layout, memory, pool),
         )
 
     def _hello(self, session_address: str, metrics_address: str) -> NodeHello:
@@ -228,6 +277,7 @@ class Node:
             layout=self._model.layout,
             num_blocks=self._model.num_blocks,
             max_model_len=self._model.max_model_len,
+            introduction_key=self._parts.exporter.introduction_key,
         )
 
     def _load_report(self) -> LoadReport:

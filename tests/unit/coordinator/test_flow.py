@@ -23,6 +23,7 @@ from pdserve.errors import (
     RequestCancelled,
     StaleTicket,
 )
+from pdserve.introduction import is_introduced
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import (
@@ -82,6 +83,7 @@ class Nodes:
             layout=LAYOUT,
             num_blocks=100,
             max_model_len=64,
+            introduction_key=key_of(node_id, life),
         )
         return self.registry.add(hello, RecordingOutbox())  # type: ignore[arg-type]
 
@@ -97,6 +99,10 @@ class Nodes:
 
     def say(self, member: Member, *events: TokenEvent) -> None:
         self.flow.tokens(TokenBatch(events=list(events)), member)
+
+
+def key_of(node_id: str, life: str) -> bytes:
+    return f"{node_id}@{life}".encode().ljust(32)
 
 
 def sent(member: Member) -> list[msgspec.Struct]:
@@ -138,12 +144,27 @@ async def test_both_legs_are_dispatched_at_once(nodes: Nodes) -> None:
     assert isinstance(prefill_leg, PrefillLeg)
     assert prefill_leg.handoff
     assert isinstance(decode_leg, DecodeLeg)
-    assert decode_leg.source == prefill.address
+    assert decode_leg.source == prefill.address_for(decode)
     assert (running.route.prefill_node, running.route.decode_node) == ("p", "d")
     nodes.say(prefill, token(0))
     nodes.say(decode, token(1), token(2), token(3, last=True))
     assert await output(running) == [100, 101, 102, 103]
     assert sent(prefill) == sent(decode) == []
+
+
+async def test_the_decode_node_is_introduced_to_this_life_of_the_prefill_node(
+    nodes: Nodes,
+) -> None:
+    nodes.join("p", NodeRole.PREFILL, life="7")
+    decode = nodes.join("d", NodeRole.DECODE, life="9")
+    running = nodes.start()
+    (leg,) = sent(decode)
+    assert leg.source.incarnation == "7"
+    shown = leg.source.introduction
+    assert is_introduced(key_of("p", "7"), "7", "9", shown)
+    assert not is_introduced(key_of("p", "8"), "7", "9", shown)
+    assert not is_introduced(key_of("p", "7"), "7", "10", shown)
+    await running.cancel("done")
 
 
 async def test_a_single_token_needs_no_decode_node(nodes: Nodes) -> None:

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import grpc
 import grpc.aio
 import pytest
+from msgspec.structs import replace
 
 from coordinator.flow import Flow
 from coordinator.generation import GenerationRequest
@@ -19,6 +20,7 @@ from coordinator.router import LeastLoaded
 from coordinator.service import CoordinatorService
 from pdserve.config import Timeouts
 from pdserve.errors import NodeLost
+from pdserve.introduction import new_key
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.node.legs import Legs
@@ -26,6 +28,8 @@ from pdserve.node.link import CoordinatorLink
 from pdserve.protocol import (
     DecodeLeg,
     FinishReason,
+    KvEvents,
+    KvTier,
     LoadReport,
     NodeHello,
     NodeRole,
@@ -43,6 +47,7 @@ from pdserve.wire.envelopes import FROM_COORDINATOR, FROM_NODE
 
 TIMEOUTS = Timeouts(heartbeat_s=0.05, liveness_s=0.4, connect_s=0.4, reconnect_s=0.02)
 RawContext: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
+KEY = new_key()
 LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, head_dim=8, block_size=4, dtype=KvDtype.FLOAT32)
 
 
@@ -59,6 +64,7 @@ def hello(node_id: str = "d", model_id: str = "m", revision: str = "r") -> NodeH
         layout=LAYOUT,
         num_blocks=8,
         max_model_len=64,
+        introduction_key=KEY,
     )
 
 
@@ -236,6 +242,45 @@ async def test_a_node_with_another_model_is_refused(
         await stream.write(FROM_NODE.wrap(theirs))
         with pytest.raises(grpc.aio.AioRpcError, match=message):
             await stream.read()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"introduction_key": b""}, "has 32 bytes, this has 0"),
+        ({"introduction_key": bytes(65)}, "has 32 bytes, this has 65"),
+        ({"layout": replace(LAYOUT, block_size=0)}, "not a KV layout"),
+        ({"layout": replace(LAYOUT, first_kv_head=1)}, "not a KV layout"),
+    ],
+)
+async def test_a_node_that_cannot_be_is_refused(
+    coordinator: Coordinator, changes: dict[str, object], message: str
+) -> None:
+    async with open_channel(f"127.0.0.1:{coordinator.port}", 60) as channel:
+        stream = CoordinatorStub(channel).Attach()
+        await stream.write(FROM_NODE.wrap(replace(hello(), **changes)))
+        with pytest.raises(grpc.aio.AioRpcError, match=message):
+            await stream.read()
+    assert coordinator.num_members == 0
+
+
+async def test_a_life_that_another_one_has_replaced_is_not_heard_any_more(
+    coordinator: Coordinator,
+) -> None:
+    async with open_channel(f"127.0.0.1:{coordinator.port}", 60) as channel:
+        former, present = [CoordinatorStub(channel).Attach() for _ in range(2)]
+        for stream, incarnation in ((former, "1"), (present, "2")):
+            await stream.write(FROM_NODE.wrap(replace(hello(), incarnation=incarnation)))
+            await stream.read()
+        (member,) = coordinator.registry
+        assert member.hello.incarnation == "2"
+        await former.write(FROM_NODE.wrap(KvEvents(tier=KvTier.POOL, stored=[bytes(16)])))
+        async with asyncio.timeout(3):
+            assert await former.read() is grpc.aio.EOF
+        assert list(coordinator.registry) == [member]
+        assert not coordinator.flow._prefixes._holdings
+        former.cancel()
+        present.cancel()
 
 
 async def test_a_node_waits_for_a_coordinator_and_finds_it_again() -> None:

@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable
 
 import grpc.aio
 import pytest
+from msgspec.structs import replace
 
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller
-from pdserve.clock import SystemClock
+from pdserve.clock import ManualClock, SystemClock
 from pdserve.config import Timeouts
 from pdserve.errors import (
+    AccessDenied,
     LayoutMismatch,
     PdserveError,
     PeerLost,
     RequestCancelled,
     StaleIncarnation,
 )
+from pdserve.introduction import introduce, new_key
 from pdserve.kv_layout import KvDtype, KvLayout
-from pdserve.node.session_client import Sessions
+from pdserve.node.session_client import Session, Sessions
 from pdserve.node.session_server import SessionServer, Subscriber
-from pdserve.protocol import Announcement, HandoffEnded, HandoffRecord, NodeAddress, Subscribe
+from pdserve.node.subscription import Notice
+from pdserve.protocol import (
+    Announcement,
+    ExporterWelcome,
+    HandoffEnded,
+    HandoffRecord,
+    NodeAddress,
+    Subscribe,
+)
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.channel import Server, open_channel
-from pdserve.wire.envelopes import FROM_PULLER
+from pdserve.wire.envelopes import FROM_EXPORTER, FROM_PULLER
 from pdserve.wire.session_pb2_grpc import KvSessionStub
 
 TIMEOUTS = Timeouts(connect_s=0.4, liveness_s=2.0)
@@ -53,7 +63,11 @@ class ScriptedAnnouncer:
         self.subscribers.pop(request_id, None)
         self.changed.set()
 
-    def settle(self, request_id: str, *, was_pulled: bool) -> None:
+    def renew(self, request_id: str, subscriber: Subscriber) -> None:
+        subscriber(Announcement(request_id=request_id, ticket=b"new", is_restart=True))
+
+    def settle(self, request_id: str, subscriber: Subscriber, *, was_pulled: bool) -> None:
+        self.subscribers.pop(request_id, None)
         self.settled.append((request_id, was_pulled))
         self.changed.set()
 
@@ -78,22 +92,30 @@ class Pair:
         self.sessions = Sessions(
             "d", "life-9", puller_identity, self.puller, SystemClock(), TIMEOUTS
         )
-        self.peer = NodeAddress(node_id="p", incarnation="life-1", session_address="")
+        self.peer = NodeAddress(
+            node_id="p",
+            incarnation="life-1",
+            session_address="",
+            introduction=introduce(self.exporter.introduction_key, "life-1", "life-9"),
+        )
 
     async def start(self) -> None:
         await self.exporter.start("127.0.0.1")
         port = await self.server.start("127.0.0.1", 0)
-        self.peer = NodeAddress(
-            node_id="p", incarnation="life-1", session_address=f"127.0.0.1:{port}"
-        )
+        self.peer = replace(self.peer, session_address=f"127.0.0.1:{port}")
 
     async def close(self) -> None:
         await self.sessions.close()
         await self.server.stop(0)
         await self.exporter.close()
-        self.puller.close()
+        await self.puller.close()
         self.memory.close()
         self.destination.close()
+
+
+async def first_notice(session: Session, request_id: str) -> Notice:
+    async with session.subscribed(request_id) as subscription:
+        return await subscription.next()
 
 
 @pytest.fixture
@@ -107,28 +129,56 @@ async def pair() -> AsyncIterator[Pair]:
 async def test_notices_come_in_order_and_a_settle_goes_back(pair: Pair) -> None:
     session = await pair.sessions.get(pair.peer)
     assert await pair.sessions.get(pair.peer) is session
-    async with aclosing(session.notices("r")) as notices:
-        waiting = asyncio.ensure_future(anext(notices))
+    async with session.subscribed("r") as subscription:
+        waiting = asyncio.ensure_future(subscription.next())
         await pair.announcer.until_changed()
         say = pair.announcer.subscribers["r"]
-        say(Announcement(request_id="other", ticket=b"not ours"))
         say(Announcement(request_id="r", ticket=b"one"))
         say(HandoffRecord(request_id="r", num_tokens=3, token_ids=[1]))
         async with asyncio.timeout(3):
             first = await waiting
-            second = await anext(notices)
+            second = await subscription.next()
+        subscription.was_pulled = True
     assert isinstance(first.message, Announcement)
     assert first.message.ticket == b"one"
     assert isinstance(second.message, HandoffRecord)
     assert second.received_s >= first.received_s
-    session.settle("r", was_pulled=True)
     await pair.announcer.until_changed()
     assert pair.announcer.settled == [("r", True)]
 
 
+async def test_a_renewal_begins_where_everything_is_said_again(pair: Pair) -> None:
+    session = await pair.sessions.get(pair.peer)
+    async with session.subscribed("r") as subscription:
+        await pair.announcer.until_changed()
+        say = pair.announcer.subscribers["r"]
+        say(Announcement(request_id="r", ticket=b"one"))
+        say(Announcement(request_id="r", ticket=b"two"))
+        async with asyncio.timeout(3):
+            await subscription.next()
+            renewed = await subscription.renew()
+    assert renewed.message.ticket == b"new"
+
+
+async def test_attempts_at_one_request_are_not_taken_for_each_other(pair: Pair) -> None:
+    """What was said to the first one is still on its way when the second one subscribes."""
+    session = await pair.sessions.get(pair.peer)
+    async with session.subscribed("r"):
+        await pair.announcer.until_changed()
+        say = pair.announcer.subscribers["r"]
+        say(Announcement(request_id="r", ticket=b"for the first"))
+    async with session.subscribed("r") as second:
+        while pair.announcer.subscribers.get("r") in (None, say):
+            await pair.announcer.until_changed()
+        assert pair.announcer.settled == [("r", False)]
+        pair.announcer.subscribers["r"](Announcement(request_id="r", ticket=b"for the second"))
+        notice = await asyncio.wait_for(second.next(), 3)
+    assert notice.message.ticket == b"for the second"
+
+
 async def test_an_ended_handoff_raises_what_the_exporter_said(pair: Pair) -> None:
     session = await pair.sessions.get(pair.peer)
-    waiting = asyncio.ensure_future(anext(session.notices("r")))
+    waiting = asyncio.ensure_future(first_notice(session, "r"))
     await pair.announcer.until_changed()
     pair.announcer.subscribers["r"](
         HandoffEnded(request_id="r", code=RequestCancelled.code, message="the client left")
@@ -139,22 +189,29 @@ async def test_an_ended_handoff_raises_what_the_exporter_said(pair: Pair) -> Non
 
 async def test_a_lost_exporter_is_told_to_everybody_who_waits(pair: Pair) -> None:
     session = await pair.sessions.get(pair.peer)
-    waiting = [asyncio.ensure_future(anext(session.notices(name))) for name in "ab"]
+
+    async def wait_for_room() -> None:
+        async with session.subscribed("b") as subscription:
+            await subscription.wait(asyncio.Event())
+
+    waiting = [
+        asyncio.ensure_future(first_notice(session, "a")),
+        asyncio.ensure_future(wait_for_room()),
+    ]
     await pair.announcer.until_changed()
-    room = asyncio.ensure_future(session.wait("a", asyncio.Event()))
     await pair.server.stop(0)
-    for task in [*waiting, room]:
+    for task in waiting:
         with pytest.raises(PeerLost):
             await asyncio.wait_for(task, 3)
     with pytest.raises(PeerLost):
-        await anext(session.notices("c"))
+        await first_notice(session, "c")
     with pytest.raises(PeerLost):
         await pair.sessions.get(pair.peer)  # a new attempt, which fails as well
 
 
 async def test_a_puller_that_hangs_up_is_unsubscribed(pair: Pair) -> None:
     session = await pair.sessions.get(pair.peer)
-    waiting = asyncio.ensure_future(anext(session.notices("r")))
+    waiting = asyncio.ensure_future(first_notice(session, "r"))
     await pair.announcer.until_changed()
     await pair.sessions.close()
     with pytest.raises(PeerLost):
@@ -164,11 +221,68 @@ async def test_a_puller_that_hangs_up_is_unsubscribed(pair: Pair) -> None:
 
 
 async def test_a_former_life_of_the_exporter_is_refused(pair: Pair) -> None:
-    stale = NodeAddress(
-        node_id="p", incarnation="life-0", session_address=pair.peer.session_address
+    key = pair.exporter.introduction_key
+    stale = replace(
+        pair.peer, incarnation="life-0", introduction=introduce(key, "life-0", "life-9")
     )
     with pytest.raises(StaleIncarnation, match="life-0"):
         await pair.sessions.get(stale)
+
+
+def introduced(pair: Pair, exporter: str = "life-1", puller: str = "life-9") -> bytes:
+    """By a coordinator, but perhaps for other lives."""
+    return introduce(pair.exporter.introduction_key, exporter, puller)
+
+
+STRANGERS: dict[str, Callable[[Pair], bytes]] = {
+    "nobody's": lambda pair: b"",
+    "garbage": lambda pair: b"x" * 1000,
+    "another puller's": lambda pair: introduced(pair, puller="life-8"),
+    "to another life": lambda pair: introduced(pair, exporter="life-0"),
+    "to another exporter": lambda pair: introduce(new_key(), "life-1", "life-9"),
+}
+
+
+@pytest.mark.parametrize("introduction", STRANGERS.values(), ids=STRANGERS.keys())
+async def test_a_puller_that_no_coordinator_sent_is_refused(
+    pair: Pair, introduction: Callable[[Pair], bytes]
+) -> None:
+    with pytest.raises(AccessDenied, match="no coordinator of 'p' sent 'd'"):
+        await pair.sessions.get(replace(pair.peer, introduction=introduction(pair)))
+    assert pair.exporter.statistics.refused == 1
+    await pair.sessions.get(pair.peer)  # and with the right one
+
+
+async def test_access_ends_with_the_session(pair: Pair) -> None:
+    session = await pair.sessions.get(pair.peer)
+    access = session.link.welcome.access
+    pair.exporter.check_access(access)
+    await pair.sessions.close()
+
+    def is_revoked() -> bool:
+        try:
+            pair.exporter.check_access(access)
+        except AccessDenied:
+            return True
+        return False
+
+    async with asyncio.timeout(3):
+        while not is_revoked():
+            await asyncio.sleep(0.005)
+
+
+async def test_every_session_has_an_access_of_its_own(pair: Pair) -> None:
+    hello = FROM_PULLER.wrap(pair.sessions._hello(pair.peer))
+    async with open_channel(pair.peer.session_address, 60) as channel:
+        streams = [KvSessionStub(channel).Open() for _ in range(2)]
+        for stream in streams:
+            await stream.write(hello)
+        first, second = [FROM_EXPORTER.unwrap(await stream.read()) for stream in streams]
+        for stream in streams:
+            stream.cancel()
+    assert isinstance(first, ExporterWelcome)
+    assert isinstance(second, ExporterWelcome)
+    assert first.access != second.access
 
 
 @pytest.mark.parametrize(
@@ -209,6 +323,37 @@ async def test_nobody_at_the_address_is_a_lost_peer(pair: Pair) -> None:
             await pair.sessions.get(pair.peer)
 
 
+async def test_a_failure_to_open_a_session_is_remembered_for_a_while(pair: Pair) -> None:
+    clock = ManualClock(100.0)
+    pair.sessions = Sessions("d", "life-9", IDENTITY, pair.puller, clock, TIMEOUTS)
+    stale, other = (
+        replace(pair.peer, incarnation=life, introduction=introduced(pair, life))
+        for life in ("life-0", "life-00")
+    )
+    for peer in (stale, pair.peer):
+        assert not pair.sessions.has_failed(peer)
+    with pytest.raises(StaleIncarnation):
+        await pair.sessions.get(stale)
+    await pair.sessions.get(pair.peer)
+    assert pair.sessions.has_failed(stale)
+    assert not pair.sessions.has_failed(pair.peer)
+    clock.advance(TIMEOUTS.liveness_s)
+    assert not pair.sessions.has_failed(stale)
+    with pytest.raises(StaleIncarnation):
+        await pair.sessions.get(other)
+    assert list(pair.sessions._failed) == ["life-00"]
+
+
+async def test_a_session_that_is_being_opened_is_no_link_yet(pair: Pair) -> None:
+    opening = asyncio.ensure_future(pair.sessions.get(pair.peer))
+    await asyncio.sleep(0)
+    assert pair.sessions.opened(pair.peer) is None
+    assert pair.sessions.links() == []
+    session = await opening
+    assert pair.sessions.opened(pair.peer) is session
+    assert [link.peer for link in pair.sessions.links()] == ["p"]
+
+
 async def test_an_exporter_that_never_answers_is_given_up(pair: Pair) -> None:
     writers: list[asyncio.StreamWriter] = []
 
@@ -240,6 +385,6 @@ async def test_a_puller_that_says_no_hello_is_cut(pair: Pair) -> None:
 async def test_another_message_instead_of_a_hello_is_refused(pair: Pair) -> None:
     async with open_channel(pair.peer.session_address, 60) as channel:
         stream = KvSessionStub(channel).Open()
-        await stream.write(FROM_PULLER.wrap(Subscribe(request_id="r")))
+        await stream.write(FROM_PULLER.wrap(Subscribe(request_id="r", subscription_id="1")))
         with pytest.raises(grpc.aio.AioRpcError, match="Subscribe instead of a hello"):
             await stream.read()

@@ -1,0 +1,229 @@
+"""The host tier: a second, larger home for prefix blocks, under the same hashes as in the pool.
+
+    free ──store──► writing ──copied──► held (in an LRU) ──evicted──► writing | free
+                       └──failed, cancelled──► free
+
+A slot's generation is bumped before it is written, so a load is a pull from one's own tier: plan
+the spans, copy them, and look at the generations after. Nothing is locked while bytes move, and a
+load whose slot was given away meanwhile ends as StaleTicket. Bytes move in threads of the tier's
+own, since a page of a file may have to come from a disk.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kv_transfer.generations import check_generations
+from kv_transfer.memory import ExportedPool
+from kv_transfer.plan import BlockRun, Spans, plan_spans, whole_box
+from kv_transfer.threads import CancelFlag, CopyThreads
+from pdserve import _native
+from pdserve.errors import ConfigError, StaleTicket
+from pdserve.kv_layout import KvLayout
+
+NUM_THREADS = 2
+
+
+class FileBlocks:
+    """Blocks in a file without a name: it is gone with the process, however that ends.
+
+    Raises:
+        ConfigError: the file cannot be made or has no room; says where and how much.
+    """
+
+    def __init__(self, num_blocks: int, block_bytes: int, directory: str) -> None:
+        self.num_blocks = num_blocks
+        size = num_blocks * block_bytes
+        where = directory or tempfile.gettempdir()
+        try:
+            with tempfile.TemporaryFile(dir=where, prefix="pdserve-tier-") as file:
+                # A hole that a full disk cannot fill would kill us when it is touched.
+                os.posix_fallocate(file.fileno(), 0, size)
+                mapping = mmap.mmap(file.fileno(), size)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"tier_dir {where!r}: a file of {size} bytes cannot be made there: {error}"
+            ) from error
+        self.flat: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8)
+
+
+class TierCopies(Protocol):
+    """How bytes move between the pool and the tier. Called in a thread; stops when cancelled."""
+
+    def store(self, spans: Spans, cancel: CancelFlag) -> None:
+        """Copy (pool offset, tier offset, bytes) spans."""
+        ...
+
+    def load(self, spans: Spans, cancel: CancelFlag) -> None:
+        """Copy (tier offset, pool offset, bytes) spans."""
+        ...
+
+
+class CpuCopies:
+    """Between a CPU pool and a file."""
+
+    def __init__(self, pool: ExportedPool, blocks: FileBlocks) -> None:
+        self._pool = pool.flat
+        self._tier = blocks.flat
+
+    def store(self, spans: Spans, cancel: CancelFlag) -> None:
+        """As TierCopies.store."""
+        _native.copy_spans(self._tier, self._pool, spans, cancel.byte)
+
+    def load(self, spans: Spans, cancel: CancelFlag) -> None:
+        """As TierCopies.load."""
+        _native.copy_spans(self._pool, self._tier, spans, cancel.byte)
+
+
+class TierObserver(Protocol):
+    """Whoever follows what the tier holds."""
+
+    def stored(self, block_hash: bytes) -> None:
+        """It holds this block now."""
+        ...
+
+    def evicted(self, block_hash: bytes) -> None:
+        """It holds it no more."""
+        ...
+
+
+@dataclass(slots=True)
+class TierStatistics:
+    """Blocks, and bytes both ways; every field only grows."""
+
+    stored: int = 0
+    loaded: int = 0
+    evicted: int = 0
+    stale: int = 0  # loads of blocks that were evicted meanwhile
+    bytes: int = 0
+
+
+class HostTier:
+    """Slots 0..num_blocks-1 by hash. All methods belong to the event loop's thread."""
+
+    def __init__(self, layout: KvLayout, num_blocks: int, copies: TierCopies) -> None:
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.statistics = TierStatistics()
+        self._copies = copies
+        self._threads = CopyThreads(NUM_THREADS, "kv-tier")
+        self._generations = np.zeros(num_blocks, dtype=np.uint64)
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._slot_of: OrderedDict[bytes, int] = OrderedDict()  # held, least recently used first
+        self._writing: set[bytes] = set()
+        self._observers: list[TierObserver] = []
+
+    def observe(self, observer: TierObserver) -> None:
+        """Tell `observer` of everything that is stored and evicted from now on."""
+        self._observers.append(observer)
+
+    def __contains__(self, block_hash: bytes) -> bool:
+        return block_hash in self._slot_of
+
+    @property
+    def hashes(self) -> list[bytes]:
+        """Of the blocks held."""
+        return list(self._slot_of)
+
+    @property
+    def num_held(self) -> int:
+        """Blocks held."""
+        return len(self._slot_of)
+
+    async def store(self, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
+        """Keep a copy of these pool blocks; whoever calls keeps them as they are meanwhile.
+
+        Those held already only count as used. When this has returned or raised - also by
+        cancellation - nothing reads the blocks any more.
+        """
+        chosen: list[tuple[bytes, int, int]] = []  # hash, pool block, slot
+        for block_hash, block_id in zip(hashes, block_ids, strict=True):
+            if block_hash in self._slot_of:
+                self._slot_of.move_to_end(block_hash)
+            elif block_hash not in self._writing:
+                slot = self._take_slot()
+                if slot is None:
+                    break
+                self._writing.add(block_hash)
+                chosen.append((block_hash, block_id, slot))
+        if not chosen:
+            return
+        slots = [slot for _, _, slot in chosen]
+        spans = self._spans([block_id for _, block_id, _ in chosen], slots)
+        is_complete = False
+        try:
+            cancel = CancelFlag()
+            await self._threads.run(partial(self._copies.store, spans, cancel), cancel)
+            is_complete = True
+        finally:
+            self._writing.difference_update(block_hash for block_hash, _, _ in chosen)
+            if not is_complete:
+                self._free += slots
+        for block_hash, _, slot in chosen:
+            self._slot_of[block_hash] = slot
+            for observer in self._observers:
+                observer.stored(block_hash)
+        self.statistics.stored += len(chosen)
+        self.statistics.bytes += len(chosen) * self.layout.block_bytes
+
+    async def load(self, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
+        """Copy blocks that are held into these blocks of the pool.
+
+        When this has returned or raised - also by cancellation - nothing writes to the blocks any
+        more.
+
+        Raises:
+            StaleTicket: one of them is held no more; the destination holds nothing of use.
+            KeyError: one of them was not held in the first place.
+        """
+        slots = [self._slot_of[block_hash] for block_hash in hashes]
+        for block_hash in reversed(hashes):  # a chain's later blocks are the first to go
+            self._slot_of.move_to_end(block_hash)
+        ids = np.array(slots, dtype=np.int64)
+        expected = self._generations[ids]
+        cancel = CancelFlag()
+        job = partial(self._copies.load, self._spans(slots, block_ids), cancel)
+        await self._threads.run(job, cancel)
+        try:
+            check_generations(self._generations, ids, expected)
+        except StaleTicket:
+            self.statistics.stale += 1
+            raise
+        self.statistics.loaded += len(slots)
+        self.statistics.bytes += len(slots) * self.layout.block_bytes
+
+    def close(self) -> None:
+        """End the threads; nothing is being stored or loaded."""
+        self._threads.close()
+
+    def _take_slot(self) -> int | None:
+        """A slot to write to, whose former content is void; None: all are being written."""
+        if self._free:
+            slot = self._free.pop()
+        elif self._slot_of:
+            block_hash, slot = self._slot_of.popitem(last=False)
+            self.statistics.evicted += 1
+            for observer in self._observers:
+                observer.evicted(block_hash)
+        else:
+            return None
+        _native.bump_generations(self._generations, np.array([slot], dtype=np.int64))
+        return slot
+
+    def _spans(self, from_ids: Sequence[int], to_ids: Sequence[int]) -> Spans:
+        layout = self.layout
+        source, destination = (
+            BlockRun(layout, np.array(ids, dtype=np.int64)) for ids in (from_ids, to_ids)
+        )
+        box = whole_box(layout, 0, len(from_ids) * layout.block_size)
+        return plan_spans(source, destination, box)

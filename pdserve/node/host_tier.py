@@ -1,0 +1,176 @@
+"""Between a node's block pool and its host tier: blocks go down in the background, and come back.
+
+    referenced ──last reference goes──► cached ──store──► cached, and in the tier ──evict──► tier
+        ▲                                                                                     │
+        └──────────────────────────── load, into a block of the pool ◄────────────────────────┘
+
+Every cached block is copied as soon as nobody uses it any more, a few at a time. So evicting one
+later costs nothing, and an eviction never waits for a copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from itertools import takewhile
+
+from kv_transfer.memory import KvPool, cpu_pool
+from kv_transfer.tier import CpuCopies, FileBlocks, HostTier
+from pdserve.config import NodeConfig, parse_bytes
+from pdserve.engine.block_pool import BlockPool
+from pdserve.errors import ConfigError, StaleTicket
+from pdserve.kv_layout import KvLayout
+from pdserve.node.headroom import Headroom
+from pdserve.node.model import NodeModel
+
+log = logging.getLogger(__name__)
+
+BATCH = 16  # blocks copied, and so kept from being evicted, at a time
+KEPT_SHARE = 8  # and no more than one in so many of the free ones
+
+
+def make_tier_blocks(config: NodeConfig, model: NodeModel) -> FileBlocks | None:
+    """The memory of the tier that the config asks for.
+
+    Reserving a large file takes seconds: not for the event loop.
+
+    Raises:
+        ConfigError: its file cannot be made, or would hold no block, or would never be filled; or
+            the pool is on a GPU.
+    """
+    prefix, block_bytes = config.prefix, model.layout.block_bytes
+    budget_bytes = parse_bytes(prefix.tier_memory)
+    if budget_bytes == 0:
+        return None
+    if model.device.type != "cpu":
+        raise ConfigError("tier_memory keeps copies of CPU memory, and this node's KV is on a GPU")
+    if not config.engine.prefix_cache:
+        raise ConfigError(
+            "tier_memory is for evicted prefixes, and without prefix_cache there are none: leave "
+            "one of the two options out"
+        )
+    num_blocks = budget_bytes // block_bytes
+    if num_blocks == 0:
+        raise ConfigError(
+            f"tier_memory {prefix.tier_memory!r} is less than a block, {block_bytes} bytes"
+        )
+    log.info("host tier: %d blocks in %d MiB", num_blocks, budget_bytes >> 20)
+    return FileBlocks(num_blocks, block_bytes, prefix.tier_dir)
+
+
+def make_tier(
+    blocks: FileBlocks | None, layout: KvLayout, memory: KvPool, pool: BlockPool
+) -> NodeTier | None:
+    """The tier in this memory, beside a CPU pool; not started yet. Without memory: none."""
+    if blocks is None:
+        return None
+    copies = CpuCopies(cpu_pool(memory), blocks)
+    return NodeTier(pool, HostTier(layout, blocks.num_blocks, copies))
+
+
+class NodeTier:
+    """Belongs to the event loop. Owns the tier."""
+
+    def __init__(self, pool: BlockPool, tier: HostTier) -> None:
+        self.tier = tier
+        self._pool = pool
+        self._freed: dict[bytes, None] = {}  # to be copied, in the order in which they were freed
+        self._wake = asyncio.Event()
+        pool.observe(self)
+        pool.on_release(self._wake.set)
+        self._storing: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Copy what is freed from now on."""
+        self._storing = asyncio.create_task(self._store_freed())
+        self._storing.add_done_callback(_report)
+
+    async def close(self) -> None:
+        """Copy no more; nobody is loading."""
+        if self._storing is not None:
+            self._storing.cancel()
+            await asyncio.gather(self._storing, return_exceptions=True)
+        self.tier.close()
+
+    # ---- what the pool says --------------------------------------------------------------------
+
+    def stored(self, block_hash: bytes) -> None:
+        """As CacheObserver.stored: copied when it is used no more."""
+
+    def evicted(self, block_hash: bytes) -> None:
+        """As CacheObserver.evicted: too late, or done already."""
+        self._freed.pop(block_hash, None)
+
+    def freed(self, block_hash: bytes) -> None:
+        """As CacheObserver.freed."""
+        if block_hash not in self.tier:
+            self._freed[block_hash] = None
+
+    # ---- down ----------------------------------------------------------------------------------
+
+    async def _store_freed(self) -> None:
+        while True:
+            self._wake.clear()
+            num_blocks = min(BATCH, self._pool.num_free // KEPT_SHARE, len(self._freed))
+            if num_blocks == 0:
+                await self._wake.wait()
+            else:
+                await self._store([self._next() for _ in range(num_blocks)])
+
+    def _next(self) -> bytes:
+        block_hash = next(iter(self._freed))
+        del self._freed[block_hash]
+        return block_hash
+
+    async def _store(self, hashes: list[bytes]) -> None:
+        blocks = [(h, b) for h in hashes for b in self._pool.take_prefix([h])]
+        block_ids = [block_id for _, block_id in blocks]
+        try:
+            await self.tier.store([block_hash for block_hash, _ in blocks], block_ids)
+        finally:
+            # They go back into the line in the order in which they stood there.
+            self._pool.release(block_ids[::-1])
+
+    # ---- up ------------------------------------------------------------------------------------
+
+    def match(self, hashes: Sequence[bytes]) -> int:
+        """How many of the first of these blocks are in the tier or, behind a gap, in the pool."""
+        return sum(1 for _ in takewhile(lambda h: h in self.tier or h in self._pool, hashes))
+
+    async def load(self, hashes: Sequence[bytes], block_ids: list[int], headroom: Headroom) -> None:
+        """Extend `block_ids`, which hold the first of these blocks, by what tier and pool have.
+
+        What the pool holds is never copied. New blocks are published, and referenced like the
+        others; the list is changed only when they are complete. It ends early where neither has
+        the next block, or there is no more room for it.
+        """
+        while len(block_ids) < len(hashes):
+            block_ids += headroom.take_prefix(hashes[len(block_ids) :])
+            rest = hashes[len(block_ids) :]
+            wanted = list(takewhile(lambda h: h in self.tier and h not in self._pool, rest))
+            wanted = wanted[: headroom.num_spare]
+            if not wanted or not (loaded := await self._load(wanted)):
+                return
+            block_ids += loaded
+
+    async def _load(self, hashes: Sequence[bytes]) -> list[int]:
+        """Published blocks with this content; none, if the tier has lost some of it meanwhile."""
+        taken = self._pool.allocate(len(hashes))
+        try:
+            await self.tier.load(hashes, taken)
+        except StaleTicket as error:
+            log.info("evicted from the host tier while it was loaded: %s", error)
+            self._pool.release(taken)
+            return []
+        except BaseException:
+            self._pool.release(taken)
+            raise
+        for block_id, block_hash in zip(taken, hashes, strict=True):
+            self._pool.publish(block_id, block_hash)
+        return taken
+
+
+def _report(storing: asyncio.Task[None]) -> None:
+    if not storing.cancelled() and (error := storing.exception()) is not None:
+        log.error("nothing is copied to the host tier any more", exc_info=error)

@@ -1,0 +1,102 @@
+"""Tells coordinators which prefix blocks this node can serve: a snapshot first, then every change.
+
+    pool, tier ──stored, evicted──► feed ──once a turn of the event loop──► attached coordinators
+
+A coordinator that has just attached is sent all there is; since its stream keeps the order, it
+misses nothing of what follows. Hearing of a change twice does no harm: both ends speak of sets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from pdserve.node.link import CoordinatorLink
+from pdserve.protocol import KvEvents, KvTier
+
+MAX_HASHES = 4096  # in one message
+
+
+class TierEvents:
+    """What has changed in one tier since it was last told."""
+
+    def __init__(
+        self, tier: KvTier, held: Callable[[], Iterable[bytes]], on_change: Callable[[], None]
+    ) -> None:
+        self._tier = tier
+        self._held = held
+        self._on_change = on_change
+        self._is_held: dict[bytes, bool] = {}  # hash |-> the latest word on it
+
+    def stored(self, block_hash: bytes) -> None:
+        """As CacheObserver.stored."""
+        self._note(block_hash, is_held=True)
+
+    def evicted(self, block_hash: bytes) -> None:
+        """As CacheObserver.evicted."""
+        self._note(block_hash, is_held=False)
+
+    def freed(self, block_hash: bytes) -> None:
+        """As CacheObserver.freed: it can be served as before."""
+
+    def take_changes(self) -> list[KvEvents]:
+        """Messages for the changes so far, which are forgotten."""
+        changes, self._is_held = self._is_held, {}
+        return [
+            KvEvents(
+                tier=self._tier,
+                stored=[block_hash for block_hash in part if changes[block_hash]],
+                evicted=[block_hash for block_hash in part if not changes[block_hash]],
+            )
+            for part in _parts(changes)
+        ]
+
+    def snapshot(self) -> Iterator[KvEvents]:
+        """Messages for all that is held now."""
+        for part in _parts(self._held()):
+            yield KvEvents(tier=self._tier, stored=part)
+
+    def _note(self, block_hash: bytes, *, is_held: bool) -> None:
+        if not self._is_held:
+            self._on_change()
+        self._is_held[block_hash] = is_held
+
+
+class KvEventFeed:
+    """From a node's tiers to its coordinators. Belongs to the event loop."""
+
+    def __init__(self, links: Sequence[CoordinatorLink]) -> None:
+        self._links = links
+        self._tiers: list[TierEvents] = []
+        self._has_turn = False  # in the event loop, to tell what has changed
+
+    def follow(self, tier: KvTier, held: Callable[[], Iterable[bytes]]) -> TierEvents:
+        """An observer for a tier; `held` gives all its hashes at any time."""
+        events = TierEvents(tier, held, self._schedule)
+        self._tiers.append(events)
+        return events
+
+    def attached(self, link: CoordinatorLink) -> None:
+        """A coordinator listens from now on: tell it everything."""
+        for tier in self._tiers:
+            for message in tier.snapshot():
+                link.send(message)
+
+    def _schedule(self) -> None:
+        if not self._has_turn:
+            self._has_turn = True
+            asyncio.get_running_loop().call_soon(self._tell_changes)
+
+    def _tell_changes(self) -> None:
+        self._has_turn = False
+        listeners = [link for link in self._links if link.is_attached]
+        for tier in self._tiers:
+            for message in tier.take_changes():
+                for link in listeners:
+                    link.send(message)
+
+
+def _parts(hashes: Iterable[bytes]) -> Iterator[list[bytes]]:
+    left = list(hashes)
+    for first in range(0, len(left), MAX_HASHES):
+        yield left[first : first + MAX_HASHES]

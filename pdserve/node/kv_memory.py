@@ -1,0 +1,83 @@
+"""Where a node's KV is: a pool that other nodes can pull from, on the device that computes it."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kv_transfer.cuda.driver import DeviceError, open_driver
+from kv_transfer.cuda.pool import DevicePool, PrivatePool
+from kv_transfer.memory import ExportedPool, KvPool
+from pdserve.config import NodeConfig
+from pdserve.engine.kv_cache import DeviceBuffer
+from pdserve.errors import ConfigError, TransportUnavailable
+from pdserve.node.model import NodeModel
+from pdserve.protocol import NodeRole
+
+log = logging.getLogger(__name__)
+
+
+def make_kv_memory(config: NodeConfig, role: NodeRole, plan: NodeModel) -> KvPool:
+    """The memory of a node's KV blocks.
+
+    Raises:
+        ConfigError: a GPU without what moving its memory takes, for a role or options that move
+            it; or without room for the pool.
+    """
+    num_blocks, block_bytes = plan.num_blocks, plan.layout.block_bytes
+    if plan.device.type == "cpu":
+        return ExportedPool(num_blocks, block_bytes)
+    if config.checksums:
+        raise ConfigError(
+            f"checksums are computed from CPU memory, and the KV is on {plan.device}: leave them "
+            "out, or use --device cpu"
+        )
+    try:
+        # A device without an index is torch's current one, which nobody has changed.
+        driver = open_driver(plan.device.index or 0)
+        return DevicePool(num_blocks, block_bytes, driver)
+    except TransportUnavailable as error:
+        if role is NodeRole.PREFILL:
+            raise ConfigError(
+                f"a prefill node on {plan.device} cannot share its KV: {error}; or use --device "
+                "cpu, or --mode colocated, where no KV moves"
+            ) from error
+        log.warning("no KV can move to or from this node: %s", error)
+        return PrivatePool(num_blocks, block_bytes)
+    except DeviceError as error:
+        raise ConfigError(
+            f"no KV pool of {num_blocks} blocks on {plan.device}: {error}; lower kv_memory"
+        ) from error
+
+
+def commit_if_asked(config: NodeConfig, memory: KvPool) -> None:
+    """Take all of a CPU pool's memory now, where the config wants it. Slow; for a thread.
+
+    The pool works without huge pages: a kernel that has none is worth no more than a warning.
+
+    Raises:
+        ConfigError: there is not so much memory.
+    """
+    if not config.engine.kv_commit or not isinstance(memory, ExportedPool):
+        return
+    try:
+        is_huge = memory.commit()
+    except OSError as error:
+        raise ConfigError(
+            f"kv_commit: no memory for {memory.flat.nbytes} bytes of KV: {error}; lower kv_memory"
+        ) from error
+    if not is_huge:
+        log.warning("kv_commit: this kernel has no huge pages for shared memory")
+
+
+def engine_buffer(memory: KvPool) -> NDArray[np.uint8] | DeviceBuffer | None:
+    """What the KV cache is laid over; None: the engine allocates."""
+    match memory:
+        case ExportedPool():
+            return memory.flat
+        case DevicePool():
+            return memory
+        case _:
+            return None

@@ -1,0 +1,228 @@
+"""Brings the KV of a prompt's prefix to this node before the prompt is computed, where it pays.
+
+    blocks of the pool ──► the host tier's ──► the first source's ──► the next source's ...
+
+What is brought over is published like any computed block, so the request that it was brought for,
+and every other one, finds it as an ordinary prefix hit. A hint can be wrong in every way: then the
+prompt is computed, as it would be without. Nothing here fails a request, and nothing takes longer
+than `timeout_s`, or than it is worth; each source has its share of that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pdserve.config import PrefixPull
+from pdserve.errors import OutOfBlocks, PdserveError
+from pdserve.node.headroom import Filling
+from pdserve.node.host_tier import NodeTier
+from pdserve.node.prefix_parts import FetchParts, Prefix
+from pdserve.node.prefix_pull import SourcePuller
+from pdserve.node.prefix_worth import PrefixWorth
+from pdserve.protocol import PrefixSource
+
+log = logging.getLogger(__name__)
+
+TIER = "tier"  # among the transports, for what it costs
+
+
+@dataclass(slots=True)
+class PrefixFetchStatistics:
+    """What was decided, and what came of it; every field only grows."""
+
+    tokens: int = 0  # brought over from other nodes
+    tier_tokens: int = 0  # brought up from the host tier
+    bytes: int = 0  # brought over from other nodes
+    declined: int = 0  # cheaper to compute
+    crowded: int = 0  # no room for more blocks
+    failed: int = 0  # sources that had nothing, refused, were lost, or used up their share of time
+    replanned: int = 0  # sources asked after another one had failed
+    timed_out: int = 0
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """A fetch that others wait for."""
+
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    was_complete: bool = False  # it has tried everything; nobody need try again
+
+
+class PrefixFetcher:
+    """Fetches prefixes into one pool. Belongs to the event loop."""
+
+    def __init__(self, parts: FetchParts, pull: PrefixPull, timeout_s: float) -> None:
+        self.statistics = PrefixFetchStatistics()
+        self.costs = parts.costs
+        self._parts = parts
+        self._pool = parts.pool
+        self._headroom = parts.headroom
+        self._layout = parts.identity.layout
+        self._pull = pull
+        self._timeout_s = timeout_s
+        self._filling = Filling(parts.pool, parts.headroom)
+        self._worth = PrefixWorth(parts.costs, self._layout, parts.clock, pull)
+        self._sources = SourcePuller(parts, self._filling, self._worth, timeout_s)
+        self._fetching: dict[bytes, _Attempt] = {}  # by the first missing block
+
+    def could_fetch(self, prefix: Prefix, sources: Sequence[PrefixSource]) -> bool:
+        """Whether there is anything to be fetched for this prompt."""
+        return self._num_on_offer(prefix, self._usable(sources)) > 0
+
+    async def fetch(self, prefix: Prefix, sources: Sequence[PrefixSource]) -> None:
+        """Bring over as much of the prefix as pays; raises nothing but a cancellation.
+
+        When this has returned or raised, what was fetched is cached, and nothing is referenced or
+        written to any more.
+        """
+        sources = self._usable(sources)
+        num_blocks = self._num_on_offer(prefix, sources)
+        if num_blocks == 0:
+            return
+        timeout_s = self._worth.patience_s(num_blocks, self._timeout_s)
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                await self._fetch_once(prefix, sources, deadline_s)
+        except TimeoutError:
+            self.statistics.timed_out += 1
+            log.info("a prefix was not fetched within %.3f s", timeout_s)
+
+    async def _fetch_once(
+        self, prefix: Prefix, sources: Sequence[PrefixSource], deadline_s: float
+    ) -> None:
+        """As `_fetch`; of requests that miss the same block, one at a time fetches it.
+
+        The others wait until it has tried everything. If it stops before that, since its client
+        left or its time was up, the next one fetches.
+        """
+        num_here = len(self._pool.match_prefix(prefix.hashes))
+        while num_here < len(prefix.hashes):
+            missing = prefix.hashes[num_here]
+            others = self._fetching.get(missing)
+            if others is None:
+                attempt = self._fetching[missing] = _Attempt()
+                try:
+                    await self._fetch(prefix, sources, deadline_s)
+                    attempt.was_complete = True
+                finally:
+                    del self._fetching[missing]
+                    attempt.over.set()
+                return
+            await others.over.wait()
+            before, num_here = num_here, len(self._pool.match_prefix(prefix.hashes))
+            if num_here == before and others.was_complete:
+                return  # they could not fetch it
+
+    async def _fetch(
+        self, prefix: Prefix, sources: Sequence[PrefixSource], deadline_s: float
+    ) -> None:
+        """Extend what is cached, source by source. The blocks are referenced meanwhile, and at the
+        end they are the last ones in the line to be evicted."""
+        num_here = len(self._pool.match_prefix(prefix.hashes))
+        block_ids = self._headroom.take_prefix(prefix.hashes)
+        try:
+            if len(block_ids) < num_here:
+                self.statistics.crowded += 1
+                return
+            if self._parts.tier is not None:
+                try:
+                    async with self._turn(prefix, block_ids, sources, deadline_s):
+                        await self._fetch_from_tier(prefix, block_ids, self._parts.tier)
+                except TimeoutError:
+                    log.info("the host tier is too slow for a prefix")
+            has_failed = False
+            for number, source in enumerate(sources):
+                # Some of what follows may be here, in front of a gap that has been closed.
+                block_ids += self._headroom.take_prefix(prefix.hashes[len(block_ids) :])
+                if not self._is_wanted(prefix, block_ids, source):
+                    continue
+                self.statistics.replanned += has_failed
+                try:
+                    async with self._turn(prefix, block_ids, sources[number + 1 :], deadline_s):
+                        num_new = await self._sources.extend(source, prefix, block_ids)
+                    self.statistics.tokens += num_new * self._layout.block_size
+                    self.statistics.bytes += num_new * self._layout.block_bytes
+                except OutOfBlocks as error:
+                    self.statistics.crowded += 1
+                    log.debug("no prefix from %s: %s", source.node.node_id, error)
+                except (PdserveError, TimeoutError) as error:
+                    has_failed = True
+                    self.statistics.failed += 1
+                    log.info("no prefix from %s: %s", source.node.node_id, str(error) or "too slow")
+        finally:
+            self._pool.release(block_ids)
+
+    # ---- the host tier -------------------------------------------------------------------------
+
+    async def _fetch_from_tier(self, prefix: Prefix, block_ids: list[int], tier: NodeTier) -> None:
+        num_here = len(block_ids)
+        num_blocks = self._filling.room(tier.match(prefix.hashes[num_here:]))
+        hashes = prefix.hashes[: num_here + num_blocks]
+        missing = {h for h in hashes[num_here:] if h not in self._pool}  # others follow a gap
+        if not missing or not self._pays(TIER, len(missing)):
+            return
+        started_s = self._parts.clock.now()
+        try:
+            with self._filling.begun(len(missing)):
+                await tier.load(hashes, block_ids, self._headroom)
+        finally:
+            num_loaded = sum(h in missing for h in hashes[num_here : len(block_ids)])
+            self._worth.learn(TIER, num_loaded, len(missing), started_s)
+            self.statistics.tier_tokens += num_loaded * self._layout.block_size
+
+    # ---- another node --------------------------------------------------------------------------
+
+    def _is_wanted(self, prefix: Prefix, block_ids: list[int], source: PrefixSource) -> bool:
+        """Whether this source has more, there is room for it, and pulling it pays."""
+        num_new = prefix.num_offered(source, self._layout.block_size) - len(block_ids)
+        if num_new <= 0:
+            return False
+        if self._filling.room(num_new) == 0:
+            self.statistics.crowded += 1
+            return False
+        session = self._parts.sessions.opened(source.node)
+        transport = session.link.transport if session is not None else ""
+        return self._pays(transport, num_new)
+
+    def _pays(self, transport: str, num_blocks: int) -> bool:
+        pays = self._worth.pays(transport, num_blocks)
+        self.statistics.declined += not pays
+        return pays
+
+    # ---- what is on offer, and when ------------------------------------------------------------
+
+    def _usable(self, sources: Sequence[PrefixSource]) -> Sequence[PrefixSource]:
+        """Those that may be asked, and have not just been found to be no use."""
+        if self._pull == "never":
+            return ()
+        return [s for s in sources if not self._parts.sessions.has_failed(s.node)]
+
+    def _num_on_offer(self, prefix: Prefix, sources: Sequence[PrefixSource]) -> int:
+        """Blocks beyond those here that the best of the sources or the tier has."""
+        num_here = len(self._pool.match_prefix(prefix.hashes))
+        ends = [prefix.num_offered(source, self._layout.block_size) for source in sources]
+        if self._parts.tier is not None:
+            ends.append(num_here + self._parts.tier.match(prefix.hashes[num_here:]))
+        return max([end - num_here for end in ends] + [0])
+
+    def _turn(
+        self,
+        prefix: Prefix,
+        block_ids: Sequence[int],
+        others: Sequence[PrefixSource],
+        deadline_s: float,
+    ) -> asyncio.Timeout:
+        """A share of the time that is left, beside others that offer more than these blocks.
+
+        The last one has all of it, and no deadline besides the fetch's own.
+        """
+        size, num_here = self._layout.block_size, len(block_ids)
+        num_others = sum(prefix.num_offered(other, size) > num_here for other in others)
+        if num_others == 0:
+            return asyncio.timeout(None)
+        now_s = asyncio.get_running_loop().time()
+        return asyncio.timeout_at(now_s + (deadline_s - now_s) / (num_others + 1))

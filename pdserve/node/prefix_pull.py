@@ -1,0 +1,125 @@
+"""Pulls blocks of a prefix from one other node: the question, the answer, and the bytes."""
+
+from __future__ import annotations
+
+from kv_transfer.plan import common_heads
+from kv_transfer.ticket import read_ticket
+from pdserve.block_hash import hash_chain
+from pdserve.errors import LayoutMismatch, MalformedMessage, OutOfBlocks, StaleTicket
+from pdserve.kv_layout import KvLayout
+from pdserve.node.headroom import Filling
+from pdserve.node.prefix_exports import MAX_HASHES
+from pdserve.node.prefix_parts import FetchParts, Prefix
+from pdserve.node.prefix_worth import PrefixWorth
+from pdserve.node.session_client import Session
+from pdserve.protocol import PrefixAnswer, PrefixSource
+
+
+class SourcePuller:
+    """From any source into one pool."""
+
+    def __init__(
+        self, parts: FetchParts, filling: Filling, worth: PrefixWorth, timeout_s: float
+    ) -> None:
+        self._parts = parts
+        self._pool = parts.pool
+        self._layout = parts.identity.layout
+        self._filling = filling
+        self._worth = worth
+        self._timeout_s = timeout_s
+
+    async def extend(self, source: PrefixSource, prefix: Prefix, block_ids: list[int]) -> int:
+        """Extend `block_ids` by what the source has, published; by how many blocks.
+
+        Raises:
+            OutOfBlocks: there is no room for more here.
+            PdserveError: it is lost, has nothing any more, or says what cannot be.
+        """
+        block_size = self._layout.block_size
+        session = await self._parts.sessions.get(source.node)
+        theirs = session.link.welcome.layout
+        _check_heads(theirs, self._layout)
+        started_s = self._parts.clock.now()
+        num_here = len(block_ids)
+        num_wanted = self._filling.room(prefix.num_offered(source, block_size) - num_here)
+        first_block = num_here * block_size // theirs.block_size
+        end_token = (num_here + num_wanted) * block_size
+        end_block = min(-(-end_token // theirs.block_size), first_block + MAX_HASHES)
+        hashes = self._hashes_for(prefix, theirs.block_size)[first_block:end_block]
+        if num_wanted == 0 or not hashes:
+            raise OutOfBlocks(f"room for {num_wanted} blocks of a prefix")
+        num_new = 0
+        try:
+            async with session.prefix(first_block, hashes) as answer:
+                covered = _covered_tokens(answer, first_block, len(hashes), theirs)
+                await self._pull_into(block_ids, covered, session, answer.ticket, prefix)
+            num_new = len(block_ids) - num_here
+        finally:
+            self._worth.learn(session.link.transport, num_new, num_wanted, started_s)
+        return num_new
+
+    async def _pull_into(
+        self, block_ids: list[int], covered: int, session: Session, ticket: bytes, prefix: Prefix
+    ) -> None:
+        """Pull the tokens up to `covered`; the blocks that they fill are published."""
+        block_size, num_here = self._layout.block_size, len(block_ids)
+        num_new = self._layout.blocks_for(covered) - num_here
+        if num_new <= 0 or covered // block_size <= num_here:
+            raise StaleTicket(f"{session.peer.node_id} has nothing of it any more")
+        if self._filling.room(num_new) < num_new:
+            raise OutOfBlocks(f"no room for {num_new} blocks of a prefix")
+        taken = self._pool.allocate(num_new)
+        num_full = 0
+        try:
+            with self._filling.begun(num_new):
+                await self._parts.puller.pull(
+                    session.link, ticket, block_ids + taken, num_here * block_size, self._timeout_s
+                )
+            num_full = min(covered // block_size, len(prefix.hashes)) - num_here
+            for index in range(num_full):
+                self._pool.publish(taken[index], prefix.hashes[num_here + index])
+            block_ids += taken[:num_full]
+        finally:
+            self._pool.release(taken[num_full:])
+
+    def _hashes_for(self, prefix: Prefix, block_size: int) -> list[bytes]:
+        if block_size == self._layout.block_size:
+            return prefix.hashes
+        return hash_chain(prefix.token_ids, block_size, prefix.cache_salt)
+
+
+def _check_heads(theirs: KvLayout, ours: KvLayout) -> None:
+    """That a pull from there leaves no head of ours without content.
+
+    Raises:
+        LayoutMismatch: another tensor-parallel rank holds some of them.
+    """
+    heads = common_heads(theirs, ours)
+    if (heads.start, heads.stop) != (ours.first_kv_head, ours.end_kv_head):
+        raise LayoutMismatch(
+            f"a prefix in ({theirs.describe()}) lacks heads of ({ours.describe()})"
+        )
+
+
+def _covered_tokens(
+    answer: PrefixAnswer, first_block: int, num_asked: int, theirs: KvLayout
+) -> int:
+    """Up to which token of the prompt the answer's ticket goes; 0: it has none.
+
+    Raises:
+        MalformedMessage: the ticket is not for the blocks that the answer speaks of.
+        TicketInvalid: it is none.
+    """
+    if answer.num_blocks == 0:
+        return 0
+    ticket = read_ticket(answer.ticket)
+    first_token = first_block * theirs.block_size
+    num_tokens = answer.num_blocks * theirs.block_size
+    given = (ticket.first_token, ticket.num_tokens, ticket.first_layer, ticket.end_layer)
+    expected = (first_token, num_tokens, 0, theirs.num_layers)
+    if answer.num_blocks > num_asked or given != expected:
+        raise MalformedMessage(
+            f"asked for {num_asked} blocks, given {answer.num_blocks} with a ticket for (first "
+            f"token, tokens, first layer, end layer) {given} instead of {expected}"
+        )
+    return first_token + num_tokens

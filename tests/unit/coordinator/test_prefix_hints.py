@@ -1,0 +1,131 @@
+"""From what nodes say they hold to the hints in the legs that others get."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from coordinator.flow import Flow
+from coordinator.generation import GenerationRequest
+from coordinator.registry import Member, Registry
+from coordinator.router import LeastLoaded
+from pdserve.block_hash import hash_chain
+from pdserve.config import Mode
+from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.metrics import CoordinatorMetrics
+from pdserve.protocol import (
+    DecodeLeg,
+    KvEvents,
+    KvTier,
+    NodeHello,
+    NodeRole,
+    NodeState,
+    PrefillLeg,
+    PrefixSource,
+    SamplingParams,
+)
+
+LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, head_dim=8, block_size=4, dtype=KvDtype.FLOAT32)
+PROMPT = list(range(21))
+
+
+class Outbox:
+    """Keeps the legs that were sent."""
+
+    def __init__(self) -> None:
+        self.legs: list[PrefillLeg | DecodeLeg] = []
+
+    def send(self, message: msgspec.Struct) -> None:
+        if isinstance(message, PrefillLeg | DecodeLeg):
+            self.legs.append(message)
+
+
+class Cluster:
+    """A flow over nodes that say what they hold."""
+
+    def __init__(self, mode: Mode = "disaggregated") -> None:
+        self.registry = Registry()
+        self.flow = Flow(
+            self.registry,
+            LeastLoaded(self.registry, mode),
+            CoordinatorMetrics(),
+            model="m",
+            max_inflight=8,
+            request_s=60,
+        )
+        self.num_requests = 0
+
+    def join(self, node_id: str, role: NodeRole) -> Member:
+        hello = NodeHello(
+            node_id=node_id,
+            incarnation=f"{node_id}-1",
+            role=role,
+            state=NodeState.READY,
+            session_address=f"{node_id}:1",
+            metrics_address=f"{node_id}:2",
+            model_id="m",
+            revision="r",
+            layout=LAYOUT,
+            num_blocks=100,
+            max_model_len=64,
+        )
+        return self.registry.add(hello, Outbox())  # type: ignore[arg-type]
+
+    def holds(self, member: Member, num_tokens: int, tier: KvTier = KvTier.POOL) -> None:
+        chain = hash_chain(PROMPT[:num_tokens], 4, "")
+        self.flow.kv_events(KvEvents(tier=tier, stored=chain), member)
+
+    async def hints(self, member: Member) -> list[tuple[str, int]]:
+        """In the leg that `member` gets of a request for the prompt."""
+        self.num_requests += 1
+        request = GenerationRequest(
+            request_id=f"r{self.num_requests}",
+            token_ids=PROMPT,
+            sampling=SamplingParams(max_tokens=4),
+        )
+        running = self.flow.start(request)
+        await running.cancel("seen enough")
+        assert isinstance(member.outbox, Outbox)
+        (leg,) = [leg for leg in member.outbox.legs if leg.request_id == request.request_id]
+        return [_summary(source) for source in leg.prefix_sources]
+
+
+def _summary(source: PrefixSource) -> tuple[str, int]:
+    assert source.node.session_address == f"{source.node.node_id}:1"
+    return source.node.node_id, source.num_tokens
+
+
+async def test_the_prefill_node_hears_of_others_that_hold_more() -> None:
+    cluster = Cluster()
+    prefill = cluster.join("p", NodeRole.PREFILL)
+    decode = cluster.join("d", NodeRole.DECODE)
+    assert await cluster.hints(prefill) == []
+    cluster.holds(decode, 16)
+    assert await cluster.hints(prefill) == [("d", 16)]
+    assert await cluster.hints(decode) == []  # it pulls everything from the prefill node
+    cluster.holds(prefill, 16)
+    assert await cluster.hints(prefill) == []
+
+
+async def test_a_node_that_prefills_for_itself_hears_of_others() -> None:
+    cluster = Cluster("colocated")
+    first = cluster.join("d0", NodeRole.DECODE)
+    second = cluster.join("d1", NodeRole.DECODE)
+    cluster.holds(second, 12, KvTier.HOST)
+    assert await cluster.hints(first) == [("d1", 12)]
+
+
+@pytest.mark.parametrize("how", ["evicted", "lost"])
+async def test_what_is_gone_is_not_hinted_at(how: str) -> None:
+    cluster = Cluster()
+    prefill = cluster.join("p", NodeRole.PREFILL)
+    decode = cluster.join("d", NodeRole.DECODE)
+    cluster.holds(decode, 16)
+    if how == "evicted":
+        gone = hash_chain(PROMPT, 4, "")[2:3]
+        cluster.flow.kv_events(KvEvents(tier=KvTier.POOL, evicted=gone), decode)
+        assert await cluster.hints(prefill) == [("d", 8)]
+    else:
+        cluster.registry.remove(decode)
+        cluster.join("d", NodeRole.DECODE)
+        assert await cluster.hints(prefill) == []

@@ -1,0 +1,238 @@
+"""The host tier: what comes back is what went there, whatever else goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterable
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kv_transfer.memory import ExportedPool
+from kv_transfer.plan import Spans
+from kv_transfer.threads import CancelFlag
+from kv_transfer.tier import CpuCopies, FileBlocks, HostTier
+from pdserve.errors import ConfigError, StaleTicket
+from tests.unit.kv_transfer.pairs import SMALL, make_pool
+
+NUM_BLOCKS = 16
+
+
+def name(number: int) -> bytes:
+    return number.to_bytes(16)
+
+
+class Follower:
+    """Keeps count of what the tier says it holds."""
+
+    def __init__(self) -> None:
+        self.held: set[bytes] = set()
+
+    def stored(self, block_hash: bytes) -> None:
+        assert block_hash not in self.held
+        self.held.add(block_hash)
+
+    def evicted(self, block_hash: bytes) -> None:
+        self.held.remove(block_hash)
+
+
+class GatedCopies(CpuCopies):
+    """Copies that begin when the test says so."""
+
+    def __init__(self, pool: ExportedPool, blocks: FileBlocks) -> None:
+        super().__init__(pool, blocks)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.is_broken = False
+
+    def store(self, spans: Spans, cancel: CancelFlag) -> None:
+        assert self.gate.wait(10)
+        if self.is_broken:
+            raise OSError("the disk is gone")
+        super().store(spans, cancel)
+
+    def load(self, spans: Spans, cancel: CancelFlag) -> None:
+        assert self.gate.wait(10)
+        super().load(spans, cancel)
+
+
+class Bench:
+    """A tier beside a pool of random content."""
+
+    def __init__(self, num_slots: int = 4) -> None:
+        self.pool = make_pool(SMALL, NUM_BLOCKS, seed=1)
+        self.copies = GatedCopies(self.pool, FileBlocks(num_slots, SMALL.block_bytes, ""))
+        self.tier = HostTier(SMALL, num_slots, self.copies)
+        self.follower = Follower()
+        self.tier.observe(self.follower)
+
+    def num_held(self, names: Iterable[bytes]) -> int:
+        """How many of the first of these the tier holds."""
+        return sum(1 for _ in takewhile(self.tier.__contains__, names))
+
+    def check(self) -> None:
+        """The tier's own accounts agree, with no copy under way."""
+        tier = self.tier
+        assert self.follower.held == set(tier.hashes)
+        assert tier.num_held + len(tier._free) == tier.num_blocks
+        assert not tier._writing
+
+    def close(self) -> None:
+        self.copies.gate.set()
+        self.tier.close()
+        self.pool.close()
+
+
+@pytest_asyncio.fixture
+async def bench() -> AsyncIterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.check()
+    bench.close()
+
+
+async def test_what_comes_back_is_what_went_there(bench: Bench) -> None:
+    content = bench.pool.data[:4].copy()
+    await bench.tier.store([name(i) for i in range(4)], range(4))
+    bench.pool.data[:4] = 0
+    await bench.tier.load([name(i) for i in (2, 0, 3)], [9, 4, 11])
+    assert (bench.pool.data[[9, 4, 11]] == content[[2, 0, 3]]).all()
+    assert (bench.tier.statistics.stored, bench.tier.statistics.loaded) == (4, 3)
+    assert bench.tier.statistics.bytes == 7 * SMALL.block_bytes
+
+
+async def test_the_least_recently_used_go_first(bench: Bench) -> None:
+    await bench.tier.store([name(i) for i in range(4)], range(4))
+    await bench.tier.load([name(0)], [9])
+    await bench.tier.store([name(1)], [1])  # held already: used
+    await bench.tier.store([name(7), name(8)], [7, 8])
+    assert set(bench.tier.hashes) == {name(i) for i in (0, 1, 7, 8)}
+    assert bench.tier.statistics.evicted == 2
+
+
+async def test_of_a_chain_the_end_goes_first(bench: Bench) -> None:
+    await bench.tier.store([name(i) for i in range(4)], range(4))
+    await bench.tier.load([name(i) for i in range(4)], range(8, 12))
+    await bench.tier.store([name(7)], [7])
+    assert bench.num_held([name(i) for i in range(4)]) == 3
+
+
+async def test_more_than_fits_is_stored_in_part(bench: Bench) -> None:
+    await bench.tier.store([name(i) for i in range(9)], range(9))
+    assert bench.num_held([name(i) for i in range(9)]) == 4
+
+
+async def test_a_block_that_is_being_stored_is_not_held_yet(bench: Bench) -> None:
+    bench.copies.gate.clear()
+    storing = asyncio.create_task(bench.tier.store([name(0)], [0]))
+    await asyncio.sleep(0)
+    assert bench.num_held([name(0)]) == 0
+    await bench.tier.store([name(0)], [0])  # not a second time
+    bench.copies.gate.set()
+    await storing
+    assert bench.num_held([name(0)]) == 1
+    assert bench.tier.statistics.stored == 1
+
+
+async def test_a_load_whose_slot_was_given_away_is_stale(bench: Bench) -> None:
+    await bench.tier.store([name(i) for i in range(4)], range(4))
+    bench.copies.gate.clear()
+    loading = asyncio.create_task(bench.tier.load([name(0)], [9]))
+    await asyncio.sleep(0)
+    storing = asyncio.create_task(bench.tier.store([name(i) for i in range(4, 8)], range(4, 8)))
+    await asyncio.sleep(0)
+    bench.copies.gate.set()
+    with pytest.raises(StaleTicket):
+        await loading
+    await storing
+    assert bench.tier.statistics.stale == 1
+
+
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
+async def test_a_store_that_does_not_end_well_gives_its_slots_back(bench: Bench, how: str) -> None:
+    bench.copies.gate.clear()
+    bench.copies.is_broken = how == "failed"
+    storing = asyncio.create_task(bench.tier.store([name(0), name(1)], [0, 1]))
+    await asyncio.sleep(0)
+    if how == "cancelled":
+        storing.cancel()
+    bench.copies.gate.set()
+    with pytest.raises((asyncio.CancelledError, OSError)):
+        await storing
+    assert bench.tier.num_held == 0
+    bench.check()
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["store", "load", "cancel", "turn", "wait"]),
+        st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True),
+    ),
+    max_size=14,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=STEPS)
+def test_no_interleaving_loses_a_slot_or_brings_wrong_bytes(
+    steps: list[tuple[str, list[int]]],
+) -> None:
+    async def run() -> None:
+        bench = Bench()
+        content = bench.pool.data.copy()
+        under_way: list[asyncio.Task[None]] = []
+
+        async def load(numbers: list[int]) -> None:
+            destination = [10 + i for i in range(len(numbers))]
+            if not all(name(i) in bench.tier for i in numbers):
+                return
+            try:
+                await bench.tier.load([name(i) for i in numbers], destination)
+            except StaleTicket:
+                return
+            assert (bench.pool.data[destination] == content[numbers]).all()
+
+        loading = False
+        for verb, numbers in steps:
+            if verb == "store":
+                store = bench.tier.store([name(i) for i in numbers], numbers)
+                under_way.append(asyncio.create_task(store))
+            elif verb == "load" and not loading:
+                loading = True  # one at a time: they share their destination
+                under_way.append(asyncio.create_task(load(numbers)))
+            elif verb == "cancel" and under_way:
+                under_way[numbers[0] % len(under_way)].cancel()
+            elif verb == "turn":
+                await asyncio.sleep(0)
+            elif verb == "wait":
+                for result in await asyncio.gather(*under_way, return_exceptions=True):
+                    assert result is None or isinstance(result, asyncio.CancelledError), result
+                under_way.clear()
+                loading = False
+                bench.check()
+        for result in await asyncio.gather(*under_way, return_exceptions=True):
+            assert result is None or isinstance(result, asyncio.CancelledError), result
+        bench.check()
+        bench.close()
+
+    asyncio.run(run())
+
+
+def test_a_tier_that_does_not_fit_on_the_disk_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be made there"):
+        FileBlocks(1 << 30, 1 << 30, str(tmp_path))  # an exbibyte
+    with pytest.raises(ConfigError, match="nowhere"):
+        FileBlocks(1, 4096, str(tmp_path / "nowhere"))
+
+
+def test_the_file_has_no_name_and_all_its_blocks(tmp_path: Path) -> None:
+    blocks = FileBlocks(8, 1 << 16, str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+    assert blocks.flat.shape == (8 << 16,)
+    blocks.flat[:] = 7
+    assert (blocks.flat == 7).all()

@@ -1,0 +1,202 @@
+"""Nodes that give prefixes to each other, in one process: real sessions, a real transport."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kv_transfer.exporter import Exporter
+from kv_transfer.handshake import KvIdentity
+from kv_transfer.host import host_id
+from kv_transfer.memory import ExportedPool
+from kv_transfer.puller import Puller
+from kv_transfer.tier import CpuCopies, FileBlocks, HostTier
+from kv_transfer.transports.catalog import KINDS
+from pdserve.block_hash import hash_chain
+from pdserve.clock import SystemClock
+from pdserve.config import PrefixPull, Timeouts
+from pdserve.engine.block_pool import BlockPool
+from pdserve.introduction import introduce
+from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.node.cost import Costs
+from pdserve.node.headroom import Headroom
+from pdserve.node.host_tier import NodeTier
+from pdserve.node.prefix_exports import PrefixExports
+from pdserve.node.prefix_fetch import PrefixFetcher
+from pdserve.node.prefix_parts import FetchParts, Prefix
+from pdserve.node.session_client import Sessions
+from pdserve.node.session_server import SessionServer
+from pdserve.protocol import NodeAddress, PrefixSource
+from pdserve.wire import session_pb2_grpc
+from pdserve.wire.channel import Server
+
+TIMEOUTS = Timeouts(connect_s=1.0, liveness_s=2.0)
+PREFIX_S = 5.0
+NUM_BLOCKS = 72
+BLOCK = 4
+PROMPT = list(range(100, 151))  # twelve full blocks of four, and three tokens
+
+
+def make_layout(block_size: int = BLOCK) -> KvLayout:
+    return KvLayout(
+        num_layers=2, num_kv_heads=2, head_dim=8, block_size=block_size, dtype=KvDtype.FLOAT32
+    )
+
+
+class PrefixNode:
+    """What of a node has to do with prefixes."""
+
+    def __init__(
+        self,
+        name: str,
+        block_size: int = BLOCK,
+        *,
+        pull: PrefixPull = "always",
+        tier_blocks: int = 0,
+        timeout_s: float = PREFIX_S,
+        timeouts: Timeouts = TIMEOUTS,
+    ) -> None:
+        self.name = name
+        self.layout = make_layout(block_size)
+        identity = KvIdentity("m", "r", self.layout)
+        clock = SystemClock()
+        self.memory = ExportedPool(NUM_BLOCKS, self.layout.block_bytes)
+        self.pool = BlockPool(NUM_BLOCKS, block_size, bump_generations=self.memory.bump)
+        kinds = [kind for kind in KINDS if kind.name in ("shm", "tcp")]
+        self.exporter = Exporter(
+            name, f"{name}-1", identity, self.memory, clock, kinds, with_checksums=True
+        )
+        self.puller = Puller(self.memory, identity, host_id(), kinds)
+        self.tier = self._make_tier(tier_blocks)
+        self.num_spoken_for = 0
+        self.headroom = Headroom(self.pool, lambda: self.num_spoken_for)
+        self.exports = PrefixExports(self.pool, self.exporter, self.tier, self.headroom, timeouts)
+        self.server = Server(TIMEOUTS.liveness_s)
+        servicer = SessionServer(self.exporter, None, TIMEOUTS.connect_s, self.exports)
+        session_pb2_grpc.add_KvSessionServicer_to_server(servicer, self.server.grpc)
+        self.sessions = Sessions(name, f"{name}-1", identity, self.puller, clock, TIMEOUTS)
+        self.parts = FetchParts(
+            pool=self.pool,
+            identity=identity,
+            puller=self.puller,
+            sessions=self.sessions,
+            tier=self.tier,
+            costs=Costs(token_budget=512),
+            clock=clock,
+            headroom=self.headroom,
+        )
+        self.fetcher = PrefixFetcher(self.parts, pull, timeout_s)
+        self.port = 0
+
+    def _make_tier(self, num_blocks: int) -> NodeTier | None:
+        if num_blocks == 0:
+            return None
+        blocks = FileBlocks(num_blocks, self.layout.block_bytes, "")
+        return NodeTier(
+            self.pool, HostTier(self.layout, num_blocks, CpuCopies(self.memory, blocks))
+        )
+
+    async def start(self) -> None:
+        await self.exporter.start("127.0.0.1")
+        self.port = await self.server.start("127.0.0.1", 0)
+        if self.tier is not None:
+            self.tier.start()
+
+    async def close(self) -> None:
+        await self.sessions.close()
+        await self.server.stop(0)
+        await self.exports.close()
+        if self.tier is not None:
+            await self.tier.close()
+        await self.exporter.close()
+        await self.puller.close()
+        self.memory.close()
+
+    # ---- prompts -------------------------------------------------------------------------------
+
+    def prefix(self, token_ids: Sequence[int] = PROMPT) -> Prefix:
+        usable = (len(token_ids) - 1) // self.layout.block_size
+        hashes = hash_chain(token_ids, self.layout.block_size, "")
+        return Prefix(list(token_ids), "", hashes[:usable])
+
+    def compute(self, token_ids: Sequence[int], seed: int = 1) -> None:
+        """As if a prompt had run here: its full blocks are cached, with content by position."""
+        hashes = hash_chain(token_ids, self.layout.block_size, "")
+        table = self.pool.take_prefix(hashes)
+        table += self.pool.allocate(len(hashes) - len(table))
+        for index, block_id in enumerate(table):
+            self.memory.data[block_id] = self.content(index, seed).reshape(-1)
+            self.pool.publish(block_id, hashes[index])
+        self.pool.release(table)
+
+    def content(self, index: int, seed: int = 1) -> NDArray[np.uint8]:
+        """Of the block with this number in a prompt, the same for every block size.
+
+        [num_layers, 2, num_kv_heads, block_size, bytes of head_dim]
+        """
+        size = self.layout.block_size
+        tokens = [
+            np.random.default_rng([seed, token]).integers(0, 256, (2, 2, 2, 32), dtype=np.uint8)
+            for token in range(index * size, (index + 1) * size)
+        ]
+        return np.stack(tokens, axis=3)
+
+    def num_cached_tokens(self, token_ids: Sequence[int] = PROMPT, seed: int = 1) -> int:
+        """The prompt's cached tokens, the content of which is looked at."""
+        block_ids = self.pool.match_prefix(hash_chain(token_ids, self.layout.block_size, ""))
+        for index, block_id in enumerate(block_ids):
+            expected = self.content(index, seed).reshape(-1)
+            assert (self.memory.data[block_id] == expected).all(), f"block {index} of the prompt"
+        return len(block_ids) * self.layout.block_size
+
+    def flood(self) -> None:
+        """Use every block for something else, so that nothing stays cached."""
+        blocks = self.pool.allocate(self.pool.num_free)
+        self.memory.data[blocks] = 0
+        self.pool.release(blocks)
+
+    # ---- as seen by others ---------------------------------------------------------------------
+
+    def source_for(self, puller: PrefixNode, num_tokens: int) -> PrefixSource:
+        """A hint at this node, as a coordinator gives it."""
+        introduction = introduce(
+            self.exporter.introduction_key, self.exporter.incarnation, f"{puller.name}-1"
+        )
+        address = NodeAddress(
+            node_id=self.name,
+            incarnation=self.exporter.incarnation,
+            session_address=f"127.0.0.1:{self.port}",
+            introduction=introduction,
+        )
+        return PrefixSource(node=address, num_tokens=num_tokens)
+
+    async def assert_baseline(self) -> None:
+        """Every block is free, and nothing is held for anybody; in bounded time."""
+        await until(lambda: self.exports.num_held_blocks == 0)
+        await until(lambda: self.pool.num_free == NUM_BLOCKS)
+        self.pool.check_integrity()
+
+
+@asynccontextmanager
+async def started(*nodes: PrefixNode) -> AsyncIterator[None]:
+    """The nodes run within the context; at its end all their blocks must be free."""
+    for node in nodes:
+        await node.start()
+    try:
+        yield
+        for node in nodes:
+            await node.assert_baseline()
+    finally:
+        for node in nodes:
+            await node.close()
+
+
+async def until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+    """Bounded wait for something that another task brings about."""
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.005)

@@ -1,0 +1,31 @@
+"""Whatever is counted can be seen."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kv_transfer.statistics import ExporterStatistics, PullerStatistics
+from pdserve.metrics import NodeMetrics
+from pdserve.node.gauges import watch_prefix_fetches, watch_transfers
+from pdserve.node.prefix_fetch import PrefixFetchStatistics
+
+
+def counted(metrics: NodeMetrics) -> list[float]:
+    """The values of all counters."""
+    families = text_string_to_metric_families(metrics.exposition().decode())
+    return [sample.value for family in families for sample in family.samples]
+
+
+@pytest.mark.parametrize("kind", [ExporterStatistics, PullerStatistics, PrefixFetchStatistics])
+def test_every_count_of_the_transfers_is_a_metric(kind: type) -> None:
+    metrics = NodeMetrics()
+    parts = {k: k() for k in (ExporterStatistics, PullerStatistics, PrefixFetchStatistics)}
+    watch_transfers(metrics, parts[ExporterStatistics], parts[PullerStatistics])
+    watch_prefix_fetches(metrics, parts[PrefixFetchStatistics])
+    for number, field in enumerate(fields(kind)):
+        value = 1000.0 + number
+        setattr(parts[kind], field.name, value)
+        assert value in counted(metrics), field.name

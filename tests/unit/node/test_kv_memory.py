@@ -1,0 +1,122 @@
+"""Where a node's KV goes: which pool, and what is refused with which advice."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import logging
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from kv_transfer.cuda.driver import DeviceError
+from kv_transfer.cuda.fake import FakeDriver, FakeHost
+from kv_transfer.cuda.pool import DevicePool, PrivatePool
+from kv_transfer.memory import ExportedPool
+from pdserve.config import EngineConfig, NodeConfig, PrefixConfig
+from pdserve.errors import ConfigError
+from pdserve.node import kv_memory
+from pdserve.node.host_tier import make_tier_blocks
+from pdserve.node.kv_memory import commit_if_asked, engine_buffer, make_kv_memory
+from pdserve.node.model import NodeModel, plan_model
+from pdserve.protocol import NodeRole
+
+ROLES = [NodeRole.PREFILL, NodeRole.DECODE]
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> FakeHost:
+    """Its GPUs are this machine's."""
+    host = FakeHost()
+    monkeypatch.setattr(kv_memory, "open_driver", host.driver)
+    return host
+
+
+@pytest.fixture(scope="module")
+def on_cpu() -> NodeModel:
+    return dataclasses.replace(plan_model(NodeConfig()), device=torch.device("cpu"), num_blocks=5)
+
+
+@pytest.fixture
+def on_gpu(on_cpu: NodeModel) -> NodeModel:
+    return dataclasses.replace(on_cpu, device=torch.device("cuda:1"))
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_cpu_has_an_exported_pool(on_cpu: NodeModel, role: NodeRole) -> None:
+    pool = make_kv_memory(NodeConfig(checksums=True), role, on_cpu)
+    assert isinstance(pool, ExportedPool)
+    buffer = engine_buffer(pool)
+    assert isinstance(buffer, np.ndarray)
+    assert np.shares_memory(buffer, pool.data)
+    pool.close()
+
+
+def test_memory_that_is_not_there_when_it_is_to_be_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def commit(self: ExportedPool) -> bool:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(ExportedPool, "commit", commit)
+    pool = ExportedPool(2, 64)
+    commit_if_asked(NodeConfig(), pool)
+    with pytest.raises(ConfigError, match=r"no memory for 128 bytes of KV: .* lower kv_memory"):
+        commit_if_asked(NodeConfig(engine=EngineConfig(kv_commit=True)), pool)
+    pool.close()
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_gpu_has_a_pool_that_the_engine_uses_as_it_is(
+    host: FakeHost, on_gpu: NodeModel, role: NodeRole
+) -> None:
+    pool = make_kv_memory(NodeConfig(), role, on_gpu)
+    assert isinstance(pool, DevicePool)
+    assert (pool.num_blocks, pool.block_bytes) == (5, on_gpu.layout.block_bytes)
+    assert pool.driver.device == 1
+    assert engine_buffer(pool) is pool
+    pool.close()
+
+
+def test_without_cupy_a_prefill_node_says_what_to_install(
+    on_gpu: NodeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(ConfigError, match=r"cannot share its KV: .*pip install 'pdserve\[cuda\]'"):
+        make_kv_memory(NodeConfig(), NodeRole.PREFILL, on_gpu)
+
+
+def test_without_cupy_a_decode_node_serves_co_located_only(
+    on_gpu: NodeModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with caplog.at_level(logging.WARNING):
+        pool = make_kv_memory(NodeConfig(), NodeRole.DECODE, on_gpu)
+    assert isinstance(pool, PrivatePool)
+    assert engine_buffer(pool) is None
+    assert "no KV can move to or from this node" in caplog.text
+
+
+def test_checksums_are_refused_on_a_gpu(host: FakeHost, on_gpu: NodeModel) -> None:
+    with pytest.raises(ConfigError, match="checksums are computed from CPU memory"):
+        make_kv_memory(NodeConfig(checksums=True), NodeRole.PREFILL, on_gpu)
+    assert not host.memory
+
+
+def test_a_gpu_without_room(
+    host: FakeHost, on_gpu: NodeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: FakeDriver, num_bytes: int) -> int:
+        raise DeviceError("out of memory")
+
+    monkeypatch.setattr(FakeDriver, "allocate", full)
+    with pytest.raises(ConfigError, match=r"5 blocks on cuda:1: out of memory; lower kv_memory"):
+        make_kv_memory(NodeConfig(), NodeRole.DECODE, on_gpu)
+
+
+def test_a_host_tier_is_refused_on_a_gpu(on_gpu: NodeModel) -> None:
+    config = NodeConfig(prefix=PrefixConfig(tier_memory="1GiB"))
+    with pytest.raises(ConfigError, match="tier_memory keeps copies of CPU memory"):
+        make_tier_blocks(config, on_gpu)
