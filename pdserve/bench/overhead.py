@@ -10,9 +10,9 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-import aiohttp
 import msgspec
 
+from pdserve.bench.load import open_client
 from pdserve.bench.scrape import Samples, between, scrape
 from pdserve.errors import ClusterError
 
@@ -51,15 +51,14 @@ async def measure_overhead(
     """
     looks: list[_Look] = []
     failure: ClusterError | None = None
-    connector = aiohttp.TCPConnector(limit=0)
     try:
         async with (
             asyncio.timeout(deadline_s),
-            aiohttp.ClientSession(connector=connector, raise_for_status=True) as session,
+            open_client(url, model) as client,
             asyncio.TaskGroup() as tasks,
         ):
             streams = [
-                tasks.create_task(_stream(session, url, model, index, num_tokens))
+                tasks.create_task(client.stream(_prompt(index), num_tokens))
                 for index in range(batch)
             ]
             while not any(stream.done() for stream in streams):
@@ -69,8 +68,8 @@ async def measure_overhead(
                 await asyncio.wait(streams, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
     except* TimeoutError:
         failure = ClusterError(f"{batch} streams were not done within {deadline_s} s")
-    except* aiohttp.ClientError as errors:
-        failure = ClusterError(f"a stream broke: {errors.exceptions[0]}")
+    except* ClusterError as errors:
+        failure = ClusterError(str(errors.exceptions[0]))
     if failure is not None:
         raise failure
     if len(looks) < 2:
@@ -95,18 +94,6 @@ def _row(batch: int, first: _Look, last: _Look) -> OverheadRow:
     )
 
 
-async def _stream(
-    session: aiohttp.ClientSession, url: str, model: str, index: int, num_tokens: int
-) -> None:
-    body = {
-        "model": model,
-        # Of its own in each stream, so that no prefix is shared.
-        "prompt": [20 + (index * 7 + i) % 200 for i in range(PROMPT_TOKENS)],
-        "max_tokens": num_tokens,
-        "ignore_eos": True,
-        "temperature": 0,
-        "stream": True,
-    }
-    async with session.post(f"{url}/v1/completions", json=body) as response:
-        async for _ in response.content:
-            pass
+def _prompt(index: int) -> list[int]:
+    """Of its own for each stream, so that no prefix is shared."""
+    return [20 + (index * 7 + i) % 200 for i in range(PROMPT_TOKENS)]

@@ -54,9 +54,16 @@ class Child:
     """
 
     def __init__(
-        self, name: str, argv: Sequence[str], on_line: LineSink, on_exit: ExitSink
+        self,
+        name: str,
+        argv: Sequence[str],
+        on_line: LineSink,
+        on_exit: ExitSink,
+        pass_fds: Sequence[int] = (),
     ) -> None:
         """Start `argv`; every line it writes goes to `on_line`, and then its end to `on_exit`.
+
+        It inherits the descriptors `pass_fds`, under the same numbers.
 
         Raises:
             OSError: the program cannot be started.
@@ -75,6 +82,7 @@ class Child:
             stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
             start_new_session=True,
+            pass_fds=pass_fds,
         )
         assert self._process.stdout is not None
         self._output = self._process.stdout

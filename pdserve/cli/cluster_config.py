@@ -7,7 +7,18 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from pdserve.config import ConfigStruct, Count, EngineConfig, ModelConfig, Port, Seconds, Timeouts
+from pdserve.config import (
+    ConfigStruct,
+    Count,
+    EngineConfig,
+    HandoffConfig,
+    ModelConfig,
+    Port,
+    PrefixConfig,
+    Seconds,
+    Timeouts,
+    TransportName,
+)
 from pdserve.errors import ConfigError
 
 
@@ -29,13 +40,18 @@ class ClusterConfig(ConfigStruct, frozen=True):
         Count, Meta(description="requests in flight before new ones are refused")
     ] = 1024
     transports: Annotated[
-        list[Literal["shm", "tcp"]], Meta(description="transports to use, best first")
-    ] = msgspec.field(default_factory=lambda: ["shm", "tcp"])
+        list[TransportName], Meta(description="for KV, best first; empty: all that work here")
+    ] = msgspec.field(default_factory=list)
+    checksums: Annotated[bool, Meta(description="check every block's bytes after each pull")] = (
+        False
+    )
     start_s: Annotated[
         Seconds, Meta(description="until every process is ready, downloads included")
     ] = 900.0
     checkpoint: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
+    handoff: HandoffConfig = HandoffConfig()
+    prefix: PrefixConfig = PrefixConfig()
     timeouts: Timeouts = Timeouts()
 
     @property

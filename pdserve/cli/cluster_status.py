@@ -8,6 +8,7 @@ import aiohttp
 import msgspec
 
 from pdserve.errors import ClusterError
+from pdserve.protocol import LinkState
 
 _REPLY_S = 5.0
 
@@ -30,6 +31,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     running_requests: int
     waiting_requests: int
     step_time_ms: float
+    links: list[LinkState] = []  # from whom it pulls KV, and how
 
 
 class ClusterStatus(msgspec.Struct, frozen=True):

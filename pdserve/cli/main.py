@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import logging
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import pdserve
-from pdserve.cli.bench_config import OverheadConfig
+from pdserve.cli.bench_config import HandoverConfig, OverheadConfig, TransferConfig
 from pdserve.cli.cluster_config import ClusterConfig
 from pdserve.cli.demo_config import DemoConfig
 from pdserve.cli.exit_codes import FORCED, OK, exit_code_of
@@ -61,6 +62,13 @@ def build_parser() -> FlagParser:
     overhead = benches.add_parser("overhead", help="what a decode step costs besides the model")
     overhead.set_defaults(command=_bench_overhead, name="bench overhead")
     add_flags(overhead, OverheadConfig)
+    handover = benches.add_parser("handover", help="what passing a request on costs")
+    handover.set_defaults(command=_bench_handover, name="bench handover")
+    add_flags(handover, HandoverConfig)
+    transfer = benches.add_parser("transfer", help="how fast KV moves, beside a plain memcpy")
+    transfer.set_defaults(command=_bench_transfer, name="bench transfer")
+    add_flags(transfer, TransferConfig)
+    _add_transfer_end(benches.add_parser("transfer-end"))
     demo = add("demo", "start a cluster, ask the demo model something, stop the cluster", _demo)
     add_flags(demo, DemoConfig)
     return parser
@@ -80,6 +88,15 @@ def _add_status_flags(parser: FlagParser) -> None:
     kind.add_argument("--once", action="store_true", help="one look (the default)")
     kind.add_argument("--watch", action="store_true", help="go on looking until Ctrl-C")
     kind.add_argument("--json", action="store_true", help="one look, for programs")
+
+
+def _add_transfer_end(parser: FlagParser) -> None:
+    """One process of `pdserve bench transfer`; nothing for people, so without help."""
+    parser.set_defaults(command=_bench_transfer_end, name="bench transfer-end")
+    parser.add_argument("role", choices=["exporter", "puller"])
+    for flag in ("--fd", "--num-blocks", "--block-bytes", "--die-with-parent"):
+        parser.add_argument(flag, type=int, required=True)
+    parser.add_argument("--commit", action="store_true")
 
 
 # ---- commands: each loads only what it needs ----------------------------------------------------
@@ -138,6 +155,33 @@ def _bench_overhead(arguments: argparse.Namespace) -> int:
     from pdserve.cli import bench
 
     return bench.run(config_from(OverheadConfig, arguments))
+
+
+def _bench_handover(arguments: argparse.Namespace) -> int:
+    from pdserve.cli import bench_handover
+
+    return bench_handover.run(config_from(HandoverConfig, arguments))
+
+
+def _bench_transfer(arguments: argparse.Namespace) -> int:
+    from pdserve.cli import bench_transfer
+
+    return bench_transfer.run(config_from(TransferConfig, arguments))
+
+
+def _bench_transfer_end(arguments: argparse.Namespace) -> int:
+    die_with_parent(arguments.die_with_parent)
+    from pdserve.bench.transfer_ends import run_end
+
+    with socket.socket(fileno=arguments.fd) as sock:
+        run_end(
+            arguments.role,
+            sock,
+            arguments.num_blocks,
+            arguments.block_bytes,
+            commit=arguments.commit,
+        )
+    return OK
 
 
 def _demo(arguments: argparse.Namespace) -> int:

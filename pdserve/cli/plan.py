@@ -70,8 +70,11 @@ def plan_cluster(
             node_id=name,
             coordinators=[reachable(config.host, grpc_port)],
             transports=config.transports,
+            checksums=config.checksums,
             checkpoint=config.checkpoint,
             engine=engine,
+            handoff=config.handoff,
+            prefix=config.prefix,
             timeouts=config.timeouts,
         )
         plans.append(ProcessPlan(name, kind, node))

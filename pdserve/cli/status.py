@@ -53,6 +53,8 @@ def render(status: ClusterStatus) -> RenderableType:
         for role in ("prefill", "decode")
         if (nodes := [node for node in status.nodes if node.role == role])
     ]
+    if any(node.links for node in status.nodes):
+        pools.append(_links(status.nodes))
     return Group(head, *(pools or [Text("no node is attached", "yellow")]))
 
 
@@ -76,6 +78,20 @@ def _table(title: str, nodes: Iterable[NodeStatus]) -> Table:
     table.add_column("session", overflow="ellipsis")  # gives way first in a narrow terminal
     for node in sorted(nodes, key=lambda node: node.node_id):
         table.add_row(*_cells(node))
+    return table
+
+
+def _links(nodes: Iterable[NodeStatus]) -> Table:
+    """Who pulls from whom, by which transport, and why by no better one."""
+    table = Table(
+        title="KV links", title_justify="left", title_style="bold", box=None, padding=_PADDING
+    )
+    for column in ("puller", "exporter", "transport"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("why", overflow="fold")
+    for node in sorted(nodes, key=lambda node: node.node_id):
+        for link in node.links:
+            table.add_row(node.node_id, link.peer, link.transport, link.reason)
     return table
 
 

@@ -5,9 +5,13 @@ import sys
 import pytest
 from rich.console import Console
 
+from kv_transfer.transports import pool_door
+from kv_transfer.transports.catalog import KINDS, TransportKind
+from kv_transfer.transports.fake import FakeNetwork
 from pdserve.cli import doctor, doctor_devices, doctor_machine, doctor_software, doctor_transports
 from pdserve.cli.finding import Finding, Verdict
 from pdserve.cli.main import main
+from pdserve.errors import PeerLost
 
 
 def test_the_quota_of_a_cgroup():
@@ -61,18 +65,23 @@ def test_a_missing_extension_is_broken_and_says_how_to_build_it(monkeypatch):
 
 
 def test_transports_are_tried_out(monkeypatch):
-    assert doctor_transports.probe_shm() == ""
-    assert doctor_transports.probe_tcp() == ""
-
-    def no_memfd(name: str, flags: int) -> int:
+    def broken_memory(*_: object) -> int:
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr("os.memfd_create", no_memfd)
+    monkeypatch.setattr(pool_door, "_receive_descriptor", broken_memory)
     by_name = {found.name: found for found in doctor_transports.transport_findings()}
+    assert list(by_name) == [kind.name for kind in KINDS]
+    assert by_name["tcp"].verdict is Verdict.OK
     assert by_name["shm"].verdict is Verdict.ABSENT
     assert "Function not implemented" in by_name["shm"].detail
-    assert by_name["tcp"].verdict is Verdict.OK
-    assert all(by_name[name].verdict is Verdict.ABSENT for name in ("cuda_ipc", "nccl"))
+
+
+async def test_a_transport_that_delivers_something_else_does_not_work():
+    network = FakeNetwork()
+    fake = TransportKind("fake", network.server, network.transport, frozenset({"cpu"}))
+    assert await doctor_transports.failure(fake) == ""
+    network.fail_with = PeerLost("no route")
+    assert "no route" in await doctor_transports.failure(fake)
 
 
 def test_what_is_absent_is_shown_with_what_it_is_needed_for():

@@ -16,6 +16,7 @@ from pdserve.cli.cluster_status import ClusterStatus, NodeStatus, fetch_status
 from pdserve.cli.main import main
 from pdserve.cli.supervisor import Cluster
 from pdserve.errors import ClusterError
+from pdserve.protocol import LinkState
 
 
 def node(node_id: str, state: str = "ready", progress: float = 1.0) -> NodeStatus:
@@ -60,6 +61,16 @@ def test_both_pools_are_shown_in_order():
     places = [text.index(word) for word in words]
     assert places == sorted(places)
     assert "12.3" in text
+
+
+def test_links_are_shown_with_the_reason_for_their_transport():
+    reason = "shm: another host"
+    linked = msgspec.structs.replace(
+        node("decode-0"), links=[LinkState(peer="p-7", transport="tcp", reason=reason)]
+    )
+    text = text_of(msgspec.structs.replace(STATUS, nodes=[linked]))
+    assert text.index("KV links") < text.index("p-7") < text.index("tcp") < text.index(reason)
+    assert "KV links" not in text_of(STATUS)
 
 
 def test_a_cluster_without_nodes_says_so():

@@ -1,0 +1,132 @@
+"""What it costs to hand a request over from a prefill node to a decode node.
+
+Rounds of concurrent streams are sent to a running cluster. The coordinator's histograms, read
+before and after, say how long each request took from the end of its prefill to the first decode
+step that had it in its batch, and what that time went into.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+import msgspec
+
+from pdserve.bench.load import Client, open_client
+from pdserve.bench.scrape import HistogramDelta, Samples, between, scrape
+from pdserve.errors import ClusterError
+
+_TOKEN_IDS = range(20, 220)  # plain ones, in any vocabulary
+
+# Part |-> histogram of the coordinator. The first three add up, request by request, to the total
+# less the copy; so do their means, but not their percentiles.
+PARTS = {
+    "waiting for room": "pdserve_request_handover_room_seconds",
+    "waiting for the next step": "pdserve_request_handover_step_seconds",
+    "messages": "pdserve_request_handover_message_seconds",
+    "raw copy": "pdserve_request_handover_copy_seconds",
+    "all less the copy": "pdserve_request_handover_overhead_seconds",
+    "all": "pdserve_request_handover_seconds",
+}
+
+
+class HandoverRow(msgspec.Struct, frozen=True):
+    """One part of the handover, over all requests. Milliseconds."""
+
+    part: str
+    mean_ms: float
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+
+
+class HandoverReport(msgspec.Struct, frozen=True):
+    """What one run has found."""
+
+    requests: int  # handed over
+    concurrency: int
+    prompt_tokens: list[int]  # shortest, longest
+    rows: list[HandoverRow]
+
+
+class HandoverLoad(msgspec.Struct, frozen=True):
+    """What to send."""
+
+    concurrency: int
+    rounds: int
+    prompt_tokens: tuple[int, int]  # shortest, longest
+    output_tokens: int
+
+    def prompts(self) -> list[list[list[int]]]:
+        """A round to warm up and then `rounds` more: one prompt for each stream.
+
+        No two share a prefix worth caching.
+        """
+        rng = random.Random(0)
+        return [
+            [
+                rng.choices(_TOKEN_IDS, k=rng.randint(*self.prompt_tokens))
+                for _ in range(self.concurrency)
+            ]
+            for _ in range(1 + self.rounds)
+        ]
+
+
+async def measure_handover(
+    url: str, model: str, metrics_address: str, load: HandoverLoad, deadline_s: float
+) -> HandoverReport:
+    """Send the load, after one round that is not counted, and read what became of it.
+
+    Raises:
+        ClusterError: a stream broke, a round was not done within `deadline_s`, or nothing was
+            handed over.
+    """
+    warm_up, *rounds = load.prompts()
+    async with open_client(url, model) as client:
+        await _send(client, warm_up, load.output_tokens, deadline_s)
+        before = await scrape(metrics_address)
+        for prompts in rounds:
+            await _send(client, prompts, load.output_tokens, deadline_s)
+        return make_report(before, await scrape(metrics_address), load)
+
+
+def make_report(before: Samples, after: Samples, load: HandoverLoad) -> HandoverReport:
+    """The rows that follow from two looks at the coordinator.
+
+    Raises:
+        ClusterError: nothing was handed over between them.
+    """
+    seen = {part: between(before, after, name) for part, name in PARTS.items()}
+    count = int(seen["all"].count)
+    if count == 0:
+        raise ClusterError("no request was handed over: the cluster has no prefill node")
+    rows = [_row(part, delta) for part, delta in seen.items()]
+    return HandoverReport(count, load.concurrency, list(load.prompt_tokens), rows)
+
+
+def _row(part: str, delta: HistogramDelta) -> HandoverRow:
+    return HandoverRow(
+        part=part,
+        mean_ms=delta.mean * 1e3,
+        p50_ms=delta.quantile(0.5) * 1e3,
+        p90_ms=delta.quantile(0.9) * 1e3,
+        p99_ms=delta.quantile(0.99) * 1e3,
+    )
+
+
+async def _send(
+    client: Client, prompts: Sequence[Sequence[int]], num_tokens: int, deadline_s: float
+) -> None:
+    """One round, all at once."""
+    failure: ClusterError | None = None
+    try:
+        async with asyncio.timeout(deadline_s), asyncio.TaskGroup() as tasks:
+            for prompt in prompts:
+                tasks.create_task(client.stream(prompt, num_tokens))
+    except* TimeoutError:
+        failure = ClusterError(f"{len(prompts)} streams were not done within {deadline_s} s")
+    except* ClusterError as errors:
+        failure = ClusterError(str(errors.exceptions[0]))
+    if failure is not None:
+        raise failure

@@ -1,0 +1,55 @@
+"""Load for a cluster: streamed completions of token prompts, as a client would send them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import aiohttp
+
+from pdserve.errors import ClusterError
+
+
+class Client:
+    """Sends requests to one coordinator, any number at a time."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, model: str) -> None:
+        self._session = session
+        self._url = url
+        self._model = model
+
+    async def stream(self, prompt: Sequence[int], num_tokens: int) -> None:
+        """One request, until its last token.
+
+        Raises:
+            ClusterError: it was refused, or broke.
+        """
+        body = {
+            "model": self._model,
+            "prompt": list(prompt),
+            "max_tokens": num_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+        }
+        last = b""
+        try:
+            async with self._session.post(f"{self._url}/v1/completions", json=body) as response:
+                async for line in response.content:
+                    last = line.strip() or last
+        except aiohttp.ClientError as error:
+            raise ClusterError(f"a stream broke: {error}") from error
+        if last != b"data: [DONE]":  # an error in mid-stream is its last event
+            raise ClusterError(f"a stream broke: {last.decode(errors='replace')}")
+
+
+@asynccontextmanager
+async def open_client(url: str, model: str) -> AsyncIterator[Client]:
+    """A client for `model` of the cluster at `url`."""
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(
+        connector=connector,
+        raise_for_status=True,
+        timeout=aiohttp.ClientTimeout(total=None),  # whoever sends has a deadline
+    ) as session:
+        yield Client(session, url, model)

@@ -1,0 +1,57 @@
+"""`pdserve bench handover`: a cluster of its own, asked what passing a request on costs."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from pdserve.bench.handover import HandoverLoad, HandoverReport, measure_handover
+from pdserve.cli.bench_config import HandoverConfig
+from pdserve.cli.cluster_config import ClusterConfig
+from pdserve.cli.exit_codes import OK
+from pdserve.cli.supervisor import Cluster
+
+
+def run(config: HandoverConfig) -> int:
+    """Measure and print; the exit code.
+
+    Raises:
+        PdserveError: the cluster failed, or the settings contradict each other.
+    """
+    load = HandoverLoad(
+        config.concurrency, config.rounds, config.prompt_range, config.output_tokens
+    )
+    report = asyncio.run(_measure(config, load))
+    if config.json:
+        print(msgspec.json.encode(report).decode())
+    else:
+        Console().print(_table(report))
+    return OK
+
+
+async def _measure(config: HandoverConfig, load: HandoverLoad) -> HandoverReport:
+    cluster = ClusterConfig(
+        port=0, transports=config.transports, checkpoint=config.checkpoint, engine=config.engine
+    )
+    async with Cluster(cluster) as running:
+        model = (await running.status()).model
+        address = running.url.removeprefix("http://")
+        return await measure_handover(running.url, model, address, load, config.deadline_s)
+
+
+def _table(report: HandoverReport) -> Table:
+    shortest, longest = report.prompt_tokens
+    table = Table(
+        title=f"end of prefill to first decode step: {report.requests} requests, "
+        f"{report.concurrency} at a time, prompts of {shortest} to {longest} tokens (ms)"
+    )
+    table.add_column("part")
+    for column in ("mean", "p50", "p90", "p99"):
+        table.add_column(column, justify="right")
+    for row in report.rows:
+        figures = (row.mean_ms, row.p50_ms, row.p90_ms, row.p99_ms)
+        table.add_row(row.part, *(f"{figure:.2f}" for figure in figures))
+    return table
