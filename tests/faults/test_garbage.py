@@ -32,6 +32,8 @@ GARBAGE: dict[str, bytes] = {
     "zeros": bytes(70_000),
     "ones": b"\xff" * 70_000,
     "text": b"hello?\r\n" * 10,
+    "a wrong access token": b"pdKV" + bytes(32),
+    "half an access token": b"pdKV" + bytes(10),
     "HTTP/1.1": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     "broken HTTP/1.1": b"POST /v1/completions HTTP/9\r\nContent-Length: -5\r\n: \x00\r\n\r\n",
     "HTTP/2 preface, then noise": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _NOISE.randbytes(5000),
@@ -120,6 +122,7 @@ def node_hello(**changes: object) -> NodeHello:
         "layout": LAYOUT,
         "num_blocks": 10,
         "max_model_len": 10,
+        "introduction_key": bytes(32),
     }
     return NodeHello(**(fields | changes))
 
@@ -162,8 +165,9 @@ OPEN = "/pdserve.wire.KvSession/Open"
         lambda: FROM_NODE.wrap(TokenBatch(events=[])).SerializeToString(),
         lambda: FROM_NODE.wrap(node_hello()).SerializeToString(),
         lambda: FROM_NODE.wrap(node_hello(node_id="prefill-0")).SerializeToString(),
+        lambda: FROM_NODE.wrap(node_hello(introduction_key=bytes(99))).SerializeToString(),
     ],
-    ids=["no protobuf", "empty", "not a hello", "another model", "somebody else's name"],
+    ids=["no protobuf", "empty", "not a hello", "another model", "somebody's name", "no key"],
 )
 async def test_strangers_at_the_coordinator(
     fleet: Fleet, client: Client, pids: dict[str, int], first: Callable[[], bytes]
@@ -177,19 +181,22 @@ async def test_strangers_at_the_coordinator(
 @pytest.mark.parametrize(
     "first",
     [
-        lambda: b"\xff\xff\xff\xff",
-        lambda: b"",
-        lambda: FROM_PULLER.wrap(Settle(request_id="x", pulled=True)).SerializeToString(),
-        lambda: FROM_PULLER.wrap(puller_hello()).SerializeToString(),
+        lambda life: b"\xff\xff\xff\xff",
+        lambda life: b"",
+        lambda life: FROM_PULLER.wrap(Settle(subscription_id="x", pulled=True)).SerializeToString(),
+        lambda life: FROM_PULLER.wrap(puller_hello()).SerializeToString(),
+        lambda life: FROM_PULLER.wrap(
+            puller_hello(exporter_incarnation=life, introduction=bytes(32))
+        ).SerializeToString(),
     ],
-    ids=["no protobuf", "empty", "not a hello", "another life"],
+    ids=["no protobuf", "empty", "not a hello", "another life", "introduced by nobody"],
 )
 async def test_strangers_at_a_node(
-    fleet: Fleet, client: Client, pids: dict[str, int], first: Callable[[], bytes]
+    fleet: Fleet, client: Client, pids: dict[str, int], first: Callable[[str], bytes]
 ) -> None:
     node = (await fleet.status()).node("prefill-0")
     assert node is not None
-    assert await call(node.session_address, OPEN, first()) is not grpc.StatusCode.OK
+    assert await call(node.session_address, OPEN, first(node.incarnation)) is not grpc.StatusCode.OK
     await assert_unharmed(fleet, client, pids)
 
 
