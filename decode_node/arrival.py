@@ -83,10 +83,12 @@ class Arrival:
         assert self._num_valid == -(-self._num_tokens // self._pool.block_size)
         self._states.move(self.block_table[: self._num_valid], PullerMove.ADOPT)
         self._states.move(self.block_table[self._num_valid :], PullerMove.ADOPT_BLANK)
+        self._states.check_ended()
 
     def release(self) -> None:
         """Give the blocks back; nothing writes to them."""
         self._states.move(self.block_table, PullerMove.RELEASE)
+        self._states.check_ended()
         self._pool.release(self.block_table)
 
     def _next_part(self, ticket: bytes) -> KvPart:

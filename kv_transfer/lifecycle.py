@@ -175,14 +175,6 @@ class BlockStates(Generic[StateT, MoveT]):
                 return state
         return self._machine.free
 
-    def blocks_in(self, state: StateT) -> list[int]:
-        """Those in this state, which is not the free one; ascending."""
-        return sorted(self._blocks.get(state, ()))
-
-    def counts(self) -> dict[StateT, int]:
-        """Blocks per state, for metrics. Free ones are not counted: there is no end of them."""
-        return {state: len(blocks) for state, blocks in self._blocks.items() if blocks}
-
     def check_ended(self) -> None:
         """Assert that no block is on its way any more.
 

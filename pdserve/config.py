@@ -125,7 +125,7 @@ class NodeConfig(ConfigStruct, frozen=True):
         list[str], Meta(min_length=1, description="host:port of every coordinator's gRPC service")
     ] = msgspec.field(default_factory=lambda: ["127.0.0.1:8001"])
     transports: Annotated[
-        list[TransportName], Meta(description="for KV, best first; empty: all that work here")
+        list[TransportName], Meta(description="for KV, best first; empty: all that are of use here")
     ] = msgspec.field(default_factory=list)
     checksums: Annotated[
         bool, Meta(description="check every block's bytes after each pull; not with KV on a GPU")

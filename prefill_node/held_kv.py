@@ -75,6 +75,7 @@ class HeldKv:
             self._states.move(self.block_ids, ExporterMove.RELEASE)
             self._pool.release(self.block_ids)
             self.block_ids = []
+        self._states.check_ended()
 
     def _blocks_of(self, part: KvPart) -> list[int]:
         first_block = part.first_token // self._layout.block_size

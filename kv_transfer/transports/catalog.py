@@ -29,9 +29,9 @@ def _nothing() -> str | None:
 
 
 def _ucx_is_idle(pool: KvPool) -> str | None:
-    """An agent takes half a second and some memory, and without RDMA there is something better."""
+    """An agent takes half a second and some memory, and without RDMA reaches this host only."""
     if pool.kind == "cpu" and not rdma_devices():
-        return "no RDMA device, and without one shm and tcp are faster: name it to use it anyway"
+        return "no RDMA device, and on one host shm is faster: name it to use it anyway"
     return None
 
 

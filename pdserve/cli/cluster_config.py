@@ -40,7 +40,7 @@ class ClusterConfig(ConfigStruct, frozen=True):
         Count, Meta(description="requests in flight before new ones are refused")
     ] = 1024
     transports: Annotated[
-        list[TransportName], Meta(description="for KV, best first; empty: all that work here")
+        list[TransportName], Meta(description="for KV, best first; empty: all that are of use here")
     ] = msgspec.field(default_factory=list)
     checksums: Annotated[bool, Meta(description="check every block's bytes after each pull")] = (
         False

@@ -31,11 +31,6 @@ def test_groups_move_as_their_blocks_would(moves: list[tuple[list[int], PullerMo
             with pytest.raises(IllegalMove):
                 states.move(block_ids, move)
         assert {b: states.state_of(b) for b in naive} == naive
-    assert states.counts() == {
-        state: len(blocks)
-        for state in set(PullerState) - {PullerState.FREE}
-        if (blocks := states.blocks_in(state))
-    }
 
 
 def test_an_illegal_move_names_all_that_is_needed_to_find_the_bug() -> None:

@@ -364,15 +364,21 @@ class HandoffMachine(RuleBasedStateMachine):
         self.loop.round()
 
     def _close(self) -> None:
+        try:
+            self._close_nodes()
+        finally:
+            self.loop.close()
+
+    def _close_nodes(self) -> None:
         assert self.decode.link is not None
         self.loop.complete(self.decode.link.close())
-        self.loop.complete(asyncio.wait_for(asyncio.gather(*self.closing), None))
+        for task in self.closing:  # gather would look for a loop outside of this one
+            self.loop.complete(asyncio.wait_for(task, None))
         self.loop.complete(self.decode.puller.close())
         for life in self.lives:
             self.loop.complete(life.exporter.close())
             life.memory.bytes.close()
         self.decode.memory.bytes.close()
-        self.loop.close()
 
 
 class ForgetfulMachine(HandoffMachine):

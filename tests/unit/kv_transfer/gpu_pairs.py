@@ -115,6 +115,11 @@ async def open_gpu_pair(
     assert (pair.num_staged, host.num_lanes, host.num_opened) == (0, 0, 0)
 
 
+def start(pair: GpuPair, timeout_s: float = 60) -> asyncio.Task[object]:
+    """A pull of blocks 3 and 5 into 7 and 9."""
+    return asyncio.create_task(pair.pull(pair.issue(3, 5), [7, 9], timeout_s))
+
+
 async def until(condition: Callable[[], bool]) -> None:
     """Until another thread has made it so (it tells nobody, so look)."""
     async with asyncio.timeout(10):

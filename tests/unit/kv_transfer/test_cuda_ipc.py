@@ -22,6 +22,7 @@ from tests.unit.kv_transfer.gpu_pairs import (
     make_exporter,
     nccl,
     open_gpu_pair,
+    start,
     until,
 )
 from tests.unit.kv_transfer.pairs import SMALL, tokens_of
@@ -33,11 +34,6 @@ WIDER = msgspec.structs.replace(SMALL, block_size=8)
 async def pair() -> AsyncIterator[GpuPair]:
     async with open_gpu_pair(CUDA_IPC) as opened:
         yield opened
-
-
-def start(pair: GpuPair, timeout_s: float = 60) -> asyncio.Task[object]:
-    """A pull of blocks 3 and 5 into 7 and 9."""
-    return asyncio.create_task(pair.pull(pair.issue(3, 5), [7, 9], timeout_s))
 
 
 async def hanging(pair: GpuPair, timeout_s: float = 60) -> asyncio.Task[object]:

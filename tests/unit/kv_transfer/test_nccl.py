@@ -29,6 +29,7 @@ from tests.unit.kv_transfer.gpu_pairs import (
     assert_still,
     nccl,
     open_gpu_pair,
+    start,
     until,
 )
 from tests.unit.kv_transfer.pairs import SMALL, tokens_of
@@ -40,11 +41,6 @@ WIDER = msgspec.structs.replace(SMALL, block_size=8)
 async def pair() -> AsyncIterator[GpuPair]:
     async with open_gpu_pair(nccl()) as opened:
         yield opened
-
-
-def start(pair: GpuPair, timeout_s: float = 60) -> asyncio.Task[object]:
-    """A pull of blocks 3 and 5 into 7 and 9."""
-    return asyncio.create_task(pair.pull(pair.issue(3, 5), [7, 9], timeout_s))
 
 
 async def stuck(pair: GpuPair, timeout_s: float = 60) -> asyncio.Task[object]:

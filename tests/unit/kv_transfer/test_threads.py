@@ -46,7 +46,8 @@ async def test_cancelling_sets_the_flag_and_waits_for_the_end(threads: CopyThrea
     assert has_ended.is_set()
 
 
-async def test_a_job_that_fails_while_cancelled_is_a_cancellation(threads: CopyThreads) -> None:
+async def cancelled_while_it_fails(threads: CopyThreads) -> asyncio.Task[None]:
+    """A job that is told to stop, and then raises."""
     may_end = threading.Event()
 
     def job() -> None:
@@ -58,6 +59,11 @@ async def test_a_job_that_fails_while_cancelled_is_a_cancellation(threads: CopyT
     task.cancel()
     await asyncio.sleep(0)
     may_end.set()
+    return task
+
+
+async def test_a_job_that_fails_while_cancelled_is_a_cancellation(threads: CopyThreads) -> None:
+    task = await cancelled_while_it_fails(threads)
     with pytest.raises(asyncio.CancelledError):
         await task
 
@@ -81,17 +87,7 @@ async def test_an_error_after_a_cancellation_is_nobodys(threads: CopyThreads) ->
     """It is not reported as one that nobody has looked at."""
     reported: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
-    may_end = threading.Event()
-
-    def job() -> None:
-        may_end.wait(10)
-        raise OSError("the socket was shut down")
-
-    task = asyncio.create_task(threads.run(job, CancelFlag()))
-    await asyncio.sleep(0.01)
-    task.cancel()
-    await asyncio.sleep(0)
-    may_end.set()
+    task = await cancelled_while_it_fails(threads)
     await asyncio.wait([task])
     del task
     gc.collect()
