@@ -225,7 +225,7 @@ class Flow:
 
     def _member_lost(self, member: Member) -> None:
         if member.load.state is not NodeState.DRAINING:
-            self._metrics.nodes_lost.labels(role=member.hello.role.name.lower()).inc()
+            self._metrics.nodes_lost.labels(role=member.role.name.lower()).inc()
         for running in list(self._running.values()):
             if running.pair.decode is member:
                 running.end(NodeLost(f"{member.node_id}, which was decoding, is gone"))

@@ -35,6 +35,11 @@ class Member:
         return self.hello.node_id
 
     @property
+    def role(self) -> NodeRole:
+        """Which pool it works for now."""
+        return self.load.role
+
+    @property
     def is_ready(self) -> bool:
         """Whether it takes new legs."""
         return self.load.state is NodeState.READY
@@ -84,7 +89,7 @@ class Registry:
         former = self._members.get(hello.node_id)
         if former is not None:
             self.remove(former)
-        member = Member(hello, outbox, LoadReport(state=hello.state))
+        member = Member(hello, outbox, LoadReport(state=hello.state, role=hello.role))
         self._members[hello.node_id] = member
         log.info("%s joined (%s, incarnation %s)", *_names(member), hello.incarnation)
         return member
@@ -103,8 +108,8 @@ class Registry:
 
     def ready(self, role: NodeRole) -> list[Member]:
         """Members of a pool that take new legs."""
-        return [m for m in self if m.hello.role is role and m.is_ready]
+        return [m for m in self if m.role is role and m.is_ready]
 
 
 def _names(member: Member) -> tuple[str, str]:
-    return member.node_id, member.hello.role.name.lower()
+    return member.node_id, member.role.name.lower()

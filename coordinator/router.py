@@ -61,7 +61,7 @@ class LeastLoaded:
     def _ready(self, role: NodeRole) -> list[Member]:
         ready = self._registry.ready(role)
         if not ready:
-            attached = sum(1 for m in self._registry if m.hello.role is role)
+            attached = sum(1 for m in self._registry if m.role is role)
             raise NoNodeAvailable(
                 f"no {role.name.lower()} node is ready ({attached} attached): try again shortly"
             )

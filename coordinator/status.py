@@ -16,7 +16,7 @@ def _describe_node(member: Member) -> dict[str, object]:
     hello, load = member.hello, member.load
     return {
         "node_id": hello.node_id,
-        "role": hello.role.name.lower(),
+        "role": member.role.name.lower(),
         "state": load.state.name.lower(),
         "loading_progress": load.loading_progress,
         "incarnation": hello.incarnation,

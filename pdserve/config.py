@@ -15,11 +15,18 @@ import msgspec
 from msgspec import Meta
 
 from pdserve.errors import ConfigError
+from pdserve.slo import DEFAULT_CLASSES
 
 Seconds = Annotated[float, Meta(gt=0)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
-Mode = Literal["disaggregated", "colocated"]
+Mode = Literal["disaggregated", "colocated", "adaptive"]
+PrefillPolicyName = Literal["fcfs-budget", "sjf-aging", "edf-slack", "buckets"]
+DecodePolicyName = Literal["max-batch", "tpot-cap", "slack-batch", "static"]
+Headroom = Literal["greedy", "reserve-static", "reserve-dynamic"]
+RouterName = Literal[
+    "predicted", "least-loaded", "power-of-two", "round-robin", "random", "prefix-affinity"
+]
 PrefixPull = Literal["auto", "always", "never"]
 TransportName = Literal["shm", "cuda_ipc", "ucx", "nccl", "tcp"]
 
@@ -65,6 +72,37 @@ class EngineConfig(ConfigStruct, frozen=True):
     token_budget: Annotated[Count, Meta(description="most tokens computed in one step")] = 512
     max_batch_size: Annotated[Count, Meta(description="most requests in one step")] = 64
     prefix_cache: Annotated[bool, Meta(description="reuse KV of equal prompt prefixes")] = True
+
+
+class PolicyConfig(ConfigStruct, frozen=True):
+    """What a node computes next: one policy for each pool, one file each."""
+
+    prefill_policy: Annotated[
+        PrefillPolicyName, Meta(description="which prompts go first on prefill nodes")
+    ] = "fcfs-budget"
+    prefill_chunk: Annotated[
+        int,
+        Meta(ge=0, description="prompts give way between chunks of so many tokens; 0: automatic"),
+    ] = 0
+    decode_policy: Annotated[
+        DecodePolicyName, Meta(description="how large a batch decode nodes run")
+    ] = "tpot-cap"
+    local_chunk: Annotated[
+        int,
+        Meta(ge=0, description="prompt tokens in a step that decodes; 0: what its TPOT allows"),
+    ] = 0
+    kv_headroom: Annotated[
+        Headroom, Meta(description="room kept for the tokens that running requests will still get")
+    ] = "reserve-dynamic"
+    watermark: Annotated[
+        float, Meta(ge=0, lt=1, description="share of the pool that admission leaves free")
+    ] = 0.01
+    max_preemptions: Annotated[
+        int, Meta(ge=0, description="of one request; after them it is never the victim")
+    ] = 3
+    default_tpot_s: Annotated[
+        Seconds, Meta(description="TPOT aimed at for requests that were promised none")
+    ] = 0.25
 
 
 class HandoffConfig(ConfigStruct, frozen=True):
@@ -132,9 +170,26 @@ class NodeConfig(ConfigStruct, frozen=True):
     ] = False
     checkpoint: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
+    policy: PolicyConfig = PolicyConfig()
     handoff: HandoffConfig = HandoffConfig()
     prefix: PrefixConfig = PrefixConfig()
     timeouts: Timeouts = Timeouts()
+
+
+class RoutingConfig(ConfigStruct, frozen=True):
+    """Which nodes requests go to, which are refused, and when nodes change pools."""
+
+    router: Annotated[RouterName, Meta(description="how nodes are chosen")] = "predicted"
+    admission: Annotated[
+        bool, Meta(description="refuse (429) what would miss its class's TTFT or TPOT")
+    ] = True
+    slo_classes: Annotated[
+        list[str], Meta(min_length=1, description="as in 'interactive ttft=2 tpot=0.1 priority=2'")
+    ] = msgspec.field(default_factory=lambda: list(DEFAULT_CLASSES))
+    default_class: Annotated[str, Meta(description="of requests that name none")] = "standard"
+    rebalance: Annotated[
+        bool, Meta(description="turn nodes over to the other pool when load shifts for long")
+    ] = False
 
 
 class CoordinatorConfig(ConfigStruct, frozen=True):
@@ -148,6 +203,7 @@ class CoordinatorConfig(ConfigStruct, frozen=True):
         Count, Meta(description="requests in flight before new ones are refused")
     ] = 1024
     checkpoint: ModelConfig = ModelConfig()
+    routing: RoutingConfig = RoutingConfig()
     timeouts: Timeouts = Timeouts()
 
 

@@ -10,10 +10,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import inf
 
-from pdserve.protocol import PhaseTimes
+from pdserve.protocol import PhaseTimes, Slo
 
 Span = tuple[float, float]  # (start, end)
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What one leg is to keep: an Slo in points of this node's time. Infinity: no promise."""
+
+    slo_class: str = ""
+    priority: int = 0
+    weight: float = 1.0
+    first_token_s: float = inf  # token 1 is due
+    tpot_s: float = inf  # a duration: between two tokens
+    deadline_s: float = inf  # nobody wants the answer any more
+
+    @classmethod
+    def of(cls, slo: Slo, now_s: float) -> Targets:
+        """Of a leg that has just arrived."""
+        return cls(
+            slo_class=slo.name,
+            priority=slo.priority,
+            weight=slo.weight,
+            first_token_s=now_s + slo.ttft_s if slo.ttft_s else inf,
+            tpot_s=slo.tpot_s or inf,
+            deadline_s=now_s + slo.deadline_s if slo.deadline_s else inf,
+        )
+
+
+NO_TARGETS = Targets()
 
 
 @dataclass(slots=True)

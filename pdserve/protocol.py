@@ -104,6 +104,20 @@ class PrefixSource(Message, frozen=True):
     num_tokens: int
 
 
+class Slo(Message, frozen=True):
+    """What a client was promised. Times are what is left of them as a leg is sent.
+
+    Clocks of two machines differ, durations do not. 0 stands for: nothing was promised.
+    """
+
+    name: str = ""  # of its class; classes of equal priority share by their weights
+    priority: int = 0  # higher ones go first, and preempt
+    weight: float = 1.0
+    ttft_s: float = 0.0  # until token 1 is due; negative: it is overdue
+    tpot_s: float = 0.0  # for each token from then on
+    deadline_s: float = 0.0  # until nobody wants the answer any more
+
+
 class PrefillLeg(Message, frozen=True):
     """Compute the prompt's KV, sample token 1, hold the KV for whoever pulls it."""
 
@@ -113,6 +127,7 @@ class PrefillLeg(Message, frozen=True):
     cache_salt: str = ""
     handoff: bool = True  # False: one token is all that is wanted, nobody will pull
     prefix_sources: list[PrefixSource] = []  # longest first; pulling from them is up to the node
+    slo: Slo = Slo()
 
 
 class DecodeLeg(Message, frozen=True):
@@ -127,6 +142,7 @@ class DecodeLeg(Message, frozen=True):
     cache_salt: str = ""
     source: NodeAddress | None = None
     prefix_sources: list[PrefixSource] = []  # of a prompt to be prefilled here
+    slo: Slo = Slo()
 
 
 class CancelLeg(Message, frozen=True):
@@ -134,6 +150,12 @@ class CancelLeg(Message, frozen=True):
 
     request_id: str
     reason: str
+
+
+class SetRole(Message, frozen=True):
+    """Work for this pool from now on; what was begun for the other one is finished."""
+
+    role: NodeRole
 
 
 class DrainSeen(Message, frozen=True):
@@ -179,6 +201,7 @@ class LoadReport(Message, frozen=True):
     """How a node is doing. Sent on change and as heartbeat."""
 
     state: NodeState
+    role: NodeRole
     loading_progress: float = 1.0  # 0..1, of the weights
     queued_tokens: int = 0  # prompt tokens accepted and not yet computed
     running_requests: int = 0
@@ -187,7 +210,40 @@ class LoadReport(Message, frozen=True):
     cached_blocks: int = 0  # free, holding reusable prefixes (a part of free_blocks)
     pinned_blocks: int = 0  # held for a handoff that is not settled
     step_time_s: float = 0.0  # moving average
+    prefill_ratio: float = 1.0  # of steps with chunks of prompts: time taken / time predicted
+    decode_ratio: float = 1.0  # of steps without
     links: list[LinkState] = []  # open sessions that this node pulls over
+
+
+class StepCosts(Message, frozen=True):
+    """What a step of a node's engine costs: `pdserve/perf_model.py`. Times in seconds.
+
+    A step that computes n tokens, m of which are sampled from, takes
+    `knots(n) + sampled_s * m + pair_s * prefill pairs + context_s * decode context`.
+    """
+
+    knot_tokens: list[int]  # ascending; linear in between, and on beyond the last
+    knot_s: list[float]  # of the same length, not descending
+    sampled_s: float = 0.0
+    pair_s: float = 0.0  # per query and key of chunks of prompts
+    context_s: float = 0.0  # per token of context of decoding requests
+
+
+class TransferCosts(Message, frozen=True):
+    """What a pull over one transport costs: `fixed_s + bytes / bytes_per_s`."""
+
+    transport: str
+    fixed_s: float
+    bytes_per_s: float
+
+
+class PerfReport(Message, frozen=True):
+    """What a node can do. Sent when it is known, and when what it has learned differs much."""
+
+    step: StepCosts
+    token_budget: int  # most tokens of a step
+    max_batch_size: int  # most requests of a step
+    transfers: list[TransferCosts] = []
 
 
 class KvTier(IntEnum):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -12,9 +12,12 @@ from pdserve.config import (
     Count,
     EngineConfig,
     HandoffConfig,
+    Mode,
     ModelConfig,
+    PolicyConfig,
     Port,
     PrefixConfig,
+    RoutingConfig,
     Seconds,
     Timeouts,
     TransportName,
@@ -31,8 +34,10 @@ class ClusterConfig(ConfigStruct, frozen=True):
     ] = None
     decode: Annotated[Count, Meta(description="decode nodes")] = 1
     mode: Annotated[
-        Literal["disaggregated", "colocated"],
-        Meta(description="colocated: every decode node prefills for itself"),
+        Mode,
+        Meta(
+            description="colocated: decode nodes prefill for themselves; adaptive: if it is better"
+        ),
     ] = "disaggregated"
     host: Annotated[str, Meta(description="address the coordinator listens on")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="HTTP of the coordinator; 0: any free port")] = 8000
@@ -50,6 +55,8 @@ class ClusterConfig(ConfigStruct, frozen=True):
     ] = 900.0
     checkpoint: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
+    policy: PolicyConfig = PolicyConfig()
+    routing: RoutingConfig = RoutingConfig()
     handoff: HandoffConfig = HandoffConfig()
     prefix: PrefixConfig = PrefixConfig()
     timeouts: Timeouts = Timeouts()
@@ -71,6 +78,6 @@ class ClusterConfig(ConfigStruct, frozen=True):
             )
         if not colocated and not self.prefill:
             raise ConfigError(
-                "--prefill 0 with --mode disaggregated: nobody would prefill; use --mode colocated"
+                f"--prefill 0 with --mode {self.mode}: nobody would prefill; use --mode colocated"
             )
         return self.prefill

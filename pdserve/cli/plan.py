@@ -56,6 +56,7 @@ def plan_cluster(
         mode=config.mode,
         max_inflight=config.max_inflight,
         checkpoint=config.checkpoint,
+        routing=config.routing,
         timeouts=config.timeouts,
     )
     plans = [ProcessPlan(COORDINATOR, "coordinator", coordinator)]
@@ -73,6 +74,7 @@ def plan_cluster(
             checksums=config.checksums,
             checkpoint=config.checkpoint,
             engine=engine,
+            policy=config.policy,
             handoff=config.handoff,
             prefix=config.prefix,
             timeouts=config.timeouts,

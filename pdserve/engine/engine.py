@@ -17,10 +17,10 @@ from typing import Protocol
 
 from pdserve.clock import Clock
 from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.core import EngineCore
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Request, SampledToken, Scheduled
-from pdserve.engine.scheduler import Policy, Queues
-from pdserve.engine.stopping import finish
+from pdserve.engine.scheduler import Policy
 from pdserve.errors import PdserveError, UnusableLogits
 
 log = logging.getLogger(__name__)
@@ -80,64 +80,42 @@ class StepObserver(Protocol):
         ...
 
 
-class Engine:
+class Engine(EngineCore):
     """Runs requests over one model and one KV pool."""
 
     def __init__(
         self, pool: BlockPool, policy: Policy, clock: Clock, eos_token_ids: frozenset[int]
     ) -> None:
-        self.pool = pool
-        self.queues = Queues(pool, clock)
+        super().__init__(pool, policy, clock, eos_token_ids)
         self.step_time_s = 0.0  # moving average
         self.num_steps = 0
         self._reported_s: float | None = None  # end of the step before; None after idling
-        self._policy = policy
         self._clock = clock
-        self._eos_token_ids = eos_token_ids
-        self._requests: dict[str, Request] = {}
-        self._in_step: set[Request] = set()
         self._wake = asyncio.Event()
         pool.on_release(self._wake.set)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
 
-    # ---- verbs ---------------------------------------------------------------------------------
+    # ---- verbs: as the core's, and the loop hears of them ----------------------------------------
 
     def submit(self, request: Request) -> None:
-        """Prefill a request here (and decode it, unless its leg ends before)."""
-        self._requests[request.request_id] = request
-        self.queues.waiting.append(request)
+        """As EngineCore.submit."""
+        super().submit(request)
         self._wake.set()
 
     def adopt(self, request: Request) -> None:
-        """Decode a request whose prompt's KV is in the blocks it brings along."""
-        assert request.is_decoding, "an adopted request lacks just its last token's KV"
-        self._requests[request.request_id] = request
-        self._publish_full_blocks(request, 0)
-        self.queues.running.append(request)
+        """As EngineCore.adopt."""
+        super().adopt(request)
         self._wake.set()
-
-    def reserve(self, num_tokens: int, hashes: Sequence[bytes]) -> tuple[list[int], int] | None:
-        """Blocks for a request to be adopted; None: no room now, or others are waiting for it."""
-        return None if self.queues.waiting else self.queues.reserve(num_tokens, hashes)
 
     def cancel(self, request_id: str) -> bool:
-        """Stop a request and free its blocks, at the latest when the running step ends.
-
-        Returns whether the engine had it.
-        """
-        request = self._requests.pop(request_id, None)
-        if request is None:
-            return False
-        request.is_cancelled = True
-        if request not in self._in_step:
-            self.queues.remove(request)
+        """As EngineCore.cancel."""
+        was_here = super().cancel(request_id)
         self._wake.set()
-        return True
+        return was_here
 
-    @property
-    def num_requests(self) -> int:
-        """Requests in the engine, waiting or running."""
-        return len(self._requests)
+    def wake(self) -> None:
+        """Plan again: something that the policy looks at has changed."""
+        self._wake.set()
 
     # ---- the loop ------------------------------------------------------------------------------
 
@@ -147,7 +125,7 @@ class Engine:
             while True:
                 self._wake.clear()
                 planned_at = self._clock.now()
-                rows = self._policy.plan(self.queues)
+                rows = self.begin_step()
                 if rows:
                     await self._step(rows, planned_at, runner, observer)
                     # What the step said leaves, and what has arrived is heard, before the next one
@@ -165,7 +143,6 @@ class Engine:
         progress = self._progress(rows, observer)
         started = self._clock.now()
         model_before_s = runner.model_s
-        self._in_step = {row.request for row in rows}
         loop = asyncio.get_running_loop()
         try:
             sampled, ended = await loop.run_in_executor(
@@ -174,8 +151,7 @@ class Engine:
         except Exception as error:  # noqa: BLE001  one bad step must not end the node
             self._fail(rows, error, observer)
             return
-        self._in_step = set()
-        done = self._apply(rows, sampled, ended)
+        done = self.end_step(rows, sampled, ended)
         self._record_step_time(ended - started)
         model_s = runner.model_s - model_before_s
         began = planned_at if self._reported_s is None else self._reported_s
@@ -183,7 +159,7 @@ class Engine:
         overhead_s = max(0.0, self._reported_s - began - model_s)
         observer.step_done(StepReport(rows, sampled, started, model_s, overhead_s))
         for request in done:
-            self._forget(request)
+            self.forget(request)
 
     def _progress(self, rows: Sequence[Scheduled], observer: StepObserver) -> LayerProgress | None:
         ends = observer.step_planned(rows)
@@ -203,64 +179,16 @@ class Engine:
         """In the worker thread: what was sampled, and when, whenever the event loop hears of it."""
         return runner.execute(rows, progress), self._clock.now()
 
-    def _apply(
-        self, rows: list[Scheduled], sampled: list[SampledToken | None], now_s: float
-    ) -> list[Request]:
-        """Advance every request of the step; returns those that are done."""
-        done = []
-        for row, token in zip(rows, sampled, strict=True):
-            request = row.request
-            if not request.is_cancelled:
-                computed_before = request.num_computed_tokens
-                request.num_computed_tokens += row.num_tokens
-                self._publish_full_blocks(request, computed_before)
-                if token is not None:
-                    self._append(request, token, now_s)
-            if request.is_done:
-                request.lifecycle.finished_s = now_s
-                done.append(request)
-        return done
-
-    def _append(self, request: Request, token: SampledToken, now_s: float) -> None:
-        request.output_token_ids.append(token.token_id)
-        lifecycle = request.lifecycle
-        if lifecycle.first_token_s is None and len(request.output_token_ids) == 1:
-            lifecycle.first_token_s = now_s
-        finish(request, self._eos_token_ids)
-
-    def _publish_full_blocks(self, request: Request, computed_before: int) -> None:
-        """Offer the blocks that became full for reuse, the output's as well as the prompt's."""
-        block_size = self.pool.block_size
-        full_before = computed_before // block_size
-        full = request.num_computed_tokens // block_size
-        if full == full_before:
-            return
-        request.extend_hashes(full * block_size, block_size)
-        for index in range(full_before, full):
-            self.pool.publish(request.block_table[index], request.block_hashes[index])
-
     def _fail(self, rows: list[Scheduled], error: Exception, observer: StepObserver) -> None:
-        """Give up the requests that the step failed for; the others are planned again.
-
-        A step only reads its requests, so those it did not fail for are as they were before it.
-        """
-        self._in_step = set()
+        """Give up the requests that the step failed for; the others are planned again."""
         log.error("a step of %d requests failed", len(rows), exc_info=error)
         failed = [row.request for row in rows]
         if isinstance(error, UnusableLogits) and error.request_ids:
             failed = [request for request in failed if request.request_id in error.request_ids]
         elif not isinstance(error, PdserveError):
             error = PdserveError(f"the engine's step failed: {type(error).__name__}: {error}")
-        gone = [row.request for row in rows if row.request.is_cancelled]
-        for request in {*failed, *gone}:
-            self._forget(request)
+        self.abandon_step(rows, failed)
         observer.requests_failed([r for r in failed if not r.is_cancelled], error)
-
-    def _forget(self, request: Request) -> None:
-        self.queues.remove(request)
-        # Cancelled meanwhile, its id may already belong to another request.
-        if self._requests.get(request.request_id) is request:
-            del self._requests[request.request_id]
 
     def _record_step_time(self, duration_s: float) -> None:
         self.num_steps += 1

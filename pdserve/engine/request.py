@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pdserve.block_hash import extend_hashes
-from pdserve.lifecycle import Lifecycle
+from pdserve.lifecycle import NO_TARGETS, Lifecycle, Targets
 from pdserve.protocol import FinishReason, SamplingParams, TokenLogprobs
 
 
@@ -29,6 +29,8 @@ class Request:
     block_table: list[int] = field(default_factory=list)  # logical -> physical block id
     block_hashes: list[bytes] = field(default_factory=list)  # chain, one per full prompt block
     leg_token_limit: int | None = None  # a prefill leg ends after this many output tokens
+    targets: Targets = NO_TARGETS
+    num_preemptions: int = 0
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the eos or stop token that ended it
     is_cancelled: bool = False

@@ -9,14 +9,17 @@ from pdserve.metrics import NodeMetrics
 from pdserve.node.prefix_exports import PrefixExports
 from pdserve.node.prefix_fetch import PrefixFetchStatistics
 from pdserve.node.roles import Role
-from pdserve.protocol import LoadReport, NodeState
+from pdserve.protocol import LoadReport, NodeRole, NodeState
 
 
-def load_report(role: Role, state: NodeState, loading_progress: float) -> LoadReport:
+def load_report(
+    role: Role, label: NodeRole, state: NodeState, loading_progress: float
+) -> LoadReport:
     """How the node is doing now."""
     engine = role.engine
     return LoadReport(
         state=state,
+        role=label,
         loading_progress=loading_progress,
         queued_tokens=engine.queues.queued_tokens,
         running_requests=len(engine.queues.running),

@@ -281,7 +281,7 @@ class Node:
         )
 
     def _load_report(self) -> LoadReport:
-        return load_report(self._role, self._state, self._loading_progress)
+        return load_report(self._role, self._role_name, self._state, self._loading_progress)
 
     def _set_progress(self, fraction: float) -> None:
         """From the loading thread, after each tensor; the next heartbeat reports it."""

@@ -12,6 +12,7 @@ FROM_NODE = Envelope(
         "tokens": protocol.TokenBatch,
         "failed": protocol.LegFailed,
         "kv_events": protocol.KvEvents,
+        "perf": protocol.PerfReport,
     },
 )
 FROM_COORDINATOR = Envelope(
@@ -22,6 +23,7 @@ FROM_COORDINATOR = Envelope(
         "decode": protocol.DecodeLeg,
         "cancel": protocol.CancelLeg,
         "drain_seen": protocol.DrainSeen,
+        "set_role": protocol.SetRole,
     },
 )
 FROM_PULLER = Envelope(

@@ -113,37 +113,57 @@ class PrefixSource(_message.Message):
     num_tokens: int
     def __init__(self, node: _Optional[_Union[NodeAddress, _Mapping]] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
+class Slo(_message.Message):
+    __slots__ = ("name", "priority", "weight", "ttft_s", "tpot_s", "deadline_s")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    TTFT_S_FIELD_NUMBER: _ClassVar[int]
+    TPOT_S_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    priority: int
+    weight: float
+    ttft_s: float
+    tpot_s: float
+    deadline_s: float
+    def __init__(self, name: _Optional[str] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., ttft_s: _Optional[float] = ..., tpot_s: _Optional[float] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+
 class PrefillLeg(_message.Message):
-    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "handoff", "prefix_sources")
+    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "handoff", "prefix_sources", "slo")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     HANDOFF_FIELD_NUMBER: _ClassVar[int]
     PREFIX_SOURCES_FIELD_NUMBER: _ClassVar[int]
+    SLO_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingParams
     cache_salt: str
     handoff: bool
     prefix_sources: _containers.RepeatedCompositeFieldContainer[PrefixSource]
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., handoff: bool = ..., prefix_sources: _Optional[_Iterable[_Union[PrefixSource, _Mapping]]] = ...) -> None: ...
+    slo: Slo
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., handoff: bool = ..., prefix_sources: _Optional[_Iterable[_Union[PrefixSource, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ...) -> None: ...
 
 class DecodeLeg(_message.Message):
-    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "source", "prefix_sources")
+    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "source", "prefix_sources", "slo")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     PREFIX_SOURCES_FIELD_NUMBER: _ClassVar[int]
+    SLO_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingParams
     cache_salt: str
     source: NodeAddress
     prefix_sources: _containers.RepeatedCompositeFieldContainer[PrefixSource]
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., source: _Optional[_Union[NodeAddress, _Mapping]] = ..., prefix_sources: _Optional[_Iterable[_Union[PrefixSource, _Mapping]]] = ...) -> None: ...
+    slo: Slo
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., source: _Optional[_Union[NodeAddress, _Mapping]] = ..., prefix_sources: _Optional[_Iterable[_Union[PrefixSource, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ...) -> None: ...
 
 class CancelLeg(_message.Message):
     __slots__ = ("request_id", "reason")
@@ -152,6 +172,12 @@ class CancelLeg(_message.Message):
     request_id: str
     reason: str
     def __init__(self, request_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class SetRole(_message.Message):
+    __slots__ = ("role",)
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    role: int
+    def __init__(self, role: _Optional[int] = ...) -> None: ...
 
 class DrainSeen(_message.Message):
     __slots__ = ()
@@ -204,8 +230,9 @@ class LinkState(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., transport: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class LoadReport(_message.Message):
-    __slots__ = ("state", "loading_progress", "queued_tokens", "running_requests", "waiting_requests", "free_blocks", "cached_blocks", "pinned_blocks", "step_time_s", "links")
+    __slots__ = ("state", "role", "loading_progress", "queued_tokens", "running_requests", "waiting_requests", "free_blocks", "cached_blocks", "pinned_blocks", "step_time_s", "prefill_ratio", "decode_ratio", "links")
     STATE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     LOADING_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
@@ -214,8 +241,11 @@ class LoadReport(_message.Message):
     CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PINNED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     STEP_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_RATIO_FIELD_NUMBER: _ClassVar[int]
+    DECODE_RATIO_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     state: int
+    role: int
     loading_progress: float
     queued_tokens: int
     running_requests: int
@@ -224,8 +254,46 @@ class LoadReport(_message.Message):
     cached_blocks: int
     pinned_blocks: int
     step_time_s: float
+    prefill_ratio: float
+    decode_ratio: float
     links: _containers.RepeatedCompositeFieldContainer[LinkState]
-    def __init__(self, state: _Optional[int] = ..., loading_progress: _Optional[float] = ..., queued_tokens: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., step_time_s: _Optional[float] = ..., links: _Optional[_Iterable[_Union[LinkState, _Mapping]]] = ...) -> None: ...
+    def __init__(self, state: _Optional[int] = ..., role: _Optional[int] = ..., loading_progress: _Optional[float] = ..., queued_tokens: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., step_time_s: _Optional[float] = ..., prefill_ratio: _Optional[float] = ..., decode_ratio: _Optional[float] = ..., links: _Optional[_Iterable[_Union[LinkState, _Mapping]]] = ...) -> None: ...
+
+class StepCosts(_message.Message):
+    __slots__ = ("knot_tokens", "knot_s", "sampled_s", "pair_s", "context_s")
+    KNOT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KNOT_S_FIELD_NUMBER: _ClassVar[int]
+    SAMPLED_S_FIELD_NUMBER: _ClassVar[int]
+    PAIR_S_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_S_FIELD_NUMBER: _ClassVar[int]
+    knot_tokens: _containers.RepeatedScalarFieldContainer[int]
+    knot_s: _containers.RepeatedScalarFieldContainer[float]
+    sampled_s: float
+    pair_s: float
+    context_s: float
+    def __init__(self, knot_tokens: _Optional[_Iterable[int]] = ..., knot_s: _Optional[_Iterable[float]] = ..., sampled_s: _Optional[float] = ..., pair_s: _Optional[float] = ..., context_s: _Optional[float] = ...) -> None: ...
+
+class TransferCosts(_message.Message):
+    __slots__ = ("transport", "fixed_s", "bytes_per_s")
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    FIXED_S_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    transport: str
+    fixed_s: float
+    bytes_per_s: float
+    def __init__(self, transport: _Optional[str] = ..., fixed_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
+
+class PerfReport(_message.Message):
+    __slots__ = ("step", "token_budget", "max_batch_size", "transfers")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    MAX_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    step: StepCosts
+    token_budget: int
+    max_batch_size: int
+    transfers: _containers.RepeatedCompositeFieldContainer[TransferCosts]
+    def __init__(self, step: _Optional[_Union[StepCosts, _Mapping]] = ..., token_budget: _Optional[int] = ..., max_batch_size: _Optional[int] = ..., transfers: _Optional[_Iterable[_Union[TransferCosts, _Mapping]]] = ...) -> None: ...
 
 class KvEvents(_message.Message):
     __slots__ = ("tier", "stored", "evicted")

@@ -318,7 +318,7 @@ async def test_the_least_loaded_of_each_pool_is_chosen(nodes: Nodes) -> None:
         nodes.join(name, NodeRole.PREFILL)
     busy = nodes.join("d1", NodeRole.DECODE)
     nodes.join("d2", NodeRole.DECODE)
-    busy.load = LoadReport(state=NodeState.READY, running_requests=5)
+    busy.load = LoadReport(state=NodeState.READY, role=busy.role, running_requests=5)
     started = [nodes.start(str(i)) for i in range(4)]
     assert [r.route.prefill_node for r in started] == ["p1", "p2", "p1", "p2"]
     assert {r.route.decode_node for r in started} == {"d2"}

@@ -35,7 +35,7 @@ def make_member(node_id: str, block_size: int = 4, state: NodeState = NodeState.
         max_model_len=64,
         introduction_key=node_id.encode(),
     )
-    return Member(hello, None, LoadReport(state=state))  # type: ignore[arg-type]
+    return Member(hello, None, LoadReport(state=state, role=hello.role))  # type: ignore[arg-type]
 
 
 def stored(num_tokens: int, block_size: int = 4, tier: KvTier = KvTier.POOL) -> KvEvents:

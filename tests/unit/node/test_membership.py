@@ -142,7 +142,7 @@ async def attached(coordinator: Coordinator, receiver: Receiver) -> AsyncIterato
     link = CoordinatorLink(
         f"127.0.0.1:{coordinator.port}",
         hello,
-        lambda: LoadReport(state=receiver.state),
+        lambda: LoadReport(state=receiver.state, role=NodeRole.DECODE),
         receiver,
         TIMEOUTS,
     )
@@ -167,7 +167,11 @@ async def raw_coordinator(
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     yield CoordinatorLink(
-        f"127.0.0.1:{port}", hello, lambda: LoadReport(state=NodeState.READY), Receiver(), TIMEOUTS
+        f"127.0.0.1:{port}",
+        hello,
+        lambda: LoadReport(state=NodeState.READY, role=NodeRole.DECODE),
+        Receiver(),
+        TIMEOUTS,
     )
     await server.stop(0)
 
@@ -221,7 +225,7 @@ async def test_a_connection_without_a_hello_is_cut(coordinator: Coordinator) -> 
 async def test_another_message_instead_of_a_hello_is_refused(coordinator: Coordinator) -> None:
     async with open_channel(f"127.0.0.1:{coordinator.port}", 60) as channel:
         stream = CoordinatorStub(channel).Attach()
-        await stream.write(FROM_NODE.wrap(LoadReport(state=NodeState.READY)))
+        await stream.write(FROM_NODE.wrap(LoadReport(state=NodeState.READY, role=NodeRole.DECODE)))
         with pytest.raises(grpc.aio.AioRpcError, match="LoadReport instead of a hello"):
             await stream.read()
 
@@ -295,7 +299,7 @@ async def test_a_node_waits_for_a_coordinator_and_finds_it_again() -> None:
         second = Coordinator()
         await second.start(first.port)
         await until(second.flow.is_ready)
-        link.send(LoadReport(state=NodeState.READY))
+        link.send(LoadReport(state=NodeState.READY, role=NodeRole.DECODE))
         await second.server.stop(0)
 
 
@@ -309,7 +313,11 @@ async def test_a_coordinator_that_never_answers_is_given_up() -> None:
     server = await asyncio.start_server(accept, "127.0.0.1", 0)
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     link = CoordinatorLink(
-        address, hello, lambda: LoadReport(state=NodeState.READY), Receiver(), TIMEOUTS
+        address,
+        hello,
+        lambda: LoadReport(state=NodeState.READY, role=NodeRole.DECODE),
+        Receiver(),
+        TIMEOUTS,
     )
     running = asyncio.create_task(link.run())
     await until(lambda: len(connections) >= 2, 4 * TIMEOUTS.connect_s + 2)
@@ -405,7 +413,9 @@ async def test_a_message_that_cannot_be_sent_breaks_the_stream_instead_of_being_
     async with attached(coordinator, receiver) as link:
         running = start(coordinator, "r")
         await until(lambda: receiver.started == ["r"])
-        link.send(LoadReport(state=NodeState.READY, queued_tokens=1 << 40))  # an int32 on the wire
+        link.send(
+            LoadReport(state=NodeState.READY, role=NodeRole.DECODE, queued_tokens=1 << 40)
+        )  # an int32 on the wire
         await until(lambda: receiver.cancelled == ["r"])
         await running.cancel("the test is over")
         await until(coordinator.flow.is_ready)  # attached again

@@ -1,0 +1,129 @@
+"""The engine's state and its moves, without time of its own: plan a step, apply what it sampled.
+
+`engine.Engine` drives it with a model in a thread; a simulation drives it with a clock of its own.
+What a step uses is left alone until the step is over, so every verb may be called in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pdserve.clock import Clock
+from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.request import Request, SampledToken, Scheduled
+from pdserve.engine.scheduler import Policy, Queues
+from pdserve.engine.stopping import finish
+
+
+class EngineCore:
+    """Requests over one KV pool, step by step."""
+
+    def __init__(
+        self, pool: BlockPool, policy: Policy, clock: Clock, eos_token_ids: frozenset[int]
+    ) -> None:
+        self.pool = pool
+        self.policy = policy  # may be replaced between two steps
+        self.queues = Queues(pool, clock)
+        self._eos_token_ids = eos_token_ids
+        self._requests: dict[str, Request] = {}
+        self._in_step: set[Request] = set()
+
+    # ---- verbs ---------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """Prefill a request here (and decode it, unless its leg ends before)."""
+        self._requests[request.request_id] = request
+        self.queues.waiting.append(request)
+
+    def adopt(self, request: Request) -> None:
+        """Decode a request whose prompt's KV is in the blocks it brings along."""
+        assert request.is_decoding, "an adopted request lacks just its last token's KV"
+        self._requests[request.request_id] = request
+        self._publish_full_blocks(request, 0)
+        self.queues.running.append(request)
+
+    def reserve(self, num_tokens: int, hashes: Sequence[bytes]) -> tuple[list[int], int] | None:
+        """Blocks for a request to be adopted; None: no room now, or others are waiting for it."""
+        return None if self.queues.waiting else self.queues.reserve(num_tokens, hashes)
+
+    def cancel(self, request_id: str) -> bool:
+        """Stop a request and free its blocks, at the latest when the running step ends.
+
+        Returns whether the engine had it.
+        """
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return False
+        request.is_cancelled = True
+        if request not in self._in_step:
+            self.queues.remove(request)
+        return True
+
+    @property
+    def num_requests(self) -> int:
+        """Requests here, waiting or running."""
+        return len(self._requests)
+
+    # ---- a step --------------------------------------------------------------------------------
+
+    def begin_step(self) -> list[Scheduled]:
+        """What the next step computes; none: there is nothing to do. Ends with one of the below."""
+        rows = self.policy.plan(self.queues)
+        self._in_step = {row.request for row in rows}
+        return rows
+
+    def end_step(
+        self, rows: Sequence[Scheduled], sampled: Sequence[SampledToken | None], now_s: float
+    ) -> list[Request]:
+        """Advance every request of the step; returns those that are done, to be forgotten."""
+        self._in_step = set()
+        done = []
+        for row, token in zip(rows, sampled, strict=True):
+            request = row.request
+            if not request.is_cancelled:
+                computed_before = request.num_computed_tokens
+                request.num_computed_tokens += row.num_tokens
+                self._publish_full_blocks(request, computed_before)
+                if token is not None:
+                    self._append(request, token, now_s)
+            if request.is_done:
+                request.lifecycle.finished_s = now_s
+                done.append(request)
+        return done
+
+    def abandon_step(self, rows: Sequence[Scheduled], failed: Sequence[Request]) -> None:
+        """The step came to nothing: forget the requests it failed for, and those cancelled in it.
+
+        A step only reads its requests, so the others are as they were before it.
+        """
+        self._in_step = set()
+        gone = [row.request for row in rows if row.request.is_cancelled]
+        for request in {*failed, *gone}:
+            self.forget(request)
+
+    def forget(self, request: Request) -> None:
+        """Let go of a request that is done, and of its blocks."""
+        self.queues.remove(request)
+        # Cancelled meanwhile, its id may already belong to another request.
+        if self._requests.get(request.request_id) is request:
+            del self._requests[request.request_id]
+
+    # ---- parts ---------------------------------------------------------------------------------
+
+    def _append(self, request: Request, token: SampledToken, now_s: float) -> None:
+        request.output_token_ids.append(token.token_id)
+        lifecycle = request.lifecycle
+        if lifecycle.first_token_s is None and len(request.output_token_ids) == 1:
+            lifecycle.first_token_s = now_s
+        finish(request, self._eos_token_ids)
+
+    def _publish_full_blocks(self, request: Request, computed_before: int) -> None:
+        """Offer the blocks that became full for reuse, the output's as well as the prompt's."""
+        block_size = self.pool.block_size
+        full_before = computed_before // block_size
+        full = request.num_computed_tokens // block_size
+        if full == full_before:
+            return
+        request.extend_hashes(full * block_size, block_size)
+        for index in range(full_before, full):
+            self.pool.publish(request.block_table[index], request.block_hashes[index])
