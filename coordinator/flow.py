@@ -1,118 +1,34 @@
 """The one place where a request is dispatched, ended, failed or cancelled.
 
-Both legs are dispatched at once. Token 1 comes from the prefill node, the rest from the decode
-node, over two streams; a request's events are put in order by their output index, so neither the
-race between the two nor a repeated token is visible behind this file.
-
-    start ──► token 1 (prefill node) ──► tokens 2.. (decode node) ──► finished
-      └────────────┴───────────────────────────┴──► failed | cancelled, both legs told
+A request that arrives is placed, which predicts how it would go; admission says by that whether its
+legs go out, both at once, or it waits in line, or it is refused. The line is looked at again
+whenever something has changed: a prefill or a request is over, a node has said how it is doing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from functools import partial
+from time import perf_counter
 
-from coordinator.generation import GenerationRequest, Route
-from coordinator.prefix_index import PrefixIndex, prefix_sources
+from coordinator.admission import Admission, Admit, Refuse, WaitingLine
+from coordinator.generation import GenerationRequest
+from coordinator.legs import send_legs
+from coordinator.prefix_watch import PrefixWatch
+from coordinator.prompt_hashes import PromptHashes
 from coordinator.registry import Member, Registry
-from coordinator.router import LeastLoaded, Pair
+from coordinator.routing import Placement, Router
+from coordinator.running import Dispatch, RunningRequest, slo_left
 from coordinator.status import describe_nodes
-from pdserve.errors import (
-    ContextLengthExceeded,
-    DeadlineExceeded,
-    NodeLost,
-    Overloaded,
-    PdserveError,
-    RequestCancelled,
-    from_code,
-)
+from pdserve.clock import Clock, SystemClock
+from pdserve.errors import ContextLengthExceeded, NodeLost, NoNodeAvailable, from_code
 from pdserve.metrics import CoordinatorMetrics
-from pdserve.protocol import (
-    CancelLeg,
-    DecodeLeg,
-    KvEvents,
-    LegFailed,
-    NodeState,
-    PrefillLeg,
-    PrefixSource,
-    TokenBatch,
-    TokenEvent,
-)
+from pdserve.protocol import KvEvents, LegFailed, NodeState, Slo, TokenBatch, TokenEvent
 
 log = logging.getLogger(__name__)
 
-
-class RunningRequest:
-    """One request in flight (`coordinator.generation.Generation`)."""
-
-    def __init__(self, flow: Flow, request: GenerationRequest, pair: Pair) -> None:
-        self.request = request
-        self.pair = pair
-        self.route = Route(
-            prefill_node=pair.prefill.node_id if pair.prefill else None,
-            decode_node=pair.decode.node_id if pair.decode else None,
-        )
-        self._flow = flow
-        self._events: asyncio.Queue[TokenEvent | PdserveError] = asyncio.Queue()
-        self._early: dict[int, TokenEvent] = {}  # by index: arrived before their turn
-        self._next_index = 0
-        self._has_ended = False
-        self.deadline: asyncio.TimerHandle | None = None
-
-    @property
-    def has_token_one(self) -> bool:
-        """Whether the prefill is over, as far as the client is concerned."""
-        return self._next_index > 0
-
-    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
-        """Events in order; raises the error that ended the request early."""
-        while True:
-            event = await self._events.get()
-            if isinstance(event, PdserveError):
-                raise event
-            yield event
-            if event.finish_reason is not None:
-                return
-
-    async def cancel(self, reason: str) -> None:
-        """Stop both legs."""
-        self.end(RequestCancelled(reason))
-
-    def deliver(self, event: TokenEvent, sender: Member) -> None:
-        """Take tokens from a node, in whatever order they come."""
-        if self._has_ended or event.index < self._next_index:
-            return
-        self._early[event.index] = event
-        while (ready := self._early.pop(self._next_index, None)) is not None:
-            self._next_index += len(ready.token_ids)
-            self._events.put_nowait(ready)
-            if ready.finish_reason is not None:
-                self._finish(sender)
-                return
-
-    def end(self, error: PdserveError) -> None:
-        """Fail or cancel: the client gets `error`, both nodes a cancel."""
-        if self._has_ended:
-            return
-        self._events.put_nowait(error)
-        for member in (self.pair.prefill, self.pair.decode):
-            if member is not None:
-                member.send(CancelLeg(request_id=self.request.request_id, reason=error.message))
-        self._leave()
-
-    def _finish(self, sender: Member) -> None:
-        decode = self.pair.decode
-        if decode is not None and decode is not sender:  # ended with token 1: nothing to decode
-            decode.send(CancelLeg(request_id=self.request.request_id, reason="finished"))
-        self._leave()
-
-    def _leave(self) -> None:
-        self._has_ended = True
-        if self.deadline is not None:
-            self.deadline.cancel()
-        self._flow.forget(self)
+LINE_GAP_S = 0.005  # between two looks at the line
 
 
 class Flow:
@@ -121,27 +37,31 @@ class Flow:
     def __init__(
         self,
         registry: Registry,
-        router: LeastLoaded,
+        router: Router,
+        admission: Admission[RunningRequest],
         metrics: CoordinatorMetrics,
         *,
         model: str,
-        max_inflight: int,
         request_s: float,
+        clock: Clock | None = None,
     ) -> None:
         self._registry = registry
         self._router = router
+        self._admission = admission
         self._metrics = metrics
         self._model = model
-        self._max_inflight = max_inflight
         self._request_s = request_s
+        self._clock = clock or SystemClock()
         self._running: dict[str, RunningRequest] = {}
-        self._prefixes = PrefixIndex()
-        registry.on_lost(self._prefixes.remove)
+        self._next_look: asyncio.TimerHandle | None = None  # at the line
+        self._prefix_watch = PrefixWatch(metrics, self._clock)
+        metrics.watch("waiting_requests", "Requests that wait for room", lambda: len(self._line))
         registry.on_lost(self._member_lost)
+        registry.on_changed(lambda member: self._look_at_line())
 
     @property
     def num_inflight(self) -> int:
-        """Requests started and not ended."""
+        """Requests started and not ended, those that wait included."""
         return len(self._running)
 
     @property
@@ -159,38 +79,45 @@ class Flow:
             "model": self._model,
             "mode": self._router.mode,
             "ready": self.is_ready(),
-            "inflight": self.num_inflight,
-            "nodes": describe_nodes(self._registry),
+            "inflight": self.num_inflight - len(self._line),
+            "waiting": len(self._line),
+            "refused": dict(self._admission.num_refused),
+            "prefixes": self._prefix_watch.status(),
+            "nodes": describe_nodes(self._registry, self._router),
         }
 
     def start(self, request: GenerationRequest) -> RunningRequest:
-        """Dispatch both legs.
+        """Dispatch both legs, or have it wait until there is room.
 
         Raises:
-            Overloaded: too many requests in flight.
+            SloUnreachable: its class promises what is predicted to be missed.
+            Overloaded: too many requests are in flight, or wait.
             NoNodeAvailable: a pool is empty.
             ContextLengthExceeded: the request cannot fit.
         """
-        self._admit(request)
-        pair = self._router.choose(request.sampling.max_tokens)
-        running = RunningRequest(self, request, pair)
-        self._running[request.request_id] = running
-        deadline_s = request.deadline_s or self._request_s
-        running.deadline = asyncio.get_running_loop().call_later(
-            deadline_s, self._expire, running, deadline_s
+        self._check_length(request)
+        prompt = PromptHashes(request.token_ids, request.cache_salt)
+        placement = self._place(request, prompt)
+        now_s = self._clock.now()
+        deadline_s = min(request.deadline_s or self._request_s, self._request_s)
+        decision = self._admission.decide(
+            slo_left(request, deadline_s, 0.0),
+            placement,
+            now_s,
+            partial(self._router.tpot_within_s, placement),
         )
-        self._dispatch(request, pair)
+        if isinstance(decision, Refuse):
+            name = request.slo.name
+            self._metrics.refused.labels(slo_class=name, reason=decision.reason).inc()
+            raise decision.error
+        running = RunningRequest(request, prompt, now_s, deadline_s, self._ended)
+        self._running[request.request_id] = running
         self._metrics.prompt_tokens.inc(len(request.token_ids))
+        if isinstance(decision, Admit):
+            self._dispatch(running, placement, decision.slo)
+        else:
+            self._line.join(request.request_id, running, now_s)
         return running
-
-    def forget(self, running: RunningRequest) -> None:
-        """A request has ended."""
-        request_id = running.request.request_id
-        del self._running[request_id]
-        for member in (running.pair.prefill, running.pair.decode):
-            if member is not None:
-                member.pending_prompts.pop(request_id, None)
-                member.decoding.discard(request_id)
 
     # ---- what nodes say ------------------------------------------------------------------------
 
@@ -198,13 +125,12 @@ class Flow:
         """A node's step is over."""
         for event in batch.events:
             running = self._running.get(event.request_id)
-            if running is None:
+            if running is None or running.dispatch is None:
                 continue  # ended meanwhile
-            if event.index == 0:
-                sender.pending_prompts.pop(event.request_id, None)
-                self._metrics.cached_tokens.inc(event.cached_tokens)
+            if event.index == 0 and not running.has_token_one:
+                self._prefilled(event, running, running.dispatch, sender)
             self._metrics.output_tokens.inc(len(event.token_ids))
-            self._observe_times(event, running, sender)
+            self._observe_times(event, running.dispatch, sender)
             running.deliver(event, sender)
 
     def kv_events(self, events: KvEvents, sender: Member) -> None:
@@ -213,7 +139,7 @@ class Flow:
         Raises:
             MalformedMessage: as PrefixIndex.apply.
         """
-        self._prefixes.apply(sender, events)
+        self._router.prefixes.apply(sender, events)
 
     def leg_failed(self, failure: LegFailed, sender: Member) -> None:
         """A node gave a leg up."""
@@ -227,17 +153,44 @@ class Flow:
         if member.load.state is not NodeState.DRAINING:
             self._metrics.nodes_lost.labels(role=member.role.name.lower()).inc()
         for running in list(self._running.values()):
-            if running.pair.decode is member:
+            dispatch = running.dispatch
+            if dispatch is None:
+                continue
+            if dispatch.decode is member:
                 running.end(NodeLost(f"{member.node_id}, which was decoding, is gone"))
-            elif running.pair.prefill is member and not running.has_token_one:
+            elif dispatch.prefill is member and not running.has_token_one:
                 running.end(NodeLost(f"{member.node_id}, which was prefilling, is gone"))
             # Otherwise the decode node has all it needs, or fails its leg itself for lack of it.
 
+    # ---- the line ------------------------------------------------------------------------------
+
+    @property
+    def _line(self) -> WaitingLine[RunningRequest]:
+        return self._admission.line
+
+    def _look_at_line(self) -> None:
+        """Soon; what happens until then is looked at together."""
+        if len(self._line) and self._next_look is None:
+            loop = asyncio.get_running_loop()
+            self._next_look = loop.call_later(LINE_GAP_S, self._serve_line)
+
+    def _serve_line(self) -> None:
+        self._next_look = None
+        while (running := self._line.head) is not None:
+            try:
+                placement = self._place(running.request, running.prompt)
+            except NoNodeAvailable:
+                return  # it waits for one to come back, until its deadline
+            now_s = self._clock.now()
+            decision = self._admission.reconsider(running.slo_left(now_s), placement, now_s)
+            if not isinstance(decision, Admit):
+                return
+            self._line.leave(running.request.request_id)
+            self._dispatch(running, placement, decision.slo)
+
     # ---- parts ---------------------------------------------------------------------------------
 
-    def _admit(self, request: GenerationRequest) -> None:
-        if len(self._running) >= self._max_inflight:
-            raise Overloaded(f"{self._max_inflight} requests are in flight already")
+    def _check_length(self, request: GenerationRequest) -> None:
         limit = self.max_model_len
         wanted = len(request.token_ids) + request.sampling.max_tokens
         if limit is not None and wanted > limit:
@@ -246,46 +199,47 @@ class Flow:
                 f"{request.sampling.max_tokens} make {wanted}; this model's limit is {limit}"
             )
 
-    def _dispatch(self, request: GenerationRequest, pair: Pair) -> None:
-        if pair.prefill is not None:
-            pair.prefill.pending_prompts[request.request_id] = len(request.token_ids)
-            pair.prefill.send(
-                PrefillLeg(
-                    request_id=request.request_id,
-                    token_ids=request.token_ids,
-                    sampling=request.sampling,
-                    cache_salt=request.cache_salt,
-                    handoff=pair.decode is not None,
-                    prefix_sources=self._prefix_sources(request, pair.prefill),
-                )
-            )
-        if pair.decode is not None:
-            prefills = pair.prefill is None
-            pair.decode.decoding.add(request.request_id)
-            pair.decode.send(
-                DecodeLeg(
-                    request_id=request.request_id,
-                    token_ids=request.token_ids,
-                    sampling=request.sampling,
-                    cache_salt=request.cache_salt,
-                    source=pair.prefill.address_for(pair.decode) if pair.prefill else None,
-                    prefix_sources=(self._prefix_sources(request, pair.decode) if prefills else []),
-                )
-            )
+    def _place(self, request: GenerationRequest, prompt: PromptHashes) -> Placement:
+        started_s = perf_counter()
+        placement = self._router.place_hashed(request, prompt)
+        self._metrics.decision.observe(perf_counter() - started_s)
+        return placement
 
-    def _prefix_sources(self, request: GenerationRequest, prefills: Member) -> list[PrefixSource]:
-        """Who holds more of the prompt than the node that is to prefill it."""
-        held = self._prefixes.longest_prefixes(request.token_ids, request.cache_salt)
-        return prefix_sources(held, prefills, len(request.token_ids))
+    def _dispatch(self, running: RunningRequest, placement: Placement, slo: Slo) -> None:
+        request, now_s = running.request, self._clock.now()
+        running.dispatch = Dispatch(self._router.dispatched(request, placement), now_s)
+        self._admission.dispatched(request.request_id, slo, placement, now_s)
+        self._metrics.placements.labels(side=placement.side).inc()
+        send_legs(request, placement, slo, self._router)
 
-    def _expire(self, running: RunningRequest, deadline_s: float) -> None:
-        running.end(DeadlineExceeded(f"the request was not complete within {deadline_s} s"))
+    def _prefilled(
+        self, event: TokenEvent, running: RunningRequest, dispatch: Dispatch, sender: Member
+    ) -> None:
+        """Token 1 is here."""
+        request, now_s = running.request, self._clock.now()
+        block_size = sender.hello.layout.block_size
+        self._prefix_watch.prefilled(
+            request.token_ids, block_size, request.cache_salt, event.cached_tokens
+        )
+        self._admission.first_token(request.request_id, now_s)
+        predicted_s = dispatch.booking.placement.ttft_s
+        if predicted_s > 0:
+            self._metrics.ttft_ratio.observe((now_s - dispatch.at_s) / predicted_s)
+        self._look_at_line()
 
-    def _observe_times(self, event: TokenEvent, running: RunningRequest, sender: Member) -> None:
+    def _ended(self, running: RunningRequest, by_itself: bool) -> None:
+        request_id = running.request.request_id
+        del self._running[request_id]
+        self._line.leave(request_id)
+        num_tokens = running.num_tokens if by_itself else 0
+        self._admission.ended(request_id, self._clock.now(), num_tokens)
+        self._look_at_line()
+
+    def _observe_times(self, event: TokenEvent, dispatch: Dispatch, sender: Member) -> None:
         if event.times is None:
             return
-        if running.pair.prefill is sender or running.pair.prefill is None:
+        if dispatch.prefill is sender or dispatch.prefill is None:
             self._metrics.observe_prefill_leg(event.times)
-        if running.pair.decode is sender:
-            was_handed_over = running.pair.prefill is not None
+        if dispatch.decode is sender:
+            was_handed_over = dispatch.prefill is not None
             self._metrics.observe_decode_leg(event.times, was_handed_over=was_handed_over)

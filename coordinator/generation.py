@@ -8,10 +8,10 @@ business (`coordinator/flow.py`).
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from pdserve.protocol import SamplingParams, TokenEvent
+from pdserve.protocol import SamplingParams, Slo, TokenEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,12 +22,14 @@ class GenerationRequest:
     token_ids: list[int]  # the prompt; never empty
     sampling: SamplingParams
     cache_salt: str = ""  # requests share cached prefixes only with requests of the same salt
-    deadline_s: float = 0.0  # seconds from start; 0 = none
+    slo: Slo = field(default_factory=Slo)  # what its class promises; durations from receipt
+    waited_s: float = 0.0  # since receipt, until `start`
+    deadline_s: float = 0.0  # seconds from start; 0 = the cluster's own, which always holds
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a request runs."""
+    """Where a request runs; nowhere while it waits."""
 
     prefill_node: str | None  # None = prefilled locally by the decode node
     decode_node: str | None  # None = one token is all that is wanted
@@ -36,7 +38,10 @@ class Route:
 class Generation(Protocol):
     """One running request. Has one reader."""
 
-    route: Route  # as of now: a lost node changes it
+    @property
+    def route(self) -> Route:
+        """As of now; a request that waits for room runs nowhere yet."""
+        ...
 
     def __aiter__(self) -> AsyncIterator[TokenEvent]:
         """Its tokens: contiguous by index, ending after the event that has a finish_reason.
@@ -60,7 +65,7 @@ class Generator(Protocol):
         ...
 
     def start(self, request: GenerationRequest) -> Generation:
-        """Dispatch a request. Its holder reads it to the end or cancels it.
+        """Dispatch a request, or have it wait. Its holder reads it to the end or cancels it.
 
         Raises Overloaded, NoNodeAvailable or ContextLengthExceeded; then nothing was started.
         """

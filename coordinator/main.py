@@ -8,19 +8,28 @@ from secrets import token_hex
 
 import uvloop
 
+from coordinator.admission import Admission, WaitingLine
 from coordinator.api import HttpServer, create_app
+from coordinator.api.admin import add_admin_routes
 from coordinator.flow import Flow
 from coordinator.measure import MetricsObserver
+from coordinator.pool_loads import PoolLoads
+from coordinator.rebalancer import Rebalancer
 from coordinator.registry import Registry
-from coordinator.router import LeastLoaded
+from coordinator.role_changes import RoleChanges, rebalance
+from coordinator.routing import Router
+from coordinator.running import RunningRequest
 from coordinator.service import CoordinatorService
 from coordinator.text import Tokenizer
 from pdserve.checkpoint import Checkpoint, resolve_checkpoint
+from pdserve.clock import SystemClock
 from pdserve.config import CoordinatorConfig
 from pdserve.demo_model import CHECKPOINT_PATH, DEMO_MODEL_NAME
+from pdserve.errors import ConfigError
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import Welcome
 from pdserve.signals import StopSignals
+from pdserve.slo import ServiceClasses, parse_slo_classes
 from pdserve.wire import coordinator_pb2_grpc
 from pdserve.wire.channel import Server
 
@@ -33,16 +42,24 @@ def run(config: CoordinatorConfig) -> None:
     Raises:
         PdserveError: it cannot start; says why.
     """
+    if config.routing.rebalance and config.mode == "colocated":
+        raise ConfigError("--rebalance needs two pools: leave it out with --mode colocated")
+    classes = parse_slo_classes(config.routing.slo_classes, config.routing.default_class)
     checkpoint = resolve_checkpoint(
         config.checkpoint.model or str(CHECKPOINT_PATH),
         config.checkpoint.revision,
         with_weights=False,
     )
     tokenizer = Tokenizer.from_checkpoint(checkpoint.path)
-    uvloop.run(_serve(config, checkpoint, tokenizer))
+    uvloop.run(_serve(config, checkpoint, tokenizer, classes))
 
 
-async def _serve(config: CoordinatorConfig, checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
+async def _serve(
+    config: CoordinatorConfig,
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    classes: ServiceClasses,
+) -> None:
     signals = StopSignals()
     timeouts = config.timeouts
     name = config.checkpoint.served_model_name or (
@@ -50,12 +67,19 @@ async def _serve(config: CoordinatorConfig, checkpoint: Checkpoint, tokenizer: T
     )
     metrics = CoordinatorMetrics()
     registry = Registry()
+    admission = Admission(
+        WaitingLine[RunningRequest](config.routing.max_waiting),
+        max_inflight=config.max_inflight,
+        refuses=config.routing.admission,
+        lowest_priority=classes.lowest.priority,
+    )
+    router = Router(registry, config.mode, config.routing.router)
     flow = Flow(
         registry,
-        LeastLoaded(registry, config.mode),
+        router,
+        admission,
         metrics,
         model=name,
-        max_inflight=config.max_inflight,
         request_s=timeouts.request_s,
     )
     app = create_app(
@@ -64,21 +88,36 @@ async def _serve(config: CoordinatorConfig, checkpoint: Checkpoint, tokenizer: T
         [name],
         observer=MetricsObserver(metrics),
         metrics=metrics.exposition,
+        classes=classes,
     )
+    changes = RoleChanges(registry, config.mode, metrics)
+    add_admin_routes(app, changes)
+    loads = PoolLoads(
+        registry, admission, lambda member: router.node_outlook(member).queue_s, SystemClock()
+    )
+    loads.watch(metrics)
     welcome = Welcome(coordinator_id=f"{config.host}:{config.grpc_port}", incarnation=token_hex(8))
     nodes = Server(timeouts.liveness_s)
     service = CoordinatorService(registry, flow, checkpoint.model_id, welcome, timeouts)
     coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, nodes.grpc)
     http = HttpServer(app, host=config.host, port=config.port)
     grpc_port = await nodes.start(config.host, config.grpc_port)
+    rebalancing: asyncio.Task[None] | None = None
     try:
         await http.start()
         await nodes.set_serving(True)
+        if config.routing.rebalance:
+            rebalancer = Rebalancer(SystemClock())
+            rebalancing = asyncio.create_task(
+                rebalance(lambda: rebalancer.tick(loads.look()), changes, timeouts.heartbeat_s)
+            )
         log.info("%s at %s, nodes attach to %s:%d", name, http.url, config.host, grpc_port)
         await signals.drain.wait()
         log.info("draining %d requests", flow.num_inflight)
         await _stop(http, signals, timeouts.drain_s)
     finally:
+        if rebalancing is not None:
+            rebalancing.cancel()
         await nodes.stop(grace_s=0.1)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from coordinator.api.observer import RequestSummary
+from coordinator.attainment import attainment
 from pdserve.metrics import CoordinatorMetrics
+from pdserve.protocol import Slo
 
 
 class MetricsObserver:
@@ -31,3 +33,19 @@ class MetricsObserver:
             self._metrics.e2e.observe(summary.e2e_s)
         if summary.tpot_s is not None:
             self._metrics.tpot.observe(summary.tpot_s)
+        if summary.slo is not None:
+            self._observe_class(summary, summary.slo)
+
+    def _observe_class(self, summary: RequestSummary, slo: Slo) -> None:
+        """What its class got of what it was promised."""
+        metrics, name = self._metrics, slo.name
+        attained = attainment(summary, slo)
+        if attained is not None:
+            metrics.class_requests.labels(slo_class=name).inc()
+            for what in ("ttft", "tpot", "both"):
+                kept = metrics.class_attained.labels(slo_class=name, slo=what)
+                kept.inc(getattr(attained, what))
+        if summary.ttft_s is not None:
+            metrics.class_ttft.labels(slo_class=name).observe(summary.ttft_s)
+        if summary.tpot_s is not None:
+            metrics.class_tpot.labels(slo_class=name).observe(summary.tpot_s)

@@ -1,36 +1,53 @@
 """Which member holds the KV of which prefix: an index over the nodes' KV events.
 
-Each block hash has one integer per tier, whose bits are the members that hold the block. Since a
-hash covers everything before its block, the longest prefix that a member holds is found by walking
-a prompt's hashes in order; the walk ends at the first block that nobody holds any more, and
-computes no hash beyond it. Members with different block sizes have different hashes: one walk each.
+Each block hash has one integer per tier, whose bits are the slots of the members that hold the
+block. Since a hash covers everything before its block, the longest prefix that a member holds is
+found by walking a prompt's hashes in order until nobody holds the next one.
+
+Nodes evict a chain from its end, so what one of them holds of it has no gaps: the walk takes steps
+that grow, and looks between two of its stops only when somebody has dropped out there. Where there
+is a gap all the same, it may be stepped over; like every hint, this one can be wrong.
+Members with different block sizes have different hashes: one walk each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
+from coordinator.prompt_hashes import HashChain, PromptHashes
 from coordinator.registry import Member
-from pdserve.block_hash import HASH_BYTES, iter_hashes
+from pdserve.block_hash import HASH_BYTES
 from pdserve.errors import MalformedMessage
 from pdserve.protocol import KvEvents, KvTier, PrefixSource
 
 MAX_SOURCES = 3
+_MAX_STRIDE = 64  # blocks; each hash beyond the last hit is computed for nothing
+_FEW_BITS = 12  # up to so many are taken one by one
+_SOURCES_LOOKED_AT = 32
+
+Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class HeldPrefix:
-    """How much of a prompt a member holds, from its first token on."""
+class Hits:
+    """How much of a prompt members hold, from its first token on; those that hold any of it."""
 
-    num_tokens: int  # whichever tier they are in
-    num_pool_tokens: int  # of these, from the first on: in the pool, ready for the engine
+    num_tokens: int  # of the prompt
+    slots: Ints  # ascending
+    held: Ints  # tokens, whichever tier they are in
+    in_pool: Ints  # of these, from the first on: in the pool, ready for the engine
 
 
 @dataclass(slots=True)
 class _Holding:
     """What one member holds."""
 
+    member: Member
     bit: int
     hashes: dict[KvTier, set[bytes]] = field(
         default_factory=lambda: {tier: set() for tier in KvTier}
@@ -41,7 +58,9 @@ class PrefixIndex:
     """Hash |-> members, for one coordinator. Memory is in proportion to what members hold."""
 
     def __init__(self) -> None:
-        self._holdings: dict[Member, _Holding] = {}
+        self._holdings: dict[int, _Holding] = {}  # by slot
+        self._num_slots = 0  # that have ever been in use
+        self._bits: dict[int, int] = {}  # by block size: of the members that have it
         # hash |-> bits of the members that hold it there
         self._holders: dict[KvTier, dict[bytes, int]] = {tier: {} for tier in KvTier}
 
@@ -54,102 +73,122 @@ class PrefixIndex:
         for block_hash in (*events.stored, *events.evicted):
             if len(block_hash) != HASH_BYTES:
                 raise MalformedMessage(f"a block hash of {len(block_hash)} bytes")
-        holding = self._holdings.get(member)
+        holding = self._holdings.get(member.slot)
         if holding is None:
-            holding = self._holdings[member] = _Holding(self._free_bit())
-        held, holders = holding.hashes[events.tier], self._holders[events.tier]
+            holding = self._add(member)
+        held, holders, bit = holding.hashes[events.tier], self._holders[events.tier], holding.bit
         for block_hash in events.evicted:
             if block_hash in held:
                 held.remove(block_hash)
-                _clear(holders, block_hash, holding.bit)
+                _clear(holders, block_hash, bit)
         for block_hash in events.stored:
             held.add(block_hash)
-            holders[block_hash] = holders.get(block_hash, 0) | holding.bit
+            others = holders.get(block_hash)
+            holders[block_hash] = bit if others is None else others | bit  # one int for most
 
     def remove(self, member: Member) -> None:
         """The member is gone, and everything it held."""
-        holding = self._holdings.pop(member, None)
-        if holding is None:
+        holding = self._holdings.get(member.slot)
+        if holding is None or holding.member is not member:
             return
+        del self._holdings[member.slot]
+        self._bits[member.hello.layout.block_size] &= ~holding.bit
         for tier, hashes in holding.hashes.items():
             for block_hash in hashes:
                 _clear(self._holders[tier], block_hash, holding.bit)
 
-    def longest_prefixes(
-        self, token_ids: Sequence[int], cache_salt: str
-    ) -> dict[Member, HeldPrefix]:
-        """How much of this prompt each member holds; those that hold nothing of it are left out."""
-        by_size: dict[int, list[Member]] = {}
-        for member in self._holdings:
-            by_size.setdefault(member.hello.layout.block_size, []).append(member)
-        found: dict[Member, HeldPrefix] = {}
-        for block_size, members in by_size.items():
-            chain = iter_hashes(token_ids, block_size, cache_salt)
-            any_blocks, pool_blocks = self._walk(chain, members)
-            for member in members:
-                bit = self._holdings[member].bit
-                if any_blocks[bit]:
-                    found[member] = HeldPrefix(
-                        any_blocks[bit] * block_size, pool_blocks[bit] * block_size
-                    )
-        return found
-
-    def _walk(
-        self, chain: Iterable[bytes], members: Sequence[Member]
-    ) -> tuple[dict[int, int], dict[int, int]]:
-        """(leading blocks held in any tier, leading blocks held in the pool), by member bit."""
+    def lookup(self, prompt: PromptHashes) -> Hits:
+        """How much of this prompt each member holds."""
         pool, host = self._holders[KvTier.POOL], self._holders[KvTier.HOST]
-        in_any = in_pool = sum(self._holdings[member].bit for member in members)
-        any_blocks: dict[int, int] = {}
-        pool_blocks: dict[int, int] = {}
-        num_blocks = 0
-        for block_hash in chain:
-            in_this_pool = pool.get(block_hash, 0)
-            in_this = in_this_pool | host.get(block_hash, 0)
-            if gone := in_pool & ~in_this_pool:
-                pool_blocks.update(dict.fromkeys(_bits(gone), num_blocks))
-                in_pool &= in_this_pool
-            if gone := in_any & ~in_this:
-                any_blocks.update(dict.fromkeys(_bits(gone), num_blocks))
-                in_any &= in_this
-                if not in_any:
-                    break
-            num_blocks += 1
-        any_blocks.update(dict.fromkeys(_bits(in_any), num_blocks))
-        pool_blocks.update(dict.fromkeys(_bits(in_pool), num_blocks))
-        return any_blocks, pool_blocks
+        in_pool = self._leading(prompt, lambda block_hash: pool.get(block_hash, 0))
+        held = in_pool
+        if host:
+            held = self._leading(
+                prompt, lambda block_hash: pool.get(block_hash, 0) | host.get(block_hash, 0)
+            )
+        slots = held.nonzero()[0]
+        return Hits(prompt.num_tokens, slots, held[slots], in_pool[slots])
 
-    def _free_bit(self) -> int:
-        taken = sum(holding.bit for holding in self._holdings.values())
-        return ~taken & (taken + 1)  # the lowest bit that is not set
+    def prefix_sources(self, hits: Hits, puller: Member) -> list[PrefixSource]:
+        """Whom `puller` could ask for more of a prompt than it holds itself; longest first."""
+        block_size = puller.hello.layout.block_size
+        # The last token is always computed: without its logits there is no next one.
+        usable = (hits.num_tokens - 1) // block_size * block_size
+        own = hits.held[hits.slots == puller.slot].sum()
+        gains = np.minimum(hits.held, usable) // block_size * block_size - own
+        gains[hits.slots == puller.slot] = 0
+        order = np.lexsort((-hits.in_pool, -gains))[: np.count_nonzero(gains > 0)]
+        ready = [
+            (index, member)
+            for index in order[:_SOURCES_LOOKED_AT].tolist()
+            if (member := self._holdings[int(hits.slots[index])].member).is_ready
+        ]
+        # Of equals, the one that need not load it first, and then the one with the least to do.
+        ready.sort(key=lambda s: (-gains[s[0]], -hits.in_pool[s[0]], s[1].load.queued_tokens))
+        return [
+            PrefixSource(node=member.address_for(puller), num_tokens=int(hits.held[index]))
+            for index, member in ready[:MAX_SOURCES]
+        ]
+
+    def _leading(self, prompt: PromptHashes, holders: Callable[[bytes], int]) -> Ints:
+        """Tokens by slot that members hold of a prompt; `holders` has the bits of a block's."""
+        tokens = np.zeros(self._num_slots, np.int64)
+        for block_size, bits in self._bits.items():
+            if bits:
+                for num_blocks, left in _drops(prompt.chain(block_size), bits, holders):
+                    _put(tokens, left, num_blocks * block_size)
+        return tokens
+
+    def _add(self, member: Member) -> _Holding:
+        holding = self._holdings[member.slot] = _Holding(member, 1 << member.slot)
+        self._num_slots = max(self._num_slots, member.slot + 1)
+        block_size = member.hello.layout.block_size
+        self._bits[block_size] = self._bits.get(block_size, 0) | holding.bit
+        return holding
 
 
-def prefix_sources(
-    held: dict[Member, HeldPrefix], puller: Member, num_prompt_tokens: int
-) -> list[PrefixSource]:
-    """Whom `puller` could ask for more of a prompt than it holds itself; longest first."""
-    block_size = puller.hello.layout.block_size
-    # The last token is always computed: without its logits there is no next one.
-    usable = (num_prompt_tokens - 1) // block_size * block_size
-    own = held[puller].num_tokens if puller in held else 0
+def _drops(chain: HashChain, bits: int, holders: Callable[[bytes], int]) -> list[tuple[int, int]]:
+    """Where members drop out: (blocks, bits of those that hold so many and no more)."""
+    drops: list[tuple[int, int]] = []
 
-    def gain(member: Member) -> int:
-        return min(held[member].num_tokens, usable) // block_size * block_size - own
+    def split(start: int, at_start: int, end: int, at_end: int) -> None:
+        """The same between two numbers of blocks; `at_...`: who holds so many."""
+        if end - start == 1:
+            drops.append((start, at_start ^ at_end))
+            return
+        middle = (start + end) // 2
+        at_middle = at_start & holders(hashes[middle - 1]) | at_end
+        if at_middle != at_start:
+            split(start, at_start, middle, at_middle)
+        if at_middle != at_end:
+            split(middle, at_middle, end, at_end)
 
-    better = [m for m in held if m is not puller and m.is_ready and gain(m) > 0]
-    # Of equals, the one that need not load it first, and then the one with the least to do.
-    better.sort(key=lambda m: (-gain(m), -held[m].num_pool_tokens, m.load.queued_tokens))
-    return [
-        PrefixSource(node=m.address_for(puller), num_tokens=held[m].num_tokens)
-        for m in better[:MAX_SOURCES]
-    ]
+    here, stride = 0, 1
+    while here < chain.num_blocks and bits:
+        end = min(here + stride, chain.num_blocks)
+        hashes = chain.known(end)
+        at_end = bits & holders(hashes[end - 1])
+        if at_end != bits:
+            split(here, bits, end, at_end)
+        here, bits = end, at_end
+        stride = min(2 * stride, _MAX_STRIDE)
+    drops.append((here, bits))
+    return drops
 
 
-def _bits(mask: int) -> Iterator[int]:
-    while mask:
-        bit = mask & -mask
-        yield bit
-        mask ^= bit
+def _put(tokens: Ints, bits: int, value: int) -> None:
+    """`tokens[slot] = value` for every bit's slot."""
+    if value == 0 or bits == 0:
+        return
+    if bits.bit_count() <= _FEW_BITS:
+        while bits:
+            slot = bits.bit_length() - 1
+            tokens[slot] = value
+            bits ^= 1 << slot
+        return
+    packed = np.frombuffer(bits.to_bytes(-(-len(tokens) // 8), "little"), np.uint8)
+    mask = np.unpackbits(packed, count=len(tokens), bitorder="little")
+    tokens[mask.view(np.bool_)] = value
 
 
 def _clear(holders: dict[bytes, int], block_hash: bytes, bit: int) -> None:

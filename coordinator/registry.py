@@ -2,18 +2,29 @@
 
 A node is a member from its hello until its stream breaks. The same node id with another incarnation
 is another life of the process: the former one is lost at that moment.
+
+Members have *slots*: small numbers, given again when their holder has gone. What there is to know
+of all members at once stands in arrays by slot (`coordinator/routing`, `prefix_index.py`).
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from heapq import heappop, heappush
 
 import msgspec
 
 from pdserve.introduction import introduce
-from pdserve.protocol import LoadReport, NodeAddress, NodeHello, NodeRole, NodeState
+from pdserve.protocol import (
+    LoadReport,
+    NodeAddress,
+    NodeHello,
+    NodeRole,
+    NodeState,
+    PerfReport,
+)
 from pdserve.wire.outbox import Outbox
 
 log = logging.getLogger(__name__)
@@ -26,8 +37,8 @@ class Member:
     hello: NodeHello
     outbox: Outbox
     load: LoadReport
-    pending_prompts: dict[str, int] = field(default_factory=dict)  # request_id |-> prompt tokens
-    decoding: set[str] = field(default_factory=set)  # request ids of decode legs
+    slot: int = 0  # unique among members
+    perf: PerfReport | None = None  # None: it has not said yet what it can do
 
     @property
     def node_id(self) -> str:
@@ -56,22 +67,23 @@ class Member:
             ),
         )
 
-    @property
-    def pending_tokens(self) -> int:
-        """Prompt tokens sent there that have not led to a first token yet."""
-        return sum(self.pending_prompts.values())
-
     def send(self, message: msgspec.Struct) -> None:
         """Send to the node; never blocks."""
         self.outbox.send(message)
 
 
+Listener = Callable[[Member], None]
+
+
 class Registry:
-    """All members, by node id."""
+    """All members, by node id. Listeners are called in the order in which they came."""
 
     def __init__(self) -> None:
         self._members: dict[str, Member] = {}
-        self._on_lost: list[Callable[[Member], None]] = []
+        self._free_slots: list[int] = []  # a heap: of those below `_num_slots`
+        self._num_slots = 0
+        self._on_changed: list[Listener] = []
+        self._on_lost: list[Listener] = []
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
@@ -80,8 +92,12 @@ class Registry:
         """Whether this life of a node is a member: it may have been superseded or lost."""
         return self._members.get(member.node_id) is member
 
-    def on_lost(self, listener: Callable[[Member], None]) -> None:
-        """Call `listener` with every member that is lost."""
+    def on_changed(self, listener: Listener) -> None:
+        """Call `listener` with every member that has joined, or said something new of itself."""
+        self._on_changed.append(listener)
+
+    def on_lost(self, listener: Listener) -> None:
+        """Call `listener` with every member that is lost; its slot is still its own then."""
         self._on_lost.append(listener)
 
     def add(self, hello: NodeHello, outbox: Outbox) -> Member:
@@ -89,9 +105,11 @@ class Registry:
         former = self._members.get(hello.node_id)
         if former is not None:
             self.remove(former)
-        member = Member(hello, outbox, LoadReport(state=hello.state, role=hello.role))
+        load = LoadReport(state=hello.state, role=hello.role, free_blocks=hello.num_blocks)
+        member = Member(hello, outbox, load, self._take_slot())
         self._members[hello.node_id] = member
         log.info("%s joined (%s, incarnation %s)", *_names(member), hello.incarnation)
+        self._tell(self._on_changed, member)
         return member
 
     def remove(self, member: Member) -> None:
@@ -103,12 +121,32 @@ class Registry:
             log.info("%s has drained (%s)", *_names(member))
         else:
             log.warning("%s is gone (%s)", *_names(member))
-        for listener in self._on_lost:
-            listener(member)
+        self._tell(self._on_lost, member)
+        heappush(self._free_slots, member.slot)
+
+    def report(self, member: Member, load: LoadReport) -> None:
+        """A member has said how it is doing."""
+        member.load = load
+        self._tell(self._on_changed, member)
+
+    def profiled(self, member: Member, perf: PerfReport) -> None:
+        """A member has said what it can do."""
+        member.perf = perf
+        self._tell(self._on_changed, member)
 
     def ready(self, role: NodeRole) -> list[Member]:
         """Members of a pool that take new legs."""
         return [m for m in self if m.role is role and m.is_ready]
+
+    def _take_slot(self) -> int:
+        if self._free_slots:
+            return heappop(self._free_slots)
+        self._num_slots += 1
+        return self._num_slots - 1
+
+    def _tell(self, listeners: list[Listener], member: Member) -> None:
+        for listener in listeners:
+            listener(member)
 
 
 def _names(member: Member) -> tuple[str, str]:

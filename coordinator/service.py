@@ -22,6 +22,7 @@ from pdserve.protocol import (
     LoadReport,
     NodeHello,
     NodeState,
+    PerfReport,
     TokenBatch,
     Welcome,
 )
@@ -90,9 +91,11 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             case TokenBatch():
                 self._flow.tokens(message, member)
             case LoadReport():
-                member.load = message
+                self._registry.report(member, message)
                 if message.state is NodeState.DRAINING:
                     member.send(DrainSeen())
+            case PerfReport():
+                self._registry.profiled(member, message)
             case LegFailed():
                 self._flow.leg_failed(message, member)
             case KvEvents():

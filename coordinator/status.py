@@ -5,14 +5,16 @@ from __future__ import annotations
 import msgspec
 
 from coordinator.registry import Member, Registry
+from coordinator.routing import NodeOutlook, Router
 
 
-def describe_nodes(registry: Registry) -> list[dict[str, object]]:
+def describe_nodes(registry: Registry, router: Router) -> list[dict[str, object]]:
     """Every member, JSON-ready, by name."""
-    return [_describe_node(member) for member in sorted(registry, key=lambda m: m.node_id)]
+    members = sorted(registry, key=lambda m: m.node_id)
+    return [_describe_node(member, router.node_outlook(member)) for member in members]
 
 
-def _describe_node(member: Member) -> dict[str, object]:
+def _describe_node(member: Member, outlook: NodeOutlook) -> dict[str, object]:
     hello, load = member.hello, member.load
     return {
         "node_id": hello.node_id,
@@ -30,5 +32,7 @@ def _describe_node(member: Member) -> dict[str, object]:
         "running_requests": load.running_requests,
         "waiting_requests": load.waiting_requests,
         "step_time_ms": load.step_time_s * 1e3,
+        "predicted_queue_ms": outlook.queue_s * 1e3,
+        "predicted_tpot_ms": outlook.tpot_s * 1e3,
         "links": msgspec.to_builtins(load.links),
     }

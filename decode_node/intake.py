@@ -1,12 +1,13 @@
 """Taking a request over from a prefill node, while its prompt is still being prefilled.
 
-    subscribe ──► first notice ──► wait for room ──► pull, announcement by announcement
-              ──► handoff record ──► settle, adopt
+    subscribe ──► host tier ──► first notice ──► wait for room
+              ──► pull, announcement by announcement ──► handoff record ──► settle, adopt
 
 Subscribing comes first: from then on the prefill node knows that somebody will come for the blocks,
-and this node hears at once when there is nothing left to come for. Room is given first come first
-served; until there is room, the KV waits on the prefill node. Tickets that have become old by then
-are renewed.
+and this node hears at once when there is nothing left to come for. While the prompt is prefilled,
+this node's own host tier is asked for blocks of it, which then need not be pulled. Until the policy
+has a place for the request, and the pool room, its KV waits on the prefill node. Tickets that have
+become old by then are renewed.
 """
 
 from __future__ import annotations
@@ -14,19 +15,27 @@ from __future__ import annotations
 from typing import Final
 
 from decode_node.arrival import Arrival
+from decode_node.policies.interface import DecodePolicy
 from decode_node.room import RoomQueue
 from kv_transfer.puller import Puller
-from pdserve.block_hash import hash_chain
 from pdserve.clock import Clock
 from pdserve.config import Timeouts
 from pdserve.engine.engine import Engine
 from pdserve.engine.request import Request
 from pdserve.errors import MalformedMessage
-from pdserve.lifecycle import Lifecycle
+from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.metrics import NodeMetrics
+from pdserve.node.prefix_fetch import PrefixFetcher
+from pdserve.node.prefix_parts import Prefix
 from pdserve.node.session_client import Session, Sessions
 from pdserve.node.subscription import Notice, Subscription
-from pdserve.protocol import Announcement, DecodeLeg, HandoffRecord, NodeAddress
+from pdserve.protocol import (
+    Announcement,
+    DecodeLeg,
+    HandoffRecord,
+    NodeAddress,
+    PrefixSource,
+)
 
 _OLD: Final = 0.5  # of a ticket's life; the rest is for the pull
 
@@ -37,6 +46,8 @@ class Intake:
     def __init__(
         self,
         engine: Engine,
+        policy: DecodePolicy,
+        prefixes: PrefixFetcher,
         sessions: Sessions,
         puller: Puller,
         clock: Clock,
@@ -45,6 +56,7 @@ class Intake:
         metrics: NodeMetrics,
     ) -> None:
         self._engine = engine
+        self._prefixes = prefixes
         self._sessions = sessions
         self._puller = puller
         self._clock = clock
@@ -52,7 +64,7 @@ class Intake:
         self._host_id = host_id
         self._metrics = metrics
         self.num_renewals = 0
-        self._room = RoomQueue(engine, clock)
+        self._room = RoomQueue(engine, policy, clock)
 
     @property
     def num_waiting(self) -> int:
@@ -72,27 +84,44 @@ class Intake:
         Raises:
             PdserveError: the exporter is gone, the handoff ended, or a pull failed.
         """
-        lifecycle = Lifecycle(received_s=self._clock.now())
+        request = self._expected(leg, source)
         session = await self._sessions.get(source)
         async with session.subscribed(leg.request_id) as subscription:
-            request = await self._receive(leg, session, subscription, lifecycle)
+            await self._receive(request, session, subscription)
             subscription.was_pulled = True
-        lifecycle.adopted_s = self._clock.now()
+        request.lifecycle.adopted_s = self._clock.now()
         self._engine.adopt(request)
 
+    def _expected(self, leg: DecodeLeg, source: NodeAddress) -> Request:
+        """The leg's request, without KV or token 1 yet."""
+        now_s = self._clock.now()
+        request = Request(
+            request_id=leg.request_id,
+            prompt_token_ids=leg.token_ids,
+            sampling=leg.sampling,
+            lifecycle=Lifecycle(received_s=now_s),
+            cache_salt=leg.cache_salt,
+            targets=Targets.of(leg.slo, now_s),
+            prefix_sources=[PrefixSource(node=source, num_tokens=len(leg.token_ids))],
+        )
+        request.extend_hashes(request.num_tokens, self._engine.pool.block_size)
+        return request
+
     async def _receive(
-        self, leg: DecodeLeg, session: Session, subscription: Subscription, lifecycle: Lifecycle
-    ) -> Request:
-        """The request with its prompt's KV in blocks of this node."""
-        num_tokens, pool = len(leg.token_ids), self._engine.pool
+        self, request: Request, session: Session, subscription: Subscription
+    ) -> None:
+        """Bring the prompt's KV into blocks of this node, and token 1 with it."""
+        num_tokens, lifecycle = request.num_prompt_tokens, request.lifecycle
+        prefix = Prefix(request.prompt_token_ids, request.cache_salt, request.block_hashes)
+        await self._prefixes.fetch(prefix, ())  # from nobody but the host tier
         first = await subscription.next()
-        hashes = hash_chain(leg.token_ids, pool.block_size, leg.cache_salt)
-        room = await self._room.take(subscription, num_tokens + 1, hashes)
-        arrival = Arrival(leg.request_id, num_tokens, room, session, pool)
+        room = await self._room.take(subscription, request)
+        arrival = Arrival(request.request_id, num_tokens, room, session, self._engine.pool)
         try:
             record, received_s = await self._pull(first, subscription, arrival)
             _check_record(record, num_tokens, arrival)
         except BaseException:
+            self._room.leave(request)
             arrival.release()
             raise
         arrival.adopt()
@@ -102,18 +131,9 @@ class Intake:
         lifecycle.copies = arrival.copies
         start_s, end_s = room.waited
         self._metrics.room_wait.observe(end_s - start_s)
-        return Request(
-            request_id=leg.request_id,
-            prompt_token_ids=leg.token_ids,
-            sampling=leg.sampling,
-            lifecycle=lifecycle,
-            cache_salt=leg.cache_salt,
-            output_token_ids=list(record.token_ids),
-            num_computed_tokens=record.num_tokens,
-            num_cached_tokens=record.cached_tokens,
-            block_table=room.block_table,
-            block_hashes=hashes,
-        )
+        request.output_token_ids = list(record.token_ids)
+        request.num_computed_tokens = record.num_tokens
+        request.num_cached_tokens = record.cached_tokens
 
     async def _pull(
         self, first: Notice, subscription: Subscription, arrival: Arrival

@@ -1,12 +1,14 @@
 """A decode node's life of a request:
 
-1. `start_decode`: the leg arrives. With a source, an intake task brings the KV over
+1. `start`: the leg arrives. With a source, an intake task brings the KV over
    (`intake.take`); without one, the prompt goes to the engine, which prefills it in chunks.
 2. The request is adopted by the engine and joins the batch at the next step.
-3. `step_done`, once per token: tokens go to the coordinator, one message per step.
+3. `add_tokens`, once per token: tokens go to the coordinator, one message per step.
 4. The last token carries the phase times; the engine frees the blocks.
 
-A cancel, a failed pull or step, or a lost coordinator ends it at any of these points.
+A request that was preempted is fetched or computed again, and joins the batch as before. A cancel,
+a failed pull or step, or a lost coordinator ends it at any of these points. On a node
+whose role is prefill, all of this is what is left of a former role.
 """
 
 from __future__ import annotations
@@ -17,44 +19,38 @@ from collections.abc import Sequence
 from functools import partial
 
 from decode_node.intake import Intake
-from decode_node.scheduler import DecodeFirst
+from decode_node.policies import make_decode_policy
 from kv_transfer.host import host_id
-from pdserve.engine.engine import Engine, StepReport
-from pdserve.engine.request import Request, SampledToken, Scheduled
-from pdserve.errors import InvalidRequest, PdserveError, RequestEnded
-from pdserve.lifecycle import Lifecycle
-from pdserve.node.gauges import observe_step
-from pdserve.node.legs import Legs
-from pdserve.node.link import CoordinatorLink
-from pdserve.node.prefix_queue import make_prefix_queue
-from pdserve.node.roles import NodeParts, accepts, refuse
-from pdserve.node.session_client import Sessions
-from pdserve.protocol import DecodeLeg, PrefillLeg, TokenEvent
+from pdserve.config import PolicyConfig
+from pdserve.engine.kv_headroom import KvHeadroom
+from pdserve.engine.request import Request, SampledToken
+from pdserve.engine.victims import Victims
+from pdserve.errors import PdserveError, RequestEnded
+from pdserve.lifecycle import Lifecycle, Targets
+from pdserve.node.gauges import watch_preemptions
+from pdserve.node.prefix_fetch import Fetched
+from pdserve.node.roles import NodeParts, Sampled
+from pdserve.protocol import DecodeLeg, TokenEvent
 
 log = logging.getLogger(__name__)
 
 
 class DecodeNode:
-    """The role of a decode node (`pdserve.node.roles.Role`)."""
-
-    announcer = None
-    num_pinned_blocks = 0
+    """The service for decode legs (`pdserve.node.roles.Service`)."""
 
     def __init__(self, parts: NodeParts) -> None:
-        config, timeouts = parts.config.engine, parts.config.timeouts
-        policy = DecodeFirst(config.token_budget, config.max_batch_size)
-        self.engine = Engine(parts.pool, policy, parts.clock, parts.eos_token_ids)
-        self.legs = Legs()
+        config = parts.config.policy
+        self.policy = make_decode_policy(config, parts.config.engine, parts.perf, parts.clock)
         self._parts = parts
-        self.sessions = Sessions(
-            parts.node_id, parts.incarnation, parts.identity, parts.puller, parts.clock, timeouts
-        )
+        self._set_up_queues(config)
         self._intake = intake = Intake(
-            self.engine,
-            self.sessions,
+            parts.engine,
+            self.policy,
+            parts.prefixes.fetcher,
+            parts.sessions,
             parts.puller,
             parts.clock,
-            timeouts,
+            parts.config.timeouts,
             host_id(),
             parts.metrics,
         )
@@ -68,29 +64,28 @@ class DecodeNode:
             "Requests for which tickets had become old",
             lambda: intake.num_renewals,
         )
-        self._prefixes = make_prefix_queue(parts, self.engine, self.sessions)
         self._intakes: dict[str, asyncio.Task[None]] = {}  # request_id |-> its intake
 
     @property
     def num_waiting(self) -> int:
-        """Requests that hold no blocks here yet."""
-        return self._intake.num_waiting + len(self._prefixes) + len(self.engine.queues.waiting)
+        """Requests whose KV waits elsewhere."""
+        return self._intake.num_waiting
 
     # ---- what coordinators ask for -------------------------------------------------------------
 
-    def start_decode(self, leg: DecodeLeg, link: CoordinatorLink) -> None:
+    def start(self, leg: DecodeLeg) -> None:
         """Take the request in, from a prefill node or from the prompt."""
-        if not accepts(self._parts, self.legs, leg, link):
-            return
-        self.legs.open(leg.request_id, link)
         if leg.source is None:
-            self._prefixes.submit(
+            now_s = self._parts.clock.now()
+            self._parts.prefixes.submit(
                 Request(
                     request_id=leg.request_id,
                     prompt_token_ids=leg.token_ids,
                     sampling=leg.sampling,
-                    lifecycle=Lifecycle(received_s=self._parts.clock.now()),
+                    lifecycle=Lifecycle(received_s=now_s),
                     cache_salt=leg.cache_salt,
+                    targets=Targets.of(leg.slo, now_s),
+                    prefix_sources=leg.prefix_sources,
                 ),
                 leg.prefix_sources,
             )
@@ -99,62 +94,59 @@ class DecodeNode:
             self._intakes[leg.request_id] = task
             task.add_done_callback(partial(self._intake_done, leg.request_id))
 
-    def start_prefill(self, leg: PrefillLeg, link: CoordinatorLink) -> None:
-        """Refuse: this is the wrong pool."""
-        refuse(leg, link, InvalidRequest("a decode node takes no prefill legs"))
-
-    def cancel_leg(self, request_id: str, reason: str) -> None:
-        """Stop pulling or decoding; the blocks are free as soon as nothing writes to them."""
-        self.legs.close(request_id)
+    def cancel(self, request_id: str, reason: str) -> None:
+        """Stop pulling; whoever waited behind the request comes next."""
         intake = self._intakes.get(request_id)
         if intake is not None:
             intake.cancel(reason)
-        self._prefixes.cancel(request_id)
-        if self.engine.cancel(request_id):
-            self._intake.offer_room()  # one that had no blocks frees none, but stood in the way
-
-    def coordinator_lost(self, link: CoordinatorLink) -> None:
-        """Nobody is left to answer."""
-        for request_id in self.legs.of(link):
-            self.cancel_leg(request_id, "its coordinator is gone")
+        self._intake.offer_room()  # one that had no blocks frees none, but stood in the way
 
     # ---- what the engine reports ---------------------------------------------------------------
 
-    def step_planned(self, rows: Sequence[Scheduled]) -> Sequence[int]:
-        """Nobody pulls from here while a step runs."""
-        return ()
-
-    def layers_done(self, rows: Sequence[Scheduled], num_layers: int) -> None:
-        """Not asked for."""
-
-    def step_done(self, report: StepReport) -> None:
-        """Send the step's tokens."""
-        for row, token in zip(report.rows, report.sampled, strict=True):
-            request = row.request
+    def add_tokens(self, sampled: Sequence[Sampled], started_s: float) -> None:
+        """Each stream's next token."""
+        legs = self._parts.legs
+        for request, token in sampled:
             if request.lifecycle.adopted_s is not None and request.lifecycle.joined_s is None:
-                request.lifecycle.joined_s = report.started_s
-            if token is not None and not request.is_cancelled:
-                self.legs.add_tokens(_token_event(request, token))
+                request.lifecycle.joined_s = started_s
+            if token is not None:
+                legs.add_tokens(_token_event(request, token))
                 if request.is_done:
-                    self.legs.close(request.request_id)
-        self.legs.flush()
-        observe_step(self._parts.metrics, report)
-        self._prefixes.observe_step(report)
+                    legs.close(request.request_id)
+
+    def step_done(self, sampled: Sequence[Sampled]) -> None:
+        """Those that are done may have made room."""
         self._intake.offer_room()
 
-    def requests_failed(self, requests: list[Request], error: PdserveError) -> None:
-        """A step raised."""
-        for request in requests:
-            self.legs.fail(request.request_id, error)
+    def requests_failed(self, requests: Sequence[Request], error: PdserveError) -> None:
+        """Whoever waited behind them comes next."""
+        self._intake.offer_room()  # those that had no blocks free none, but stood in the way
 
     async def close(self) -> None:
-        """Give up every intake and hang up on the exporters."""
+        """Give up every intake."""
         intakes = list(self._intakes.values())
         for task in intakes:
             task.cancel()
         await asyncio.gather(*intakes, return_exceptions=True)
-        await self._prefixes.close()
-        await self.sessions.close()
+
+    def _set_up_queues(self, config: PolicyConfig) -> None:
+        """What streams are kept free of blocks, who gives way, and how those come back."""
+        pool, queues = self._parts.pool, self._parts.engine.queues
+        num_watermark_blocks = int(config.watermark * pool.num_blocks)
+        queues.headroom = KvHeadroom(pool.block_size, config.kv_headroom, num_watermark_blocks)
+        queues.victims = Victims(config.max_preemptions)
+        queues.preemptions.recall = self._recall
+        watch_preemptions(self._parts.metrics, queues.preemptions.statistics)
+
+    def _recall(self, request: Request) -> bool:
+        """A preempted request is to come back: from the host tier or its prefill node, if that is
+        forecast to be quicker than computing."""
+        return self._parts.prefixes.recall(request, self._recalled)
+
+    def _recalled(self, fetched: Fetched) -> None:
+        statistics = self._parts.engine.queues.preemptions.statistics
+        statistics.swapped_tokens += fetched.from_tier
+        statistics.pulled_tokens += fetched.from_nodes
 
     def _intake_done(self, request_id: str, task: asyncio.Task[None]) -> None:
         if self._intakes.get(request_id) is task:  # the id may have come again meanwhile
@@ -162,13 +154,14 @@ class DecodeNode:
         error = None if task.cancelled() else task.exception()
         if error is None:
             return
+        legs = self._parts.legs
         if type(error) is RequestEnded:  # none of its subclasses: there is nothing left to decode
-            self.legs.close(request_id)  # the coordinator hears the end with token 1, or has heard
+            legs.close(request_id)  # the coordinator hears the end with token 1, or has heard
             return
         if not isinstance(error, PdserveError):
             log.error("the intake of %s failed", request_id, exc_info=error)
             error = PdserveError(f"the intake failed: {type(error).__name__}: {error}")
-        self.legs.fail(request_id, error)
+        legs.fail(request_id, error)
 
 
 def _token_event(request: Request, token: SampledToken) -> TokenEvent:

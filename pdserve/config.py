@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from pdserve.errors import ConfigError
-from pdserve.slo import DEFAULT_CLASSES
+from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES
 
 Seconds = Annotated[float, Meta(gt=0)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -74,12 +74,25 @@ class EngineConfig(ConfigStruct, frozen=True):
     prefix_cache: Annotated[bool, Meta(description="reuse KV of equal prompt prefixes")] = True
 
 
+class ProfileConfig(ConfigStruct, frozen=True):
+    """How a node comes to know what its steps take."""
+
+    profile: Annotated[
+        Literal["auto", "fresh", "off"],
+        Meta(description="auto: measured once, then read; fresh: measured now; off: guessed"),
+    ] = "auto"
+    profile_s: Annotated[Seconds, Meta(description="for measuring, less the last step")] = 3.0
+    profile_dir: Annotated[
+        str, Meta(description="where it is kept; empty: pdserve/profiles among the user's caches")
+    ] = ""
+
+
 class PolicyConfig(ConfigStruct, frozen=True):
     """What a node computes next: one policy for each pool, one file each."""
 
     prefill_policy: Annotated[
-        PrefillPolicyName, Meta(description="which prompts go first on prefill nodes")
-    ] = "fcfs-budget"
+        PrefillPolicyName, Meta(description="which prompts go first, on either kind of node")
+    ] = "edf-slack"
     prefill_chunk: Annotated[
         int,
         Meta(ge=0, description="prompts give way between chunks of so many tokens; 0: automatic"),
@@ -170,6 +183,7 @@ class NodeConfig(ConfigStruct, frozen=True):
     ] = False
     checkpoint: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
+    profile: ProfileConfig = ProfileConfig()
     policy: PolicyConfig = PolicyConfig()
     handoff: HandoffConfig = HandoffConfig()
     prefix: PrefixConfig = PrefixConfig()
@@ -186,9 +200,12 @@ class RoutingConfig(ConfigStruct, frozen=True):
     slo_classes: Annotated[
         list[str], Meta(min_length=1, description="as in 'interactive ttft=2 tpot=0.1 priority=2'")
     ] = msgspec.field(default_factory=lambda: list(DEFAULT_CLASSES))
-    default_class: Annotated[str, Meta(description="of requests that name none")] = "standard"
+    default_class: Annotated[str, Meta(description="of requests that name none")] = DEFAULT_CLASS
+    max_waiting: Annotated[
+        Count, Meta(description="requests without a promise that wait for room, at most")
+    ] = 1024
     rebalance: Annotated[
-        bool, Meta(description="turn nodes over to the other pool when load shifts for long")
+        bool, Meta(description="turn nodes over when load shifts for long; one coordinator only")
     ] = False
 
 
@@ -200,7 +217,7 @@ class CoordinatorConfig(ConfigStruct, frozen=True):
     grpc_port: Annotated[Port, Meta(description="gRPC; 0: any free port")] = 8001
     mode: Annotated[Mode, Meta(description="where prompts are prefilled")] = "disaggregated"
     max_inflight: Annotated[
-        Count, Meta(description="requests in flight before new ones are refused")
+        Count, Meta(description="requests on nodes before new ones are refused, or wait")
     ] = 1024
     checkpoint: ModelConfig = ModelConfig()
     routing: RoutingConfig = RoutingConfig()

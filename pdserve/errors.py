@@ -13,10 +13,12 @@
     │   ├── KvBudgetTooSmall         not even one request of max_model_len fits
     │   ├── OutOfBlocks              the block pool cannot serve an allocation now
     │   └── Overloaded               refused before any work was done; try later
+    │       └── SloUnreachable       it would miss what its class promises
     ├── RequestError                 the caller's fault: 4xx
     │   ├── InvalidRequest
     │   ├── ContextLengthExceeded
-    │   └── ModelNotFound
+    │   ├── ModelNotFound
+    │   └── NodeNotFound
     ├── RequestEnded                 why a running request stopped early
     │   ├── RequestCancelled
     │   └── DeadlineExceeded
@@ -34,6 +36,7 @@
         ├── NodeLost                 the machine running a leg died
         ├── NoNodeAvailable
         ├── NodeDraining
+        ├── RoleRefused              a node cannot, or must not, change pools
         ├── StaleIncarnation         a message names a former life of a process
         └── MalformedMessage         a peer said something that is not in the protocol
 
@@ -127,9 +130,22 @@ class OutOfBlocks(CapacityError):
 
 
 class Overloaded(CapacityError):
-    """Refused before any work was done, because it could not be served in time."""
+    """Refused before any work was done, because it could not be served in time.
+
+    `retry_after_s` is when that is predicted to be different; 0 when nothing is known about it.
+    """
 
     code = "overloaded"
+
+    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class SloUnreachable(Overloaded):
+    """The request's class promises a TTFT or TPOT that is predicted to be missed."""
+
+    code = "slo_unreachable"
 
 
 class RequestError(PdserveError):
@@ -156,6 +172,12 @@ class ModelNotFound(RequestError):
     """The request names a model that this cluster does not serve."""
 
     code = "model_not_found"
+
+
+class NodeNotFound(RequestError):
+    """The request names a node that is not attached."""
+
+    code = "node_not_found"
 
 
 class RequestEnded(PdserveError):
@@ -258,6 +280,12 @@ class NodeDraining(ClusterError):
     """The process finishes what it has and takes nothing new."""
 
     code = "node_draining"
+
+
+class RoleRefused(ClusterError):
+    """A node cannot work for the other pool, or its own would be empty; says which."""
+
+    code = "role_refused"
 
 
 class StaleIncarnation(ClusterError):

@@ -34,7 +34,7 @@ class Targets:
         return cls(
             slo_class=slo.name,
             priority=slo.priority,
-            weight=slo.weight,
+            weight=slo.weight if slo.weight > 0 else 1.0,  # it is divided by
             first_token_s=now_s + slo.ttft_s if slo.ttft_s else inf,
             tpot_s=slo.tpot_s or inf,
             deadline_s=now_s + slo.deadline_s if slo.deadline_s else inf,

@@ -20,6 +20,8 @@ LONG_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 SHORT_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 # A factor of 1.2 from 0.1 ms to 10 s: percentiles read from these are within a tenth.
 FINE_BUCKETS_S = tuple(round(0.0001 * 1.2**n, 7) for n in range(64))
+TOKEN_BUCKETS = (0, *(2**n for n in range(4, 18)))
+RATIO_BUCKETS = (0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0)
 SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -33,8 +35,10 @@ class _Registry:
         """The text that GET /metrics answers with."""
         return generate_latest(self.registry)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"pdserve_{name}", text, buckets=buckets, registry=self.registry)
+    def _histogram(
+        self, name: str, text: str, buckets: tuple[float, ...], *labels: str
+    ) -> Histogram:
+        return Histogram(f"pdserve_{name}", text, labels, buckets=buckets, registry=self.registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"pdserve_{name}", text, labels, registry=self.registry)
@@ -121,7 +125,65 @@ class CoordinatorMetrics(_Registry):
         self.decode = self._histogram(
             "request_decode_seconds", "Joined the decode batch -> last token", LONG_BUCKETS_S
         )
+        self.decision = self._histogram(
+            "placement_seconds",
+            "Choosing a request's nodes, hashing its prompt included",
+            FINE_BUCKETS_S,
+        )
+        self.placements = self._counter(
+            "placements", "Requests by who does what: pair, local or prefill only", "side"
+        )
+        self.ttft_ratio = self._histogram(
+            "ttft_ratio", "Time from placing to token 1 / predicted", RATIO_BUCKETS
+        )
         self.nodes_lost = self._counter("nodes_lost", "Nodes gone without having drained", "role")
+        self.role_changes = self._counter(
+            "role_changes", "Nodes that were told to change pools, and did", "role"
+        )
+        self._service_classes()
+        self._prefixes()
+
+    def _service_classes(self) -> None:
+        """What each class was promised, and got."""
+        self.class_requests = self._counter(
+            "slo_requests",
+            "Calls by class, without those that were wrong in themselves",
+            "slo_class",
+        )
+        self.class_attained = self._counter(
+            "slo_attained",
+            "Of these: TTFT kept, TPOT kept, or both; never both of one refused or failed",
+            "slo_class",
+            "slo",
+        )
+        self.class_ttft = self._histogram(
+            "slo_ttft_seconds", "TTFT by class", LONG_BUCKETS_S, "slo_class"
+        )
+        self.class_tpot = self._histogram(
+            "slo_tpot_seconds", "TPOT by class", SHORT_BUCKETS_S, "slo_class"
+        )
+        self.refused = self._counter(
+            "refused",
+            "Requests refused on arrival: ttft, tpot, inflight, or waiting (too many are)",
+            "slo_class",
+            "reason",
+        )
+
+    def _prefixes(self) -> None:
+        """Where prompts stopped matching what was cached."""
+        self.prefix_break = self._histogram(
+            "prefix_break_tokens",
+            "Tokens of a prompt up to where its longest cached prefix ended, if it could be longer",
+            TOKEN_BUCKETS,
+        )
+        self.prefix_unstable_position = self._histogram(
+            "prefix_unstable_position_tokens",
+            "Tokens of a prompt up to a change before text that earlier prompts had there, too",
+            TOKEN_BUCKETS,
+        )
+        self.prefix_unstable_tokens = self._counter(
+            "prefix_unstable_tokens", "Prompt tokens recomputed only because of such a change"
+        )
 
     def observe_prefill_leg(self, times: PhaseTimes) -> None:
         """Phases reported by whichever node prefilled."""

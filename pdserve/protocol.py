@@ -187,6 +187,7 @@ class NodeHello(Message, frozen=True):
     num_blocks: int
     max_model_len: int
     introduction_key: bytes = b""  # coordinators vouch for pullers with it; a secret
+    prefill_refusal: str = ""  # why it can never prefill for others; empty: it can
 
 
 class LinkState(Message, frozen=True):
@@ -210,8 +211,10 @@ class LoadReport(Message, frozen=True):
     cached_blocks: int = 0  # free, holding reusable prefixes (a part of free_blocks)
     pinned_blocks: int = 0  # held for a handoff that is not settled
     step_time_s: float = 0.0  # moving average
-    prefill_ratio: float = 1.0  # of steps with chunks of prompts: time taken / time predicted
-    decode_ratio: float = 1.0  # of steps without
+    # Time taken / time predicted of steps with chunks of prompts, and of steps without; 0: no such
+    # step has been seen.
+    prefill_ratio: float = 0.0
+    decode_ratio: float = 0.0
     links: list[LinkState] = []  # open sessions that this node pulls over
 
 

@@ -5,21 +5,31 @@ Metrics as DistServe defines them: TTFT is token 1 less receipt, TPOT the mean g
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from pdserve.errors import ConfigError
 
+Seconds = Annotated[float, Meta(ge=0, le=86400)]
+
 _NUMBERS = {"ttft": "ttft_s", "tpot": "tpot_s", "priority": "priority", "weight": "weight"}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SETTING = re.compile(r"(\w+)=(-?\d+(?:\.\d+)?)", re.ASCII)
 
 
 class SloClass(msgspec.Struct, frozen=True, kw_only=True):
     """One class. A time of 0 is no promise: such requests are never refused while they can wait."""
 
     name: str
-    ttft_s: float = 0.0
-    tpot_s: float = 0.0
-    priority: int = 0  # higher ones go first, and preempt
-    weight: float = 1.0  # share among classes of equal priority
+    ttft_s: Seconds = 0.0
+    tpot_s: Seconds = 0.0
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0  # higher ones go first, and preempt
+    weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0  # share among classes of equal priority
 
 
 DEFAULT_CLASSES = (
@@ -27,6 +37,25 @@ DEFAULT_CLASSES = (
     "standard ttft=10 tpot=0.25 priority=1",
     "batch priority=0",
 )
+DEFAULT_CLASS = "standard"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceClasses:
+    """The classes of one cluster."""
+
+    by_name: Mapping[str, SloClass]  # in the order of the configuration
+    default: SloClass  # of requests that name none
+
+    @property
+    def highest(self) -> SloClass:
+        """The first of those that go before all others."""
+        return max(self.by_name.values(), key=lambda cls: cls.priority)
+
+    @property
+    def lowest(self) -> SloClass:
+        """The first of those that everybody goes before."""
+        return min(self.by_name.values(), key=lambda cls: cls.priority)
 
 
 def parse_slo_class(text: str) -> SloClass:
@@ -35,25 +64,31 @@ def parse_slo_class(text: str) -> SloClass:
     Raises:
         ConfigError: it does not describe one; says what is wrong with it.
     """
-    name, *settings = text.split()
-    values: dict[str, float] = {}
+    name, *settings = text.split() or [""]
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f'SLO class "{text}": it begins with its name, of up to 64 letters, digits, ".", "_" '
+            'or "-", as in "interactive ttft=0.5 tpot=0.05 priority=2"'
+        )
+    values = {"name": name}
     for setting in settings:
-        key, _, number = setting.partition("=")
-        if key not in _NUMBERS:
-            known = ", ".join(_NUMBERS)
-            raise ConfigError(f'SLO class "{text}": {key!r} is none of {known}')
-        try:
-            values[_NUMBERS[key]] = float(number)
-        except ValueError as error:
-            raise ConfigError(f'SLO class "{text}": {number!r} is not a number') from error
+        match = _SETTING.fullmatch(setting)
+        field = _NUMBERS.get(match[1]) if match else None
+        if match is None or field is None or field in values:
+            raise ConfigError(
+                f'SLO class "{text}": {setting!r} is not a number for one of '
+                f"{', '.join(_NUMBERS)}, each of which is there at most once"
+            )
+        values[field] = match[2]
     try:
-        return msgspec.convert({"name": name, **values}, SloClass, strict=False)
+        return msgspec.convert(values, SloClass, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(f'SLO class "{text}": {error}') from error
+        problem = str(error).replace(" - at `$.", " for `")
+        raise ConfigError(f'SLO class "{text}": {problem}') from error
 
 
-def parse_slo_classes(texts: list[str], default: str) -> dict[str, SloClass]:
-    """All classes by name, as `parse_slo_class` reads them.
+def parse_slo_classes(texts: Sequence[str], default: str) -> ServiceClasses:
+    """All classes, each as `parse_slo_class` reads it.
 
     Raises:
         ConfigError: one cannot be read, two share a name, or `default` is not among them.
@@ -63,4 +98,4 @@ def parse_slo_classes(texts: list[str], default: str) -> dict[str, SloClass]:
         raise ConfigError(f"two SLO classes share a name: {', '.join(texts)}")
     if default not in classes:
         raise ConfigError(f'default_class "{default}" is none of {", ".join(classes)}')
-    return classes
+    return ServiceClasses(classes, classes[default])

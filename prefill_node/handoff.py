@@ -102,7 +102,7 @@ class Handoffs:
 
         Returns after how many layers, ascending, there will be enough for `layers_done`.
         """
-        if not self._announce_bytes:
+        if not self._announce_bytes or not self._handoffs:
             return []
         most_bytes = 0
         for row in rows:

@@ -1,49 +1,47 @@
 """A prefill node's life of a request:
 
-1. `start_prefill`: the leg arrives, is queued in the engine, its handoff is opened. It is let in
-   when the prompts and the KV that waits to be pulled leave room for it (`prefill_node.scheduler`).
+1. `start`: the leg arrives, is queued in the engine, its handoff is opened. It is let in
+   when the prompts and the KV that waits to be pulled leave room for it (`prefill_node.policies`).
 2. `step_done`, once per chunk: blocks that are complete are announced to whoever has subscribed.
    Of a large chunk, layers are announced as they are completed (`layers_done`).
-3. `step_done`, last chunk: token 1 goes to the coordinator at once; then the handoff record is
-   published. The engine lets go of the request; the handoff still holds its blocks.
+3. The last chunk: token 1 goes to the coordinator at once (`add_tokens`); then the handoff record
+   is published (`step_done`). The engine lets go of the request; the handoff still holds its
+   blocks.
 4. The decode node pulls and settles (`handoff.settle`): the blocks are free.
 
-A cancel, a failed step or a lost coordinator ends it at any of these points.
+A cancel, a failed step or a lost coordinator ends it at any of these points. On a node whose role
+is decode, all of this is what is left of a former role.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdserve.engine.engine import Engine, StepReport
 from pdserve.engine.request import Request, SampledToken, Scheduled
-from pdserve.errors import InvalidRequest, PdserveError, RequestCancelled, RequestEnded
-from pdserve.lifecycle import Lifecycle
-from pdserve.node.gauges import observe_step
-from pdserve.node.legs import Legs
-from pdserve.node.link import CoordinatorLink
-from pdserve.node.prefix_queue import make_prefix_queue
-from pdserve.node.roles import NodeParts, accepts, refuse
-from pdserve.node.session_client import Sessions
-from pdserve.protocol import DecodeLeg, HandoffRecord, PrefillLeg, TokenEvent
+from pdserve.errors import PdserveError, RequestCancelled, RequestEnded
+from pdserve.lifecycle import Lifecycle, Targets
+from pdserve.node.roles import NodeParts, Sampled
+from pdserve.protocol import HandoffRecord, PrefillLeg, TokenEvent
 from prefill_node.handoff import Handoffs
-from prefill_node.scheduler import FcfsBudget
+from prefill_node.policies import make_prefill_policy
 
 
 class PrefillNode:
-    """The role of a prefill node (`pdserve.node.roles.Role`)."""
+    """The service for prefill legs (`pdserve.node.roles.PrefillService`)."""
+
+    num_waiting = 0  # all of them wait in the engine's queue
 
     def __init__(self, parts: NodeParts) -> None:
-        config, handoff, pool = parts.config.engine, parts.config.handoff, parts.pool
+        config, handoff, pool = parts.config, parts.config.handoff, parts.pool
         num_kept_free = pool.num_blocks - int(pool.num_blocks * handoff.pinned_limit)
-        policy = FcfsBudget(
-            config.token_budget,
-            config.max_batch_size,
+        self.policy = make_prefill_policy(
+            config.policy,
+            config.engine,
+            parts.perf,
+            parts.clock,
             num_kept_free,
             lambda: self.handoffs.num_pinned_blocks,
         )
-        self.engine = Engine(parts.pool, policy, parts.clock, parts.eos_token_ids)
-        self.legs = Legs()
         self.announcer = self.handoffs = Handoffs(
             parts.exporter,
             pool,
@@ -53,15 +51,6 @@ class PrefillNode:
             announce_bytes=handoff.announce_bytes,
         )
         self._parts = parts
-        self.sessions = Sessions(
-            parts.node_id,
-            parts.incarnation,
-            parts.identity,
-            parts.puller,
-            parts.clock,
-            parts.config.timeouts,
-        )
-        self._prefixes = make_prefix_queue(parts, self.engine, self.sessions)
         self._watch()
 
     @property
@@ -69,46 +58,29 @@ class PrefillNode:
         """Blocks held for decode nodes to pull."""
         return self.handoffs.num_pinned_blocks
 
-    @property
-    def num_waiting(self) -> int:
-        """Prompts not begun yet."""
-        return len(self.engine.queues.waiting) + len(self._prefixes)
-
     # ---- what coordinators ask for -------------------------------------------------------------
 
-    def start_prefill(self, leg: PrefillLeg, link: CoordinatorLink) -> None:
+    def start(self, leg: PrefillLeg) -> None:
         """Queue the prompt."""
-        if not accepts(self._parts, self.legs, leg, link):
-            return
-        self.legs.open(leg.request_id, link)
         if leg.handoff:
             self.handoffs.open(leg.request_id)
-        self._prefixes.submit(
+        now_s = self._parts.clock.now()
+        self._parts.prefixes.submit(
             Request(
                 request_id=leg.request_id,
                 prompt_token_ids=leg.token_ids,
                 sampling=leg.sampling,
-                lifecycle=Lifecycle(received_s=self._parts.clock.now()),
+                lifecycle=Lifecycle(received_s=now_s),
                 cache_salt=leg.cache_salt,
                 leg_token_limit=1,
+                targets=Targets.of(leg.slo, now_s),
             ),
             leg.prefix_sources,
         )
 
-    def start_decode(self, leg: DecodeLeg, link: CoordinatorLink) -> None:
-        """Refuse: this is the wrong pool."""
-        refuse(leg, link, InvalidRequest("a prefill node takes no decode legs"))
-
-    def cancel_leg(self, request_id: str, reason: str) -> None:
-        """Stop computing, take the announced blocks back."""
-        self.legs.close(request_id)
-        self._stop(request_id)
+    def cancel(self, request_id: str, reason: str) -> None:
+        """Take the announced blocks back."""
         self.handoffs.end(request_id, RequestCancelled(reason))
-
-    def coordinator_lost(self, link: CoordinatorLink) -> None:
-        """Nobody is left to answer."""
-        for request_id in self.legs.of(link):
-            self.cancel_leg(request_id, "its coordinator is gone")
 
     # ---- what the engine reports ---------------------------------------------------------------
 
@@ -120,39 +92,35 @@ class PrefillNode:
         """Announce them."""
         self.handoffs.layers_done(rows, num_layers)
 
-    def step_done(self, report: StepReport) -> None:
-        """Token 1 first, because TTFT waits for it; then what decode nodes wait for."""
-        for row, token in zip(report.rows, report.sampled, strict=True):
-            if token is not None and not row.request.is_cancelled:
-                self.legs.add_tokens(_token_one(row.request, token))
-        self.legs.flush()
-        observe_step(self._parts.metrics, report)
-        self._prefixes.observe_step(report)
-        for row, token in zip(report.rows, report.sampled, strict=True):
-            if not row.request.is_cancelled:
-                self._advance_handoff(row.request, token)
+    def add_tokens(self, sampled: Sequence[Sampled], started_s: float) -> None:
+        """Token 1: TTFT waits for it."""
+        for request, token in sampled:
+            if token is not None:
+                self._parts.legs.add_tokens(_token_one(request, token))
 
-    def requests_failed(self, requests: list[Request], error: PdserveError) -> None:
-        """A step raised."""
+    def step_done(self, sampled: Sequence[Sampled]) -> None:
+        """Announce or publish what decode nodes wait for."""
+        for request, token in sampled:
+            self._advance_handoff(request, token)
+
+    def requests_failed(self, requests: Sequence[Request], error: PdserveError) -> None:
+        """There is nothing to pull."""
         for request in requests:
             self.handoffs.end(request.request_id, error)
-            self.legs.fail(request.request_id, error)
 
     async def close(self) -> None:
-        """Fetch no more prefixes, and hang up on those they came from."""
-        await self._prefixes.close()
-        await self.sessions.close()
+        """Nothing runs here."""
 
     def _stop(self, request_id: str) -> None:
-        self._prefixes.cancel(request_id)
-        self.engine.cancel(request_id)
+        self._parts.prefixes.cancel(request_id)
+        self._parts.engine.cancel(request_id)
 
     def _watch(self) -> None:
         """What back-pressure does here."""
         metrics, handoffs, held_back = (
             self._parts.metrics,
             self.handoffs,
-            self.engine.queues.held_back,
+            self._parts.engine.queues.held_back,
         )
         block_bytes = self._parts.identity.layout.block_bytes
         metrics.watch("handoffs", "Handoffs not settled yet", lambda: len(handoffs))
@@ -171,12 +139,12 @@ class PrefillNode:
         )
 
     def _settled(self, request_id: str) -> None:
-        self.legs.close(request_id)
+        self._parts.legs.close(request_id)
         self._stop(request_id)  # given up before the prefill was over
 
     def _expired(self, request_id: str, error: PdserveError) -> None:
         self._stop(request_id)
-        self.legs.fail(request_id, error)
+        self._parts.legs.fail(request_id, error)
 
     def _advance_handoff(self, request: Request, token: SampledToken | None) -> None:
         if token is None:
@@ -186,7 +154,7 @@ class PrefillNode:
             self.handoffs.publish(request, _handoff_record(request, token))
             return  # the leg stays open until the handoff is settled
         self.handoffs.end(request.request_id, RequestEnded("token 1 was the last one"))
-        self.legs.close(request.request_id)
+        self._parts.legs.close(request.request_id)
 
 
 def _token_one(request: Request, token: SampledToken) -> TokenEvent:

@@ -19,6 +19,7 @@ from coordinator.generation import Generator
 from coordinator.text import Tokenizer
 from pdserve import __version__
 from pdserve.clock import SystemClock
+from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES, ServiceClasses, parse_slo_classes
 
 
 def create_app(
@@ -29,11 +30,12 @@ def create_app(
     config: ApiConfig | None = None,
     observer: Observer | None = None,
     metrics: Callable[[], bytes] = bytes,
+    classes: ServiceClasses | None = None,
 ) -> web.Application:
     """The whole API in front of `generator`, for `HttpServer`.
 
     `model_names` are what clients may call the model, its own name first. `metrics` gives the
-    body of GET /metrics.
+    body of GET /metrics. `classes` are those that requests may be of; default: pdserve's own.
     """
     if not model_names:
         raise ValueError("the model needs a name")
@@ -48,6 +50,7 @@ def create_app(
         config=config,
         observer=observer or NullObserver(),
         metrics=metrics,
+        classes=classes or parse_slo_classes(DEFAULT_CLASSES, DEFAULT_CLASS),
         clock=SystemClock(),
     )
     app.add_routes(

@@ -14,6 +14,7 @@ from coordinator.api.limits import check_num_chars, output_limit
 from coordinator.api.messages import conversation
 from coordinator.api.requests import ChatRequest
 from coordinator.api.sampling import sampling_params, text_options
+from coordinator.api.terms import ServiceTerms, service_terms
 from coordinator.generation import GenerationRequest
 from pdserve.errors import InvalidRequest
 
@@ -23,12 +24,15 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
     trace = admit(request, context)
     body = await read_request(request, ChatRequest, context.config)
-    return await answer(request, context, await _plan(body, context, trace))
-
-
-async def _plan(body: ChatRequest, context: ApiContext, trace: RequestTrace) -> CallPlan:
-    """Everything about the call that can be said before it runs. Raises RequestError."""
     context.check_model(body.model)
+    terms = service_terms(body, request.headers, context, trace)
+    return await answer(request, context, await _plan(body, context, trace, terms))
+
+
+async def _plan(
+    body: ChatRequest, context: ApiContext, trace: RequestTrace, terms: ServiceTerms
+) -> CallPlan:
+    """Everything about the call that can be said before it runs. Raises RequestError."""
     usage = shows_usage(body)
     text = text_options(body)
     num_logprobs = _num_logprobs(body)
@@ -44,12 +48,15 @@ async def _plan(body: ChatRequest, context: ApiContext, trace: RequestTrace) -> 
         body, context.tokenizer, max_tokens=max_tokens, logprobs=num_logprobs
     )
     head = answer_head(context, f"chatcmpl-{trace.unique}", body.model)
+    now_s = context.clock.now()
     generation = GenerationRequest(
         request_id=head.id,
         token_ids=token_ids,
         sampling=sampling,
         cache_salt=body.cache_salt or "",
-        deadline_s=context.config.deadline_s,
+        slo=terms.slo,
+        waited_s=terms.waited_s(now_s),
+        deadline_s=terms.deadline_s(now_s),
     )
     return CallPlan(
         requests=[generation],

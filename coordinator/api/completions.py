@@ -14,6 +14,7 @@ from coordinator.api.limits import output_limit
 from coordinator.api.prompts import encode_prompt, split_prompts
 from coordinator.api.requests import CompletionRequest
 from coordinator.api.sampling import sampling_params, text_options
+from coordinator.api.terms import ServiceTerms, service_terms
 from coordinator.generation import GenerationRequest
 
 DEFAULT_MAX_TOKENS = 16
@@ -24,12 +25,15 @@ async def completions(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
     trace = admit(request, context)
     body = await read_request(request, CompletionRequest, context.config)
-    return await answer(request, context, await _plan(body, context, trace))
-
-
-async def _plan(body: CompletionRequest, context: ApiContext, trace: RequestTrace) -> CallPlan:
-    """Everything about the call that can be said before it runs. Raises RequestError."""
     context.check_model(body.model)
+    terms = service_terms(body, request.headers, context, trace)
+    return await answer(request, context, await _plan(body, context, trace, terms))
+
+
+async def _plan(
+    body: CompletionRequest, context: ApiContext, trace: RequestTrace, terms: ServiceTerms
+) -> CallPlan:
+    """Everything about the call that can be said before it runs. Raises RequestError."""
     usage = shows_usage(body)
     text = text_options(body)
     max_model_len = context.max_model_len()
@@ -44,7 +48,7 @@ async def _plan(body: CompletionRequest, context: ApiContext, trace: RequestTrac
     ]
     head = answer_head(context, f"cmpl-{trace.unique}", body.model)
     requests = [
-        _generation(body, context, f"{head.id}-{i}", token_ids, max_model_len)
+        _generation(body, context, terms, f"{head.id}-{i}", token_ids, max_model_len)
         for i, token_ids in enumerate(prompts)
     ]
     return CallPlan(
@@ -64,11 +68,13 @@ async def _plan(body: CompletionRequest, context: ApiContext, trace: RequestTrac
 def _generation(
     body: CompletionRequest,
     context: ApiContext,
+    terms: ServiceTerms,
     request_id: str,
     token_ids: list[int],
     max_model_len: int,
 ) -> GenerationRequest:
     max_tokens = output_limit(len(token_ids), body.max_tokens, DEFAULT_MAX_TOKENS, max_model_len)
+    now_s = context.clock.now()
     return GenerationRequest(
         request_id=request_id,
         token_ids=token_ids,
@@ -76,5 +82,7 @@ def _generation(
             body, context.tokenizer, max_tokens=max_tokens, logprobs=body.logprobs
         ),
         cache_salt=body.cache_salt or "",
-        deadline_s=context.config.deadline_s,
+        slo=terms.slo,
+        waited_s=terms.waited_s(now_s),
+        deadline_s=terms.deadline_s(now_s),
     )

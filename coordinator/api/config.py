@@ -14,6 +14,6 @@ class ApiConfig:
     idle_timeout_s: float = 75.0  # of a connection: also the time to send a request's headers
     keep_alive_s: float = 15.0  # a stream with nothing to say sends a comment this often
     stall_timeout_s: float = 120.0  # a reader that takes nothing for so long is given up
-    retry_after_s: int = 1  # what a refused client is told to wait
-    deadline_s: float = 0.0  # of every request; 0 = none
+    retry_after_s: int = 1  # what a refused client is told to wait, unless more is known
+    deadline_s: float = 0.0  # of every request that sets none itself; 0 = none
     system_fingerprint: str = ""  # "" = derived from the model's name and pdserve's version

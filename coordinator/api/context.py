@@ -15,6 +15,8 @@ from coordinator.generation import Generator
 from coordinator.text import Tokenizer
 from pdserve.clock import Clock
 from pdserve.errors import ModelNotFound, NoNodeAvailable
+from pdserve.protocol import Slo
+from pdserve.slo import ServiceClasses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,7 @@ class ApiContext:
     config: ApiConfig
     observer: Observer
     metrics: Callable[[], bytes]
+    classes: ServiceClasses
     clock: Clock
     in_flight: InFlight = field(default_factory=InFlight)
 
@@ -55,6 +58,7 @@ class RequestTrace:
     request_id: str  # the client's, if it gave a sane one
     received_s: float
     endpoint: str | None = None  # set when it is a call of a generating endpoint
+    slo: Slo | None = None  # what it was promised, once that is known
     is_streaming: bool = False
     stream: SseStream | None = None
     num_choices: int = 0
@@ -76,6 +80,7 @@ class RequestTrace:
         return RequestSummary(
             request_id=self.request_id,
             endpoint=endpoint,
+            slo=self.slo,
             is_streaming=self.is_streaming,
             status=status,
             error_code=code,

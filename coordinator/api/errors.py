@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import msgspec
@@ -17,6 +18,8 @@ _SERVER = "server_error"
 _BY_CLASS: dict[type[BaseException], tuple[int, str, bool]] = {
     errors.RequestError: (400, _INVALID, False),
     errors.ModelNotFound: (404, _INVALID, False),
+    errors.NodeNotFound: (404, _INVALID, False),
+    errors.RoleRefused: (409, _INVALID, False),
     errors.Overloaded: (429, "rate_limit_error", True),
     errors.TransferError: (502, _SERVER, False),
     errors.NodeLost: (502, _SERVER, False),
@@ -57,15 +60,24 @@ class ErrorReply:
 
 
 def describe(error: BaseException, request_id: str, retry_after_s: int) -> ErrorReply:
-    """What the client is told. Of an error that is not in the table it learns only the id."""
+    """What the client is told. Of an error that is not in the table it learns only the id.
+
+    `retry_after_s` is for errors that pass, but of which it is not known when.
+    """
     for cls in type(error).__mro__:
         if cls in _BY_CLASS and isinstance(error, errors.PdserveError):
             status, kind, is_retryable = _BY_CLASS[cls]
             param = error.param if isinstance(error, errors.RequestError) else None
-            headers = {"Retry-After": str(retry_after_s)} if is_retryable else {}
+            headers = {"Retry-After": _retry_after(error, retry_after_s)} if is_retryable else {}
             return ErrorReply(status, ErrorDetail(error.message, kind, param, error.code), headers)
     message = f"internal error; quote the request id {request_id} when you report it"
     return ErrorReply(500, ErrorDetail(message, _SERVER, None, "internal_error"))
+
+
+def _retry_after(error: errors.PdserveError, default_s: int) -> str:
+    """Whole seconds, and never too few of them: as predicted, or `default_s`."""
+    predicted_s = error.retry_after_s if isinstance(error, errors.Overloaded) else 0.0
+    return str(math.ceil(predicted_s) if predicted_s > 0 else default_s)
 
 
 def describe_http(error: web.HTTPException, request: web.Request) -> ErrorReply:

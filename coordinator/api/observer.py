@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from pdserve.protocol import Slo
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSummary:
@@ -17,6 +19,7 @@ class RequestSummary:
 
     request_id: str  # as in the response's x-request-id
     endpoint: str  # its path
+    slo: Slo | None  # what its class promises; None = it failed before that was known
     is_streaming: bool
     status: int  # HTTP status; 499 = the client went away; in a stream that of the error event
     error_code: str | None

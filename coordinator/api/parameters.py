@@ -14,14 +14,13 @@ from msgspec import Struct
 from coordinator.api.requests import MAX_MESSAGES, Message, field_names
 from pdserve.errors import InvalidRequest
 
-# Accepted with any value: they are about accounts, storage and billing.
+# Accepted with any value: they are about accounts and storage.
 IGNORED = frozenset(
     {
         "metadata",
         "prompt_cache_key",
         "prompt_cache_retention",
         "safety_identifier",
-        "service_tier",
         "user",
     }
 )

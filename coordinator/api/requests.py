@@ -41,6 +41,7 @@ class GenerationFields(Struct, kw_only=True):
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: str | list[str] | None = None
+    service_tier: str | None = None
     # Extensions, named as other servers name them.
     top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None  # 0 and -1 = off
     min_p: Probability | None = None
@@ -52,6 +53,7 @@ class GenerationFields(Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    slo_class: str | None = None  # which of the cluster's service classes it is of
 
 
 class ContentPart(Struct, kw_only=True):

@@ -13,11 +13,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pdserve.bench.load import Client, open_client
+from pdserve.bench.load import PLAIN_IDS, Client, open_client
 from pdserve.bench.scrape import HistogramDelta, Samples, between, scrape
 from pdserve.errors import ClusterError
-
-_TOKEN_IDS = range(20, 220)  # plain ones, in any vocabulary
 
 # Part |-> histogram of the coordinator. The first three add up, request by request, to the total
 # less the copy; so do their means, but not their percentiles.
@@ -66,7 +64,7 @@ class HandoverLoad(msgspec.Struct, frozen=True):
         rng = random.Random(0)
         return [
             [
-                rng.choices(_TOKEN_IDS, k=rng.randint(*self.prompt_tokens))
+                rng.choices(PLAIN_IDS, k=rng.randint(*self.prompt_tokens))
                 for _ in range(self.concurrency)
             ]
             for _ in range(1 + self.rounds)

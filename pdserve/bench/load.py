@@ -4,10 +4,25 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any, Final
 
 import aiohttp
 
 from pdserve.errors import ClusterError
+
+PLAIN_IDS: Final = range(20, 220)  # tokens that are nothing special, in any vocabulary
+
+
+def completion_body(model: str, prompt: Sequence[int], num_tokens: int) -> dict[str, Any]:
+    """Ask for exactly `num_tokens` tokens, streamed."""
+    return {
+        "model": model,
+        "prompt": list(prompt),
+        "max_tokens": num_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+    }
 
 
 class Client:
@@ -24,17 +39,12 @@ class Client:
         Raises:
             ClusterError: it was refused, or broke.
         """
-        body = {
-            "model": self._model,
-            "prompt": list(prompt),
-            "max_tokens": num_tokens,
-            "ignore_eos": True,
-            "temperature": 0,
-            "stream": True,
-        }
+        body = completion_body(self._model, prompt, num_tokens)
         last = b""
         try:
-            async with self._session.post(f"{self._url}/v1/completions", json=body) as response:
+            async with self._session.post(
+                f"{self._url}/v1/completions", json=body, raise_for_status=True
+            ) as response:
                 async for line in response.content:
                     last = line.strip() or last
         except aiohttp.ClientError as error:
@@ -46,10 +56,12 @@ class Client:
 @asynccontextmanager
 async def open_client(url: str, model: str) -> AsyncIterator[Client]:
     """A client for `model` of the cluster at `url`."""
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(
-        connector=connector,
-        raise_for_status=True,
-        timeout=aiohttp.ClientTimeout(total=None),  # whoever sends has a deadline
-    ) as session:
+    async with open_session() as session:
         yield Client(session, url, model)
+
+
+def open_session() -> aiohttp.ClientSession:
+    """For any number of connections, that may last; whoever sends has a deadline."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+    )

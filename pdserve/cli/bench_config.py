@@ -136,3 +136,27 @@ class HandoverConfig(ConfigStruct, frozen=True):
                 "the longest, as in 64,512"
             )
         return self.prompt_tokens[0], self.prompt_tokens[1]
+
+
+class PerfModelConfig(ConfigStruct, frozen=True):
+    """What `pdserve bench perf-model` can be told."""
+
+    steps: Annotated[Count, Meta(description="held out of the profile, of each phase")] = 60
+    repeats: Annotated[Count, Meta(description="times that each of them is measured")] = 9
+    seed: Annotated[int, Meta(description="of the steps held out")] = 0
+    profile_s: Annotated[Seconds, Meta(description="for profiling, as on a node")] = 3.0
+    json: Annotated[bool, Meta(description="for programs")] = False
+    checkpoint: ModelConfig = ModelConfig()
+    engine: EngineConfig = EngineConfig()
+
+
+class RouterBenchConfig(ConfigStruct, frozen=True):
+    """What `pdserve bench router` can be told."""
+
+    nodes: Annotated[int, Meta(ge=2, description="half of them for each pool")] = 1000
+    blocks: Annotated[Count, Meta(description="cached blocks in the prefix index")] = 1_000_000
+    prompt_tokens: Annotated[list[Count], Meta(description="lengths of prompts to place")] = (
+        msgspec.field(default_factory=lambda: [512, 4096, 32768])
+    )
+    decisions: Annotated[int, Meta(ge=2, description="of each kind")] = 500
+    json: Annotated[bool, Meta(description="for programs")] = False

@@ -17,6 +17,7 @@ from pdserve.config import (
     PolicyConfig,
     Port,
     PrefixConfig,
+    ProfileConfig,
     RoutingConfig,
     Seconds,
     Timeouts,
@@ -42,7 +43,7 @@ class ClusterConfig(ConfigStruct, frozen=True):
     host: Annotated[str, Meta(description="address the coordinator listens on")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="HTTP of the coordinator; 0: any free port")] = 8000
     max_inflight: Annotated[
-        Count, Meta(description="requests in flight before new ones are refused")
+        Count, Meta(description="requests on nodes before new ones are refused, or wait")
     ] = 1024
     transports: Annotated[
         list[TransportName], Meta(description="for KV, best first; empty: all that are of use here")
@@ -55,6 +56,7 @@ class ClusterConfig(ConfigStruct, frozen=True):
     ] = 900.0
     checkpoint: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
+    profile: ProfileConfig = ProfileConfig()
     policy: PolicyConfig = PolicyConfig()
     routing: RoutingConfig = RoutingConfig()
     handoff: HandoffConfig = HandoffConfig()

@@ -31,17 +31,30 @@ class NodeStatus(msgspec.Struct, frozen=True):
     running_requests: int
     waiting_requests: int
     step_time_ms: float
+    predicted_queue_ms: float = 0.0  # before a prompt that were sent there now
+    predicted_tpot_ms: float = 0.0  # of one stream more
     links: list[LinkState] = []  # from whom it pulls KV, and how
+
+
+class PrefixStatus(msgspec.Struct, frozen=True):
+    """What prefix caches did for prompts; shares of their tokens."""
+
+    cached_share: float = 0.0
+    unstable_share: float = 0.0  # of recent ones: computed again only because of text before them
+    unstable_token: int | None = None  # where that text begins
 
 
 class ClusterStatus(msgspec.Struct, frozen=True):
     """The coordinator and every node attached to it."""
 
     model: str
-    mode: Literal["disaggregated", "colocated"]
+    mode: Literal["disaggregated", "colocated", "adaptive"]
     ready: bool
     inflight: int
     nodes: list[NodeStatus]
+    waiting: int = 0  # requests without a promise, in the coordinator
+    refused: dict[str, int] = {}  # so far, by reason
+    prefixes: PrefixStatus = PrefixStatus()
 
     def node(self, node_id: str) -> NodeStatus | None:
         """The node of that id, if it is attached."""

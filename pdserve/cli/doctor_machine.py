@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pdserve.cli.finding import Finding, Verdict
 from pdserve.cli.placement import format_cpus
+from pdserve.node.processor import processor_name
 
 _TOPIC = "machine"
 _GIB = 2**30
@@ -20,12 +21,6 @@ def machine_findings(root: Path = Path("/")) -> list[Finding]:
         _ok("cores", _cores(root)),
         _ok("memory", _memory(root)),
     ]
-
-
-def processor_name(cpuinfo: str) -> str:
-    """The model name in the text of /proc/cpuinfo."""
-    match = re.search(r"^(?:model name|Processor|CPU part)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
-    return match[1].strip() if match else "unknown"
 
 
 def cpu_quota(cpu_max: str) -> float | None:

@@ -10,14 +10,22 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import pdserve
-from pdserve.cli.bench_config import HandoverConfig, OverheadConfig, TransferConfig
+from pdserve.cli.bench_config import (
+    HandoverConfig,
+    OverheadConfig,
+    PerfModelConfig,
+    RouterBenchConfig,
+    TransferConfig,
+)
 from pdserve.cli.cluster_config import ClusterConfig
+from pdserve.cli.compare_config import CompareConfig
 from pdserve.cli.demo_config import DemoConfig
 from pdserve.cli.exit_codes import FORCED, OK, exit_code_of
 from pdserve.cli.flags import FlagParser, add_flags, config_from
 from pdserve.cli.parent_death import die_with_parent
 from pdserve.config import ConfigStruct, CoordinatorConfig, NodeConfig
 from pdserve.errors import PdserveError
+from pdserve.protocol import NodeRole
 
 Command = Callable[[argparse.Namespace], int]
 C = TypeVar("C", bound=ConfigStruct)
@@ -55,6 +63,7 @@ def build_parser() -> FlagParser:
     _add_process_flags(add("prefill", "run one prefill node", _prefill), NodeConfig)
     _add_process_flags(add("decode", "run one decode node", _decode), NodeConfig)
     _add_status_flags(add("status", "show a running cluster", _status))
+    _add_role_flags(add("role", "have a node work for the other pool", _role))
     doctor = add("doctor", "show what this machine offers, and what is missing", _doctor)
     doctor.add_argument("--json", action="store_true", help="for programs")
     bench = commands.add_parser("bench", help="measure")
@@ -68,6 +77,15 @@ def build_parser() -> FlagParser:
     transfer = benches.add_parser("transfer", help="how fast KV moves, beside a plain memcpy")
     transfer.set_defaults(command=_bench_transfer, name="bench transfer")
     add_flags(transfer, TransferConfig)
+    compare = benches.add_parser("compare", help="goodput of the modes, on the same requests")
+    compare.set_defaults(command=_bench_compare, name="bench compare")
+    add_flags(compare, CompareConfig)
+    perf_model = benches.add_parser("perf-model", help="how well predicted step times fit")
+    perf_model.set_defaults(command=_bench_perf_model, name="bench perf-model")
+    add_flags(perf_model, PerfModelConfig)
+    router = benches.add_parser("router", help="what choosing nodes costs among very many")
+    router.set_defaults(command=_bench_router, name="bench router")
+    add_flags(router, RouterBenchConfig)
     _add_transfer_end(benches.add_parser("transfer-end"))
     demo = add("demo", "start a cluster, ask the demo model something, stop the cluster", _demo)
     add_flags(demo, DemoConfig)
@@ -80,10 +98,24 @@ def _add_process_flags(parser: FlagParser, struct: type[ConfigStruct]) -> None:
     parser.add_argument("--die-with-parent", type=int, help=argparse.SUPPRESS)
 
 
-def _add_status_flags(parser: FlagParser) -> None:
+def _add_url_flag(parser: FlagParser) -> None:
     parser.add_argument(
         "--url", default="http://127.0.0.1:8000", help="the coordinator (default: %(default)s)"
     )
+
+
+def _add_role_flags(parser: FlagParser) -> None:
+    parser.add_argument("node", metavar="NODE", help="its id, as pdserve status shows it")
+    parser.add_argument("role", choices=["prefill", "decode"], help="the pool to work for")
+    _add_url_flag(parser)
+    parser.add_argument(
+        "--timeout", type=float, default=10.0, help="seconds to wait (default: %(default)g)"
+    )
+    parser.add_argument("--force", action="store_true", help="even if its pool is empty then")
+
+
+def _add_status_flags(parser: FlagParser) -> None:
+    _add_url_flag(parser)
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--once", action="store_true", help="one look (the default)")
     kind.add_argument("--watch", action="store_true", help="go on looking until Ctrl-C")
@@ -118,17 +150,17 @@ def _coordinator(arguments: argparse.Namespace) -> int:
 
 def _prefill(arguments: argparse.Namespace) -> int:
     config = _process_config(arguments, NodeConfig)
-    from prefill_node.main import run
+    from pdserve.cli import node
 
-    run(config)
+    node.run(config, NodeRole.PREFILL)
     return OK
 
 
 def _decode(arguments: argparse.Namespace) -> int:
     config = _process_config(arguments, NodeConfig)
-    from decode_node.main import run
+    from pdserve.cli import node
 
-    run(config)
+    node.run(config, NodeRole.DECODE)
     return OK
 
 
@@ -143,6 +175,18 @@ def _status(arguments: argparse.Namespace) -> int:
     from pdserve.cli import status
 
     return status.run(arguments.url, watch=arguments.watch, as_json=arguments.json)
+
+
+def _role(arguments: argparse.Namespace) -> int:
+    from pdserve.cli import role
+
+    return role.run(
+        arguments.url,
+        arguments.node,
+        arguments.role,
+        timeout_s=arguments.timeout,
+        force=arguments.force,
+    )
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
@@ -167,6 +211,24 @@ def _bench_transfer(arguments: argparse.Namespace) -> int:
     from pdserve.cli import bench_transfer
 
     return bench_transfer.run(config_from(TransferConfig, arguments))
+
+
+def _bench_compare(arguments: argparse.Namespace) -> int:
+    from pdserve.cli import bench_compare
+
+    return bench_compare.run(config_from(CompareConfig, arguments))
+
+
+def _bench_perf_model(arguments: argparse.Namespace) -> int:
+    from pdserve.cli import bench_perf_model
+
+    return bench_perf_model.run(config_from(PerfModelConfig, arguments))
+
+
+def _bench_router(arguments: argparse.Namespace) -> int:
+    from pdserve.cli import bench_router
+
+    return bench_router.run(config_from(RouterBenchConfig, arguments))
 
 
 def _bench_transfer_end(arguments: argparse.Namespace) -> int:

@@ -74,6 +74,7 @@ def plan_cluster(
             checksums=config.checksums,
             checkpoint=config.checkpoint,
             engine=engine,
+            profile=config.profile,
             policy=config.policy,
             handoff=config.handoff,
             prefix=config.prefix,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -18,9 +18,11 @@ from pdserve.cli.exit_codes import OK
 from pdserve.errors import ClusterError
 
 _TICK_S = 0.5
+_WORTH_TELLING = 0.01
 _STATE_STYLES = {"loading": "yellow", "ready": "green", "draining": "magenta"}
 _PADDING = (0, 1, 0, 0)  # all columns but the last fit into 80 characters
-_COLUMNS = ("blocks", "free", "cached", "pinned", "queued", "run", "wait", "step ms")
+# The last two are what the router predicts: before a prompt, and of one stream more.
+_COLUMNS = ("free", "cached", "pinned", "queued", "run", "wait", "step", "queue", "TPOT")
 
 
 def run(url: str, *, watch: bool, as_json: bool) -> int:
@@ -43,19 +45,36 @@ def run(url: str, *, watch: bool, as_json: bool) -> int:
 
 
 def render(status: ClusterStatus) -> RenderableType:
-    """One line about the cluster, and a table for each pool that has nodes."""
+    """A few lines about the cluster, and a table for each pool that has nodes."""
     ready = Text("ready", "green") if status.ready else Text("not ready", "bold red")
     head = Text.assemble(
         (status.model, "bold"), f"  {status.mode}  ", ready, f"  {status.inflight} in flight"
     )
     pools: list[RenderableType] = [
-        _table(f"{role} nodes", nodes)
+        _table(f"{role} nodes (free of all blocks; times in ms)", nodes)
         for role in ("prefill", "decode")
         if (nodes := [node for node in status.nodes if node.role == role])
     ]
     if any(node.links for node in status.nodes):
         pools.append(_links(status.nodes))
-    return Group(head, *(pools or [Text("no node is attached", "yellow")]))
+    return Group(head, *_requests(status), *(pools or [Text("no node is attached", "yellow")]))
+
+
+def _requests(status: ClusterStatus) -> Iterator[Text]:
+    """What else there is to say about requests; a line each."""
+    refused = [f"{count} by {reason}" for reason, count in status.refused.items() if count]
+    if status.waiting or refused:
+        waiting = f"{status.waiting} waiting for room"
+        yield Text("  ".join([waiting, *(["refused: " + ", ".join(refused)] if refused else [])]))
+    prefixes = status.prefixes
+    if prefixes.cached_share:
+        yield Text(f"{prefixes.cached_share:.0%} of prompt tokens were in a prefix cache")
+    if prefixes.unstable_share >= _WORTH_TELLING:
+        yield Text(
+            f"{prefixes.unstable_share:.0%} of prompt tokens were recomputed because text at about "
+            f"token {prefixes.unstable_token} changes between otherwise equal prompts",
+            "yellow",
+        )
 
 
 async def _watch(url: str, console: Console) -> None:
@@ -100,8 +119,6 @@ def _cells(node: NodeStatus) -> list[RenderableType]:
     if node.state == "loading":
         state.append(f" {node.loading_progress:.0%}")
     numbers = (
-        node.num_blocks,
-        node.free_blocks,
         node.cached_blocks,
         node.pinned_blocks,
         node.queued_tokens,
@@ -111,7 +128,10 @@ def _cells(node: NodeStatus) -> list[RenderableType]:
     return [
         node.node_id,
         state,
+        f"{node.free_blocks}/{node.num_blocks}",
         *(str(number) for number in numbers),
         f"{node.step_time_ms:.1f}",
+        f"{node.predicted_queue_ms:.0f}",
+        f"{node.predicted_tpot_ms:.1f}",
         node.session_address,
     ]

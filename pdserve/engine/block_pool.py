@@ -12,7 +12,7 @@ block stays readable until it is evicted, which happens only when no uncached bl
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -61,6 +61,7 @@ class BlockPool:
         self._hash_of: dict[int, bytes] = {}  # block id |-> hash
         self._release_listeners: list[Callable[[], None]] = []
         self._observers: list[CacheObserver] = []
+        self.cache_version = 0  # another one whenever the prefix cache has changed
 
     def on_release(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever blocks have become free."""
@@ -139,6 +140,7 @@ class BlockPool:
             return
         self._block_of[block_hash] = block_id
         self._hash_of[block_id] = block_hash
+        self.cache_version += 1
         for observer in self._observers:
             observer.stored(block_hash)
 
@@ -165,6 +167,11 @@ class BlockPool:
         """Free blocks that would be left once these matched blocks were taken."""
         return self.num_free - sum(1 for block_id in matched if self._references[block_id] == 0)
 
+    def num_sole(self, block_ids: Sequence[int]) -> int:
+        """How many would be free if each of these lost one reference for every time it is named."""
+        counts = Counter(block_ids)
+        return sum(1 for block_id, n in counts.items() if self._references[block_id] == n)
+
     def check_integrity(self) -> None:
         """Assert that every block is in exactly one state, and the cache's two maps agree."""
         uncached, cached = set(self._uncached), set(self._cached)
@@ -184,6 +191,7 @@ class BlockPool:
         block_id, _ = self._cached.popitem(last=False)
         block_hash = self._hash_of.pop(block_id)
         del self._block_of[block_hash]
+        self.cache_version += 1
         for observer in self._observers:
             observer.evicted(block_hash)
         return block_id

@@ -7,6 +7,7 @@ What a step uses is left alone until the step is over, so every verb may be call
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from pdserve.clock import Clock
 from pdserve.engine.block_pool import BlockPool
@@ -27,24 +28,33 @@ class EngineCore:
         self._eos_token_ids = eos_token_ids
         self._requests: dict[str, Request] = {}
         self._in_step: set[Request] = set()
+        self.next_deadline_s = inf  # no request here has an earlier one
 
     # ---- verbs ---------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
         """Prefill a request here (and decode it, unless its leg ends before)."""
-        self._requests[request.request_id] = request
-        self.queues.waiting.append(request)
+        self._add(request)
+        self.queues.submit(request)
 
     def adopt(self, request: Request) -> None:
         """Decode a request whose prompt's KV is in the blocks it brings along."""
         assert request.is_decoding, "an adopted request lacks just its last token's KV"
-        self._requests[request.request_id] = request
+        self._add(request)
         self._publish_full_blocks(request, 0)
+        self.queues.arriving.discard(request)
         self.queues.running.append(request)
 
-    def reserve(self, num_tokens: int, hashes: Sequence[bytes]) -> tuple[list[int], int] | None:
-        """Blocks for a request to be adopted; None: no room now, or others are waiting for it."""
-        return None if self.queues.waiting else self.queues.reserve(num_tokens, hashes)
+    def reserve(
+        self, num_tokens: int, hashes: Sequence[bytes], newcomer: Request | None = None
+    ) -> tuple[list[int], int] | None:
+        """Blocks for a request to be adopted; None: no room now, or others are waiting for it.
+
+        A newcomer that is named is first in line: whoever asks has seen to that.
+        """
+        queues = self.queues
+        must_wait = bool(queues.waiting) if newcomer is None else queues.is_closed_to(newcomer)
+        return None if must_wait else queues.reserve(num_tokens, hashes, newcomer)
 
     def cancel(self, request_id: str) -> bool:
         """Stop a request and free its blocks, at the latest when the running step ends.
@@ -65,6 +75,21 @@ class EngineCore:
         return len(self._requests)
 
     # ---- a step --------------------------------------------------------------------------------
+
+    def drop_expired(self, now_s: float) -> list[Request]:
+        """Cancel those whose answer nobody wants any more, before they waste a step.
+
+        Not while a step runs. Returns them; their blocks are free.
+        """
+        if now_s < self.next_deadline_s:
+            return []
+        requests = list(self._requests.values())
+        expired = [request for request in requests if request.targets.deadline_s <= now_s]
+        for request in expired:
+            self.cancel(request.request_id)
+        left = (request.targets.deadline_s for request in self._requests.values())
+        self.next_deadline_s = min(left, default=inf)
+        return expired
 
     def begin_step(self) -> list[Scheduled]:
         """What the next step computes; none: there is nothing to do. Ends with one of the below."""
@@ -109,6 +134,10 @@ class EngineCore:
             del self._requests[request.request_id]
 
     # ---- parts ---------------------------------------------------------------------------------
+
+    def _add(self, request: Request) -> None:
+        self._requests[request.request_id] = request
+        self.next_deadline_s = min(self.next_deadline_s, request.targets.deadline_s)
 
     def _append(self, request: Request, token: SampledToken, now_s: float) -> None:
         request.output_token_ids.append(token.token_id)

@@ -12,7 +12,9 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 from pdserve.clock import Clock
@@ -21,7 +23,9 @@ from pdserve.engine.core import EngineCore
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Policy
-from pdserve.errors import PdserveError, UnusableLogits
+from pdserve.engine.step_shape import shape_of
+from pdserve.errors import DeadlineExceeded, PdserveError, UnusableLogits
+from pdserve.perf_model import StepShape
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +58,12 @@ class StepReport:
     started_s: float  # when its execution began, on the engine's clock
     model_s: float  # in the model itself
     overhead_s: float  # everything else since the step before, or since there was work again
+    shape: StepShape  # as it was planned
+
+    @property
+    def period_s(self) -> float:
+        """From the end of the step before, or from when there was work again, to its own end."""
+        return self.model_s + self.overhead_s
 
 
 class StepObserver(Protocol):
@@ -76,7 +86,8 @@ class StepObserver(Protocol):
         ...
 
     def requests_failed(self, requests: list[Request], error: PdserveError) -> None:
-        """These requests were in a step that raised; their blocks are free when this returns."""
+        """These requests were in a step that raised, or their deadline has passed; their blocks are
+        free when this returns."""
         ...
 
 
@@ -125,6 +136,7 @@ class Engine(EngineCore):
             while True:
                 self._wake.clear()
                 planned_at = self._clock.now()
+                self._drop_expired(planned_at, observer)
                 rows = self.begin_step()
                 if rows:
                     await self._step(rows, planned_at, runner, observer)
@@ -133,9 +145,25 @@ class Engine(EngineCore):
                     await asyncio.sleep(0)
                 else:
                     self._reported_s = None
-                    await self._wake.wait()
+                    await self._idle()
         finally:
             self._thread.shutdown(wait=True)
+
+    async def _idle(self) -> None:
+        """Wait for a verb, or for the deadline of somebody who waits for room."""
+        wait_s = self.next_deadline_s - self._clock.now()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s if wait_s < inf else None):
+                await self._wake.wait()
+
+    def _drop_expired(self, now_s: float, observer: StepObserver) -> None:
+        for request in self.drop_expired(now_s):
+            waited_s = now_s - request.lifecycle.received_s
+            error = DeadlineExceeded(
+                f"its deadline passed after {waited_s:.3f} s here, "
+                f"with {len(request.output_token_ids)} tokens"
+            )
+            observer.requests_failed([request], error)
 
     async def _step(
         self, rows: list[Scheduled], planned_at: float, runner: Runner, observer: StepObserver
@@ -144,10 +172,10 @@ class Engine(EngineCore):
         started = self._clock.now()
         model_before_s = runner.model_s
         loop = asyncio.get_running_loop()
+        executed = loop.run_in_executor(self._thread, self._execute, runner, rows, progress)
+        shape = shape_of(rows)  # now, while the loop would only wait
         try:
-            sampled, ended = await loop.run_in_executor(
-                self._thread, self._execute, runner, rows, progress
-            )
+            sampled, ended = await executed
         except Exception as error:  # noqa: BLE001  one bad step must not end the node
             self._fail(rows, error, observer)
             return
@@ -157,7 +185,7 @@ class Engine(EngineCore):
         began = planned_at if self._reported_s is None else self._reported_s
         self._reported_s = self._clock.now()
         overhead_s = max(0.0, self._reported_s - began - model_s)
-        observer.step_done(StepReport(rows, sampled, started, model_s, overhead_s))
+        observer.step_done(StepReport(rows, sampled, started, model_s, overhead_s, shape))
         for request in done:
             self.forget(request)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from pdserve.block_hash import extend_hashes
 from pdserve.lifecycle import NO_TARGETS, Lifecycle, Targets
-from pdserve.protocol import FinishReason, SamplingParams, TokenLogprobs
+from pdserve.protocol import FinishReason, PrefixSource, SamplingParams, TokenLogprobs
 
 
 @dataclass(slots=True, eq=False)
@@ -28,9 +28,12 @@ class Request:
     num_cached_tokens: int = 0  # prompt tokens whose KV came from the prefix cache
     block_table: list[int] = field(default_factory=list)  # logical -> physical block id
     block_hashes: list[bytes] = field(default_factory=list)  # chain, one per full prompt block
+    num_matched_blocks: int = 0  # while it waits: first blocks that the prefix cache had ...
+    matched_version: int = -1  # ... at this `BlockPool.cache_version`
     leg_token_limit: int | None = None  # a prefill leg ends after this many output tokens
     targets: Targets = NO_TARGETS
     num_preemptions: int = 0
+    prefix_sources: list[PrefixSource] = field(default_factory=list)  # of its KV, if it is lost
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the eos or stop token that ended it
     is_cancelled: bool = False

@@ -1,5 +1,5 @@
-"""What prefill and decode nodes share: joining the cluster, sessions, start and drain.
+"""What prefill and decode nodes share: joining the cluster, sessions, start, drain, their role.
 
-A role (`prefill_node.service`, `decode_node.service`) is handed its parts by `runtime.serve` and
-implements `roles.Role`.
+A node has two services (`prefill_node.service`, `decode_node.service`; `roles.Service`) over one
+engine. They are handed their parts by `assembly`, and hear of legs and steps from `services`.
 """

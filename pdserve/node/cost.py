@@ -1,27 +1,28 @@
-"""What it costs to pull KV and what it costs to compute it, learned from what was done here.
+"""What it costs to pull KV, learned from what was done here, beside what it costs to compute it.
 
-Both are lines, `seconds = fixed + slope x amount`: a pull has a latency and a rate, a step an
-overhead and a time per token. A line starts from a guess that a few observations outweigh. It
-forgets the old ones with every new one, so it follows a machine whose load changes; a pull's line
-forgets a little as well whenever a pull is declined. What was slow once is thus tried again, if the
-guess speaks for it, though nothing new can be seen of what nobody uses.
+A pull is a line, `seconds = fixed + slope x bytes`: a latency and a rate. It starts from a guess
+that a few observations outweigh. It forgets the old ones with every new one, so it follows a
+machine whose load changes; it forgets a little as well whenever a pull is declined. What was slow
+once is thus tried again, if the guess speaks for it, though nothing new can be seen of what nobody
+uses. What computing costs is the node's performance model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from pdserve.perf_model import PerfModel
+from pdserve.protocol import TransferCosts
 
 FORGET = 0.95  # the weight of an observation when one more has come, or a pull was declined
 GUESS_WEIGHT = 0.01  # of each of the guess's two points; never forgotten
 
-# Guesses, good until there is something better: ten-gigabit Ethernet, and a model of a few billion
-# parameters on a small GPU.
+# A guess, good until there is something better: ten-gigabit Ethernet.
 PULL_FIXED_S = 0.005
 PULL_BYTES_PER_S = 1e9
 PULL_GUESS_BYTES = 1 << 20
-STEP_FIXED_S = 0.005
-STEP_TOKENS_PER_S = 4000.0
-STEP_GUESS_TOKENS = 64
+MOST_BYTES_PER_S = 1e13  # of a line whose slope is nothing
 
 
 class Line:
@@ -43,12 +44,18 @@ class Line:
         """What was seen counts a little less beside the guess, and beside what will be seen."""
         self._seen = [FORGET * value for value in self._seen]
 
-    def predict(self, amount: float, times: int = 1) -> float:
-        """Seconds for this amount altogether, in `times` goes."""
-        fixed, slope = self._solve()
-        return fixed * times + slope * amount
+    @property
+    def is_guess(self) -> bool:
+        """Whether nothing has been observed yet."""
+        return not any(self._seen)
 
-    def _solve(self) -> tuple[float, float]:
+    def predict(self, amount: float) -> float:
+        """Seconds for this amount."""
+        fixed, slope = self.solve()
+        return fixed + slope * amount
+
+    def solve(self) -> tuple[float, float]:
+        """(fixed, slope)"""
         w, x, y, xx, xy = (a + b for a, b in zip(self._guess, self._seen, strict=True))
         slope = (w * xy - x * y) / (w * xx - x * x)  # the guess's two points keep it from 0
         if slope < 0:
@@ -87,36 +94,48 @@ def patience_s(forecast: Forecast) -> float:
 class Costs:
     """Of one node. A transport that has not been used yet is guessed at."""
 
-    def __init__(self, token_budget: int) -> None:
+    def __init__(self, perf: PerfModel, token_budget: int) -> None:
+        self.perf = perf
         self._token_budget = token_budget
         self._pulls: dict[str, Line] = {}  # by transport
-        self._steps = Line(STEP_FIXED_S, 1 / STEP_TOKENS_PER_S, STEP_GUESS_TOKENS)
+        self._on_pull: Callable[[], None] = lambda: None
+
+    def on_pull(self, listener: Callable[[], None]) -> None:
+        """Call `listener` whenever something was learned about a transport."""
+        self._on_pull = listener
 
     def observe_pull(self, transport: str, num_bytes: int, seconds: float) -> None:
         """A pull was made, from the question to the last byte."""
         self._pull_line(transport).observe(num_bytes, seconds)
+        self._on_pull()
 
     def observe_at_least(self, transport: str, num_bytes: int, seconds: float) -> None:
         """A pull was given up or failed after so long: news only if it was to have ended before."""
-        line = self._pull_line(transport)
-        if seconds > line.predict(num_bytes):
-            line.observe(num_bytes, seconds)
+        if seconds > self._pull_line(transport).predict(num_bytes):
+            self.observe_pull(transport, num_bytes, seconds)
 
     def declined(self, transport: str) -> None:
         """A pull was not made because of its forecast, which nobody can now put right."""
         self._pull_line(transport).age()
 
-    def observe_step(self, num_tokens: int, seconds: float) -> None:
-        """A step computed chunks of prompts."""
-        self._steps.observe(num_tokens, seconds)
-
     def forecast(self, transport: str, num_bytes: int, num_tokens: int) -> Forecast:
         """For a prefix of so many tokens, whose KV has so many bytes."""
-        num_steps = -(-num_tokens // self._token_budget)
         return Forecast(
             pull_s=self._pull_line(transport).predict(num_bytes),
-            compute_s=self._steps.predict(num_tokens, num_steps),
+            compute_s=self.perf.prefill_s(num_tokens, 0, self._token_budget),
         )
+
+    def transfers(self) -> list[TransferCosts]:
+        """What is known of the transports that were used (of the host tier, too)."""
+        known = {name: line.solve() for name, line in self._pulls.items() if not line.is_guess}
+        return [
+            TransferCosts(
+                transport=name,
+                fixed_s=fixed,
+                bytes_per_s=1 / max(slope, 1 / MOST_BYTES_PER_S),
+            )
+            for name, (fixed, slope) in known.items()
+        ]
 
     def _pull_line(self, transport: str) -> Line:
         line = self._pulls.get(transport)

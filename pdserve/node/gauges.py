@@ -5,48 +5,71 @@ from __future__ import annotations
 from kv_transfer.statistics import ExporterStatistics, PullerStatistics
 from kv_transfer.tier import HostTier
 from pdserve.engine.engine import StepReport
+from pdserve.engine.preemption import PreemptionStatistics
 from pdserve.metrics import NodeMetrics
 from pdserve.node.prefix_exports import PrefixExports
 from pdserve.node.prefix_fetch import PrefixFetchStatistics
-from pdserve.node.roles import Role
-from pdserve.protocol import LoadReport, NodeRole, NodeState
+from pdserve.node.services import Services
+from pdserve.perf_model import PerfModel
+from pdserve.protocol import LoadReport, NodeState
 
 
 def load_report(
-    role: Role, label: NodeRole, state: NodeState, loading_progress: float
+    services: Services, perf: PerfModel, state: NodeState, loading_progress: float
 ) -> LoadReport:
     """How the node is doing now."""
-    engine = role.engine
+    engine = services.engine
     return LoadReport(
         state=state,
-        role=label,
+        role=services.role,
         loading_progress=loading_progress,
         queued_tokens=engine.queues.queued_tokens,
         running_requests=len(engine.queues.running),
-        waiting_requests=role.num_waiting,
+        waiting_requests=services.num_waiting,
         free_blocks=engine.pool.num_free,
         cached_blocks=engine.pool.num_cached,
-        pinned_blocks=role.num_pinned_blocks,
+        pinned_blocks=services.num_pinned_blocks,
         step_time_s=engine.step_time_s,
-        links=role.sessions.links(),
+        prefill_ratio=perf.prefill_ratio if perf.has_prefilled else 0.0,
+        decode_ratio=perf.decode_ratio if perf.has_decoded else 0.0,
+        links=services.sessions.links(),
     )
 
 
-def watch_role(metrics: NodeMetrics, role: Role) -> None:
+def watch_services(metrics: NodeMetrics, services: Services) -> None:
     """Gauges read when they are scraped, so that they are never out of date."""
-    engine, pool = role.engine, role.engine.pool
+    engine, pool = services.engine, services.engine.pool
     watch = metrics.watch
     watch("queue_tokens", "Prompt tokens not computed yet", lambda: engine.queues.queued_tokens)
     watch("running_requests", "Requests in the batch", lambda: len(engine.queues.running))
-    watch("waiting_requests", "Requests without room yet", lambda: role.num_waiting)
-    watch("legs", "Legs not ended yet", lambda: len(role.legs))
+    watch("waiting_requests", "Requests without room yet", lambda: services.num_waiting)
+    watch("legs", "Legs not ended yet", lambda: len(services.legs))
     watch("blocks", "KV blocks of the pool", lambda: pool.num_blocks)
     watch("free_blocks", "KV blocks that can be allocated", lambda: pool.num_free)
     watch("cached_blocks", "Free KV blocks that hold a prefix", lambda: pool.num_cached)
-    watch("pinned_blocks", "KV blocks held for others to pull", lambda: role.num_pinned_blocks)
-    metrics.count(
-        "preemptions", "Requests whose KV was dropped", lambda: engine.queues.num_preemptions
-    )
+    watch("pinned_blocks", "KV blocks held for others to pull", lambda: services.num_pinned_blocks)
+
+
+def watch_preemptions(metrics: NodeMetrics, preempted: PreemptionStatistics) -> None:
+    """Why requests lost their KV, and how it came back."""
+    count = metrics.count
+    count("preemptions", "Requests whose KV was dropped", lambda: preempted.total)
+    count("priority_preemptions", "For more important ones", lambda: preempted.for_priority)
+    count("recalls", "Requests preempted whose KV was fetched", lambda: preempted.recalls)
+    count("swapped_in_tokens", "Of those, from the host tier", lambda: preempted.swapped_tokens)
+    count("repulled_tokens", "Of those, from other nodes", lambda: preempted.pulled_tokens)
+    count("kept_tokens", "Of preempted ones, found in the pool", lambda: preempted.cached_tokens)
+    count("recomputed_tokens", "Of preempted ones", lambda: preempted.computed_tokens)
+
+
+def watch_perf(metrics: NodeMetrics, perf: PerfModel) -> None:
+    """How well the performance model fits; steps with chunks of prompts are prefill steps."""
+    watch = metrics.watch
+    ratio, error = "Real to profiled times of", "|predicted / real - 1|, moving average, of"
+    watch("perf_prefill_ratio", f"{ratio} prefill steps", lambda: perf.prefill_ratio)
+    watch("perf_decode_ratio", f"{ratio} decode steps", lambda: perf.decode_ratio)
+    watch("perf_prefill_error", f"{error} prefill steps", lambda: perf.prefill_error)
+    watch("perf_decode_error", f"{error} decode steps", lambda: perf.decode_error)
 
 
 def watch_transfers(

@@ -18,13 +18,15 @@ MAX_SHARE = 0.5  # of the pool's blocks, being filled at a time
 def num_spoken_for(queues: Queues) -> int:
     """Blocks that requests here may need: one to grow for each that runs, all for the next one.
 
-    All of the pool while a policy keeps prompts out, since those wait for blocks too.
+    All of the pool while a policy keeps prompts out, since those wait for blocks too. While the KV
+    of a preempted request is fetched, room is kept for nobody else: it is the next one.
     """
     if queues.held_back.is_running:
         return queues.pool.num_blocks
-    waiting = [queues.waiting[0].num_tokens] if queues.waiting else []
-    num_needed = sum(-(-num_tokens // queues.pool.block_size) for num_tokens in waiting)
-    return len(queues.running) + num_needed
+    num_tokens = 0
+    if queues.waiting and not queues.preemptions.away:
+        num_tokens = (queues.kept_out or queues.waiting[0]).num_tokens
+    return len(queues.running) + -(-num_tokens // queues.pool.block_size)
 
 
 class Headroom:

@@ -52,6 +52,13 @@ def make_kv_memory(config: NodeConfig, role: NodeRole, plan: NodeModel) -> KvPoo
         ) from error
 
 
+def prefill_refusal(memory: KvPool) -> str:
+    """Why a node with this memory cannot prefill for others; empty: it can."""
+    if memory.kind == "private":
+        return "its KV is in memory that no other node can read"
+    return ""
+
+
 def commit_if_asked(config: NodeConfig, memory: KvPool) -> None:
     """Take all of a CPU pool's memory now, where the config wants it. Slow; for a thread.
 

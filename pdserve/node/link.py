@@ -22,7 +22,9 @@ from pdserve.protocol import (
     DrainSeen,
     LoadReport,
     NodeHello,
+    NodeRole,
     PrefillLeg,
+    SetRole,
     Welcome,
 )
 from pdserve.wire.channel import open_channel
@@ -49,6 +51,10 @@ class LegReceiver(Protocol):
 
     def cancel_leg(self, request_id: str, reason: str) -> None:
         """Stop a leg, if it is still there, without an answer."""
+        ...
+
+    def set_role(self, role: NodeRole) -> None:
+        """Work for this pool from now on, if that is possible; finish what was begun."""
         ...
 
     def coordinator_lost(self, link: CoordinatorLink) -> None:
@@ -177,6 +183,8 @@ class CoordinatorLink:
                     self._receiver.start_decode(leg, self)
                 case CancelLeg(request_id=request_id, reason=reason):
                     self._receiver.cancel_leg(request_id, reason)
+                case SetRole(role=role):
+                    self._receiver.set_role(role)
                 case DrainSeen():
                     self._drain_seen.set()
                 case other:

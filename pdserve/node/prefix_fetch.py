@@ -44,6 +44,14 @@ class PrefixFetchStatistics:
 
 
 @dataclass(slots=True)
+class Fetched:
+    """What one fetch has brought, in tokens."""
+
+    from_tier: int = 0
+    from_nodes: int = 0
+
+
+@dataclass(slots=True)
 class _Attempt:
     """A fetch that others wait for."""
 
@@ -72,27 +80,33 @@ class PrefixFetcher:
         """Whether there is anything to be fetched for this prompt."""
         return self._num_on_offer(prefix, self._usable(sources)) > 0
 
-    async def fetch(self, prefix: Prefix, sources: Sequence[PrefixSource]) -> None:
+    async def fetch(self, prefix: Prefix, sources: Sequence[PrefixSource]) -> Fetched:
         """Bring over as much of the prefix as pays; raises nothing but a cancellation.
 
         When this has returned or raised, what was fetched is cached, and nothing is referenced or
         written to any more.
         """
+        fetched = Fetched()
         sources = self._usable(sources)
         num_blocks = self._num_on_offer(prefix, sources)
         if num_blocks == 0:
-            return
+            return fetched
         timeout_s = self._worth.patience_s(num_blocks, self._timeout_s)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         try:
             async with asyncio.timeout_at(deadline_s):
-                await self._fetch_once(prefix, sources, deadline_s)
+                await self._fetch_once(prefix, sources, deadline_s, fetched)
         except TimeoutError:
             self.statistics.timed_out += 1
             log.info("a prefix was not fetched within %.3f s", timeout_s)
+        return fetched
 
     async def _fetch_once(
-        self, prefix: Prefix, sources: Sequence[PrefixSource], deadline_s: float
+        self,
+        prefix: Prefix,
+        sources: Sequence[PrefixSource],
+        deadline_s: float,
+        fetched: Fetched,
     ) -> None:
         """As `_fetch`; of requests that miss the same block, one at a time fetches it.
 
@@ -106,7 +120,7 @@ class PrefixFetcher:
             if others is None:
                 attempt = self._fetching[missing] = _Attempt()
                 try:
-                    await self._fetch(prefix, sources, deadline_s)
+                    await self._fetch(prefix, sources, deadline_s, fetched)
                     attempt.was_complete = True
                 finally:
                     del self._fetching[missing]
@@ -118,7 +132,11 @@ class PrefixFetcher:
                 return  # they could not fetch it
 
     async def _fetch(
-        self, prefix: Prefix, sources: Sequence[PrefixSource], deadline_s: float
+        self,
+        prefix: Prefix,
+        sources: Sequence[PrefixSource],
+        deadline_s: float,
+        fetched: Fetched,
     ) -> None:
         """Extend what is cached, source by source. The blocks are referenced meanwhile, and at the
         end they are the last ones in the line to be evicted."""
@@ -131,7 +149,7 @@ class PrefixFetcher:
             if self._parts.tier is not None:
                 try:
                     async with self._turn(prefix, block_ids, sources, deadline_s):
-                        await self._fetch_from_tier(prefix, block_ids, self._parts.tier)
+                        await self._fetch_from_tier(prefix, block_ids, self._parts.tier, fetched)
                 except TimeoutError:
                     log.info("the host tier is too slow for a prefix")
             has_failed = False
@@ -144,6 +162,7 @@ class PrefixFetcher:
                 try:
                     async with self._turn(prefix, block_ids, sources[number + 1 :], deadline_s):
                         num_new = await self._sources.extend(source, prefix, block_ids)
+                    fetched.from_nodes += num_new * self._layout.block_size
                     self.statistics.tokens += num_new * self._layout.block_size
                     self.statistics.bytes += num_new * self._layout.block_bytes
                 except OutOfBlocks as error:
@@ -158,7 +177,9 @@ class PrefixFetcher:
 
     # ---- the host tier -------------------------------------------------------------------------
 
-    async def _fetch_from_tier(self, prefix: Prefix, block_ids: list[int], tier: NodeTier) -> None:
+    async def _fetch_from_tier(
+        self, prefix: Prefix, block_ids: list[int], tier: NodeTier, fetched: Fetched
+    ) -> None:
         num_here = len(block_ids)
         num_blocks = self._filling.room(tier.match(prefix.hashes[num_here:]))
         hashes = prefix.hashes[: num_here + num_blocks]
@@ -172,6 +193,7 @@ class PrefixFetcher:
         finally:
             num_loaded = sum(h in missing for h in hashes[num_here : len(block_ids)])
             self._worth.learn(TIER, num_loaded, len(missing), started_s)
+            fetched.from_tier += num_loaded * self._layout.block_size
             self.statistics.tier_tokens += num_loaded * self._layout.block_size
 
     # ---- another node --------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from pdserve.protocol import PrefixSource
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What could be fetched of a prompt."""
+    """What could be fetched of a prompt, or of a preempted request's prompt and answer."""
 
     token_ids: list[int]
     cache_salt: str

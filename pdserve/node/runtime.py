@@ -10,42 +10,45 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
 import uvloop
+from msgspec.structs import replace
 
-from kv_transfer.exporter import Exporter
-from kv_transfer.handshake import KvIdentity
-from kv_transfer.host import host_id
-from kv_transfer.puller import Puller
 from kv_transfer.tier import FileBlocks
-from kv_transfer.transports.catalog import choose_kinds
-from pdserve.clock import SystemClock
 from pdserve.config import NodeConfig
-from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.engine import StepReport
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.errors import ConfigError, RequestCancelled
-from pdserve.metrics import NodeMetrics
+from pdserve.node.assembly import make_parts
 from pdserve.node.gauges import (
     load_report,
+    observe_step,
+    watch_perf,
     watch_prefix_exports,
-    watch_role,
+    watch_services,
     watch_tier,
-    watch_transfers,
 )
 from pdserve.node.headroom import Headroom, num_spoken_for
-from pdserve.node.host_tier import make_tier, make_tier_blocks
+from pdserve.node.host_tier import make_tier_blocks
 from pdserve.node.kv_events import KvEventFeed
-from pdserve.node.kv_memory import commit_if_asked, engine_buffer, make_kv_memory
+from pdserve.node.kv_memory import (
+    commit_if_asked,
+    engine_buffer,
+    make_kv_memory,
+    prefill_refusal,
+)
 from pdserve.node.link import CoordinatorLink
 from pdserve.node.metrics_server import MetricsServer
 from pdserve.node.model import NodeModel, load_runner, plan_model, use_cores
+from pdserve.node.perf_feed import PerfFeed
 from pdserve.node.prefix_exports import PrefixExports
-from pdserve.node.roles import NodeParts, Role
+from pdserve.node.profile import step_costs
+from pdserve.node.roles import ServiceFactories
+from pdserve.node.services import Services
 from pdserve.node.session_server import SessionServer
 from pdserve.protocol import KvTier, LoadReport, NodeHello, NodeRole, NodeState
 from pdserve.signals import StopSignals
@@ -56,11 +59,9 @@ log = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.0005  # how long the event loop may keep the engine's thread from Python
 
-RoleFactory = Callable[[NodeParts], Role]
 
-
-def run(config: NodeConfig, role: NodeRole, build: RoleFactory) -> None:
-    """Run a node until it has drained.
+def run(config: NodeConfig, role: NodeRole, make: ServiceFactories) -> None:
+    """Run a node, at first in this role, until it has drained.
 
     Raises:
         PdserveError: it cannot start; says why.
@@ -69,7 +70,7 @@ def run(config: NodeConfig, role: NodeRole, build: RoleFactory) -> None:
     use_cores(config.engine)
     model = plan_model(config)
     tier_blocks = make_tier_blocks(config, model)
-    uvloop.run(_live(config, role, model, tier_blocks, build))
+    uvloop.run(_live(config, role, model, tier_blocks, make))
 
 
 async def _live(
@@ -77,10 +78,10 @@ async def _live(
     role: NodeRole,
     model: NodeModel,
     tier_blocks: FileBlocks | None,
-    build: RoleFactory,
+    make: ServiceFactories,
 ) -> None:
     signals = StopSignals()
-    node = Node(config, role, model, tier_blocks, build)
+    node = Node(config, role, model, tier_blocks, make)
     try:
         await node.listen()
         loading = asyncio.create_task(node.load())
@@ -97,7 +98,7 @@ async def _live(
 
 
 class Node:
-    """One prefill or decode node: a role, and everything around it."""
+    """One node: its services, and everything around them."""
 
     def __init__(
         self,
@@ -105,36 +106,41 @@ class Node:
         role: NodeRole,
         model: NodeModel,
         tier_blocks: FileBlocks | None,
-        build: RoleFactory,
+        make: ServiceFactories,
     ) -> None:
         self._config = config
         self._model = model
-        self._role_name = role
         self._state = NodeState.LOADING
         self._loading_progress = 0.0
         self._abandons_loading = False
-        self._metrics = NodeMetrics()
-        self._metrics_server = MetricsServer(self._metrics.exposition)
         self._server = Server(config.timeouts.liveness_s)
-        self._memory = make_kv_memory(config, role, model)
-        self._parts = parts = self._make_parts(tier_blocks)
-        self._role = build(parts)
+        self._memory = memory = make_kv_memory(config, role, model)
+        self._parts = parts = make_parts(
+            config, role, model, memory, tier_blocks, lambda: self._state
+        )
+        self._services = services = Services(
+            parts, make, role, prefill_refusal=prefill_refusal(memory), on_role=self._report_load
+        )
+        services.on_step(partial(observe_step, parts.metrics))
+        services.on_step(self._correct_perf)
+        self._metrics_server = MetricsServer(parts.metrics.exposition)
         self._links: list[CoordinatorLink] = []
         self._joining: list[asyncio.Task[None]] = []
         self._kv_events = KvEventFeed(self._links)
-        if self._memory.kind != "private":  # else nobody could pull what is here
+        self._perf_feed = PerfFeed(self._links, parts.costs, config.engine)
+        if memory.kind != "private":  # else nobody could pull what is here
             parts.pool.observe(self._kv_events.follow(KvTier.POOL, lambda: parts.pool.hashes))
         if parts.tier is not None:
             tier = parts.tier.tier
             tier.observe(self._kv_events.follow(KvTier.HOST, lambda: tier.hashes))
-            watch_tier(self._metrics, tier)
-        headroom = Headroom(parts.pool, partial(num_spoken_for, self._role.engine.queues))
+            watch_tier(parts.metrics, tier)
+        headroom = Headroom(parts.pool, partial(num_spoken_for, parts.engine.queues))
         self._prefixes = PrefixExports(
             parts.pool, parts.exporter, parts.tier, headroom, config.timeouts
         )
-        watch_role(self._metrics, self._role)
-        watch_prefix_exports(self._metrics, self._prefixes)
-        watch_transfers(self._metrics, parts.exporter.statistics, parts.puller.statistics)
+        watch_services(parts.metrics, services)
+        watch_perf(parts.metrics, parts.perf)
+        watch_prefix_exports(parts.metrics, self._prefixes)
 
     async def listen(self) -> None:
         """Open every port and start joining the coordinators.
@@ -144,7 +150,7 @@ class Node:
         """
         config, parts, host = self._config, self._parts, self._config.host
         servicer = SessionServer(
-            parts.exporter, self._role.announcer, config.timeouts.connect_s, self._prefixes
+            parts.exporter, self._services.announcer, config.timeouts.connect_s, self._prefixes
         )
         session_pb2_grpc.add_KvSessionServicer_to_server(servicer, self._server.grpc)
         if parts.tier is not None:
@@ -160,33 +166,40 @@ class Node:
         for address in config.coordinators:
             link = CoordinatorLink(
                 address,
-                lambda: hello,
+                lambda: replace(hello, role=self._services.role),
                 self._load_report,
-                self._role,
+                self._services,
                 config.timeouts,
-                on_attached=self._kv_events.attached,
+                on_attached=self._attached,
             )
             self._links.append(link)
             self._joining.append(asyncio.create_task(link.run()))
 
     async def load(self) -> ModelRunner:
-        """Read the weights in a thread of its own.
+        """Read the weights and learn what steps cost, in a thread of its own.
 
         Raises:
             ModelError: they cannot be used.
         """
-        await asyncio.to_thread(commit_if_asked, self._config, self._memory)
-        return await asyncio.to_thread(
-            load_runner, self._model, engine_buffer(self._memory), self._set_progress
+        config, model = self._config, self._model
+        await asyncio.to_thread(commit_if_asked, config, self._memory)
+        runner = await asyncio.to_thread(
+            load_runner, model, engine_buffer(self._memory), self._set_progress
         )
+        self._parts.perf.costs = await asyncio.to_thread(
+            step_costs, config.profile, config.engine, model, runner, self._check_wanted
+        )
+        self._perf_feed.tell()
+        return runner
 
     def abandon_loading(self) -> None:
-        """Make `load` raise at the next tensor."""
+        """Make `load` raise at the next tensor, or at the next step that is measured."""
         self._abandons_loading = True
 
     async def serve(self, runner: ModelRunner, signals: StopSignals) -> None:
         """Take legs until SIGTERM, then finish those there are, within `drain_s`."""
-        engine = asyncio.create_task(self._role.engine.run(runner, self._role))
+        services = self._services
+        engine = asyncio.create_task(services.engine.run(runner, services))
         try:
             await self._enter(NodeState.READY)
             await _first_of(engine, signals.drain.wait())
@@ -195,7 +208,7 @@ class Node:
                 async with asyncio.timeout(self._config.timeouts.drain_s):
                     await _first_of(engine, self._drained(), signals.now.wait())
             except TimeoutError:
-                log.warning("%d legs were not done in time", len(self._role.legs))
+                log.warning("%d legs were not done in time", len(services.legs))
         finally:
             engine.cancel()
             await asyncio.gather(engine, return_exceptions=True)
@@ -204,11 +217,11 @@ class Node:
         """No coordinator sends legs any more, and those there were are done."""
         for link in self._links:
             await link.wait_drain_seen()
-        await self._role.legs.wait_empty()
+        await self._services.legs.wait_empty()
 
     async def close(self) -> None:
         """Say goodbye, stop everything. Peers see their streams end."""
-        await self._role.close()
+        await self._services.close()
         for link in self._links:
             await link.leave()
         await self._server.stop(grace_s=0.1)
@@ -225,50 +238,11 @@ class Node:
 
     # ---- parts ---------------------------------------------------------------------------------
 
-    def _make_parts(self, tier_blocks: FileBlocks | None) -> NodeParts:
-        config, model, memory = self._config, self._model, self._memory
-        node_id = config.node_id or f"{self._role_name.name.lower()}-{secrets.token_hex(3)}"
-        incarnation = secrets.token_hex(8)
-        clock = SystemClock()
-        identity = KvIdentity(model.checkpoint.model_id, model.checkpoint.revision, model.layout)
-        kinds = choose_kinds(config.transports, memory)
-        pool = BlockPool(
-            model.num_blocks,
-            model.layout.block_size,
-            prefix_cache=config.engine.prefix_cache,
-            bump_generations=memory.bump,
-        )
-        return NodeParts(
-            config=config,
-            node_id=node_id,
-            incarnation=incarnation,
-            clock=clock,
-            pool=pool,
-            eos_token_ids=model.config.eos_token_ids,
-            max_model_len=model.max_model_len,
-            vocab_size=model.config.vocab_size,
-            identity=identity,
-            exporter=Exporter(
-                node_id,
-                incarnation,
-                identity,
-                memory,
-                clock,
-                kinds,
-                with_checksums=config.checksums,
-                ticket_lifetime_s=config.timeouts.ticket_s,
-            ),
-            puller=Puller(memory, identity, host_id(), kinds, name=f"{node_id}@{incarnation}"),
-            metrics=self._metrics,
-            state=lambda: self._state,
-            tier=make_tier(tier_blocks, model.layout, memory, pool),
-        )
-
     def _hello(self, session_address: str, metrics_address: str) -> NodeHello:
         return NodeHello(
             node_id=self._parts.node_id,
             incarnation=self._parts.incarnation,
-            role=self._role_name,
+            role=self._services.role,
             state=NodeState.LOADING,
             session_address=session_address,
             metrics_address=metrics_address,
@@ -278,21 +252,39 @@ class Node:
             num_blocks=self._model.num_blocks,
             max_model_len=self._model.max_model_len,
             introduction_key=self._parts.exporter.introduction_key,
+            prefill_refusal=self._services.prefill_refusal,
         )
 
     def _load_report(self) -> LoadReport:
-        return load_report(self._role, self._role_name, self._state, self._loading_progress)
+        return load_report(self._services, self._parts.perf, self._state, self._loading_progress)
 
     def _set_progress(self, fraction: float) -> None:
         """From the loading thread, after each tensor; the next heartbeat reports it."""
+        self._check_wanted()
+        self._loading_progress = fraction
+
+    def _check_wanted(self) -> None:
+        """From the loading thread, often."""
         if self._abandons_loading:
             raise RequestCancelled("the node was stopped while it was loading")
-        self._loading_progress = fraction
+
+    def _attached(self, link: CoordinatorLink) -> None:
+        self._perf_feed.attached(link)
+        self._kv_events.attached(link)
+
+    def _correct_perf(self, report: StepReport) -> None:
+        # The whole period and not the model's time alone: what is to be predicted is when the next
+        # token comes, and planning and messages are a good part of a small model's step.
+        self._parts.perf.observe(report.shape, report.period_s)
 
     async def _enter(self, state: NodeState) -> None:
         self._state = state
         log.info("%s is %s", self._parts.node_id, state.name.lower())
         await self._server.set_serving(state is NodeState.READY)
+        self._report_load()
+
+    def _report_load(self) -> None:
+        """To everybody, because something about it matters at once."""
         for link in self._links:
             link.report_load()
 

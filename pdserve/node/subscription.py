@@ -29,6 +29,7 @@ class Subscription:
 
     def __init__(self, subscription_id: str, send: Callable[[msgspec.Struct], None]) -> None:
         self.was_pulled = False  # for the exporter, at the end
+        self.record_s: float | None = None  # when the handoff record was heard
         self._id = subscription_id
         self._send = send
         self._failed = asyncio.Event()
@@ -39,6 +40,8 @@ class Subscription:
 
     def put(self, notice: Notice) -> None:
         """The exporter said something."""
+        if isinstance(notice.message, HandoffRecord) and self.record_s is None:
+            self.record_s = notice.received_s
         self._notices.put_nowait(notice)
 
     def fail(self, error: PdserveError) -> None:

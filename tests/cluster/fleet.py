@@ -20,11 +20,19 @@ from pdserve.cli.flags import as_flags
 from pdserve.cli.plan import COORDINATOR
 from pdserve.cli.ports import ReservedPort
 from pdserve.cli.supervisor import OWN_COMMAND, Cluster
-from pdserve.config import CoordinatorConfig, EngineConfig, ModelConfig, Timeouts
+from pdserve.config import (
+    CoordinatorConfig,
+    EngineConfig,
+    ModelConfig,
+    ProfileConfig,
+    RoutingConfig,
+    Timeouts,
+)
 from pdserve.errors import ClusterError
 from tests.cluster.client import MODEL
 
 START_S = 90.0
+PROFILE_S = 0.2  # of a tiny model
 SETTLE_S = 3.0  # until what a request held must be free again
 _TICK_S = 0.02
 
@@ -119,13 +127,19 @@ class Fleet(Cluster):
 
 
 def fleet_config(checkpoint: Path, **fields: Any) -> ClusterConfig:
-    """A small float32 cluster; `engine` and `timeouts` are dicts of what differs."""
+    """A small float32 cluster; `engine` and `timeouts` are dicts of what differs.
+
+    Every node gets its share, whatever it is predicted to be worth, and a slow machine must not
+    have anybody refused: neither is what most of these tests are about.
+    """
     engine = {"dtype": "float32", "device": "cpu", "threads": 1, "kv_memory": "64MiB"}
     return ClusterConfig(
         port=0,
         start_s=START_S,
         checkpoint=ModelConfig(model=str(checkpoint), served_model_name=MODEL),
         engine=EngineConfig(**(engine | fields.pop("engine", {}))),
+        profile=ProfileConfig(profile_s=PROFILE_S),
+        routing=fields.pop("routing", RoutingConfig(router="least-loaded", admission=False)),
         timeouts=Timeouts(**({"drain_s": 20.0} | fields.pop("timeouts", {}))),
         **fields,
     )

@@ -49,3 +49,13 @@ async def test_a_handoff_is_counted_on_both_sides(fleet: Fleet, client: Client) 
     assert grown("prefill-0", "tickets_issued") >= 1000 // 37
     assert grown("prefill-0", "steps") >= 1000 // 37
     assert grown(decode, "steps") == 3
+
+
+async def test_nodes_follow_how_long_their_steps_really_take(fleet: Fleet, client: Client) -> None:
+    output = await client.complete(make_prompt(200, "timed"), 30)
+    assert output.tokens
+    prefill = await fleet.gauges("prefill-0")
+    decode = await fleet.gauges(output.decode_node or "")
+    assert prefill["perf_prefill_ratio"] != 1.0 != decode["perf_decode_ratio"]
+    assert 0 < prefill["perf_prefill_error"] <= 1
+    assert 0 < decode["perf_decode_error"] <= 1

@@ -32,8 +32,9 @@ async def narrow(tiny_checkpoint: Path) -> AsyncIterator[Fleet]:
         handoff=HandoffConfig(pinned_limit=0.15),
         timeouts={"ticket_s": 1.0},
     )
-    # Over TCP the exporter looks at every ticket.
-    flags = {"decode-0": ["--kv-memory=96KiB", "--transports=tcp"]}
+    # Over TCP the exporter looks at every ticket. A greedy node preempts.
+    little = ["--kv-memory=96KiB", "--kv-headroom=greedy", "--watermark=0"]
+    flags = {"decode-0": [*little, "--transports=tcp"]}
     async with running(Fleet(config, flags)) as fleet:
         assert (await fleet.gauges("decode-0"))["blocks"] == 24
         yield fleet

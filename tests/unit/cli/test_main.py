@@ -5,43 +5,46 @@ import types
 import pytest
 
 import pdserve
+import pdserve.cli
 from pdserve.cli.main import build_parser, main
 from pdserve.config import CoordinatorConfig, NodeConfig
 from pdserve.errors import ClusterError, ConfigError, KvBudgetTooSmall, MissingTensor
 
 
 @pytest.fixture
-def fake_mains(monkeypatch):
-    """What each process's `main.run` was called with; a test may have it raise instead."""
+def processes(monkeypatch):
+    """What each process was run with, instead of running; a test may have it raise."""
     calls: dict[str, object] = {"error": None}
 
-    def fake(package: str) -> None:
-        def run(config: object) -> None:
-            calls[package] = config
-            if calls["error"] is not None:
-                raise calls["error"]
-
-        module = types.ModuleType(f"{package}.main")
+    def replace(package: types.ModuleType | None, name: str, run: object) -> None:
+        module = types.ModuleType(name)
         module.run = run
-        monkeypatch.setitem(sys.modules, package, types.ModuleType(package))
-        monkeypatch.setitem(sys.modules, f"{package}.main", module)
+        monkeypatch.setitem(sys.modules, name, module)
+        if package is not None:
+            monkeypatch.setattr(package, name.rpartition(".")[2], module, raising=False)
 
-    for package in ("coordinator", "prefill_node", "decode_node"):
-        fake(package)
+    def called(name: str, config: object) -> None:
+        calls[name] = config
+        if calls["error"] is not None:
+            raise calls["error"]
+
+    monkeypatch.setitem(sys.modules, "coordinator", types.ModuleType("coordinator"))
+    replace(None, "coordinator.main", lambda config: called("coordinator", config))
+    replace(pdserve.cli, "pdserve.cli.node", lambda config, role: called(role.name.lower(), config))
     return calls
 
 
 @pytest.mark.parametrize(
-    ("command", "package", "config"),
+    ("command", "config"),
     [
-        ("coordinator", "coordinator", CoordinatorConfig(port=9)),
-        ("prefill", "prefill_node", NodeConfig(port=9)),
-        ("decode", "decode_node", NodeConfig(port=9)),
+        ("coordinator", CoordinatorConfig(port=9)),
+        ("prefill", NodeConfig(port=9)),
+        ("decode", NodeConfig(port=9)),
     ],
 )
-def test_a_process_is_run_with_its_config(command, package, config, fake_mains):
+def test_a_process_is_run_with_its_config(command, config, processes):
     assert main([command, "--port=9"]) == 0
-    assert fake_mains[package] == config
+    assert processes == {"error": None, command: config}
 
 
 @pytest.mark.parametrize(
@@ -53,8 +56,8 @@ def test_a_process_is_run_with_its_config(command, package, config, fake_mains):
         (ClusterError("no\n  way"), 1),
     ],
 )
-def test_an_error_is_one_line_and_an_exit_code(error, code, fake_mains, capsys):
-    fake_mains["error"] = error
+def test_an_error_is_one_line_and_an_exit_code(error, code, processes, capsys):
+    processes["error"] = error
     assert main(["decode"]) == code
     message = " ".join(str(error).split())
     assert capsys.readouterr().err == f"pdserve decode: error: {message}\n"
@@ -67,8 +70,8 @@ def test_an_unknown_key_in_the_file_is_named(tmp_path, capsys):
     assert "blok_size" in capsys.readouterr().err
 
 
-def test_ctrl_c_is_130(fake_mains):
-    fake_mains["error"] = KeyboardInterrupt()
+def test_ctrl_c_is_130(processes):
+    processes["error"] = KeyboardInterrupt()
     assert main(["prefill"]) == 130
 
 

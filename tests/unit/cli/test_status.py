@@ -12,7 +12,7 @@ from rich.console import Console
 
 from pdserve.cli import status as status_command
 from pdserve.cli.cluster_config import ClusterConfig
-from pdserve.cli.cluster_status import ClusterStatus, NodeStatus, fetch_status
+from pdserve.cli.cluster_status import ClusterStatus, NodeStatus, PrefixStatus, fetch_status
 from pdserve.cli.main import main
 from pdserve.cli.supervisor import Cluster
 from pdserve.errors import ClusterError
@@ -36,6 +36,8 @@ def node(node_id: str, state: str = "ready", progress: float = 1.0) -> NodeStatu
         running_requests=7,
         waiting_requests=2,
         step_time_ms=12.34,
+        predicted_queue_ms=345.6,
+        predicted_tpot_ms=23.45,
     )
 
 
@@ -60,7 +62,15 @@ def test_both_pools_are_shown_in_order():
     words = ["prefill nodes", "prefill-0", "loading 40%", "decode nodes", "decode-0", "decode-1"]
     places = [text.index(word) for word in words]
     assert places == sorted(places)
-    assert "12.3" in text
+    for number in ("90/100", "12.3", "346", "23.4"):
+        assert number in text
+
+
+def test_all_numbers_fit_into_eighty_characters():
+    console = Console(width=80, file=io.StringIO())
+    console.print(status_command.render(STATUS))
+    for number in ("90/100", "512", "12.3", "346", "23.4", "TPOT"):
+        assert number in console.file.getvalue()
 
 
 def test_links_are_shown_with_the_reason_for_their_transport():
@@ -75,6 +85,25 @@ def test_links_are_shown_with_the_reason_for_their_transport():
 
 def test_a_cluster_without_nodes_says_so():
     assert "no node is attached" in text_of(ClusterStatus("m", "colocated", False, 0, []))
+
+
+def test_refusals_and_the_waiting_line_are_told_when_there_are_any():
+    crowded = msgspec.structs.replace(STATUS, waiting=3, refused={"ttft": 2, "tpot": 0})
+    assert "3 waiting for room  refused: 2 by ttft\n" in text_of(crowded)
+    assert "refused" not in text_of(msgspec.structs.replace(STATUS, waiting=1))
+    assert "waiting for room" not in text_of(STATUS)
+
+
+def test_unstable_prompts_are_told_in_one_line():
+    prefixes = PrefixStatus(cached_share=0.4, unstable_share=0.124, unstable_token=48)
+    text = text_of(msgspec.structs.replace(STATUS, prefixes=prefixes))
+    assert "40% of prompt tokens were in a prefix cache\n" in text
+    assert (
+        "12% of prompt tokens were recomputed because text at about token 48 changes between "
+        "otherwise equal prompts\n"
+    ) in text
+    stable = msgspec.structs.replace(prefixes, unstable_share=0.001)
+    assert "recomputed" not in text_of(msgspec.structs.replace(STATUS, prefixes=stable))
 
 
 def test_who_is_waited_for():

@@ -9,11 +9,14 @@ from itertools import permutations
 import msgspec
 import pytest
 
-from coordinator.flow import Flow, RunningRequest
+from coordinator.admission import Admission, WaitingLine
+from coordinator.flow import Flow
 from coordinator.generation import GenerationRequest
 from coordinator.registry import Member, Registry
-from coordinator.router import LeastLoaded
-from pdserve.config import Mode
+from coordinator.routing import Router
+from coordinator.running import RunningRequest
+from pdserve.clock import ManualClock
+from pdserve.config import Mode, RouterName
 from pdserve.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -37,6 +40,7 @@ from pdserve.protocol import (
     NodeState,
     PrefillLeg,
     SamplingParams,
+    Slo,
     TokenBatch,
     TokenEvent,
 )
@@ -57,15 +61,24 @@ class RecordingOutbox:
 class Nodes:
     """A flow over nodes that a test plays."""
 
-    def __init__(self, *, mode: Mode = "disaggregated", max_inflight: int = 8) -> None:
+    def __init__(
+        self,
+        *,
+        mode: Mode = "disaggregated",
+        policy: RouterName = "predicted",
+        max_inflight: int = 8,
+    ) -> None:
+        self.clock = ManualClock(1000.0)
+        self.metrics = CoordinatorMetrics()
         self.registry = Registry()
         self.flow = Flow(
             self.registry,
-            LeastLoaded(self.registry, mode),
-            CoordinatorMetrics(),
+            Router(self.registry, mode, policy, self.clock),
+            Admission(WaitingLine[RunningRequest](2), max_inflight=max_inflight),
+            self.metrics,
             model="m",
-            max_inflight=max_inflight,
             request_s=60,
+            clock=self.clock,
         )
 
     def join(
@@ -87,7 +100,7 @@ class Nodes:
         )
         return self.registry.add(hello, RecordingOutbox())  # type: ignore[arg-type]
 
-    def start(self, request_id: str = "r", max_tokens: int = 4, **fields: float) -> RunningRequest:
+    def start(self, request_id: str = "r", max_tokens: int = 4, **fields: object) -> RunningRequest:
         return self.flow.start(
             GenerationRequest(
                 request_id=request_id,
@@ -132,9 +145,6 @@ def nodes() -> Iterator[Nodes]:
     nodes = Nodes()
     yield nodes
     assert nodes.flow.num_inflight == 0
-    for member in nodes.registry:
-        assert member.pending_prompts == {}
-        assert member.decoding == set()
 
 
 async def test_both_legs_are_dispatched_at_once(nodes: Nodes) -> None:
@@ -159,6 +169,8 @@ async def test_the_decode_node_is_introduced_to_this_life_of_the_prefill_node(
     decode = nodes.join("d", NodeRole.DECODE, life="9")
     running = nodes.start()
     (leg,) = sent(decode)
+    assert isinstance(leg, DecodeLeg)
+    assert leg.source is not None
     assert leg.source.incarnation == "7"
     shown = leg.source.introduction
     assert is_introduced(key_of("p", "7"), "7", "9", shown)
@@ -296,10 +308,11 @@ async def test_too_many_requests_are_refused() -> None:
     nodes.join("p", NodeRole.PREFILL)
     nodes.join("d", NodeRole.DECODE)
     running = nodes.start("one")
+    promise = Slo(name="standard", ttft_s=10.0)
     with pytest.raises(Overloaded):
-        nodes.start("two")
+        nodes.start("two", slo=promise)
     await running.cancel("room for others")
-    await nodes.start("three").cancel("done")
+    await nodes.start("three", slo=promise).cancel("done")
 
 
 async def test_colocated_requests_have_one_leg(nodes: Nodes) -> None:
@@ -313,12 +326,14 @@ async def test_colocated_requests_have_one_leg(nodes: Nodes) -> None:
     assert await output(running) == [100, 101, 102, 103]
 
 
-async def test_the_least_loaded_of_each_pool_is_chosen(nodes: Nodes) -> None:
+async def test_the_least_loaded_of_each_pool_is_chosen() -> None:
+    nodes = Nodes(policy="least-loaded")
     for name in ("p1", "p2"):
         nodes.join(name, NodeRole.PREFILL)
     busy = nodes.join("d1", NodeRole.DECODE)
     nodes.join("d2", NodeRole.DECODE)
-    busy.load = LoadReport(state=NodeState.READY, role=busy.role, running_requests=5)
+    load = LoadReport(state=NodeState.READY, role=busy.role, running_requests=5)
+    nodes.registry.report(busy, load)
     started = [nodes.start(str(i)) for i in range(4)]
     assert [r.route.prefill_node for r in started] == ["p1", "p2", "p1", "p2"]
     assert {r.route.decode_node for r in started} == {"d2"}

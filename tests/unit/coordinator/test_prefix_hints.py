@@ -5,10 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from coordinator.admission import Admission, WaitingLine
 from coordinator.flow import Flow
 from coordinator.generation import GenerationRequest
 from coordinator.registry import Member, Registry
-from coordinator.router import LeastLoaded
+from coordinator.routing import Router
+from coordinator.running import RunningRequest
 from pdserve.block_hash import hash_chain
 from pdserve.config import Mode
 from pdserve.kv_layout import KvDtype, KvLayout
@@ -47,10 +49,10 @@ class Cluster:
         self.registry = Registry()
         self.flow = Flow(
             self.registry,
-            LeastLoaded(self.registry, mode),
+            Router(self.registry, mode),
+            Admission(WaitingLine[RunningRequest](8)),
             CoordinatorMetrics(),
             model="m",
-            max_inflight=8,
             request_s=60,
         )
         self.num_requests = 0

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.prefix_index import MAX_SOURCES, HeldPrefix, PrefixIndex, prefix_sources
+from coordinator.prefix_index import MAX_SOURCES, PrefixIndex
+from coordinator.prompt_hashes import PromptHashes
 from coordinator.registry import Member
 from pdserve.block_hash import hash_chain
 from pdserve.errors import MalformedMessage
 from pdserve.introduction import is_introduced
 from pdserve.kv_layout import KvDtype, KvLayout
-from pdserve.protocol import KvEvents, KvTier, LoadReport, NodeHello, NodeRole, NodeState
+from pdserve.protocol import (
+    KvEvents,
+    KvTier,
+    LoadReport,
+    NodeHello,
+    NodeRole,
+    NodeState,
+    PrefixSource,
+)
 
 PROMPT = list(range(40))
+LONG_PROMPT = list(range(2000))
 
 
-def make_member(node_id: str, block_size: int = 4, state: NodeState = NodeState.READY) -> Member:
+def make_member(
+    node_id: str, block_size: int = 4, state: NodeState = NodeState.READY, slot: int = 0
+) -> Member:
     layout = KvLayout(
         num_layers=1, num_kv_heads=1, head_dim=8, block_size=block_size, dtype=KvDtype.FLOAT32
     )
@@ -35,7 +49,21 @@ def make_member(node_id: str, block_size: int = 4, state: NodeState = NodeState.
         max_model_len=64,
         introduction_key=node_id.encode(),
     )
-    return Member(hello, None, LoadReport(state=state, role=hello.role))  # type: ignore[arg-type]
+    load = LoadReport(state=state, role=hello.role)
+    return Member(hello, None, load, slot)  # type: ignore[arg-type]
+
+
+def found_tokens(
+    index: PrefixIndex, prompt: list[int], salt: str = ""
+) -> dict[int, tuple[int, int]]:
+    """(tokens held, tokens in the pool), by slot."""
+    hits = index.lookup(PromptHashes(prompt, salt))
+    tokens = zip(hits.held.tolist(), hits.in_pool.tolist(), strict=True)
+    return dict(zip(hits.slots.tolist(), tokens, strict=True))
+
+
+def sources_for(index: PrefixIndex, puller: Member) -> list[PrefixSource]:
+    return index.prefix_sources(index.lookup(PromptHashes(PROMPT, "")), puller)
 
 
 def stored(num_tokens: int, block_size: int = 4, tier: KvTier = KvTier.POOL) -> KvEvents:
@@ -54,15 +82,20 @@ STEPS = st.lists(
 )
 
 
-@given(steps=STEPS, removed=st.sets(st.integers(0, 2)))
-def test_it_finds_what_a_naive_search_finds(steps: list[Step], removed: set[int]) -> None:
-    members = [make_member(f"n{i}", block_size=(4, 4, 8)[i]) for i in range(3)]
+@given(steps=STEPS, removed=st.sets(st.integers(0, 2)), far=st.booleans())
+def test_it_finds_where_what_members_hold_ends(
+    steps: list[Step], removed: set[int], far: bool
+) -> None:
+    """Without gaps that is what a naive search finds; in a gap it may look at the far end."""
+    prompt = LONG_PROMPT if far else PROMPT
+    stride = 90 if far else 1  # between two of the blocks that are held
+    members = [make_member(f"n{i}", block_size=(4, 4, 8)[i], slot=i) for i in range(3)]
     index = PrefixIndex()
     held: dict[tuple[int, KvTier], set[int]] = {}  # block numbers of the prompt
     for who, tier, new, gone in steps:
-        chain = hash_chain(PROMPT, members[who].hello.layout.block_size, "")
-        new = frozenset(block for block in new if block < len(chain))
-        gone = frozenset(block for block in gone if block < len(chain)) - new
+        chain = hash_chain(prompt, members[who].hello.layout.block_size, "")
+        new = frozenset(b * stride for b in new if b * stride < len(chain))
+        gone = frozenset(b * stride for b in gone if b * stride < len(chain)) - new
         index.apply(
             members[who],
             KvEvents(tier=tier, stored=[chain[b] for b in new], evicted=[chain[b] for b in gone]),
@@ -72,21 +105,39 @@ def test_it_finds_what_a_naive_search_finds(steps: list[Step], removed: set[int]
     for who in removed:
         index.remove(members[who])
 
-    def leading(blocks: set[int]) -> int:
-        return next(i for i in range(len(PROMPT)) if i not in blocks)
-
-    expected = {}
+    found = found_tokens(index, prompt)
     for who in {0, 1, 2} - removed:
         size = members[who].hello.layout.block_size
         pool = held.get((who, KvTier.POOL), set())
         both = pool | held.get((who, KvTier.HOST), set())
-        if leading(both):
-            expected[members[who]] = HeldPrefix(leading(both) * size, leading(pool) * size)
-    assert index.longest_prefixes(PROMPT, "") == expected
+        in_any, in_pool = found.get(who, (0, 0))
+        for num_tokens, blocks in ((in_any, both), (in_pool, pool)):
+            num_blocks = num_tokens // size
+            assert num_blocks >= leading(blocks)
+            assert num_blocks not in blocks
+            assert num_blocks == 0 or num_blocks - 1 in blocks
+    assert not removed & found.keys()
+
+
+@given(held=st.lists(st.tuples(st.integers(0, 500), st.integers(0, 500)), min_size=1, max_size=40))
+def test_what_is_held_without_gaps_is_found_exactly(held: list[tuple[int, int]]) -> None:
+    index, chain = PrefixIndex(), hash_chain(LONG_PROMPT, 4, "")
+    expected = {}
+    for slot, (in_pool, in_host) in enumerate(held):
+        member = make_member(f"n{slot}", slot=slot)
+        index.apply(member, KvEvents(tier=KvTier.POOL, stored=chain[:in_pool]))
+        index.apply(member, KvEvents(tier=KvTier.HOST, stored=chain[:in_host]))
+        if in_pool or in_host:
+            expected[slot] = (max(in_pool, in_host) * 4, in_pool * 4)
+    assert found_tokens(index, LONG_PROMPT) == expected
+
+
+def leading(blocks: set[int]) -> int:
+    return next(i for i in count() if i not in blocks)
 
 
 def test_nothing_is_left_of_a_member_that_is_gone() -> None:
-    index, members = PrefixIndex(), [make_member(f"n{i}") for i in range(3)]
+    index, members = PrefixIndex(), [make_member(f"n{i}", slot=i) for i in range(3)]
     for member in members:
         index.apply(member, stored(40))
         index.apply(member, stored(40, tier=KvTier.HOST))
@@ -94,14 +145,16 @@ def test_nothing_is_left_of_a_member_that_is_gone() -> None:
         index.remove(member)
     assert not any(index._holders.values())
     assert not index._holdings
-    index.apply(members[0], stored(4))
-    assert index.longest_prefixes(PROMPT, "") == {members[0]: HeldPrefix(4, 4)}
+    again = make_member("again", slot=0)
+    index.apply(again, stored(4))
+    index.remove(members[0])  # the slot is another's now
+    assert found_tokens(index, PROMPT) == {0: (4, 4)}
 
 
 def test_another_salt_is_another_prefix() -> None:
     index, member = PrefixIndex(), make_member("n")
     index.apply(member, stored(40))
-    assert index.longest_prefixes(PROMPT, "salt") == {}
+    assert found_tokens(index, PROMPT, "salt") == {}
 
 
 def test_what_is_no_hash_is_refused() -> None:
@@ -109,15 +162,21 @@ def test_what_is_no_hash_is_refused() -> None:
         PrefixIndex().apply(make_member("n"), KvEvents(tier=KvTier.POOL, stored=[b"abc"]))
 
 
+def test_no_hash_is_computed_far_beyond_what_is_held() -> None:
+    index, member = PrefixIndex(), make_member("n")
+    index.apply(member, stored(40))
+    prompt = PromptHashes(PROMPT + LONG_PROMPT, "")
+    index.lookup(prompt)
+    assert len(prompt.chain(4).known(0)) < 40
+
+
 def test_hints_name_others_that_hold_more_longest_first() -> None:
     index = PrefixIndex()
-    puller = make_member("puller")
-    holders = {n: make_member(f"holder-{n}") for n in (4, 12, 16, 24, 36)}
-    for num_tokens, member in holders.items():
-        index.apply(member, stored(num_tokens))
+    puller = make_member("puller", slot=9)
+    for slot, num_tokens in enumerate((4, 12, 16, 24, 36)):
+        index.apply(make_member(f"holder-{num_tokens}", slot=slot), stored(num_tokens))
     index.apply(puller, stored(12))
-    held = index.longest_prefixes(PROMPT, "")
-    sources = prefix_sources(held, puller, len(PROMPT))
+    sources = sources_for(index, puller)
     assert [(s.node.node_id, s.num_tokens) for s in sources] == [
         ("holder-36", 36),
         ("holder-24", 24),
@@ -130,30 +189,42 @@ def test_hints_name_others_that_hold_more_longest_first() -> None:
 def test_no_hint_when_nobody_holds_more_than_can_be_used() -> None:
     """The last token of a prompt is computed in any case, and with it the whole of its block."""
     index = PrefixIndex()
-    puller, holder = make_member("puller"), make_member("holder")
+    puller, holder = make_member("puller"), make_member("holder", slot=1)
     index.apply(holder, stored(40))
     index.apply(puller, stored(36))
-    assert prefix_sources(index.longest_prefixes(PROMPT, ""), puller, len(PROMPT)) == []
+    assert sources_for(index, puller) == []
 
 
 def test_a_node_that_takes_no_legs_is_no_source() -> None:
     index, puller = PrefixIndex(), make_member("puller")
-    index.apply(make_member("draining", state=NodeState.DRAINING), stored(40))
-    assert prefix_sources(index.longest_prefixes(PROMPT, ""), puller, len(PROMPT)) == []
+    index.apply(make_member("draining", state=NodeState.DRAINING, slot=1), stored(40))
+    assert sources_for(index, puller) == []
 
 
 def test_a_holder_in_the_pool_comes_before_one_in_the_host_tier() -> None:
     index, puller = PrefixIndex(), make_member("puller")
-    index.apply(make_member("host"), stored(40, tier=KvTier.HOST))
-    index.apply(make_member("pool"), stored(40))
-    sources = prefix_sources(index.longest_prefixes(PROMPT, ""), puller, len(PROMPT))
+    index.apply(make_member("host", slot=1), stored(40, tier=KvTier.HOST))
+    index.apply(make_member("pool", slot=2), stored(40))
+    sources = sources_for(index, puller)
     assert [source.node.node_id for source in sources] == ["pool", "host"]
+
+
+def test_of_equal_holders_the_one_with_the_least_to_do_comes_first() -> None:
+    index, puller = PrefixIndex(), make_member("puller")
+    for slot, queued_tokens in ((1, 50), (2, 10), (3, 30)):
+        member = make_member(f"{queued_tokens}-queued", slot=slot)
+        member.load = LoadReport(
+            state=NodeState.READY, role=NodeRole.PREFILL, queued_tokens=queued_tokens
+        )
+        index.apply(member, stored(40))
+    names = [source.node.node_id for source in sources_for(index, puller)]
+    assert names == ["10-queued", "30-queued", "50-queued"]
 
 
 def test_holders_with_other_blocks_count_in_tokens() -> None:
     index, puller = PrefixIndex(), make_member("puller", block_size=16)
-    index.apply(make_member("finer"), stored(28))
-    (source,) = prefix_sources(index.longest_prefixes(PROMPT, ""), puller, len(PROMPT))
+    index.apply(make_member("finer", slot=1), stored(28))
+    (source,) = sources_for(index, puller)
     assert source.num_tokens == 28
     index.apply(puller, stored(16, block_size=16))
-    assert prefix_sources(index.longest_prefixes(PROMPT, ""), puller, len(PROMPT)) == []
+    assert sources_for(index, puller) == []

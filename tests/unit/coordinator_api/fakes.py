@@ -198,17 +198,16 @@ class Harness:
     def base_url(self) -> str:
         return f"{self.server.url}/v1"
 
-    def chat(self, **body: Any) -> Any:
+    def chat(self, headers: dict[str, str] | None = None, **body: Any) -> Any:
         """POST /v1/chat/completions."""
         messages = [{"role": "user", "content": "Hi"}]
         whole = {"model": MODEL, "messages": messages, **body}
-        return self.client.post("/v1/chat/completions", json=whole)
+        return self.client.post("/v1/chat/completions", json=whole, headers=headers)
 
-    def complete(self, **body: Any) -> Any:
+    def complete(self, headers: dict[str, str] | None = None, **body: Any) -> Any:
         """POST /v1/completions."""
-        return self.client.post(
-            "/v1/completions", json={"model": MODEL, "prompt": "Hi there", **body}
-        )
+        whole = {"model": MODEL, "prompt": "Hi there", **body}
+        return self.client.post("/v1/completions", json=whole, headers=headers)
 
 
 @asynccontextmanager

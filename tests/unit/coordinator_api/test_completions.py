@@ -210,7 +210,8 @@ async def test_extensions_reach_the_nodes() -> None:
     assert 0 <= sampling.seed < 2**63
     assert (sampling.max_tokens, sampling.min_tokens, sampling.ignore_eos) == (9, 2, True)
     assert sampling.stop_token_ids == [7, 8]
-    assert (sent.cache_salt, sent.deadline_s) == ("tenant", 5.0)
+    assert sent.cache_salt == "tenant"
+    assert 4.0 < sent.deadline_s < 5.0  # less what passed since receipt
 
 
 async def test_the_default_length_shrinks_to_the_context() -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
 from decode_node.intake import Intake
-from decode_node.scheduler import DecodeFirst
 from kv_transfer.puller import PullResult
 from kv_transfer.ticket import read_ticket
 from pdserve.clock import ManualClock
@@ -18,8 +17,10 @@ from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.engine import Engine
 from pdserve.errors import MalformedMessage, PeerLost, RequestCancelled, StaleTicket
 from pdserve.metrics import NodeMetrics
+from pdserve.node.prefix_parts import Prefix
 from pdserve.protocol import DecodeLeg, HandoffEnded, HandoffRecord, SamplingParams
 from tests.unit.decode_node.scripted import BLOCK, HOST, SOURCE, ScriptedExporter, make_ticket
+from tests.unit.engine.fakes import decode_policy
 
 NUM_BLOCKS = 8
 TIMEOUTS = Timeouts(transfer_s=5.0, ticket_s=30.0)
@@ -59,18 +60,37 @@ class ScriptedPuller:
         return [part for part, _, _ in self.pulled]
 
 
+@dataclass
+class ScriptedFetcher:
+    """Brings up what the test says that the host tier has."""
+
+    pool: BlockPool
+    num_blocks: int = 0
+
+    async def fetch(self, prefix: Prefix, sources: Sequence[object]) -> None:
+        assert not sources
+        blocks = self.pool.allocate(self.num_blocks)
+        for block_id, block_hash in zip(blocks, prefix.hashes, strict=False):
+            self.pool.publish(block_id, block_hash)
+        self.pool.release(blocks)
+
+
 class Bench:
     """An intake over a real engine that is not running, and one scripted session."""
 
     def __init__(self, host_id: str = HOST) -> None:
         self.pool = BlockPool(NUM_BLOCKS, BLOCK, bump_generations=self._check_not_written)
         self.clock = ManualClock()
-        self.engine = Engine(self.pool, DecodeFirst(16, 8), self.clock, frozenset())
+        policy = decode_policy(16, 8)
+        self.engine = Engine(self.pool, policy, self.clock, frozenset())
         self.puller = ScriptedPuller(self.clock)
         self.exporter = ScriptedExporter(self.clock, host_id)
+        self.prefixes = ScriptedFetcher(self.pool)
         self.metrics = NodeMetrics()
         self.intake = Intake(
             self.engine,
+            policy,
+            self.prefixes,  # type: ignore[arg-type]
             self.exporter,  # type: ignore[arg-type]
             self.puller,  # type: ignore[arg-type]
             self.clock,
@@ -165,6 +185,17 @@ async def test_a_prefix_held_here_is_not_pulled_again(bench: Bench) -> None:
     assert [from_token for _, _, from_token in bench.puller.pulled] == [0, 8]
     first, second = bench.engine.queues.running
     assert first.block_table[:2] == second.block_table[:2]
+
+
+async def test_what_the_host_tier_has_is_not_pulled(bench: Bench) -> None:
+    bench.prefixes.num_blocks = 2
+    bench.puller.gate.set()
+    taking = bench.take()
+    await turn()
+    bench.announce(0, 10)
+    bench.record()
+    await asyncio.wait_for(taking, 1)
+    assert [from_token for _, _, from_token in bench.puller.pulled] == [8]
 
 
 async def test_without_room_the_kv_waits_where_it_is(bench: Bench) -> None:

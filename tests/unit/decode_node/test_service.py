@@ -8,28 +8,33 @@ from collections.abc import AsyncIterator
 import pytest
 
 from decode_node.service import DecodeNode
-from kv_transfer.exporter import Exporter
-from kv_transfer.handshake import KvIdentity
-from kv_transfer.host import host_id
 from kv_transfer.memory import ExportedPool
-from kv_transfer.puller import Puller
-from pdserve.clock import SystemClock
 from pdserve.config import NodeConfig
-from pdserve.engine.block_pool import BlockPool
-from pdserve.errors import ContextLengthExceeded, RequestCancelled, RequestEnded
+from pdserve.errors import (
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    RequestCancelled,
+    RequestEnded,
+)
 from pdserve.kv_layout import KvDtype, KvLayout
-from pdserve.metrics import NodeMetrics
-from pdserve.node.roles import NodeParts
+from pdserve.node.roles import ServiceFactories
+from pdserve.node.services import Services
 from pdserve.protocol import (
     DecodeLeg,
+    FinishReason,
     HandoffEnded,
     HandoffRecord,
     LegFailed,
     NodeAddress,
-    NodeState,
+    NodeRole,
     SamplingParams,
+    Slo,
+    TokenBatch,
 )
+from prefill_node.service import PrefillNode
 from tests.unit.decode_node.scripted import BLOCK, SOURCE, Recorder, ScriptedExporter
+from tests.unit.engine.fakes import FakeRunner, make_request
+from tests.unit.node.parts import made_parts
 
 NUM_BLOCKS = 8
 LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, head_dim=8, block_size=BLOCK, dtype=KvDtype.FLOAT32)
@@ -39,35 +44,25 @@ class Bench:
     """A decode node whose engine does not run, with one scripted session."""
 
     def __init__(self) -> None:
-        memory = ExportedPool(NUM_BLOCKS, LAYOUT.block_bytes)
-        identity = KvIdentity("m", "r", LAYOUT)
-        clock = SystemClock()
-        self.memory = memory
-        self.pool = BlockPool(NUM_BLOCKS, BLOCK, bump_generations=memory.bump)
-        self.puller = Puller(memory, identity, host_id(), [])
-        self.node = DecodeNode(
-            NodeParts(
-                config=NodeConfig(),
-                node_id="d",
-                incarnation="2",
-                clock=clock,
-                pool=self.pool,
-                eos_token_ids=frozenset(),
-                max_model_len=NUM_BLOCKS * BLOCK,
-                vocab_size=100,
-                identity=identity,
-                exporter=Exporter("d", "2", identity, memory, clock, []),
-                puller=self.puller,
-                metrics=NodeMetrics(),
-                state=lambda: NodeState.READY,
-            )
-        )
-        self.exporter = ScriptedExporter(clock)
-        self.node._intake._sessions = self.exporter  # type: ignore[assignment]
+        self.memory = ExportedPool(NUM_BLOCKS, LAYOUT.block_bytes)
+        parts = made_parts("d", self.memory, LAYOUT, NodeConfig())
+        self.puller = parts.puller
+        self.clock = parts.clock
+        self.legs = parts.legs
+        self.metrics = parts.metrics
+        self.decode = DecodeNode(parts)
+        factories = ServiceFactories(prefill=PrefillNode, decode=lambda _: self.decode)
+        self.node = Services(parts, factories, NodeRole.DECODE)
+        self.exporter = ScriptedExporter(parts.clock)
+        self.decode._intake._sessions = self.exporter  # type: ignore[assignment]
         self.link = Recorder()
 
     async def start(
-        self, request_id: str, source: NodeAddress | None = SOURCE, max_tokens: int = 4
+        self,
+        request_id: str,
+        source: NodeAddress | None = SOURCE,
+        max_tokens: int = 4,
+        deadline_s: float = 0.0,
     ) -> None:
         self.node.start_decode(
             DecodeLeg(
@@ -75,6 +70,7 @@ class Bench:
                 token_ids=[1, 2, 3],
                 sampling=SamplingParams(max_tokens=max_tokens),
                 source=source,
+                slo=Slo(deadline_s=deadline_s),
             ),
             self.link,  # type: ignore[arg-type]
         )
@@ -104,7 +100,7 @@ async def test_a_request_that_ended_with_token_one_is_no_failure(bench: Bench) -
     )
     await turn()
     assert bench.link.sent == []
-    assert len(bench.node.legs) == 0
+    assert len(bench.legs) == 0
 
 
 async def test_any_other_end_of_a_handoff_is_a_failure(bench: Bench) -> None:
@@ -116,7 +112,7 @@ async def test_any_other_end_of_a_handoff_is_a_failure(bench: Bench) -> None:
     (failure,) = bench.link.sent
     assert isinstance(failure, LegFailed)
     assert failure.code == RequestCancelled.code
-    assert len(bench.node.legs) == 0
+    assert len(bench.legs) == 0
 
 
 @pytest.mark.parametrize(("max_tokens", "fits"), [(29, True), (30, False)])
@@ -126,16 +122,51 @@ async def test_a_leg_that_would_outgrow_the_pool_is_refused(
     await bench.start("r", source=None, max_tokens=max_tokens)
     codes = [m.code for m in bench.link.sent if isinstance(m, LegFailed)]
     assert codes == ([] if fits else [ContextLengthExceeded.code])
-    assert ("r" in bench.node.legs) is fits
+    assert ("r" in bench.legs) is fits
 
 
 async def test_a_cancelled_prompt_gives_its_turn_to_who_waits_behind_it(bench: Bench) -> None:
-    await bench.start("handed over")
     await bench.start("local", source=None)
+    await bench.start("handed over")
     record = HandoffRecord(request_id="handed over", num_tokens=3, token_ids=[4])
     bench.exporter.say(record)  # with nothing to pull, for the sake of the test
     await turn()
-    assert bench.node._intake.num_waiting == 1, "nobody goes past a prompt that waits"
+    assert bench.decode._intake.num_waiting == 1, "nobody goes past a prompt that waits"
     bench.node.cancel_leg("local", "cancelled")
     await turn()
-    assert bench.node._intake.num_waiting == 0
+    assert bench.decode._intake.num_waiting == 0
+
+
+async def test_so_does_one_whose_deadline_has_passed(bench: Bench) -> None:
+    await bench.start("local", source=None, deadline_s=1.0)
+    await bench.start("handed over")
+    bench.exporter.say(HandoffRecord(request_id="handed over", num_tokens=3, token_ids=[4]))
+    await turn()
+    late = bench.node.engine.drop_expired(bench.clock.now() + 2.0)
+    bench.node.requests_failed(late, DeadlineExceeded("too late"))
+    await turn()
+    assert bench.decode._intake.num_waiting == 0
+    assert "local" not in bench.legs
+
+
+async def test_a_prompt_is_prefilled_and_decoded_to_its_end(bench: Bench) -> None:
+    running = asyncio.create_task(bench.node.engine.run(FakeRunner(BLOCK), bench.node))
+    await bench.start("r", source=None, max_tokens=4)
+    async with asyncio.timeout(5):
+        await bench.legs.wait_empty()
+    events = [e for batch in bench.link.sent if isinstance(batch, TokenBatch) for e in batch.events]
+    assert [event.index for event in events] == [0, 1, 2, 3]
+    assert events[-1].finish_reason is FinishReason.LENGTH
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_the_engine_is_set_up_as_the_config_says(bench: Bench) -> None:
+    """Blocks are kept for streams, victims spared, and preempted requests fetched."""
+    queues, config = bench.node.engine.queues, NodeConfig().policy
+    assert queues.victims.max_preemptions == config.max_preemptions
+    stream = make_request(3, max_tokens=9, output_token_ids=[1])
+    stream.block_table = [0]
+    assert queues.headroom.num_kept_free([stream], None) > 1, "more than greedy keeps"
+    assert not queues.preemptions.recall(stream), "there is nothing to be fetched"
+    assert "pdserve_swapped_in_tokens_total 0.0" in bench.metrics.exposition().decode()

@@ -5,10 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from decode_node.policies import DecodePolicy, make_decode_policy
+from pdserve.clock import Clock, ManualClock
+from pdserve.config import DecodePolicyName, EngineConfig, PolicyConfig, PrefillPolicyName
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Request, SampledToken, Scheduled
+from pdserve.engine.scheduler import Policy
 from pdserve.lifecycle import Lifecycle
+from pdserve.perf_model import PerfModel
 from pdserve.protocol import SamplingParams
+from prefill_node.policies import make_prefill_policy
 
 _ids = itertools.count()
 
@@ -51,6 +57,42 @@ class FakeRunner:
             for num_layers in progress.ends:
                 progress.done(num_layers)
         return sampled
+
+
+def prefill_policy(
+    token_budget: int,
+    max_batch_size: int,
+    name: PrefillPolicyName = "fcfs-budget",
+    perf: PerfModel | None = None,
+    clock: Clock | None = None,
+    prefill_chunk: int = 0,
+    **limits: object,
+) -> Policy:
+    """A prefill policy by its name, with steps of this size."""
+    return make_prefill_policy(
+        PolicyConfig(prefill_policy=name, prefill_chunk=prefill_chunk),
+        EngineConfig(token_budget=token_budget, max_batch_size=max_batch_size),
+        perf or PerfModel(),
+        clock or ManualClock(),
+        **limits,  # type: ignore[arg-type]
+    )
+
+
+def decode_policy(
+    token_budget: int,
+    max_batch_size: int,
+    name: DecodePolicyName = "max-batch",
+    perf: PerfModel | None = None,
+    clock: Clock | None = None,
+    **settings: object,
+) -> DecodePolicy:
+    """A decode policy by its name, with steps of this size."""
+    return make_decode_policy(
+        PolicyConfig(decode_policy=name, **settings),  # type: ignore[arg-type]
+        EngineConfig(token_budget=token_budget, max_batch_size=max_batch_size),
+        perf or PerfModel(),
+        clock or ManualClock(),
+    )
 
 
 def make_request(prompt: Sequence[int] | int, max_tokens: int = 4, **fields: object) -> Request:

@@ -147,3 +147,11 @@ def test_hash_chain_depends_on_every_token_before_and_on_the_salt() -> None:
     grown = hash_chain([1, 2], 2, "")
     extend_hashes(grown, lambda start, end: [1, 2, 3, 4][start:end], 4, 2, "")
     assert grown == hash_chain([1, 2, 3, 4], 2, "")
+
+
+def test_blocks_that_others_hold_too_are_not_freed_by_one_release() -> None:
+    pool = BlockPool(6, 4)
+    shared, own = pool.allocate(2), pool.allocate(2)
+    pool.retain(shared)
+    assert pool.num_sole([*shared, *own]) == 2
+    assert pool.num_sole([*shared, *shared, *own]) == 4

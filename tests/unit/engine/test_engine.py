@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decode_node.scheduler import DecodeFirst
 from pdserve.clock import ManualClock
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.engine import Engine, StepReport
@@ -19,8 +18,13 @@ from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.errors import PdserveError, UnusableLogits
 from pdserve.protocol import FinishReason
-from prefill_node.scheduler import FcfsBudget
-from tests.unit.engine.fakes import FakeRunner, expected_output, make_request
+from tests.unit.engine.fakes import (
+    FakeRunner,
+    decode_policy,
+    expected_output,
+    make_request,
+    prefill_policy,
+)
 
 BLOCK = 4
 
@@ -67,7 +71,7 @@ async def running_engine(
     num_blocks: int, budget: int = 16, batch: int = 8, *, prefix_cache: bool = True
 ) -> AsyncIterator[tuple[Engine, FakeRunner, Observer]]:
     pool = BlockPool(num_blocks, BLOCK, prefix_cache=prefix_cache)
-    engine = Engine(pool, DecodeFirst(budget, batch), ManualClock(), frozenset())
+    engine = Engine(pool, decode_policy(budget, batch), ManualClock(), frozenset())
     runner, observer = FakeRunner(BLOCK), Observer()
     task = asyncio.create_task(engine.run(runner, observer))
     try:
@@ -213,7 +217,7 @@ async def test_unusable_logits_fail_only_the_requests_they_name() -> None:
 
 async def test_a_prefill_leg_ends_with_token_one_and_its_blocks_can_be_kept() -> None:
     pool = BlockPool(10, BLOCK)
-    engine = Engine(pool, FcfsBudget(16, 8), ManualClock(), frozenset())
+    engine = Engine(pool, prefill_policy(16, 8), ManualClock(), frozenset())
     kept: list[int] = []
 
     class Keeper(Observer):
@@ -302,7 +306,7 @@ async def test_what_a_policy_keeps_out_is_measured() -> None:
     queues = Queues(pool, clock)
     small, large = make_request(4, leg_token_limit=1), make_request(20, leg_token_limit=1)
     queues.waiting += [small, large]
-    policy = FcfsBudget(100, 8, num_kept_free=5)
+    policy = prefill_policy(100, 8, num_kept_free=5)
     assert [row.request for row in policy.plan(queues)] == [small]
     assert queues.held_back.is_running
     clock.advance(2.0)

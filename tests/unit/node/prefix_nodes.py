@@ -30,7 +30,8 @@ from pdserve.node.prefix_fetch import PrefixFetcher
 from pdserve.node.prefix_parts import FetchParts, Prefix
 from pdserve.node.session_client import Sessions
 from pdserve.node.session_server import SessionServer
-from pdserve.protocol import NodeAddress, PrefixSource
+from pdserve.perf_model import PerfModel
+from pdserve.protocol import NodeAddress, PrefixSource, StepCosts
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.channel import Server
 
@@ -39,6 +40,11 @@ PREFIX_S = 5.0
 NUM_BLOCKS = 72
 BLOCK = 4
 PROMPT = list(range(100, 151))  # twelve full blocks of four, and three tokens
+
+
+def steps_take(node: PrefixNode, seconds: float) -> None:
+    """Every step that the node may compute, however large."""
+    node.parts.costs.perf.costs = StepCosts(knot_tokens=[1], knot_s=[seconds])
 
 
 def make_layout(block_size: int = BLOCK) -> KvLayout:
@@ -85,7 +91,7 @@ class PrefixNode:
             puller=self.puller,
             sessions=self.sessions,
             tier=self.tier,
-            costs=Costs(token_budget=512),
+            costs=Costs(PerfModel(), token_budget=512),
             clock=clock,
             headroom=self.headroom,
         )

@@ -13,10 +13,12 @@ import grpc.aio
 import pytest
 from msgspec.structs import replace
 
+from coordinator.admission import Admission, WaitingLine
 from coordinator.flow import Flow
 from coordinator.generation import GenerationRequest
 from coordinator.registry import Registry
-from coordinator.router import LeastLoaded
+from coordinator.routing import Router
+from coordinator.running import RunningRequest
 from coordinator.service import CoordinatorService
 from pdserve.config import Timeouts
 from pdserve.errors import NodeLost
@@ -36,6 +38,7 @@ from pdserve.protocol import (
     NodeState,
     PrefillLeg,
     SamplingParams,
+    SetRole,
     TokenBatch,
     TokenEvent,
     Welcome,
@@ -75,10 +78,10 @@ class Coordinator:
         self.registry = Registry()
         self.flow = Flow(
             self.registry,
-            LeastLoaded(self.registry, "colocated"),
+            Router(self.registry, "colocated"),
+            Admission(WaitingLine[RunningRequest](8)),
             CoordinatorMetrics(),
             model="m",
-            max_inflight=8,
             request_s=60,
         )
         self.server = Server(TIMEOUTS.liveness_s)
@@ -100,6 +103,7 @@ class Receiver:
     """Records legs, and answers a decode leg with its tokens."""
 
     state: NodeState = NodeState.READY
+    role: NodeRole = NodeRole.DECODE
     legs: Legs = field(default_factory=Legs)
     started: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -115,6 +119,9 @@ class Receiver:
     def cancel_leg(self, request_id: str, reason: str) -> None:
         self.cancelled.append(request_id)
         self.legs.close(request_id)
+
+    def set_role(self, role: NodeRole) -> None:
+        self.role = role
 
     def coordinator_lost(self, link: CoordinatorLink) -> None:
         self.num_losses += 1
@@ -141,8 +148,8 @@ async def until(condition: Callable[[], bool], within_s: float = 3.0) -> None:
 async def attached(coordinator: Coordinator, receiver: Receiver) -> AsyncIterator[CoordinatorLink]:
     link = CoordinatorLink(
         f"127.0.0.1:{coordinator.port}",
-        hello,
-        lambda: LoadReport(state=receiver.state, role=NodeRole.DECODE),
+        lambda: replace(hello(), role=receiver.role),
+        lambda: LoadReport(state=receiver.state, role=receiver.role),
         receiver,
         TIMEOUTS,
     )
@@ -189,6 +196,21 @@ def start(coordinator: Coordinator, request_id: str):  # type: ignore[no-untyped
         request_id=request_id, token_ids=[1], sampling=SamplingParams(max_tokens=4)
     )
     return coordinator.flow.start(request)
+
+
+async def test_a_node_that_is_told_to_change_pools_is_routed_to_by_its_reports(
+    coordinator: Coordinator,
+) -> None:
+    receiver = Receiver()
+    async with attached(coordinator, receiver) as link:
+        (member,) = coordinator.registry
+        assert coordinator.flow.is_ready()
+        member.send(SetRole(role=NodeRole.PREFILL))
+        await until(lambda: receiver.role is NodeRole.PREFILL)
+        link.report_load()
+        await until(lambda: member.role is NodeRole.PREFILL)
+        assert not coordinator.flow.is_ready(), "nobody is left to decode"
+        assert coordinator.registry.ready(NodeRole.PREFILL) == [member]
 
 
 async def test_a_request_goes_there_and_back(coordinator: Coordinator) -> None:
@@ -282,7 +304,7 @@ async def test_a_life_that_another_one_has_replaced_is_not_heard_any_more(
         async with asyncio.timeout(3):
             assert await former.read() is grpc.aio.EOF
         assert list(coordinator.registry) == [member]
-        assert not coordinator.flow._prefixes._holdings
+        assert not coordinator.flow._router.prefixes._holdings
         former.cancel()
         present.cancel()
 

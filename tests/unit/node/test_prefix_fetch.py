@@ -15,13 +15,14 @@ from pdserve.errors import PeerLost
 from pdserve.node.cost import patience_s
 from pdserve.node.headroom import MAX_SHARE
 from pdserve.node.prefix_fetch import PrefixFetcher
-from pdserve.protocol import NodeAddress, PrefixAnswer, PrefixSource
+from pdserve.protocol import NodeAddress, PrefixAnswer, PrefixSource, StepCosts
 from tests.unit.node.prefix_nodes import (
     BLOCK,
     NUM_BLOCKS,
     PROMPT,
     PrefixNode,
     started,
+    steps_take,
     until,
 )
 
@@ -150,13 +151,11 @@ async def test_what_is_cheaper_to_compute_is_not_fetched() -> None:
     async with started(puller, source):
         source.compute(PROMPT)
         hint = source.source_for(puller, 48)
-        for _ in range(100):
-            puller.fetcher.costs.observe_step(512, 1e-6)
+        steps_take(puller, 1e-6)
         await puller.fetcher.fetch(puller.prefix(), [hint])
         assert source.exports.statistics.queries == 0
         assert puller.fetcher.statistics.declined == 1
-        for _ in range(100):
-            puller.fetcher.costs.observe_step(512, 5.0)
+        steps_take(puller, 5.0)
         await puller.fetcher.fetch(puller.prefix(), [hint])
         assert puller.num_cached_tokens() == 48
 
@@ -349,8 +348,7 @@ async def test_no_source_is_waited_for_much_longer_than_computing_takes() -> Non
     puller, source = PrefixNode("d"), PrefixNode("p")
     async with started(puller, source):
         scripted = ScriptedSource(puller, source, "auto", timeout_s=3600)
-        for _ in range(100):
-            puller.parts.costs.observe_step(48, 0.05)
+        steps_take(puller, 0.05)
         async with asyncio.timeout(10):
             await scripted.fetcher.fetch(puller.prefix(), [scripted.hint])
         assert scripted.asked.is_set()
@@ -364,8 +362,7 @@ async def test_a_source_that_is_too_slow_is_learned_from(what: str) -> None:
     async with started(puller, source):
         scripted = ScriptedSource(puller, source, "auto", timeout_s=3600)
         scripted.is_open = True
-        for _ in range(100):
-            puller.parts.costs.observe_step(48, 0.05)
+        steps_take(puller, 0.05)
         if what == "asked":
             await scripted.fetcher.fetch(puller.prefix(), [scripted.hint])
             assert scripted.fetcher.statistics.timed_out == 1
@@ -385,8 +382,7 @@ async def test_patience_is_for_what_is_on_offer(caplog: pytest.LogCaptureFixture
     prompt, costs = list(range(NUM_BLOCKS * BLOCK)), puller.parts.costs
     async with started(puller, source):
         scripted = ScriptedSource(puller, source, "auto", timeout_s=3600)
-        for num_tokens in [50, 100] * 50:
-            costs.observe_step(num_tokens, num_tokens / 1000)
+        costs.perf.costs = StepCosts(knot_tokens=[1, 1000], knot_s=[0.001, 1.0])
         expected_s = patience_s(costs.forecast("", 0, scripted.hint.num_tokens))
         with caplog.at_level(logging.INFO):
             await scripted.fetcher.fetch(puller.prefix(prompt), [scripted.hint])

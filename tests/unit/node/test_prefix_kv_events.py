@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decode_node.service import DecodeNode
 from kv_transfer.cuda.pool import PrivatePool
+from pdserve.cli.node import SERVICES
 from pdserve.config import EngineConfig, NodeConfig
 from pdserve.engine.block_pool import BlockPool
 from pdserve.node import runtime
@@ -112,7 +112,7 @@ async def test_nobody_is_told_of_a_pool_that_nobody_can_reach(
     if kind == "private":
         memory = PrivatePool(NUM_BLOCKS, model.layout.block_bytes)
         monkeypatch.setattr(runtime, "make_kv_memory", lambda *_: memory)
-    node, listener = runtime.Node(config, NodeRole.DECODE, model, None, DecodeNode), Listener()
+    node, listener = runtime.Node(config, NodeRole.DECODE, model, None, SERVICES), Listener()
     fill(node._parts.pool, [1, 2, 3])
     node._kv_events.attached(listener)  # type: ignore[arg-type]
     await node.close()

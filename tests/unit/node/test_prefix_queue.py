@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from pdserve.engine.request import Request
 from pdserve.lifecycle import Lifecycle
+from pdserve.node.prefix_fetch import Fetched
 from pdserve.node.prefix_parts import Prefix
 from pdserve.node.prefix_queue import PrefixQueue
 from pdserve.protocol import PrefixSource, SamplingParams
@@ -29,11 +30,12 @@ class ScriptedFetcher:
     def could_fetch(self, prefix: Prefix, sources: Sequence[PrefixSource]) -> bool:
         return self.has_use
 
-    async def fetch(self, prefix: Prefix, sources: Sequence[PrefixSource]) -> None:
+    async def fetch(self, prefix: Prefix, sources: Sequence[PrefixSource]) -> Fetched:
         self.prefixes.append(prefix)
         await self.may_end.wait()
         if self.failure is not None:
             raise self.failure
+        return Fetched()
 
 
 class Bench:
@@ -47,13 +49,16 @@ class Bench:
         )
 
     def submit(self, request_id: str, num_tokens: int = 13) -> None:
-        request = Request(
-            request_id=request_id,
-            prompt_token_ids=list(range(num_tokens)),
-            sampling=SamplingParams(),
-            lifecycle=Lifecycle(received_s=0.0),
-        )
-        self.queue.submit(request, [])
+        self.queue.submit(make_request(request_id, num_tokens), [])
+
+
+def make_request(request_id: str, num_tokens: int = 13) -> Request:
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=list(range(num_tokens)),
+        sampling=SamplingParams(),
+        lifecycle=Lifecycle(received_s=0.0),
+    )
 
 
 async def turn() -> None:
@@ -127,3 +132,24 @@ async def test_closing_ends_every_fetch(bench: Bench) -> None:
     await turn()
     assert bench.submitted == []
     assert len(bench.queue) == 0
+
+
+async def test_a_recalled_request_is_submitted_once_its_answer_is_there_too(bench: Bench) -> None:
+    request = make_request("r")
+    request.output_token_ids = list(range(50, 58))
+    told: list[str] = []
+    assert bench.queue.recall(request, lambda _: told.append("fetched"))
+    await turn()
+    assert bench.fetcher.prefixes[0].token_ids == [*range(13), *range(50, 58)]
+    assert len(bench.fetcher.prefixes[0].hashes) == 5
+    assert bench.submitted == told == []
+    bench.fetcher.may_end.set()
+    await turn()
+    assert bench.submitted == ["r"]
+    assert told == ["fetched"]
+
+
+async def test_with_nothing_to_fetch_nobody_is_recalled(bench: Bench) -> None:
+    bench.fetcher.has_use = False
+    assert not bench.queue.recall(make_request("r"), lambda _: None)
+    assert bench.submitted == [], "it is where it was"

@@ -23,6 +23,7 @@ from tests.unit.node.prefix_nodes import (
     PrefixNode,
     make_layout,
     started,
+    steps_take,
     until,
 )
 
@@ -89,8 +90,7 @@ async def test_a_tier_that_is_too_slow_is_learned_from(node: PrefixNode) -> None
     await until_stored(node, 12)
     node.flood()
     fetcher = PrefixFetcher(node.parts, "auto", timeout_s=3600)
-    for _ in range(100):
-        node.parts.costs.observe_step(48, 0.05)
+    steps_take(node, 0.05)
 
     async def hang(*_: object) -> None:
         await asyncio.Event().wait()

@@ -8,24 +8,17 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from kv_transfer.exporter import Exporter
-from kv_transfer.handshake import KvIdentity
-from kv_transfer.host import host_id
 from kv_transfer.memory import ExportedPool
-from kv_transfer.puller import Puller
 from kv_transfer.transports.catalog import KINDS
-from pdserve.clock import SystemClock
 from pdserve.config import EngineConfig, HandoffConfig, NodeConfig
-from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.engine import Runner
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import SampledToken, Scheduled
 from pdserve.kv_layout import KvDtype, KvLayout
-from pdserve.metrics import NodeMetrics
-from pdserve.node.gauges import watch_role
-from pdserve.node.roles import NodeParts
-from pdserve.protocol import NodeState, PrefillLeg, SamplingParams
-from prefill_node.service import PrefillNode
+from pdserve.node.gauges import watch_services
+from pdserve.protocol import NodeRole, PrefillLeg, SamplingParams
+from prefill_node.handoff import Handoffs
+from tests.unit.node.parts import made_parts, made_services
 
 BLOCK = 4
 LAYOUT = KvLayout(num_layers=4, num_kv_heads=1, head_dim=8, block_size=BLOCK, dtype=KvDtype.FLOAT32)
@@ -63,33 +56,16 @@ class Bench:
     """A prefill node with `num_blocks` blocks, and whom its coordinator would hear."""
 
     def __init__(self, num_blocks: int, engine: EngineConfig, handoff: HandoffConfig) -> None:
-        identity = KvIdentity("m", "r", LAYOUT)
-        clock = SystemClock()
         self.memory = ExportedPool(num_blocks, LAYOUT.block_bytes)
-        self.pool = BlockPool(num_blocks, BLOCK, bump_generations=self.memory.bump)
-        self.exporter = Exporter("p", "1", identity, self.memory, clock, SHM)
-        self.puller = Puller(self.memory, identity, host_id(), [])
-        self.metrics = NodeMetrics()
+        config = NodeConfig(engine=engine, handoff=handoff)
+        parts = made_parts("p", self.memory, LAYOUT, config, SHM)
+        self.pool, self.exporter, self.puller = parts.pool, parts.exporter, parts.puller
+        self.metrics = parts.metrics
         self.link = Link()
-        self.node = PrefillNode(
-            NodeParts(
-                config=NodeConfig(engine=engine, handoff=handoff),
-                node_id="p",
-                incarnation="1",
-                clock=clock,
-                pool=self.pool,
-                eos_token_ids=frozenset(),
-                max_model_len=num_blocks * BLOCK,
-                vocab_size=1000,
-                identity=identity,
-                exporter=self.exporter,
-                puller=self.puller,
-                metrics=self.metrics,
-                state=lambda: NodeState.READY,
-            )
-        )
-        self.handoffs = self.node.handoffs
-        watch_role(self.metrics, self.node)
+        self.node = made_services(parts, NodeRole.PREFILL)
+        self.handoffs = self.node.announcer
+        assert isinstance(self.handoffs, Handoffs)
+        watch_services(self.metrics, self.node)
 
     def start(self, request_id: str, num_tokens: int) -> None:
         """A prefill leg arrives, whose prefix is nobody else's."""

@@ -1,0 +1,230 @@
+"""Whether a request is dispatched, waits or is refused; decided as it arrives.
+
+A request that would miss its class's TTFT or TPOT is refused before any work is put into it:
+refusing after the prefill wastes the prefill, and whatever is computed for it makes others late.
+What counts is the load predicted for the time when the request will be there, and not the load of
+now, which lags behind by a prefill and makes the two pools swing against each other (Mooncake,
+FAST'25, section 6). Predictions are the router's (`Predicted`).
+
+A class that was refused is taken again when a tenth of its room (`rooms.py`) is free, so that it
+does not flap; that is also what Retry-After tells: when the queue will be so short, or so many
+decodes over.
+
+Requests without a promise wait in a line of the coordinator's while they would take more than a
+share of the room of those who have one and are around (`presence.py`). With nobody else around they
+are held back only beyond what keeps the pools busy. Requests whose promise even idle nodes could
+not keep are treated alike: no later time would be better, so refusing them helps nobody.
+
+No clock and no event loop in here: times are arguments.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from coordinator.admission.decisions import (
+    REASONS,
+    Admit,
+    Decision,
+    Predicted,
+    Reason,
+    Refuse,
+    Wait,
+)
+from coordinator.admission.presence import Presence
+from coordinator.admission.promises import has_promise, is_possible, without_promise
+from coordinator.admission.rooms import Room, Rooms
+from coordinator.admission.waiting_line import WaitingLine
+from pdserve.errors import Overloaded, SloUnreachable
+from pdserve.protocol import Slo
+
+T = TypeVar("T")  # who waits
+
+HYSTERESIS = 0.1  # of the room must be free again before a refused class is taken
+SPARE_SHARE = 0.5  # of the room of promises that requests without one may use
+BACKLOG_S = 2.0  # of prefill, queued for requests without promises when they are alone
+UNFORESEEN_S = 30.0  # Retry-After when no forecast reaches as far as the time when it would fit
+
+_WHAT: dict[Reason, str] = {"ttft": "token 1", "tpot": "each further token"}
+
+
+@dataclass(slots=True)
+class _Running:
+    """A request on the nodes."""
+
+    slo: Slo
+    predicted: Predicted
+    at_s: float
+    first_token_s: float | None = None
+
+
+class Admission(Generic[T]):
+    """The policy of one coordinator. It is told what became of the requests it admitted."""
+
+    def __init__(
+        self,
+        line: WaitingLine[T],
+        *,
+        max_inflight: int = sys.maxsize,
+        refuses: bool = True,
+        lowest_priority: int = 0,
+    ) -> None:
+        """`line` is where requests wait, put there by others.
+
+        `max_inflight` holds whatever is predicted. Without `refuses` nothing else counts, and
+        nobody waits. `lowest_priority` is what requests get whose promise is hopeless.
+        """
+        self.line = line
+        self._max_inflight = max_inflight
+        self._refuses = refuses
+        self._lowest_priority = lowest_priority
+        self._rooms: dict[str, Rooms] = {}  # by class: higher ones get in the way of lower ones
+        self._presence = Presence()
+        self._refusing: set[tuple[str, Reason]] = set()  # by class
+        self.num_refused: dict[Reason, int] = dict.fromkeys(REASONS, 0)
+        self._running: dict[str, _Running] = {}  # by request id
+
+    def decide(
+        self,
+        slo: Slo,
+        predicted: Predicted,
+        now_s: float,
+        tpot_within_s: Callable[[float], float | None] = lambda tpot_s: None,
+    ) -> Decision:
+        """What to do with a request that arrives now.
+
+        `slo` is what is left of its promise; `tpot_within_s` tells in how many seconds a TPOT will
+        be possible, None when that cannot be foreseen.
+        """
+        decision = self._decide(slo, predicted, now_s, tpot_within_s)
+        if isinstance(decision, Refuse):
+            self.num_refused[decision.reason] += 1
+        return decision
+
+    def reconsider(self, slo: Slo, predicted: Predicted, now_s: float) -> Admit | Wait:
+        """What to do now with the head of the line."""
+        if self._has_spare(slo, predicted, now_s):
+            return Admit(without_promise(slo, self._lowest_priority))
+        return Wait()
+
+    def tightest(self, now_s: float) -> tuple[float, float] | None:
+        """The shortest TTFT and TPOT promised to anybody around; None when nobody is."""
+        return self._presence.tightest(now_s)
+
+    # ---- what becomes of requests --------------------------------------------------------------
+
+    def dispatched(self, request_id: str, slo: Slo, predicted: Predicted, now_s: float) -> None:
+        """A request that was admitted with this `slo` is on its way to the nodes."""
+        self._running[request_id] = _Running(slo, predicted, now_s)
+        if has_promise(slo):
+            self._presence.dispatched(slo, now_s)
+
+    def first_token(self, request_id: str, now_s: float) -> None:
+        """Its token 1 is here."""
+        request = self._running.get(request_id)
+        if request is not None and request.first_token_s is None:
+            request.first_token_s = now_s
+            real_s = now_s - request.at_s
+            self._rooms_of(request.slo).learn_ttft(request.slo.ttft_s, request.predicted, real_s)
+
+    def ended(self, request_id: str, now_s: float, num_tokens: int = 0) -> None:
+        """It is over, with so many tokens; 0 when they say nothing about its TPOT."""
+        request = self._running.pop(request_id, None)
+        if request is None:
+            return
+        if has_promise(request.slo):
+            self._presence.ended(request.slo, now_s)
+        if num_tokens > 1 and request.first_token_s is not None:
+            real_s = (now_s - request.first_token_s) / (num_tokens - 1)
+            self._rooms_of(request.slo).learn_tpot(request.slo.tpot_s, request.predicted, real_s)
+
+    # ---- parts ---------------------------------------------------------------------------------
+
+    def _decide(
+        self,
+        slo: Slo,
+        predicted: Predicted,
+        now_s: float,
+        tpot_within_s: Callable[[float], float | None],
+    ) -> Decision:
+        has_place = len(self._running) < self._max_inflight
+        if self._refuses:
+            if not is_possible(slo, predicted):
+                return self._by_line(slo, predicted, now_s)
+            self._presence.seen(slo, now_s)
+            if has_place:
+                return self._by_promise(slo, predicted, now_s, tpot_within_s)
+        elif has_place:
+            return Admit(slo)
+        error = Overloaded(f"{self._max_inflight} requests are in flight already")
+        return Refuse("inflight", error)
+
+    def _by_promise(
+        self,
+        slo: Slo,
+        predicted: Predicted,
+        now_s: float,
+        tpot_within_s: Callable[[float], float | None],
+    ) -> Decision:
+        rooms, share = self._rooms_of(slo), self._presence.share(slo, now_s)
+        of_promises: list[Room] = []
+        if slo.ttft_s:
+            of_promises.append(rooms.ttft(slo.ttft_s, predicted))
+        if slo.tpot_s:
+            idle_s = predicted.idle_tpot_s
+            tpot_s = self._presence.tightest_tpot_s(slo, idle_s)
+            of_promises.append(rooms.tpot(tpot_s, predicted))
+        for room in of_promises:
+            key = (slo.name, room.reason)
+            if room.exceeds(share * (1 - HYSTERESIS) if key in self._refusing else share):
+                self._refusing.add(key)
+                fits_s = room.room_s * share * (1 - HYSTERESIS)
+                return Refuse(room.reason, self._unreachable(slo, room, fits_s, tpot_within_s))
+        self._refusing -= {(slo.name, "ttft"), (slo.name, "tpot")}
+        return Admit(slo)
+
+    def _by_line(self, slo: Slo, predicted: Predicted, now_s: float) -> Decision:
+        if len(self.line) == 0 and self._has_spare(slo, predicted, now_s):
+            return Admit(without_promise(slo, self._lowest_priority))
+        if not self.line.is_full:
+            return Wait()
+        error = Overloaded(
+            f"{len(self.line)} requests that nothing was promised are waiting already",
+            self.line.advance_s(now_s),
+        )
+        return Refuse("waiting", error)
+
+    def _unreachable(
+        self, slo: Slo, room: Room, fits_s: float, tpot_within_s: Callable[[float], float | None]
+    ) -> SloUnreachable:
+        if room.reason == "ttft":
+            retry_after_s: float | None = room.used_s - fits_s  # the queue drains as time passes
+        else:
+            factor = self._rooms_of(slo).tpot_margin.factor
+            retry_after_s = tpot_within_s(room.idle_s + fits_s / factor)
+        return SloUnreachable(
+            f"{_WHAT[room.reason]} is promised within {room.promised_s:.3g} s to class "
+            f"{slo.name!r} or those it must not delay, but {room.idle_s + room.used_s:.3g} s are "
+            f"predicted; try again when these are {room.idle_s + fits_s:.3g} s",
+            UNFORESEEN_S if retry_after_s is None else retry_after_s,
+        )
+
+    def _has_spare(self, slo: Slo, predicted: Predicted, now_s: float) -> bool:
+        """Whether a request without a promise would leave enough to those who have one."""
+        if len(self._running) >= self._max_inflight:
+            return False
+        rooms, tightest = self._rooms_of(slo), self.tightest(now_s)
+        if tightest is None:
+            return rooms.queue_s(predicted) <= BACKLOG_S
+        ttft_s, tpot_s = tightest
+        # Its own prefill gives way to theirs, and so is no part of what they wait for.
+        is_queue_short = rooms.queue_s(predicted) <= SPARE_SHARE * ttft_s
+        room = rooms.tpot(tpot_s, predicted)
+        # A TPOT that it could not keep alone would keep it, and all behind it, out for ever.
+        return is_queue_short and (room.room_s == 0 or not room.exceeds(SPARE_SHARE))
+
+    def _rooms_of(self, slo: Slo) -> Rooms:
+        return self._rooms.setdefault(slo.name, Rooms())

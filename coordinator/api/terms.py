@@ -1,0 +1,100 @@
+"""What a call is promised, and how long its client waits.
+
+The service class is named by the body's `slo_class` or the header `X-SLO-Class`; else OpenAI's
+`service_tier` picks one: "priority" the class that goes first, "flex" the one that goes last. All
+other calls are of the default class. `X-Request-Timeout` is in seconds from receipt to the end of
+the answer; what is not complete by then is given up everywhere. The cluster's own limit holds
+besides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from coordinator.api.context import ApiContext, RequestTrace
+from coordinator.api.requests import GenerationFields
+from pdserve.errors import DeadlineExceeded, InvalidRequest
+from pdserve.protocol import Slo
+from pdserve.slo import ServiceClasses, SloClass
+
+CLASS_HEADER = "X-SLO-Class"
+TIMEOUT_HEADER = "X-Request-Timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceTerms:
+    """Of one call. Times in seconds of the API's clock."""
+
+    slo: Slo
+    received_s: float
+    timeout_s: float  # from receipt; 0 = none
+
+    def waited_s(self, now_s: float) -> float:
+        """Since receipt."""
+        return now_s - self.received_s
+
+    def deadline_s(self, now_s: float) -> float:
+        """What is left of the time-out; 0 = there is none. Raises DeadlineExceeded."""
+        if not self.timeout_s:
+            return 0.0
+        left_s = self.timeout_s - self.waited_s(now_s)
+        if left_s <= 0:
+            raise DeadlineExceeded(
+                f"the request's time-out of {self.timeout_s:g} s passed before it could begin"
+            )
+        return left_s
+
+
+def service_terms(
+    fields: GenerationFields,
+    headers: Mapping[str, str],
+    context: ApiContext,
+    trace: RequestTrace,
+) -> ServiceTerms:
+    """Of a call that has just been read; its trace is told. Raises InvalidRequest."""
+    cls = _service_class(fields, headers, context.classes)
+    trace.slo = Slo(
+        name=cls.name,
+        priority=cls.priority,
+        weight=cls.weight,
+        ttft_s=cls.ttft_s,
+        tpot_s=cls.tpot_s,
+    )
+    timeout_s = _timeout_s(headers) or context.config.deadline_s
+    return ServiceTerms(trace.slo, trace.received_s, timeout_s)
+
+
+def _service_class(
+    fields: GenerationFields, headers: Mapping[str, str], classes: ServiceClasses
+) -> SloClass:
+    for name, where in ((fields.slo_class, "slo_class"), (headers.get(CLASS_HEADER), CLASS_HEADER)):
+        if name is None:
+            continue
+        if name not in classes.by_name:
+            known = ", ".join(classes.by_name)
+            raise InvalidRequest(f"{where!r} is {name[:64]!r}; the classes are {known}", where)
+        return classes.by_name[name]
+    match fields.service_tier:
+        case "priority":
+            return classes.highest
+        case "flex":
+            return classes.lowest
+    return classes.default
+
+
+def _timeout_s(headers: Mapping[str, str]) -> float:
+    """0 when the client set none."""
+    text = headers.get(TIMEOUT_HEADER)
+    if text is None:
+        return 0.0
+    try:
+        timeout_s = float(text)
+    except ValueError:
+        timeout_s = math.nan
+    if not 0 < timeout_s < math.inf:
+        raise InvalidRequest(
+            f"{TIMEOUT_HEADER!r} is {text[:64]!r}, not a number of seconds above 0", TIMEOUT_HEADER
+        )
+    return timeout_s

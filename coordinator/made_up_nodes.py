@@ -1,0 +1,142 @@
+"""Nodes that do not exist, for measuring a router: they are what they have said."""
+
+from __future__ import annotations
+
+from random import Random
+
+from coordinator.generation import GenerationRequest
+from coordinator.registry import Member, Registry
+from coordinator.routing import Router
+from pdserve.block_hash import HASH_BYTES, hash_chain
+from pdserve.config import Mode, RouterName
+from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.protocol import (
+    KvEvents,
+    KvTier,
+    LoadReport,
+    NodeHello,
+    NodeRole,
+    NodeState,
+    PerfReport,
+    SamplingParams,
+    Slo,
+    StepCosts,
+    TransferCosts,
+)
+from pdserve.wire.outbox import Outbox
+
+BLOCK_SIZE = 16
+_NUM_BLOCKS = 1 << 16  # of each node's pool
+_NUM_PROFILES = 8  # kinds of machines
+_HOLDERS = 16  # nodes that hold some of a prompt, each another length of it
+_SHARED_BLOCKS = 16  # of every prompt's beginning, which every fourth node holds
+_EVENT_BLOCKS = 64  # in a message of a node's
+_LAYOUT = KvLayout(
+    num_layers=32, num_kv_heads=8, head_dim=128, block_size=BLOCK_SIZE, dtype=KvDtype.BFLOAT16
+)
+_SLO = Slo(name="standard", ttft_s=10.0, tpot_s=0.25, priority=1)
+
+
+class MadeUpNodes:
+    """A registry full of members that say what such nodes would say."""
+
+    def __init__(self, num_nodes: int) -> None:
+        self.registry = Registry()
+        self._random = Random(0)
+        self.members = [self._join(number) for number in range(num_nodes)]
+
+    def router(self, policy: RouterName, mode: Mode) -> Router:
+        """One that knows these members, and has sent two requests to each."""
+        router = Router(self.registry, mode, policy)
+        for number in range(2 * len(self.members)):
+            request = self.request(f"load-{number}", self.tokens(64 + self._random.randrange(2048)))
+            booking = router.dispatched(request, router.place(request))
+            if number % 2:
+                booking.progressed(1)
+        return router
+
+    def request(self, request_id: str, token_ids: list[int]) -> GenerationRequest:
+        """One for this prompt."""
+        sampling = SamplingParams(max_tokens=256)
+        return GenerationRequest(
+            request_id=request_id, token_ids=token_ids, sampling=sampling, slo=_SLO
+        )
+
+    def tokens(self, number: int) -> list[int]:
+        """A prompt like no other."""
+        return [self._random.randrange(100_000) for _ in range(number)]
+
+    def kv_events(
+        self, num_blocks: int, prompts: dict[tuple[int, float], list[int]]
+    ) -> list[tuple[Member, KvEvents]]:
+        """What so many cached blocks make members say.
+
+        Some hold a part of each prompt, as large as its share or smaller; the rest of the blocks
+        are of prompts that nobody asks for.
+        """
+        messages: list[tuple[Member, KvEvents]] = []
+
+        def hold(member: Member, hashes: list[bytes]) -> None:
+            for first in range(0, len(hashes), _EVENT_BLOCKS):
+                stored = hashes[first : first + _EVENT_BLOCKS]
+                messages.append((member, KvEvents(tier=KvTier.POOL, stored=stored)))
+
+        for (_, share), token_ids in prompts.items():
+            if share == 0:
+                continue
+            chain = hash_chain(token_ids, BLOCK_SIZE, "")
+            most = int(len(chain) * share)
+            holders = self._random.sample(self.members, min(_HOLDERS, len(self.members)))
+            for number, member in enumerate(holders):
+                hold(member, chain[: most - most * number // (2 * _HOLDERS)])
+            for member in self.members[::4]:
+                hold(member, chain[:_SHARED_BLOCKS])
+        num_left = num_blocks - sum(len(events.stored) for _, events in messages)
+        for number in range(0, max(num_left, 0), _EVENT_BLOCKS):
+            names = [self._random.randbytes(HASH_BYTES) for _ in range(_EVENT_BLOCKS)]
+            hold(self.members[number // _EVENT_BLOCKS % len(self.members)], names)
+        return messages
+
+    def _join(self, number: int) -> Member:
+        chance = self._random
+        role = NodeRole.PREFILL if number % 2 else NodeRole.DECODE
+        hello = NodeHello(
+            node_id=f"node-{number}",
+            incarnation=f"{number}-1",
+            role=role,
+            state=NodeState.READY,
+            session_address=f"10.0.0.{number}:1",
+            metrics_address=f"10.0.0.{number}:2",
+            model_id="m",
+            revision="r",
+            layout=_LAYOUT,
+            num_blocks=_NUM_BLOCKS,
+            max_model_len=1 << 17,
+            introduction_key=bytes(32),
+        )
+        member = self.registry.add(hello, Outbox())
+        slower = 1 + number % _NUM_PROFILES / 10
+        knots = [1, 64, 256, 512, 2048]
+        costs = StepCosts(
+            knot_tokens=knots,
+            knot_s=[slower * (0.008 + 0.00003 * knot) for knot in knots],
+            sampled_s=1e-6,
+            pair_s=1e-10,
+            context_s=1e-8,
+        )
+        pulls = [TransferCosts(transport="ucx", fixed_s=0.002, bytes_per_s=2e10)]
+        self.registry.profiled(
+            member,
+            PerfReport(step=costs, token_budget=2048, max_batch_size=256, transfers=pulls),
+        )
+        load = LoadReport(
+            state=NodeState.READY,
+            role=role,
+            queued_tokens=chance.randrange(8192) if role is NodeRole.PREFILL else 0,
+            running_requests=chance.randrange(64),
+            free_blocks=_NUM_BLOCKS - chance.randrange(_NUM_BLOCKS // 2),
+            prefill_ratio=chance.uniform(0.9, 1.1),
+            decode_ratio=chance.uniform(0.9, 1.1),
+        )
+        self.registry.report(member, load)
+        return member

@@ -1,0 +1,123 @@
+"""How close the pools are to breaking what was promised, from what their nodes report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import inf
+from typing import Protocol
+
+from coordinator.admission.decisions import Reason
+from coordinator.rebalancer import LATE, NodeLoad, pool_load
+from coordinator.registry import Member, Registry
+from pdserve.clock import Clock
+from pdserve.metrics import CoordinatorMetrics
+from pdserve.perf_model import PerfModel
+from pdserve.protocol import NodeRole
+
+KV_SHARE = 0.9  # of a pool in use: beyond it, streams give way to each other
+
+_REASONS: dict[NodeRole, Reason] = {NodeRole.PREFILL: "ttft", NodeRole.DECODE: "tpot"}
+
+
+class Promises(Protocol):
+    """What requests are promised (`coordinator.admission`)."""
+
+    @property
+    def num_refused(self) -> Mapping[Reason, int]:
+        """Requests refused so far, by reason; among them "ttft" and "tpot"."""
+        ...
+
+    def tightest(self, now_s: float) -> tuple[float, float] | None:
+        """The shortest TTFT and TPOT promised to anybody now; None when nobody is there."""
+        ...
+
+
+class PoolLoads:
+    """The loads of one coordinator's members.
+
+    `queue_s` predicts the seconds of prefill before a prompt that were sent to a member now.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        promises: Promises,
+        queue_s: Callable[[Member], float],
+        clock: Clock,
+    ) -> None:
+        self._registry = registry
+        self._promises = promises
+        self._queue_s = queue_s
+        self._clock = clock
+        self._num_refused = dict.fromkeys(NodeRole, 0)
+
+    def watch(self, metrics: CoordinatorMetrics) -> None:
+        """Show them."""
+        for role in NodeRole:
+            metrics.watch(
+                f"{role.name.lower()}_pool_load",
+                "Mean load of its nodes; at 1 promises are just kept",
+                partial(self.of, role),
+            )
+
+    def of(self, role: NodeRole) -> float:
+        """A pool's load; 0 while nothing is known of it."""
+        load = pool_load(self._look(frozenset()), role)
+        return 0.0 if load is None or load == inf else load
+
+    def look(self) -> list[NodeLoad]:
+        """Every attached node's.
+
+        A pool for whose sake requests were refused since the last look is late, whatever its
+        queues are like: who is refused stands in none of them.
+        """
+        refused = {role: self._promises.num_refused.get(_REASONS[role], 0) for role in NodeRole}
+        late = frozenset(role for role in NodeRole if refused[role] > self._num_refused[role])
+        self._num_refused = refused
+        return self._look(late)
+
+    def _look(self, late: frozenset[NodeRole]) -> list[NodeLoad]:
+        ttft_s, tpot_s = self._promises.tightest(self._clock.now()) or (inf, inf)
+        nodes = []
+        for member in self._registry:
+            is_prefill = member.role is NodeRole.PREFILL
+            load = None
+            if member.is_ready and member.perf is not None:
+                load = self._queue_s(member) / ttft_s if is_prefill else decode_load(member, tpot_s)
+                load = max(load, LATE) if member.role in late else load
+            nodes.append(
+                NodeLoad(
+                    node_id=member.node_id,
+                    role=member.role,
+                    load=load,
+                    left_over=_left_over(member),
+                    may_turn=is_prefill or not member.hello.prefill_refusal,
+                )
+            )
+        return nodes
+
+
+def decode_load(member: Member, tpot_s: float) -> float:
+    """Time between two tokens of a stream at a node, in that of a promised TPOT; or blocks in use,
+    in those that may be. The larger one, with all who wait there let in. Its `perf` is known."""
+    perf, load, hello = member.perf, member.load, member.hello
+    assert perf is not None
+    num_requests = load.running_requests + load.waiting_requests
+    if num_requests == 0:
+        return 0.0
+    growth = num_requests / max(load.running_requests, 1)
+    num_blocks = (hello.num_blocks - load.free_blocks) * growth
+    in_turns = max(num_requests / perf.max_batch_size, 1.0)
+    context = round(num_blocks * hello.layout.block_size / in_turns)
+    model = PerfModel(perf.step, decode_ratio=load.decode_ratio or 1.0)
+    step_s = model.decode_s(round(num_requests / in_turns), context)
+    return max(step_s * in_turns / tpot_s, num_blocks / hello.num_blocks / KV_SHARE)
+
+
+def _left_over(member: Member) -> int:
+    """What it would take along into the other pool: tokens to prefill, or requests to decode."""
+    load = member.load
+    if member.role is NodeRole.PREFILL:
+        return load.queued_tokens
+    return load.running_requests + load.waiting_requests

@@ -1,0 +1,161 @@
+"""Where prompts stop matching what is cached, and whether they had to.
+
+A block's hash in the prefix cache covers all tokens before it. So a word that changes near the top
+of otherwise equal prompts, such as the time of day in a system prompt, makes all that follows be
+computed again, and hit rates do not say why. Here the blocks of each prompt's beginning are also
+hashed without what is before them: where the first block is new, but later ones were seen at the
+same place in earlier prompts, that first block is what broke the prefix. Text that changes its
+length moves what follows it, by less than a block in most cases, so these places are tried too.
+
+Hashes are Python's own and never leave this file; neither do tokens. A wrong match of two hashes
+costs a wrong count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+NUM_BLOCKS = 64  # looked at, of each prompt
+MAX_HASHES = 1 << 15  # remembered at least; twice as many at most
+WINDOW_PROMPTS = 512  # that findings are about; twice as many at most
+MIN_GAP_S = 0.002  # between two prompts that are looked at, which takes up to 50 microseconds
+PROBED_BLOCKS = 2  # behind the broken one, in which moved text is looked for
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """A prompt that changed early, before text that earlier prompts had as well."""
+
+    at_token: int  # where the changed block begins
+    num_tokens: int  # behind it, that could have been found in the cache
+
+
+@dataclass(slots=True)
+class _Window:
+    """What some prompts in a row came to."""
+
+    num_prompts: int = 0
+    num_tokens: int = 0
+    lost: dict[int, int] = field(default_factory=dict)  # at_token |-> tokens
+
+
+class _Recent:
+    """A set of hashes that forgets: two generations, of which the elder is dropped as a whole."""
+
+    def __init__(self) -> None:
+        self._young: set[int] = set()
+        self._old: set[int] = set()
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._young or key in self._old
+
+    def count(self, keys: Iterable[int]) -> int:
+        """How many of these are in it."""
+        young, old = self._young, self._old
+        return sum(1 for key in keys if key in young or key in old)
+
+    def update(self, keys: Sequence[int]) -> None:
+        """They were seen just now."""
+        if len(self._young) + len(keys) > MAX_HASHES:
+            self._young, self._old = set(), self._young
+        self._young.update(keys)
+
+
+class PrefixStability:
+    """Looks at prompts once it is known how much of each was cached."""
+
+    def __init__(self) -> None:
+        self._seen = _Recent()
+        self._window, self._former = _Window(), _Window()
+        self._next_s = -inf  # when a prompt will be looked at again
+
+    @property
+    def unstable_share(self) -> float:
+        """Of the tokens of recent prompts: recomputed only because of changes before them."""
+        total = self._window.num_tokens + self._former.num_tokens
+        return sum(self._lost().values()) / total if total else 0.0
+
+    @property
+    def unstable_token(self) -> int | None:
+        """Where the text is that costs most; None without any."""
+        lost = self._lost()
+        return max(lost, key=lambda at_token: lost[at_token]) if lost else None
+
+    def observe(
+        self,
+        token_ids: Sequence[int],
+        block_size: int,
+        cache_salt: str,
+        num_cached: int,
+        now_s: float,
+    ) -> Break | None:
+        """A prompt has been prefilled, of which the first `num_cached` tokens were cached.
+
+        Nothing is found in one that comes too soon after another.
+        """
+        if now_s < self._next_s:
+            return None
+        self._next_s = now_s + MIN_GAP_S
+        if self._window.num_prompts >= WINDOW_PROMPTS:
+            self._former, self._window = self._window, _Window()
+        prompt = _Prompt(token_ids, block_size, cache_salt)
+        found = self._find_break(prompt, num_cached // block_size)
+        self._seen.update(prompt.hashes)
+        self._window.num_prompts += 1
+        self._window.num_tokens += len(token_ids)
+        if found is not None:
+            lost = self._window.lost
+            lost[found.at_token] = lost.get(found.at_token, 0) + found.num_tokens
+        return found
+
+    def _find_break(self, prompt: _Prompt, first_block: int) -> Break | None:
+        hashes, seen = prompt.hashes, self._seen
+        broken = first_block
+        while broken < len(hashes) and hashes[broken] in seen:
+            broken += 1  # it was cached once: evicted, or on another node
+        num_lost = seen.count(hashes[broken + 1 :])
+        num_lost = num_lost or self._num_moved(prompt, broken)
+        size = prompt.block_size
+        return Break(broken * size, num_lost * size) if num_lost else None
+
+    def _num_moved(self, prompt: _Prompt, broken: int) -> int:
+        """Blocks behind the broken one that were seen before, moved by less than a block."""
+        for index in range(broken + 1, min(broken + 1 + PROBED_BLOCKS, len(prompt.hashes))):
+            around = prompt.hashes_around(index)
+            if self._seen.count(around):
+                shift = next(i for i, key in enumerate(around) if key in self._seen)
+                return self._seen.count(prompt.hashes_from(index, shift + 1 - prompt.block_size))
+        return 0
+
+    def _lost(self) -> dict[int, int]:
+        lost = dict(self._former.lost)
+        for at_token, num_tokens in self._window.lost.items():
+            lost[at_token] = lost.get(at_token, 0) + num_tokens
+        return lost
+
+
+class _Prompt:
+    """The beginning of a prompt, as hashes of full blocks that know their place, but no parent."""
+
+    def __init__(self, token_ids: Sequence[int], block_size: int, cache_salt: str) -> None:
+        self.block_size = block_size
+        self._token_ids = tuple(token_ids[: NUM_BLOCKS * block_size])
+        self._namespace = hash((cache_salt, block_size))
+        self.hashes = self.hashes_from(0, 0)
+
+    def hashes_from(self, index: int, shift: int) -> list[int]:
+        """From block `index` on, if each began `shift` tokens later."""
+        size, token_ids = self.block_size, self._token_ids
+        starts = range(index * size + shift, len(token_ids) - size + 1, size)
+        return [
+            hash(token_ids[start : start + size]) ^ place
+            for place, start in enumerate(starts, start=self._namespace + index)
+        ]
+
+    def hashes_around(self, index: int) -> list[int]:
+        """Of block `index`, if it began less than a block earlier or later; the earliest first."""
+        size, token_ids, place = self.block_size, self._token_ids, self._namespace + index
+        starts = range((index - 1) * size + 1, (index + 1) * size)
+        return [hash(token_ids[start : start + size]) ^ place for start in starts]

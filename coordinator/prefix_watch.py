@@ -1,0 +1,46 @@
+"""How much of the prompts was found in prefix caches, and why not more: numbers and places only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from coordinator.prefix_stability import PrefixStability
+from pdserve.clock import Clock
+from pdserve.metrics import CoordinatorMetrics
+
+
+class PrefixWatch:
+    """Told of every prompt that has been prefilled."""
+
+    def __init__(self, metrics: CoordinatorMetrics, clock: Clock) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._stability = PrefixStability()
+        self._num_tokens = 0
+        self._num_cached = 0
+
+    def prefilled(
+        self, token_ids: Sequence[int], block_size: int, cache_salt: str, num_cached: int
+    ) -> None:
+        """The first `num_cached` tokens of a prompt were cached."""
+        metrics, num_tokens = self._metrics, len(token_ids)
+        self._num_tokens += num_tokens
+        self._num_cached += num_cached
+        metrics.cached_tokens.inc(num_cached)
+        # The last token is always computed, and with it the whole of its block.
+        if num_cached < (num_tokens - 1) // block_size * block_size:
+            metrics.prefix_break.observe(num_cached)
+        change = self._stability.observe(
+            token_ids, block_size, cache_salt, num_cached, self._clock.now()
+        )
+        if change is not None:
+            metrics.prefix_unstable_position.observe(change.at_token)
+            metrics.prefix_unstable_tokens.inc(change.num_tokens)
+
+    def status(self) -> dict[str, object]:
+        """For GET /status; shares of prompt tokens, the latter of recent ones."""
+        return {
+            "cached_share": self._num_cached / self._num_tokens if self._num_tokens else 0.0,
+            "unstable_share": self._stability.unstable_share,
+            "unstable_token": self._stability.unstable_token,
+        }

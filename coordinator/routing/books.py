@@ -1,0 +1,137 @@
+"""What this coordinator has sent where, and has not seen the end of.
+
+The books hear of a request when it is dispatched, with its tokens, and at its end. Each of these
+costs a few array elements; a token of a stream that keeps to its plan costs a comparison.
+"""
+
+from __future__ import annotations
+
+from coordinator.generation import GenerationRequest
+from coordinator.registry import Member, Registry
+from coordinator.routing.decode_load import DecodeLoad
+from coordinator.routing.fleet import Fleet
+from coordinator.routing.forecast import Plan
+from coordinator.routing.lengths import OutputLengths
+from coordinator.routing.placement import Placement
+from coordinator.routing.prefill_queues import PendingPrompt, PrefillQueues, ServiceClass
+from pdserve.clock import Clock
+
+UNKNOWN_TPOT_S = 0.05  # of nodes that have not said what they can do
+
+
+class Booking:
+    """One request that has been dispatched."""
+
+    def __init__(self, books: Books, request: GenerationRequest, placement: Placement) -> None:
+        self.request = request
+        self.placement = placement
+        self.num_tokens = 0  # of output
+        self.plan: Plan | None = None  # in the decode node's calendar
+        self.is_prefilled = False
+        self._books = books
+
+    def progressed(self, num_tokens: int) -> None:
+        """So many tokens of output are there; with the first of them the prefill is over."""
+        self.num_tokens = max(self.num_tokens, num_tokens)
+        self._books.progressed(self)
+
+    def end(self, *, by_itself: bool) -> None:
+        """It is over; `by_itself`: neither failed nor cancelled. Once."""
+        self._books.ended(self, by_itself=by_itself)
+
+
+class Books:
+    """All bookings, as loads by slot."""
+
+    def __init__(self, registry: Registry, fleet: Fleet, clock: Clock) -> None:
+        self.queues = PrefillQueues(fleet)
+        self.decodes = DecodeLoad(fleet, clock.now())
+        self.lengths = OutputLengths()
+        self._fleet = fleet
+        self._clock = clock
+        for member in registry:
+            self._reported(member)
+        registry.on_changed(self._reported)
+        registry.on_lost(self._lost)
+
+    def dispatched(self, request: GenerationRequest, placement: Placement) -> Booking:
+        """Its legs are on their way."""
+        booking = Booking(self, request, placement)
+        prefills = placement.prefill or placement.decode
+        assert prefills is not None
+        now_s = self._clock.now()
+        self.queues.push(
+            prefills,
+            request.request_id,
+            PendingPrompt(
+                ServiceClass.of(request.slo), placement.idle_ttft_s, placement.prompt_tokens
+            ),
+            now_s,
+        )
+        decode = placement.decode
+        if decode is not None:
+            self.decodes.legs[decode.slot] += 1
+            if placement.prefill is None:
+                self.decodes.activate(decode.slot, 1, _context(placement))
+            self._plan(booking, decode, now_s, now_s + placement.ttft_s)
+        return booking
+
+    def progressed(self, booking: Booking) -> None:
+        """Token 1, or later ones."""
+        placement, now_s = booking.placement, self._clock.now()
+        is_first = not booking.is_prefilled
+        if is_first:
+            self._end_prefill(booking, now_s)
+        decode, plan = placement.decode, booking.plan
+        if decode is None or plan is None or not self._is_member(decode):
+            return
+        if is_first and placement.prefill is not None:
+            self.decodes.activate(decode.slot, 1, _context(placement))
+        if is_first or self.decodes.forecast.is_over(plan, now_s):
+            self.decodes.forecast.remove(plan, now_s)
+            self._plan(booking, decode, now_s, now_s)
+
+    def ended(self, booking: Booking, *, by_itself: bool) -> None:
+        """Finished, failed or cancelled."""
+        placement, now_s = booking.placement, self._clock.now()
+        if by_itself:
+            self.lengths.observe(booking.num_tokens)
+        decode, plan = placement.decode, booking.plan
+        if decode is not None and plan is not None and self._is_member(decode):
+            self.decodes.legs[decode.slot] -= 1
+            self.decodes.forecast.remove(plan, now_s)
+            if booking.is_prefilled or placement.prefill is None:
+                self.decodes.activate(decode.slot, -1, _context(placement))
+        if not booking.is_prefilled:
+            self._end_prefill(booking, now_s)
+
+    def _end_prefill(self, booking: Booking, now_s: float) -> None:
+        booking.is_prefilled = True
+        prefills = booking.placement.prefill or booking.placement.decode
+        assert prefills is not None
+        self.queues.pop(prefills, booking.request.request_id, now_s)
+
+    def _plan(self, booking: Booking, decode: Member, now_s: float, join_s: float) -> None:
+        placement = booking.placement
+        left = self.lengths.remaining(booking.request.sampling, booking.num_tokens)
+        end_s = join_s + left * (placement.tpot_s or UNKNOWN_TPOT_S)
+        booking.plan = self.decodes.forecast.add(
+            decode.slot, now_s, join_s, end_s, _context(placement)
+        )
+
+    def _is_member(self, member: Member) -> bool:
+        """Whether its slot is still its own."""
+        return self._fleet.members[member.slot] is member
+
+    def _reported(self, member: Member) -> None:
+        self.queues.reported(member)
+        self.decodes.reported(member)
+
+    def _lost(self, member: Member) -> None:
+        self.queues.clear(member.slot)
+        self.decodes.clear(member.slot)
+
+
+def _context(placement: Placement) -> int:
+    """Tokens of context of its decode leg, on average over its life."""
+    return placement.prompt_tokens + placement.output_tokens // 2

@@ -1,0 +1,188 @@
+"""What members have said of themselves, in arrays: pools, readiness, costs, and room.
+
+Of its load a node sees what all coordinators send it, late; a coordinator what it sends itself, at
+once. What a report shows beyond our own share is others' (`prefill_queues.py`, `decode_load.py`),
+so that own and others' together are the larger of the two views.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from coordinator.registry import Member, Registry
+from coordinator.routing.slots import Bools, Floats, Ints, SlotArrays, Slots
+from coordinator.routing.tables import StepTables, num_pairs
+from pdserve.perf_model import GUESS
+from pdserve.protocol import NodeRole, PerfReport, TransferCosts
+
+TIER = "tier"  # among a node's transfers: out of its own host tier
+
+# Until a node has said more: ten-gigabit Ethernet, and the default engine.
+PULL_GUESS = TransferCosts(transport="", fixed_s=0.005, bytes_per_s=1e9)
+PERF_GUESS = PerfReport(step=GUESS, token_budget=512, max_batch_size=64)
+
+
+class Fleet(SlotArrays):
+    """All members by slot; a slot without a member is ready for nothing."""
+
+    def __init__(self, registry: Registry) -> None:
+        super().__init__()
+        self.members: list[Member | None] = []
+        self.tables = StepTables()
+        self._perfs: list[PerfReport] = []  # by slot: what the arrays were made of
+        self._ready: dict[NodeRole | None, Ints] = {}  # as far as they are known
+        n = self.capacity
+        self.role: Ints = np.zeros(n, np.int64)  # 0: takes no legs
+        self.is_profiled = np.zeros(n, np.bool_)
+        self.row: Ints = np.zeros(n, np.int64)  # of `tables`
+        self.prefill_ratio: Floats = np.ones(n)
+        self.decode_ratio: Floats = np.ones(n)
+        self.has_prefilled = np.zeros(n, np.bool_)  # else its ratio is that of others like it
+        self.has_decoded = np.zeros(n, np.bool_)
+        self.block_size: Ints = np.ones(n, np.int64)
+        self.kv_tokens: Ints = np.zeros(n, np.int64)  # that there is room for
+        self.pull_fixed_s: Floats = np.zeros(n)
+        self.pull_token_s: Floats = np.zeros(n)
+        self.tier_fixed_s: Floats = np.zeros(n)
+        self.tier_token_s: Floats = np.zeros(n)
+        self.queued_tokens: Ints = np.zeros(n, np.int64)  # as reported
+        self.free_blocks: Ints = np.zeros(n, np.int64)  # as reported
+        for member in registry:
+            self._changed(member)
+        registry.on_changed(self._changed)
+        registry.on_lost(self._lost)
+
+    def reserve(self, slot: int) -> None:
+        """As SlotArrays; what is divided by is 1."""
+        former = self.capacity
+        super().reserve(slot)
+        for ones in (self.block_size, self.prefill_ratio, self.decode_ratio):
+            ones[former:] = 1
+
+    def ready(self, role: NodeRole | None) -> Ints:
+        """Slots of a pool's members that take new legs; None: of both pools'."""
+        slots = self._ready.get(role)
+        if slots is None:
+            is_ready = self.role > 0 if role is None else self.role == role
+            slots = self._ready[role] = np.flatnonzero(is_ready)
+        return slots
+
+    def member(self, slot: int) -> Member:
+        """Whose slot it is."""
+        member = self.members[slot]
+        assert member is not None
+        return member
+
+    def prompt_s(self, num_uncached: int, num_cached: int) -> Floats:
+        """`PerfModel.prefill_s` of the same prompt on every node."""
+        prompt_s = self.tables.prompt_s(num_uncached, num_cached).take(self.row)
+        prompt_s *= self.prefill_ratio
+        return prompt_s
+
+    def prefill_s(self, slots: Ints, uncached: Ints, cached: Ints) -> Floats:
+        """`PerfModel.prefill_s` of a prompt that `slots` have cached to different extents."""
+        tables, row = self.tables, self.row.take(slots)
+        full, rest = np.divmod(uncached, tables.token_budget.take(row))
+        raw = tables.steps_s(row, rest)
+        raw += full * tables.full_step_s.take(row)
+        raw += tables.pair_s.take(row) * num_pairs(uncached, cached)
+        raw += tables.sampled_s.take(row)
+        raw *= self.prefill_ratio.take(slots)
+        return raw
+
+    def token_s(self, slot: int) -> float:
+        """Seconds of a prompt's token at one node, in steps as large as they may be."""
+        row = self.row[slot]
+        return float(
+            self.tables.full_step_s[row] * self.prefill_ratio[slot] / self.tables.token_budget[row]
+        )
+
+    def decode_s(self, slots: Slots, num_requests: Ints, num_context: Ints) -> Floats:
+        """`PerfModel.decode_s` of so many requests of so much context together.
+
+        Those beyond the most that a step takes have to take turns.
+        """
+        tables, row = self.tables, self.row[slots]
+        most = tables.max_batch.take(row)
+        rows = np.minimum(num_requests, most)
+        raw = tables.steps_s(row, rows)
+        raw += tables.sampled_s.take(row) * rows
+        if (num_requests > most).any():
+            raw *= num_requests / np.maximum(rows, 1)
+        raw += tables.context_s.take(row) * num_context
+        raw *= self.decode_ratio[slots]
+        return raw
+
+    def decode_one_s(self, slot: int, num_requests: int, num_context: int) -> float:
+        """The same at one node."""
+        tables, row = self.tables, int(self.row[slot])
+        rows = min(num_requests, int(tables.max_batch[row]))
+        step_s = float(tables.seconds[row, rows]) + float(tables.sampled_s[row]) * rows
+        raw = step_s * num_requests / rows + float(tables.context_s[row]) * num_context
+        return raw * float(self.decode_ratio[slot])
+
+    # ---- what members say ----------------------------------------------------------------------
+
+    def _changed(self, member: Member) -> None:
+        slot = member.slot
+        self.reserve(slot)
+        while slot >= len(self.members):
+            self.members.append(None)
+            self._perfs.append(PERF_GUESS)
+        if self.members[slot] is not member:
+            self.members[slot] = member
+            self._perfs[slot] = PERF_GUESS
+            self.row[slot] = self.tables.take(PERF_GUESS)
+            self._describe(slot, member, PERF_GUESS)
+        if member.perf is not self._perfs[slot] and member.perf is not None:
+            self._profile(slot, member, member.perf)
+        load = member.load
+        self._set_role(slot, int(member.role) if member.is_ready else 0)
+        self.has_prefilled[slot] = load.prefill_ratio > 0
+        self.has_decoded[slot] = load.decode_ratio > 0
+        self.prefill_ratio[slot] = load.prefill_ratio or self._typical(
+            slot, self.prefill_ratio, self.has_prefilled
+        )
+        self.decode_ratio[slot] = load.decode_ratio or self._typical(
+            slot, self.decode_ratio, self.has_decoded
+        )
+        self.queued_tokens[slot] = load.queued_tokens
+        self.free_blocks[slot] = load.free_blocks
+
+    def _typical(self, slot: int, ratio: Floats, is_known: Bools) -> float:
+        """For a node that has not shown yet how far its profile is off: what its equals show."""
+        equals = ratio[is_known & (self.row == self.row[slot])]
+        return float(np.median(equals)) if len(equals) else 1.0
+
+    def _profile(self, slot: int, member: Member, perf: PerfReport) -> None:
+        self._perfs[slot] = perf
+        former = int(self.row[slot])
+        self.row[slot] = self.tables.take(perf)
+        self.tables.drop(former)
+        self.is_profiled[slot] = True
+        self._describe(slot, member, perf)
+
+    def _describe(self, slot: int, member: Member, perf: PerfReport) -> None:
+        layout = member.hello.layout
+        token_bytes = layout.block_bytes / layout.block_size
+        self.block_size[slot] = layout.block_size
+        self.kv_tokens[slot] = member.hello.num_blocks * layout.block_size
+        pulls = [t for t in perf.transfers if t.transport != TIER] or [PULL_GUESS]
+        pull = max(pulls, key=lambda costs: costs.bytes_per_s)
+        tier = next((t for t in perf.transfers if t.transport == TIER), pull)
+        self.pull_fixed_s[slot] = pull.fixed_s
+        self.pull_token_s[slot] = token_bytes / pull.bytes_per_s
+        self.tier_fixed_s[slot] = tier.fixed_s
+        self.tier_token_s[slot] = token_bytes / tier.bytes_per_s
+
+    def _set_role(self, slot: int, role: int) -> None:
+        if self.role[slot] != role:
+            self.role[slot] = role
+            self._ready = {}
+
+    def _lost(self, member: Member) -> None:
+        slot = member.slot
+        self._set_role(slot, 0)
+        self.tables.drop(int(self.row[slot]))
+        self.is_profiled[slot] = self.has_prefilled[slot] = self.has_decoded[slot] = False
+        self.members[slot] = None

@@ -1,0 +1,117 @@
+"""What decode nodes will have to do at a moment to come.
+
+A request joins a decode batch only when its prefill is over. Whoever places it by the batches of
+now sends everything to the node that is emptiest now and fullest then, and the two pools swing
+against each other (Mooncake, section 6). So every leg stands in a calendar, from the moment when it
+is expected to join to the one when it is expected to end; the load at a moment is one column of it.
+
+The calendar is a ring of buckets. Its last one stands for everything later: who is planned beyond
+it stays in it until planned anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from coordinator.routing.slots import Floats, Ints
+
+BUCKET_S = 0.1
+NUM_BUCKETS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One leg in the calendar: buckets [first, end), counted from the clock's zero."""
+
+    slot: int
+    first: int
+    end: int | None  # None: beyond the horizon
+    num_tokens: int  # of context
+
+
+class LoadForecast:
+    """Requests and tokens of context by bucket and slot; every change costs one or two slices."""
+
+    def __init__(self, num_slots: int, now_s: float) -> None:
+        self.requests: Ints = np.zeros((NUM_BUCKETS, num_slots), np.int64)
+        self.tokens: Ints = np.zeros((NUM_BUCKETS, num_slots), np.int64)
+        self._present = _bucket(now_s)
+
+    def reserve(self, num_slots: int) -> None:
+        """Make sure that there are so many slots."""
+        num_new = num_slots - self.requests.shape[1]
+        if num_new > 0:
+            self.requests = np.pad(self.requests, ((0, 0), (0, num_new)))
+            self.tokens = np.pad(self.tokens, ((0, 0), (0, num_new)))
+
+    def add(self, slot: int, now_s: float, join_s: float, end_s: float, num_tokens: int) -> Plan:
+        """A leg is expected to decode from `join_s` to `end_s`, with so much context on average."""
+        self._advance(now_s)
+        last = self._present + NUM_BUCKETS - 1
+        first = min(max(_bucket(join_s), self._present), last)
+        end = max(_bucket(end_s), first) + 1
+        plan = Plan(slot, first, end if end <= last else None, num_tokens)
+        self._change(plan, 1)
+        return plan
+
+    def remove(self, plan: Plan, now_s: float) -> None:
+        """The leg has ended, or is planned anew."""
+        self._advance(now_s)
+        self._change(plan, -1)
+
+    def is_over(self, plan: Plan, now_s: float) -> bool:
+        """Whether the leg was expected to have ended by now."""
+        return plan.end is not None and plan.end <= _bucket(now_s)
+
+    def at(self, now_s: float, moment_s: float) -> tuple[Ints, Ints]:
+        """(requests, tokens of context) by slot at a moment to come."""
+        self._advance(now_s)
+        ahead = min(max(_bucket(moment_s) - self._present, 0), NUM_BUCKETS - 1)
+        column = (self._present + ahead) % NUM_BUCKETS
+        return self.requests[column], self.tokens[column]
+
+    def at_slots(self, now_s: float, moment_s: Floats, slots: Ints) -> tuple[Ints, Ints]:
+        """The same of these slots, each at a moment of its own."""
+        self._advance(now_s)
+        ahead = np.clip(moment_s / BUCKET_S - self._present, 0, NUM_BUCKETS - 1).astype(np.int64)
+        column = (self._present + ahead) % NUM_BUCKETS
+        return self.requests[column, slots], self.tokens[column, slots]
+
+    def ahead(self, now_s: float, slots: Ints, stride: int) -> tuple[Ints, Ints]:
+        """The same of these slots, from now to the horizon in steps of `stride` buckets."""
+        self._advance(now_s)
+        columns = (self._present + np.arange(0, NUM_BUCKETS, stride)) % NUM_BUCKETS
+        at = np.ix_(columns, slots)
+        return self.requests[at], self.tokens[at]
+
+    def clear(self, slot: int) -> None:
+        """Nothing is planned there any more."""
+        self.requests[:, slot] = self.tokens[:, slot] = 0
+
+    def _change(self, plan: Plan, sign: int) -> None:
+        horizon = self._present + NUM_BUCKETS
+        first, end = max(plan.first, self._present), plan.end or horizon
+        if first >= end:
+            return
+        a, b = first % NUM_BUCKETS, end % NUM_BUCKETS
+        for part in (slice(a, b),) if a < b else (slice(a, None), slice(0, b)):
+            self.requests[part, plan.slot] += sign
+            self.tokens[part, plan.slot] += sign * plan.num_tokens
+
+    def _advance(self, now_s: float) -> None:
+        """Buckets that have passed become the latest ones, equal to the last."""
+        bucket = _bucket(now_s)
+        if bucket <= self._present:
+            return
+        num_passed = min(bucket - self._present, NUM_BUCKETS)
+        last = (self._present - 1) % NUM_BUCKETS
+        passed = np.arange(self._present, self._present + num_passed) % NUM_BUCKETS
+        self.requests[passed] = self.requests[last]
+        self.tokens[passed] = self.tokens[last]
+        self._present = bucket
+
+
+def _bucket(moment_s: float) -> int:
+    return int(moment_s // BUCKET_S)

@@ -1,0 +1,57 @@
+"""What becomes of a request behind token 1 when another node has prefilled it.
+
+Its tokens come at the pace of the batch that the decode node will have when token 1 is there, and
+not of the one that it has now. All waiting from then on falls between tokens 1 and 2: for the KV,
+for prompts that came to the decode node earlier, and for a place in the batch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from coordinator.routing.outlook import NO_PLACE_S, Outlook, Times
+from coordinator.routing.slots import ALL, Floats
+from coordinator.routing.waiting import has_place, pace_s
+
+
+class HandedOver:
+    """By decode node, when one node prefills; arrays are by slot."""
+
+    def __init__(self, outlook: Outlook, prefill: int, ttft_s: float, begins_s: Floats) -> None:
+        """`begins_s`: when a prompt that was sent to a node now would be begun there."""
+        self._outlook = outlook
+        self._ttft_s = ttft_s
+        self._begins_s = begins_s
+        self._handover_s = _handover_s(outlook, prefill)
+        self._line_s = np.maximum(begins_s - ttft_s, 0.0)
+        fleet, newcomer = outlook.fleet, outlook.newcomer
+        batch = outlook.decodes.at(outlook.now_s, outlook.now_s + ttft_s)
+        with_it_s = pace_s(fleet, ALL, batch, newcomer)
+        is_full = ~has_place(fleet, ALL, batch, newcomer, with_it_s)
+        between_s = (self._handover_s + self._line_s) / outlook.num_gaps
+        self.tpot_s: Floats = with_it_s + between_s + NO_PLACE_S * is_full
+
+    def times(self, decode: int) -> Times:
+        """At one node, with the wait for a place there."""
+        tpot_s = float(self.tpot_s[decode])
+        if tpot_s >= NO_PLACE_S:
+            place = self._outlook.place(decode, max(self._ttft_s, float(self._begins_s[decode])))
+            between_s = float(self._handover_s[decode] + self._line_s[decode]) + place.wait_s
+            tpot_s = place.pace_s + between_s / self._outlook.num_gaps
+        return Times(self._ttft_s, tpot_s)
+
+    def idle_tpot_s(self, decode: int) -> float:
+        """At a node that has nothing else to do."""
+        between_s = float(self._handover_s[decode])
+        return self._outlook.alone_s(decode) + between_s / self._outlook.num_gaps
+
+
+def _handover_s(outlook: Outlook, prefill: int) -> Floats:
+    """What of the KV's transfer is left when the prefill is over, by decode node.
+
+    Chunks are pulled while the next ones are computed, and what a node holds is not pulled.
+    """
+    fleet = outlook.fleet
+    copy_s = fleet.pull_token_s * (outlook.num_tokens - outlook.held)
+    left_s: Floats = fleet.pull_fixed_s + np.maximum(copy_s - outlook.prompt_s[prefill], 0.0)
+    return left_s

@@ -1,0 +1,13 @@
+"""Where there is the least to do."""
+
+from __future__ import annotations
+
+from coordinator.routing.candidates import Candidates
+
+
+class LeastLoaded:
+    """The fewest pending prompt tokens, or the fewest decoding requests; as of now."""
+
+    def pick(self, candidates: Candidates) -> int:
+        """As Policy."""
+        return int(candidates.slots[candidates.load.argmin()])

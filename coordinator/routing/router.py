@@ -1,0 +1,231 @@
+"""Which nodes a request runs on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from coordinator.generation import GenerationRequest
+from coordinator.prefix_index import PrefixIndex
+from coordinator.prompt_hashes import PromptHashes
+from coordinator.registry import Member, Registry
+from coordinator.routing.books import Booking, Books
+from coordinator.routing.candidates import Candidates, Job
+from coordinator.routing.fleet import Fleet
+from coordinator.routing.handed_over import HandedOver
+from coordinator.routing.one_node import OneNode
+from coordinator.routing.outlook import Outlook, Times
+from coordinator.routing.placement import Placement
+from coordinator.routing.policies import make_policy
+from coordinator.routing.sides import USUAL_TPOT_S, USUAL_TTFT_S, choose, score
+from coordinator.routing.slots import Floats, Ints
+from coordinator.routing.waiting import tpot_within_s
+from pdserve.clock import Clock, SystemClock
+from pdserve.config import Mode, RouterName
+from pdserve.errors import NoNodeAvailable
+from pdserve.protocol import NodeRole, PrefixSource
+
+FEW = 8  # nodes that are looked at closely
+FAR_S = 1e6  # added to what the others would cost
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOutlook:
+    """What the router expects of a node, for people to read."""
+
+    queue_s: float  # before a prompt sent there now
+    tpot_s: float  # of one stream more, now
+
+
+class Router:
+    """Places requests by one policy, and keeps the books it decides by."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        mode: Mode,
+        policy: RouterName = "predicted",
+        clock: Clock | None = None,
+    ) -> None:
+        self.mode = mode
+        self.prefixes = PrefixIndex()
+        self._registry = registry
+        self._clock = clock or SystemClock()
+        self.fleet = Fleet(registry)
+        self._books = Books(registry, self.fleet, self._clock)
+        self._policy = make_policy(policy)
+        registry.on_lost(self.prefixes.remove)
+
+    # ---- placing -------------------------------------------------------------------------------
+
+    def can_route(self) -> bool:
+        """Whether every pool that is needed has a ready node."""
+        match self.mode:
+            case "disaggregated":
+                return all(len(self.fleet.ready(role)) > 0 for role in NodeRole)
+            case "colocated":
+                return len(self.fleet.ready(NodeRole.DECODE)) > 0
+            case "adaptive":
+                return len(self.fleet.ready(None)) > 0
+
+    def place(self, request: GenerationRequest) -> Placement:
+        """Nodes for a request; one that wants a single token needs no decode node.
+
+        Raises:
+            NoNodeAvailable: a pool that it needs has no ready node; says which.
+        """
+        return self.place_hashed(request, PromptHashes(request.token_ids, request.cache_salt))
+
+    def place_hashed(self, request: GenerationRequest, prompt: PromptHashes) -> Placement:
+        """The same, where some of the prompt has been hashed already."""
+        hits = self.prefixes.lookup(prompt)
+        outlook = Outlook(self.fleet, self._books, request, hits, self._clock.now())
+        match self.mode:
+            case "colocated":
+                return self._local(outlook, self._slots(NodeRole.DECODE))
+            case "disaggregated":
+                return self._pair(outlook)
+            case "adaptive":
+                return self._adaptive(outlook)
+
+    def dispatched(self, request: GenerationRequest, placement: Placement) -> Booking:
+        """The request's legs are on their way; what follows is told to the booking."""
+        return self._books.dispatched(request, placement)
+
+    def prefix_sources(self, placement: Placement, puller: Member) -> list[PrefixSource]:
+        """Who holds more of the prompt than the node that is to prefill it."""
+        return self.prefixes.prefix_sources(placement.hits, puller)
+
+    # ---- what is expected ----------------------------------------------------------------------
+
+    def tpot_within_s(self, placement: Placement, tpot_s: float) -> float | None:
+        """Seconds until a node is predicted to keep this TPOT for such a request.
+
+        None: not within the forecast's horizon.
+        """
+        slots = self.fleet.ready(None if self.mode == "adaptive" else NodeRole.DECODE)
+        now_s = self._clock.now()
+        return tpot_within_s(self.fleet, self._books.decodes, slots, placement, tpot_s, now_s)
+
+    def node_outlook(self, member: Member) -> NodeOutlook:
+        """Of a member, as of now."""
+        now_s, slot = self._clock.now(), member.slot
+        batch = self._books.decodes.at(now_s, now_s)
+        requests, context = int(batch.requests[slot]), int(batch.context[slot])
+        queue_s = self._books.queues.all_s(now_s)
+        tpot_s = self.fleet.decode_one_s(slot, requests + 1, context)
+        return NodeOutlook(queue_s=float(queue_s[slot]), tpot_s=tpot_s)
+
+    # ---- parts ---------------------------------------------------------------------------------
+
+    def _pair(self, outlook: Outlook) -> Placement:
+        return self._handed_over(outlook, outlook.ttft_s, outlook.queue_s)
+
+    def _local(self, outlook: Outlook, slots: Ints) -> Placement:
+        near = OneNode(outlook, _least(self._rough_cost(outlook), slots))
+        return self._on_one_node(outlook, slots, near)[0]
+
+    def _adaptive(self, outlook: Outlook) -> Placement:
+        """Any node may do all of it; or it is passed on, as in disaggregated mode."""
+        prefills, decodes = (self.fleet.ready(role) for role in NodeRole)
+        if len(prefills) == 0:
+            return self._local(outlook, self._slots(NodeRole.DECODE))
+        if len(decodes) == 0:
+            return self._local(outlook, prefills)
+        anywhere = self.fleet.ready(None)
+        looked_at = [
+            _least(self._rough_cost(outlook), anywhere),
+            _least(outlook.ttft_s, prefills),
+            _least(outlook.pace_now_s, decodes),
+        ]
+        near = OneNode(outlook, np.unique(np.concatenate(looked_at)))
+        local, harm = self._on_one_node(outlook, anywhere, near)
+        # Prefill nodes may have streams, and decode nodes prompts.
+        ttft_s, begins_s = outlook.ttft_s + FAR_S, outlook.queue_s.copy()
+        ttft_s[near.slots], begins_s[near.slots] = near.ttft_s, near.begins_s
+        pair = self._handed_over(outlook, ttft_s, begins_s)
+        return choose(outlook.request.slo, pair, local, harm)
+
+    def _handed_over(self, outlook: Outlook, ttft_s: Floats, begins_s: Floats) -> Placement:
+        """One node prefills, another one decodes."""
+        slots, tokens = self._slots(NodeRole.PREFILL), self._books.queues.tokens_with_others()
+        prefill = self._pick("prefill", outlook, slots, ttft_s, tokens)
+        first_s = float(ttft_s[prefill]) % FAR_S
+        if outlook.request.sampling.max_tokens == 1:
+            return self._placement(outlook, prefill, None, Times(first_s, 0.0), 0.0)
+        slots, legs = self._slots(NodeRole.DECODE), self._books.decodes.legs_with_others()
+        then = HandedOver(outlook, prefill, first_s, begins_s)
+        decode = self._pick("decode", outlook, slots, then.tpot_s, legs)
+        times, idle_tpot_s = then.times(decode), then.idle_tpot_s(decode)
+        return self._placement(outlook, prefill, decode, times, idle_tpot_s)
+
+    def _on_one_node(self, outlook: Outlook, slots: Ints, near: OneNode) -> tuple[Placement, float]:
+        """And what that does to others; `near` are the most promising ones of the slots."""
+        legs = self._books.decodes.legs_with_others()
+        cost = self._rough_cost(outlook) + FAR_S
+        cost[near.slots] = near.harm + score(outlook.request.slo, near.ttft_or_full_s, near.tpot_s)
+        slot = self._pick("local", outlook, slots, cost, legs)
+        if slot not in near.slots:  # another policy's choice
+            near = OneNode(outlook, np.array([slot]))
+        times, idle_tpot_s = near.times(slot), outlook.alone_s(slot)
+        if outlook.request.sampling.max_tokens == 1:
+            times, idle_tpot_s = Times(times.ttft_s, 0.0), 0.0
+        placement = self._placement(outlook, None, slot, times, idle_tpot_s)
+        return placement, float(near.harm[near.index(slot)])
+
+    def _rough_cost(self, outlook: Outlook) -> Floats:
+        """Of doing all of it, by the batches of now."""
+        slo = outlook.request.slo
+        cost: Floats = outlook.ttft_s / (slo.ttft_s or USUAL_TTFT_S)
+        return cost + outlook.pace_now_s / (slo.tpot_s or USUAL_TPOT_S)
+
+    def _pick(self, job: Job, outlook: Outlook, slots: Ints, cost: Floats, load: Ints) -> int:
+        """One of the slots for a job."""
+        members = self.fleet.members
+        return self._policy.pick(
+            Candidates(job, outlook.request, slots, cost[slots], load[slots], members)
+        )
+
+    def _slots(self, role: NodeRole) -> Ints:
+        slots = self.fleet.ready(role)
+        if len(slots) == 0:
+            attached = sum(1 for m in self._registry if m.role is role)
+            raise NoNodeAvailable(
+                f"no {role.name.lower()} node is ready ({attached} attached): try again shortly"
+            )
+        return slots
+
+    def _placement(
+        self,
+        outlook: Outlook,
+        prefill: int | None,
+        decode: int | None,
+        times: Times,
+        idle_tpot_s: float,
+    ) -> Placement:
+        fleet = self.fleet
+        prefills = prefill if prefill is not None else decode
+        assert prefills is not None
+        used = [slot for slot in (prefill, decode) if slot is not None]
+        is_known = float(fleet.is_profiled[used].all())
+        return Placement(
+            prefill=fleet.members[prefill] if prefill is not None else None,
+            decode=fleet.members[decode] if decode is not None else None,
+            ttft_s=is_known * times.ttft_s,
+            tpot_s=is_known * times.tpot_s,
+            idle_ttft_s=is_known * float(outlook.prompt_s[prefills]),
+            idle_tpot_s=is_known * idle_tpot_s,
+            prompt_tokens=outlook.num_tokens,
+            uncached_tokens=outlook.num_tokens - int(outlook.held[prefills]),
+            output_tokens=outlook.output_tokens,
+            hits=outlook.hits,
+        )
+
+
+def _least(cost: Floats, slots: Ints) -> Ints:
+    """Those few of the slots that cost least."""
+    if len(slots) <= FEW:
+        return slots
+    least: Ints = slots[np.argpartition(cost[slots], FEW)[:FEW]]
+    return least

@@ -1,0 +1,33 @@
+"""Arrays over the registry's slots: what a decision needs of a thousand members, one array each."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Ints: TypeAlias = npt.NDArray[np.int64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+Slots: TypeAlias = Ints | slice  # some of them, or all
+
+ALL = slice(None)
+
+
+class SlotArrays:
+    """Base of what is kept by slot: every array attribute has the slots on its first axis."""
+
+    def __init__(self, capacity: int = 64) -> None:
+        self.capacity = capacity
+
+    def reserve(self, slot: int) -> None:
+        """Make sure that there is such a slot; new ones are zero."""
+        if slot < self.capacity:
+            return
+        num_new = max(self.capacity, slot + 1 - self.capacity)
+        for name, array in vars(self).items():
+            if isinstance(array, np.ndarray):
+                added = np.zeros((num_new, *array.shape[1:]), array.dtype)
+                setattr(self, name, np.concatenate([array, added]))
+        self.capacity += num_new

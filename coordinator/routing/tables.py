@@ -1,0 +1,103 @@
+"""`pdserve.perf_model.PerfModel`'s formulas for many nodes at once.
+
+Nodes that report the same costs share a row. The part of a step's time that is piecewise linear in
+its tokens is tabulated, one column for each number of tokens; the other costs stand in one array
+each. What is the same for all nodes of a row, such as a prompt that none of them has cached, is
+computed once for the row.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+import msgspec
+import numpy as np
+
+from coordinator.routing.slots import Floats, Ints, SlotArrays
+from pdserve.perf_model import PerfModel, StepShape
+from pdserve.protocol import PerfReport
+
+
+class StepTables(SlotArrays):
+    """What nodes can do, by row; ratios are not in it."""
+
+    def __init__(self) -> None:
+        super().__init__(capacity=1)
+        self.seconds: Floats = np.zeros((1, 1))  # of a step, by row and tokens
+        self.token_budget: Ints = np.ones(1, np.int64)
+        self.max_batch: Ints = np.ones(1, np.int64)
+        self.full_step_s: Floats = np.ones(1)  # of a step of the whole budget
+        self.sampled_s: Floats = np.zeros(1)
+        self.pair_s: Floats = np.zeros(1)
+        self.context_s: Floats = np.zeros(1)
+        self._rows: dict[bytes, int] = {}  # by the costs, encoded
+        self._keys: list[bytes] = []  # by row
+        self._num_users: list[int] = []
+        self._free: list[int] = []  # a heap of rows
+
+    def take(self, perf: PerfReport) -> int:
+        """The row of these costs."""
+        key = msgspec.msgpack.encode((perf.step, perf.token_budget, perf.max_batch_size))
+        row = self._rows.get(key)
+        if row is None:
+            row = self._rows[key] = self._free_row()
+            self._keys[row] = key
+            self._fill(row, perf)
+        self._num_users[row] += 1
+        return row
+
+    def drop(self, row: int) -> None:
+        """One node less that needs it."""
+        self._num_users[row] -= 1
+        if self._num_users[row] == 0:
+            del self._rows[self._keys[row]]
+            heappush(self._free, row)
+
+    def prompt_s(self, num_uncached: int, num_cached: int) -> Floats:
+        """`PerfModel.prefill_s` by row, for a prompt that is the same everywhere."""
+        full, rest = np.divmod(num_uncached, self.token_budget)
+        last_s: Floats = self.seconds[np.arange(self.capacity), rest]
+        pairs = num_pairs(num_uncached, num_cached)
+        raw: Floats = full * self.full_step_s + last_s + self.sampled_s + self.pair_s * pairs
+        return raw
+
+    def steps_s(self, row: Ints, num_tokens: Ints) -> Floats:
+        """The tabulated part of steps of so many tokens each."""
+        width = self.seconds.shape[1]
+        seconds: Floats = self.seconds.ravel().take(row * width + num_tokens)
+        return seconds
+
+    def _free_row(self) -> int:
+        if self._free:
+            return heappop(self._free)
+        self._keys.append(b"")
+        self._num_users.append(0)
+        self.reserve(len(self._keys) - 1)
+        return len(self._keys) - 1
+
+    def _fill(self, row: int, perf: PerfReport) -> None:
+        width = max(perf.token_budget, perf.max_batch_size) + 1
+        num_new = width - self.seconds.shape[1]
+        if num_new > 0:
+            self.seconds = np.pad(self.seconds, ((0, 0), (0, num_new)))
+        model = PerfModel(perf.step)
+        self.seconds[row] = 0.0  # a step of no tokens is none
+        self.seconds[row, 1:width] = [model.step_s(StepShape(n)) for n in range(1, width)]
+        self.full_step_s[row] = self.seconds[row, perf.token_budget]
+        self.token_budget[row] = perf.token_budget
+        self.max_batch[row] = perf.max_batch_size
+        self.sampled_s[row] = perf.step.sampled_s
+        self.pair_s[row] = perf.step.pair_s
+        self.context_s[row] = perf.step.context_s
+
+    def reserve(self, slot: int) -> None:
+        """As SlotArrays, of rows; what is divided by is not 0."""
+        former = self.capacity
+        super().reserve(slot)
+        for ones in (self.token_budget, self.max_batch, self.full_step_s):
+            ones[former:] = 1
+
+
+def num_pairs(num_tokens: Ints | int, num_before: Ints | int) -> Ints | int:
+    """As `pdserve.perf_model.chunk_pairs`, of arrays."""
+    return num_tokens * num_before + num_tokens * (num_tokens + 1) // 2

@@ -1,0 +1,159 @@
+"""One request from its start to its end: first it may wait, then it is on the nodes.
+
+Token 1 comes from the prefill node, the rest from the decode node, over two streams; events are put
+in order by their output index, so neither the race between the two nor a repeated token is visible
+behind this file.
+
+    start ──► waiting ──► dispatched ──► token 1 (prefill node) ──► tokens 2.. (decode node) ──► end
+                 └────────────┴───────────────────┴──► failed | cancelled, both legs told
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from coordinator.generation import GenerationRequest, Route
+from coordinator.prompt_hashes import PromptHashes
+from coordinator.registry import Member
+from coordinator.routing import Booking
+from pdserve.errors import DeadlineExceeded, PdserveError, RequestCancelled
+from pdserve.protocol import CancelLeg, Slo, TokenEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """That a request is on its nodes."""
+
+    booking: Booking
+    at_s: float
+
+    @property
+    def prefill(self) -> Member | None:
+        """Who prefills; None: the decode node."""
+        return self.booking.placement.prefill
+
+    @property
+    def decode(self) -> Member | None:
+        """Who decodes; None: nobody has to."""
+        return self.booking.placement.decode
+
+    @property
+    def members(self) -> list[Member]:
+        """Who has a leg of it."""
+        return [member for member in (self.prefill, self.decode) if member is not None]
+
+
+class RunningRequest:
+    """A request in flight (`coordinator.generation.Generation`)."""
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        prompt: PromptHashes,
+        started_s: float,
+        deadline_s: float,
+        on_end: Callable[[RunningRequest, bool], None],
+    ) -> None:
+        """`deadline_s` runs from now on; `on_end` hears whether it ended by itself."""
+        self.request = request
+        self.prompt = prompt  # while it waits, it is placed again and again
+        self.dispatch: Dispatch | None = None  # None: it waits in the coordinator
+        self.num_tokens = 0  # of output, so far without a gap
+        self._started_s = started_s
+        self._deadline_s = deadline_s
+        self._on_end = on_end
+        self._events: asyncio.Queue[TokenEvent | PdserveError] = asyncio.Queue()
+        self._early: dict[int, TokenEvent] = {}  # by index: arrived before their turn
+        self._has_ended = False
+        self._deadline = asyncio.get_running_loop().call_later(deadline_s, self._expire)
+
+    @property
+    def route(self) -> Route:
+        """Nowhere while it waits."""
+        prefill = self.dispatch.prefill if self.dispatch else None
+        decode = self.dispatch.decode if self.dispatch else None
+        return Route(
+            prefill_node=prefill.node_id if prefill else None,
+            decode_node=decode.node_id if decode else None,
+        )
+
+    @property
+    def has_token_one(self) -> bool:
+        """Whether the prefill is over, as far as the client is concerned."""
+        return self.num_tokens > 0
+
+    def slo_left(self, now_s: float) -> Slo:
+        """What is left of what it was promised."""
+        return slo_left(self.request, self._deadline_s, now_s - self._started_s)
+
+    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        """Events in order; raises the error that ended the request early."""
+        while True:
+            event = await self._events.get()
+            if isinstance(event, PdserveError):
+                raise event
+            yield event
+            if event.finish_reason is not None:
+                return
+
+    async def cancel(self, reason: str) -> None:
+        """Stop both legs, or leave the line."""
+        self.end(RequestCancelled(reason))
+
+    def deliver(self, event: TokenEvent, sender: Member) -> None:
+        """Take tokens from a node, in whatever order they come."""
+        if self._has_ended or self.dispatch is None or event.index < self.num_tokens:
+            return
+        self._early[event.index] = event
+        while (ready := self._early.pop(self.num_tokens, None)) is not None:
+            self.num_tokens += len(ready.token_ids)
+            self.dispatch.booking.progressed(self.num_tokens)
+            self._events.put_nowait(ready)
+            if ready.finish_reason is not None:
+                self._finish(self.dispatch, sender)
+                return
+
+    def end(self, error: PdserveError) -> None:
+        """Fail or cancel: the client gets `error`, both nodes a cancel."""
+        if self._has_ended:
+            return
+        self._events.put_nowait(error)
+        for member in self.dispatch.members if self.dispatch else []:
+            member.send(CancelLeg(request_id=self.request.request_id, reason=error.message))
+        self._leave(by_itself=False)
+
+    def _finish(self, dispatch: Dispatch, sender: Member) -> None:
+        decode = dispatch.decode
+        if decode is not None and decode is not sender:  # ended with token 1: nothing to decode
+            decode.send(CancelLeg(request_id=self.request.request_id, reason="finished"))
+        self._leave(by_itself=True)
+
+    def _leave(self, *, by_itself: bool) -> None:
+        self._has_ended = True
+        self._deadline.cancel()
+        if self.dispatch is not None:
+            self.dispatch.booking.end(by_itself=by_itself)
+        self._on_end(self, by_itself)
+
+    def _expire(self) -> None:
+        self.end(DeadlineExceeded(f"the request was not complete within {self._deadline_s:.3g} s"))
+
+
+def slo_left(request: GenerationRequest, deadline_s: float, elapsed_s: float) -> Slo:
+    """What is left of what was promised, so many seconds from `start`; `deadline_s` is from there
+    on, too."""
+    slo = request.slo
+    return msgspec.structs.replace(
+        slo,
+        ttft_s=_less(slo.ttft_s, request.waited_s + elapsed_s),
+        deadline_s=_less(deadline_s, elapsed_s),
+    )
+
+
+def _less(promised_s: float, elapsed_s: float) -> float:
+    """What is left; never exactly 0, which stands for no promise at all."""
+    return (promised_s - elapsed_s or -1e-9) if promised_s else 0.0

@@ -1,0 +1,87 @@
+"""Iteration-level batching (Orca): what all policies that batch anew at each step share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from decode_node.policies.line import Line
+from decode_node.policies.local_prompts import LocalPrompts
+from decode_node.policies.pace import Pace
+from decode_node.policies.precedence import make_way
+from pdserve.clock import Clock
+from pdserve.config import EngineConfig, PolicyConfig
+from pdserve.engine.fair_share import FairShare
+from pdserve.engine.prompts import make_prompt_order
+from pdserve.engine.request import Request, Scheduled
+from pdserve.engine.scheduler import Queues
+from pdserve.engine.step_shape import shape_of
+from pdserve.perf_model import PerfModel
+
+
+class DecodesFirst(ABC):
+    """Decoding requests first, then chunks of local prompts beside them.
+
+    Decodes never make a prompt that has begun wait for ever, however many there are: one row of a
+    few tokens is its own.
+    """
+
+    def __init__(
+        self, policy: PolicyConfig, engine: EngineConfig, perf: PerfModel, clock: Clock
+    ) -> None:
+        self.max_batch_size = engine.max_batch_size
+        self.pace = Pace(perf, clock, policy.default_tpot_s)
+        shares = FairShare(clock)
+        order = make_prompt_order(policy.prefill_policy, perf, clock, engine.token_budget, shares)
+        self.line = Line(order, shares, self.pace, clock)
+        self.prompts = LocalPrompts(
+            self.pace, self.line, engine.token_budget, engine.max_batch_size, policy.local_chunk
+        )
+
+    def plan(self, queues: Queues) -> list[Scheduled]:
+        """As Policy.plan."""
+        queues.held_back.stop()
+        queues.kept_out = None
+        make_way(queues, self)
+        decodes, chunks = self.compose(queues)
+        self._charge(queues, decodes, chunks)
+        return decodes + chunks
+
+    def compose(self, queues: Queues) -> tuple[list[Scheduled], list[Scheduled]]:
+        """The step's decodes, then its chunks of prompts."""
+        decoding = queues.decoding
+        has_begun_prompt = len(decoding) < len(queues.running)
+        decodes = queues.decode(self.pick(decoding, self.max_batch_size - has_begun_prompt))
+        chunks: list[Scheduled] = []
+        if has_begun_prompt or queues.waiting:
+            limit_s = self.limit_s([row.request for row in decodes])
+            chunks = self.prompts.plan(queues, decodes, limit_s, self)
+        return decodes, chunks
+
+    def first(self, queues: Queues) -> Request | None:
+        """As DecodePolicy.first."""
+        return self.line.first(queues)
+
+    @abstractmethod
+    def has_place(self, members: Sequence[Request], newcomer: Request) -> bool:
+        """As DecodePolicy.has_place."""
+
+    @abstractmethod
+    def pick(self, decoding: list[Request], most: int) -> list[Request]:
+        """Those of the decoding requests, oldest first, that run in this step; `most` at most."""
+
+    @abstractmethod
+    def limit_s(self, decoding: Sequence[Request]) -> float:
+        """How long a step with these in it may take, for chunks of prompts to go with it."""
+
+    def _charge(
+        self, queues: Queues, decodes: Sequence[Scheduled], chunks: Sequence[Scheduled]
+    ) -> None:
+        """Chunks pay for what they add to the step."""
+        decode_s = 0.0
+        if decodes:
+            decode_s = self.pace.decode_s([row.request for row in decodes])
+            self.line.charge_decodes(queues, decodes, decode_s)
+        if chunks:
+            both_s = self.pace.perf.step_s(shape_of([*decodes, *chunks]))
+            self.line.charge_chunks(chunks, max(0.0, both_s - decode_s))

@@ -1,0 +1,90 @@
+"""Who comes first of those that wait: prompts to be prefilled here, and requests handed over."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from decode_node.policies.pace import Pace
+from pdserve.clock import Clock
+from pdserve.engine.fair_share import FairShare
+from pdserve.engine.prompts.order import Prompt, PromptOrder
+from pdserve.engine.request import Request, Scheduled
+from pdserve.engine.scheduler import Queues
+
+LATE_SHARE: Final = 0.05  # of the places in the batch, while others can still be in time
+
+
+class Line:
+    """Priority first, then who was preempted, then fair shares, then who can still be in time.
+
+    Waiting for room falls between tokens 1 and 2, so it counts in TPOT. First come first served
+    would make everybody wait in an overload until nobody's promise can be kept. So those whose TPOT
+    is lost already come last, save for a small share of the places: they are to end, too. Among
+    equals whoever came first goes first. Prompts have an order of their own among themselves, by
+    which chunks are given as well.
+    """
+
+    def __init__(self, prompts: PromptOrder, shares: FairShare, pace: Pace, clock: Clock) -> None:
+        """
+        Args:
+            prompts: their order.
+            shares: of the classes; those by which `prompts` goes.
+            pace: what was promised.
+            clock: the node's.
+        """
+        self._prompts = prompts
+        self._shares = shares
+        self._pace = pace
+        self._late = FairShare(clock)
+
+    def prompts(self, queues: Queues) -> list[Prompt]:
+        """Those that have begun, and those that wait, in the order in which they get chunks."""
+        begun = [request for request in queues.running if not request.is_decoding]
+        return self._prompts.prompts([*begun, *queues.waiting], queues.pool)
+
+    def first(self, queues: Queues) -> Request | None:
+        """As DecodePolicy.first. Prefill legs join no batch, so nobody waits behind them."""
+        waiting = [r for r in queues.waiting if r.leg_token_limit is None]
+        in_line = self._prompts.sorted(waiting, queues.pool)[:1] + queues.claims
+        if len(in_line) < 2:
+            return in_line[0] if in_line else None
+        is_turn_of_late = self._late.rank("late") < self._late.rank("timely")
+
+        def rank(request: Request) -> tuple[int, bool, float, bool, float]:
+            targets = request.targets
+            return (
+                -targets.priority,
+                request.num_preemptions == 0,
+                self._shares.rank(targets.slo_class),
+                self._is_late(request, queues) is not is_turn_of_late,
+                request.lifecycle.received_s,
+            )
+
+        return min(in_line, key=rank)
+
+    def charge_chunks(self, rows: Sequence[Scheduled], seconds: float) -> None:
+        """A step spends so much time on these chunks of prompts."""
+        self._prompts.charge(rows, seconds)
+
+    def charge_decodes(self, queues: Queues, rows: Sequence[Scheduled], seconds: float) -> None:
+        """A step spends so much time on these decodes, all of them alike."""
+        num_rows: Counter[tuple[str, float]] = Counter()
+        for row in rows:
+            targets = row.request.targets
+            num_rows[targets.slo_class, targets.weight] += 1
+            if len(row.request.output_token_ids) == 1:  # it has just joined
+                self._charge_place(row.request, queues)
+        for (slo_class, weight), count in num_rows.items():
+            self._shares.charge(slo_class, weight, seconds * count / len(rows))
+
+    def _charge_place(self, request: Request, queues: Queues) -> None:
+        if self._is_late(request, queues):
+            self._late.charge("late", LATE_SHARE, 1.0)
+        else:
+            self._late.charge("timely", 1 - LATE_SHARE, 1.0)
+
+    def _is_late(self, request: Request, queues: Queues) -> bool:
+        num_tokens_left = queues.headroom.estimate.remaining(request)
+        return self._pace.is_past_saving(request, num_tokens_left)

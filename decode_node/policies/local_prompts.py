@@ -1,0 +1,160 @@
+"""Prompts prefilled beside running decodes, in chunks: stall-free batching (Sarathi-Serve).
+
+A chunk is as large as the running decodes' TPOT allows: the most tokens with which the predicted
+time of the mixed step stays within it. Sarathi profiles one budget of tokens per promise; here it
+follows from the performance model, so it shrinks with the batch and its context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, inf
+from typing import Final
+
+from decode_node.policies.interface import DecodePolicy
+from decode_node.policies.line import Line
+from decode_node.policies.pace import Pace
+from pdserve.engine.pace import SAFETY
+from pdserve.engine.prompts.order import Prompt
+from pdserve.engine.request import Request, Scheduled
+from pdserve.engine.scheduler import Queues
+from pdserve.engine.step_shape import shape_of
+from pdserve.perf_model import StepShape, chunk_pairs
+
+MIN_CHUNK: Final = 16  # tokens: a prompt that has begun gets on, whatever the decodes' promises are
+
+
+class LocalPrompts:
+    """Plans the chunks of one step. Leftover prefill legs of a former role are prompts as well."""
+
+    def __init__(
+        self, pace: Pace, line: Line, token_budget: int, max_batch_size: int, local_chunk: int
+    ) -> None:
+        """
+        Args:
+            pace: predictions and promises.
+            line: who comes first.
+            token_budget: most tokens of a step.
+            max_batch_size: most rows of a step.
+            local_chunk: prompt tokens in a step that decodes; 0: what the promises allow.
+        """
+        self._pace = pace
+        self._line = line
+        self._token_budget = token_budget
+        self._max_batch_size = max_batch_size
+        self._local_chunk = local_chunk
+
+    def plan(
+        self,
+        queues: Queues,
+        decodes: Sequence[Scheduled],
+        limit_s: float,
+        policy: DecodePolicy,
+    ) -> list[Scheduled]:
+        """Rows to go with these decodes, so that the step takes `limit_s` at most.
+
+        A prompt is begun when the policy has a place for it in the batch and there is room for its
+        KV, and when nobody comes before it who has to wait. The first prompt that has begun gets a
+        few tokens in any case.
+        """
+        prompts = self._line.prompts(queues)
+        if not prompts:
+            return []
+        has_begun = any(prompt.request.block_table for prompt in prompts)
+        num_left = self._num_tokens(decodes, has_begun=has_begun)
+        limit_s = self._stretched(prompts[0], decodes, limit_s)
+        shape = shape_of(decodes)
+        rows: list[Scheduled] = []
+        a_leg_waits = False
+        for prompt in prompts:
+            if num_left <= 0 or len(decodes) + len(rows) >= self._max_batch_size:
+                break
+            request = prompt.request
+            joins = request.leg_token_limit is None
+            if not request.block_table and (a_leg_waits or (joins and queues.kept_out)):
+                continue  # before its chunk is predicted: many may wait
+            most = min(num_left, prompt.num_uncached)
+            num_tokens = self._largest_chunk(shape, prompt, most, limit_s)
+            least = min(most, MIN_CHUNK)
+            if not request.block_table:
+                # Nobody joins the streams before a prompt that is to join them. But a prefill leg
+                # has to be begun beside them, however many there are, or it might wait for ever.
+                gets_on = num_tokens >= least or not (joins or has_begun)
+                if not gets_on or not _begin(queues, request, policy):
+                    if queues.kept_out is None and request in queues.waiting:  # else it is recalled
+                        queues.kept_out = request
+                    a_leg_waits = a_leg_waits or not joins
+                    continue
+                has_begun = True
+            if not rows:
+                num_tokens = max(num_tokens, least)
+            num_tokens = min(num_tokens, request.num_uncomputed_tokens)
+            if num_tokens:
+                rows.append(Scheduled(request, num_tokens))
+                num_left -= num_tokens
+                shape = _with_chunk(shape, prompt, num_tokens)
+        return rows
+
+    # ---- parts ---------------------------------------------------------------------------------
+
+    def _num_tokens(self, decodes: Sequence[Scheduled], *, has_begun: bool) -> int:
+        """Of prompts, at most, in a step with these decodes."""
+        num_left = self._token_budget - len(decodes)
+        if decodes and self._local_chunk:
+            num_left = min(num_left, self._local_chunk)
+        return max(num_left, int(has_begun))  # who has begun is not starved by decodes
+
+    def _stretched(self, first: Prompt, decodes: Sequence[Scheduled], limit_s: float) -> float:
+        """The step's limit, or a later one to save the first prompt's TTFT.
+
+        Decodes that are ahead of their schedule have time in hand: TPOT is a mean, and one long gap
+        does not break it. It is lent to a prompt that would be late at the usual pace, and to none
+        that is late already.
+        """
+        due_s = self._pace.until_first_token_s(first.request)
+        if limit_s == inf or first.request.output_token_ids or not 0 < due_s < inf:
+            return limit_s
+        rest = first.num_uncached
+        chunk = max(MIN_CHUNK, self._largest_chunk(shape_of(decodes), first, rest, limit_s))
+        if ceil(rest / chunk) * limit_s <= due_s:
+            return limit_s
+        in_hand_s = self._pace.least_in_hand_s(row.request for row in decodes)
+        return max(limit_s, SAFETY * in_hand_s)
+
+    def _largest_chunk(self, shape: StepShape, prompt: Prompt, most: int, limit_s: float) -> int:
+        """The most tokens, up to `most`, with which the step stays within the limit."""
+
+        def fits(num_tokens: int) -> bool:
+            return self._pace.perf.step_s(_with_chunk(shape, prompt, num_tokens)) <= limit_s
+
+        if limit_s == inf or fits(most):
+            return most
+        low, high = 0, most  # `low` fits, or is nothing; `high` does not
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+
+def _begin(queues: Queues, request: Request, policy: DecodePolicy) -> bool:
+    """Admit a waiting prompt, if it is its turn and there is a place and room for it.
+
+    It is the first of the prompts as this plan has them. Another one may have become the first
+    since; the next plan will see to that.
+    """
+    if request.leg_token_limit is None:
+        if policy.first(queues) in queues.claims:
+            return False
+        if not policy.has_place(queues.streams, request):
+            return False
+    return queues.admit(request)
+
+
+def _with_chunk(shape: StepShape, prompt: Prompt, num_tokens: int) -> StepShape:
+    num_before = prompt.request.num_tokens - prompt.num_uncached
+    return StepShape(
+        shape.num_tokens + num_tokens,
+        shape.num_sampled + (num_tokens == prompt.num_uncached),
+        shape.prefill_pairs + chunk_pairs(num_tokens, num_before),
+        shape.decode_context,
+    )

@@ -1,0 +1,67 @@
+"""How fast a batch goes, and how fast it has to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import inf
+
+from pdserve.clock import Clock
+from pdserve.engine.pace import SAFETY, next_due_s, tpot_s
+from pdserve.engine.request import Request
+from pdserve.perf_model import PerfModel
+
+
+class Pace:
+    """Predicted times of batches beside what their requests were promised."""
+
+    def __init__(self, perf: PerfModel, clock: Clock, default_tpot_s: float) -> None:
+        """
+        Args:
+            perf: the node's; its ratios correct the predictions by what was measured.
+            clock: the node's.
+            default_tpot_s: aimed at for requests that were promised none.
+        """
+        self.perf = perf
+        self._clock = clock
+        self._default_tpot_s = default_tpot_s
+
+    def cap_s(self, request: Request) -> float:
+        """The longest that its steps should take, on average.
+
+        Infinity where not even a step of its own keeps the promise: others then gain nothing by
+        staying out.
+        """
+        promised_s = tpot_s(request, self._default_tpot_s)
+        is_hopeless = self.perf.decode_s(1, request.num_tokens) > promised_s
+        return inf if is_hopeless else SAFETY * promised_s
+
+    def tightest_s(self, requests: Iterable[Request]) -> float:
+        """The longest that a step of all of these should take; infinity for none."""
+        return min(map(self.cap_s, requests), default=inf)
+
+    def in_hand_s(self, request: Request) -> float:
+        """Until its next token is due; negative: it is late."""
+        return next_due_s(request, self._default_tpot_s) - self._clock.now()
+
+    def least_in_hand_s(self, requests: Iterable[Request]) -> float:
+        """As `in_hand_s`, of the one that has the least; infinity for none."""
+        return min(map(self.in_hand_s, requests), default=inf)
+
+    def decode_s(self, requests: Sequence[Request]) -> float:
+        """Predicted seconds of a step that decodes these together."""
+        return self.perf.decode_s(len(requests), sum(r.num_tokens for r in requests))
+
+    def is_past_saving(self, request: Request, num_tokens_left: float) -> bool:
+        """Whether a request to be handed over has waited too long to keep its TPOT.
+
+        Steps are aimed at 0.9 of the promise, so each token wins a tenth of it back.
+        """
+        began_s = request.lifecycle.prefill_end_s
+        if began_s is None or request.num_preemptions:
+            return False  # nothing has been promised yet, or it was this node's doing
+        waited_s = self._clock.now() - began_s
+        return waited_s > (1 - SAFETY) * request.targets.tpot_s * num_tokens_left
+
+    def until_first_token_s(self, request: Request) -> float:
+        """Until its token 1 is due; infinity if nothing was promised."""
+        return request.targets.first_token_s - self._clock.now()

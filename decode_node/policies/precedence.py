@@ -1,0 +1,49 @@
+"""Room and a place for somebody more important, at the cost of running requests."""
+
+from __future__ import annotations
+
+from decode_node.policies.interface import DecodePolicy
+from pdserve.engine.request import Request
+from pdserve.engine.scheduler import Queues
+
+
+def make_way(queues: Queues, policy: DecodePolicy) -> None:
+    """Preempt for the first in line, if it has priority over running requests.
+
+    Only as many as it takes, and none if all of them would not be enough. Called between steps.
+    """
+    newcomer = _first_to_preempt(queues, policy)
+    if newcomer is None:
+        return
+    victims = queues.victims.below(queues.running, newcomer.targets.priority)
+    if not _fits(queues, policy, newcomer, victims):
+        return  # asked first, since it may be so for many steps
+    preempted: list[Request] = []
+    for victim in victims:
+        if _fits(queues, policy, newcomer, preempted):
+            break
+        preempted.append(victim)
+    for victim in preempted:
+        queues.preempt(victim, for_priority=True)
+
+
+def _first_to_preempt(queues: Queues, policy: DecodePolicy) -> Request | None:
+    """The first in line, if anybody who waits is more important than anybody who runs."""
+    in_line = [*queues.waiting, *queues.claims]
+    if not in_line or not queues.running:
+        return None
+    lowest = min(request.targets.priority for request in queues.running)
+    if all(request.targets.priority <= lowest for request in in_line):
+        return None  # as a rule, and then nobody need be put in order
+    first = policy.first(queues)
+    return None if first is None or queues.is_closed_to(first) else first
+
+
+def _fits(
+    queues: Queues, policy: DecodePolicy, newcomer: Request, preempted: list[Request]
+) -> bool:
+    """Whether it could be let in if these gave way."""
+    if queues.num_missing(newcomer, preempted):
+        return False
+    members = [r for r in queues.streams if r not in preempted]
+    return policy.has_place(members, newcomer)

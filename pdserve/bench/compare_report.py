@@ -1,0 +1,134 @@
+"""What a comparison has found: everything that its table and its plots are made of."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pdserve.bench.goodput import Goodput, RatePoint, Where
+from pdserve.bench.interference import Interference
+from pdserve.bench.slo_score import Percentiles, Promise, Score
+
+KEPT_UP_MS = 50.0  # p99 by which the client itself may be late
+
+
+class Unloaded(msgspec.Struct, frozen=True):
+    """An idle cluster that was sent one request at a time."""
+
+    requests: int
+    ttft_ms: Percentiles
+    tpot_ms: Percentiles
+    itl_ms: Percentiles
+    slowest_ttft_s: float
+    median_tpot_s: float
+    burst_requests: int  # sent all at once after that,
+    burst_per_s: float  # and served at this rate: about what it takes at most
+
+
+class RateRow(msgspec.Struct, frozen=True):
+    """One mode at one rate."""
+
+    rate: float  # requests a second that were meant to arrive
+    duration_s: float
+    score: Score
+    client_kept_up: bool
+    client_lag_p99_ms: float | None  # of a clock beside the client
+    itl_p99_vs_unloaded: float | None
+    prefilled_on: dict[str, int]  # node |-> requests
+
+    @property
+    def point(self) -> RatePoint:
+        """What goodput is made of."""
+        return RatePoint(self.rate, round(self.score.attainment * self.score.sent), self.score.sent)
+
+
+class ChunkTrial(msgspec.Struct, frozen=True):
+    """The co-located mode with one size of local chunks, at one rate."""
+
+    local_chunk: int  # 0: what the TPOT allows
+    rate: float
+    score: Score
+
+    @property
+    def merit(self) -> tuple[float, float]:
+        """The less, the better: by what the promises could be tightened, then what was met."""
+        scale = self.score.slo_scale
+        return (float("inf") if scale is None else scale, -self.score.attainment)
+
+
+class ModeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One mode in one scenario."""
+
+    scenario: str
+    mode: str
+    goodput: float  # requests a second of the whole cluster
+    goodput_is: Where
+    goodput_interval: tuple[float, float]  # 5 to 95 %, bootstrapped
+    local_chunk: int | None  # of prompts in a decode node's steps; 0: what the TPOT allows
+    unloaded: Unloaded
+    interference: Interference | None
+    trials: list[ChunkTrial]
+    rows: list[RateRow]  # by rate
+
+    @classmethod
+    def of(
+        cls,
+        scenario: str,
+        mode: str,
+        goodput: Goodput,
+        *,
+        local_chunk: int | None,
+        unloaded: Unloaded,
+        interference: Interference | None,
+        trials: list[ChunkTrial],
+        rows: list[RateRow],
+    ) -> ModeReport:
+        """With the goodput's parts beside each other."""
+        return cls(
+            scenario=scenario,
+            mode=mode,
+            goodput=goodput.rate,
+            goodput_is=goodput.where,
+            goodput_interval=(goodput.low, goodput.high),
+            local_chunk=local_chunk,
+            unloaded=unloaded,
+            interference=interference,
+            trials=trials,
+            rows=rows,
+        )
+
+    @property
+    def goodput_text(self) -> str:
+        """For people: "3.2/s", or on which side of the rates it must be."""
+        match self.goodput_is:
+            case "above the rates":
+                return f"> {self.goodput:.3g}/s"
+            case "below the rates":
+                return f"< {self.rows[0].rate:.3g}/s"
+            case "crossing":
+                return f"{self.goodput:.3g}/s"
+
+
+class ScenarioReport(msgspec.Struct, frozen=True):
+    """What was the same for every mode."""
+
+    name: str
+    shows: str
+    promise: Promise
+    promise_is: str  # where it comes from
+    target: float
+    mean_prompt_tokens: float  # of the requests at the highest rate
+    mean_output_tokens: float
+    num_cut: int  # requests of a trace that were cut to fit the model
+    length_factor: float  # on the trace's or the scenario's lengths
+    rates: list[float]
+    stopped: str  # why no further rate was measured
+    seconds: float  # that it took
+
+
+class CompareReport(msgspec.Struct, frozen=True):
+    """All of it. `setup` is what one needs to know to do it again."""
+
+    modes: list[ModeReport]  # one for each mode and scenario
+    scenarios: list[ScenarioReport]
+    failures: dict[str, str]  # mode |-> why it is missing, in some scenario
+    setup: dict[str, object]

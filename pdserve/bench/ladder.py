@@ -1,0 +1,52 @@
+"""Which rates to measure: first up until everybody has failed, then closer around the crossings.
+
+Nobody knows beforehand what a way of serving takes, and an estimate that is off wastes the runs.
+So every run is one that counts: rates grow by a factor, a larger one as long as nobody misses
+anything, until every way has failed once. What time is left goes into the widest gap between a rate
+that was met and the next one that was not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from pdserve.bench.goodput import RatePoint
+
+GROWTH = 1.5
+_LEAP = 2.0  # as long as every request of everybody was in time
+_CLOSE = 1.08  # rates that differ by less are not told apart
+_LOWEST = 0.3  # of the first rate: who fails there has no goodput worth finding
+
+
+def next_rate(curves: Sequence[Sequence[RatePoint]], start: float, target: float) -> float | None:
+    """The rate to measure next, for everybody; None when another one would tell little.
+
+    Args:
+        curves: what each way of serving did so far, all at the same rates.
+        start: the first rate.
+        target: the attainment that counts as met.
+    """
+    sorted_curves = [sorted(curve, key=lambda point: point.rate) for curve in curves if curve]
+    if not sorted_curves:
+        return start
+    lowest = min(curve[0].rate for curve in sorted_curves)
+    highest = max(curve[-1].rate for curve in sorted_curves)
+    if any(all(p.attainment >= target for p in curve) for curve in sorted_curves):
+        leaps = all(curve[-1].met == curve[-1].sent for curve in sorted_curves)
+        return highest * (_LEAP if leaps else GROWTH)
+    if any(curve[0].attainment < target for curve in sorted_curves) and lowest > start * _LOWEST:
+        return lowest / GROWTH
+    brackets = [bracket for curve in sorted_curves if (bracket := _bracket(curve, target))]
+    if not brackets:
+        return None
+    low, high = max(brackets, key=lambda bracket: bracket[1] / bracket[0])
+    return (low * high) ** 0.5 if high / low > _CLOSE else None
+
+
+def _bracket(curve: Sequence[RatePoint], target: float) -> tuple[float, float] | None:
+    """The two rates around the first crossing."""
+    for earlier, later in pairwise(curve):
+        if earlier.attainment >= target > later.attainment:
+            return earlier.rate, later.rate
+    return None

@@ -1,0 +1,128 @@
+"""The made-up workloads, by name: what they mix, what they promise, and what they show.
+
+Lengths are for a model that takes 8192 tokens and prefills about 3,000 a second and core; a model
+that takes fewer gets all of them scaled down alike. Each promises multiples of what a request gets
+from an idle cluster, so that the promises mean the same on any machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from pdserve.errors import ConfigError
+
+ScenarioName = Literal["long-prompts", "short-prompts", "conversation"]
+
+MODEL_LEN: Final = 8192  # tokens, that the lengths below are for
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Lognormal, cut at both ends. Tokens."""
+
+    median: float
+    sigma: float  # of the logarithm; 0: always the median
+    least: int
+    most: int
+
+    def scaled(self, factor: float) -> Lengths:
+        """All of it times `factor`, and at least one token."""
+        least, most = (max(1, int(bound * factor)) for bound in (self.least, self.most))
+        return Lengths(self.median * factor, self.sigma, least, most)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of request in a mixture."""
+
+    name: str
+    cards: int  # in the deck that requests are dealt from
+    prompt: Lengths
+    output: Lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A mixture of requests and what they are promised."""
+
+    name: str
+    shows: str  # one line for people
+    kinds: tuple[Kind, ...]
+    ttft_scale: float  # promised TTFT, in times of the slowest on an idle cluster
+    tpot_scale: float  # promised TPOT, in times of the median on an idle cluster
+    disturbed_by: str = ""  # the kind whose effect on the others' ITL is measured by itself
+
+    @property
+    def deck(self) -> int:
+        """Requests after which the mixture is exact."""
+        return sum(kind.cards for kind in self.kinds)
+
+    @property
+    def most_tokens(self) -> int:
+        """Of the longest request there can be."""
+        return max(kind.prompt.most + kind.output.most for kind in self.kinds)
+
+    def fitted(self, max_model_len: int, length_scale: float) -> Scenario:
+        """For a model that takes so many tokens; lengths times `length_scale` on top of that.
+
+        Raises:
+            ConfigError: the longest request is too long for the model.
+        """
+        factor = min(1.0, max_model_len / MODEL_LEN) * length_scale
+        kinds = tuple(
+            replace(kind, prompt=kind.prompt.scaled(factor), output=kind.output.scaled(factor))
+            for kind in self.kinds
+        )
+        fitted = replace(self, kinds=kinds)
+        if fitted.most_tokens > max_model_len:
+            raise ConfigError(
+                f"--length-scale {length_scale:g}: requests of {fitted.most_tokens} tokens do not "
+                f"fit a model of {max_model_len}"
+            )
+        return fitted
+
+
+def _always(tokens: int) -> Lengths:
+    return Lengths(tokens, 0.0, tokens, tokens)
+
+
+# 4k prompts are every fifth request and four fifths of all prefill; a step that computes even a
+# small chunk of one misses a TPOT this tight for every stream in it.
+LONG_PROMPTS = Scenario(
+    name="long-prompts",
+    shows="4k-token prompts among chat streams, tight TPOT",
+    kinds=(
+        Kind("chat", 4, Lengths(128, 0.5, 32, 512), Lengths(192, 0.4, 64, 384)),
+        Kind("long", 1, _always(4096), _always(16)),
+    ),
+    ttft_scale=3.0,
+    tpot_scale=2.0,
+    disturbed_by="long",
+)
+
+# Hardly any prefill: a core that does nothing else is a core lost.
+SHORT_PROMPTS = Scenario(
+    name="short-prompts",
+    shows="short prompts, longer answers, loose TPOT",
+    kinds=(Kind("chat", 1, Lengths(48, 0.4, 16, 128), Lengths(96, 0.3, 48, 192)),),
+    ttft_scale=20.0,
+    tpot_scale=8.0,
+)
+
+# Fitted to the Azure 2023 conversation trace: the logarithms of its lengths have means of 6.633
+# (760 tokens) and 5.019 (151), standard deviations of 0.985 and 0.859, and nearly no correlation
+# (0.09). Lengths are a quarter of that, cut at its 99th percentiles (4142 and 601).
+CONVERSATION = Scenario(
+    name="conversation",
+    shows="lengths as in the Azure 2023 conversation trace, a quarter of them",
+    kinds=(Kind("turn", 1, Lengths(190, 0.985, 1, 1036), Lengths(38, 0.859, 1, 150)),),
+    ttft_scale=5.0,
+    tpot_scale=3.0,
+)
+
+SCENARIOS: Final[dict[ScenarioName, Scenario]] = {
+    "long-prompts": LONG_PROMPTS,
+    "short-prompts": SHORT_PROMPTS,
+    "conversation": CONVERSATION,
+}

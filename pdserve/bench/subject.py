@@ -1,0 +1,71 @@
+"""What modes are compared on: a workload, and by what its promises follow from an idle cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pdserve.bench.scenarios import SCENARIOS, Scenario, ScenarioName
+from pdserve.bench.traces import TraceRow
+from pdserve.bench.workload import SyntheticWorkload, TraceWorkload, Workload, trace_factor
+
+_TRACE_TTFT_SCALE = 5.0
+_TRACE_TPOT_SCALE = 2.5
+_TRACE_DECK = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A workload that fits the model."""
+
+    name: str
+    shows: str
+    workload: Workload
+    ttft_scale: float
+    tpot_scale: float
+    deck: int  # requests that are a fair sample
+    length_factor: float  # on the lengths of the trace or scenario
+    num_cut: int = 0  # requests that were cut to fit the model
+    scenario: Scenario | None = None  # None: a trace
+
+    def whole_decks(self, count: int) -> int:
+        """So many requests or a few more: as many as have the mixture."""
+        return -(-count // self.deck) * self.deck
+
+
+def made_up(name: ScenarioName, max_model_len: int, length_scale: float, seed: int) -> Subject:
+    """A named scenario; `length_scale` 0 is as it is.
+
+    Raises:
+        ConfigError: its longest request does not fit the model.
+    """
+    scenario = SCENARIOS[name]
+    fitted = scenario.fitted(max_model_len, length_scale or 1.0)
+    return Subject(
+        name=name,
+        shows=scenario.shows,
+        workload=SyntheticWorkload(fitted, seed),
+        ttft_scale=scenario.ttft_scale,
+        tpot_scale=scenario.tpot_scale,
+        deck=scenario.deck,
+        length_factor=fitted.most_tokens / scenario.most_tokens,
+        scenario=fitted,
+    )
+
+
+def replayed(
+    name: str, rows: Sequence[TraceRow], max_model_len: int, length_scale: float, seed: int
+) -> Subject:
+    """A trace; `length_scale` 0 makes 99 of 100 requests fit the model."""
+    factor = length_scale or trace_factor(rows, max_model_len)
+    workload = TraceWorkload(rows, factor, max_model_len, seed)
+    return Subject(
+        name=name,
+        shows=f"{len(rows)} requests of a trace, lengths times {workload.factor:.3g}",
+        workload=workload,
+        ttft_scale=_TRACE_TTFT_SCALE,
+        tpot_scale=_TRACE_TPOT_SCALE,
+        deck=_TRACE_DECK,
+        length_factor=workload.factor,
+        num_cut=workload.num_cut,
+    )

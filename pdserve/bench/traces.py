@@ -1,0 +1,117 @@
+"""Published request traces: when requests came, how long they were, which prefixes they shared.
+
+Two formats are read. Neither holds any text.
+
+* Mooncake (FAST'25), a JSON object a line: `timestamp` in ms, `input_length`, `output_length`, and
+  `hash_ids`, one a block of 512 prompt tokens; equal ids stand for equal blocks after equal
+  prefixes. Timestamps are rounded to ticks of 3 s: played as they are, every tick would be a burst
+  of ten. So each gets a random delay within its tick.
+* Azure LLM inference 2023 (Splitwise, ISCA'24), CSV with a header: `TIMESTAMP`, `ContextTokens`,
+  `GeneratedTokens`. Nothing is known about prefixes.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from pdserve.errors import ConfigError
+
+MOONCAKE_BLOCK = 512  # prompt tokens behind one hash id
+MOONCAKE_TICK_S = 3.0
+_AZURE_COLUMNS = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
+_MICROSECONDS = len("YYYY-MM-DD HH:MM:SS.ffffff")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """One request of a trace."""
+
+    at_s: float  # since the first one
+    num_prompt: int
+    num_output: int
+    blocks: tuple[int, ...] = ()  # names of the prompt's blocks of `MOONCAKE_BLOCK`; (): none known
+
+
+def read_trace(path: Path, seed: int) -> list[TraceRow]:
+    """The rows of a trace in order of time; which format it is in, its first line tells.
+
+    Args:
+        path: the file.
+        seed: of the delays within Mooncake's ticks.
+
+    Raises:
+        ConfigError: it cannot be read, is in neither format, or says something impossible.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the trace {path}: {error}") from error
+    if lines and lines[0].startswith("{"):
+        rows = _mooncake_rows(path, lines, seed)
+    elif lines and lines[0].split(",") == _AZURE_COLUMNS:
+        rows = _azure_rows(path, lines)
+    else:
+        raise ConfigError(
+            f"{path} is no trace: its first line should be a JSON object (Mooncake) or "
+            f"{','.join(_AZURE_COLUMNS)} (Azure)"
+        )
+    rows.sort(key=lambda row: row.at_s)
+    if len(rows) < 2 or rows[-1].at_s == rows[0].at_s:
+        raise ConfigError(f"{path} has no rate: it needs requests at two times at least")
+    first_s = rows[0].at_s
+    return [TraceRow(row.at_s - first_s, *_lengths(row), row.blocks) for row in rows]
+
+
+def mean_rate(rows: list[TraceRow]) -> float:
+    """Requests a second over the whole trace."""
+    return (len(rows) - 1) / (rows[-1].at_s - rows[0].at_s)
+
+
+def _lengths(row: TraceRow) -> tuple[int, int]:
+    """At least a token of each; traces have a few requests without."""
+    return max(1, row.num_prompt), max(1, row.num_output)
+
+
+class _MooncakeLine(msgspec.Struct):
+    timestamp: float  # ms
+    input_length: int
+    output_length: int
+    hash_ids: list[int]
+
+
+def _mooncake_rows(path: Path, lines: list[str], seed: int) -> list[TraceRow]:
+    rng = np.random.default_rng(seed)
+    decoder = msgspec.json.Decoder(_MooncakeLine)
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            read = decoder.decode(line)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{path}, line {number}: {error}") from error
+        if len(read.hash_ids) != -(-read.input_length // MOONCAKE_BLOCK):
+            raise ConfigError(
+                f"{path}, line {number}: {len(read.hash_ids)} hash_ids do not make up "
+                f"{read.input_length} tokens in blocks of {MOONCAKE_BLOCK}"
+            )
+        at_s = read.timestamp / 1e3 + rng.uniform(0, MOONCAKE_TICK_S)
+        rows.append(TraceRow(at_s, read.input_length, read.output_length, tuple(read.hash_ids)))
+    return rows
+
+
+def _azure_rows(path: Path, lines: list[str]) -> list[TraceRow]:
+    rows = []
+    for number, line in enumerate(csv.reader(lines[1:]), start=2):
+        try:
+            at, num_prompt, num_output = line
+            time = datetime.fromisoformat(at[:_MICROSECONDS])  # the file has a digit more
+            seconds = (time - datetime(1970, 1, 1)).total_seconds()
+            rows.append(TraceRow(seconds, int(num_prompt), int(num_output)))
+        except ValueError as error:
+            raise ConfigError(f"{path}, line {number}: {error}") from error
+    return rows

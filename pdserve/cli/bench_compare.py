@@ -1,0 +1,130 @@
+"""`pdserve bench compare`: clusters of its own, one for each mode, and what they are good for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+import pdserve
+from pdserve.bench.compare import compare
+from pdserve.bench.compare_report import CompareReport
+from pdserve.bench.contest import RunRecord
+from pdserve.bench.plot import save_plots
+from pdserve.bench.random_checkpoint import SHAPE, write_random_checkpoint
+from pdserve.bench.stage import Stage
+from pdserve.bench.subject import Subject, made_up, replayed
+from pdserve.bench.traces import read_trace
+from pdserve.cli.compare_clusters import Clusters
+from pdserve.cli.compare_config import CompareConfig
+from pdserve.cli.compare_table import tables
+from pdserve.cli.doctor_machine import machine_findings
+from pdserve.cli.doctor_software import required_packages
+from pdserve.cli.exit_codes import FAILED, OK
+from pdserve.clock import SystemClock
+from pdserve.errors import ConfigError
+
+_WIDTH = 200  # of tables where no terminal says how wide it is
+
+
+def run(config: CompareConfig) -> int:
+    """Measure, print, and write files; the exit code is 1 when a mode is missing.
+
+    Raises:
+        PdserveError: nothing could be measured, or the settings contradict each other.
+    """
+    plan = config.plan
+    make_subjects = subject_maker(config)
+    conditions = setup(config)
+    folder = Path(config.out)
+    progress = Console(stderr=True)
+    with ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            requests = stack.enter_context((folder / "requests.jsonl").open("wb"))
+            log = stack.enter_context((folder / "processes.log").open("w", buffering=1))
+        except OSError as error:
+            raise ConfigError(f"--out {config.out}: cannot write there: {error}") from error
+        model = config.model
+        if not model:
+            temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="pdserve-bench-"))
+            model = str(write_random_checkpoint(Path(temporary) / "random-weights"))
+
+        def keep(record: RunRecord) -> None:
+            requests.write(msgspec.json.encode(record) + b"\n")
+
+        def tell(text: str) -> None:
+            log.write(f"---- {text}\n")
+            progress.print(text, style="dim", highlight=False)
+
+        def on_line(name: str, line: str) -> None:
+            log.write(f"{name}: {line}\n")
+
+        stage = Stage(
+            plan=plan,
+            launch=Clusters(config, model, on_line).launch,
+            clock=SystemClock(),
+            keep=keep,
+            tell=tell,
+        )
+        modes, scenarios = asyncio.run(compare(stage, make_subjects))
+    report = CompareReport(modes, scenarios, stage.failures, conditions)
+    encoded = msgspec.json.encode(report)
+    (folder / "report.json").write_bytes(encoded + b"\n")
+    plots = save_plots(report, folder)
+    if config.json:
+        print(encoded.decode())
+    else:
+        console = Console()
+        if not console.is_terminal:
+            console = Console(width=_WIDTH)
+        for table in tables(report):
+            console.print(table)
+        console.print(f"plots: {', '.join(map(str, plots))}", soft_wrap=True)
+    sys.stdout.flush()
+    return FAILED if stage.failures else OK
+
+
+def subject_maker(config: CompareConfig) -> Callable[[int], Sequence[Subject]]:
+    """Model length |-> what to compare on.
+
+    Raises:
+        ConfigError: the trace cannot be read.
+    """
+    scale, seed = config.length_scale, config.seed
+    if not config.trace:
+        return lambda longest: [made_up(name, longest, scale, seed) for name in config.scenarios]
+    path = Path(config.trace)
+    rows = read_trace(path, seed)
+    return lambda longest: [replayed(path.stem, rows, longest, scale, seed)]
+
+
+def setup(config: CompareConfig) -> dict[str, object]:
+    """What one needs to know to do it again, and to doubt it; before anything has started."""
+    return {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "config": msgspec.to_builtins(config),
+        "model": config.model or {"random weights": SHAPE},
+        "machine": {finding.name: finding.detail for finding in machine_findings()},
+        "load_average": os.getloadavg()[0],  # over a minute
+        "python": platform.python_version(),
+        "pdserve": pdserve.__version__,
+        "packages": {name: _version(name) for name in required_packages()},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "missing"

@@ -1,0 +1,47 @@
+"""`pdserve bench router`: what choosing a request's nodes costs among very many of them."""
+
+from __future__ import annotations
+
+import msgspec
+from rich.console import Console, Group
+from rich.table import Table
+
+from coordinator.bench_router import RouterBench, measure_router
+from pdserve.cli.bench_config import RouterBenchConfig
+from pdserve.cli.exit_codes import OK
+
+
+def run(config: RouterBenchConfig) -> int:
+    """Measure and print; the exit code."""
+    report = measure_router(config.nodes, config.blocks, config.prompt_tokens, config.decisions)
+    if config.json:
+        print(msgspec.json.encode(report).decode())
+    else:
+        Console().print(_render(report))
+    return OK
+
+
+def _render(report: RouterBench) -> Group:
+    table = Table(
+        title=f"a decision among {report.nodes} nodes, {report.blocks} cached blocks (microseconds)"
+    )
+    for column in ("router", "mode"):
+        table.add_column(column)
+    for column in ("prompt", "cached", "p50", "p99"):
+        table.add_column(column, justify="right")
+    for row in report.decisions:
+        table.add_row(
+            row.policy,
+            row.mode,
+            str(row.prompt_tokens),
+            f"{row.hit_share:.0%}",
+            f"{row.p50_us:.0f}",
+            f"{row.p99_us:.0f}",
+        )
+    hashing = ", ".join(f"{row.prompt_tokens}: {row.p50_us:.0f}" for row in report.hashing)
+    return Group(
+        table,
+        f"hashing a prompt, once a request (tokens: microseconds): {hashing}",
+        f"index: {report.events_per_s:,.0f} blocks/s, {report.index_bytes / 2**20:.0f} MiB",
+        f"books: {report.bookings_us:.0f} microseconds for a request of 65 tokens",
+    )

@@ -1,0 +1,83 @@
+"""`pdserve role`: have a node work for the other pool, without a restart."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+import msgspec
+
+from pdserve.cli.cluster_status import ClusterStatus, NodeStatus, fetch_status
+from pdserve.cli.exit_codes import OK
+from pdserve.errors import ClusterError, from_code
+
+_SLACK_S = 2.0  # the coordinator's answer may be late by so much
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    changed: bool
+
+
+class _Detail(msgspec.Struct, frozen=True):
+    message: str
+    code: str | None = None
+
+
+class _Failure(msgspec.Struct, frozen=True):
+    error: _Detail
+
+
+def run(url: str, node_id: str, role: str, *, timeout_s: float, force: bool) -> int:
+    """Change the role of a node at the coordinator `url`, and say what came of it; the exit code.
+
+    Raises:
+        PdserveError: nobody answers there, there is no such node, it refuses, or is not in time.
+    """
+    return asyncio.run(_run(url, node_id, role, timeout_s, force=force))
+
+
+async def _run(url: str, node_id: str, role: str, timeout_s: float, *, force: bool) -> int:
+    body = {"node": node_id, "role": role, "timeout_s": timeout_s, "force": force}
+    answer = await _post(url, body, timeout_s)
+    status = await fetch_status(url)
+    print(_told(status, node_id, role, changed=answer.changed))
+    return OK
+
+
+async def _post(url: str, body: dict[str, object], timeout_s: float) -> _Answer:
+    limit = aiohttp.ClientTimeout(total=timeout_s + _SLACK_S)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=limit) as session,
+            session.post(url.rstrip("/") + "/admin/role", json=body) as response,
+        ):
+            content = await response.read()
+    except TimeoutError as error:
+        raise ClusterError(f"no answer from {url} within {timeout_s:g} s") from error
+    except aiohttp.ClientConnectorError as error:
+        raise ClusterError(f"no coordinator at {url}: {error.strerror}") from error
+    except (aiohttp.ClientError, ValueError) as error:
+        raise ClusterError(f"no coordinator at {url}: {error}") from error
+    try:
+        if response.status == 200:
+            return msgspec.json.decode(content, type=_Answer)
+        failure = msgspec.json.decode(content, type=_Failure).error
+    except msgspec.DecodeError as error:
+        raise ClusterError(
+            f"{url}/admin/role answers {response.status}, and not as a coordinator does: {error}"
+        ) from error
+    raise from_code(failure.code or "cluster_error", failure.message)
+
+
+def _told(status: ClusterStatus, node_id: str, role: str, *, changed: bool) -> str:
+    """What a person is told of a change."""
+    said = f"{node_id} is a {role} node {'now' if changed else 'already'}"
+    node = status.node(node_id)
+    if changed and node is not None and (under_way := _num_under_way(node)):
+        said += f"; requests it had begun and is finishing: {under_way}"
+    pools = {kind: sum(n.role == kind for n in status.nodes) for kind in ("prefill", "decode")}
+    return f"{said}\n{pools['prefill']} prefill, {pools['decode']} decode"
+
+
+def _num_under_way(node: NodeStatus) -> int:
+    return node.running_requests + node.waiting_requests

@@ -1,0 +1,37 @@
+"""Which prompts go first, and how many of them a step takes. What both kinds of nodes share."""
+
+from __future__ import annotations
+
+from pdserve.clock import Clock
+from pdserve.config import PrefillPolicyName
+from pdserve.engine.fair_share import FairShare
+from pdserve.engine.prompts.arrival import Arrival
+from pdserve.engine.prompts.buckets import Buckets
+from pdserve.engine.prompts.order import PromptOrder, PromptRule
+from pdserve.engine.prompts.shortest import ShortestFirst
+from pdserve.engine.prompts.slack import DueWithSlack
+from pdserve.perf_model import PerfModel
+
+
+def make_prompt_order(
+    name: PrefillPolicyName,
+    perf: PerfModel,
+    clock: Clock,
+    token_budget: int,
+    shares: FairShare | None = None,
+) -> PromptOrder:
+    """The order of service by its name; prompts are predicted in chunks of `token_budget`.
+
+    With `shares`, what is served elsewhere counts as well: on decode nodes, the tokens of streams.
+    """
+    rule: PromptRule
+    match name:
+        case "fcfs-budget":
+            rule = Arrival()
+        case "sjf-aging":
+            rule = ShortestFirst(perf, token_budget)
+        case "edf-slack":
+            rule = DueWithSlack(perf, token_budget, clock)
+        case "buckets":
+            rule = Buckets()
+    return PromptOrder(rule, shares or FairShare(clock), clock)

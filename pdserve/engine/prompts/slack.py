@@ -1,0 +1,75 @@
+"""Earliest due first, as long as there is slack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pdserve.clock import Clock
+from pdserve.engine.fair_share import FairShare
+from pdserve.engine.prompts.order import Prompt, PromptRule, due_s
+from pdserve.engine.request import Request
+from pdserve.perf_model import PerfModel
+
+NEEDED = 1.5  # times the predicted time, to be begun: it will not have each step for itself
+LATE_SHARE = 0.03  # of a class's time, while others of it can still be in time
+LATE_HALF_LIFE_S = 1.0  # short, so that the late ones never save up for long
+
+
+@dataclass(slots=True)
+class _Late:
+    """The late prompts of one class."""
+
+    shares: FairShare  # between the oldest one and all others
+    oldest: Request | None = None
+
+
+class DueWithSlack(PromptRule):
+    """Slack is the time until token 1 is due less the predicted prefill (Kairos, FlowPrefill).
+
+    Prompts whose slack is negative can hardly be in time and go last, oldest first. Plain EDF would
+    serve just these in an overload, and make everybody late; this keeps whom it still can. A small
+    share of its class's time belongs to the oldest of them nevertheless, so that each one ends.
+
+    Among the others the one that is due first goes first, not the one of least slack: a long prompt
+    has little of it well before it is due, and short ones that are due earlier would be late for
+    its sake. Nor do two of about equal slack take turns with every chunk.
+    """
+
+    def __init__(self, perf: PerfModel, token_budget: int, clock: Clock) -> None:
+        self._perf = perf
+        self._token_budget = token_budget
+        self._clock = clock
+        self._late: dict[str, _Late] = {}  # by class
+
+    def order(self, prompts: list[Prompt], now_s: float) -> list[Prompt]:
+        """Those that can be in time, then the late ones; now and then the other way round."""
+        timely: list[Prompt] = []
+        late: list[Prompt] = []
+        for prompt in prompts:
+            (timely if self._slack_s(prompt, now_s) >= 0 else late).append(prompt)
+        timely.sort(key=lambda prompt: due_s(prompt.request))
+        late.sort(key=lambda prompt: prompt.request.lifecycle.received_s)
+        of_class = self._late_of(prompts[0].request)
+        of_class.oldest = late[0].request if late else None
+        is_late_turn = of_class.shares.rank("oldest") < of_class.shares.rank("others")
+        return late + timely if is_late_turn else timely + late
+
+    def served(self, request: Request, seconds: float) -> None:
+        """Watch the late ones' share."""
+        of_class = self._late_of(request)
+        if request is of_class.oldest:
+            of_class.shares.charge("oldest", LATE_SHARE, seconds)
+        else:
+            of_class.shares.charge("others", 1 - LATE_SHARE, seconds)
+
+    def _late_of(self, request: Request) -> _Late:
+        slo_class = request.targets.slo_class
+        if slo_class not in self._late:
+            self._late[slo_class] = _Late(FairShare(self._clock, LATE_HALF_LIFE_S))
+        return self._late[slo_class]
+
+    def _slack_s(self, prompt: Prompt, now_s: float) -> float:
+        num_cached = prompt.request.num_tokens - prompt.num_uncached
+        time_s = self._perf.prefill_s(prompt.num_uncached, num_cached, self._token_budget)
+        needed_s = time_s if prompt.request.block_table else NEEDED * time_s
+        return due_s(prompt.request) - now_s - needed_s

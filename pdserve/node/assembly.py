@@ -1,0 +1,124 @@
+"""Making what a node's services share: one engine over one pool, one set of legs, of sessions."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from functools import partial
+
+from kv_transfer.exporter import Exporter
+from kv_transfer.handshake import KvIdentity
+from kv_transfer.host import host_id
+from kv_transfer.memory import KvPool
+from kv_transfer.puller import Puller
+from kv_transfer.tier import FileBlocks
+from kv_transfer.transports.catalog import choose_kinds
+from pdserve.clock import SystemClock
+from pdserve.config import NodeConfig
+from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.engine import Engine
+from pdserve.engine.request import Scheduled
+from pdserve.engine.scheduler import Queues
+from pdserve.metrics import NodeMetrics
+from pdserve.node.cost import Costs
+from pdserve.node.gauges import watch_prefix_fetches, watch_transfers
+from pdserve.node.headroom import Headroom, num_spoken_for
+from pdserve.node.host_tier import make_tier
+from pdserve.node.legs import Legs
+from pdserve.node.model import NodeModel
+from pdserve.node.prefix_fetch import PrefixFetcher
+from pdserve.node.prefix_parts import FetchParts
+from pdserve.node.prefix_queue import PrefixQueue
+from pdserve.node.roles import NodeParts
+from pdserve.node.session_client import Sessions
+from pdserve.perf_model import PerfModel
+from pdserve.protocol import NodeRole, NodeState
+
+
+class NoPolicy:
+    """Of an engine whose node has not been given a role yet."""
+
+    def plan(self, queues: Queues) -> list[Scheduled]:
+        """Nothing."""
+        return []
+
+
+def make_parts(
+    config: NodeConfig,
+    role: NodeRole,
+    model: NodeModel,
+    memory: KvPool,
+    tier_blocks: FileBlocks | None,
+    state: Callable[[], NodeState],
+) -> NodeParts:
+    """The parts of a node over its KV memory; nothing runs yet. `role` is for its name alone."""
+    node_id = config.node_id or f"{role.name.lower()}-{secrets.token_hex(3)}"
+    incarnation = secrets.token_hex(8)
+    clock = SystemClock()
+    metrics = NodeMetrics()
+    identity = KvIdentity(model.checkpoint.model_id, model.checkpoint.revision, model.layout)
+    kinds = choose_kinds(config.transports, memory)
+    pool = BlockPool(
+        model.num_blocks,
+        model.layout.block_size,
+        prefix_cache=config.engine.prefix_cache,
+        bump_generations=memory.bump,
+    )
+    engine = Engine(pool, NoPolicy(), clock, model.config.eos_token_ids)
+    exporter = Exporter(
+        node_id,
+        incarnation,
+        identity,
+        memory,
+        clock,
+        kinds,
+        with_checksums=config.checksums,
+        ticket_lifetime_s=config.timeouts.ticket_s,
+    )
+    puller = Puller(memory, identity, host_id(), kinds, name=f"{node_id}@{incarnation}")
+    watch_transfers(metrics, exporter.statistics, puller.statistics)
+    sessions = Sessions(node_id, incarnation, identity, puller, clock, config.timeouts)
+    tier = make_tier(tier_blocks, model.layout, memory, pool)
+    perf = PerfModel()  # a guess, until the node has profiled itself
+    costs = Costs(perf, config.engine.token_budget)
+    fetch_parts = FetchParts(
+        pool=pool,
+        identity=identity,
+        puller=puller,
+        sessions=sessions,
+        tier=tier,
+        costs=costs,
+        clock=clock,
+        headroom=Headroom(pool, partial(num_spoken_for, engine.queues)),
+    )
+    return NodeParts(
+        config=config,
+        node_id=node_id,
+        incarnation=incarnation,
+        clock=clock,
+        pool=pool,
+        engine=engine,
+        legs=Legs(),
+        sessions=sessions,
+        prefixes=make_prefix_queue(config, fetch_parts, engine, metrics),
+        max_model_len=model.max_model_len,
+        vocab_size=model.config.vocab_size,
+        identity=identity,
+        exporter=exporter,
+        puller=puller,
+        metrics=metrics,
+        state=state,
+        perf=perf,
+        costs=costs,
+        tier=tier,
+    )
+
+
+def make_prefix_queue(
+    config: NodeConfig, parts: FetchParts, engine: Engine, metrics: NodeMetrics
+) -> PrefixQueue:
+    """In front of the engine, fetching as the config wants."""
+    pull = config.prefix.prefix_pull if config.engine.prefix_cache else "never"
+    fetcher = PrefixFetcher(parts, pull, config.timeouts.prefix_s)
+    watch_prefix_fetches(metrics, fetcher.statistics)
+    return PrefixQueue(fetcher, parts.pool.block_size, engine.submit)

@@ -1,0 +1,135 @@
+"""A node measures what its steps cost, once on each machine: before it is READY.
+
+profile_steps: which steps ──► profile_timer: run them ──► profile_fit: costs ──► profile_cache
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import pdserve
+from pdserve.config import EngineConfig, ProfileConfig
+from pdserve.engine.attention import attention_backend
+from pdserve.engine.engine import Runner
+from pdserve.node.model import NodeModel
+from pdserve.node.processor import processor_name
+from pdserve.node.profile_cache import (
+    Profile,
+    ProfileKey,
+    default_folder,
+    read_profile,
+    write_profile,
+)
+from pdserve.node.profile_fit import fit_costs, fit_error
+from pdserve.node.profile_steps import StepLimits, steps_to_profile
+from pdserve.node.profile_timer import StepTimer
+from pdserve.perf_model import GUESS, PerfModel
+from pdserve.protocol import StepCosts
+
+log = logging.getLogger(__name__)
+
+# The error of a profile from a moment so bad that the next start had better try again.
+POOR = 0.15
+USELESS = 0.5  # the error of one that says less than a guess that the first steps put right
+
+
+def step_limits(engine: EngineConfig, model: NodeModel) -> StepLimits:
+    """Of this node."""
+    return StepLimits(
+        token_budget=engine.token_budget,
+        max_batch_size=engine.max_batch_size,
+        max_model_len=model.max_model_len,
+        num_blocks=model.num_blocks,
+        block_size=model.layout.block_size,
+    )
+
+
+def step_costs(
+    config: ProfileConfig,
+    engine: EngineConfig,
+    model: NodeModel,
+    runner: Runner,
+    before_each: Callable[[], None] = lambda: None,
+) -> StepCosts:
+    """Read from the disk, measured, or guessed, as the config wants. Slow; for a thread.
+
+    Writes over blocks of the pool. `before_each` is called before each step that is measured, and
+    may raise to end it.
+    """
+    if config.profile == "off":
+        return GUESS
+    folder = Path(config.profile_dir) if config.profile_dir else default_folder()
+    limits = step_limits(engine, model)
+    key = profile_key(model, limits)
+    kept = read_profile(folder, key) if folder is not None and config.profile == "auto" else None
+    if kept is None or kept.error > POOR:
+        new = measured_profile(limits, runner, config.profile_s, before_each)
+        if kept is None or new.error < kept.error:
+            kept = new
+            if folder is not None:
+                write_profile(folder, key, kept)
+    if kept.error > POOR:
+        log.warning("the machine was too busy to profile well: the next start will try again")
+    costs = kept.costs if kept.error <= USELESS else GUESS
+    perf = PerfModel(costs)
+    log.info(
+        "steps: %.2f ms for a token, %.2f ms for a prompt of %d; %d tokens saturate",
+        1e3 * perf.decode_s(1, 1),
+        1e3 * perf.prefill_s(limits.token_budget, 0, limits.token_budget),
+        limits.token_budget,
+        perf.saturating_tokens(limits.token_budget),
+    )
+    return costs
+
+
+def measured_profile(
+    limits: StepLimits,
+    runner: Runner,
+    budget_s: float,
+    before_each: Callable[[], None] = lambda: None,
+) -> Profile:
+    """Of steps within these limits, measured for about `budget_s`."""
+    started_s = time.perf_counter()
+    timer = StepTimer(runner, limits.block_size, before_each=before_each)
+    samples = timer.sample(steps_to_profile(limits), budget_s)
+    costs = fit_costs(samples)
+    error = fit_error(costs, samples)
+    log.info(
+        "profiled %d steps in %.1f s; costs fit them within %.1f %% on average",
+        len(samples),
+        time.perf_counter() - started_s,
+        100 * error,
+    )
+    return Profile(costs, error)
+
+
+def profile_key(model: NodeModel, limits: StepLimits) -> ProfileKey:
+    """What this node's costs are kept under."""
+    return ProfileKey(
+        model_id=model.checkpoint.model_id,
+        revision=model.checkpoint.revision,
+        device=_device_name(model.device),
+        dtype=model.layout.dtype.value,
+        threads=torch.get_num_threads(),
+        attention=attention_backend(model.device).name,
+        software=f"pdserve {pdserve.__version__}, torch {torch.__version__}",
+        token_budget=limits.token_budget,
+        max_batch_size=limits.max_batch_size,
+        block_size=limits.block_size,
+        longest=limits.longest,
+    )
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        return processor_name(Path("/proc/cpuinfo").read_text())
+    except OSError:
+        return platform.processor() or platform.machine()

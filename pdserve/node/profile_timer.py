@@ -1,0 +1,127 @@
+"""Runs made-up steps through a node's real runner, over its own pool, and takes their times."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+from pdserve.engine.engine import Runner
+from pdserve.engine.request import Request, Scheduled
+from pdserve.lifecycle import Lifecycle
+from pdserve.node.core_waits import core_waits
+from pdserve.node.profile_fit import Sample
+from pdserve.node.profile_steps import Step, work
+from pdserve.perf_model import StepRow, StepShape
+from pdserve.protocol import SamplingParams
+
+LEAST_S = 1e-6  # of a step; the kernel's clock and ours might disagree by as much
+MOST_ROUNDS = 5  # that each step is measured in
+FIRST_ROUND = 0.5  # the share of the time that may go into it
+_GREEDY = SamplingParams(temperature=0.0)
+
+
+class StepTimer:
+    """For use before there is anything in the pool: it writes over the blocks.
+
+    It counts all that `execute` does, the batch's layout and sampling included. What the event loop
+    adds to that is not here, nor what other processes take: the ratio that the node learns while it
+    serves has both. A profile outlives the moment, so one that was made beside a busy neighbour
+    must not differ from others.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        block_size: int,
+        now: Callable[[], float] = time.perf_counter,
+        waits: Callable[[], AbstractContextManager[Callable[[], float]]] = core_waits,
+        before_each: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Around a runner whose pool has blocks for every step that it will be given.
+
+        Args:
+            runner: idle.
+            block_size: of its pool.
+            now: seconds.
+            waits: seconds of them in which the calling thread had no core to run on.
+            before_each: called before each step; it may raise, to end it all.
+        """
+        self._runner = runner
+        self._block_size = block_size
+        self._now = now
+        self._waits = waits
+        self._before_each = before_each
+
+    def seconds(self, step: Step) -> float:
+        """Compute it once."""
+        self._before_each()
+        rows = self._rows(step)
+        with self._waits() as waited_s:
+            started_s = self._now()
+            before_s = waited_s()  # within what is timed, so that no other wait is taken off
+            self._runner.execute(rows)
+            away_s = waited_s() - before_s
+            return max(self._now() - started_s - away_s, LEAST_S)
+
+    def sample(self, steps: Sequence[Step], budget_s: float) -> list[Sample]:
+        """Measure as many of the steps, and as often, as there is time for; the first one always.
+
+        Each is computed once to make it ready: a kernel may have to be built for its size. Then all
+        are measured in turns, decodes among decodes as in service, in another order each time, so
+        that none has all of a bad moment. How the steps compare, the quietest moments tell best;
+        how much longer they usually take is then one factor for all.
+        """
+        started_s = self._now()
+        warm = self._warm(steps, started_s + FIRST_ROUND * budget_s)
+        end_s = started_s + budget_s
+        times: list[list[float]] = [[] for _ in warm]
+        order, shuffle = list(range(len(warm))), random.Random(0).shuffle
+        for _ in range(MOST_ROUNDS):
+            shuffle(order)
+            for index in sorted(order, key=lambda index: StepShape.of(steps[index]).is_decode):
+                if self._now() + warm[index] <= end_s:
+                    times[index].append(self.seconds(steps[index]))
+        measured = [some or [first] for some, first in zip(times, warm, strict=True)]
+        usual = statistics.median(statistics.median(some) / min(some) for some in measured)
+        return [
+            (StepShape.of(step), usual * min(some))
+            for step, some in zip(steps, measured, strict=False)
+        ]
+
+    def _warm(self, steps: Sequence[Step], end_s: float) -> list[float]:
+        """What the first time of each took; none is begun that would probably end after `end_s`."""
+        warm: list[float] = []
+        for step in steps:
+            if warm:
+                expected_s = warm[-1] * work(step) / work(steps[len(warm) - 1])
+                if self._now() + expected_s > end_s:
+                    break
+            warm.append(self.seconds(step))
+        return warm
+
+    def _rows(self, step: Step) -> list[Scheduled]:
+        rows: list[Scheduled] = []
+        first_block = 0
+        for number, row in enumerate(step):
+            num_blocks = -(-(row.num_before + row.num_tokens) // self._block_size)
+            blocks = list(range(first_block, first_block + num_blocks))
+            rows.append(Scheduled(_request(f"profile-{number}", row, blocks), row.num_tokens))
+            first_block += num_blocks
+        return rows
+
+
+def _request(request_id: str, row: StepRow, blocks: list[int]) -> Request:
+    num_tokens = row.num_before + row.num_tokens + (not row.is_sampled)
+    num_outputs = int(row.is_decoding)
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=[0] * (num_tokens - num_outputs),
+        sampling=_GREEDY,
+        lifecycle=Lifecycle(received_s=0.0),
+        output_token_ids=[0] * num_outputs,
+        num_computed_tokens=row.num_before,
+        block_table=blocks,
+    )

@@ -1,0 +1,187 @@
+"""Both services of a node over one engine, and the role that says which of them is in charge.
+
+The role is a label (Arrow): it chooses the policy that the engine follows and tells coordinators
+what to send. A node takes legs of either kind at any time, so nothing is lost when a leg was under
+way as the label changed; what was begun in the former role is finished here, beside the new work.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from pdserve.engine.engine import Engine, StepReport
+from pdserve.engine.request import Request, Scheduled
+from pdserve.errors import PdserveError
+from pdserve.node.legs import Legs
+from pdserve.node.link import CoordinatorLink
+from pdserve.node.role_policy import PrefillRolePolicy
+from pdserve.node.roles import NodeParts, Sampled, ServiceFactories, accepts
+from pdserve.node.session_client import Sessions
+from pdserve.node.session_server import Announcer
+from pdserve.protocol import DecodeLeg, NodeRole, PrefillLeg
+
+log = logging.getLogger(__name__)
+
+
+class Services:
+    """What coordinators talk to (`link.LegReceiver`), and the engine (`StepObserver`).
+
+    `prefill_refusal` says why the node cannot prefill for others; empty: it can. `on_role` is
+    called when the role has changed.
+    """
+
+    def __init__(
+        self,
+        parts: NodeParts,
+        make: ServiceFactories,
+        role: NodeRole,
+        *,
+        prefill_refusal: str = "",
+        on_role: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.role = role
+        self.prefill_refusal = prefill_refusal
+        self._parts = parts
+        self._on_role = on_role
+        self._prefill = make.prefill(parts)
+        self._decode = make.decode(parts)
+        self._prefill_role = PrefillRolePolicy(
+            self._prefill.policy,
+            self._decode.policy,
+            lambda: self.num_pinned_blocks,
+            int(parts.pool.num_blocks * parts.config.handoff.pinned_limit),
+        )
+        self._step_listeners: list[Callable[[StepReport], None]] = []
+        self._follow_policy()
+
+    @property
+    def engine(self) -> Engine:
+        """The one engine."""
+        return self._parts.engine
+
+    @property
+    def legs(self) -> Legs:
+        """The legs of both kinds, which a drain waits for."""
+        return self._parts.legs
+
+    @property
+    def sessions(self) -> Sessions:
+        """Over which KV is pulled."""
+        return self._parts.sessions
+
+    @property
+    def announcer(self) -> Announcer:
+        """Whom sessions subscribe to."""
+        return self._prefill.announcer
+
+    @property
+    def num_pinned_blocks(self) -> int:
+        """Blocks held for others to pull."""
+        return self._prefill.num_pinned_blocks
+
+    @property
+    def num_waiting(self) -> int:
+        """Legs for which there is no room yet."""
+        parts = self._parts
+        in_engine = len(parts.prefixes) + len(parts.engine.queues.waiting)
+        return in_engine + self._prefill.num_waiting + self._decode.num_waiting
+
+    def on_step(self, listener: Callable[[StepReport], None]) -> None:
+        """Call `listener` after each step, when its tokens are on their way."""
+        self._step_listeners.append(listener)
+
+    # ---- what coordinators ask for -------------------------------------------------------------
+
+    def start_prefill(self, leg: PrefillLeg, link: CoordinatorLink) -> None:
+        """Compute a prompt, whatever the role."""
+        if accepts(self._parts, leg, link):
+            self.legs.open(leg.request_id, link)
+            self._prefill.start(leg)
+
+    def start_decode(self, leg: DecodeLeg, link: CoordinatorLink) -> None:
+        """Decode a request, whatever the role."""
+        if accepts(self._parts, leg, link):
+            self.legs.open(leg.request_id, link)
+            self._decode.start(leg)
+
+    def cancel_leg(self, request_id: str, reason: str) -> None:
+        """Stop a leg; its blocks are free as soon as nothing uses them."""
+        self.legs.close(request_id)
+        self._parts.prefixes.cancel(request_id)
+        self.engine.cancel(request_id)
+        self._prefill.cancel(request_id, reason)
+        self._decode.cancel(request_id, reason)
+
+    def coordinator_lost(self, link: CoordinatorLink) -> None:
+        """Nobody is left to answer."""
+        for request_id in self.legs.of(link):
+            self.cancel_leg(request_id, "its coordinator is gone")
+
+    def set_role(self, role: NodeRole) -> None:
+        """Work for this pool from now on. A node that cannot says so in its log, and stays."""
+        node_id = self._parts.node_id
+        if role is NodeRole.PREFILL and self.prefill_refusal:
+            log.warning("%s stays a decode node: %s", node_id, self.prefill_refusal)
+        elif role is not self.role:
+            log.info(
+                "%s is a %s node from now on; %d legs are under way",
+                node_id,
+                role.name.lower(),
+                len(self.legs),
+            )
+            self.role = role
+            self._follow_policy()
+            self.engine.wake()  # the new policy may let in whom the old one kept out
+            self._on_role()
+
+    # ---- what the engine reports ---------------------------------------------------------------
+
+    def step_planned(self, rows: Sequence[Scheduled]) -> Sequence[int]:
+        """Only prefills have listeners while a step runs."""
+        return self._prefill.step_planned(rows)
+
+    def layers_done(self, rows: Sequence[Scheduled], num_layers: int) -> None:
+        """Likewise."""
+        self._prefill.layers_done(rows, num_layers)
+
+    def step_done(self, report: StepReport) -> None:
+        """Tokens first, because clients wait for them; then what other nodes wait for."""
+        prefills: list[Sampled] = []
+        decodes: list[Sampled] = []
+        for row, token in zip(report.rows, report.sampled, strict=True):
+            request = row.request
+            if not request.is_cancelled:
+                (prefills if _is_prefill_leg(request) else decodes).append((request, token))
+        self._prefill.add_tokens(prefills, report.started_s)
+        self._decode.add_tokens(decodes, report.started_s)
+        self.legs.flush()
+        for listener in self._step_listeners:
+            listener(report)
+        self._prefill.step_done(prefills)
+        self._decode.step_done(decodes)
+
+    def requests_failed(self, requests: list[Request], error: PdserveError) -> None:
+        """A step raised, or nobody wants their answers any more."""
+        prefills = [request for request in requests if _is_prefill_leg(request)]
+        decodes = [request for request in requests if not _is_prefill_leg(request)]
+        self._prefill.requests_failed(prefills, error)
+        self._decode.requests_failed(decodes, error)
+        for request in requests:
+            self._parts.prefixes.cancel(request.request_id)  # of one that was preempted
+            self.legs.fail(request.request_id, error)
+
+    async def close(self) -> None:
+        """Stop what both run besides the engine, fetch no more prefixes, hang up."""
+        await self._prefill.close()
+        await self._decode.close()
+        await self._parts.prefixes.close()
+        await self.sessions.close()
+
+    def _follow_policy(self) -> None:
+        is_prefill = self.role is NodeRole.PREFILL
+        self.engine.policy = self._prefill_role if is_prefill else self._decode.policy
+
+
+def _is_prefill_leg(request: Request) -> bool:
+    return request.leg_token_limit is not None

@@ -1,0 +1,33 @@
+"""The policies of prefill nodes, by name. Their orders are `pdserve.engine.prompts`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pdserve.clock import Clock
+from pdserve.config import EngineConfig, PolicyConfig
+from pdserve.engine.prompts import make_prompt_order
+from pdserve.engine.scheduler import Policy
+from pdserve.perf_model import PerfModel
+from prefill_node.policies.batch_sizes import BatchSizes
+from prefill_node.policies.prompt_batches import PromptBatches
+
+
+def make_prefill_policy(
+    policy: PolicyConfig,
+    engine: EngineConfig,
+    perf: PerfModel,
+    clock: Clock,
+    num_kept_free: int = 0,
+    num_pinned: Callable[[], int] = lambda: 0,
+) -> Policy:
+    """The policy that the config names.
+
+    A prompt is begun if `num_kept_free` blocks stay free beside it; `num_pinned` says how many are
+    held for others to pull.
+    """
+    order = make_prompt_order(policy.prefill_policy, perf, clock, engine.token_budget)
+    sizes = BatchSizes(
+        perf, engine.token_budget, policy.prefill_chunk, gives_way=order.rule.gives_way
+    )
+    return PromptBatches(order, sizes, perf, engine.max_batch_size, num_kept_free, num_pinned)

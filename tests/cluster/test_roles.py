@@ -1,0 +1,123 @@
+"""Nodes that change pools while streams run over them: nobody notices but the router."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest_asyncio
+
+from pdserve.config import RoutingConfig
+from tests.cluster.checkpoints import Reference, make_prompt
+from tests.cluster.client import Client, Follower
+from tests.cluster.fleet import Fleet, fleet_config, running
+
+LIMIT = 150  # tokens of output: a stream that lasts through a change or two
+LENGTHS = (5, 40, 130, 333, 700, 1100)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def fleet(tiny_checkpoint: Path) -> AsyncIterator[Fleet]:
+    engine = {"token_budget": 37, "max_model_len": 2048}
+    routing = RoutingConfig(admission=False)  # a slow machine must not have anybody refused
+    config = fleet_config(tiny_checkpoint, prefill=2, engine=engine, routing=routing)
+    async with running(Fleet(config)) as fleet:
+        yield fleet
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def client(fleet: Fleet) -> AsyncIterator[Client]:
+    async with Client(fleet.url) as client:
+        yield client
+    await fleet.assert_baseline(within_s=20.0)
+
+
+async def change_role(fleet: Fleet, *arguments: str) -> tuple[int, str]:
+    """`pdserve role`: its exit code, and what it said."""
+    command = [sys.executable, "-m", "pdserve.cli", "role", *arguments, "--url", fleet.url]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    said, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, said.decode()
+
+
+async def roles(fleet: Fleet) -> dict[str, str]:
+    """node id |-> its role in GET /status."""
+    return {node.node_id: node.role for node in (await fleet.status()).nodes}
+
+
+async def begun(client: Client, salt: str) -> list[Follower]:
+    """Streams of all lengths, each at its second token."""
+    followers = [
+        Follower(client, make_prompt(length), LIMIT, cache_salt=salt) for length in LENGTHS
+    ]
+    for follower in followers:
+        await follower.reached(2)
+    return followers
+
+
+async def test_a_node_goes_to_the_other_pool_and_comes_back_under_load(
+    fleet: Fleet, client: Client, tiny_checkpoint: Path
+) -> None:
+    followers = await begun(client, "before")
+    # These are being prefilled, on both nodes, when the role of one of them changes.
+    followers += [Follower(client, make_prompt(n), LIMIT, cache_salt="amid") for n in (1500, 1501)]
+
+    code, said = await change_role(fleet, "prefill-1", "decode")
+    assert code == 0, said
+    assert "prefill-1 is a decode node now" in said
+    assert "1 prefill, 2 decode" in said
+    assert await roles(fleet) == {
+        "prefill-0": "prefill",
+        "prefill-1": "decode",
+        "decode-0": "decode",
+    }
+    during = await begun(client, "during")
+    assert {follower.output.prefill_node for follower in during} == {"prefill-0"}
+    assert "prefill-1" in {follower.output.decode_node for follower in during}
+
+    code, said = await change_role(fleet, "prefill-1", "prefill")
+    assert code == 0, said
+    assert "prefill-1 is a prefill node now" in said
+    assert (await roles(fleet))["prefill-1"] == "prefill"
+    after = await begun(client, "after")
+    assert {follower.output.decode_node for follower in after} == {"decode-0"}
+
+    outputs = [await follower.end() for follower in [*followers, *during, *after]]
+    reference = Reference(tiny_checkpoint)
+    for length, output in zip([*LENGTHS, 1500, 1501, *LENGTHS, *LENGTHS], outputs, strict=True):
+        assert len(output.tokens) == LIMIT
+        assert reference.is_greedy(make_prompt(length), output.tokens)
+
+
+async def test_the_last_node_of_a_pool_goes_by_force_only(fleet: Fleet, client: Client) -> None:
+    code, said = await change_role(fleet, "decode-0", "prefill")
+    assert code == 1
+    assert "decode-0 is the only ready decode node, and disaggregated mode needs one" in said
+    streams = await begun(client, "forced")
+
+    code, said = await change_role(fleet, "decode-0", "prefill", "--force")
+    assert code == 0, said
+    refused = await client.complete(make_prompt(5), 4)
+    assert refused.status == 503
+    assert refused.error is not None
+    assert "no decode node is ready" in refused.error["message"]
+    for stream in streams:
+        assert len((await stream.end()).tokens) == LIMIT
+
+    code, said = await change_role(fleet, "decode-0", "decode")
+    assert code == 0, said
+    assert len((await client.complete(make_prompt(5), 4)).tokens) == 4
+
+
+async def test_who_has_the_role_already_and_who_is_not_there(fleet: Fleet, client: Client) -> None:
+    code, said = await change_role(fleet, "prefill-1", "prefill")
+    assert code == 0
+    assert "prefill-1 is a prefill node already" in said
+    code, said = await change_role(fleet, "decode-7", "prefill")
+    assert code == 1
+    assert 'there is no node "decode-7"; attached: decode-0, prefill-0, prefill-1' in said

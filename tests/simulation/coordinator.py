@@ -1,0 +1,208 @@
+"""The front that is tested: the real router and admission, over simulated nodes.
+
+What `coordinator/flow.py` does, less everything that goes wrong. Nodes report as real ones do: KV
+events at once, their load at every heartbeat.
+"""
+
+from __future__ import annotations
+
+from coordinator.admission import Admission, Admit, Refuse, Wait, WaitingLine
+from coordinator.generation import GenerationRequest
+from coordinator.registry import Member, Registry
+from coordinator.routing import Booking, Placement, Router
+from pdserve.config import Mode, RouterName, Timeouts
+from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.node.kv_events import TierEvents
+from pdserve.protocol import (
+    KvTier,
+    LoadReport,
+    NodeHello,
+    NodeState,
+    PerfReport,
+    SamplingParams,
+    Slo,
+)
+from pdserve.wire.outbox import Outbox
+from tests.simulation.cluster import Cluster, left_of
+from tests.simulation.node import Node
+from tests.simulation.workload import Call
+
+HEARTBEAT_S = Timeouts().heartbeat_s
+MAX_WAITING = 1024
+
+
+class Coordinator:
+    """A Front."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        mode: Mode,
+        router: RouterName = "predicted",
+        *,
+        admission: bool = False,
+    ) -> None:
+        self._cluster = cluster
+        self._events = cluster.events
+        self._registry = Registry()
+        self.router = Router(self._registry, mode, router, self._events.clock)
+        self._line: WaitingLine[Call] = WaitingLine(MAX_WAITING)
+        self.admission = Admission(self._line, refuses=admission)
+        self._nodes: dict[str, Node] = {node.name: node for node in cluster.nodes}
+        self._members: dict[Node, Member] = {node: self._join(node) for node in cluster.nodes}
+        self._bookings: dict[str, Booking] = {}
+        self._has_heartbeat = False
+
+    # ---- as Front ------------------------------------------------------------------------------
+
+    def arrive(self, call: Call) -> None:
+        """Place it; dispatch it, let it wait, or refuse it."""
+        if not self._has_heartbeat:
+            self._has_heartbeat = True
+            self._heartbeat()
+        request, now_s = self._request(call), self._events.now_s
+        placement = self.router.place(request)
+
+        def within_s(tpot_s: float) -> float | None:
+            return self.router.tpot_within_s(placement, tpot_s)
+
+        decision = self.admission.decide(call.slo, placement, now_s, within_s)
+        match decision:
+            case Admit(slo):
+                self._dispatch(call, request, placement, slo)
+            case Refuse():
+                self._cluster.refuse(call)
+            case Wait():
+                self._line.join(call.call_id, call, now_s)
+
+    def progressed(self, call: Call, num_tokens: int) -> None:
+        """It has so many tokens."""
+        self._bookings[call.call_id].progressed(num_tokens)
+        if num_tokens == 1:
+            self.admission.first_token(call.call_id, self._events.now_s)
+            self._let_in()
+
+    def ended(self, call: Call) -> None:
+        """It has all its tokens."""
+        self._bookings.pop(call.call_id).end(by_itself=True)
+        self.admission.ended(call.call_id, self._events.now_s, call.num_output)
+        self._let_in()
+
+    # ---- dispatch ------------------------------------------------------------------------------
+
+    def _dispatch(
+        self, call: Call, request: GenerationRequest, placement: Placement, slo: Slo
+    ) -> None:
+        self._bookings[call.call_id] = self.router.dispatched(request, placement)
+        self.admission.dispatched(call.call_id, slo, placement, self._events.now_s)
+        self._cluster.dispatch(
+            call,
+            self._node(placement.prefill),
+            self._node(placement.decode),
+            slo,
+            self._prefix_source(placement),
+        )
+
+    def _prefix_source(self, placement: Placement) -> Node | None:
+        prefills = placement.prefill or placement.decode
+        assert prefills is not None
+        sources = self.router.prefix_sources(placement, prefills)
+        return self._nodes[sources[0].node.node_id] if sources else None
+
+    def _let_in(self) -> None:
+        """Those who wait, as far as there is room by now."""
+        while (call := self._line.head) is not None:
+            now_s = self._events.now_s
+            request = self._request(call)
+            placement = self.router.place(request)
+            decision = self.admission.reconsider(left_of(call, now_s), placement, now_s)
+            if not isinstance(decision, Admit):
+                return
+            self._line.leave(call.call_id)
+            self._dispatch(call, request, placement, decision.slo)
+
+    def _request(self, call: Call) -> GenerationRequest:
+        return GenerationRequest(
+            request_id=call.call_id,
+            token_ids=call.token_ids,
+            sampling=SamplingParams(max_tokens=call.max_tokens),
+            slo=call.slo,
+        )
+
+    def _node(self, member: Member | None) -> Node | None:
+        return None if member is None else self._nodes[member.node_id]
+
+    # ---- what nodes say ------------------------------------------------------------------------
+
+    def _join(self, node: Node) -> Member:
+        hello = NodeHello(
+            node_id=node.name,
+            incarnation="1",
+            role=node.role,
+            state=NodeState.READY,
+            session_address="",
+            metrics_address="",
+            model_id="",
+            revision="",
+            layout=_layout(node),
+            num_blocks=node.machine.num_blocks,
+            max_model_len=node.machine.num_kv_tokens,
+        )
+        member = self._registry.add(hello, Outbox())  # nodes are called, not written to
+        self._registry.report(member, self._load(node))
+        report = PerfReport(
+            step=node.perf.costs,
+            token_budget=node.machine.token_budget,
+            max_batch_size=node.machine.max_batch_size,
+            transfers=[node.machine.transfer],
+        )
+        self._registry.profiled(member, report)
+        node.pool.observe(self._kv_events(node, member))
+        return member
+
+    def _kv_events(self, node: Node, member: Member) -> TierEvents:
+        def tell() -> None:
+            for message in tier.take_changes():
+                self.router.prefixes.apply(member, message)
+
+        def has_changed() -> None:
+            self._events.after(0.0, tell)
+
+        tier = TierEvents(KvTier.POOL, lambda: node.pool.hashes, has_changed)
+        return tier
+
+    def _heartbeat(self) -> None:
+        for node, member in self._members.items():
+            self._registry.report(member, self._load(node))
+        self._let_in()
+        if self._cluster.is_busy:
+            self._events.after(HEARTBEAT_S, self._heartbeat)
+        else:
+            self._has_heartbeat = False
+
+    def _load(self, node: Node) -> LoadReport:
+        queues, num_claims = node.core.queues, self._cluster.num_waiting_for_room(node)
+        return LoadReport(
+            state=NodeState.READY,
+            role=node.role,
+            queued_tokens=queues.queued_tokens,
+            running_requests=len(queues.running),
+            waiting_requests=len(queues.waiting) + num_claims,
+            free_blocks=node.pool.num_free,
+            cached_blocks=node.pool.num_cached,
+            pinned_blocks=node.num_pinned_blocks,
+            prefill_ratio=node.perf.prefill_ratio,
+            decode_ratio=node.perf.decode_ratio,
+        )
+
+
+def _layout(node: Node) -> KvLayout:
+    """One whose tokens are as large as the machine says."""
+    head_dim = node.machine.kv_token_bytes // (2 * 2)  # K and V, two bytes each
+    return KvLayout(
+        num_layers=1,
+        num_kv_heads=1,
+        head_dim=head_dim,
+        block_size=node.machine.block_size,
+        dtype=KvDtype.BFLOAT16,
+    )

@@ -1,0 +1,26 @@
+"""Coordinators that decide nothing: for tests of nodes' policies."""
+
+from __future__ import annotations
+
+from tests.simulation.cluster import Cluster
+from tests.simulation.node import Node
+from tests.simulation.workload import Call
+
+
+class Straight:
+    """Every call to the same nodes, as it comes."""
+
+    def __init__(self, cluster: Cluster, prefill: Node | None, decode: Node | None) -> None:
+        self._cluster = cluster
+        self._prefill = prefill
+        self._decode = decode
+
+    def arrive(self, call: Call) -> None:
+        """As Front."""
+        self._cluster.dispatch(call, self._prefill, self._decode)
+
+    def progressed(self, call: Call, num_tokens: int) -> None:
+        """Nothing follows from it."""
+
+    def ended(self, call: Call) -> None:
+        """Nothing follows from it."""

@@ -1,0 +1,119 @@
+"""A request's way from a prefill node to a decode node: announced, let in, pulled, adopted.
+
+As in `decode_node/intake.py`: KV is announced chunk after chunk and pulled while the rest of the
+prompt is computed, from when there is room at the other end. A pull takes `fixed + bytes / rate`;
+pulls of different requests do not slow each other down. Who has room is decided by the real policy.
+"""
+
+from __future__ import annotations
+
+from pdserve.engine.request import Request
+from pdserve.lifecycle import Lifecycle
+from tests.simulation.events import Events
+from tests.simulation.node import Node
+
+
+class RoomLine:
+    """Handovers that wait for room on one decode node; `decode_node.room` without its tasks."""
+
+    def __init__(self, node: Node, events: Events) -> None:
+        self._node = node
+        self._waiting: dict[Request, Handover] = {}
+        node.pool.on_release(lambda: events.after(0.0, self.offer))
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def join(self, handover: Handover) -> None:
+        """Wait for room."""
+        self._waiting[handover.request] = handover
+        self._node.core.queues.claims.append(handover.request)
+        self.offer()
+
+    def offer(self) -> None:
+        """There may be room: let in whoever comes first, as long as it has a place and blocks."""
+        core, policy = self._node.core, self._node.decode_policy
+        queues = core.queues
+        while (request := policy.first(queues)) is not None and request in self._waiting:
+            if not policy.has_place(queues.streams, request):
+                return
+            reserved = core.reserve(request.num_tokens + 1, request.block_hashes, request)
+            if reserved is None:
+                return
+            request.block_table, num_reused = reserved
+            queues.claims.remove(request)
+            queues.arriving.add(request)
+            self._waiting.pop(request).let_in(num_reused)
+        self._node.wake()  # a prompt may have waited behind them
+
+
+class Handover:
+    """Of one request. `request` is what the decode node will run."""
+
+    def __init__(
+        self, prefilled: Request, source: Node, target: Node, room: RoomLine, events: Events
+    ) -> None:
+        self._prefilled = prefilled
+        self._source = source
+        self._target = target
+        self._room = room
+        self._events = events
+        self._num_announced = 0  # tokens
+        self._num_pulled = 0  # tokens, or on their way
+        self._pulled_s = 0.0  # when those are here
+        self._has_room = False
+        self._is_published = False
+        self._held: list[int] = []
+        self.request = Request(
+            request_id=prefilled.request_id,
+            prompt_token_ids=prefilled.prompt_token_ids,
+            sampling=prefilled.sampling,
+            lifecycle=Lifecycle(received_s=prefilled.lifecycle.received_s),
+            targets=prefilled.targets,
+        )
+
+    def announce(self) -> None:
+        """A chunk of the prompt was computed."""
+        is_first = self._num_announced == 0
+        self._num_announced = self._prefilled.num_computed_tokens
+        if is_first:
+            self.request.block_hashes = list(self._prefilled.block_hashes)
+            self._room.join(self)
+        elif self._has_room:
+            self._pull()
+
+    def publish(self) -> None:
+        """The prompt is computed: hold its KV until it is pulled."""
+        self._held = list(self._prefilled.block_table)
+        self._source.pin(self._held)
+        self.request.lifecycle.prefill_end_s = self._events.now_s
+        self.announce()
+        self._is_published = True
+        self._settle()
+
+    def let_in(self, num_reused: int) -> None:
+        """There is room, and of so many blocks the KV is there already."""
+        self._has_room = True
+        self._num_pulled = min(num_reused * self._target.pool.block_size, self._num_announced)
+        self._pull()
+        self._settle()
+
+    def _pull(self) -> None:
+        num_tokens = self._num_announced - self._num_pulled
+        self._num_pulled = self._num_announced
+        machine = self._source.machine
+        num_bytes = num_tokens * machine.kv_token_bytes
+        seconds = machine.transfer.fixed_s + num_bytes / machine.transfer.bytes_per_s
+        self._pulled_s = max(self._pulled_s, self._events.now_s) + seconds
+
+    def _settle(self) -> None:
+        if self._is_published and self._has_room:
+            self._events.at(self._pulled_s, self._arrive)
+
+    def _arrive(self) -> None:
+        self._source.unpin(self._held)
+        request = self.request
+        request.output_token_ids = list(self._prefilled.output_token_ids)
+        request.num_computed_tokens = request.num_prompt_tokens
+        request.lifecycle.adopted_s = self._events.now_s
+        self._target.adopt(request)

@@ -1,0 +1,69 @@
+"""Machines to simulate: published costs, so that results can be compared with the literature's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from pdserve.config import EngineConfig
+from pdserve.perf_model import PerfModel
+from pdserve.protocol import StepCosts, TransferCosts
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One node's hardware with one model on it."""
+
+    costs: StepCosts
+    num_kv_tokens: int  # of the block pool
+    kv_token_bytes: int
+    transfer: TransferCosts
+    token_budget: int = 2048
+    max_batch_size: int = 256
+    block_size: int = 64
+
+    @property
+    def num_blocks(self) -> int:
+        return self.num_kv_tokens // self.block_size
+
+    @property
+    def engine(self) -> EngineConfig:
+        """As the node's configuration says it."""
+        return EngineConfig(
+            block_size=self.block_size,
+            token_budget=self.token_budget,
+            max_batch_size=self.max_batch_size,
+        )
+
+    def perf(self, wrong_by: float = 1.0) -> PerfModel:
+        """What a node believes that was profiled while it was so many times slower than it is."""
+        return PerfModel(scaled(self.costs, wrong_by))
+
+
+def scaled(costs: StepCosts, factor: float) -> StepCosts:
+    """So many times the seconds for everything."""
+    return msgspec.structs.replace(
+        costs,
+        knot_s=[factor * seconds for seconds in costs.knot_s],
+        sampled_s=factor * costs.sampled_s,
+        pair_s=factor * costs.pair_s,
+        context_s=factor * costs.context_s,
+    )
+
+
+# OPT-13B on one A100-80GB, as in DistServe's simulator (OSDI'24): a prompt of t tokens takes
+# 18.1 + 0.102 t + 7.1e-6 t^2 ms, decoding B requests 19.9 + 6.3e-4 context + 0.0385 B ms.
+# Its KV would be 819 KB a token; a fifth of that is what grouped queries leave of it today. The
+# link is an InfiniBand port of 200 Gb/s.
+A100_13B = Machine(
+    costs=StepCosts(
+        knot_tokens=[1, 64, 128, 256, 512, 1024, 2048],
+        knot_s=[0.0199, 0.0246, 0.0312, 0.0442, 0.0703, 0.1225, 0.227],
+        pair_s=1.42e-8,
+        context_s=6.3e-7,
+    ),
+    num_kv_tokens=256 * 1024,
+    kv_token_bytes=160 * 1024,
+    transfer=TransferCosts(transport="ucx", fixed_s=0.002, bytes_per_s=20e9),
+)

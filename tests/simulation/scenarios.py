@@ -1,0 +1,146 @@
+"""The smallest clusters that show what one policy does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from random import Random
+
+from pdserve.config import (
+    DecodePolicyName,
+    Headroom,
+    Mode,
+    PolicyConfig,
+    PrefillPolicyName,
+    RouterName,
+)
+from pdserve.engine.victims import Victims
+from pdserve.perf_model import PerfModel
+from pdserve.protocol import NodeRole, TransferCosts
+from tests.simulation.cluster import Cluster
+from tests.simulation.coordinator import Coordinator
+from tests.simulation.events import Events
+from tests.simulation.fronts import Straight
+from tests.simulation.machines import A100_13B, Machine, scaled
+from tests.simulation.node import Node
+from tests.simulation.score import Score
+from tests.simulation.workload import Call
+
+# Prefills and hands over in no time: whoever is fed by it shows what decoding alone does.
+INSTANT = replace(
+    A100_13B,
+    costs=scaled(A100_13B.costs, 1e-6),
+    num_kv_tokens=1 << 22,
+    transfer=TransferCosts(transport="none", fixed_s=0.0, bytes_per_s=1e15),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A score, and the node that it was got on."""
+
+    score: Score
+    node: Node
+
+
+def prefill_policy(name: PrefillPolicyName, chunk: int = 0) -> PolicyConfig:
+    return PolicyConfig(prefill_policy=name, prefill_chunk=chunk)
+
+
+def decode_policy(name: DecodePolicyName, headroom: Headroom = "reserve-dynamic") -> PolicyConfig:
+    return PolicyConfig(decode_policy=name, kv_headroom=headroom)
+
+
+def prefill_only(
+    calls: Iterable[Call],
+    policy: PolicyConfig,
+    machine: Machine = A100_13B,
+    believed: PerfModel | None = None,
+) -> Run:
+    """One prefill node; every call ends with token 1."""
+    events = Events()
+    node = Node("prefill", NodeRole.PREFILL, machine, events, policy, believed=believed)
+    cluster = Cluster(events, [node])
+    short = [replace(call, num_output=1) for call in calls]
+    return Run(cluster.run(Straight(cluster, node, None), short), node)
+
+
+def decode_only(
+    calls: Iterable[Call],
+    policy: PolicyConfig,
+    machine: Machine = A100_13B,
+    believed: PerfModel | None = None,
+    victims: Victims | None = None,
+) -> Run:
+    """One decode node, to which prompts come prefilled; `victims` in the place of its own rule."""
+    events = Events()
+    source = Node("source", NodeRole.PREFILL, INSTANT, events, PolicyConfig())
+    node = Node("decode", NodeRole.DECODE, machine, events, policy, believed=believed)
+    node.core.queues.victims = victims or node.core.queues.victims
+    cluster = Cluster(events, [source, node])
+    return Run(cluster.run(Straight(cluster, source, node), calls), node)
+
+
+def colocated(calls: Iterable[Call], policy: PolicyConfig, machine: Machine = A100_13B) -> Run:
+    """One decode node that prefills for itself."""
+    events = Events()
+    node = Node("decode", NodeRole.DECODE, machine, events, policy)
+    cluster = Cluster(events, [node])
+    return Run(cluster.run(Straight(cluster, None, node), calls), node)
+
+
+def disaggregated(calls: Iterable[Call], policy: PolicyConfig, machine: Machine = A100_13B) -> Run:
+    """One prefill node and one decode node, which is the one returned."""
+    events = Events()
+    prefill = Node("prefill", NodeRole.PREFILL, machine, events, policy)
+    decode = Node("decode", NodeRole.DECODE, machine, events, policy)
+    cluster = Cluster(events, [prefill, decode])
+    return Run(cluster.run(Straight(cluster, prefill, decode), calls), decode)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRun:
+    """A score, and the nodes, prefill nodes first."""
+
+    score: Score
+    nodes: list[Node]
+
+
+def fleet(
+    num_prefill: int,
+    num_decode: int,
+    mode: Mode,
+    calls: Iterable[Call],
+    policy: PolicyConfig,
+    machine: Machine = A100_13B,
+    *,
+    router: RouterName = "predicted",
+    admission: bool = False,
+    wrong_by: float = 1.0,
+) -> FleetRun:
+    """Both pools behind the real coordinator's router, with its admission if wanted.
+
+    `wrong_by`: nodes begin with a profile that says so many times the true seconds.
+    """
+    events = Events()
+    roles = [NodeRole.PREFILL] * num_prefill + [NodeRole.DECODE] * num_decode
+    nodes = [
+        Node(
+            f"{role.name.lower()}-{number}",
+            role,
+            machine,
+            events,
+            policy,
+            believed=machine.perf(wrong_by),
+        )
+        for number, role in enumerate(roles)
+    ]
+    cluster = Cluster(events, nodes)
+    front = Coordinator(cluster, mode, router, admission=admission)
+    return FleetRun(cluster.run(front, calls), nodes)
+
+
+def noise(seed: int, spread: float) -> Callable[[], float]:
+    """Factors around 1 on the times of steps."""
+    random = Random(seed)
+    return lambda: random.lognormvariate(0.0, spread)

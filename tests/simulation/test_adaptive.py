@@ -1,0 +1,73 @@
+"""Adaptive mode beside the two that it chooses between, on the same machines."""
+
+from dataclasses import replace
+from functools import cache
+from statistics import fmean
+
+import pytest
+
+from pdserve.config import Mode, PolicyConfig
+from pdserve.protocol import Slo
+from tests.simulation.machines import A100_13B, Machine
+from tests.simulation.scenarios import fleet
+from tests.simulation.score import Score
+from tests.simulation.workload import Call, calls, lognormal, poisson
+
+POLICY = PolicyConfig(prefill_policy="edf-slack", decode_policy="tpot-cap")
+SMALL_BATCHES = replace(A100_13B, max_batch_size=64)
+
+
+def documents(per_s: float, seed: int = 1) -> list[Call]:
+    """Long prompts and a tight TPOT."""
+    slo = Slo(name="documents", ttft_s=4.0, tpot_s=0.05)
+    times = poisson(per_s, 40, seed=seed)
+    return calls("r", times, lognormal(3000, 0.6, 12000), lognormal(100, 0.5, 400), slo)
+
+
+def chats(per_s: float) -> list[Call]:
+    """Short prompts, longer answers and a loose TPOT."""
+    slo = Slo(name="chat", ttft_s=1.0, tpot_s=0.2)
+    times = poisson(per_s, 20, seed=1)
+    return calls("s", times, lognormal(200, 0.6, 1000), lognormal(150, 0.5, 500), slo)
+
+
+def served(load: list[Call], num_nodes: int, mode: Mode, machine: Machine = A100_13B) -> Score:
+    num_prefill = 0 if mode == "colocated" else num_nodes // 2
+    return fleet(num_prefill, num_nodes - num_prefill, mode, load, POLICY, machine).score
+
+
+@cache
+def with_documents(per_s: float, mode: Mode) -> float:
+    """Goodput over a few arrival processes."""
+    return fmean(served(documents(per_s, seed), 4, mode).goodput for seed in (11, 12, 13))
+
+
+@cache
+def with_chats(per_s: float, mode: Mode) -> Score:
+    return served(chats(per_s), 2, mode, SMALL_BATCHES)
+
+
+@pytest.mark.parametrize(("per_s", "share"), [(2.5, 0.95), (3.0, 0.9)])
+def test_long_prompts_and_a_tight_tpot_are_for_two_pools(per_s: float, share: float):
+    """Near saturation, whole requests on prefill nodes cost pairs some of their prefill speed."""
+    apart, together = (with_documents(per_s, mode) for mode in ("disaggregated", "colocated"))
+    assert apart > together
+    assert with_documents(per_s, "adaptive") > share * apart
+
+
+@pytest.mark.parametrize("per_s", [12.0, 16.0])
+def test_short_prompts_and_a_loose_tpot_are_for_one_pool(per_s: float):
+    """Streams have twice the machines, and so go faster; TPOT says so before attainment does."""
+    apart, together = (with_chats(per_s, mode) for mode in ("disaggregated", "colocated"))
+    assert together.mean_tpot_s < 0.8 * apart.mean_tpot_s
+    assert together.goodput >= apart.goodput
+    assert with_chats(per_s, "adaptive").goodput > 0.95 * together.goodput
+
+
+def test_adaptive_borrows_decode_nodes_when_there_are_too_few_for_prompts():
+    """One node of four prefills, which is too little."""
+    load = documents(2.5)
+    apart = fleet(1, 3, "disaggregated", load, POLICY).score
+    adaptive = fleet(1, 3, "adaptive", load, POLICY).score
+    assert apart.attainment < 0.85
+    assert adaptive.attainment > 0.95

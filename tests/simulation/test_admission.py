@@ -1,0 +1,99 @@
+"""Overload: what is refused early does not make the rest late."""
+
+from functools import cache
+
+import pytest
+
+from pdserve.config import PolicyConfig
+from pdserve.protocol import Slo
+from tests.simulation.scenarios import fleet
+from tests.simulation.score import Score
+from tests.simulation.workload import Call, calls, lognormal, poisson
+
+POLICY = PolicyConfig(prefill_policy="edf-slack", decode_policy="tpot-cap")
+BASELINE = PolicyConfig(prefill_policy="fcfs-budget", decode_policy="max-batch")
+CHAT = Slo(name="chat", ttft_s=2.0, tpot_s=0.06)
+CAPACITY = 4.0  # calls a second that one prefill and one decode node serve in time
+RATES = (0.75, 1.0, 1.5, 2.0)  # times the capacity
+
+
+def chats(times_capacity: float) -> list[Call]:
+    """Prompts of about 1000 tokens, answers of about 150."""
+    times = poisson(times_capacity * CAPACITY, 30, seed=1)
+    return calls("d", times, lognormal(1000, 0.8, 4000), lognormal(150, 0.5, 600), CHAT)
+
+
+@cache
+def served(times_capacity: float, policy: PolicyConfig, admission: bool) -> Score:
+    load = chats(times_capacity)
+    return fleet(1, 1, "disaggregated", load, policy, admission=admission).score
+
+
+def test_goodput_at_twice_the_capacity_is_near_its_peak():
+    goodput = {times: served(times, POLICY, True).goodput for times in RATES}
+    assert goodput[2.0] > 0.9 * max(goodput.values())
+
+
+def test_without_admission_goodput_collapses():
+    """First come, first served in as large batches as possible: at twice the capacity everybody is
+    late. The same policies serve as many in time as ever when the rest is refused."""
+    refusing, open_to_all = (served(2.0, BASELINE, admission) for admission in (True, False))
+    assert open_to_all.goodput < 0.5 * served(0.75, BASELINE, False).goodput
+    assert refusing.goodput > 0.9 * served(0.75, BASELINE, True).goodput
+    assert refusing.goodput > 2.5 * open_to_all.goodput
+
+
+def test_policies_that_put_the_hopeless_last_bear_an_overload_even_without_admission():
+    refusing, open_to_all = (served(2.0, POLICY, admission) for admission in (True, False))
+    assert open_to_all.goodput > 2.5 * served(2.0, BASELINE, False).goodput
+    assert refusing.goodput > 0.8 * open_to_all.goodput
+
+
+def test_whoever_is_admitted_is_served_in_time():
+    for times in (1.0, 2.0):
+        score = served(times, POLICY, True)
+        in_time = [o for o in score.served if o.keeps_ttft and o.keeps_tpot]
+        assert len(in_time) > 0.85 * len(score.served)
+
+
+def test_nobody_is_refused_who_would_be_served_in_time_anyway():
+    """At half of the capacity every promise is kept without admission."""
+    assert served(0.5, POLICY, False).attainment == 1.0
+    assert served(0.5, POLICY, True).num_refused <= 0.02 * len(served(0.5, POLICY, True).outcomes)
+
+
+def test_calls_without_a_promise_wait_and_all_end():
+    """Batch work at twice the capacity beside interactive work at half of it."""
+    batch = calls(
+        "b", poisson(2 * CAPACITY, 15, seed=2), lognormal(1000, 0.8, 4000),
+        lognormal(150, 0.5, 600), Slo(name="batch"),
+    )  # fmt: skip
+    chat = calls(
+        "d", poisson(0.5 * CAPACITY, 40, seed=1), lognormal(1000, 0.8, 4000),
+        lognormal(150, 0.5, 600), Slo(name="chat", ttft_s=2.0, tpot_s=0.06, priority=1),
+    )  # fmt: skip
+    load = sorted([*batch, *chat], key=lambda call: call.at_s)
+    score = fleet(1, 1, "disaggregated", load, POLICY, admission=True).score
+    assert score.of_class("batch").num_refused == 0
+    assert score.of_class("chat").attainment > 0.95
+    assert len(score.of_class("batch").served) == len(batch)
+
+
+@pytest.mark.parametrize("wrong_by", [0.5, 2.0])
+def test_a_wrong_profile_is_corrected_before_it_costs_much(wrong_by: float):
+    """By the ratios in load reports. Until then twice as many, or half as many, are admitted."""
+    wrong = fleet(
+        1, 1, "disaggregated", chats(1.5), POLICY, admission=True, wrong_by=wrong_by
+    ).score
+    assert wrong.goodput > 0.85 * served(1.5, POLICY, True).goodput
+
+
+@pytest.mark.parametrize("mode", ["colocated", "adaptive"])
+def test_no_mode_collapses_in_an_overload(mode):
+    def goodput(times: float) -> float:
+        num_prefill = 1 if mode == "adaptive" else 0
+        run = fleet(num_prefill, 2 - num_prefill, mode, chats(times), POLICY, admission=True)
+        return run.score.goodput
+
+    at_rates = {times: goodput(times) for times in (1.0, 2.0)}
+    assert at_rates[2.0] > 0.9 * max(at_rates.values())

@@ -1,0 +1,71 @@
+"""A flood from one tenant is its own affair."""
+
+from functools import cache
+
+import pytest
+
+from pdserve.config import PolicyConfig, PrefillPolicyName
+from pdserve.protocol import Slo
+from tests.simulation.scenarios import fleet
+from tests.simulation.score import Score
+from tests.simulation.workload import Call, calls, lognormal, merged, poisson
+
+ROBBED = 1.2  # times the TTFT without the flood
+
+
+def two_tenants(flood: float, priority: int, slo: tuple[float, float]) -> list[Call]:
+    """Both ask alike, until Bob asks `flood` times as often."""
+    ttft_s, tpot_s = slo
+    alice = Slo(name="alice", ttft_s=ttft_s, tpot_s=tpot_s, priority=priority)
+    bob = Slo(name="bob", ttft_s=ttft_s, tpot_s=tpot_s)
+    prompt, answer = lognormal(600, 0.7, 3000), lognormal(20, 0.5, 60)
+    return merged(
+        calls("alice", poisson(2.0, 40, seed=1), prompt, answer, alice),
+        calls("bob", poisson(2.0 * flood, 40, seed=2), prompt, answer, bob),
+    )
+
+
+@cache
+def alice(policy: PrefillPolicyName, flood: float, priority: int, admission: bool) -> Score:
+    config = PolicyConfig(prefill_policy=policy, decode_policy="tpot-cap")
+    load = two_tenants(flood, priority, (2.0, 0.1))
+    run = fleet(1, 1, "disaggregated", load, config, admission=admission)
+    return run.score.of_class("alice")
+
+
+@pytest.mark.parametrize("policy", ["fcfs-budget", "sjf-aging", "edf-slack"])
+def test_a_flood_of_equals_delays_the_other_by_less_than_a_fifth(policy: PrefillPolicyName):
+    """Bob's 10x are four times what one prefill node can do; what is refused is his."""
+    calm, flooded = alice(policy, 1, 0, True), alice(policy, 10, 0, True)
+    assert flooded.ttft_s(99) < ROBBED * calm.ttft_s(99)
+    assert flooded.attainment > 0.95
+
+
+@pytest.mark.parametrize("policy", ["fcfs-budget", "edf-slack"])
+def test_a_flood_from_below_does_not_reach_the_ones_above(policy: PrefillPolicyName):
+    calm, flooded = alice(policy, 1, 1, True), alice(policy, 10, 1, True)
+    assert flooded.ttft_s(99) < ROBBED * max(calm.ttft_s(99), 0.5)
+    assert flooded.attainment > 0.98
+
+
+def test_shares_hold_on_the_nodes_alone():
+    """Nobody is refused: Bob's calls queue up, and Alice's do not queue behind them."""
+    calm, flooded = alice("edf-slack", 1, 0, False), alice("edf-slack", 4, 0, False)
+    assert flooded.ttft_s(99) < ROBBED * calm.ttft_s(99)
+    assert flooded.attainment > 0.98
+
+
+def test_shares_go_by_weight():
+    """Both ask for more than there is; three quarters are Alice's."""
+    prompt, answer = lognormal(600, 0.7, 3000), lognormal(2, 0.1, 4)
+    shares = {}
+    load = merged(
+        calls("a", poisson(16, 20, seed=1), prompt, answer, Slo(name="alice", weight=3.0)),
+        calls("b", poisson(16, 20, seed=2), prompt, answer, Slo(name="bob", weight=1.0)),
+    )
+    config = PolicyConfig(prefill_policy="fcfs-budget")
+    score = fleet(1, 1, "disaggregated", load, config).score
+    for name in ("alice", "bob"):
+        done = [o for o in score.of_class(name).outcomes if o.token_times_s[0] < 20]
+        shares[name] = sum(len(outcome.call.token_ids) for outcome in done)
+    assert 2.5 < shares["alice"] / shares["bob"] < 3.5

@@ -1,0 +1,56 @@
+"""Prompts prefilled beside streams: co-located serving with chunks that fit the streams' TPOT."""
+
+from functools import cache
+
+from pdserve.config import DecodePolicyName, PolicyConfig
+from pdserve.protocol import Slo
+from tests.simulation.scenarios import colocated, disaggregated
+from tests.simulation.score import Score
+from tests.simulation.workload import Call, calls, fixed, lognormal, merged, poisson, uniform
+
+TPOT_S = 0.06
+
+
+def chats_and_documents() -> list[Call]:
+    """Streams with a tight TPOT, and now and then a prompt of four thousand tokens."""
+    chat = Slo(name="chat", ttft_s=3.0, tpot_s=TPOT_S)
+    document = Slo(name="chat", ttft_s=6.0, tpot_s=TPOT_S)
+    answer = lognormal(150, 0.5, 500)
+    return merged(
+        calls("c", poisson(2.0, 60, seed=1), lognormal(400, 0.6, 1500), answer, chat),
+        calls("l", poisson(0.25, 60, seed=2), uniform(3500, 4500), fixed(20), document),
+    )
+
+
+@cache
+def with_chunks(policy: DecodePolicyName, chunk: int) -> Score:
+    config = PolicyConfig(decode_policy=policy, local_chunk=chunk)
+    return colocated(chats_and_documents(), config).score
+
+
+def test_chunks_that_fit_the_promise_keep_gaps_below_it():
+    tuned = with_chunks("tpot-cap", 0)
+    assert tuned.gap_s(99) < 0.95 * TPOT_S
+    assert tuned.tpot_attainment == 1.0
+    assert tuned.ttft_attainment > 0.98
+
+
+def test_one_budget_for_all_steps_makes_streams_stall():
+    whole_budget, half_of_it = with_chunks("max-batch", 0), with_chunks("max-batch", 512)
+    tuned = with_chunks("tpot-cap", 0)
+    assert whole_budget.gap_s(99) > 3 * tuned.gap_s(99)
+    assert half_of_it.gap_s(99) > 1.5 * tuned.gap_s(99)
+
+
+def test_a_budget_small_enough_for_the_promise_makes_prompts_wait():
+    """Sarathi's one number for all steps: small, so that it fits beside the fullest batch."""
+    small, tuned = with_chunks("max-batch", 128), with_chunks("tpot-cap", 0)
+    assert small.gap_s(99) < TPOT_S
+    assert tuned.mean_ttft_s < 0.8 * small.mean_ttft_s
+    assert tuned.ttft_s(99) < 0.8 * small.ttft_s(99)
+
+
+def test_another_machine_for_prompts_keeps_gaps_even_shorter():
+    """Twice the machines; what is shown is that streams do not notice prompts at all."""
+    apart = disaggregated(chats_and_documents(), PolicyConfig(decode_policy="tpot-cap")).score
+    assert apart.gap_s(99) < 0.7 * with_chunks("tpot-cap", 0).gap_s(99)

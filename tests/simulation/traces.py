@@ -1,0 +1,55 @@
+"""Published request traces as calls: Mooncake's (JSON lines) and Azure's 2023 ones (CSV).
+
+Mooncake, FAST'25: `timestamp` (ms, in ticks of 3 s), `input_length`, `output_length`, `hash_ids`:
+one id for each 512 tokens, equal exactly when these and all tokens before them are.
+Azure, Splitwise, ISCA'24: `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`; nothing of prefixes.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+from tests.simulation.workload import Call
+
+MOONCAKE_BLOCK = 512
+MOONCAKE_TICK_S = 3.0
+
+
+def read_trace(path: Path, most_calls: int) -> list[Call]:
+    """Its first calls, from second 0 on."""
+    with path.open(newline="") as lines:
+        read = _mooncake(lines) if path.suffix == ".jsonl" else _azure(lines)
+        return sorted(islice(read, most_calls), key=lambda call: call.at_s)
+
+
+def _mooncake(lines: Iterator[str]) -> Iterator[Call]:
+    """Spread evenly over their ticks: each would be a burst of ten otherwise."""
+    random = Random(1)
+    for number, line in enumerate(lines):
+        entry = json.loads(line)
+        token_ids = [token for block in entry["hash_ids"] for token in [block] * MOONCAKE_BLOCK]
+        yield Call(
+            call_id=f"mooncake-{number}",
+            at_s=entry["timestamp"] / 1000 + random.uniform(0.0, MOONCAKE_TICK_S),
+            token_ids=token_ids[: entry["input_length"]],
+            num_output=entry["output_length"],
+        )
+
+
+def _azure(lines: Iterator[str]) -> Iterator[Call]:
+    first: datetime | None = None
+    for number, row in enumerate(csv.DictReader(lines)):
+        time = datetime.fromisoformat(row["TIMESTAMP"][:26])  # of seven digits, six are read
+        first = first or time
+        yield Call(
+            call_id=f"azure-{number}",
+            at_s=(time - first).total_seconds(),
+            token_ids=[number] * int(row["ContextTokens"]),
+            num_output=max(1, int(row["GeneratedTokens"])),
+        )

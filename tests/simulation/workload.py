@@ -1,0 +1,103 @@
+"""What users ask for, and when: seeded schedules of calls, open loop (arrivals wait for nobody)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+from zlib import crc32
+
+from pdserve.protocol import Slo
+
+MOST_OUTPUT = 2048  # tokens
+NO_PROMISE = Slo()
+
+Length = Callable[[Random], int]  # draws a number of tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request of a user."""
+
+    call_id: str
+    at_s: float
+    token_ids: list[int]
+    num_output: int
+    slo: Slo = NO_PROMISE
+    most_output: int = MOST_OUTPUT  # the user allows; nobody knows that it will be `num_output`
+
+    @property
+    def max_tokens(self) -> int:
+        return max(self.num_output, self.most_output)
+
+
+# ---- arrivals ----------------------------------------------------------------------------------
+
+
+def poisson(per_s: float, until_s: float, seed: int, start_s: float = 0.0) -> list[float]:
+    """Times of arrivals that know nothing of each other."""
+    random, times, now_s = Random(seed), [], start_s
+    while (now_s := now_s + random.expovariate(per_s)) < until_s:
+        times.append(now_s)
+    return times
+
+
+# ---- lengths -----------------------------------------------------------------------------------
+
+
+def fixed(num_tokens: int) -> Length:
+    return lambda random: num_tokens
+
+
+def uniform(least: int, most: int) -> Length:
+    return lambda random: random.randint(least, most)
+
+
+def lognormal(median: int, sigma: float, most: int) -> Length:
+    """Many short ones and a few very long: how prompts of real services are spread."""
+
+    def draw(random: Random) -> int:
+        return max(1, min(most, round(median * random.lognormvariate(0.0, sigma))))
+
+    return draw
+
+
+def mixed(*parts: tuple[float, Length]) -> Length:
+    """Each of these with its share."""
+    shares = [share for share, _ in parts]
+    lengths = [length for _, length in parts]
+    return lambda random: random.choices(lengths, shares)[0](random)
+
+
+# ---- calls -------------------------------------------------------------------------------------
+
+
+def calls(
+    name: str,
+    times: Iterable[float],
+    prompt: Length,
+    output: Length,
+    slo: Slo = NO_PROMISE,
+    prefixes: Sequence[int] = (),
+    most_output: int = MOST_OUTPUT,
+) -> list[Call]:
+    """One call at each of these times, with prompts that share nothing.
+
+    With `prefixes`, each prompt follows one of so many tokens that many share, drawn at random.
+    """
+    random = Random(crc32(name.encode()))
+    made = []
+    for number, at_s in enumerate(times):
+        call_id = f"{name}-{number}"
+        own = [crc32(call_id.encode())] * prompt(random)
+        if prefixes:
+            which = random.randrange(len(prefixes))
+            shared = crc32(f"{name}-prefix-{which}".encode())
+            own = [shared] * prefixes[which] + own
+        made.append(Call(call_id, at_s, own, output(random), slo, most_output))
+    return made
+
+
+def merged(*streams: Iterable[Call]) -> list[Call]:
+    """All of them, in order of arrival."""
+    return sorted((call for stream in streams for call in stream), key=lambda call: call.at_s)

@@ -1,0 +1,90 @@
+"""A small comparison that nobody has measured."""
+
+from __future__ import annotations
+
+from pdserve.bench.compare_report import (
+    ChunkTrial,
+    CompareReport,
+    ModeReport,
+    RateRow,
+    ScenarioReport,
+    Unloaded,
+)
+from pdserve.bench.contest import rate_row
+from pdserve.bench.goodput import goodput
+from pdserve.bench.interference import Interference
+from pdserve.bench.open_loop import Run
+from pdserve.bench.slo_score import Outcome, Percentiles, Promise, score
+
+PROMISE = Promise(ttft_s=1.0, tpot_s=0.02)
+TARGET = 0.9
+
+
+def outcome(gap_s: float, *, is_refused: bool = False, late_s: float = 0.0) -> Outcome:
+    arrivals = [] if is_refused else [0.5, 0.5 + gap_s, 0.5 + 2 * gap_s]
+    return Outcome(
+        kind="chat",
+        due_s=0.0,
+        sent_s=late_s,
+        num_prompt=10,
+        num_output=3,
+        arrivals_s=arrivals,
+        num_received=len(arrivals),
+        end="refused" if is_refused else "finished",
+        error="429 overloaded" if is_refused else "",
+    )
+
+
+def unloaded() -> Unloaded:
+    times = Percentiles(10.0, 20.0, 30.0)
+    return Unloaded(5, times, times, times, 0.3, 0.01, 5, 4.0)
+
+
+def row(rate: float, num_met: int, num_refused: int = 0, late_s: float = 0.0) -> RateRow:
+    """Of ten requests."""
+    outcomes = [outcome(0.01, late_s=late_s)] * num_met
+    outcomes += [outcome(0.01, is_refused=True)] * num_refused
+    outcomes += [outcome(0.05)] * (10 - len(outcomes))
+    scored = score(outcomes, PROMISE, TARGET)
+    return rate_row(rate, 8.0, Run(outcomes, [0.001]), scored, unloaded())
+
+
+def made_report() -> CompareReport:
+    """Two modes, of which one is disturbed and the other one tuned; a third one is missing."""
+    times = Percentiles(10.0, 11.0, 12.0)
+    rows = {
+        "disaggregated": [row(1.0, 10), row(2.0, 8)],
+        "colocated": [row(1.0, 10, late_s=0.2), row(2.0, 4, num_refused=5)],
+    }
+    modes = [
+        ModeReport.of(
+            "made-up",
+            mode,
+            goodput([one.point for one in mode_rows], TARGET, 0),
+            local_chunk=64 if mode == "colocated" else None,
+            unloaded=unloaded(),
+            interference=Interference(4, times, times, 1.25, 4, 4, 8)
+            if mode == "disaggregated"
+            else None,
+            trials=[ChunkTrial(0, 1.5, row(1.5, 5).score), ChunkTrial(64, 1.5, row(1.5, 9).score)]
+            if mode == "colocated"
+            else [],
+            rows=mode_rows,
+        )
+        for mode, mode_rows in rows.items()
+    ]
+    scenario = ScenarioReport(
+        name="made-up",
+        shows="nothing",
+        promise=PROMISE,
+        promise_is="as given",
+        target=TARGET,
+        mean_prompt_tokens=100.0,
+        mean_output_tokens=50.0,
+        num_cut=3,
+        length_factor=1.0,
+        rates=[1.0, 2.0],
+        stopped="2 rates were measured",
+        seconds=40.0,
+    )
+    return CompareReport(modes, [scenario], {"adaptive": "it has no nodes"}, {"config": {}})

@@ -1,0 +1,333 @@
+"""The whole comparison, with servers that only pretend: who is measured when, and what follows."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from aiohttp import web
+
+from pdserve.bench import interference
+from pdserve.bench.compare import compare, promise_of
+from pdserve.bench.compare_plan import ComparePlan
+from pdserve.bench.compare_report import ModeReport, RateRow, ScenarioReport, Unloaded
+from pdserve.bench.contest import Contender, RunRecord, Server, rate_row
+from pdserve.bench.open_loop import Run
+from pdserve.bench.scenarios import ScenarioName
+from pdserve.bench.slo_score import Outcome, Percentiles, Promise, score
+from pdserve.bench.stage import Stage
+from pdserve.bench.subject import Subject, made_up
+from pdserve.clock import ManualClock
+from pdserve.errors import ClusterError, ConfigError
+from tests.unit.bench.fake_server import Answer, Body, FakeServer, answer_all
+
+NOTHING = Percentiles(None, None, None)
+FOR_EVER_S = 60.0  # promised: whoever answers is in time
+PLAN = ComparePlan(
+    modes=["disaggregated", "colocated", "adaptive"],
+    chunks=[0, 64],
+    ttft_s=FOR_EVER_S,
+    tpot_s=FOR_EVER_S,
+    ttft_scale=0.0,
+    tpot_scale=0.0,
+    target=0.9,
+    seed=0,
+    rates=[100.0, 200.0],
+    most_rates=9,
+    duration_s=0.05,
+    least_requests=8,
+    idle_requests=2,
+    warm_up=1,
+    budget_s=1e6,
+)
+
+
+def change(plan: ComparePlan, **changes: object) -> ComparePlan:
+    return ComparePlan(**{name: getattr(plan, name) for name in plan.__slots__} | changes)  # type: ignore[arg-type]
+
+
+async def refuse(request: web.Request, body: Body) -> web.StreamResponse:
+    return web.json_response({"error": {"message": "no", "code": "overloaded"}}, status=429)
+
+
+def refuses_in(what: str) -> Answer:
+    """Serves everything but runs of that name, which is part of their salt."""
+
+    async def answer(request: web.Request, body: Body) -> web.StreamResponse:
+        return await (refuse if what in body["cache_salt"] else answer_all)(request, body)
+
+    return answer
+
+
+@dataclass
+class World:
+    """Starts fake servers, and remembers everything."""
+
+    answers: dict[Contender, Answer] = field(default_factory=dict)  # default: all is served
+    cannot_start: tuple[str, ...] = ()
+    launched: list[tuple[Contender, Promise | None]] = field(default_factory=list)
+    servers: list[FakeServer] = field(default_factory=list)
+    kept: list[RunRecord] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    num_running: int = 0
+
+    @asynccontextmanager
+    async def launch(self, contender: Contender, promise: Promise | None) -> AsyncIterator[Server]:
+        if contender.mode in self.cannot_start:
+            raise ClusterError(f"{contender.mode} has no nodes")
+        self.launched.append((contender, promise))
+        async with FakeServer(self.answers.get(contender, answer_all)).running() as server:
+            self.servers.append(server)
+            self.num_running += 1
+            try:
+                yield server
+            finally:
+                self.num_running -= 1
+
+    def stage(self, plan: ComparePlan = PLAN) -> Stage:
+        return Stage(
+            plan=plan,
+            launch=self.launch,
+            clock=ManualClock(),
+            keep=self.kept.append,
+            tell=self.told.append,
+        )
+
+    async def run(
+        self, plan: ComparePlan = PLAN, scenario: ScenarioName = "short-prompts"
+    ) -> tuple[dict[str, ModeReport], ScenarioReport, dict[str, str]]:
+        stage = self.stage(plan)
+
+        def subjects(max_model_len: int) -> list[Subject]:
+            return [made_up(scenario, max_model_len, 0.1, plan.seed)]
+
+        modes, (report,) = await compare(stage, subjects)
+        assert self.num_running == 0
+        return {mode.mode: mode for mode in modes}, report, stage.failures
+
+
+async def test_every_mode_sees_the_same_requests_at_every_rate() -> None:
+    world = World()
+    modes, report, failures = await world.run()
+    assert failures == {}
+    assert report.rates == [100.0, 200.0]
+    for rate in report.rates:
+        runs = [record for record in world.kept if (record.what, record.rate) == ("rate", rate)]
+        assert {record.mode for record in runs} == {"disaggregated", "colocated", "adaptive"}
+        sent = {tuple((o.due_s, o.num_prompt, o.num_output) for o in r.outcomes) for r in runs}
+        assert len(sent) == 1
+    prompts = [
+        {str(body["prompt"]) for body in server.bodies if "-rate-" in body["cache_salt"]}
+        for server in world.servers[-3:]
+    ]
+    assert prompts[0] == prompts[1] == prompts[2]
+    for mode in modes.values():
+        assert [row.score.attainment for row in mode.rows] == [1.0, 1.0]
+        assert (mode.goodput, mode.goodput_is) == (200.0, "above the rates")
+        assert all(row.prefilled_on == {"p": row.score.sent} for row in mode.rows)
+
+
+async def test_no_two_runs_of_a_server_share_prefixes() -> None:
+    world = World()
+    await world.run()
+    for server in world.servers:
+        seen: dict[str, set[str]] = {}
+        for body in server.bodies:
+            seen.setdefault(body["cache_salt"], set()).add(str(body["prompt"]))
+        assert sum(len(prompts) for prompts in seen.values()) == len(server.bodies)
+
+
+async def test_modes_take_turns_at_going_first() -> None:
+    world = World()
+    await world.run()
+    order = [record.mode for record in world.kept if record.what == "rate"]
+    assert order == [
+        *("disaggregated", "colocated", "adaptive"),
+        *("colocated", "adaptive", "disaggregated"),
+    ]
+
+
+async def test_idle_clusters_are_promised_nothing_and_all_others_the_same() -> None:
+    world = World()
+    _, report, _ = await world.run()
+    promises = [promise for _, promise in world.launched]
+    assert promises[:3] == [None] * 3
+    assert set(promises[3:]) == {report.promise} == {Promise(FOR_EVER_S, FOR_EVER_S)}
+    assert report.promise_is == "as given"
+
+
+async def test_the_chunk_that_serves_best_is_kept() -> None:
+    world = World(answers={Contender("colocated", 0): refuse})
+    modes, _, _ = await world.run()
+    colocated = modes["colocated"]
+    tried = [(trial.local_chunk, trial.score.attainment) for trial in colocated.trials]
+    assert tried == [(0, 0.0), (64, 1.0)]
+    assert colocated.local_chunk == 64
+    assert colocated.rows[0].score.attainment == 1.0
+    assert (Contender("colocated", 64), Promise(FOR_EVER_S, FOR_EVER_S)) == world.launched[-2]
+    assert modes["disaggregated"].local_chunk is None
+
+
+async def test_one_chunk_needs_no_trial() -> None:
+    world = World()
+    modes, _, _ = await world.run(change(PLAN, chunks=[128]))
+    assert modes["colocated"].trials == []
+    assert modes["colocated"].local_chunk == 128
+
+
+async def test_refusals_are_misses() -> None:
+    world = World(answers={Contender("disaggregated"): refuses_in("-rate-3")})
+    modes, _, _ = await world.run()  # warm-up is its run 1, the first rate 2, the second one 3
+    refused = modes["disaggregated"].rows[1].score
+    assert (refused.attainment, refused.refused, refused.errors) == (
+        0.0,
+        refused.sent,
+        {"429 overloaded": refused.sent},
+    )
+    assert modes["disaggregated"].goodput == pytest.approx(110.0)  # a tenth of the way down
+    assert modes["disaggregated"].goodput_is == "crossing"
+
+
+async def test_a_mode_that_cannot_start_is_left_out_and_told() -> None:
+    modes, _, failures = await World(cannot_start=("adaptive",)).run()
+    assert set(modes) == {"disaggregated", "colocated"}
+    assert failures == {"adaptive": "adaptive has no nodes"}
+
+
+async def test_without_any_mode_there_is_nothing_to_report() -> None:
+    with pytest.raises(ClusterError, match=r"no mode.*disaggregated: disaggregated has no nodes"):
+        await World(cannot_start=("disaggregated", "colocated", "adaptive")).run()
+
+
+async def test_an_idle_cluster_that_refuses_is_left_out() -> None:
+    _, _, failures = await World(answers={Contender("adaptive"): refuse}).run()
+    assert list(failures) == ["adaptive"]
+    assert "429 overloaded" in failures["adaptive"]
+
+
+async def test_no_mode_may_be_left_when_the_rates_begin() -> None:
+    world = World()
+    launch = world.launch
+
+    @asynccontextmanager
+    async def once(contender: Contender, promise: Promise | None) -> AsyncIterator[Server]:
+        if promise is not None:
+            raise ClusterError("it does not start again")
+        async with launch(contender, promise) as server:
+            yield server
+
+    world.launch = once  # type: ignore[method-assign]
+    modes, report, failures = await world.run()
+    assert modes == {}
+    assert set(failures) > {"disaggregated", "colocated", "adaptive"}  # and each chunk size
+    assert (report.rates, report.stopped) == ([], "no mode is left")
+
+
+async def test_an_idle_cluster_that_serves_nothing_at_once_is_left_out() -> None:
+    _, _, failures = await World(answers={Contender("adaptive"): refuses_in("burst")}).run()
+    assert list(failures) == ["adaptive"]
+    assert "20 requests that came together" in failures["adaptive"]
+
+
+async def test_a_server_that_does_not_settle_is_left_out() -> None:
+    world = World()
+    launch = world.launch
+
+    @asynccontextmanager
+    async def dying(contender: Contender, promise: Promise | None) -> AsyncIterator[Server]:
+        async with launch(contender, promise) as server:
+            if contender.mode == "disaggregated" and promise is not None:
+                world.servers[-1].settles = False
+            yield server
+
+    world.launch = dying  # type: ignore[method-assign]
+    modes, report, failures = await world.run()
+    assert set(modes) == {"colocated", "adaptive"}
+    assert failures == {"disaggregated": "a request hangs"}
+    assert report.rates == [100.0, 200.0]
+
+
+async def test_no_rate_is_begun_for_which_there_is_no_time() -> None:
+    modes, report, _ = await World().run(change(PLAN, budget_s=0.01))
+    assert report.rates == [100.0]
+    assert report.stopped.startswith("no time for 200/s")
+    assert all(len(mode.rows) == 1 for mode in modes.values())
+
+
+async def test_the_ladder_starts_below_what_a_burst_was_served_at() -> None:
+    world = World()
+    modes, report, _ = await world.run(change(PLAN, rates=[], most_rates=2))
+    burst = max(mode.unloaded.burst_per_s for mode in modes.values())
+    assert report.rates == pytest.approx([burst / 2, burst], rel=1e-3)  # all was in time
+    assert report.stopped == "2 rates were measured"
+
+
+async def test_warm_up_is_kept_but_counts_nowhere() -> None:
+    world = World(answers={Contender("disaggregated"): refuses_in("warm-up")})
+    modes, _, failures = await world.run()
+    assert failures == {}
+    assert any(record.what == "warm-up" for record in world.kept)
+    assert modes["disaggregated"].rows[0].score.attainment == 1.0
+
+
+async def test_streams_are_disturbed_where_the_scenario_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(interference, "FIRST_S", 0.0)
+    monkeypatch.setattr(interference, "EVERY_S", 0.0)
+    plan = change(PLAN, modes=["disaggregated"], rates=[100.0])
+    modes, _, _ = await World().run(plan, "long-prompts")
+    found = modes["disaggregated"].interference
+    assert found is not None
+    assert (found.streams_finished, found.prompts_finished) == (8, 3)
+    assert found.p99_ratio is not None
+
+
+def unloaded(slowest_ttft_s: float, median_tpot_s: float) -> Unloaded:
+    return Unloaded(5, NOTHING, NOTHING, NOTHING, slowest_ttft_s, median_tpot_s, 5, 10.0)
+
+
+def test_promises_are_multiples_of_the_best_idle_figures() -> None:
+    subject = made_up("long-prompts", 8192, 0.0, 0)
+    subject_scales = (subject.ttft_scale, subject.tpot_scale)
+    idle = [unloaded(1.0, 0.004), unloaded(2.0, 0.003)]
+    free = change(PLAN, ttft_s=0.0, tpot_s=0.0)
+    promise, promise_is = promise_of(free, subject, idle)
+    assert promise.ttft_s == pytest.approx(subject_scales[0] * 1.0)
+    assert promise.tpot_s == pytest.approx(subject_scales[1] * 0.003)
+    assert promise_is.startswith("TTFT 3 times the slowest")
+    promise, promise_is = promise_of(change(free, tpot_s=0.5, ttft_scale=10.0), subject, idle)
+    assert promise == Promise(10.0, 0.5)
+    assert "TPOT" not in promise_is
+
+
+def test_answers_of_one_token_promise_no_tpot() -> None:
+    subject = made_up("short-prompts", 8192, 0.0, 0)
+    free = change(PLAN, ttft_s=0.0, tpot_s=0.0)
+    with pytest.raises(ConfigError, match=r"short-prompts: most answers are one token.*--tpot-s"):
+        promise_of(free, subject, [unloaded(1.0, 0.0)])
+    assert promise_of(change(free, tpot_s=0.5), subject, [unloaded(1.0, 0.0)])[0].tpot_s == 0.5
+
+
+def test_a_row_says_whether_its_client_kept_up() -> None:
+    def row(late_s: float) -> RateRow:
+        outcome = Outcome(
+            kind="chat",
+            due_s=1.0,
+            sent_s=1.0 + late_s,
+            num_prompt=1,
+            num_output=2,
+            arrivals_s=[2.0, 2.5],
+            num_received=2,
+            end="finished",
+        )
+        idle = Unloaded(1, NOTHING, NOTHING, Percentiles(100.0, 100.0, 250.0), 1.0, 0.1, 1, 1.0)
+        scored = score([outcome], Promise(1.0, 1.0), 0.9)
+        return rate_row(3.0, 8.0, Run([outcome], [0.001, 0.001]), scored, idle)
+
+    assert row(0.01).client_kept_up
+    assert not row(0.2).client_kept_up
+    assert row(0.01).client_lag_p99_ms == pytest.approx(1.0)
+    assert row(0.01).itl_p99_vs_unloaded == pytest.approx(2.0)

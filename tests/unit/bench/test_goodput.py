@@ -1,0 +1,79 @@
+"""Where attainment crosses the target, and which rates are worth measuring to find it."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdserve.bench.goodput import RatePoint, crossing, goodput
+from pdserve.bench.ladder import GROWTH, next_rate
+
+
+def points(*pairs: tuple[float, float], sent: int = 1000) -> list[RatePoint]:
+    return [RatePoint(rate, round(share * sent), sent) for rate, share in pairs]
+
+
+def test_the_crossing_is_linear_between_the_rates_around_it() -> None:
+    assert crossing([1, 2, 4], [1.0, 0.95, 0.85], 0.9) == (pytest.approx(3.0), "crossing")
+    assert crossing([1, 2], [0.9, 0.8], 0.9) == (pytest.approx(1.0), "crossing")
+
+
+def test_only_the_first_crossing_counts() -> None:
+    rate, _ = crossing([1, 2, 3, 4], [1.0, 0.8, 1.0, 0.5], 0.9)
+    assert rate == pytest.approx(1.5)
+
+
+def test_a_target_that_is_always_or_never_met() -> None:
+    assert crossing([1, 2], [1.0, 0.9], 0.9) == (2, "above the rates")
+    assert crossing([1, 2], [0.8, 0.95], 0.9) == (0.0, "below the rates")
+
+
+def test_goodput_sorts_its_points_and_has_an_interval() -> None:
+    found = goodput(points((4, 0.8), (1, 1.0), (2, 1.0), sent=50), 0.9, seed=0)
+    assert (found.rate, found.where) == (pytest.approx(3.0), "crossing")
+    assert 2 < found.low < 3.0 < found.high < 4
+    assert found == goodput(points((1, 1.0), (2, 1.0), (4, 0.8), sent=50), 0.9, seed=0)
+    surer = goodput(points((1, 1.0), (2, 1.0), (4, 0.8), sent=5000), 0.9, seed=0)
+    assert surer.high - surer.low < (found.high - found.low) / 4
+
+
+def climb(capacities: list[float], start: float, most: int) -> list[float]:
+    """The rates for modes that meet nearly everything up to their capacity, then nothing."""
+    rates: list[float] = []
+    for _ in range(most):
+        curves = [points(*((r, 0.95 * (r <= c)) for r in rates)) for c in capacities]
+        rate = next_rate(curves, start, 0.9)
+        if rate is None:
+            break
+        rates.append(rate)
+    return rates
+
+
+def test_rates_rise_until_all_have_failed_and_then_close_in() -> None:
+    rates = climb([3.0, 5.0], start=1.0, most=20)
+    risen = [GROWTH**i for i in range(5)]
+    assert rates[:5] == pytest.approx(risen)  # 5.06 is the first one that is too much for both
+    assert all(2.25 < rate < 5.07 for rate in rates[5:])
+    for capacity in (3.0, 5.0):
+        below = max(rate for rate in rates if rate <= capacity)
+        above = min(rate for rate in rates if rate > capacity)
+        assert above / below <= 1.08
+
+
+def test_rates_leap_while_nobody_misses_anything() -> None:
+    assert next_rate([points((1, 1.0)), points((1, 1.0))], 1.0, 0.9) == 2.0
+    assert next_rate([points((1, 1.0)), points((1, 0.99))], 1.0, 0.9) == GROWTH
+
+
+def test_who_fails_at_the_first_rate_is_looked_for_below_it() -> None:
+    rates = climb([0.5, 1.2], start=1.0, most=20)
+    assert rates[:4] == pytest.approx([1.0, GROWTH, 1 / GROWTH, 1 / GROWTH**2])
+    assert 0.44 < min(rates) < 0.5
+
+
+def test_who_never_serves_anything_does_not_take_all_the_time() -> None:
+    assert len(climb([0.0], start=1.0, most=50)) == 4
+
+
+def test_modes_that_dropped_out_have_no_say() -> None:
+    assert next_rate([[], points((1, 0.95))], 1.0, 0.9) == GROWTH
+    assert next_rate([[]], 1.0, 0.9) == 1.0

@@ -1,0 +1,231 @@
+"""The open-loop client against a server that refuses, breaks off, and does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+from aiohttp import web
+
+from pdserve.bench.open_loop import Run, open_loop_client
+from pdserve.bench.slo_score import Outcome
+from pdserve.bench.workload import TimedRequest
+from pdserve.errors import ClusterError
+from tests.unit.bench.fake_server import (
+    Answer,
+    Body,
+    FakeServer,
+    answer_all,
+    end,
+    error,
+    stream,
+    timed,
+    token,
+)
+
+DRAIN_S = 20.0
+
+
+async def run(
+    answer: Answer, *requests: TimedRequest, drain_s: float = DRAIN_S
+) -> tuple[FakeServer, Run]:
+    async with (
+        FakeServer(answer).running() as server,
+        open_loop_client(server.url, server.model) as client,
+    ):
+        return server, await client.run(requests, "salt", drain_s)
+
+
+async def outcome_of(answer: Answer) -> Outcome:
+    _, seen = await run(answer, timed())
+    (outcome,) = seen.outcomes
+    return outcome
+
+
+async def test_a_stream_is_stamped_token_by_token() -> None:
+    server, seen = await run(answer_all, timed(num_output=5))
+    (outcome,) = seen.outcomes
+    assert (outcome.end, outcome.num_received, outcome.error) == ("finished", 5, "")
+    assert len(outcome.arrivals_s) == 5
+    assert outcome.arrivals_s == sorted(outcome.arrivals_s)
+    assert 0 <= outcome.sent_s <= outcome.arrivals_s[0]
+    assert (outcome.prefill_node, outcome.decode_node) == ("p", "d")
+    (body,) = server.bodies
+    assert body == {
+        "model": "m",
+        "prompt": [20, 21, 22, 23],
+        "max_tokens": 5,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+        "cache_salt": "salt",
+        "skip_special_tokens": False,
+        "stream_options": {"include_usage": True},
+    }
+
+
+async def test_several_tokens_in_one_event_are_counted() -> None:
+    async def answer(request: web.Request, body: Body) -> web.StreamResponse:
+        return await stream(request, token("a b"), token("c"), end(3))
+
+    outcome = await outcome_of(answer)
+    assert (outcome.end, outcome.num_received, len(outcome.arrivals_s)) == ("finished", 3, 2)
+
+
+async def test_events_may_come_in_any_pieces_and_with_comments() -> None:
+    async def answer(request: web.Request, body: Body) -> web.StreamResponse:
+        everything = token() + b": keep-alive\n\n" + token("data: x") + token() + end(3)
+        return await stream(request, *(everything[i : i + 1] for i in range(len(everything))))
+
+    outcome = await outcome_of(answer)
+    assert (outcome.end, outcome.num_received, len(outcome.arrivals_s)) == ("finished", 3, 3)
+
+
+async def test_a_refusal_is_no_failure() -> None:
+    async def answer(request: web.Request, body: Body) -> web.StreamResponse:
+        return web.json_response(
+            {"error": {"message": "too much", "code": "overloaded"}},
+            status=429,
+            headers={"Retry-After": "3"},
+        )
+
+    outcome = await outcome_of(answer)
+    assert (outcome.end, outcome.error) == ("refused", "429 overloaded")
+    assert outcome.arrivals_s == []
+
+
+async def test_another_status_is_a_failure() -> None:
+    async def answer(request: web.Request, body: Body) -> web.StreamResponse:
+        return web.Response(status=502, text="<html>")
+
+    outcome = await outcome_of(answer)
+    assert (outcome.end, outcome.error) == ("failed", "502 ")
+
+
+async def test_an_error_in_mid_stream_is_no_token() -> None:
+    async def answer(request: web.Request, body: Body) -> web.StreamResponse:
+        return await stream(request, token(), token(), error("node_lost"))
+
+    outcome = await outcome_of(answer)
+    assert (outcome.end, outcome.error) == ("failed", "the stream broke off: node_lost")
+    assert outcome.num_received == len(outcome.arrivals_s) == 2
+
+
+async def test_a_stream_that_stops_too_early_is_a_failure() -> None:
+    async def answer(request: web.Request, body: Body) -> web.StreamResponse:
+        return await stream(request, token(), end(1))
+
+    outcome = await outcome_of(answer)
+    assert (outcome.end, outcome.error) == ("failed", "the stream had 1 tokens")
+
+
+async def test_a_stream_without_an_end_is_a_failure() -> None:
+    async def answer(request: web.Request, body: Body) -> web.StreamResponse:
+        return await stream(request, token())
+
+    outcome = await outcome_of(answer)
+    assert (outcome.end, outcome.error) == ("failed", "the stream broke off: without a word")
+
+
+async def test_a_broken_connection_is_a_failure() -> None:
+    async def answer(request: web.Request, body: Body) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(token())
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    outcome = await outcome_of(answer)
+    assert outcome.end == "failed"
+    assert outcome.error.startswith("the connection broke")
+
+
+async def test_requests_go_out_though_none_before_them_was_answered() -> None:
+    """A closed loop would wait for ever: nobody is answered before the last one has come."""
+    all_there = asyncio.Event()
+    waiting = 0
+
+    async def answer(request: web.Request, body: Body) -> web.StreamResponse:
+        nonlocal waiting
+        waiting += 1
+        if waiting == 20:
+            all_there.set()
+        await all_there.wait()
+        return await answer_all(request, body)
+
+    _, seen = await run(answer, *(timed(at_s=0.01 * i) for i in range(20)))
+    assert [outcome.end for outcome in seen.outcomes] == ["finished"] * 20
+    assert [outcome.due_s for outcome in seen.outcomes] == [0.01 * i for i in range(20)]
+    for outcome in seen.outcomes:
+        assert outcome.due_s <= outcome.sent_s  # never before it is due
+        assert outcome.ttft_s >= 0.19 - outcome.due_s  # so the first one has waited longest
+
+
+async def test_what_still_runs_in_the_end_is_unfinished() -> None:
+    hung_up = asyncio.Event()
+
+    async def answer(request: web.Request, body: Body) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(token())
+        try:
+            await asyncio.Event().wait()
+        finally:
+            hung_up.set()
+        return response
+
+    _, seen = await run(answer, timed(), drain_s=0.2)
+    (outcome,) = seen.outcomes
+    assert (outcome.end, outcome.num_received) == ("unfinished", 1)
+    async with asyncio.timeout(DRAIN_S):
+        await hung_up.wait()  # the server was told
+
+
+async def test_garbage_is_collected_again_after_a_run() -> None:
+    was_enabled: list[bool] = []
+
+    async def answer(request: web.Request, body: Body) -> web.StreamResponse:
+        was_enabled.append(gc.isenabled())
+        return await answer_all(request, body)
+
+    await run(answer, timed())
+    assert was_enabled == [False]
+    assert gc.isenabled()
+
+
+async def test_one_by_one_waits_for_each() -> None:
+    running = 0
+
+    async def answer(request: web.Request, body: Body) -> web.StreamResponse:
+        nonlocal running
+        running += 1
+        assert running == 1
+        response = await answer_all(request, body)
+        running -= 1
+        return response
+
+    async with (
+        FakeServer(answer).running() as server,
+        open_loop_client(server.url, server.model) as client,
+    ):
+        outcomes = await client.one_by_one([timed(), timed()], "salt", DRAIN_S)
+    assert [(outcome.end, outcome.due_s) for outcome in outcomes] == [("finished", 0.0)] * 2
+
+
+async def test_an_idle_cluster_that_does_not_serve_is_told() -> None:
+    async def refuse(request: web.Request, body: Body) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "no", "code": "overloaded"}}, status=429)
+
+    async def hang(request: web.Request, body: Body) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    for answer, complaint in ((refuse, "overloaded"), (hang, "within 0.1 s")):
+        async with (
+            FakeServer(answer).running() as server,
+            open_loop_client(server.url, server.model) as client,
+        ):
+            with pytest.raises(ClusterError, match=complaint):
+                await client.one_by_one([timed()], "salt", 0.1)

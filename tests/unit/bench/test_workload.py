@@ -1,0 +1,135 @@
+"""Workloads: the same requests for everybody, at any rate, with the prefixes of the trace."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pdserve.bench.load import PLAIN_IDS
+from pdserve.bench.scenarios import MODEL_LEN, SCENARIOS, Kind, Lengths, Scenario
+from pdserve.bench.subject import made_up, replayed
+from pdserve.bench.traces import TraceRow
+from pdserve.bench.workload import SyntheticWorkload, TraceWorkload, draw, trace_factor
+from pdserve.errors import ConfigError
+
+MIXED = Scenario(
+    name="mixed",
+    shows="",
+    kinds=(
+        Kind("chat", 4, Lengths(20, 0.5, 5, 80), Lengths(10, 0.0, 10, 10)),
+        Kind("long", 1, Lengths(300, 0.0, 300, 300), Lengths(2, 0.0, 2, 2)),
+    ),
+    ttft_scale=2.0,
+    tpot_scale=2.0,
+)
+
+
+def test_the_seed_decides_and_nothing_else() -> None:
+    one, same = (SyntheticWorkload(MIXED, 3).timed(5.0, 10.0) for _ in range(2))
+    assert one == same
+    assert one != SyntheticWorkload(MIXED, 4).timed(5.0, 10.0)
+
+
+def test_rates_differ_in_their_times_only() -> None:
+    slow = SyntheticWorkload(MIXED, 0).timed(2.0, 20.0)
+    fast = SyntheticWorkload(MIXED, 0).timed(4.0, 10.0)
+    assert [request.prompt for request in slow] == [request.prompt for request in fast]
+    assert [r.at_s for r in slow] == pytest.approx([2 * r.at_s for r in fast])
+
+
+def test_arrivals_are_those_of_a_poisson_process() -> None:
+    times = [request.at_s for request in SyntheticWorkload(MIXED, 1).timed(50.0, 40.0)]
+    gaps = np.diff(times)
+    assert max(times) < 40
+    assert len(times) == pytest.approx(2000, rel=0.1)
+    assert gaps.std() / gaps.mean() == pytest.approx(1.0, abs=0.1)
+
+
+def test_every_deck_has_the_mixture() -> None:
+    kinds = [request.kind for request in SyntheticWorkload(MIXED, 0).first(50)]
+    decks = [kinds[i : i + 5] for i in range(0, 50, 5)]
+    assert all(deck.count("long") == 1 for deck in decks)
+    assert len({tuple(deck) for deck in decks}) > 1
+
+
+def test_prompts_are_plain_ids_that_share_nothing() -> None:
+    requests = SyntheticWorkload(MIXED, 0).first(50)
+    assert {token for request in requests for token in request.prompt} <= set(PLAIN_IDS)
+    assert len({tuple(request.prompt[:5]) for request in requests}) == 50
+    assert {len(r.prompt) for r in requests if r.kind == "long"} == {300}
+    assert all(5 <= len(r.prompt) <= 80 for r in requests if r.kind == "chat")
+
+
+def test_lengths_are_lognormal_within_their_bounds() -> None:
+    rng = np.random.default_rng(0)
+    drawn = [draw(Lengths(100, 0.5, 1, 10**6), rng) for _ in range(4000)]
+    assert np.median(drawn) == pytest.approx(100, rel=0.05)
+    assert np.log(drawn).std() == pytest.approx(0.5, rel=0.05)
+    assert {draw(Lengths(100, 3.0, 90, 110), rng) for _ in range(200)} >= {90, 110}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_scenario_fits_the_model_it_is_for_and_smaller_ones(name: str) -> None:
+    scenario = SCENARIOS[name]  # type: ignore[index]
+    assert scenario.name == name
+    assert scenario.fitted(MODEL_LEN, 1.0) == scenario
+    assert scenario.fitted(10 * MODEL_LEN, 1.0) == scenario
+    small = scenario.fitted(1024, 1.0)
+    assert small.most_tokens <= 1024
+    assert small.kinds[0].prompt.median == pytest.approx(scenario.kinds[0].prompt.median / 8)
+    with pytest.raises(ConfigError, match="--length-scale 9"):
+        SCENARIOS["long-prompts"].fitted(MODEL_LEN, 9.0)
+
+
+def test_a_scenario_as_subject() -> None:
+    subject = made_up("long-prompts", MODEL_LEN // 2, 0.0, seed=0)
+    assert subject.length_factor == pytest.approx(0.5)
+    assert [subject.whole_decks(count) for count in (1, 5, 6)] == [5, 5, 10]
+    longest = max(len(request.prompt) for request in subject.workload.first(5))
+    assert longest == 2048
+
+
+ROWS = [
+    TraceRow(0.0, 1024, 100, (0, 1)),
+    TraceRow(1.0, 1200, 100, (0, 1, 2)),
+    TraceRow(4.0, 600, 50, (0, 3)),
+]
+
+
+def test_equal_blocks_are_equal_tokens() -> None:
+    workload = TraceWorkload(ROWS, 0.125, most_tokens=8192, seed=0)
+    first, second, third = (request.prompt for request in workload.first(3))
+    assert (len(first), len(second), len(third)) == (128, 150, 75)
+    assert second[:128] == first
+    assert third[:64] == first[:64]
+    assert third[64:] != second[64:75]
+    other_seed = TraceWorkload(ROWS, 0.125, most_tokens=8192, seed=1).first(1)[0].prompt
+    assert other_seed != first
+
+
+def test_a_trace_keeps_its_rhythm_at_another_rate() -> None:
+    workload = TraceWorkload(ROWS, 1.0, most_tokens=8192, seed=0)  # 0.5 requests a second
+    assert [r.at_s for r in workload.timed(1.0, 10.0)] == pytest.approx([0.0, 0.5, 2.0])
+    assert [r.at_s for r in workload.timed(1.0, 2.0)] == pytest.approx([0.0, 0.5])
+
+
+def test_requests_that_are_too_long_are_cut_and_counted() -> None:
+    workload = TraceWorkload(ROWS, 1.0, most_tokens=700, seed=0)
+    lengths = [(len(request.prompt), request.num_output) for request in workload.first(3)]
+    assert lengths == [(600, 100), (600, 100), (600, 50)]
+    assert workload.num_cut == 2
+
+
+def test_a_trace_without_blocks_shares_nothing() -> None:
+    rows = [TraceRow(float(i), 40, 2) for i in range(5)]
+    prompts = [tuple(r.prompt[:8]) for r in TraceWorkload(rows, 1.0, 8192, seed=0).first(5)]
+    assert len(set(prompts)) == 5
+
+
+def test_lengths_of_a_trace_are_scaled_by_its_99th_percentile() -> None:
+    rows = [TraceRow(float(i), 900 if i else 10**6, 100) for i in range(200)]
+    assert trace_factor(rows, 500) == pytest.approx(0.5)
+    assert trace_factor(rows, 5000) == 1.0
+    subject = replayed("t", rows, 500, 0.0, seed=0)
+    assert subject.length_factor == 0.5
+    assert subject.num_cut == 1

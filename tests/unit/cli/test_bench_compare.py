@@ -1,0 +1,197 @@
+"""`pdserve bench compare`: what it can be told, what it starts, what it prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from rich.console import Console
+
+from pdserve.bench.contest import Contender, Server
+from pdserve.bench.slo_score import Promise
+from pdserve.cli import bench_compare
+from pdserve.cli.compare_clusters import Clusters
+from pdserve.cli.compare_config import CompareConfig
+from pdserve.cli.compare_table import remarks, tables
+from pdserve.cli.main import build_parser, main
+from pdserve.config import EngineConfig, PolicyConfig
+from pdserve.errors import ConfigError
+from pdserve.slo import parse_slo_classes
+from tests.unit.bench.fake_server import FakeServer
+from tests.unit.bench.made_reports import made_report
+
+PROMISE = Promise(ttft_s=1.5, tpot_s=0.0071)
+
+
+def test_quick_is_less_of_everything() -> None:
+    plan, quick = CompareConfig().plan, CompareConfig(quick=True).plan
+    assert quick.duration_s < plan.duration_s
+    assert quick.idle_requests < plan.idle_requests
+    assert set(quick.chunks) < set(plan.chunks)
+    assert quick.budget_s < 600
+    assert quick.modes == plan.modes
+
+
+def test_quick_does_not_override_what_is_quicker_still() -> None:
+    config = CompareConfig(quick=True, duration_s=2.0, budget_s=60.0, chunks=[512, 128])
+    plan = config.plan
+    assert (plan.duration_s, plan.budget_s, plan.chunks) == (2.0, 60.0, [512])
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--modes=adaptive,adaptive"], "each can be named once"),
+        (["--scenarios=conversation,conversation"], "each can be named once"),
+        (["--rates=2,1"], "must rise"),
+        (["--trace=/nowhere/trace.csv"], "cannot read the trace"),
+        (["--out=/dev/null/x"], "cannot write there"),
+    ],
+)
+def test_the_users_fault_is_told_before_anything_starts(
+    flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["bench", "compare", f"--out={tmp_path}", *flags]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_flags_are_read() -> None:
+    line = "bench compare --quick --scenarios conversation --rates 1,2.5 --local-chunk 32 --json"
+    assert build_parser().parse_args(line.split()).command is not None
+
+
+def clusters(**changes: object) -> Clusters:
+    return Clusters(CompareConfig(**changes), "model", lambda name, line: None)  # type: ignore[arg-type]
+
+
+def test_every_mode_gets_the_same_nodes_and_promises() -> None:
+    configs = [
+        clusters(prefill=2, decode=3).cluster_config(Contender(mode, chunk), PROMISE)
+        for mode, chunk in (("disaggregated", None), ("adaptive", None), ("colocated", 64))
+    ]
+    assert [(c.num_prefill, c.decode) for c in configs] == [(2, 3), (2, 3), (0, 5)]
+    assert [c.policy.local_chunk for c in configs] == [0, 0, 64]
+    for config in configs:
+        assert config.port == 0
+        assert config.checkpoint.model == "model"
+        assert config.routing.admission
+        routing = config.routing
+        promised = parse_slo_classes(routing.slo_classes, routing.default_class).default
+        assert (promised.ttft_s, promised.tpot_s) == (1.5, 0.0071)
+
+
+def test_idle_clusters_promise_and_refuse_nothing() -> None:
+    routing = clusters().cluster_config(Contender("disaggregated"), None).routing
+    promised = parse_slo_classes(routing.slo_classes, routing.default_class).default
+    assert (promised.ttft_s, promised.tpot_s, routing.admission) == (0.0, 0.0, False)
+
+
+def test_what_the_user_says_of_nodes_holds() -> None:
+    config = clusters(
+        engine=EngineConfig(kv_memory="1GiB"),
+        policy=PolicyConfig(decode_policy="max-batch", local_chunk=32),
+        admission=False,
+    ).cluster_config(Contender("adaptive"), PROMISE)
+    assert config.engine.kv_memory == "1GiB"
+    assert (config.policy.decode_policy, config.policy.local_chunk) == ("max-batch", 32)
+    assert not config.routing.admission
+
+
+def test_the_tables_have_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(width=200)
+    for table in tables(made_report()):
+        console.print(table)
+    printed = capsys.readouterr().out
+    for text in (
+        "made-up: nothing",
+        "TTFT 1000 ms, TPOT 20.0 ms (as given)",
+        "1.5/s",  # disaggregated, half way from 100 % to 80 %
+        "1.17/s",
+        "500/500/500",
+        "200.0 !",
+        "1.25",
+        "tuned at 1.5/s",
+        "adaptive is missing: it has no nodes",
+    ):
+        assert text in printed, text
+
+
+def test_a_busy_machine_is_remarked_on() -> None:
+    report = made_report()
+    assert "Other work" not in "\n".join(remarks(report))
+    report.setup["load_average"] = 3.0
+    assert "its load was 3.0" in "\n".join(remarks(report))
+
+
+def test_a_late_client_and_cut_requests_are_remarked_on() -> None:
+    said = "\n".join(remarks(made_report()))
+    assert "In 1 rows marked ! the client was late by over 50 ms" in said
+    assert "3 requests were cut" in said
+
+
+@pytest.mark.parametrize(("prompts", "streams"), [(3, 8), (4, 7)])
+def test_disturbances_that_were_refused_are_remarked_on(prompts: int, streams: int) -> None:
+    report = made_report()
+    assert "to disturb" not in "\n".join(remarks(report))
+    mode = report.modes[0]
+    assert mode.interference is not None
+    partial = replace(mode.interference, prompts_finished=prompts, streams_finished=streams)
+    report.modes[0] = replace(mode, interference=partial)
+    said = "\n".join(remarks(report))
+    assert f"served {prompts} of 4 prompts that were to disturb its streams" in said
+    assert f"{streams} of 8 streams" in said
+
+
+def test_the_report_is_one_json_object_and_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @asynccontextmanager
+    async def launch(
+        self: Clusters, contender: Contender, promise: Promise | None
+    ) -> AsyncIterator[Server]:
+        async with FakeServer().running() as server:
+            yield server
+
+    monkeypatch.setattr(Clusters, "launch", launch)
+    flags = "--scenarios short-prompts --modes disaggregated,colocated --chunks 0 --rates 50,100"
+    short = "--duration-s 0.1 --idle-requests 1 --length-scale 0.1 --ttft-s 9 --tpot-s 9 --json"
+    assert main(["bench", "compare", f"--out={tmp_path}", *flags.split(), *short.split()]) == 0
+    captured = capsys.readouterr()
+    report = json.loads(captured.out)
+    assert [(mode["mode"], mode["goodput"]) for mode in report["modes"]] == [
+        ("disaggregated", 100.0),
+        ("colocated", 100.0),
+    ]
+    assert report == json.loads((tmp_path / "report.json").read_text())
+    assert report["setup"]["config"]["seed"] == 0
+    assert report["setup"]["machine"]
+    assert "disaggregated at 50/s" in captured.err
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {
+        "report.json",
+        "requests.jsonl",
+        "processes.log",
+        "short-prompts-attainment.png",
+        "short-prompts-latency.png",
+    }
+    runs = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+    assert {run["what"] for run in runs} == {"warm-up", "idle", "burst", "rate"}
+
+
+def test_a_trace_is_replayed_instead_of_scenarios(tmp_path: Path) -> None:
+    path = tmp_path / "azure.csv"
+    lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
+    lines += [f"2023-11-16 18:15:{10 + i}.0000000,{40 + i},{2 + i}" for i in range(10)]
+    path.write_text("\n".join(lines))
+    (subject,) = bench_compare.subject_maker(CompareConfig(trace=str(path)))(8192)
+    assert subject.name == "azure"
+    assert [len(request.prompt) for request in subject.workload.first(3)] == [40, 41, 42]
+
+
+def test_a_scenario_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ConfigError, match="do not fit a model"):
+        bench_compare.subject_maker(CompareConfig(length_scale=3.0))(8192)

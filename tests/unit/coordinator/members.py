@@ -1,0 +1,56 @@
+"""Members that a test plays: they are no more than what they have said, and an outbox."""
+
+from __future__ import annotations
+
+import msgspec
+
+from coordinator.registry import Member, Registry
+from pdserve.introduction import new_key
+from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.protocol import LoadReport, NodeHello, NodeRole, NodeState
+
+LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, head_dim=8, block_size=4, dtype=KvDtype.FLOAT32)
+NUM_BLOCKS = 100
+
+
+class RecordingOutbox:
+    """Keeps what was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[msgspec.Struct] = []
+
+    def send(self, message: msgspec.Struct) -> None:
+        self.sent.append(message)
+
+
+def join(registry: Registry, node_id: str, role: NodeRole, *, prefill_refusal: str = "") -> Member:
+    """A ready node joins."""
+    hello = NodeHello(
+        node_id=node_id,
+        incarnation="1",
+        role=role,
+        state=NodeState.READY,
+        session_address=f"{node_id}:1",
+        metrics_address=f"{node_id}:2",
+        model_id="m",
+        revision="r",
+        layout=LAYOUT,
+        num_blocks=NUM_BLOCKS,
+        max_model_len=64,
+        introduction_key=new_key(),
+        prefill_refusal=prefill_refusal,
+    )
+    return registry.add(hello, RecordingOutbox())  # type: ignore[arg-type]
+
+
+def said_to(member: Member) -> list[msgspec.Struct]:
+    """What a member was sent."""
+    outbox = member.outbox
+    assert isinstance(outbox, RecordingOutbox)
+    return outbox.sent
+
+
+def report(registry: Registry, member: Member, role: NodeRole, **fields: object) -> None:
+    """It says how it is doing."""
+    load = LoadReport(state=NodeState.READY, role=role)
+    registry.report(member, msgspec.structs.replace(load, **fields))

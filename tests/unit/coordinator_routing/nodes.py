@@ -1,0 +1,125 @@
+"""A router over members that a test plays, on a manual clock."""
+
+from __future__ import annotations
+
+import msgspec
+
+from coordinator.generation import GenerationRequest
+from coordinator.registry import Member, Registry
+from coordinator.routing import Booking, Placement, Router
+from pdserve.block_hash import hash_chain
+from pdserve.clock import ManualClock
+from pdserve.config import Mode, RouterName
+from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.protocol import (
+    KvEvents,
+    KvTier,
+    LoadReport,
+    NodeHello,
+    NodeRole,
+    NodeState,
+    PerfReport,
+    SamplingParams,
+    Slo,
+    StepCosts,
+    TransferCosts,
+)
+
+BLOCK_SIZE = 4
+LAYOUT = KvLayout(
+    num_layers=1, num_kv_heads=1, head_dim=8, block_size=BLOCK_SIZE, dtype=KvDtype.FLOAT32
+)
+NUM_BLOCKS = 1000
+
+# A millisecond a token, in steps of a hundred; a decode step costs a millisecond a request.
+COSTS = StepCosts(knot_tokens=[1, 100], knot_s=[0.001, 0.1])
+PERF = PerfReport(
+    step=COSTS,
+    token_budget=100,
+    max_batch_size=10,
+    transfers=[TransferCosts(transport="shm", fixed_s=0.001, bytes_per_s=1e9)],
+)
+NO_PROMISE = Slo()
+
+
+class NoOutbox:
+    """Nobody listens."""
+
+    def send(self, message: msgspec.Struct) -> None:
+        pass
+
+
+class Nodes:
+    """Members, and the router that chooses among them."""
+
+    def __init__(
+        self, mode: Mode = "disaggregated", policy: RouterName = "predicted", **pools: int
+    ) -> None:
+        self.clock = ManualClock(100.0)
+        self.registry = Registry()
+        self.router = Router(self.registry, mode, policy, self.clock)
+        self.prefill = [self.join(f"p{i}", NodeRole.PREFILL) for i in range(pools.get("p", 0))]
+        self.decode = [self.join(f"d{i}", NodeRole.DECODE) for i in range(pools.get("d", 0))]
+        self._num_requests = 0
+
+    def join(self, node_id: str, role: NodeRole, perf: PerfReport | None = PERF) -> Member:
+        hello = NodeHello(
+            node_id=node_id,
+            incarnation=f"{node_id}-1",
+            role=role,
+            state=NodeState.READY,
+            session_address=f"{node_id}:1",
+            metrics_address=f"{node_id}:2",
+            model_id="m",
+            revision="r",
+            layout=LAYOUT,
+            num_blocks=NUM_BLOCKS,
+            max_model_len=4096,
+            introduction_key=bytes(32),
+        )
+        member = self.registry.add(hello, NoOutbox())  # type: ignore[arg-type]
+        if perf is not None:
+            self.registry.profiled(member, perf)
+        return member
+
+    def report(self, member: Member, **fields: object) -> None:
+        """It says how it is doing; nothing else is different."""
+        load = LoadReport(state=NodeState.READY, role=member.role, free_blocks=NUM_BLOCKS)
+        self.registry.report(member, msgspec.structs.replace(load, **fields))
+
+    def holds(self, member: Member, token_ids: list[int], tier: KvTier = KvTier.POOL) -> None:
+        chain = hash_chain(token_ids, BLOCK_SIZE, "")
+        self.router.prefixes.apply(member, KvEvents(tier=tier, stored=chain))
+
+    def request(
+        self,
+        prompt: int | list[int] = 100,
+        *,
+        max_tokens: int = 11,
+        slo: Slo = NO_PROMISE,
+        priority: int = 0,
+    ) -> GenerationRequest:
+        """With an answer as long as it may be, so that its length is known."""
+        self._num_requests += 1
+        token_ids = [self._num_requests, *range(prompt - 1)] if isinstance(prompt, int) else prompt
+        return GenerationRequest(
+            request_id=f"r{self._num_requests}",
+            token_ids=token_ids,
+            sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+            slo=msgspec.structs.replace(slo, priority=priority or slo.priority),
+        )
+
+    def place(self, prompt: int | list[int] = 100, **fields: object) -> Placement:
+        """Where a request would go."""
+        return self.router.place(self.request(prompt, **fields))  # type: ignore[arg-type]
+
+    def send(self, prompt: int | list[int] = 100, **fields: object) -> Booking:
+        """A request goes where the router says."""
+        request = self.request(prompt, **fields)  # type: ignore[arg-type]
+        return self.router.dispatched(request, self.router.place(request))
+
+
+def names(placement: Placement) -> tuple[str | None, str | None]:
+    """(prefill node, decode node)."""
+    prefill, decode = placement.prefill, placement.decode
+    return prefill.node_id if prefill else None, decode.node_id if decode else None

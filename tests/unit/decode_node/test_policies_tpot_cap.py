@@ -1,0 +1,231 @@
+"""`tpot-cap`: who may join a batch, and how large the chunks beside it are."""
+
+from __future__ import annotations
+
+import pytest
+
+from decode_node.policies import DecodePolicy
+from decode_node.policies.local_prompts import MIN_CHUNK
+from tests.unit.decode_node.batches import Batch, tokens_of
+from tests.unit.engine.fakes import decode_policy, make_request
+
+
+def tpot_cap(batch: Batch, **settings: object) -> DecodePolicy:
+    return decode_policy(512, 64, "tpot-cap", batch.perf, batch.clock, **settings)
+
+
+@pytest.mark.parametrize(("num_members", "fits"), [(8, True), (9, False)])
+def test_a_request_joins_while_the_step_keeps_nine_tenths_of_the_tightest_promise(
+    num_members: int, fits: bool
+) -> None:
+    batch = Batch()
+    for _ in range(num_members):
+        batch.decoding(tpot_s=1.0)
+    newcomer = batch.waiting(3, tpot_s=0.020)  # 18 ms: 9 + 9 tokens
+    policy = tpot_cap(batch)
+    assert policy.has_place(batch.queues.streams, newcomer) is fits
+    policy.plan(batch.queues)
+    assert (newcomer in batch.queues.running) is fits
+
+
+def test_the_limit_follows_the_measured_times() -> None:
+    batch = Batch()
+    batch.decoding(tpot_s=0.020)
+    newcomer = batch.waiting(3, tpot_s=0.020)
+    policy = tpot_cap(batch)
+    assert policy.has_place(batch.queues.streams, newcomer)
+    batch.perf.decode_ratio = 1.7  # 11 ms are 18.7 in truth
+    assert not policy.has_place(batch.queues.streams, newcomer)
+
+
+def test_what_is_on_its_way_here_counts_as_a_member() -> None:
+    batch = Batch()
+    batch.queues.arriving |= {make_request(3) for _ in range(9)}
+    newcomer = batch.waiting(3, tpot_s=0.020)
+    assert not tpot_cap(batch).has_place(batch.queues.streams, newcomer)
+
+
+def test_without_promises_the_default_is_aimed_at() -> None:
+    batch = Batch()
+    for _ in range(8):
+        batch.decoding()
+    newcomer = batch.waiting(3)
+    assert tpot_cap(batch, default_tpot_s=0.020).has_place(batch.queues.streams, newcomer)
+    assert not tpot_cap(batch, default_tpot_s=0.019).has_place(batch.queues.streams, newcomer)
+
+
+def test_a_request_alone_always_may() -> None:
+    batch = Batch()
+    newcomer = batch.waiting(3, tpot_s=0.001)
+    policy = tpot_cap(batch)
+    assert policy.has_place([], newcomer)
+    assert tokens_of(newcomer, policy.plan(batch.queues)) == 3
+
+
+def test_a_promise_that_nobody_could_keep_keeps_nobody_out() -> None:
+    batch = Batch()
+    hopeless = batch.decoding(tpot_s=0.001)
+    newcomer = batch.waiting(3, tpot_s=0.5)
+    assert tpot_cap(batch).has_place([hopeless], newcomer)
+
+
+def test_the_batch_is_no_larger_than_a_step() -> None:
+    batch = Batch()
+    policy = decode_policy(512, 2, "tpot-cap", batch.perf, batch.clock)
+    batch.decoding()
+    second = batch.decoding()
+    newcomer = batch.waiting(3)
+    assert not policy.has_place(batch.queues.streams, newcomer)
+    assert policy.has_place([second], newcomer)
+
+
+# ---- chunks of prompts beside the decodes -------------------------------------------------------
+
+
+def test_a_chunk_is_what_the_tightest_promise_leaves() -> None:
+    batch = Batch()
+    batch.decoding(tpot_s=0.100)
+    batch.decoding(tpot_s=0.200)
+    prompt = batch.begun(300)
+    rows = tpot_cap(batch).plan(batch.queues)
+    assert [row.num_tokens for row in rows] == [1, 1, 79]  # 9 + 81 ms, which is 0.9 x 100
+    assert rows[-1].request is prompt
+
+
+def test_a_chunk_shrinks_with_the_context_that_comes_before_it() -> None:
+    batch = Batch()
+    costs = batch.perf.costs
+    batch.perf.costs = type(costs)(knot_tokens=costs.knot_tokens, knot_s=costs.knot_s, pair_s=1e-6)
+    batch.decoding(tpot_s=0.100)
+    prompt = batch.begun(600)
+    policy = tpot_cap(batch)
+    first = tokens_of(prompt, policy.plan(batch.queues))
+    prompt.num_computed_tokens = 400
+    assert MIN_CHUNK < tokens_of(prompt, policy.plan(batch.queues)) < first
+
+
+def test_without_decodes_a_prompt_has_the_whole_budget() -> None:
+    batch = Batch()
+    prompt = batch.begun(2000, tpot_s=0.010)
+    assert tokens_of(prompt, tpot_cap(batch).plan(batch.queues)) == 512
+
+
+def test_a_prompt_that_has_begun_gets_on_whatever_was_promised() -> None:
+    batch = Batch()
+    for _ in range(20):
+        batch.decoding(tpot_s=0.020)
+    prompt = batch.begun(100)
+    assert tokens_of(prompt, tpot_cap(batch).plan(batch.queues)) == MIN_CHUNK
+
+
+def test_a_prompt_is_not_begun_where_it_would_not_get_on() -> None:
+    batch = Batch()
+    batch.decoding(tpot_s=0.025)  # 22.5 ms: one decode and 12 tokens
+    prompt = batch.waiting(100)
+    policy = tpot_cap(batch)
+    assert tokens_of(prompt, policy.plan(batch.queues)) == 0
+    assert batch.queues.kept_out is prompt
+    batch.queues.remove(batch.queues.running[0])
+    assert tokens_of(prompt, policy.plan(batch.queues)) == 100
+
+
+def test_a_chunk_of_a_fixed_size_is_one_whatever_was_promised() -> None:
+    batch = Batch()
+    batch.decoding(tpot_s=10.0)
+    prompt = batch.begun(1000)
+    policy = decode_policy(512, 64, "max-batch", batch.perf, batch.clock, local_chunk=32)
+    assert tokens_of(prompt, policy.plan(batch.queues)) == 32
+
+
+def test_what_is_left_of_a_chunk_goes_to_the_next_prompt() -> None:
+    batch = Batch()
+    batch.decoding(tpot_s=0.100)
+    first, second = batch.begun(50), batch.waiting(100)
+    rows = tpot_cap(batch).plan(batch.queues)
+    assert tokens_of(first, rows) == 50
+    assert tokens_of(second, rows) == 30
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "num_tokens"),
+    [(60.0, 80), (0.35, 260), (-1.0, 80)],
+    ids=["in time anyway", "late at this pace", "late already"],
+)
+def test_decodes_that_are_ahead_lend_time_to_a_prompt_that_would_be_late(
+    ttft_s: float, num_tokens: int
+) -> None:
+    batch = Batch()
+    # Token 5 is due 4 x 0.1 s behind token 1, which came 0.1 s ago: 0.3 s are in hand.
+    batch.decoding(num_tokens=10, num_outputs=4, tpot_s=0.100, first_token_s=99.9)
+    prompt = batch.begun(500, ttft_s=ttft_s)
+    assert tokens_of(prompt, tpot_cap(batch).plan(batch.queues)) == num_tokens
+
+
+def test_decodes_without_time_in_hand_lend_none() -> None:
+    batch = Batch()
+    batch.decoding(num_tokens=10, num_outputs=4, tpot_s=0.100, first_token_s=99.5)
+    prompt = batch.begun(500, ttft_s=0.35)
+    assert tokens_of(prompt, tpot_cap(batch).plan(batch.queues)) == 80
+
+
+# ---- the order ----------------------------------------------------------------------------------
+
+
+def test_nobody_is_begun_before_whoever_comes_first() -> None:
+    """A request that is to be handed over waits for room; the prompt behind it waits too."""
+    batch = Batch(num_blocks=20)
+    batch.decoding(3)
+    claim = make_request(100)
+    claim.lifecycle.received_s = 50.0
+    batch.queues.claims.append(claim)
+    prompt = batch.waiting(8)
+    policy = tpot_cap(batch)
+    assert policy.first(batch.queues) is claim
+    assert tokens_of(prompt, policy.plan(batch.queues)) == 0
+    batch.queues.claims.remove(claim)
+    assert tokens_of(prompt, policy.plan(batch.queues)) == 8
+
+
+def test_prompts_of_a_former_role_keep_no_stream_out_and_are_computed() -> None:
+    batch = Batch()
+    for _ in range(9):
+        batch.decoding(tpot_s=0.050)
+    leg = batch.waiting(20, leg_token_limit=1)
+    claim = make_request(8)
+    claim.lifecycle.received_s = 200.0  # after the leg
+    batch.queues.claims.append(claim)
+    policy = tpot_cap(batch)
+    assert policy.first(batch.queues) is claim
+    assert tokens_of(leg, policy.plan(batch.queues)) == 20
+    assert claim not in batch.queues.running
+
+
+def test_a_prompt_of_a_former_role_is_begun_beside_streams_that_leave_it_no_time() -> None:
+    batch = Batch()
+    for _ in range(9):
+        batch.decoding(tpot_s=0.020)  # 18 ms, all of which they take
+    local = batch.waiting(100)
+    leg, next_leg = (batch.waiting(100, leg_token_limit=1) for _ in range(2))
+    policy = tpot_cap(batch)
+    rows = policy.plan(batch.queues)
+    assert tokens_of(leg, rows) == MIN_CHUNK
+    assert tokens_of(next_leg, rows) == 0, "one at a time"
+    assert tokens_of(local, rows) == 0, "it joins the streams, and so makes them fewer"
+
+
+def test_legs_of_a_former_role_are_begun_in_their_order() -> None:
+    batch = Batch(num_blocks=10)
+    batch.decoding(16)  # 4 blocks
+    big, small = batch.waiting(30, leg_token_limit=1), batch.waiting(2, leg_token_limit=1)
+    assert tokens_of(small, tpot_cap(batch).plan(batch.queues)) == 0
+    assert list(batch.queues.waiting) == [big, small]
+
+
+def test_a_rank_that_changes_while_a_step_is_planned_keeps_nobody_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batch = Batch()
+    older, younger = batch.waiting(8), batch.waiting(8)
+    policy = tpot_cap(batch)
+    monkeypatch.setattr(policy, "first", lambda _: younger)
+    assert tokens_of(older, policy.plan(batch.queues)) == 8, "an idle engine would not ask again"

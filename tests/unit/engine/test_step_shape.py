@@ -1,0 +1,54 @@
+"""What a step's report says about its shape: as it was planned, though its requests have moved."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from pdserve.clock import ManualClock
+from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.engine import Engine, StepReport
+from pdserve.engine.request import Request, Scheduled
+from pdserve.errors import PdserveError
+from pdserve.perf_model import StepRow, StepShape
+from tests.unit.engine.fakes import FakeRunner, decode_policy, make_request
+
+
+class Shapes:
+    """An observer that keeps them."""
+
+    def __init__(self) -> None:
+        self.seen: list[StepShape] = []
+        self.is_over = asyncio.Event()
+
+    def step_planned(self, rows: Sequence[Scheduled]) -> Sequence[int]:
+        return ()
+
+    def layers_done(self, rows: Sequence[Scheduled], num_layers: int) -> None:
+        raise AssertionError("nobody has asked for it")
+
+    def step_done(self, report: StepReport) -> None:
+        self.seen.append(report.shape)
+        assert report.period_s == report.model_s + report.overhead_s
+        if any(row.request.is_done for row in report.rows):
+            self.is_over.set()
+
+    def requests_failed(self, requests: list[Request], error: PdserveError) -> None:
+        raise error
+
+
+async def test_chunks_then_decodes() -> None:
+    engine = Engine(BlockPool(64, 4), decode_policy(8, 4), ManualClock(), frozenset())
+    shapes = Shapes()
+    task = asyncio.create_task(engine.run(FakeRunner(4), shapes))
+    engine.submit(make_request(13, max_tokens=3))
+    async with asyncio.timeout(5):
+        await shapes.is_over.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert shapes.seen == [
+        StepShape.of([StepRow(8, 0, is_sampled=False)]),
+        StepShape.of([StepRow(5, 8)]),
+        StepShape.of([StepRow(1, 13, is_decoding=True)]),
+        StepShape.of([StepRow(1, 14, is_decoding=True)]),
+    ]

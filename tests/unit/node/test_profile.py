@@ -1,0 +1,179 @@
+"""Which steps are tried, how they are timed, and what is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdserve.clock import ManualClock
+from pdserve.engine.layer_progress import LayerProgress
+from pdserve.engine.request import SampledToken, Scheduled
+from pdserve.engine.step_shape import shape_of
+from pdserve.errors import RequestCancelled
+from pdserve.node.core_waits import core_waits
+from pdserve.node.profile_fit import fit_costs
+from pdserve.node.profile_steps import StepLimits, steps_to_profile, work
+from pdserve.node.profile_timer import MOST_ROUNDS, StepTimer
+from pdserve.perf_model import PerfModel, StepRow, StepShape
+from pdserve.protocol import StepCosts
+from tests.unit.engine.fakes import FakeRunner
+
+BLOCK = 16
+LIMITS = StepLimits(512, 64, 2048, num_blocks=8192, block_size=BLOCK)
+COSTS = StepCosts(
+    knot_tokens=[1, 64, 512],
+    knot_s=[0.001, 0.002, 0.016],
+    sampled_s=1e-5,
+    pair_s=4e-8,
+    context_s=1e-7,
+)
+
+
+def never() -> AbstractContextManager[Callable[[], float]]:
+    """Nobody waits for a core."""
+    return nullcontext(lambda: 0.0)
+
+
+class TimedRunner(FakeRunner):
+    """Takes as long as a performance model says; the first step of a size takes longer."""
+
+    def __init__(self, factor: float = 1.0, first_s: float = 0.0) -> None:
+        super().__init__(BLOCK)
+        self.clock = ManualClock()
+        self.shapes: list[StepShape] = []
+        self._perf = PerfModel(COSTS, factor, factor)
+        self._first_s = first_s
+
+    def execute(
+        self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
+    ) -> list[SampledToken | None]:
+        shape = shape_of(rows)
+        if shape.num_tokens not in {seen.num_tokens for seen in self.shapes}:
+            self.clock.advance(self._first_s)
+        self.clock.advance(self._perf.step_s(shape))
+        self.shapes.append(shape)
+        return super().execute(rows, progress)
+
+    @property
+    def timer(self) -> StepTimer:
+        return StepTimer(self, BLOCK, self.clock.now, waits=never)
+
+
+limits = st.builds(
+    StepLimits,
+    token_budget=st.integers(1, 9000),
+    max_batch_size=st.integers(1, 300),
+    max_model_len=st.integers(2, 100_000),
+    num_blocks=st.integers(1, 10_000),
+    block_size=st.sampled_from([1, 8, 16, 64]),
+)
+
+
+@given(limits=limits)
+def test_every_step_is_one_the_node_could_run(limits: StepLimits) -> None:
+    steps = steps_to_profile(limits)
+    assert steps
+    assert len(set(steps)) == len(steps) < 200
+    for step in steps:
+        assert limits.allow(step)
+        assert len(step) <= limits.max_batch_size
+        assert all(row.num_tokens > 0 <= row.num_before for row in step)
+        assert all(row.num_tokens == 1 <= row.num_before for row in step if row.is_decoding)
+    assert all(work(a) <= work(b) for a, b in pairwise(steps))
+
+
+def test_all_three_kinds_of_steps_are_tried_up_to_the_limits() -> None:
+    shapes = [StepShape.of(step) for step in steps_to_profile(LIMITS)]
+    assert max(shape.num_tokens for shape in shapes) == 512
+    assert max(shape.num_sampled for shape in shapes if shape.is_decode) == 64
+    assert any(shape.prefill_pairs and shape.decode_context for shape in shapes)
+    assert any(shape.prefill_pairs > 512 * 512 for shape in shapes)
+
+
+def test_a_step_runs_as_it_was_made_up() -> None:
+    runner = TimedRunner()
+    step = (
+        StepRow(1, 33, is_decoding=True),
+        StepRow(20, 16, is_sampled=False),
+        StepRow(5, 0),
+    )
+    seconds = runner.timer.seconds(step)
+    assert runner.shapes == [StepShape.of(step)]
+    assert seconds == pytest.approx(PerfModel(COSTS).step_s(StepShape.of(step)))
+
+
+def test_costs_are_found_in_the_time_there_is() -> None:
+    runner = TimedRunner(factor=1.3, first_s=0.002)
+    costs = fit_costs(runner.timer.sample(steps_to_profile(LIMITS), 3.0))
+    assert runner.clock.now() <= 3.0
+    shape = StepShape(300, 9, prefill_pairs=50_000, decode_context=3_000)
+    assert PerfModel(costs).step_s(shape) == pytest.approx(
+        1.3 * PerfModel(COSTS).step_s(shape), rel=0.03
+    )
+
+
+def test_nothing_is_measured_more_often_than_it_helps() -> None:
+    runner, steps = TimedRunner(), steps_to_profile(LIMITS)
+    runner.timer.sample(steps, 3600.0)
+    assert len(runner.shapes) == (1 + MOST_ROUNDS) * len(steps)
+
+
+def test_a_slow_model_is_known_by_its_small_steps() -> None:
+    runner = TimedRunner(factor=300.0)  # the largest step would take ten seconds
+    samples = runner.timer.sample(steps_to_profile(LIMITS), 3.0)
+    assert runner.clock.now() <= 3.0
+    assert 0 < len(samples) < len(steps_to_profile(LIMITS))
+    costs = fit_costs(samples)
+    assert PerfModel(costs).step_s(StepShape(1, 1)) == pytest.approx(0.3, rel=0.1)
+
+
+def test_without_any_time_one_step_is_measured() -> None:
+    runner = TimedRunner(factor=10_000.0)
+    assert len(runner.timer.sample(steps_to_profile(LIMITS), 0.1)) == 1
+
+
+def test_moments_that_are_bad_do_not_bend_the_costs() -> None:
+    runner, pauses = TimedRunner(), iter([0.0, 0.0, 0.05, 0.0, 0.0, 0.0, 0.02] * 1000)
+
+    def now() -> float:
+        runner.clock.advance(next(pauses))
+        return runner.clock.now()
+
+    timer = StepTimer(runner, BLOCK, now, waits=never)
+    costs = fit_costs(timer.sample(steps_to_profile(LIMITS), 30.0))
+    assert costs.pair_s == pytest.approx(COSTS.pair_s, rel=0.1)
+    assert costs.context_s == pytest.approx(COSTS.context_s, rel=0.1)
+
+
+def test_it_can_be_ended_between_two_steps() -> None:
+    runner = TimedRunner()
+
+    def stop() -> None:
+        if len(runner.shapes) == 3:
+            raise RequestCancelled("the node was stopped")
+
+    timer = StepTimer(runner, BLOCK, runner.clock.now, waits=never, before_each=stop)
+    with pytest.raises(RequestCancelled):
+        timer.sample(steps_to_profile(LIMITS), 3.0)
+    assert len(runner.shapes) == 3
+
+
+def test_what_others_take_of_the_cores_is_not_counted() -> None:
+    runner, step = TimedRunner(), (StepRow(64, 0),)
+    waited = iter([0.0, 0.25])
+    timer = StepTimer(
+        runner, BLOCK, runner.clock.now, waits=lambda: nullcontext(lambda: next(waited))
+    )
+    runner._first_s = 0.25  # a neighbour has its turn in the middle of the step
+    assert timer.seconds(step) == pytest.approx(PerfModel(COSTS).step_s(StepShape.of(step)))
+
+
+def test_waits_for_a_core_only_grow() -> None:
+    with core_waits() as waited_s:
+        before = waited_s()
+        assert 0.0 <= before <= waited_s()

@@ -1,0 +1,176 @@
+"""Profiles on disk: found again, and never trusted blindly."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from pdserve.config import EngineConfig, NodeConfig, ProfileConfig
+from pdserve.node.model import load_runner, plan_model
+from pdserve.node.profile import step_costs
+from pdserve.node.profile_cache import (
+    Profile,
+    ProfileKey,
+    default_folder,
+    read_profile,
+    write_profile,
+)
+from pdserve.perf_model import GUESS
+from pdserve.protocol import StepCosts
+
+KEY = ProfileKey(
+    model_id="m",
+    revision="1",
+    device="Zen 9",
+    dtype="bfloat16",
+    threads=2,
+    attention="native",
+    software="pdserve 1",
+    token_budget=512,
+    max_batch_size=64,
+    block_size=16,
+    longest=2048,
+)
+COSTS = StepCosts(knot_tokens=[1, 8], knot_s=[0.001, 0.002], pair_s=1e-8)
+PROFILE = Profile(COSTS, 0.03)
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "not there yet"
+    assert read_profile(folder, KEY) is None
+    write_profile(folder, KEY, PROFILE)
+    assert read_profile(folder, KEY) == PROFILE
+    write_profile(folder, KEY, Profile(GUESS, 0.01))  # the last one stays
+    assert read_profile(folder, KEY) == Profile(GUESS, 0.01)
+    assert len(list(folder.iterdir())) == 1
+
+
+@pytest.mark.parametrize("field", ProfileKey.__struct_fields__)
+def test_everything_in_the_key_counts(tmp_path: Path, field: str) -> None:
+    write_profile(tmp_path, KEY, PROFILE)
+    value = getattr(KEY, field)
+    other = replace(KEY, **{field: value + 1 if isinstance(value, int) else f"{value}x"})
+    assert read_profile(tmp_path, other) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\xff\x00",
+        b"[]",
+        b'{"key": 1}',
+        msgspec.json.encode({"key": replace(KEY, threads=9), "profile": PROFILE}),
+        msgspec.json.encode(
+            {"key": KEY, "profile": Profile(replace(COSTS, knot_tokens=[8, 1]), 0.1)}
+        ),
+        msgspec.json.encode({"key": KEY, "profile": Profile(replace(COSTS, knot_tokens=[]), 0.1)}),
+        msgspec.json.encode(
+            {"key": KEY, "profile": Profile(replace(COSTS, knot_s=[2.0, 1.0]), 0.1)}
+        ),
+        msgspec.json.encode({"key": KEY, "profile": Profile(replace(COSTS, pair_s=-1.0), 0.1)}),
+    ],
+)
+def test_a_foreign_or_broken_file_is_as_good_as_none(
+    tmp_path: Path, text: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_profile(tmp_path, KEY, PROFILE)
+    [path] = tmp_path.iterdir()
+    path.write_bytes(text)
+    with caplog.at_level(logging.WARNING):
+        assert read_profile(tmp_path, KEY) is None
+    assert "profiling anew" in caplog.text
+
+
+def test_a_folder_that_cannot_be_used_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    write_profile(file, KEY, PROFILE)
+    assert "measured again" in caplog.text
+    assert read_profile(file, KEY) is None
+
+
+def test_the_folder_is_among_the_users_caches(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert default_folder() == tmp_path / "xdg/pdserve/profiles"
+    for ignored in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", ignored)
+        assert default_folder() == tmp_path / ".cache/pdserve/profiles"
+
+
+# ---- on a node: the demo model, its real runner, and very little time ---------------------------
+
+ENGINE = EngineConfig(
+    device="cpu", kv_memory="4MiB", max_model_len=256, token_budget=8, max_batch_size=4
+)
+
+
+def costs_of_a_start(
+    folder: Path, profile: Literal["auto", "fresh", "off"]
+) -> tuple[StepCosts, int]:
+    """And how many steps it took."""
+    num_steps = 0
+
+    def stepped() -> None:
+        nonlocal num_steps
+        num_steps += 1
+
+    model = plan_model(NodeConfig(engine=ENGINE))
+    runner = load_runner(model, None, lambda _: None)
+    config = ProfileConfig(profile=profile, profile_s=0.05, profile_dir=str(folder))
+    return step_costs(config, ENGINE, model, runner, stepped), num_steps
+
+
+@pytest.fixture
+def any_is_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However bad the moment is."""
+    monkeypatch.setattr("pdserve.node.profile.POOR", 1e9)
+    monkeypatch.setattr("pdserve.node.profile.USELESS", 1e9)
+
+
+@pytest.mark.usefixtures("any_is_good")
+def test_the_first_start_measures_and_the_second_reads(tmp_path: Path) -> None:
+    measured, num_steps = costs_of_a_start(tmp_path, "auto")
+    assert num_steps > 0
+    assert costs_of_a_start(tmp_path, "auto") == (measured, 0)
+
+
+@pytest.mark.usefixtures("any_is_good")
+def test_fresh_measures_anew_and_is_kept(tmp_path: Path) -> None:
+    costs_of_a_start(tmp_path, "auto")
+    fresh, num_steps = costs_of_a_start(tmp_path, "fresh")
+    assert num_steps > 0
+    assert costs_of_a_start(tmp_path, "auto") == (fresh, 0)
+
+
+def test_a_profile_from_a_bad_moment_is_measured_again_and_the_better_one_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = iter([Profile(COSTS, 0.5), Profile(GUESS, 0.7), Profile(GUESS, 0.04)])
+    monkeypatch.setattr("pdserve.node.profile.measured_profile", lambda *_: next(made))
+    used = [costs_of_a_start(tmp_path, "auto")[0] for _ in range(4)]
+    assert used == [COSTS, COSTS, GUESS, GUESS]
+    assert next(made, None) is None
+
+
+def test_a_profile_that_fits_nothing_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = iter([Profile(COSTS, 0.7), Profile(COSTS, 0.04)])
+    monkeypatch.setattr("pdserve.node.profile.measured_profile", lambda *_: next(made))
+    assert [costs_of_a_start(tmp_path, "auto")[0] for _ in range(2)] == [GUESS, COSTS]
+
+
+def test_off_guesses_and_leaves_nothing(tmp_path: Path) -> None:
+    assert costs_of_a_start(tmp_path, "off") == (GUESS, 0)
+    assert not list(tmp_path.iterdir())

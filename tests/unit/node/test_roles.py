@@ -1,0 +1,326 @@
+"""One node, both services: legs of either kind at any time, and a role that can change."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kv_transfer.cuda.pool import PrivatePool
+from kv_transfer.memory import ExportedPool
+from kv_transfer.transports.catalog import KINDS
+from pdserve.cli.node import SERVICES
+from pdserve.config import NodeConfig
+from pdserve.engine.engine import StepReport
+from pdserve.engine.request import SampledToken, Scheduled
+from pdserve.engine.step_shape import shape_of
+from pdserve.errors import PdserveError
+from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.node.gauges import load_report
+from pdserve.node.kv_memory import prefill_refusal
+from pdserve.node.services import Services
+from pdserve.protocol import (
+    DecodeLeg,
+    HandoffEnded,
+    HandoffRecord,
+    LegFailed,
+    NodeRole,
+    NodeState,
+    PrefillLeg,
+    SamplingParams,
+    TokenBatch,
+)
+from tests.unit.node.parts import made_parts
+
+P, D = NodeRole.PREFILL, NodeRole.DECODE
+BLOCK, NUM_BLOCKS = 4, 32
+LAYOUT = KvLayout(num_layers=2, num_kv_heads=1, head_dim=8, block_size=BLOCK, dtype=KvDtype.FLOAT32)
+MAX_TOKENS = 6
+
+
+class Link:
+    """A coordinator that keeps what it hears, in the order in which everybody is told things."""
+
+    def __init__(self, told: list[msgspec.Struct]) -> None:
+        self.sent: list[msgspec.Struct] = []
+        self._told = told
+
+    def send(self, message: msgspec.Struct) -> None:
+        self.sent.append(message)
+        self._told.append(message)
+
+    def tokens_of(self, request_id: str) -> list[int]:
+        """Of one request, in order."""
+        batches = [message for message in self.sent if isinstance(message, TokenBatch)]
+        events = [e for batch in batches for e in batch.events if e.request_id == request_id]
+        assert [e.index for e in events] == list(range(len(events)))
+        return [token for event in events for token in event.token_ids]
+
+
+class Bench:
+    """A node whose steps a test takes one by one; its model says how long the request is."""
+
+    def __init__(self, role: NodeRole, *, refusal: str = "") -> None:
+        self.memory = ExportedPool(NUM_BLOCKS, LAYOUT.block_bytes)
+        kinds = [kind for kind in KINDS if kind.name == "tcp"]
+        self.parts = made_parts("n", self.memory, LAYOUT, NodeConfig(), kinds)
+        self.num_reports = 0
+        self.pulled: list[str] = []  # what is to be settled
+        self.services = Services(
+            self.parts, SERVICES, role, prefill_refusal=refusal, on_role=self._report
+        )
+        self.told: list[msgspec.Struct] = []
+        self.link = Link(self.told)
+
+    def _report(self) -> None:
+        self.num_reports += 1
+
+    def prefill(self, request_id: str, num_tokens: int = 9, link: Link | None = None) -> None:
+        """A prefill leg arrives; a decode node listens."""
+        leg = PrefillLeg(
+            request_id=request_id,
+            token_ids=list(range(num_tokens)),
+            sampling=SamplingParams(max_tokens=MAX_TOKENS),
+            cache_salt=request_id,
+        )
+        self.services.announcer.subscribe(request_id, self.hear)
+        self.services.start_prefill(leg, link or self.link)  # type: ignore[arg-type]
+
+    def decode(self, request_id: str, num_tokens: int = 9, link: Link | None = None) -> None:
+        """A decode leg arrives whose prompt is to be prefilled here."""
+        leg = DecodeLeg(
+            request_id=request_id,
+            token_ids=list(range(num_tokens)),
+            sampling=SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True),
+            cache_salt=request_id,
+        )
+        self.services.start_decode(leg, link or self.link)  # type: ignore[arg-type]
+
+    def hear(self, message: msgspec.Struct) -> None:
+        """In place of a decode node, which has pulled everything when the step is over."""
+        self.told.append(message)
+        if isinstance(message, HandoffRecord):
+            self.pulled.append(message.request_id)
+
+    def step(self) -> list[Scheduled]:
+        """One step of the engine."""
+        engine = self.parts.engine
+        rows = engine.begin_step()
+        if rows:
+            self.services.step_planned(rows)
+            sampled = [
+                SampledToken(row.request.num_tokens) if row.samples else None for row in rows
+            ]
+            shape = shape_of(rows)
+            done = engine.end_step(rows, sampled, 0.0)
+            self.services.step_done(StepReport(rows, sampled, 0.0, 0.001, 0.0, shape))
+            for request in done:
+                engine.forget(request)
+        while self.pulled:
+            self.services.announcer.settle(self.pulled.pop(), self.hear, was_pulled=True)
+        return rows
+
+    def run(self) -> None:
+        """Steps until there is nothing to do."""
+        for _ in range(200):
+            if not self.step():
+                return
+        raise AssertionError("there is no end to it")
+
+    def check_idle(self) -> None:
+        """Everything is free, and nobody is waited for."""
+        assert self.parts.pool.num_free == NUM_BLOCKS
+        self.parts.pool.check_integrity()
+        assert len(self.parts.legs) == 0
+        assert self.services.num_pinned_blocks == 0
+
+    async def close(self) -> None:
+        await self.services.close()
+        await self.parts.exporter.close()
+        await self.parts.puller.close()
+        self.memory.close()
+
+
+def output(num_prompt_tokens: int = 9, num_tokens: int = MAX_TOKENS) -> list[int]:
+    """What the model of these tests says."""
+    return list(range(num_prompt_tokens, num_prompt_tokens + num_tokens))
+
+
+@pytest.mark.parametrize("role", [P, D])
+async def test_legs_of_either_kind_are_served_in_either_role(role: NodeRole) -> None:
+    bench = Bench(role)
+    bench.prefill("p")
+    bench.decode("d")
+    bench.run()
+    assert bench.link.tokens_of("p") == output(num_tokens=1)
+    assert bench.link.tokens_of("d") == output()
+    bench.check_idle()
+    await bench.close()
+
+
+@pytest.mark.parametrize("role", [P, D])
+async def test_a_change_of_role_in_mid_stream_is_not_noticed_by_it(role: NodeRole) -> None:
+    bench = Bench(role)
+    other = D if role is P else P
+    bench.decode("d")
+    bench.prefill("p", num_tokens=70)
+    bench.step()
+    bench.services.set_role(other)
+    bench.decode("late", num_tokens=5)  # was under way
+    bench.step()
+    bench.services.set_role(role)
+    bench.run()
+    assert bench.link.tokens_of("d") == output()
+    assert bench.link.tokens_of("late") == output(5)
+    assert bench.link.tokens_of("p") == output(70, 1)
+    bench.check_idle()
+    await bench.close()
+
+
+async def test_the_role_chooses_the_policy_and_is_reported() -> None:
+    bench = Bench(D)
+    engine = bench.parts.engine
+    policy = engine.policy
+    bench.services.set_role(P)
+    assert engine.policy is not policy
+    assert bench.num_reports == 1
+    assert load_report(bench.services, bench.parts.perf, NodeState.READY, 1.0).role is P
+    bench.services.set_role(P)
+    assert bench.num_reports == 1, "nothing new"
+    bench.services.set_role(D)
+    assert engine.policy is policy
+    assert bench.num_reports == 2
+    await bench.close()
+
+
+async def test_a_node_that_cannot_prefill_for_others_stays_what_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    private = PrivatePool(NUM_BLOCKS, LAYOUT.block_bytes)
+    bench = Bench(D, refusal=prefill_refusal(private))
+    with caplog.at_level(logging.WARNING):
+        bench.services.set_role(P)
+    assert bench.services.role is D
+    assert bench.num_reports == 0
+    assert "n stays a decode node: its KV is in memory that no other node can read" in caplog.text
+    assert prefill_refusal(bench.memory) == ""
+    await bench.close()
+
+
+@pytest.mark.parametrize("role", [P, D])
+async def test_tokens_of_a_step_are_one_message_and_go_before_announcements(
+    role: NodeRole,
+) -> None:
+    bench = Bench(role)
+    bench.decode("d")
+    bench.step()
+    bench.prefill("p")
+    bench.told.clear()
+    rows = bench.step()
+    assert len(rows) == 2, "a stream and a prompt together"
+    first, *others = bench.told
+    assert isinstance(first, TokenBatch)
+    assert {event.request_id for event in first.events} == {"d", "p"}
+    assert any(isinstance(message, HandoffRecord) for message in others)
+    assert not any(isinstance(message, TokenBatch) for message in others)
+    bench.run()
+    bench.check_idle()
+    await bench.close()
+
+
+async def test_an_id_is_taken_whichever_service_has_it() -> None:
+    bench = Bench(P)
+    bench.prefill("r")
+    bench.decode("r")
+    (refusal,) = bench.link.sent
+    assert isinstance(refusal, LegFailed)
+    assert "r is running on n" in refusal.message
+    bench.run()
+    bench.check_idle()
+    await bench.close()
+
+
+async def test_a_lost_coordinator_loses_both_kinds_and_no_other_one_any() -> None:
+    bench = Bench(P)
+    lost = Link([])
+    for kind, name in ((bench.prefill, "p"), (bench.decode, "d")):
+        kind(f"{name}-lost", link=lost)
+        kind(f"{name}-kept")
+    bench.step()
+    bench.services.coordinator_lost(lost)  # type: ignore[arg-type]
+    bench.run()
+    assert bench.link.tokens_of("d-kept") == output()
+    assert bench.link.tokens_of("p-kept") == output(num_tokens=1)
+    bench.check_idle()
+    await bench.close()
+
+
+async def test_a_failed_step_fails_both_kinds() -> None:
+    bench = Bench(D)
+    bench.prefill("p")
+    bench.decode("d")
+    engine = bench.parts.engine
+    rows = engine.begin_step()
+    requests = [row.request for row in rows]
+    engine.abandon_step(rows, requests)
+    bench.services.requests_failed(requests, PdserveError("no luck"))
+    failed = [message for message in bench.link.sent if isinstance(message, LegFailed)]
+    assert {message.request_id for message in failed} == {"p", "d"}
+    assert any(isinstance(message, HandoffEnded) for message in bench.told)
+    bench.check_idle()
+    await bench.close()
+
+
+async def test_who_listens_to_steps_hears_of_all_rows() -> None:
+    bench = Bench(D)
+    heard: list[int] = []
+    bench.services.on_step(lambda report: heard.append(len(report.rows)))
+    bench.decode("d")
+    bench.prefill("p")
+    bench.run()
+    assert sum(heard) == MAX_TOKENS + 1
+    await bench.close()
+
+
+MOVES = st.lists(
+    st.sampled_from(["prefill", "decode", "flip", "step", "step", "cancel"]), max_size=40
+)
+
+
+@given(moves=MOVES)
+@settings(max_examples=40, deadline=None)
+def test_whenever_the_role_changes_every_leg_is_served(moves: list[str]) -> None:
+    async def run() -> None:
+        bench = Bench(P)
+        lengths: dict[str, int] = {}
+        cancelled: set[str] = set()
+        for number, move in enumerate(moves):
+            name = f"{move}-{number}"
+            match move:
+                case "flip":
+                    bench.services.set_role(D if bench.services.role is P else P)
+                case "step":
+                    bench.step()
+                case "cancel" if lengths:
+                    victim = list(lengths)[number % len(lengths)]
+                    cancelled.add(victim)
+                    bench.services.cancel_leg(victim, "the client has gone")
+                case "prefill":
+                    lengths[name] = 3 + 7 * number % 40
+                    bench.prefill(name, lengths[name])
+                case "decode":
+                    lengths[name] = 3 + 7 * number % 40
+                    bench.decode(name, lengths[name])
+        bench.run()
+        for name, length in lengths.items():
+            if name not in cancelled:
+                num_tokens = 1 if name.startswith("prefill") else MAX_TOKENS
+                assert bench.link.tokens_of(name) == output(length, num_tokens)
+        bench.check_idle()
+        await bench.close()
+
+    asyncio.run(run())

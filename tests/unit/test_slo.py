@@ -1,0 +1,92 @@
+"""Service classes as they are written in the configuration."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdserve.config import CoordinatorConfig, RoutingConfig
+from pdserve.errors import ConfigError
+from pdserve.slo import (
+    DEFAULT_CLASS,
+    DEFAULT_CLASSES,
+    SloClass,
+    parse_slo_class,
+    parse_slo_classes,
+)
+
+
+def test_a_class_in_words() -> None:
+    text = "chat-v1.2 ttft=0.5 tpot=0.05 priority=-2 weight=1.5"
+    assert parse_slo_class(text) == SloClass(
+        name="chat-v1.2", ttft_s=0.5, tpot_s=0.05, priority=-2, weight=1.5
+    )
+    assert parse_slo_class("  batch ") == SloClass(name="batch")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "begins with its name"),
+        ("ttft=1", "begins with its name"),
+        ("a/b ttft=1", "begins with its name"),
+        ("x" * 65, "begins with its name"),
+        ("a ttft", "'ttft' is not a number for one of ttft, tpot, priority, weight"),
+        ("a ttft=", "'ttft=' is not a number"),
+        ("a ttft=soon", "'ttft=soon' is not a number"),
+        ("a ttft=nan", "'ttft=nan' is not a number"),
+        ("a ttft=inf", "'ttft=inf' is not a number"),
+        ("a latency=1", "'latency=1' is not a number for one of"),
+        ("a ttft=1 ttft=2", "'ttft=2' .* at most once"),
+        ("a ttft=-1", ">= 0.0 for `ttft_s`"),
+        ("a tpot=90000", "<= 86400.0 for `tpot_s`"),
+        ("a priority=1.5", "for `priority`"),
+        ("a priority=9999", "<= 1000 for `priority`"),
+        ("a weight=0", "> 0.0 for `weight`"),
+    ],
+)
+def test_what_is_wrong_with_a_class_is_said(text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint) as error:
+        parse_slo_class(text)
+    assert f'SLO class "{text}"' in error.value.message
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_class_or_a_config_error(text: str) -> None:
+    try:
+        parsed = parse_slo_class(text)
+    except ConfigError:
+        return
+    assert parsed.name == text.split()[0]
+    assert 0 <= parsed.ttft_s <= 86400
+
+
+def test_classes_of_a_cluster() -> None:
+    classes = parse_slo_classes(["low", "high priority=3 ttft=1", "also-high priority=3"], "low")
+    assert list(classes.by_name) == ["low", "high", "also-high"]
+    assert classes.default == classes.by_name["low"]
+    assert classes.highest.name == "high"
+    assert classes.lowest.name == "low"
+
+
+def test_two_classes_of_one_name() -> None:
+    with pytest.raises(ConfigError, match="share a name: a, a ttft=1"):
+        parse_slo_classes(["a", "a ttft=1"], "a")
+
+
+def test_a_default_that_is_no_class() -> None:
+    with pytest.raises(ConfigError, match='default_class "c" is none of a, b'):
+        parse_slo_classes(["a", "b"], "c")
+
+
+def test_the_default_configuration_is_one() -> None:
+    routing = CoordinatorConfig().routing
+    assert routing == RoutingConfig(slo_classes=list(DEFAULT_CLASSES), default_class=DEFAULT_CLASS)
+    classes = parse_slo_classes(routing.slo_classes, routing.default_class)
+    assert [cls.name for cls in (classes.highest, classes.default, classes.lowest)] == [
+        "interactive",
+        "standard",
+        "batch",
+    ]
+    assert classes.lowest.ttft_s == classes.lowest.tpot_s == 0
