@@ -45,8 +45,8 @@ class OneNode:
         self._stalled_s: Floats = share * stall_s
         self.tpot_s: Floats = with_it_s + self._stalled_s
         # Added to the TPOTs of all streams.
-        num_steps = prompt_s / chunks.alone_s[then]
-        stalls_s = rows * stall_s * num_steps / outlook.output_tokens
+        self.num_steps: Floats = prompt_s / chunks.alone_s[then]  # that it takes part in
+        stalls_s = rows * stall_s * self.num_steps / outlook.output_tokens
         self.harm: Floats = stalls_s / (slo.tpot_s or USUAL_TPOT_S)
         num_prompts = outlook.queues.num_prompts[slots]
         if num_prompts.any():

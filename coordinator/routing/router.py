@@ -140,12 +140,12 @@ class Router:
             _least(outlook.pace_now_s, decodes),
         ]
         near = OneNode(outlook, np.unique(np.concatenate(looked_at)))
-        local, harm = self._on_one_node(outlook, anywhere, near)
+        local, harm, num_steps = self._on_one_node(outlook, anywhere, near)
         # Prefill nodes may have streams, and decode nodes prompts.
         ttft_s, begins_s = outlook.ttft_s + FAR_S, outlook.queue_s.copy()
         ttft_s[near.slots], begins_s[near.slots] = near.ttft_s, near.begins_s
         pair = self._handed_over(outlook, ttft_s, begins_s)
-        return choose(outlook.request.slo, pair, local, harm)
+        return choose(outlook.request.slo, pair, local, harm, num_steps)
 
     def _handed_over(self, outlook: Outlook, ttft_s: Floats, begins_s: Floats) -> Placement:
         """One node prefills, another one decodes."""
@@ -160,8 +160,11 @@ class Router:
         times, idle_tpot_s = then.times(decode), then.idle_tpot_s(decode)
         return self._placement(outlook, prefill, decode, times, idle_tpot_s)
 
-    def _on_one_node(self, outlook: Outlook, slots: Ints, near: OneNode) -> tuple[Placement, float]:
-        """And what that does to others; `near` are the most promising ones of the slots."""
+    def _on_one_node(
+        self, outlook: Outlook, slots: Ints, near: OneNode
+    ) -> tuple[Placement, float, float]:
+        """(Placement, what it does to others, the steps that its prompt takes part in); `near` are
+        the most promising ones of the slots."""
         legs = self._books.decodes.legs_with_others()
         cost = self._rough_cost(outlook) + FAR_S
         cost[near.slots] = near.harm + score(outlook.request.slo, near.ttft_or_full_s, near.tpot_s)
@@ -172,7 +175,8 @@ class Router:
         if outlook.request.sampling.max_tokens == 1:
             times, idle_tpot_s = Times(times.ttft_s, 0.0), 0.0
         placement = self._placement(outlook, None, slot, times, idle_tpot_s)
-        return placement, float(near.harm[near.index(slot)])
+        index = near.index(slot)
+        return placement, float(near.harm[index]), float(near.num_steps[index])
 
     def _rough_cost(self, outlook: Outlook) -> Floats:
         """Of doing all of it, by the batches of now."""

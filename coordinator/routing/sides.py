@@ -27,22 +27,28 @@ def score(slo: Slo, ttft_s: F, tpot_s: F) -> F:
     return total
 
 
-def choose(slo: Slo, pair: Placement, local: Placement, harm: float) -> Placement:
+def choose(slo: Slo, pair: Placement, local: Placement, harm: float, num_steps: float) -> Placement:
     """The one that does better by the promise; what a local prompt does to others counts, too.
 
-    If both would break it there is more to do than can be done. A local request then waits before
-    token 1, where its node can put off what is late already; a pair, when half of its work is done.
+    `num_steps` is how many steps of the local node the prompt would take part in. With a single one
+    passing it on is more work than computing it, for both nodes.
+
+    If both would break the promise there is more to do than can be done. A local request then waits
+    before token 1, where its node can put off what is late already; a pair, when half of its work
+    is done.
     """
     if not (_keeps(slo, pair) or _keeps(slo, local)):
+        return local
+    if num_steps <= 1 and _keeps(slo, local, SAFETY):
         return local
     pair_score = score(slo, pair.ttft_s, pair.tpot_s)
     local_score = score(slo, local.ttft_s, local.tpot_s) + harm
     return local if local_score < pair_score else pair
 
 
-def _keeps(slo: Slo, placement: Placement) -> bool:
-    keeps_ttft = not slo.ttft_s or placement.ttft_s <= slo.ttft_s
-    return keeps_ttft and (not slo.tpot_s or placement.tpot_s <= slo.tpot_s)
+def _keeps(slo: Slo, placement: Placement, share: float = 1.0) -> bool:
+    keeps_ttft = not slo.ttft_s or placement.ttft_s <= share * slo.ttft_s
+    return keeps_ttft and (not slo.tpot_s or placement.tpot_s <= share * slo.tpot_s)
 
 
 def _excess(ratio: F) -> F:

@@ -30,6 +30,7 @@ class Contender:
 
     mode: Mode
     local_chunk: int | None = None  # of prompts in steps that decode; None: as configured
+    refuses: bool = True  # what would miss its promise
 
 
 class Server(Protocol):

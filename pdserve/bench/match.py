@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pdserve.bench.compare_plan import COLOCATED
 from pdserve.bench.compare_report import ChunkTrial, RateRow, Unloaded
@@ -56,17 +56,18 @@ class Match:
         best = min(trials, key=lambda trial: trial.merit, default=None)
         chunk = best.local_chunk if best is not None else self._plan.chunks[0]
         result = Result(chunk, trials)
+        contenders = [Contender(mode, chunk if mode == COLOCATED else None) for mode in self._idle]
+        await self._disturb(contenders, result)
         async with AsyncExitStack() as running:
             bouts: dict[Mode, Bout] = {}
-            for mode in self._idle:
-                contender = Contender(mode, chunk if mode == COLOCATED else None)
+            for contender in contenders:
+                mode = contender.mode
                 try:
                     launched = self._stage.launch(contender, self._promise)
                     server = await running.enter_async_context(launched)
                     bouts[mode] = await self._stage.begin(server, contender, self._subject)
                 except ClusterError as error:
                     self._stage.fail(mode, error)
-            await self._disturb(bouts, result)
             await self._climb(bouts, result, until_s)
         return result
 
@@ -93,16 +94,21 @@ class Match:
                 trials.append(ChunkTrial(chunk, rate, scored))
         return trials
 
-    async def _disturb(self, bouts: dict[Mode, Bout], result: Result) -> None:
+    async def _disturb(self, contenders: list[Contender], result: Result) -> None:
+        """Each in a cluster of its own, which refuses nobody: the prompts are to disturb."""
         scenario = self._subject.scenario
         if scenario is None or not scenario.disturbed_by:
             return
-        for mode, bout in list(bouts.items()):
+        for contender in list(contenders):
+            mode = contender.mode
             self._tell(f"{mode}, streams disturbed by {scenario.disturbed_by}")
+            patient = replace(contender, refuses=False)
             try:
-                result.interference[mode] = await bout.interference(scenario, self._plan.seed)
+                async with self._stage.launch(patient, self._promise) as server:
+                    bout = await self._stage.begin(server, patient, self._subject)
+                    result.interference[mode] = await bout.interference(scenario, self._plan.seed)
             except ClusterError as error:
-                del bouts[mode]
+                contenders.remove(contender)
                 self._stage.fail(mode, error)
 
     async def _climb(self, bouts: dict[Mode, Bout], result: Result, until_s: float) -> None:

@@ -57,7 +57,7 @@ class Clusters:
             engine=engine,
             policy=policy,
             routing=RoutingConfig(
-                admission=config.admission and promise is not None,
+                admission=config.admission and contender.refuses and promise is not None,
                 slo_classes=[f"measured{promised}"],
                 default_class="measured",
             ),

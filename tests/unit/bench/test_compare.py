@@ -278,7 +278,9 @@ async def test_streams_are_disturbed_where_the_scenario_says_so(
     monkeypatch.setattr(interference, "FIRST_S", 0.0)
     monkeypatch.setattr(interference, "EVERY_S", 0.0)
     plan = change(PLAN, modes=["disaggregated"], rates=[100.0])
-    modes, _, _ = await World().run(plan, "long-prompts")
+    world = World()
+    modes, _, _ = await world.run(plan, "long-prompts")
+    assert [c.refuses for c, promise in world.launched if promise] == [False, True]
     found = modes["disaggregated"].interference
     assert found is not None
     assert (found.streams_finished, found.prompts_finished) == (8, 3)
