@@ -330,7 +330,7 @@ def test_adaptive_keeps_what_is_cached_and_passes_on_what_is_long() -> None:
 
 
 def test_adaptive_passes_nothing_on_that_fits_into_one_step() -> None:
-    """Both nodes are idle, and so is who prefills: the pair's times are the same, its work is not."""
+    """A pair would be as fast, but more work."""
     nodes = Nodes("adaptive", p=1, d=1)
     loose = Slo(ttft_s=10.0, tpot_s=0.5)
     for _ in range(3):
