@@ -147,13 +147,20 @@ class RoleChanges:
 
 
 async def rebalance(decide: Callable[[], Turn | None], changes: RoleChanges, tick_s: float) -> None:
-    """Turn nodes over as is decided at every tick, until cancelled."""
-    while True:
-        await asyncio.sleep(tick_s)
-        turn = decide()
-        if turn is None:
-            continue
-        try:
-            changes.order(turn.node_id, turn.role)
-        except (NodeNotFound, RoleRefused) as error:
-            log.warning("rebalancing: %s", error)
+    """Turn nodes over as is decided at every tick, until cancelled.
+
+    By the clock and not on events: what is decided rests on how long loads have lasted.
+    """
+    try:
+        while True:
+            await asyncio.sleep(tick_s)
+            turn = decide()
+            if turn is None:
+                continue
+            try:
+                changes.order(turn.node_id, turn.role)
+            except (NodeNotFound, RoleRefused) as error:
+                log.warning("rebalancing: %s", error)
+    except Exception:
+        log.exception("rebalancing has ended")  # nobody waits for it who would hear of it
+        raise

@@ -120,7 +120,7 @@ class Router:
     # ---- parts ---------------------------------------------------------------------------------
 
     def _pair(self, outlook: Outlook) -> Placement:
-        return self._handed_over(outlook, outlook.ttft_s, outlook.queue_s)
+        return self._handed_over(outlook, outlook.ttft_s, outlook.ttft_s, outlook.queue_s)
 
     def _local(self, outlook: Outlook, slots: Ints) -> Placement:
         near = OneNode(outlook, _least(self._rough_cost(outlook), slots))
@@ -142,16 +142,20 @@ class Router:
         near = OneNode(outlook, np.unique(np.concatenate(looked_at)))
         local, harm, num_steps = self._on_one_node(outlook, anywhere, near)
         # Prefill nodes may have streams, and decode nodes prompts.
-        ttft_s, begins_s = outlook.ttft_s + FAR_S, outlook.queue_s.copy()
+        ttft_s, begins_s = outlook.ttft_s.copy(), outlook.queue_s.copy()
         ttft_s[near.slots], begins_s[near.slots] = near.ttft_s, near.begins_s
-        pair = self._handed_over(outlook, ttft_s, begins_s)
+        cost_s = outlook.ttft_s + FAR_S
+        cost_s[near.slots] = near.ttft_s
+        pair = self._handed_over(outlook, cost_s, ttft_s, begins_s)
         return choose(outlook.request.slo, pair, local, harm, num_steps)
 
-    def _handed_over(self, outlook: Outlook, ttft_s: Floats, begins_s: Floats) -> Placement:
-        """One node prefills, another one decodes."""
+    def _handed_over(
+        self, outlook: Outlook, cost_s: Floats, ttft_s: Floats, begins_s: Floats
+    ) -> Placement:
+        """One node prefills, the one of the least cost; another one decodes."""
         slots, tokens = self._slots(NodeRole.PREFILL), self._books.queues.tokens_with_others()
-        prefill = self._pick("prefill", outlook, slots, ttft_s, tokens)
-        first_s = float(ttft_s[prefill]) % FAR_S
+        prefill = self._pick("prefill", outlook, slots, cost_s, tokens)
+        first_s = float(ttft_s[prefill])
         if outlook.request.sampling.max_tokens == 1:
             return self._placement(outlook, prefill, None, Times(first_s, 0.0), 0.0)
         slots, legs = self._slots(NodeRole.DECODE), self._books.decodes.legs_with_others()
