@@ -14,7 +14,7 @@
 #include "kernel.h"
 #include "microkernels.h"
 #include "scratch.h"
-#include "simd.h"
+#include "../simd.h"
 #include "tile.h"
 
 namespace pdserve::attention {

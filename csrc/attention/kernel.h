@@ -1,18 +1,13 @@
 // What the attention kernels are told, and what the launcher may ask of each build of them.
-//
-// Included by translation units compiled for different instruction sets. So nothing here may be an
-// inline function with external linkage: the linker would keep any one copy of it, perhaps one that
-// this CPU cannot run.
+// No inline functions here; see element.h for why.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-namespace pdserve::attention {
+#include "../element.h"
 
-struct BFloat16 {
-    uint16_t bits;
-};
+namespace pdserve::attention {
 
 // One call. Strides count elements; everything is checked before it comes here.
 struct Call {

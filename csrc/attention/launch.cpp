@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "../build_name.h"
 #include "../cpu.h"
 #include "../tensor_view.h"
 #include "../thread_pool.h"
@@ -55,17 +56,6 @@ private:
     std::unique_ptr<void, Free> buffer_;
     size_t num_bytes_ = 0;
 };
-
-const Kernels& kernels_of(Variant variant) {
-    switch (variant) {
-#if defined(__x86_64__)
-        case Variant::kAvx512Bf16: return kAvx512Bf16Kernels;
-        case Variant::kAvx512: return kAvx512Kernels;
-        case Variant::kAvx2: return kAvx2Kernels;
-#endif
-        default: return kPortableKernels;
-    }
-}
 
 // What is costliest comes first, so that no thread is left with it at the end: the requests with
 // the longest contexts, and of each request the rows that see most.
@@ -143,7 +133,7 @@ void paged_attention(nb::handle query_object, nb::handle kv_pool, int64_t layer,
     const BatchView batch(query_start, context_lens, block_tables);
     batch.check_values(query.size(0), pool);
     check_numbers(scale, sliding_window);
-    const Kernels& kernels = kernels_of(variant_from(variant_name));
+    const Kernels& kernels = PDSERVE_OF_VARIANT(variant_from(variant_name), Kernels);
 
     const Call call{
         .query = query.data<void>(),

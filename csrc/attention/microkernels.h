@@ -5,7 +5,7 @@
 #pragma once
 
 #include "scratch.h"
-#include "simd.h"
+#include "../simd.h"
 
 namespace pdserve::attention {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "kernel.h"
 #include "scratch.h"
-#include "simd.h"
+#include "../simd.h"
 #include "transpose.h"
 
 namespace pdserve::attention {

@@ -2,7 +2,7 @@
 // over head_dim, and with keys side by side in the lanes it needs no sum across lanes.
 #pragma once
 
-#include "simd.h"
+#include "../simd.h"
 
 namespace pdserve::attention {
 namespace {

@@ -77,14 +77,8 @@ class ModelRunner:
         """[num_sampled, vocab_size] float32, or None when no row of the batch is sampled from."""
         started_s = time.perf_counter()
         marks = None if progress is None else _LayerMarks(progress, self._model.device)
-        hidden = self._model.forward(
-            batch.token_ids,
-            batch.positions,
-            batch.attention,
-            self._kv_cache.pool,
-            None if marks is None else marks.on_kv,
-        )
-        logits = self._model.logits(hidden[batch.sampled_rows]) if batch.sampled_requests else None
+        on_kv = None if marks is None else marks.on_kv
+        logits = self._model.logits(batch, self._kv_cache.pool, on_kv)
         if marks is not None:
             marks.wait()
         self.model_s += time.perf_counter() - started_s

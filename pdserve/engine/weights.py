@@ -21,6 +21,7 @@ from pdserve.engine.attention import attention_backend
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.models.parameters import TensorSlot, allocate_weights, tensor_slots
+from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.errors import MisshapedTensor, MissingTensor, ModelError
 
 # Tables that older exporters saved though they follow from config.json.
@@ -54,7 +55,7 @@ def load_decoder(
     weights = allocate_weights(config, dtype, device)
     slots = tensor_slots(weights, config)
     _Loader(slots, config.ties_embeddings, on_progress).load(checkpoint.weight_files())
-    return Decoder(config, weights, attention_backend(device))
+    return TorchDecoder(config, weights, attention_backend(device))
 
 
 class _Loader:

@@ -2,5 +2,5 @@
 
 config.json is read by `config.py` with the help of `families.py` (what each architecture fixes),
 `rope_config.py` and `json_fields.py`, all without torch. `parameters.py` lays the weights out in
-memory, `decoder.py` computes.
+memory, `decoder.py` is the seam to what computes.
 """

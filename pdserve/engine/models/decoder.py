@@ -1,109 +1,48 @@
-"""The one decoder behind all supported architectures, on plain tensors.
+"""The seam between a step and the model that computes it.
 
-A step's rows are the tokens of all its requests, one after the other: chunks of prompts and decode
-tokens alike. What is whose is known to attention alone.
+Two implementations: `native_decoder.py` (C++ kernels, one call a step, CPU) and `torch_decoder.py`
+(plain torch, any device, the oracle of the native one).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from pdserve.engine.attention import AttentionBackend, AttentionBatch
-from pdserve.engine.layers import gated_mlp, rms_norm
+from pdserve.engine.batch import Batch
 from pdserve.engine.models.config import ModelConfig
-from pdserve.engine.models.parameters import DecoderWeights, LayerWeights
-from pdserve.engine.rope import Rope, rotate
 
 
-class Decoder:
-    """Token ids in, hidden states and logits out; reads and writes the KV pool on the way."""
+class Decoder(Protocol):
+    """Token ids in, logits out; reads and writes the KV pool on the way."""
 
-    def __init__(
-        self, config: ModelConfig, weights: DecoderWeights, attention: AttentionBackend
-    ) -> None:
-        self.config = config
-        self._weights = weights
-        self._attention = attention
-        self._rope = Rope(config.rope, config.head_dim, weights.embedding.device)
-        self._scale = config.head_dim**-0.5
+    @property
+    def config(self) -> ModelConfig:
+        """The architecture."""
 
     @property
     def device(self) -> torch.device:
         """Where the weights are, and where inputs must be."""
-        return self._weights.embedding.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights, activations and KV."""
-        return self._weights.embedding.dtype
+        """Of activations and KV."""
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        batch: AttentionBatch,
-        kv_pool: Tensor,
-        on_kv: Callable[[int], None] | None = None,
-    ) -> Tensor:
+    def logits(
+        self, batch: Batch, kv_pool: Tensor, on_kv: Callable[[int], None] | None = None
+    ) -> Tensor | None:
         """Compute one step, and write its keys and values into the pool.
 
         Args:
-            token_ids: [num_tokens] int64, each below vocab_size.
-            positions: [num_tokens] int64, of each token in its sequence.
-            batch: whose tokens they are, and which blocks those have.
+            batch: the step's rows; token ids below vocab_size.
             kv_pool: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim].
             on_kv: called after each layer's keys and values were written (on a GPU: after the
                 kernel that writes them was launched), with the number of layers so far.
 
         Returns:
-            [num_tokens, hidden_size], before the final norm.
+            [num_sampled, vocab_size] float32, scores of every next token of `batch.sampled_rows`;
+            None if nothing is sampled. Good until the next call.
         """
-        hidden = functional.embedding(token_ids, self._weights.embedding)
-        cos, sin = self._rope.cos_sin(positions, hidden.dtype)
-        for index, layer in enumerate(self._weights.layers):
-            normed = rms_norm(hidden, layer.attention_norm, self.config.rms_norm_eps)
-            query, key, value = self._heads(layer, normed, cos, sin)
-            self._attention.write_kv(kv_pool, index, key, value, batch)
-            if on_kv is not None:
-                on_kv(index + 1)
-            attended = self._attention.attend(
-                query,
-                kv_pool,
-                index,
-                batch,
-                scale=self._scale,
-                sliding_window=self.config.sliding_windows[index],
-            )
-            hidden += layer.attention_out(attended.flatten(1))
-            normed = rms_norm(hidden, layer.mlp_norm, self.config.rms_norm_eps)
-            hidden += gated_mlp(normed, layer.gate_up, layer.down)
-        return hidden
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of every next token.
-
-        Args:
-            hidden: [num_rows, hidden_size], rows of what `forward` returned.
-
-        Returns:
-            [num_rows, vocab_size] float32.
-        """
-        normed = rms_norm(hidden, self._weights.final_norm, self.config.rms_norm_eps)
-        return functional.linear(normed, self._weights.lm_head).float()
-
-    def _heads(
-        self, layer: LayerWeights, normed: Tensor, cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [num_tokens, num_heads, head_dim]; keys and values, of num_kv_heads heads."""
-        config = self.config
-        num_qk_heads = config.num_heads + config.num_kv_heads
-        heads = layer.qkv(normed).view(len(normed), -1, config.head_dim)
-        query_key, value = heads[:, :num_qk_heads], heads[:, num_qk_heads:]
-        if layer.qk_norm is not None:
-            query_key = rms_norm(query_key, layer.qk_norm, config.rms_norm_eps)
-        query_key = rotate(query_key, cos, sin)
-        return query_key[:, : config.num_heads], query_key[:, config.num_heads :], value

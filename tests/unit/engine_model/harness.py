@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -105,10 +105,8 @@ class Node:
             self.kv_cache.layout.block_size,
             self.model.device,
         )
+        every_row = replace(batch, sampled_rows=torch.arange(len(token_ids)))
         with torch.inference_mode():
-            hidden = self.model.forward(
-                batch.token_ids, batch.positions, batch.attention, self.kv_cache.pool
-            )
-            logits = self.model.logits(hidden)
-        self.free += request.block_table
+            logits = self.model.logits(every_row, self.kv_cache.pool)
+        assert logits is not None
         return logits

@@ -1,18 +1,18 @@
 // Vectors of the widest kind that the translation unit is compiled for, on GCC's vector extensions:
 // one source for AVX-512, AVX2, and whatever else there is (SSE2, NEON).
 //
-// Everything has internal linkage; see kernel.h for why.
+// Everything has internal linkage; see element.h for why.
 #pragma once
 
 #include <cstdint>
 
-#include "kernel.h"
+#include "element.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
-namespace pdserve::attention {
+namespace pdserve {
 namespace {
 
 #if defined(__AVX512F__)
@@ -133,4 +133,4 @@ PDSERVE_INLINE void prefetch(const void* start, int num_bytes) {
 }
 
 }  // namespace
-}  // namespace pdserve::attention
+}  // namespace pdserve

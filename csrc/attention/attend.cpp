@@ -1,0 +1,11 @@
+// The attention kernels, once for each instruction set.
+
+#include "attend.h"
+
+#include "../build_name.h"
+
+namespace pdserve::attention {
+
+const Kernels PDSERVE_OF_THIS_BUILD(Kernels) = {attend<float>, attend<BFloat16>};
+
+}  // namespace pdserve::attention

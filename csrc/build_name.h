@@ -1,0 +1,20 @@
+// One kernel source, one build for each instruction set (see kernel_source in CMakeLists.txt).
+//
+// A source ends with the table of its functions, named after its build, and a launcher picks one:
+//     const Kernels PDSERVE_OF_THIS_BUILD(Kernels) = {...};     // kAvx2Kernels, or whichever
+//     const Kernels& kernels = PDSERVE_OF_VARIANT(variant, Kernels);
+#pragma once
+
+#define PDSERVE_JOIN(a, b, c) a##b##c
+#define PDSERVE_JOIN_EXPANDED(a, b, c) PDSERVE_JOIN(a, b, c)
+#define PDSERVE_OF_THIS_BUILD(name) PDSERVE_JOIN_EXPANDED(k, PDSERVE_BUILD, name)
+
+#if defined(__x86_64__)
+#define PDSERVE_OF_VARIANT(variant, name)                           \
+    ((variant) == ::pdserve::Variant::kAvx512Bf16  ? kAvx512Bf16##name \
+            : (variant) == ::pdserve::Variant::kAvx512 ? kAvx512##name \
+            : (variant) == ::pdserve::Variant::kAvx2   ? kAvx2##name   \
+                                                       : kPortable##name)
+#else
+#define PDSERVE_OF_VARIANT(variant, name) kPortable##name
+#endif

@@ -1,0 +1,93 @@
+"""The decoder in plain torch, on any device: the oracle of the native one, and what GPUs run.
+
+A step's rows are the tokens of all its requests, one after the other: chunks of prompts and decode
+tokens alike. What is whose is known to attention alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pdserve.engine.attention import AttentionBackend
+from pdserve.engine.batch import Batch
+from pdserve.engine.layers import gated_mlp, rms_norm
+from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.models.parameters import DecoderWeights, LayerWeights
+from pdserve.engine.rope import Rope, rotate
+
+
+class TorchDecoder:
+    """Decoder in plain torch, but for attention."""
+
+    def __init__(
+        self, config: ModelConfig, weights: DecoderWeights, attention: AttentionBackend
+    ) -> None:
+        self.config = config
+        self._weights = weights
+        self._attention = attention
+        self._rope = Rope(config.rope, config.head_dim, weights.embedding.device)
+        self._scale = config.head_dim**-0.5
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are, and where inputs must be."""
+        return self._weights.embedding.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, activations and KV."""
+        return self._weights.embedding.dtype
+
+    def logits(
+        self, batch: Batch, kv_pool: Tensor, on_kv: Callable[[int], None] | None = None
+    ) -> Tensor | None:
+        """See Decoder.logits."""
+        hidden = self._forward(batch, kv_pool, on_kv)
+        if len(batch.sampled_rows) == 0:
+            return None
+        normed = rms_norm(
+            hidden[batch.sampled_rows], self._weights.final_norm, self.config.rms_norm_eps
+        )
+        return functional.linear(normed, self._weights.lm_head).float()
+
+    def _forward(
+        self, batch: Batch, kv_pool: Tensor, on_kv: Callable[[int], None] | None
+    ) -> Tensor:
+        """[num_tokens, hidden_size], before the final norm."""
+        hidden = functional.embedding(batch.token_ids, self._weights.embedding)
+        cos, sin = self._rope.cos_sin(batch.positions, hidden.dtype)
+        for index, layer in enumerate(self._weights.layers):
+            normed = rms_norm(hidden, layer.attention_norm, self.config.rms_norm_eps)
+            query, key, value = self._heads(layer, normed, cos, sin)
+            self._attention.write_kv(kv_pool, index, key, value, batch.attention)
+            if on_kv is not None:
+                on_kv(index + 1)
+            attended = self._attention.attend(
+                query,
+                kv_pool,
+                index,
+                batch.attention,
+                scale=self._scale,
+                sliding_window=self.config.sliding_windows[index],
+            )
+            hidden += layer.attention_out(attended.flatten(1))
+            normed = rms_norm(hidden, layer.mlp_norm, self.config.rms_norm_eps)
+            hidden += gated_mlp(normed, layer.gate_up, layer.down)
+        return hidden
+
+    def _heads(
+        self, layer: LayerWeights, normed: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [num_tokens, num_heads, head_dim]; keys and values, of num_kv_heads heads."""
+        config = self.config
+        num_qk_heads = config.num_heads + config.num_kv_heads
+        heads = layer.qkv(normed).view(len(normed), -1, config.head_dim)
+        query_key, value = heads[:, :num_qk_heads], heads[:, num_qk_heads:]
+        if layer.qk_norm is not None:
+            query_key = rms_norm(query_key, layer.qk_norm, config.rms_norm_eps)
+        query_key = rotate(query_key, cos, sin)
+        return query_key[:, : config.num_heads], query_key[:, config.num_heads :], value

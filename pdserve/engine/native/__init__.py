@@ -1,0 +1,1 @@
+"""The model on CPUs: packed weights, and the C++ decoder that computes a step in one call."""

@@ -1,0 +1,33 @@
+"""All weights of a decoder as the CPU kernels want them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from pdserve.engine.native.linear import PackedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class NativeLayer:
+    """One layer. Heads are ordered queries, keys, values."""
+
+    attention_norm: Tensor  # [hidden_size] float32
+    qkv: PackedLinear  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]
+    q_norm: Tensor | None  # [head_dim] float32
+    k_norm: Tensor | None  # [head_dim] float32
+    attention_out: PackedLinear  # [hidden_size, num_heads * head_dim]
+    mlp_norm: Tensor  # [hidden_size] float32
+    gate_up: PackedLinear  # [2 * intermediate_size, hidden_size], gated
+    down: PackedLinear  # [hidden_size, intermediate_size]
+
+
+@dataclass(frozen=True, slots=True)
+class NativeWeights:
+    """Everything the decoder reads."""
+
+    embedding: Tensor  # [vocab_size, hidden_size], of the model's dtype, as in the checkpoint
+    layers: list[NativeLayer]
+    final_norm: Tensor  # [hidden_size] float32
+    lm_head: PackedLinear  # [vocab_size, hidden_size]
