@@ -61,11 +61,20 @@ std::vector<Row> rows_from(const TensorView& logits, nb::bytes packed_params) {
     return rows;
 }
 
-std::vector<int64_t> ids_from(nb::handle list) {
-    if (!PyList_CheckExact(list.ptr())) raise_type_error("edits", "lists of ids", "no list");
-    const int64_t size = PyList_GET_SIZE(list.ptr());
-    std::vector<int64_t> ids(size);
-    for (int64_t i = 0; i < size; ++i) {
+template <class T>
+T field_as(nb::handle field, const char* expected) {
+    T value;
+    if (!nb::try_cast(field, value)) {
+        raise_type_error("edits", expected, nb::inst_name(field).c_str());
+    }
+    return value;
+}
+
+std::vector<int64_t> ids_from(nb::handle field) {
+    const auto list = field_as<nb::list>(field, "lists of ids");
+    std::vector<int64_t> ids(list.size());
+    for (size_t i = 0; i < ids.size(); ++i) {
+        // Not by the caster: histories are long.
         ids[i] = PyLong_AsLongLong(PyList_GET_ITEM(list.ptr(), i));
         if (ids[i] == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
     }
@@ -78,12 +87,13 @@ Edits edits_from(nb::tuple fields) {
         .biases = {},
         .prompt = ids_from(fields[3]),
         .output = ids_from(fields[4]),
-        .repetition_penalty = nb::cast<float>(fields[5]),
-        .frequency_penalty = nb::cast<double>(fields[6]),
-        .presence_penalty = nb::cast<double>(fields[7]),
+        .repetition_penalty = field_as<float>(fields[5], "a number as repetition penalty"),
+        .frequency_penalty = field_as<double>(fields[6], "a number as frequency penalty"),
+        .presence_penalty = field_as<double>(fields[7], "a number as presence penalty"),
     };
-    for (const auto& [token_id, amount] : nb::cast<nb::dict>(fields[2])) {
-        edits.biases.push_back({nb::cast<int64_t>(token_id), nb::cast<float>(amount)});
+    for (const auto& [token_id, amount] : field_as<nb::dict>(fields[2], "a dict of biases")) {
+        edits.biases.push_back({field_as<int64_t>(token_id, "an id of a bias"),
+            field_as<float>(amount, "a number as bias")});
     }
     return edits;
 }
@@ -93,11 +103,11 @@ std::vector<Edits> attach_edits(nb::list fields, std::vector<Row>& rows) {
     std::vector<Edits> edits;
     edits.reserve(fields.size());  // so that they stay where they are
     for (nb::handle item : fields) {
-        const auto edit = nb::cast<nb::tuple>(item);
+        const auto edit = field_as<nb::tuple>(item, "tuples");
         if (edit.size() != 8) {
             raise_value_error("edits", "tuples of 8", std::to_string(edit.size()));
         }
-        const auto row = nb::cast<int64_t>(edit[0]);
+        const auto row = field_as<int64_t>(edit[0], "the number of a row");
         if (row < 0 || row >= static_cast<int64_t>(rows.size())) {
             raise_value_error(
                 "edits", "rows below " + std::to_string(rows.size()), std::to_string(row));
