@@ -21,8 +21,9 @@ namespace sampling {
 
 namespace {
 
-// Below so many logits a worker takes longer to wake than the caller takes to do it all.
+// Below so many logits to be passed over, a worker takes longer to wake than the caller to do all.
 constexpr int64_t kFewLogits = 1 << 18;
+constexpr int64_t kPassesOfDraw = 8;  // and of log-probabilities: what they take, in peaks
 
 void check_params(const RowParams& params, int64_t row) {
     const std::string name = "params[" + std::to_string(row) + "]";
@@ -125,7 +126,12 @@ std::vector<Choice> choose_all(const std::vector<Row>& rows, const Kernels& kern
         choices[i] = choose(rows[i], kernels, workspace);
     };
     const int64_t num_rows = rows.size();
-    if (num_rows > 0 && num_rows * rows[0].vocab_size <= kFewLogits) {
+    int64_t num_logits = 0;
+    for (const Row& row : rows) {
+        const bool is_plain = row.params.temperature == 0.0 && row.params.num_logprobs < 0;
+        num_logits += row.vocab_size * (is_plain ? 1 : kPassesOfDraw);
+    }
+    if (num_logits <= kFewLogits) {
         for (int64_t i = 0; i < num_rows; ++i) choose_one(i);
     } else {
         ThreadPool::instance().parallel_for(num_rows, choose_one);

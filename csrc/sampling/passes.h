@@ -148,19 +148,24 @@ double sum(const float* weights, int64_t vocab_size, float floor, double* block_
 
 int64_t collect(const float* weights, int64_t num, float low, float high, float* out) {
     int64_t count = 0, i = 0;
-#if defined(__AVX512F__)
+    const auto collect_one = [&](int64_t j) {
+        const float weight = weights[j];
+        out[count] = weight;
+        count += (weight >= low) & (weight < high);
+    };
     for (; i + kLanes <= num; i += kLanes) {
-        const __m512 lanes = _mm512_loadu_ps(weights + i);
-        const __mmask16 is_in = _mm512_cmp_ps_mask(lanes, _mm512_set1_ps(low), _CMP_GE_OQ)
-            & _mm512_cmp_ps_mask(lanes, _mm512_set1_ps(high), _CMP_LT_OQ);
+        const FloatLanes lanes = load(weights + i);
+#if defined(__AVX512F__)
+        const __mmask16 is_in = _mm512_cmp_ps_mask(lanes, splat(low), _CMP_GE_OQ)
+            & _mm512_cmp_ps_mask(lanes, splat(high), _CMP_LT_OQ);
         _mm512_storeu_ps(out + count, _mm512_maskz_compress_ps(is_in, lanes));
         count += __builtin_popcount(is_in);
-    }
+#else
+        if (!any((lanes >= splat(low)) & (lanes < splat(high)))) continue;
+        for (int64_t j = i; j < i + kLanes; ++j) collect_one(j);
 #endif
-    for (; i < num; ++i) {
-        out[count] = weights[i];
-        count += (weights[i] >= low) & (weights[i] < high);
     }
+    for (; i < num; ++i) collect_one(i);
     return count;
 }
 

@@ -16,6 +16,18 @@ EOS = frozenset({2})
 # Around vectors, small blocks and blocks of the kernels, and around what is sorted or bucketed.
 SIZES = [1, 2, 15, 16, 17, 63, 129, 255, 256, 257, 1000, 1023, 1024, 1025, 2500, 5000]
 
+FILTERS: list[dict[str, Any]] = [
+    {},
+    {"top_k": 40},
+    {"top_k": 2000},
+    {"top_p": 0.95},
+    {"top_p": 0.1},
+    {"min_p": 0.05},
+    {"top_k": 400, "top_p": 0.8},
+    {"temperature": 0.7, "top_k": 20, "top_p": 0.95},
+    {"temperature": 1.5, "min_p": 0.001, "top_p": 0.999},
+]
+
 _changes = {
     "presence_penalty": st.floats(-2, 2),
     "frequency_penalty": st.floats(-2, 2),

@@ -57,18 +57,6 @@ def adjust_logits(
     return adjusted
 
 
-def changes_logits(request: Request) -> bool:
-    """Whether `adjust_logits` would change anything for it."""
-    sampling = request.sampling
-    return bool(
-        len(request.output_token_ids) < sampling.min_tokens
-        or sampling.logit_bias
-        or sampling.repetition_penalty != 1.0
-        or sampling.frequency_penalty
-        or sampling.presence_penalty
-    )
-
-
 class _Edits:
     """(row, token id) |-> a number; no pair twice."""
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from pdserve import _native
 from pdserve.engine.request import Request, SampledToken
-from pdserve.engine.sampling.adjust import changes_logits
 from pdserve.engine.sampling.limits import GREEDY_BELOW, unusable
 from pdserve.engine.stopping import ending_token_ids
 from pdserve.protocol import SamplingParams, TokenLogprobs
@@ -41,7 +40,7 @@ def sample_natively(
     edits = [
         _edits(row, request, eos_token_ids)
         for row, request in enumerate(requests)
-        if changes_logits(request)
+        if _has_edits(request)
     ]
     token_ids, logprobs = _native.sample(logits, params, edits, variant)
     if -1 in token_ids:
@@ -65,6 +64,18 @@ def _packed(sampling: SamplingParams, request: Request) -> bytes:
         sampling.seed % 2**64,
         request.num_tokens,
         -1 if sampling.logprobs is None else sampling.logprobs,
+    )
+
+
+def _has_edits(request: Request) -> bool:
+    """Whether its logits may have to be changed before a token is chosen."""
+    sampling = request.sampling
+    return bool(
+        len(request.output_token_ids) < sampling.min_tokens
+        or sampling.logit_bias
+        or sampling.repetition_penalty != 1.0
+        or sampling.frequency_penalty
+        or sampling.presence_penalty
     )
 
 
