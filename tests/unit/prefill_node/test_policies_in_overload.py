@@ -128,9 +128,7 @@ def submit(prefills: Prefills, prompt: tuple[int, float, str, int], priority: in
     num_tokens, ttft_s, payer, prefix = prompt
     prefix = min(prefix, num_tokens)
     assert num_tokens <= prefills.pool.num_blocks * BLOCK
-    return prefills.submit(
-        num_tokens, ttft_s=ttft_s, payer=payer, prefix=prefix, priority=priority
-    )
+    return prefills.submit(num_tokens, ttft_s=ttft_s, payer=payer, prefix=prefix, priority=priority)
 
 
 def played(
