@@ -26,9 +26,9 @@ constexpr int64_t kFewLogits = 1 << 18;
 constexpr int64_t kPassesOfDraw = 8;  // and of log-probabilities: what they take, in peaks
 
 void check_params(const RowParams& params, int64_t row) {
-    const std::string name = "params[" + std::to_string(row) + "]";
-    const auto expect = [&](bool is_good, const char* what, double found) {
-        if (!is_good) raise_value_error(name, what, std::to_string(found));
+    const auto expect = [&](bool is_good, const char* expected, double found) {
+        const auto name = [&] { return "params[" + std::to_string(row) + "]"; };
+        if (!is_good) raise_value_error(name(), expected, std::to_string(found));
     };
     expect(std::isfinite(params.temperature) && params.temperature >= 0.0,
         "a finite temperature of 0 or more", params.temperature);
