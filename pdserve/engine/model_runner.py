@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.batch import Batch, build_batch
+from pdserve.engine.grammar import GrammarProgress
 from pdserve.engine.kv_cache import KvCache
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.decoder import Decoder
@@ -23,13 +24,18 @@ class ModelRunner:
     """A model over a KV pool. Synchronous: called from a worker thread, one call at a time."""
 
     def __init__(
-        self, model: Decoder, kv_cache: KvCache, eos_token_ids: frozenset[int] | None = None
+        self,
+        model: Decoder,
+        kv_cache: KvCache,
+        grammars: GrammarProgress,
+        eos_token_ids: frozenset[int] | None = None,
     ) -> None:
         """Put a model and its pool together.
 
         Args:
             model: on the pool's device, and of its dtype.
             kv_cache: of the model's layout.
+            grammars: of the model's vocabulary.
             eos_token_ids: tokens that `min_tokens` holds back; None: those of the model's config.
         """
         layout = model.config.kv_layout(kv_cache.layout.block_size, kv_cache.layout.dtype)
@@ -38,6 +44,7 @@ class ModelRunner:
         self.model_s = 0.0  # spent in the model itself, over all steps
         self._model = model
         self._kv_cache = kv_cache
+        self._grammars = grammars
         self._eos_token_ids = model.config.eos_token_ids if eos_token_ids is None else eos_token_ids
 
     @torch.inference_mode()
@@ -58,7 +65,8 @@ class ModelRunner:
             One entry per row, None where `row.samples` is false.
 
         Raises:
-            UnusableLogits: the model's output for a request is no distribution; names which.
+            RequestsFailed: the model's output for some requests is no distribution, or their
+                grammars cannot be followed; names which.
         """
         if not rows:
             return []
@@ -70,7 +78,8 @@ class ModelRunner:
                 # Sampling waits for the GPU anyhow.
                 torch.cuda.current_stream(self._model.device).synchronize()
             return [None] * len(rows)
-        tokens = iter(sample(logits, batch.sampled_requests, self._eos_token_ids))
+        masks = self._grammars.masks(batch.sampled_requests)
+        tokens = iter(sample(logits, batch.sampled_requests, self._eos_token_ids, masks))
         return [next(tokens) if row.samples else None for row in rows]
 
     def _logits(self, batch: Batch, progress: LayerProgress | None) -> Tensor | None:
