@@ -11,7 +11,7 @@ from coordinator.api.requests import ChatRequest, NamedToolChoice, Tool
 from coordinator.text import Tokenizer
 from coordinator.text.grammars import CallGrammar, OfferedTool, Thinking
 from coordinator.text.parts import AnswerParts, ToolFormat
-from coordinator.text.parts.reasoning import BEGIN, Reasoning
+from coordinator.text.parts.reasoning import BEGIN, END, Reasoning
 from pdserve.errors import InvalidRequest
 
 _LAST_TOKENS = 8  # of a prompt, in which a mark at its end stands
@@ -67,8 +67,9 @@ def plan_parts(
         tools = tool_format.parser() if tool_format is not None else None
         return AnswerParts(reasoning, tools, max_calls)
 
-    has_thinking = options.splits_reasoning and not body.continue_final_message
-    thinking = Thinking(has_begun, tokenizer.special_id) if has_thinking else None
+    thinking = None
+    if options.splits_reasoning and not body.continue_final_message:
+        thinking = Thinking(has_begun, tokenizer.token_id(BEGIN), tokenizer.token_id(END))
     marks = tool_format.marks if tool_format is not None else ()
     kept = (tokenizer.special_id(mark) for mark in marks)
     is_mistral = tool_format is ToolFormat.MISTRAL

@@ -49,7 +49,7 @@ async def answer_grammar(
         return ""  # whether there are calls is up to the model, and they as it likes to write them
     param = "tools" if output is None else output.param
     if calls is not None:
-        check_format(calls.tool_format)
+        check_format(calls.tool_format, has_output=output is not None)
     answer = AnswerGrammar(output, calls, thinking)
     return await context.grammars.checked(answer.text, param)
 

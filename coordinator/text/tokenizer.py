@@ -86,6 +86,10 @@ class Tokenizer:
         token_id = self._backend.token_to_id(text)
         return token_id if token_id in self._special_ids else None
 
+    def token_id(self, text: str) -> int | None:
+        """The one token that is written so; None: there is none."""
+        return self._backend.token_to_id(text)
+
     @property
     def special_ids(self) -> frozenset[int]:
         """All control tokens."""

@@ -102,7 +102,10 @@ Edits edits_from(nb::tuple fields) {
 }
 
 int64_t row_from(nb::handle number, const char* argument, size_t num_rows) {
-    const auto row = field_as<int64_t>(number, "the number of a row");
+    int64_t row = 0;
+    if (!nb::try_cast(number, row)) {
+        raise_type_error(argument, "the number of a row", nb::inst_name(number).c_str());
+    }
     if (row < 0 || row >= static_cast<int64_t>(num_rows)) {
         raise_value_error(
             argument, "rows below " + std::to_string(num_rows), std::to_string(row));

@@ -86,8 +86,14 @@ def mark(text: str, special_id: SpecialId) -> str:
     return quoted(text) if token_id is None else f"<[{token_id}]>"
 
 
-def check_format(tool_format: ToolFormat) -> None:
-    """Raises InvalidRequest: there is no grammar for calls of this format."""
+def check_format(tool_format: ToolFormat, *, has_output: bool) -> None:
+    """Raises InvalidRequest: no grammar is made for such calls, or for such calls or output."""
+    if tool_format is ToolFormat.LLAMA3 and has_output:
+        raise InvalidRequest(
+            "this model's tool calls are JSON without a mark, which cannot be told from structured "
+            "output: with that, 'tool_choice' must be 'none' or 'required'",
+            "tool_choice",
+        )
     if tool_format is ToolFormat.PYTHONIC:
         raise InvalidRequest(
             "this model writes tool calls as Python, which no grammar is made for: 'tool_choice' "
