@@ -1,9 +1,9 @@
 """Shapes of models that nobody has trained: fields of config.json, by name.
 
-`demo-14m` is for comparing ways of serving where a step is more than overhead; `160m` and `0.6b` are
-for measuring steps and servers: 128 and 596 million weights in linear layers, the output included.
-The others differ from 160m in how many query heads share a KV head. Where the vocabulary is larger
-than the tokenizer's, the rows beyond it can never win.
+`demo-14m` is for comparing ways of serving where a step is more than overhead; `160m` and `0.6b`
+are for measuring steps and servers: 128 and 596 million weights in linear layers, the output
+included. The others differ from 160m in how many query heads share a KV head. Where the vocabulary
+is larger than the tokenizer's, the rows beyond it can never win.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 The bundled demo model is so small that a step is mostly overhead, and it takes 2048 tokens at most.
 The smallest of these is a Llama of 14 million that takes 8192. On one Zen 4 core a prompt of 4096
 tokens takes 1.2 s and a decode step 4 ms alone, 6 ms for eight requests. Answers mean nothing, but
-every token of them is plain text, so that a client sees each token when it is there: tokens that are
-special, a part of a character or no token at all have zeros for their rows of the output matrix, and
-the largest of many random logits is above zero.
+every token of them is plain text, so that a client sees each token when it is there: tokens that
+are special, a part of a character or no token at all have zeros for their rows of the output
+matrix, and the largest of many random logits is above zero.
 
 Written with numpy, tensor after tensor, 1.2 GB in a few seconds; no torch here. The files are such
 as transformers, vLLM and llama.cpp's converter read too.
@@ -14,10 +14,12 @@ as transformers, vLLM and llama.cpp's converter read too.
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import math
 import shutil
 import struct
+import tempfile
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any, BinaryIO, Final
@@ -31,6 +33,7 @@ from pdserve.demo_model import CHECKPOINT_PATH
 
 SHAPE: Final = SHAPES["demo-14m"]
 
+_FORMAT = 1  # of what is written for a shape; another one is another checkpoint
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _SPACE = "Ġ"  # as byte-level vocabularies write it
 _PRINTABLE = frozenset(map(chr, range(0x21, 0x7F)))
@@ -64,6 +67,26 @@ def write_random_checkpoint(folder: Path, *, seed: int = 0, shape: Shape = SHAPE
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     _write_safetensors(folder / SINGLE_FILE, config, plain_ids(tokenizer), seed)
     return folder
+
+
+def kept_checkpoint(folder: Path, name: str) -> Path:
+    """The checkpoint of a named shape in a folder of such; written there the first time.
+
+    It appears there whole or not at all, whoever else is writing the same one.
+    """
+    shape = SHAPES[name]
+    digest = hashlib.blake2b(json.dumps([_FORMAT, shape]).encode(), digest_size=4).hexdigest()
+    kept = folder / f"{name}-{digest}"
+    if not kept.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder) as temporary:
+            written = write_random_checkpoint(Path(temporary) / "checkpoint", shape=shape)
+            try:
+                written.rename(kept)
+            except OSError:
+                if not kept.is_dir():  # nobody else was faster
+                    raise
+    return kept
 
 
 def plain_ids(tokenizer: dict[str, Any]) -> list[int]:
