@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from pdserve.bench.step_cases import Grid
 from pdserve.config import (
     ConfigStruct,
     Count,
@@ -23,10 +22,6 @@ NetworkName = Literal["loopback", "netns"]
 
 _QUICK_BLOCK_KIB = 1024
 _QUICK_BLOCKS = 256
-_QUICK_BATCHES = (1, 16)
-_QUICK_CONTEXT = 1024  # tokens
-_QUICK_PROMPT = 512  # tokens
-_QUICK_BUDGET_S = 20.0
 
 
 class OverheadConfig(ConfigStruct, frozen=True):
@@ -165,49 +160,3 @@ class RouterBenchConfig(ConfigStruct, frozen=True):
     )
     decisions: Annotated[int, Meta(ge=2, description="of each kind")] = 500
     json: Annotated[bool, Meta(description="for programs")] = False
-
-
-class StepBenchConfig(ConfigStruct, frozen=True):
-    """What `pdserve bench step` can be told."""
-
-    shape: Annotated[
-        str, Meta(description="a named shape with random weights, or a checkpoint's directory")
-    ] = "160m"
-    batches: Annotated[list[Count], Meta(description="requests of a decode step")] = msgspec.field(
-        default_factory=lambda: [1, 4, 16, 64]
-    )
-    contexts: Annotated[list[Count], Meta(description="tokens that are decoded over")] = (
-        msgspec.field(default_factory=lambda: [128, 1024, 4096])
-    )
-    prompts: Annotated[list[Count], Meta(description="tokens of a prompt, in one step")] = (
-        msgspec.field(default_factory=lambda: [128, 512, 2048, 4096])
-    )
-    budget_s: Annotated[Seconds, Meta(description="for measuring; three rounds in any case")] = 90.0
-    quick: Annotated[
-        bool, Meta(description="batches of 1 and 16, up to 1024 of context, prompts of 512; 20 s")
-    ] = False
-    json: Annotated[bool, Meta(description="for programs")] = False
-    engine: EngineConfig = EngineConfig()
-
-    @property
-    def grid(self) -> Grid:
-        """What to measure, if there is room.
-
-        Raises:
-            ConfigError: a quick run leaves nothing.
-        """
-        if not self.quick:
-            return Grid(self.batches, self.contexts, self.prompts)
-        grid = Grid(
-            [batch for batch in self.batches if batch in _QUICK_BATCHES],
-            [context for context in self.contexts if context <= _QUICK_CONTEXT],
-            [tokens for tokens in self.prompts if tokens == _QUICK_PROMPT],
-        )
-        if not list(grid.cases()):
-            raise ConfigError("--quick leaves nothing of these batches, contexts and prompts")
-        return grid
-
-    @property
-    def seconds(self) -> float:
-        """For measuring."""
-        return min(self.budget_s, _QUICK_BUDGET_S) if self.quick else self.budget_s

@@ -29,7 +29,7 @@ from pdserve.bench.step import (
     observe,
 )
 from pdserve.bench.step_cases import with_room
-from pdserve.cli.bench_config import StepBenchConfig
+from pdserve.cli.bench_speed_config import StepBenchConfig
 from pdserve.cli.exit_codes import OK
 from pdserve.cli.step_table import WIDTH, step_remarks, step_table
 from pdserve.config import ModelConfig, NodeConfig, parse_bytes
