@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from secrets import token_hex
 
 import uvloop
@@ -20,6 +21,8 @@ from coordinator.role_changes import RoleChanges, rebalance
 from coordinator.routing import Router
 from coordinator.running import RunningRequest
 from coordinator.service import CoordinatorService
+from coordinator.tenants import Tenants
+from coordinator.tenants.opening import open_tenants
 from coordinator.text import Tokenizer
 from pdserve.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.clock import SystemClock
@@ -51,7 +54,16 @@ def run(config: CoordinatorConfig) -> None:
         with_weights=False,
     )
     tokenizer = Tokenizer.from_checkpoint(checkpoint.path)
-    uvloop.run(_serve(config, checkpoint, tokenizer, classes))
+    name = config.checkpoint.served_model_name or (
+        checkpoint.model_id if config.checkpoint.model else DEMO_MODEL_NAME
+    )
+    tenants = open_tenants(
+        config.access, config.host, classes.by_name, name, os.environ, SystemClock()
+    )
+    try:
+        uvloop.run(_serve(config, checkpoint, tokenizer, classes, tenants, name))
+    finally:
+        tenants.close()
 
 
 async def _serve(
@@ -59,12 +71,11 @@ async def _serve(
     checkpoint: Checkpoint,
     tokenizer: Tokenizer,
     classes: ServiceClasses,
+    tenants: Tenants,
+    name: str,
 ) -> None:
     signals = StopSignals()
     timeouts = config.timeouts
-    name = config.checkpoint.served_model_name or (
-        checkpoint.model_id if config.checkpoint.model else DEMO_MODEL_NAME
-    )
     metrics = CoordinatorMetrics()
     registry = Registry()
     admission = Admission(
@@ -89,6 +100,7 @@ async def _serve(
         observer=MetricsObserver(metrics),
         metrics=metrics.exposition,
         classes=classes,
+        tenants=tenants,
     )
     changes = RoleChanges(registry, config.mode, metrics)
     add_admin_routes(app, changes)

@@ -209,6 +209,22 @@ class RoutingConfig(ConfigStruct, frozen=True):
     ] = False
 
 
+API_KEY_VARIABLE = (
+    "PDSERVE_API_KEY"  # in the environment: of the coordinator a good key, of commands theirs
+)
+
+
+class AccessConfig(ConfigStruct, frozen=True):
+    """Who may ask, and what is written down about it."""
+
+    key_file: Annotated[
+        str, Meta(description="TOML with tenants and their keys; followed when it changes")
+    ] = ""
+    usage_db: Annotated[
+        str, Meta(description="SQLite file of what each key used; empty: not kept")
+    ] = ""
+
+
 class CoordinatorConfig(ConfigStruct, frozen=True):
     """The coordinator: HTTP for clients, gRPC for nodes."""
 
@@ -221,6 +237,7 @@ class CoordinatorConfig(ConfigStruct, frozen=True):
     ] = 1024
     checkpoint: ModelConfig = ModelConfig()
     routing: RoutingConfig = RoutingConfig()
+    access: AccessConfig = AccessConfig()
     timeouts: Timeouts = Timeouts()
 
 

@@ -53,7 +53,7 @@ async def _plan(
         request_id=head.id,
         token_ids=token_ids,
         sampling=sampling,
-        cache_salt=body.cache_salt or "",
+        cache_salt=terms.cache_salt,
         slo=terms.slo,
         waited_s=terms.waited_s(now_s),
         deadline_s=terms.deadline_s(now_s),

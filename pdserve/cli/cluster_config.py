@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from pdserve.config import (
+    AccessConfig,
     ConfigStruct,
     Count,
     EngineConfig,
@@ -59,6 +60,7 @@ class ClusterConfig(ConfigStruct, frozen=True):
     profile: ProfileConfig = ProfileConfig()
     policy: PolicyConfig = PolicyConfig()
     routing: RoutingConfig = RoutingConfig()
+    access: AccessConfig = AccessConfig()
     handoff: HandoffConfig = HandoffConfig()
     prefix: PrefixConfig = PrefixConfig()
     timeouts: Timeouts = Timeouts()

@@ -57,6 +57,7 @@ def plan_cluster(
         max_inflight=config.max_inflight,
         checkpoint=config.checkpoint,
         routing=config.routing,
+        access=config.access,
         timeouts=config.timeouts,
     )
     plans = [ProcessPlan(COORDINATOR, "coordinator", coordinator)]
