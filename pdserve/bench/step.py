@@ -58,6 +58,7 @@ class StepBenchRow(msgspec.Struct, frozen=True):
     """One case. Times in milliseconds."""
 
     model: str
+    weights: str  # their type
     phase: Phase
     batch: int
     context: int
@@ -161,7 +162,7 @@ def best_product(observed: Sequence[Observed]) -> Best:
     return max(rates, key=lambda best: best.rate)
 
 
-def bench_row(model: str, seen: Observed, rates: Rates) -> StepBenchRow:
+def bench_row(model: str, weights: str, seen: Observed, rates: Rates) -> StepBenchRow:
     """One case; `rates`: the best."""
     totals = [time.total_s for time in seen.times]
     median_s, floor_s = statistics.median(totals), rates.floor_s(seen.work)
@@ -170,6 +171,7 @@ def bench_row(model: str, seen: Observed, rates: Rates) -> StepBenchRow:
     ]
     return StepBenchRow(
         model=model,
+        weights=weights,
         phase=seen.case.phase,
         batch=seen.case.batch,
         context=seen.case.context,

@@ -83,7 +83,7 @@ def _measure(config: StepBenchConfig) -> StepReport:
     read, product = best_read(observed, largest_cache_bytes()), best_product(observed)
     rates = Rates(read.rate, product.rate)
     return StepReport(
-        rows=[bench_row(config.shape, seen, rates) for seen in observed],
+        rows=[bench_row(config.shape, plan.layout.dtype, seen, rates) for seen in observed],
         skipped=skipped,
         machine=_machine(observed, read, product, bench, load_average),
     )

@@ -23,7 +23,10 @@ _COLUMNS = (
 
 def step_table(report: StepReport) -> Table:
     """A line for each step."""
-    table = Table(title=f"{report.rows[0].model}: steps, and what they cannot be faster than")
+    first = report.rows[0]
+    table = Table(
+        title=f"{first.model}, {first.weights}: steps, and what they cannot be faster than"
+    )
     table.add_column("phase")
     for column in _COLUMNS:
         table.add_column(column, justify="right")

@@ -20,7 +20,7 @@ from pdserve.node.profile_timer import StepTimer
 from pdserve.perf_model import StepRow
 
 PRODUCT_ROWS = 512
-_RANDOM_BYTES = 64 << 20
+_RANDOM_BYTES = 8 << 20
 
 
 class StepBench:
@@ -69,7 +69,7 @@ class StepBench:
 
 
 def fill_with_numbers(flat: NDArray[np.uint8], dtype: torch.dtype) -> None:
-    """Normal numbers, the same ones again every 64 MiB.
+    """Normal numbers, the same ones again every 8 MiB.
 
     Pages that nobody has written are all one page of zeros, which the caches would hold.
     """

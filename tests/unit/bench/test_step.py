@@ -98,7 +98,7 @@ def observed(case: Case, work: Work, *totals_s: float) -> Observed:
 
 def test_a_row_is_the_median_over_the_best_floor() -> None:
     seen = observed(Case("decode", 4, 128), Work(400, 1000), 8.0, 6.0, 16.0)
-    row = bench_row("m", seen, Rates(200.0, 4000.0))
+    row = bench_row("m", "bfloat16", seen, Rates(200.0, 4000.0))
     assert (row.p50_ms, row.min_ms, row.floor_ms) == (8000.0, 6000.0, 2000.0)
     assert row.limit is Limit.MEMORY
     assert row.floor_ratio == 4.0
