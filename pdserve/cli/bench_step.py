@@ -35,7 +35,7 @@ from pdserve.cli.step_table import WIDTH, step_remarks, step_table
 from pdserve.config import ModelConfig, NodeConfig, parse_bytes
 from pdserve.errors import ConfigError
 from pdserve.node.bench_step import StepBench
-from pdserve.node.model import NodeModel, plan_model, use_cores
+from pdserve.node.model import WARMUP_TOKENS, NodeModel, plan_model, use_cores
 from pdserve.node.processor import processor_name
 from pdserve.node.profile_cache import default_folder
 
@@ -73,8 +73,7 @@ def _measure(config: StepBenchConfig) -> StepReport:
     if not cases:
         raise ConfigError(f"there is room for none of these steps: {skipped[0].reason}")
     most_blocks = max(case.num_blocks(plan.layout) for case in cases)
-    warmup_blocks = plan.layout.blocks_for(plan.max_model_len)
-    plan = replace(plan, num_blocks=max(most_blocks, warmup_blocks))
+    plan = replace(plan, num_blocks=max(most_blocks, plan.layout.blocks_for(WARMUP_TOKENS)))
     bench = StepBench(plan, _native.num_threads())
     try:
         observed = observe(cases, _work(plan), bench, config.seconds)
