@@ -30,6 +30,7 @@ from pdserve.bench.step import (
 )
 from pdserve.bench.step_cases import with_room
 from pdserve.cli.bench_speed_config import StepBenchConfig
+from pdserve.cli.doctor_machine import memory_bytes
 from pdserve.cli.exit_codes import OK
 from pdserve.cli.step_table import WIDTH, step_remarks, step_table
 from pdserve.config import ModelConfig, NodeConfig, parse_bytes
@@ -62,14 +63,14 @@ def run(config: StepBenchConfig) -> int:
 
 def _measure(config: StepBenchConfig) -> StepReport:
     grid, load_average = config.grid, os.getloadavg()[0]
-    memory_bytes = _kv_bytes(config.engine.kv_memory)
-    engine = msgspec.structs.replace(config.engine, kv_memory=str(memory_bytes))
+    kv_bytes = _kv_bytes(config.engine.kv_memory)
+    engine = msgspec.structs.replace(config.engine, kv_memory=str(kv_bytes))
     node = NodeConfig(checkpoint=ModelConfig(model=_checkpoint(config.shape)), engine=engine)
     use_cores(engine)
     plan = plan_model(node)
     if plan.device.type != "cpu":
         raise ConfigError("the limits that steps are held against here are a CPU's: --device cpu")
-    cases, skipped = with_room(grid.cases(), plan.layout, plan.max_model_len, memory_bytes)
+    cases, skipped = with_room(grid.cases(), plan.layout, plan.max_model_len, kv_bytes)
     if not cases:
         raise ConfigError(f"there is room for none of these steps: {skipped[0].reason}")
     most_blocks = max(case.num_blocks(plan.layout) for case in cases)
@@ -105,11 +106,11 @@ def _checkpoint(shape: str) -> str:
 
 
 def _kv_bytes(kv_memory: str) -> int:
-    """For KV; auto: half of what is free, up to AUTO_KV_BYTES."""
+    """For KV; auto: half of what is available, up to AUTO_KV_BYTES."""
     if kv_memory != "auto":
         return parse_bytes(kv_memory)
-    free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(free_bytes // 2, AUTO_KV_BYTES)
+    available = memory_bytes(Path("/proc/meminfo").read_text(), "MemAvailable")
+    return AUTO_KV_BYTES if available is None else min(available // 2, AUTO_KV_BYTES)
 
 
 def _work(plan: NodeModel) -> StepWork:
