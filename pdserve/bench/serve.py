@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -95,7 +95,10 @@ class _Models(msgspec.Struct):
 
 @asynccontextmanager
 async def open_targets(
-    urls: Sequence[str], models: Sequence[str], plan: Plan
+    urls: Sequence[str],
+    models: Sequence[str],
+    plan: Plan,
+    headers: Mapping[str, str] | None = None,
 ) -> AsyncIterator[list[Target]]:
     """Servers that have answered a prompt of the plan's length; by token ids where they take them.
 
@@ -103,6 +106,7 @@ async def open_targets(
         urls: of the servers.
         models: what to ask each of them for; empty: the first that it lists.
         plan: what will be sent.
+        headers: of every request, such as a key that all of them know.
 
     Raises:
         ConfigError: not one model for each of the urls.
@@ -114,7 +118,7 @@ async def open_targets(
         targets = []
         for index, given in enumerate(urls):
             url = given.rstrip("/").removesuffix("/v1")
-            session = await stack.enter_async_context(open_session())
+            session = await stack.enter_async_context(open_session(headers))
             model = models[index] if models else await _first_model(session, url)
             targets.append(Target(url, model, await _warm_client(session, url, model, plan)))
         yield targets

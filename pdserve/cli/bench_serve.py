@@ -13,6 +13,7 @@ from pdserve.bench.serve import open_targets, serve
 from pdserve.bench.serve_report import ServeRatio, ServeReport, ServeRow
 from pdserve.bench.slo_score import Percentiles
 from pdserve.cli.bench_speed_config import ServeBenchConfig
+from pdserve.cli.credentials import key_headers
 from pdserve.cli.exit_codes import FAILED, OK
 
 _WIDTH = 200  # where no terminal says how wide it is
@@ -46,7 +47,7 @@ def run(config: ServeBenchConfig) -> int:
 
 async def _measure(config: ServeBenchConfig, tell: Callable[[str], None]) -> ServeReport:
     plan = config.plan
-    async with open_targets(config.url, config.model, plan) as targets:
+    async with open_targets(config.url, config.model, plan, key_headers()) as targets:
         return await serve(targets, plan, tell)
 
 

@@ -71,7 +71,10 @@ class ServeBenchConfig(ConfigStruct, frozen=True):
 
     url: Annotated[
         list[str],
-        Meta(min_length=1, description="a server with an OpenAI API; several are compared"),
+        Meta(
+            min_length=1,
+            description="an OpenAI API; several are compared; PDSERVE_API_KEY is for all",
+        ),
     ] = msgspec.field(default_factory=lambda: ["http://127.0.0.1:8000"])
     model: Annotated[
         list[str], Meta(description="one for each url; empty: the first that it lists")

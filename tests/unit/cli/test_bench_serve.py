@@ -66,3 +66,15 @@ async def test_people_see_what_failed(capsys: pytest.CaptureFixture[str]) -> Non
     out = capsys.readouterr().out
     assert "2 at a time" in out
     assert "4 times: the stream broke off: without a word" in out
+
+
+async def test_the_key_of_the_environment_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PDSERVE_API_KEY", "secret")
+    shown: set[str | None] = set()
+
+    async def answer(request: web.Request, body: Body) -> web.StreamResponse:
+        shown.add(request.headers.get("Authorization"))
+        return await answer_all(request, body)
+
+    assert await run_against(answer, as_json=True) == 0
+    assert shown == {"Bearer secret"}
