@@ -10,7 +10,7 @@ from secrets import token_hex
 import uvloop
 
 from coordinator.admission import Admission, WaitingLine
-from coordinator.api import HttpServer, create_app
+from coordinator.api import ApiConfig, HttpServer, create_app
 from coordinator.api.admin import add_admin_routes
 from coordinator.flow import Flow
 from coordinator.measure import MetricsObserver
@@ -24,6 +24,7 @@ from coordinator.service import CoordinatorService
 from coordinator.tenants import Tenants
 from coordinator.tenants.opening import open_tenants
 from coordinator.text import Tokenizer
+from coordinator.text.parts import ToolFormat
 from pdserve.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.clock import SystemClock
 from pdserve.config import CoordinatorConfig
@@ -97,6 +98,7 @@ async def _serve(
         flow,
         tokenizer,
         [name],
+        config=_api_config(config),
         observer=MetricsObserver(metrics),
         metrics=metrics.exposition,
         classes=classes,
@@ -131,6 +133,14 @@ async def _serve(
         if rebalancing is not None:
             rebalancing.cancel()
         await nodes.stop(grace_s=0.1)
+
+
+def _api_config(config: CoordinatorConfig) -> ApiConfig:
+    wanted = config.answers.tool_format
+    return ApiConfig(
+        tool_format=None if wanted == "auto" else ToolFormat(wanted),
+        splits_reasoning=config.answers.split_reasoning,
+    )
 
 
 async def _stop(http: HttpServer, signals: StopSignals, drain_s: float) -> None:

@@ -24,6 +24,7 @@ Mode = Literal["disaggregated", "colocated", "adaptive"]
 PrefillPolicyName = Literal["fcfs-budget", "sjf-aging", "edf-slack", "buckets"]
 DecodePolicyName = Literal["max-batch", "tpot-cap", "slack-batch", "static"]
 Headroom = Literal["greedy", "reserve-static", "reserve-dynamic"]
+ToolFormatName = Literal["auto", "hermes", "llama3", "mistral", "pythonic"]
 RouterName = Literal[
     "predicted", "least-loaded", "power-of-two", "round-robin", "random", "prefix-affinity"
 ]
@@ -214,6 +215,17 @@ API_KEY_VARIABLE = (
 )
 
 
+class AnswerConfig(ConfigStruct, frozen=True):
+    """How a model's answers are to be read."""
+
+    tool_format: Annotated[
+        ToolFormatName, Meta(description="how it writes tool calls; auto: as its chat template")
+    ] = "auto"
+    split_reasoning: Annotated[
+        bool, Meta(description="text between <think> and </think> becomes reasoning_content")
+    ] = False
+
+
 class AccessConfig(ConfigStruct, frozen=True):
     """Who may ask, and what is written down about it."""
 
@@ -236,6 +248,7 @@ class CoordinatorConfig(ConfigStruct, frozen=True):
         Count, Meta(description="requests on nodes before new ones are refused, or wait")
     ] = 1024
     checkpoint: ModelConfig = ModelConfig()
+    answers: AnswerConfig = AnswerConfig()
     routing: RoutingConfig = RoutingConfig()
     access: AccessConfig = AccessConfig()
     timeouts: Timeouts = Timeouts()

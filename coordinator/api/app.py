@@ -10,6 +10,7 @@ from aiohttp import web
 
 from coordinator.api import information
 from coordinator.api.chat import chat_completions
+from coordinator.api.chat_parts import PartsOptions
 from coordinator.api.completions import completions
 from coordinator.api.config import ApiConfig
 from coordinator.api.context import CONTEXT, ApiContext
@@ -56,6 +57,7 @@ def create_app(
         metrics=metrics,
         classes=classes or parse_slo_classes(DEFAULT_CLASSES, DEFAULT_CLASS),
         tenants=tenants or Tenants(None, None, model_names[0], clock),
+        parts=PartsOptions(config.tool_format or tokenizer.tool_format, config.splits_reasoning),
         clock=clock,
     )
     app.add_routes(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
+from coordinator.api.chat_parts import PartsOptions
 from coordinator.api.config import ApiConfig
 from coordinator.api.in_flight import InFlight
 from coordinator.api.observer import Observer, RequestSummary
@@ -34,6 +35,7 @@ class ApiContext:
     metrics: Callable[[], bytes]
     classes: ServiceClasses
     tenants: Tenants
+    parts: PartsOptions
     clock: Clock
     in_flight: InFlight = field(default_factory=InFlight)
 

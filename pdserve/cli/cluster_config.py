@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from pdserve.config import (
     AccessConfig,
+    AnswerConfig,
     ConfigStruct,
     Count,
     EngineConfig,
@@ -59,6 +60,7 @@ class ClusterConfig(ConfigStruct, frozen=True):
     engine: EngineConfig = EngineConfig()
     profile: ProfileConfig = ProfileConfig()
     policy: PolicyConfig = PolicyConfig()
+    answers: AnswerConfig = AnswerConfig()
     routing: RoutingConfig = RoutingConfig()
     access: AccessConfig = AccessConfig()
     handoff: HandoffConfig = HandoffConfig()

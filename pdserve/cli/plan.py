@@ -56,6 +56,7 @@ def plan_cluster(
         mode=config.mode,
         max_inflight=config.max_inflight,
         checkpoint=config.checkpoint,
+        answers=config.answers,
         routing=config.routing,
         access=config.access,
         timeouts=config.timeouts,
