@@ -43,6 +43,11 @@ class GrammarChecker:
         self._verdicts: OrderedDict[str, str] = OrderedDict()  # grammar |-> its fault; empty: none
         self._given_up: list[Future[str]] = []
 
+    def begin(self) -> None:
+        """Make the vocabulary. It holds the interpreter lock: best before there are requests."""
+        if self._vocabulary is None:
+            self._vocabulary = self._threads.submit(partial(_vocabulary_of, self._tokenizer))
+
     async def checked(self, make: Callable[[], str], param: str) -> str:
         """The grammar that `make` makes, in a thread.
 
@@ -53,10 +58,8 @@ class GrammarChecker:
         self._given_up = [work for work in self._given_up if not work.done()]
         if len(self._given_up) >= _MAX_GIVEN_UP:
             raise Overloaded(_TOO_MANY)
-        if self._vocabulary is None:
-            self._vocabulary = self._threads.submit(partial(_vocabulary_of, self._tokenizer))
         try:
-            vocabulary = await asyncio.shield(asyncio.wrap_future(self._vocabulary))
+            vocabulary = await self._ready()
         except TokenizerError as error:
             raise InvalidRequest(f"{param!r} cannot be enforced: {error.message}", param) from error
         grammar = await self._within(self._threads.submit(make), None)
@@ -75,6 +78,11 @@ class GrammarChecker:
         if fault:
             raise InvalidRequest(f"{param!r} cannot be enforced: {fault}", param)
         return grammar
+
+    async def _ready(self) -> Vocabulary:
+        self.begin()
+        assert self._vocabulary is not None
+        return await asyncio.shield(asyncio.wrap_future(self._vocabulary))
 
     async def _within(self, work: Future[str], grammar: str | None) -> str:
         """Its result; when it is late, that of a grammar that takes too long."""
