@@ -44,8 +44,8 @@ class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
     json_schema: JsonSchemaFormat | None = None
 
 
-MAX_CHOICES = 4096
-Choices = Annotated[list[str], Meta(min_length=1, max_length=MAX_CHOICES)]
+MAX_ANSWERS = 4096  # to choose from
+AnswerList = Annotated[list[str], Meta(min_length=1, max_length=MAX_ANSWERS)]
 
 
 class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True, rename={"json_": "json"}):
@@ -54,7 +54,7 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True, rename
     json_: dict[str, Any] | str | None = None
     json_object: bool | None = None
     regex: str | None = None
-    choice: Choices | None = None
+    choice: AnswerList | None = None
     grammar: str | None = None
 
 
@@ -88,7 +88,7 @@ class GenerationFields(Struct, kw_only=True):
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None  # these are its older names
     guided_regex: str | None = None
-    guided_choice: Choices | None = None
+    guided_choice: AnswerList | None = None
     guided_grammar: str | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     slo_class: str | None = None  # which of the cluster's service classes it is of

@@ -23,7 +23,7 @@ from pdserve.grammar import (
     new_matcher,
 )
 
-CHECK_S = 2.0
+CHECK_S = 5.0  # usually a millisecond; it holds up nobody
 _NUM_THREADS = 2
 _MAX_GIVEN_UP = 4  # checks that still run though nobody waits for them
 _MAX_REMEMBERED = 256

@@ -16,7 +16,7 @@ from coordinator.text import ChatTemplate, Tokenizer
 from coordinator.text.grammars import checker as checker_module
 from coordinator.text.grammars.checker import GrammarChecker
 from coordinator.text.parts import ToolFormat
-from pdserve.errors import InvalidRequest, Overloaded
+from pdserve.errors import GrammarFailed, InvalidRequest, Overloaded
 from pdserve.grammar import Vocabulary, make_vocabulary, new_matcher
 from tests.unit.coordinator_api import made_tokenizers as made
 from tests.unit.coordinator_api.fakes import EOS, FakeGenerator, Harness, served, tiny_tokenizer
@@ -282,6 +282,15 @@ async def test_reasoning_comes_before_what_is_wanted(thinks: bool, special: bool
         assert takes(sent(api), reasoned, tokenizer) is (thinks or special is not None)
         assert not takes(sent(api), begin + "Well.\n</think>\n\nHello", tokenizer)
         assert takes(sent(api), '{"x": 1}', tokenizer) is not thinks
+
+
+async def test_a_grammar_that_fails_later_is_the_clients_fault() -> None:
+    generator = FakeGenerator(script=lambda _: [GrammarFailed("no mask within 2 s")])
+    async with served(generator) as api, api.chat(guided_regex="a+") as response:
+        answer = await response.json()
+    assert response.status == 400
+    assert answer["error"]["code"] == "grammar_failed"
+    assert "no mask" in answer["error"]["message"]
 
 
 # ---- hostile grammars ----------------------------------------------------------------------------
