@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.batch import Batch, build_batch
-from pdserve.engine.grammar import GrammarProgress
+from pdserve.engine.grammar import GrammarProgress, no_vocabulary
 from pdserve.engine.kv_cache import KvCache
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.decoder import Decoder
@@ -27,16 +27,16 @@ class ModelRunner:
         self,
         model: Decoder,
         kv_cache: KvCache,
-        grammars: GrammarProgress,
         eos_token_ids: frozenset[int] | None = None,
+        grammars: GrammarProgress | None = None,
     ) -> None:
         """Put a model and its pool together.
 
         Args:
             model: on the pool's device, and of its dtype.
             kv_cache: of the model's layout.
-            grammars: of the model's vocabulary.
             eos_token_ids: tokens that `min_tokens` holds back; None: those of the model's config.
+            grammars: over the model's vocabulary; None: requests that have one fail.
         """
         layout = model.config.kv_layout(kv_cache.layout.block_size, kv_cache.layout.dtype)
         assert layout == kv_cache.layout, "the pool was laid out for another model"
@@ -44,7 +44,7 @@ class ModelRunner:
         self.model_s = 0.0  # spent in the model itself, over all steps
         self._model = model
         self._kv_cache = kv_cache
-        self._grammars = grammars
+        self._grammars = grammars or GrammarProgress(no_vocabulary)
         self._eos_token_ids = model.config.eos_token_ids if eos_token_ids is None else eos_token_ids
 
     @torch.inference_mode()

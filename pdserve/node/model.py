@@ -92,7 +92,7 @@ def load_runner(
         load_vocabulary, plan.checkpoint.path, model.vocab_size, model.eos_token_ids
     )
     grammars = GrammarProgress(vocabulary, _native.num_threads())
-    runner = ModelRunner(decoder, kv_cache, grammars)
+    runner = ModelRunner(decoder, kv_cache, grammars=grammars)
     runner.warmup(min(WARMUP_TOKENS, plan.max_model_len))
     return runner
 

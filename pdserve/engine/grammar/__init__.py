@@ -7,6 +7,6 @@ from its tokens, on whichever node they were sampled.
 from __future__ import annotations
 
 from pdserve.engine.grammar.masks import TokenMasks
-from pdserve.engine.grammar.progress import GrammarProgress
+from pdserve.engine.grammar.progress import GrammarProgress, no_vocabulary
 
-__all__ = ["GrammarProgress", "TokenMasks"]
+__all__ = ["GrammarProgress", "TokenMasks", "no_vocabulary"]

@@ -25,6 +25,11 @@ MASK_S = 2.0  # for one answer in one step, which takes microseconds as a rule, 
 _NAME = "grammar"
 
 
+def no_vocabulary() -> Vocabulary:
+    """For an engine without a tokenizer. Raises TokenizerError."""
+    raise TokenizerError("this engine was given no vocabulary to follow grammars over")
+
+
 @dataclass(slots=True, eq=False)
 class _Answer:
     """One request's position; None before the first token."""

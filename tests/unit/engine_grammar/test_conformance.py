@@ -7,10 +7,18 @@ import json
 from typing import Any
 
 import jsonschema
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coordinator.text.grammars import AnswerGrammar, Output, OutputKind
+from coordinator.text.grammars import (
+    AnswerGrammar,
+    CallGrammar,
+    OfferedTool,
+    Output,
+    OutputKind,
+)
+from coordinator.text.parts import ToolFormat
 from tests.unit.engine_grammar.answers import DemoModel
 from tests.unit.engine_grammar.schemas import schemas
 
@@ -50,3 +58,41 @@ def test_answers_are_instances_of_their_schemas(
             validator.validate(answer)
     whole = sum(demo.is_whole(request) for request in requests)
     assert whole > len(requests) / 2, "most answers come to an end"
+
+
+TOOLS: dict[str, dict[str, Any] | None] = {
+    "move": {
+        "$defs": {"axis": {"enum": ["x", "y"]}},
+        "properties": {"axis": {"$ref": "#/$defs/axis"}, "by": {"type": "integer"}},
+        "required": ["axis"],
+        "additionalProperties": False,
+    },
+    "say": {
+        "properties": {"text": {"type": "string", "maxLength": 20}},
+        "required": ["text"],
+        "additionalProperties": False,
+    },
+    "stop": None,
+}
+
+
+@pytest.mark.parametrize("tool_format", [f for f in ToolFormat if f is not ToolFormat.PYTHONIC])
+def test_calls_are_read_as_calls_of_the_functions(demo: DemoModel, tool_format: ToolFormat) -> None:
+    """By the parsers that answers go through, and with arguments of the functions' schemas."""
+    tools = [OfferedTool(name, schema, "tools") for name, schema in TOOLS.items()]
+    calls = CallGrammar(tool_format, tools, is_single=False, special_id=lambda _: None)
+    grammar = AnswerGrammar(calls=calls).text()
+    requests = [demo.request(grammar, seed, f"t{next(_ids)}", max_tokens=400) for seed in range(20)]
+    demo.run(requests)
+    called: set[str] = set()
+    for request in filter(demo.is_whole, requests):
+        parser = tool_format.parser()
+        parts = parser.push(demo.text(request)) + parser.finish()
+        assert parts.content == ""
+        names = {piece.index: piece.name for piece in parts.calls if piece.name}
+        for index, name in names.items():
+            text = "".join(piece.arguments for piece in parts.calls if piece.index == index)
+            schema = TOOLS[name] or {"additionalProperties": False}
+            jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+        called |= set(names.values())
+    assert called == set(TOOLS)

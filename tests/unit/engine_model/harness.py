@@ -50,7 +50,6 @@ class Node:
 
     model: Decoder
     kv_cache: KvCache
-    grammars: GrammarProgress
     runner: ModelRunner
     free: list[int] = field(default_factory=list)
 
@@ -74,8 +73,8 @@ class Node:
         grammars = GrammarProgress(
             partial(load_vocabulary, path, config.vocab_size, config.eos_token_ids)
         )
-        runner = ModelRunner(model, kv_cache, grammars)
-        return cls(model, kv_cache, grammars, runner, list(range(num_blocks)))
+        runner = ModelRunner(model, kv_cache, grammars=grammars)
+        return cls(model, kv_cache, runner, list(range(num_blocks)))
 
     def step(self, rows: Sequence[Scheduled]) -> list[SampledToken | None]:
         """One step as the engine does it: blocks, execute, advance."""

@@ -56,7 +56,7 @@ def test_damaged_kv_is_blamed_on_its_request_and_the_others_go_on(node: Node) ->
 
 def test_warmup_leaves_the_model_as_it_was(node: Node) -> None:
     node.runner.warmup(100)
-    fresh = ModelRunner(node.model, node.kv_cache, node.grammars)
+    fresh = ModelRunner(node.model, node.kv_cache)
     request = make_request(make_prompt(30))
     node.generate([request], 5)
     node.runner = fresh
