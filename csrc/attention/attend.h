@@ -146,13 +146,12 @@ private:
         } else {
             compute(tile_start, tile, ValuesInPlace<T>{tile.values}, next);
         }
+        next.prefetcher.ask_rest();
     }
 
-    // The lines of the next tile are asked for at an even pace: about half of them here, the others
-    // while values are added.
     void pack_keys(const TileRows<T>& tile, Prefetcher& next) {
         for (int k = 0; k < tile.last; k += kTransposeSize) {
-            pack_16_keys(tile.keys + k, call_.head_dim, next, 20, packed_keys() + k);
+            pack_16_keys(tile.keys + k, call_.head_dim, next, packed_keys() + k);
         }
     }
 
@@ -173,7 +172,7 @@ private:
             }
             weigh<kQueries, kIsPair>(scratch_.scores, call_.scale * kLog2E, num_keys,
                 run_.maxima + q, run_.totals + q * kSumLanes, scratch_.decays);
-            add<kQueries>(q, {tile.first, last, 1}, values, next.prefetcher);
+            add<kQueries>(q, {tile.first, last}, values, next.prefetcher);
         });
     }
 
@@ -189,9 +188,9 @@ private:
     }
 
     template <int Q, class Values>
-    PDSERVE_INLINE void add(int q, UnitRange units, const Values& values, Prefetcher& next) {
+    PDSERVE_INLINE void add(int q, Range units, const Values& values, Prefetcher& next) {
         constexpr bool kIsInPlace = !std::is_same_v<Values, PackedValues<U>>;
-        if constexpr (kIsPair) units = {units.first / 2, (units.last + 1) / 2, 2};
+        if constexpr (kIsPair) units = {units.first / 2, (units.last + 1) / 2};
         const U* weights = reinterpret_cast<const U*>(scratch_.scores);
         float* sums = run_.sums + static_cast<int64_t>(q) * padded_dim_;
         for_columns<kIsPair ? 4 : columns_for(Q), kIsPair && kIsInPlace ? 2 : 1>(

@@ -7,23 +7,29 @@
 namespace pdserve::attention {
 namespace {
 
+// A tile has 8 lines for each quarter of a block of keys that is transposed. Most are asked for
+// there, the others while values are added: at about an even pace for few queries, which have most
+// to wait for.
+constexpr int kLinesAtPacking = 5;
+constexpr int kLinesAtAdding = 3;
+
 // packed[u * kTileKeys + k] = unit u of keys[k], for the 16 keys at `keys`. Meanwhile the next
-// tile's memory is asked for, `num_lines` at a time.
+// tile's memory is asked for.
 template <class T>
-void pack_16_keys(const T* const* keys, int head_dim, Prefetcher& next, int num_lines,
+void pack_16_keys(const T* const* keys, int head_dim, Prefetcher& next,
     typename Unit<T>::type* packed) {
     constexpr int kElements = 4 / sizeof(T);  // in 32 bits
     const char* cursors[kTransposeSize];
     for (int k = 0; k < kTransposeSize; ++k) cursors[k] = reinterpret_cast<const char*>(keys[k]);
+    const auto ask = [&] { next.ask(kLinesAtPacking); };
     int d = 0;
     for (; d + kTransposeSize * kElements <= head_dim; d += kTransposeSize * kElements) {
-        next.ask(num_lines);
         if constexpr (kElements == 1 || Unit<T>::is_pair) {
             auto* target = reinterpret_cast<uint32_t*>(packed + d / kElements * kTileKeys);
-            transpose16(cursors, target, kTileKeys);
+            transpose16(cursors, target, kTileKeys, ask);
         } else {
             alignas(64) uint32_t pairs[kTransposeSize * kTransposeSize];
-            transpose16(cursors, pairs, kTransposeSize);
+            transpose16(cursors, pairs, kTransposeSize, ask);
             for (int u = 0; u < kTransposeSize; ++u) {
                 float* low = packed + (d + 2 * u) * kTileKeys;
                 for (int k = 0; k < kTransposeSize; k += kLanes) {

@@ -6,6 +6,7 @@
 
 #include "pack.h"
 #include "scratch.h"
+#include "seeing.h"
 
 namespace pdserve::attention {
 namespace {
@@ -119,18 +120,11 @@ struct ValuesInPlace {
     }
 };
 
-// Which units of a tile are added, and how many lines of the next are asked for with each.
-struct UnitRange {
-    int first;
-    int last;
-    int num_lines;
-};
-
 // sums[q * sum_stride + d] is multiplied by decays[q], and gets the sum over units u of
 // weights[q * kTileKeys + u] * value[u][d] added, for Q queries and C vectors of dimensions d, units
 // in ascending order.
 template <int Q, int C, class U, class Values>
-PDSERVE_INLINE void add_values(const U* weights, const Values& values, UnitRange units,
+PDSERVE_INLINE void add_values(const U* weights, const Values& values, Range units,
     Prefetcher& next, int64_t column, const float* decays, float* sums, int64_t sum_stride) {
     FloatLanes totals[Q][C];
 #pragma GCC unroll 8
@@ -143,7 +137,7 @@ PDSERVE_INLINE void add_values(const U* weights, const Values& values, UnitRange
     for (int u = units.first; u < units.last; ++u) {
         decltype(load(weights)) lanes[C];
         values.load_columns(u, column, lanes);
-        next.ask(units.num_lines);
+        next.ask(kLinesAtAdding);
 #pragma GCC unroll 8
         for (int q = 0; q < Q; ++q) {
             const auto weight = splat(weights[q * kTileKeys + u]);

@@ -55,6 +55,8 @@ public:
         }
     }
 
+    void ask_rest() { ask(INT32_MAX); }
+
 private:
     struct Span {
         const char* start;
