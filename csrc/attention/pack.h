@@ -21,7 +21,7 @@ void pack_16_keys(const T* const* keys, int head_dim, Prefetcher& next,
     constexpr int kElements = 4 / sizeof(T);  // in 32 bits
     const char* cursors[kTransposeSize];
     for (int k = 0; k < kTransposeSize; ++k) cursors[k] = reinterpret_cast<const char*>(keys[k]);
-    const auto ask = [&] { next.ask(kLinesAtPacking); };
+    const auto ask = [&] { next.ask<kLinesAtPacking>(); };
     int d = 0;
     for (; d + kTransposeSize * kElements <= head_dim; d += kTransposeSize * kElements) {
         if constexpr (kElements == 1 || Unit<T>::is_pair) {

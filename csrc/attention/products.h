@@ -137,7 +137,7 @@ PDSERVE_INLINE void add_values(const U* weights, const Values& values, Range uni
     for (int u = units.first; u < units.last; ++u) {
         decltype(load(weights)) lanes[C];
         values.load_columns(u, column, lanes);
-        next.ask(kLinesAtAdding);
+        next.ask<kLinesAtAdding>();
 #pragma GCC unroll 8
         for (int q = 0; q < Q; ++q) {
             const auto weight = splat(weights[q * kTileKeys + u]);
