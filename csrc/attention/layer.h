@@ -31,9 +31,9 @@ struct Step {
     const int64_t* slots;  // [num_tokens]
 };
 
-// Rows of the batch, ascending; null: all of them.
+// Rows of the batch, ascending.
 struct RowChoice {
-    const int64_t* rows = nullptr;
+    const int64_t* rows = nullptr;  // null: all of them
     int64_t num_rows = 0;
 };
 
