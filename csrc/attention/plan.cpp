@@ -18,7 +18,7 @@ namespace {
 
 // Enough queries a work item that packing its keys costs little beside using them; few enough that
 // their sums stay in the L2 cache. The fewest is for when there would be too few items to share.
-constexpr int kMostQueriesPerItem = 96;
+constexpr int kMostQueriesPerItem = 192;
 constexpr int kFewestQueriesPerItem = 24;
 constexpr int64_t kItemsPerThread = 4;
 constexpr int32_t kAllRuns = INT32_MAX / kRunKeys;
