@@ -52,6 +52,23 @@ def write_kv(
 ) -> None:
     """Store keys and values of one layer at their slots."""
 
+def rms_norm(
+    x: Tensor,  # [num_rows, size] float32, contiguous
+    weight: Tensor,  # [size] float32
+    eps: float,
+    out: Tensor,  # shape of x, float32 or bfloat16, contiguous
+    variant: str = "",  # one of kernel_variants(), for tests
+) -> None:
+    """Scale rows to a root mean square of 1, then by `weight`; rounded once, into `out`."""
+
+def look_up_rows(
+    table: Tensor,  # [num_entries, size] float32 or bfloat16, contiguous
+    ids: Tensor,  # [num_rows] int64
+    out: Tensor,  # [num_rows, size] float32, contiguous
+    variant: str = "",  # one of kernel_variants(), for tests
+) -> None:
+    """Copy rows of a table, widened to float32, into `out`."""
+
 def bump_generations(
     generations: NDArray[np.uint64] | Tensor,  # [num_blocks]
     ids: NDArray[np.int32] | NDArray[np.int64] | Tensor,
