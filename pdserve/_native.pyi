@@ -52,6 +52,24 @@ def write_kv(
 ) -> None:
     """Store keys and values of one layer at their slots."""
 
+def rotate_and_write(
+    qkv: Tensor,  # [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], strided but the last
+    num_heads: int,
+    q_norm: Tensor | None,  # [head_dim] float32; None: heads are not normalised
+    k_norm: Tensor | None,  # [head_dim] float32
+    norm_eps: float,
+    cos_sin: Tensor,  # [num_tokens, head_dim] float32: head_dim / 2 cosines, then the sines
+    kv_pool: Tensor,  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+    layer: int,
+    slot_mapping: Tensor,  # [num_tokens] int64, distinct
+    variant: str = "",  # one of kernel_variants(), for tests
+) -> None:
+    """Make queries (in place) and keys ready for attention; store keys and values at their slots.
+
+    Heads are scaled to a root mean square of 1 and by their norm's weights, then turned: each pair
+    (x[i], x[i + head_dim / 2]) by its angle. Rounded once, at the end.
+    """
+
 def rms_norm(
     x: Tensor,  # [num_rows, size] float32, contiguous
     weight: Tensor,  # [size] float32
