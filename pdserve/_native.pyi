@@ -5,9 +5,13 @@ Every function checks its arguments before it touches memory: TypeError for a wr
 message names the argument, what was expected and what was found.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+
+from pdserve.engine.native.weights import NativeWeights
 
 def cpu_features() -> dict[str, bool]:
     """Instruction set extensions: avx2 (with FMA), avx512f (with BW, DQ, VL), avx512_bf16,
@@ -86,6 +90,47 @@ def look_up_rows(
     variant: str = "",  # one of kernel_variants(), for tests
 ) -> None:
     """Copy rows of a table, widened to float32, into `out`."""
+
+class Decoder:
+    """A model on the CPU: one call computes a step."""
+
+    def __init__(
+        self,
+        weights: NativeWeights,  # held, and read at every step
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        norm_eps: float,
+        sliding_windows: list[int],  # tokens, of each layer; 0: none
+        inverse_frequencies: Tensor,  # [head_dim / 2] float32, radians a position
+        rope_scale: float,  # of cosines and sines
+        variant: str = "",  # one of kernel_variants(), for tests
+    ) -> None: ...
+    def logits(
+        self,
+        token_ids: Tensor,  # [num_tokens] int64
+        query_start: Tensor,  # [num_requests + 1] int32, cumulative rows
+        context_lens: Tensor,  # [num_requests] int32, KV tokens including the request's own rows
+        block_tables: Tensor,  # [num_requests, max_blocks] int32
+        sampled_rows: Tensor,  # [num_sampled] int64, ascending
+        kv_pool: Tensor,  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+        out: Tensor,  # [num_sampled, vocab_size] float32
+        ends: list[int] = [],
+        done: Callable[[int], None] | None = None,
+    ) -> None:
+        """Compute a step: keys and values into the pool, scores of the sampled rows into `out`.
+
+        The lock of the interpreter is taken only to call `done`, with each number of layers in
+        `ends` whose keys and values were written. What `done` raises ends the step.
+
+        Raises:
+            RuntimeError: another step of this decoder is running.
+        """
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Memory for activations, as large as the largest step so far has needed."""
 
 def bump_generations(
     generations: NDArray[np.uint64] | Tensor,  # [num_blocks]

@@ -52,7 +52,7 @@ void Forward::run(const Inputs& inputs, const Written& written) {
         write_kv(layer, index);
         if (written) written(index + 1);
         if (index == last && inputs.sampled.num_rows == 0) return;
-        attend(layer, index, index == last ? last_plan_ : plan_of(layer));
+        attend(index, index == last ? last_plan_ : plan_of(layer));
         if (index == last) keep_rows(inputs.sampled);
         finish_layer(layer);
     }
@@ -64,6 +64,7 @@ void Forward::make_plans(const Inputs& inputs) {
     for (WindowPlan& window : plans_) {
         window.plan.make(step_, pool_, num_heads, window.sliding_window);
     }
+    if (inputs.sampled.num_rows == 0) return;
     const int last_window = model_.layers.back().sliding_window;
     last_plan_.make(step_, pool_, num_heads, last_window, inputs.sampled);
 }
@@ -89,12 +90,12 @@ void Forward::write_kv(const Layer& layer, int index) {
     attention::rotate_and_write(step_, pool_, index, rows, variant_);
 }
 
-void Forward::attend(const Layer& layer, int index, attention::Plan& plan) {
-    (void)layer;
+void Forward::attend(int index, attention::Plan& plan) {
     const attention::QueryRows query{
         buffers_.qkv, model_.sizes.qkv_width(), model_.sizes.head_dim};
-    const float scale = 1.0f / std::sqrt(static_cast<float>(model_.sizes.head_dim));
-    attention::attend(plan, index, query, buffers_.attended, scale, variant_);
+    const double scale = 1.0 / std::sqrt(static_cast<double>(model_.sizes.head_dim));
+    attention::attend(
+        plan, index, query, buffers_.attended, static_cast<float>(scale), variant_);
 }
 
 // Moves the rows to the front of what the rest of the layer reads. They are ascending.

@@ -45,7 +45,7 @@ private:
     void make_plans(const Inputs& inputs);
     attention::Plan& plan_of(const Layer& layer);
     void write_kv(const Layer& layer, int index);
-    void attend(const Layer& layer, int index, attention::Plan& plan);
+    void attend(int index, attention::Plan& plan);
     void keep_rows(const attention::RowChoice& rows);
     void finish_layer(const Layer& layer);
     void compute_logits(float* logits);

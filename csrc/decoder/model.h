@@ -12,7 +12,6 @@ struct Sizes {
     int64_t vocab;
     int64_t hidden;
     int64_t inner;  // of the MLP
-    int64_t num_layers;
     int64_t num_heads;
     int64_t num_kv_heads;
     int64_t head_dim;
