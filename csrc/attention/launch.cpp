@@ -4,14 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
 
 #include "../build_name.h"
 #include "../cpu.h"
+#include "../scratch_buffer.h"
 #include "../tensor_view.h"
 #include "../thread_pool.h"
 #include "batch_view.h"
@@ -33,29 +32,6 @@ namespace {
 constexpr int kMostQueriesPerItem = 96;
 constexpr int kFewestQueriesPerItem = 24;
 constexpr int64_t kItemsPerThread = 4;
-
-// One buffer a thread, as large as the largest item it has had.
-class ThreadScratch {
-public:
-    void* at_least(size_t num_bytes) {
-        if (num_bytes > num_bytes_) {
-            num_bytes_ = (num_bytes + 63) / 64 * 64;
-            buffer_.reset(std::aligned_alloc(64, num_bytes_));
-            if (!buffer_) {
-                num_bytes_ = 0;
-                throw std::bad_alloc();
-            }
-        }
-        return buffer_.get();
-    }
-
-private:
-    struct Free {
-        void operator()(void* pointer) const { std::free(pointer); }
-    };
-    std::unique_ptr<void, Free> buffer_;
-    size_t num_bytes_ = 0;
-};
 
 // What is costliest comes first, so that no thread is left with it at the end: the requests with
 // the longest contexts, and of each request the rows that see most.
@@ -91,7 +67,7 @@ void launch(const Call& call, int64_t num_requests, AttendFunction attend) {
     ThreadPool& pool = ThreadPool::instance();
     const std::vector<WorkItem> items = work_items(call, num_requests, pool.num_threads());
     pool.parallel_for(static_cast<int64_t>(items.size()), [&](int64_t i) {
-        static thread_local ThreadScratch scratch;
+        static thread_local ScratchBuffer scratch;
         const int num_queries = items[i].num_rows * (call.num_heads / call.num_kv_heads);
         const size_t num_bytes = Scratch(nullptr, num_queries, call.head_dim).num_bytes;
         attend(call, items[i], scratch.at_least(num_bytes));
