@@ -7,6 +7,7 @@
 #include "cpu.h"
 #include "decoder/bind.h"
 #include "generations.h"
+#include "linear/launch.h"
 #include "rows/launch.h"
 #include "shared_memory.h"
 #include "thread_pool.h"
@@ -17,6 +18,7 @@ NB_MODULE(_native, m) {
     pdserve::bind_cpu(m);
     pdserve::bind_threads(m);
     pdserve::bind_attention(m);
+    pdserve::bind_linear(m);
     pdserve::bind_rows(m);
     pdserve::bind_decoder(m);
     pdserve::bind_generations(m);

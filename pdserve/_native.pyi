@@ -5,6 +5,7 @@ Every function checks its arguments before it touches memory: TypeError for a wr
 message names the argument, what was expected and what was found.
 """
 
+from typing import Protocol
 from collections.abc import Callable
 
 import numpy as np
@@ -55,6 +56,52 @@ def write_kv(
     slot_mapping: Tensor,  # [num_tokens] int64, distinct
 ) -> None:
     """Store keys and values of one layer at their slots."""
+
+class PackedMatrix(Protocol):
+    """What is read of a pdserve.engine.native.linear.PackedLinear."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def num_out(self) -> int: ...
+    @property
+    def num_in(self) -> int: ...
+    @property
+    def is_gated(self) -> bool: ...
+    @property
+    def weights(self) -> Tensor: ...  # [packed_size(...)[0]] uint8, aligned to 64 bytes
+    @property
+    def scales(self) -> Tensor | None: ...  # [packed_size(...)[1]] float32
+    @property
+    def bias(self) -> Tensor | None: ...  # [packed_size(...)[1]] float32
+
+def packed_size(kind: str, num_out: int, num_in: int, is_gated: bool) -> tuple[int, int]:
+    """Bytes of a packed matrix, and its outputs padded to whole panels."""
+
+def pack_linear_rows(
+    packed: PackedMatrix,
+    first_row: int,
+    rows: Tensor,  # [num_rows, num_in] float32 or bfloat16, strided but the last
+) -> None:
+    """Put rows of a weight matrix into their places in a packed one, and zeros beside the last.
+
+    Different rows may be packed at the same time, from different tensors.
+
+    Raises:
+        ValueError: also if a value is not finite and the kind is int8.
+    """
+
+def linear(
+    x: Tensor,  # [num_rows, num_in] float32 or bfloat16, strided but the last
+    packed: PackedMatrix,
+    out: Tensor,  # [num_rows, num_out], or half as many columns if gated; strided but the last
+    result: str = "store",  # store, store_float, add (both into float32), or gated_silu
+    variant: str = "",  # one of kernel_variants(), for tests
+) -> None:
+    """x times a packed matrix, into `out`.
+
+    The bits of a row depend on that row of x alone: not on the number of rows or the threads.
+    """
 
 def rotate_and_write(
     qkv: Tensor,  # [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], strided but the last
