@@ -5,8 +5,8 @@ Every function checks its arguments before it touches memory: TypeError for a wr
 message names the argument, what was expected and what was found.
 """
 
-from typing import Protocol
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray

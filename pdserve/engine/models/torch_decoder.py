@@ -53,9 +53,7 @@ class TorchDecoder:
         )
         return functional.linear(normed, self._weights.lm_head).float()
 
-    def _forward(
-        self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None
-    ) -> Tensor:
+    def _forward(self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None) -> Tensor:
         """[num_tokens, hidden_size], before the final norm."""
         hidden = functional.embedding(batch.token_ids, self._weights.embedding)
         cos, sin = self._rope.cos_sin(batch.positions, hidden.dtype)
