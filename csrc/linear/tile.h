@@ -12,9 +12,9 @@
 namespace pdserve::linear {
 namespace {
 
-// What the registers hold: sums, a unit of weights, and an element of x in all lanes. 6 x 4 reads
-// weights from the cache less smoothly than 12 x 2, but is less troubled by rows of x that lie
-// a multiple of 4 KiB apart.
+// Panels done together: what the registers hold of sums, a unit of weights, and an element of x in
+// all lanes. 6 rows x 4 panels are less troubled than 12 x 2 by rows of x that lie a multiple of
+// 4 KiB apart.
 constexpr int kWidestTile = kLanes == 16 ? 4 : 1;
 constexpr int max_tile_rows(int num_panels) {
     return kLanes == 16 ? (num_panels > 2 ? 6 : 12) : kLanes == 8 ? 6 : 2;
@@ -86,28 +86,30 @@ void sum_tile(const Tile& tile) {
     const uint8_t* next = tile.next;
     RowCursor<kRows> rows(tile.x, tile.x_row_bytes);
     FloatLanes totals[kRows][kVectors] = {};
-    for (int64_t u = 0; u < tile.num_units; ++u, unit += Reader::kUnitBytes) {
-        typename Reader::Lanes lanes[kPanels][Reader::kSteps][kPanelVectors];
+    for (int64_t u = 0; u < tile.num_units; ++u, unit += kUnitBytes) {
+        if constexpr (kAhead == Ahead::kStream) {
 #pragma GCC unroll 4
-        for (int p = 0; p < kPanels; ++p) {
-            Reader::read(unit + p * tile.panel_bytes, lanes[p]);
-            if constexpr (kAhead == Ahead::kStream) {
+            for (int p = 0; p < kPanels; ++p) {
                 prefetch(unit + p * tile.panel_bytes + kStreamDistance, 1);
             }
-        }
-        if constexpr (kAhead == Ahead::kNext) {
+        } else {
             prefetch(next, 128);
             next += tile.next_step;
         }
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int step = 0; step < Reader::kSteps; ++step) {
+            typename Reader::Lanes lanes[kPanels][kPanelVectors];
+#pragma GCC unroll 4
+            for (int p = 0; p < kPanels; ++p) {
+                Reader::read(unit + p * tile.panel_bytes, step, lanes[p]);
+            }
 #pragma GCC unroll 12
             for (int r = 0; r < kRows; ++r) {
                 const auto factor = splat(rows.template element<Scalar>(r, step));
 #pragma GCC unroll 8
                 for (int v = 0; v < kVectors; ++v) {
-                    totals[r][v] = multiply_add(totals[r][v], factor,
-                        lanes[v / kPanelVectors][step][v % kPanelVectors]);
+                    totals[r][v] = multiply_add(
+                        totals[r][v], factor, lanes[v / kPanelVectors][v % kPanelVectors]);
                 }
             }
         }
@@ -132,25 +134,21 @@ SumTileFunction pick_rows(int num_rows, std::integer_sequence<int, kIndex...>) {
     return kFunctions[num_rows - 1];
 }
 
-template <class Reader, int kPanels>
-SumTileFunction pick_ahead(int num_rows, Ahead ahead) {
-    constexpr int kMostRows = max_tile_rows(kPanels);
-    if (ahead == Ahead::kStream) {
-        constexpr int kFew = kMostRows < kMaxStreamingRows ? kMostRows : kMaxStreamingRows;
-        return pick_rows<Reader, kPanels, Ahead::kStream>(
-            num_rows, std::make_integer_sequence<int, kFew>{});
-    }
-    return pick_rows<Reader, kPanels, Ahead::kNext>(
-        num_rows, std::make_integer_sequence<int, kMostRows>{});
+template <class Reader, int kPanels, Ahead kAhead>
+SumTileFunction pick_panels(int num_rows) {
+    constexpr int kRows = max_tile_rows(kPanels);
+    constexpr int kFewRows = kRows < kMaxStreamingRows ? kRows : kMaxStreamingRows;
+    return pick_rows<Reader, kPanels, kAhead>(num_rows,
+        std::make_integer_sequence<int, kAhead == Ahead::kStream ? kFewRows : kRows>{});
 }
 
-template <class Reader>
-SumTileFunction pick_tile(int num_rows, int num_panels, Ahead ahead) {
+template <class Reader, Ahead kAhead>
+SumTileFunction pick_tile(int num_rows, int num_panels) {
     if constexpr (kWidestTile == 4) {
-        if (num_panels == 4) return pick_ahead<Reader, 4>(num_rows, ahead);
-        if (num_panels == 2) return pick_ahead<Reader, 2>(num_rows, ahead);
+        if (num_panels == 4) return pick_panels<Reader, 4, kAhead>(num_rows);
+        if (num_panels == 2) return pick_panels<Reader, 2, kAhead>(num_rows);
     }
-    return pick_ahead<Reader, 1>(num_rows, ahead);
+    return pick_panels<Reader, 1, kAhead>(num_rows);
 }
 
 }  // namespace
