@@ -15,7 +15,7 @@ constexpr int kMaxChunkPanels = 4;
 
 // One call. Everything is checked before it comes here.
 struct Call {
-    // [num_rows] rows of float32 or of pairs, as the kernel reads them; zeros up to a whole unit.
+    // Rows of float32, or of pairs of bfloat16; zeros up to a whole unit.
     const void* x;
     int64_t x_row_bytes;
 
@@ -39,11 +39,20 @@ struct WorkItem {
     int64_t num_panels;
 };
 
-using MultiplyFunction = void (*)(const Call& call, const WorkItem& item);
+// `scratch` is aligned to 64 bytes, and has room for the units of a chunk with an input (or a pair)
+// to each: kMaxChunkPanels * num_units * unit_inputs * 64 bytes are enough.
+using MultiplyFunction = void (*)(const Call& call, const WorkItem& item, uint8_t* scratch);
 
-// Rows as the kernels read them, from rows as they are: target is [num_rows, padded], whole units.
+// Rows as the kernels read them, from rows as they are: target is [rows.count, padded], where
+// `padded` is num_in in whole units.
+struct Rows {
+    const void* start;
+    int64_t stride;  // in elements
+    int64_t count;
+};
+
 using ConvertFunction = void (*)(
-    const void* source, int64_t source_stride, int64_t num_rows, int64_t num_in, void* target);
+    const Rows& rows, int64_t num_in, int64_t padded, void* target);
 
 struct ProductKernels {
     bool has_pairs;  // bfloat16 x is read in pairs, unless the weights are float32

@@ -1,11 +1,12 @@
 // The order of a packed matrix, the same for all instruction sets.
 //
 // 16 outputs make a panel, in which they stand side by side, so that a vector of weights meets one
-// element of x (or one pair) and every output has a lane of its own:
+// element of x (or one pair) and every output has a lane of its own. A unit is the cache line that
+// holds 1, 2 or 4 consecutive inputs of them:
 //     float32   [panels][num_in][16]
-//     bfloat16  [panels][pairs][16][2], two consecutive inputs to a pair
-//     int8      [panels][pairs][16][2], a panel padded to 64 bytes
-// What is not there is zero: outputs up to a whole panel, the second input of the last pair.
+//     bfloat16  [panels][num_in / 2][16][2]
+//     int8      [panels][num_in / 4][2][16][2]
+// What is not there is zero: outputs up to a whole panel, inputs up to a whole unit.
 // Gated: panel 2i holds 16 outputs of the upper half (gate), panel 2i + 1 the same 16 of the lower
 // half (up), each half padded to whole panels.
 //
@@ -20,11 +21,12 @@ enum class WeightType { kFloat32, kBFloat16, kInt8 };
 
 constexpr int kPanelOutputs = 16;
 
-// Counts of a matrix in panels, and in units: what stands together of one output, 1 or 2 inputs.
+constexpr int kUnitBytes = 64;
+
 struct Layout {
     int64_t num_panels;
-    int64_t num_units;   // of a panel
-    int64_t unit_bytes;  // for 16 outputs
+    int64_t num_units;  // of a panel
+    int unit_inputs;
     int64_t panel_bytes;
 };
 
@@ -35,9 +37,9 @@ namespace {
     const int64_t half = is_gated ? num_out / 2 : num_out;
     Layout layout;
     layout.num_panels = (half + kPanelOutputs - 1) / kPanelOutputs * (is_gated ? 2 : 1);
-    layout.num_units = type == WeightType::kFloat32 ? num_in : (num_in + 1) / 2;
-    layout.unit_bytes = type == WeightType::kInt8 ? 32 : 64;
-    layout.panel_bytes = (layout.num_units * layout.unit_bytes + 63) / 64 * 64;
+    layout.unit_inputs = type == WeightType::kFloat32 ? 1 : type == WeightType::kBFloat16 ? 2 : 4;
+    layout.num_units = (num_in + layout.unit_inputs - 1) / layout.unit_inputs;
+    layout.panel_bytes = layout.num_units * kUnitBytes;
     return layout;
 }
 

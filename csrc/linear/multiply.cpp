@@ -32,9 +32,9 @@ struct Form {
     int64_t element_bytes;
 };
 
-Form form_of(const Product& product, const ProductKernels& kernels) {
+Form form_of(const Product& product, const Layout& layout, const ProductKernels& kernels) {
     const WeightType type = product.matrix->type;
-    const bool has_whole_units = type == WeightType::kFloat32 || product.matrix->num_in % 2 == 0;
+    const bool has_whole_units = product.matrix->num_in % layout.unit_inputs == 0;
     if (product.is_bfloat16 && kernels.has_pairs && type != WeightType::kFloat32) {
         return {type == WeightType::kInt8 ? kernels.int8_by_pairs : kernels.bfloat16_by_pairs,
             kernels.pad_pairs, has_whole_units, 2};
@@ -54,14 +54,15 @@ void bring_x(const Product& product, const Form& form, ScratchBuffer& scratch, C
         return;
     }
     const int64_t num_in = product.matrix->num_in;
-    const int64_t row_bytes = (num_in + 1) / 2 * 2 * form.element_bytes;
+    const int64_t padded = call.layout.num_units * call.layout.unit_inputs;
+    const int64_t row_bytes = padded * form.element_bytes;
     auto* target = static_cast<uint8_t*>(scratch.at_least(product.num_rows * row_bytes));
     const int64_t source_bytes = product.x_stride * (product.is_bfloat16 ? 2 : 4);
     ThreadPool::instance().parallel_for(ceil_div(product.num_rows, kConvertRows), [&](int64_t i) {
         const int64_t first = i * kConvertRows;
-        const int64_t count = std::min(kConvertRows, product.num_rows - first);
-        form.convert(static_cast<const uint8_t*>(product.x) + first * source_bytes,
-            product.x_stride, count, num_in, target + first * row_bytes);
+        const Rows rows{static_cast<const uint8_t*>(product.x) + first * source_bytes,
+            product.x_stride, std::min(kConvertRows, product.num_rows - first)};
+        form.convert(rows, num_in, padded, target + first * row_bytes);
     });
     call.x = target;
     call.x_row_bytes = row_bytes;
@@ -123,13 +124,17 @@ void multiply(const Product& product, Variant variant) {
     call.out_stride = product.out_stride;
     call.num_columns = matrix.is_gated ? matrix.num_out / 2 : matrix.num_out;
 
-    static thread_local ScratchBuffer scratch;
-    const Form form = form_of(product, kernels);
-    bring_x(product, form, scratch, call);
+    static thread_local ScratchBuffer converted_x;
+    const Form form = form_of(product, call.layout, kernels);
+    bring_x(product, form, converted_x, call);
     ThreadPool& pool = ThreadPool::instance();
     const Split split = Split::of(call, product.num_rows, pool.num_threads());
-    pool.parallel_for(split.row_runs * split.panel_runs,
-        [&](int64_t i) { form.multiply(call, split.item(i)); });
+    const int64_t chunk_bytes =
+        kMaxChunkPanels * call.layout.num_units * call.layout.unit_inputs * kUnitBytes;
+    pool.parallel_for(split.row_runs * split.panel_runs, [&](int64_t i) {
+        static thread_local ScratchBuffer chunk;
+        form.multiply(call, split.item(i), static_cast<uint8_t*>(chunk.at_least(chunk_bytes)));
+    });
 }
 
 }  // namespace pdserve::linear

@@ -85,10 +85,6 @@ public:
 
     // Whether all values are finite, if that matters.
     bool run() {
-        const int64_t unit_bytes = layout_.num_units * layout_.unit_bytes;
-        if (rows_.lane == 0) {
-            std::memset(panel_ + unit_bytes, 0, layout_.panel_bytes - unit_bytes);
-        }
         switch (target_.type) {
             case WeightType::kFloat32:
                 pack<float, 1>([](float& packed, T value, int) { assign(packed, to_float(value)); });
@@ -103,19 +99,23 @@ public:
     }
 
 private:
+    // kInputs inputs of an output stand together in a unit: all of them, or one pair of two.
     template <class Packed, int kInputs, class Convert>
     void pack(const Convert& convert) {
-        for (int64_t u = 0; u < layout_.num_units; ++u) {
-            auto* unit = reinterpret_cast<Packed*>(panel_ + u * layout_.unit_bytes);
-            const int64_t k = u * kInputs;
-            const int inputs = static_cast<int>(std::min<int64_t>(kInputs, target_.num_in - k));
+        constexpr int64_t kGroupBytes = kPanelOutputs * kInputs * sizeof(Packed);
+        const int64_t num_groups = layout_.panel_bytes / kGroupBytes;
+        for (int64_t group = 0; group < num_groups; ++group) {
+            auto* lanes = reinterpret_cast<Packed*>(panel_ + group * kGroupBytes);
+            const int64_t k = group * kInputs;
+            const int64_t left = target_.num_in - k;
+            const int inputs = static_cast<int>(std::clamp<int64_t>(left, 0, kInputs));
             for (int i = 0; i < rows_.count; ++i) {
-                Packed* lane = unit + (rows_.lane + i) * kInputs;
+                Packed* lane = lanes + (rows_.lane + i) * kInputs;
                 for (int j = 0; j < inputs; ++j) convert(lane[j], sources_[i][k + j], i);
-                if (inputs < kInputs) lane[kInputs - 1] = Packed{};
+                for (int j = inputs; j < kInputs; ++j) lane[j] = Packed{};
             }
-            std::memset(unit + (rows_.lane + rows_.count) * kInputs, 0,
-                (end_lane_ - rows_.lane - rows_.count) * kInputs * sizeof(Packed));
+            const int end = rows_.lane + rows_.count;
+            std::memset(lanes + end * kInputs, 0, (end_lane_ - end) * kInputs * sizeof(Packed));
         }
     }
 

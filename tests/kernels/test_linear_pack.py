@@ -123,7 +123,7 @@ def test_int8_refuses_what_is_not_finite(dtype: torch.dtype, value: float) -> No
 def test_sizes() -> None:
     assert packed_size(WeightKind.FLOAT32, 17, 3).num_bytes == 2 * 3 * 64
     assert packed_size(WeightKind.BFLOAT16, 17, 3).num_bytes == 2 * 2 * 64
-    assert packed_size(WeightKind.INT8, 17, 3).num_bytes == 2 * 2 * 32
+    assert packed_size(WeightKind.INT8, 17, 3).num_bytes == 2 * 64
     assert packed_size(WeightKind.INT8, 17, 5).num_bytes == 2 * 128  # whole cache lines
     assert packed_size(WeightKind.INT8, 17, 5).num_lanes == 32
     assert packed_size(WeightKind.BFLOAT16, 34, 3, is_gated=True).num_lanes == 64

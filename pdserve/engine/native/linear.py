@@ -118,16 +118,13 @@ def unpack(packed: PackedLinear) -> Tensor:
     """[num_out, num_in] float32, what the packed weights stand for. Written from the layout."""
     size = packed_size(packed.kind, packed.num_out, packed.num_in, is_gated=packed.is_gated)
     panels = packed.weights.view(size.num_lanes // PANEL_OUTPUTS, -1)  # rows of bytes
-    inputs = 1 if packed.kind is WeightKind.FLOAT32 else 2  # of an output in a unit
-    dtype = {
-        WeightKind.FLOAT32: torch.float32,
-        WeightKind.BFLOAT16: torch.bfloat16,
-        WeightKind.INT8: torch.int8,
+    dtype, inputs = {
+        WeightKind.FLOAT32: (torch.float32, 1),
+        WeightKind.BFLOAT16: (torch.bfloat16, 2),
+        WeightKind.INT8: (torch.int8, 2),
     }[packed.kind]
-    num_units = -(-packed.num_in // inputs)
-    units = panels.view(dtype)[:, : num_units * PANEL_OUTPUTS * inputs].float()
-    units = units.reshape(-1, num_units, PANEL_OUTPUTS, inputs)
-    rows = units.permute(0, 2, 1, 3).reshape(size.num_lanes, -1)[:, : packed.num_in]
+    groups = panels.view(dtype).float().view(len(panels), -1, PANEL_OUTPUTS, inputs)
+    rows = groups.permute(0, 2, 1, 3).reshape(size.num_lanes, -1)[:, : packed.num_in]
     if packed.scales is not None:
         rows = rows * packed.scales[:, None]
     return rows[lanes_of_rows(packed.num_out, is_gated=packed.is_gated)]
