@@ -40,9 +40,12 @@ def paged_attention(
     scale: float,
     sliding_window: int,  # tokens; 0: none
     out: Tensor,  # shape and dtype of query, contiguous
+    rows: Tensor | None = None,  # [num_rows] int64, ascending: those that are wanted; None: all
     variant: str = "",  # one of kernel_variants(), for tests
 ) -> None:
     """Causal attention of every query row over its request's blocks, into `out`.
+
+    Rows of `out` that are not wanted stay as they are.
 
     Row i of request r stands at position context_lens[r] - rows + i. The bits of a row's result
     depend on neither the rest of the batch, nor the chunking of its prompt, nor the threads.
