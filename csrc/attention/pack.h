@@ -7,10 +7,10 @@
 namespace pdserve::attention {
 namespace {
 
-// How many lines of the next tile are asked for at a time: in each quarter of a block of keys that is
-// transposed, with each unit of head_dim that is scored, with each unit of values that is added. A
-// tile has 8 lines for each quarter; these are about an even pace for few queries, which have most
-// to wait for. The fewer they are, the more of the time goes into packing.
+// How many lines of the next tile are asked for at a time: in each quarter of a block of keys that
+// is transposed, with each unit of head_dim that is scored, with each unit of values that is added.
+// A tile has 8 lines for each quarter; these are about an even pace for few queries, which have
+// most to wait for. The fewer they are, the more of the time goes into packing.
 constexpr int kLinesAtScoring = 3;
 constexpr int kLinesAtAdding = 3;
 constexpr int kLinesAtPackingForOne = 5;
@@ -62,7 +62,8 @@ PDSERVE_INLINE void interleave(const BFloat16* low, const BFloat16* high, PairLa
     const auto order = [](int first) {
         const __m512i even = _mm512_add_epi32(_mm512_set1_epi32(first),
             _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
-        return _mm512_or_si512(even, _mm512_slli_epi32(_mm512_add_epi32(even, _mm512_set1_epi32(32)), 16));
+        const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(32));
+        return _mm512_or_si512(even, _mm512_slli_epi32(odd, 16));
     };
     const __m512i a = _mm512_loadu_si512(low), b = _mm512_loadu_si512(high);
     pairs[0] = (PairLanes)_mm512_permutex2var_epi16(a, order(0), b);

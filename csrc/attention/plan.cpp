@@ -1,12 +1,10 @@
 // The split of a step's attention into work items, and their sharing among threads.
 
 #include <algorithm>
-#include <cstdlib>
-#include <memory>
-#include <new>
 #include <numeric>
 
 #include "../build_name.h"
+#include "../scratch_buffer.h"
 #include "../thread_pool.h"
 #include "layer.h"
 #include "scratch.h"
@@ -28,29 +26,6 @@ int64_t items_wanted(int num_threads) {
 }
 
 int64_t ceil_div(int64_t number, int64_t by) { return (number + by - 1) / by; }
-
-// One buffer a thread, as large as the largest item it has had.
-class ThreadScratch {
-public:
-    void* at_least(size_t num_bytes) {
-        if (num_bytes > num_bytes_) {
-            num_bytes_ = (num_bytes + 63) / 64 * 64;
-            buffer_.reset(std::aligned_alloc(64, num_bytes_));
-            if (!buffer_) {
-                num_bytes_ = 0;
-                throw std::bad_alloc();
-            }
-        }
-        return buffer_.get();
-    }
-
-private:
-    struct Free {
-        void operator()(void* pointer) const { std::free(pointer); }
-    };
-    std::unique_ptr<void, Free> buffer_;
-    size_t num_bytes_ = 0;
-};
 
 }  // namespace
 
@@ -202,7 +177,7 @@ void attend(Plan& plan, int layer, const QueryRows& query, void* out, float scal
     const Kernels& kernels = PDSERVE_OF_VARIANT(variant, Kernels);
     const KernelsOfType& kernel = plan.is_bfloat16_ ? kernels.bfloat16 : kernels.float32;
     ThreadPool::instance().parallel_for(static_cast<int64_t>(plan.items_.size()), [&](int64_t i) {
-        static thread_local ThreadScratch thread_scratch;
+        static thread_local ScratchBuffer thread_scratch;
         void* scratch = thread_scratch.at_least(plan.scratch_bytes_);
         const WorkItem& item = plan.items_[i];
         if (item.shared < 0) {

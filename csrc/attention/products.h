@@ -123,8 +123,8 @@ struct ValuesInPlace {
 };
 
 // sums[q * sum_stride + d] is multiplied by decays[q], and gets the sum over units u of
-// weights[q * kTileKeys + u] * value[u][d] added, for Q queries and C vectors of dimensions d, units
-// in ascending order.
+// weights[q * kTileKeys + u] * value[u][d] added, for Q queries and C vectors of dimensions d,
+// units in ascending order.
 template <int Q, int C, class U, class Values>
 PDSERVE_INLINE void add_values(const U* weights, const Values& values, Range units,
     Prefetcher& next, int64_t column, const float* decays, float* sums, int64_t sum_stride) {

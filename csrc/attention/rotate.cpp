@@ -19,8 +19,7 @@ PDSERVE_INLINE float norm_of(const T* head, int head_dim, float eps) {
         const FloatLanes x = load(head + d);
         squares = multiply_add(squares, x, x);
     }
-    float sum = 0.0f;
-    for (int i = 0; i < kLanes; ++i) sum += squares[i];
+    float sum = sum_of(squares);
     for (; d < head_dim; ++d) sum += to_float(head[d]) * to_float(head[d]);
     return 1.0f / __builtin_sqrtf(sum / static_cast<float>(head_dim) + eps);
 }

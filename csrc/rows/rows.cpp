@@ -10,15 +10,6 @@ namespace {
 
 constexpr int kSums = 4;  // at once, since one would wait for each addition
 
-PDSERVE_INLINE float sum_of(FloatLanes lanes) {
-    float values[kLanes];
-    store(values, lanes);
-    for (int half = kLanes / 2; half > 0; half /= 2) {
-        for (int i = 0; i < half; ++i) values[i] += values[i + half];
-    }
-    return values[0];
-}
-
 float sum_of_squares(const float* row, int64_t size) {
     constexpr int64_t kStep = kSums * kLanes;
     FloatLanes sums[kSums] = {};
