@@ -16,30 +16,14 @@ PDSERVE_INLINE FloatLanes silu(FloatLanes x) {
     return numerator / (splat(1.0f) + decay);
 }
 
-PDSERVE_INLINE FloatLanes as_stored(FloatLanes lanes, float) { return lanes; }
-
-// Rounds as assign() does.
-PDSERVE_INLINE HalfLanes as_stored(FloatLanes lanes, BFloat16) {
-    const auto bits = (PairLanes)lanes;
-    const PairLanes rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    const auto is_nan = (PairLanes)(lanes != lanes);
-    const PairLanes halves = (is_nan & 0x7fc0) | (~is_nan & rounded);
-#if defined(__AVX512F__)
-    return (HalfLanes)_mm512_cvtepi32_epi16((__m512i)halves);
-#else
-    return __builtin_convertvector(halves, HalfLanes);
-#endif
-}
-
-// The first `count` lanes.
+// The first `count` lanes, rounded to T.
 template <class T>
 PDSERVE_INLINE void put(T* target, FloatLanes lanes, int64_t count) {
-    const auto stored = as_stored(lanes, T{});
     if (count >= kLanes) {
-        store(target, stored);
+        store(target, lanes);
     } else if (count > 0) {
         T values[kLanes];
-        store(values, stored);
+        store(values, lanes);
         __builtin_memcpy(target, values, count * sizeof(T));
     }
 }
