@@ -39,7 +39,7 @@ struct WorkItem {
     int64_t num_panels;
 };
 
-// `scratch` is aligned to 64 bytes, and where weights have to be widened it has room for a chunk with
+// `scratch` is aligned to 64 bytes. Where weights have to be widened, it has room for a chunk with
 // a unit for each input: kMaxChunkPanels * num_units * unit_inputs * 64 bytes.
 using MultiplyFunction = void (*)(const Call& call, const WorkItem& item, uint8_t* scratch);
 

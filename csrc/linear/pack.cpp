@@ -89,7 +89,7 @@ public:
     bool run() {
         switch (target_.type) {
             case WeightType::kFloat32:
-                pack<float, 1>([](float& packed, T value, int) { assign(packed, to_float(value)); });
+                pack<float, 1>([](float& packed, T value, int) { packed = to_float(value); });
                 return true;
             case WeightType::kBFloat16:
                 pack<BFloat16, 2>([](BFloat16& packed, T value, int) { copy(packed, value); });
