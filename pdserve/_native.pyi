@@ -74,7 +74,6 @@ def sample(
     token depends on neither the rest of the batch, nor the threads, nor the variant.
     """
 
-
 class PackedMatrix(Protocol):
     """What is read of a pdserve.engine.native.linear.PackedLinear."""
 
