@@ -9,6 +9,7 @@
 #include "generations.h"
 #include "linear/launch.h"
 #include "rows/launch.h"
+#include "sampling/launch.h"
 #include "shared_memory.h"
 #include "thread_pool.h"
 #include "transfer.h"
@@ -18,6 +19,7 @@ NB_MODULE(_native, m) {
     pdserve::bind_cpu(m);
     pdserve::bind_threads(m);
     pdserve::bind_attention(m);
+    pdserve::bind_sampling(m);
     pdserve::bind_linear(m);
     pdserve::bind_rows(m);
     pdserve::bind_decoder(m);

@@ -40,9 +40,12 @@ def paged_attention(
     scale: float,
     sliding_window: int,  # tokens; 0: none
     out: Tensor,  # shape and dtype of query, contiguous
+    rows: Tensor | None = None,  # [num_rows] int64, ascending: those that are wanted; None: all
     variant: str = "",  # one of kernel_variants(), for tests
 ) -> None:
     """Causal attention of every query row over its request's blocks, into `out`.
+
+    Rows of `out` that are not wanted stay as they are.
 
     Row i of request r stands at position context_lens[r] - rows + i. The bits of a row's result
     depend on neither the rest of the batch, nor the chunking of its prompt, nor the threads.
@@ -56,6 +59,20 @@ def write_kv(
     slot_mapping: Tensor,  # [num_tokens] int64, distinct
 ) -> None:
     """Store keys and values of one layer at their slots."""
+
+def sample(
+    logits: Tensor,  # [num_rows, vocab_size] float32, strided but the last
+    params: bytes,  # one RowParams (csrc/sampling/row.h) a row
+    # Of the rows that have some: row, ending ids, logit_bias, prompt (empty without a repetition
+    # penalty), output, repetition, frequency and presence penalty.
+    edits: list[tuple[int, list[int], dict[int, float], list[int], list[int], float, float, float]],
+    variant: str = "",  # one of kernel_variants(), for tests
+) -> tuple[list[int], list[tuple[int, float, list[int], list[float]]]]:
+    """One token a row, -1 where the largest edited logit is not finite; `logits` stay as they are.
+
+    And for each row that asks: row, the token's log-probability, the likeliest ids, theirs. A row's
+    token depends on neither the rest of the batch, nor the threads, nor the variant.
+    """
 
 class PackedMatrix(Protocol):
     """What is read of a pdserve.engine.native.linear.PackedLinear."""

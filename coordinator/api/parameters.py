@@ -28,7 +28,7 @@ IGNORED = frozenset(
 # Known, not served: accepted only at these values (and null).
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (),
-    "best_of": (1,),
+    "best_of": (1,),  # of chat
     "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
@@ -39,8 +39,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1.0, 1),
     "modalities": (["text"],),
     "moderation": (),
-    "n": (1,),
-    "parallel_tool_calls": (True, False),
     "prediction": (),
     "prompt_logprobs": (),
     "reasoning_effort": ("none",),
@@ -48,8 +46,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "structured_outputs": (),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
     "web_search_options": (),
@@ -79,7 +75,7 @@ def _unsupported(name: str) -> str:
 
 
 _MESSAGE_FIELDS = field_names(Message)
-_MESSAGE_NOT_SERVED = frozenset({"tool_calls", "tool_call_id", "function_call", "audio"})
+_MESSAGE_NOT_SERVED = frozenset({"function_call", "audio"})
 _MESSAGE_IGNORED = frozenset({"annotations", "refusal", "reasoning"})
 
 

@@ -17,6 +17,7 @@ TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Count = Annotated[int, Meta(ge=1, lt=2**31)]
 MAX_MESSAGES = 16384
 MAX_PARTS = 16384
+MAX_CHOICES = 128  # of one prompt
 NumLogprobs = Annotated[int, Meta(ge=0, le=20)]
 
 
@@ -31,6 +32,7 @@ class GenerationFields(Struct, kw_only=True):
     """What both generating endpoints take."""
 
     model: str
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None
@@ -63,6 +65,41 @@ class ContentPart(Struct, kw_only=True):
     text: str | None = None
 
 
+class Function(Struct, kw_only=True, omit_defaults=True):
+    """A function that the model may call."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None  # a JSON schema
+    strict: bool | None = None
+
+
+class Tool(Struct, kw_only=True):
+    """What a model may use: functions only."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class CalledFunction(Struct, kw_only=True):
+    """A function that the model called."""
+
+    name: str
+    arguments: str  # JSON
+
+
+class ToolCall(Struct, kw_only=True):
+    """A call in an earlier answer."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+MAX_TOOLS = 128
+MAX_CALLS = 128
+
+
 class Message(Struct, kw_only=True):
     """One message of a conversation. Fields beyond these must be null or empty."""
 
@@ -70,6 +107,8 @@ class Message(Struct, kw_only=True):
     content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_CALLS)] | None = None
+    tool_call_id: str | None = None
 
 
 class ChatRequest(GenerationFields, kw_only=True):
@@ -82,12 +121,16 @@ class ChatRequest(GenerationFields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
     """POST /v1/completions. The prompt's four shapes are told apart in `prompts.py`."""
 
     prompt: Any
+    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     logprobs: NumLogprobs | None = None
 
 

@@ -151,7 +151,12 @@ private:
 
     void pack_keys(const TileRows<T>& tile, Prefetcher& next) {
         for (int k = 0; k < tile.last; k += kTransposeSize) {
-            pack_16_keys(tile.keys + k, call_.head_dim, next, packed_keys() + k);
+            U* packed = packed_keys() + k;
+            if (num_queries_ == 1) {
+                pack_16_keys<kLinesAtPackingForOne>(tile.keys + k, call_.head_dim, next, packed);
+            } else {
+                pack_16_keys<kLinesAtPacking>(tile.keys + k, call_.head_dim, next, packed);
+            }
         }
     }
 
@@ -165,7 +170,7 @@ private:
             const int last_seen = seeing_.position(q + kQueries - 1) + 1 - tile_start;
             const int last = last_seen < tile.last ? last_seen : tile.last;
             const int num_keys = (last + kTransposeSize - 1) / kTransposeSize * kTransposeSize;
-            score<kQueries>(q, num_keys);
+            score<kQueries>(q, num_keys, next.prefetcher);
             for (int i = 0; i < kQueries; ++i) {
                 const Range keys = seeing_.keys(q + i, tile_start);
                 mask(scratch_.scores + i * kTileKeys, keys.first, keys.last, num_keys);
@@ -177,13 +182,13 @@ private:
     }
 
     template <int Q>
-    PDSERVE_INLINE void score(int q, int num_keys) {
+    PDSERVE_INLINE void score(int q, int num_keys, Prefetcher& next) {
         const U* query = queries() + static_cast<int64_t>(q) * padded_dim_;
         const int num_units = kIsPair ? (call_.head_dim + 1) / 2 : call_.head_dim;
         for_columns<columns_for(Q)>(num_keys / kLanes, [&](int column, auto num) {
             const int k = column * kLanes;
             score_keys<Q, num.value>(
-                query, padded_dim_, packed_keys() + k, num_units, scratch_.scores + k);
+                query, padded_dim_, packed_keys() + k, num_units, next, scratch_.scores + k);
         });
     }
 

@@ -3,6 +3,7 @@
 #include "launch.h"
 
 #include <cmath>
+#include <optional>
 #include <string>
 
 #include "../cpu.h"
@@ -46,9 +47,26 @@ void check_query(const TensorView& query, const TensorView& out, const PoolView&
     out.expect_contiguous();
 }
 
+// Ascending, so that each is attended once.
+void check_rows(const TensorView& rows, int64_t num_tokens) {
+    rows.expect_type({ElementType::kInt64});
+    rows.expect_shape({-1}, "[num_rows]");
+    rows.expect_contiguous();
+    const int64_t* row = rows.data<int64_t>();
+    for (int64_t i = 0; i < rows.size(0); ++i) {
+        const int64_t lowest = i == 0 ? 0 : row[i - 1] + 1;
+        if (row[i] < lowest || row[i] >= num_tokens) {
+            raise_value_error("rows[" + std::to_string(i) + "]",
+                "a row from " + std::to_string(lowest) + " to " + std::to_string(num_tokens - 1),
+                std::to_string(row[i]));
+        }
+    }
+}
+
 void paged_attention(nb::handle query_object, nb::handle kv_pool, int64_t layer,
     nb::handle query_start, nb::handle context_lens, nb::handle block_tables, double scale,
-    int64_t sliding_window, nb::handle out_object, const char* variant_name) {
+    int64_t sliding_window, nb::handle out_object, nb::handle rows_object,
+    const char* variant_name) {
     const PoolView pool(kv_pool, layer, Access::kRead);
     const TensorView query(query_object, "query");
     const TensorView out(out_object, "out", Access::kWrite);
@@ -56,6 +74,11 @@ void paged_attention(nb::handle query_object, nb::handle kv_pool, int64_t layer,
     const BatchView batch(query_start, context_lens, block_tables);
     batch.check_values(query.size(0), pool);
     check_numbers(scale, sliding_window);
+    std::optional<TensorView> chosen;
+    if (!rows_object.is_none()) {
+        chosen.emplace(rows_object, "rows");
+        check_rows(*chosen, query.size(0));
+    }
     const Variant variant = variant_from(variant_name);
     const Step step{
         .num_requests = batch.num_requests,
@@ -67,9 +90,12 @@ void paged_attention(nb::handle query_object, nb::handle kv_pool, int64_t layer,
         .slots = nullptr,
     };
     const QueryRows rows{query.data<void>(), query.stride(0), query.stride(1)};
+    const RowChoice choice =
+        chosen ? RowChoice{chosen->data<int64_t>(), chosen->size(0)} : RowChoice{};
     nb::gil_scoped_release release;
     Plan plan;
-    plan.make(step, pool.pool(), static_cast<int>(query.size(1)), static_cast<int>(sliding_window));
+    plan.make(step, pool.pool(), static_cast<int>(query.size(1)), static_cast<int>(sliding_window),
+        choice);
     attend(plan, static_cast<int>(layer), rows, out.data<void>(), static_cast<float>(scale),
         variant);
 }
@@ -82,7 +108,7 @@ void bind_attention(nb::module_& m) {
     using nb::arg;
     m.def("paged_attention", &attention::paged_attention, arg("query"), arg("kv_pool"),
         arg("layer"), arg("query_start"), arg("context_lens"), arg("block_tables"), arg("scale"),
-        arg("sliding_window"), arg("out"), arg("variant") = "",
+        arg("sliding_window"), arg("out"), arg("rows") = nb::none(), arg("variant") = "",
         "Causal attention of every query row over its request's blocks, into `out`.");
     m.def("write_kv", &attention::write_kv, arg("kv_pool"), arg("layer"), arg("key"), arg("value"),
         arg("slot_mapping"), "Store keys and values of one layer at their slots.");

@@ -31,9 +31,9 @@ struct Step {
     const int64_t* slots;  // [num_tokens]
 };
 
-// Rows of the batch, ascending; null: all of them.
+// Rows of the batch, ascending.
 struct RowChoice {
-    const int64_t* rows = nullptr;
+    const int64_t* rows = nullptr;  // null: all of them
     int64_t num_rows = 0;
 };
 
@@ -54,18 +54,35 @@ public:
 
 private:
     friend void attend(Plan&, int, const QueryRows&, void*, float, Variant);
-    void add_request(int32_t request);
-    void add_rows(int32_t request, int32_t first_row, int32_t last_row);
 
-    Step step_;
-    Pool pool_;
-    int num_heads_;
-    int sliding_window_;
-    RowChoice choice_;
+    // An item whose runs are shared out: whoever finishes the last part folds all of them.
+    struct SharedItem {
+        WorkItem whole;
+        int32_t first_run;
+        int32_t num_parts;
+        size_t states;  // offset of its first run's
+    };
+
+    void add_request(int32_t request, RowChoice choice);
+    void add_rows(int32_t request, int32_t first_row, int32_t last_row);
+    void share_out(int num_threads);
+    void share_runs(const WorkItem& item, int32_t num_parts);
+    void reserve_memory();
+    size_t state_size_of(const WorkItem& item) const;
+
+    Call call_;  // but for what a layer has of its own
+    bool is_bfloat16_;
+    void* pool_;
+    int64_t layer_bytes_;
     int rows_per_item_;
-    size_t scratch_bytes_;  // of the largest item
     std::vector<int32_t> requests_;
+    std::vector<WorkItem> chunks_;  // of rows, each for all KV heads
     std::vector<WorkItem> items_;
+    std::vector<SharedItem> shared_;
+    std::vector<int32_t> parts_left_;  // of each shared item; changed atomically
+    std::vector<float> states_;
+    size_t num_state_floats_;
+    size_t scratch_bytes_;  // of the largest item
 };
 
 // Attention of the plan's rows, into those rows of out [num_tokens, num_heads, head_dim],

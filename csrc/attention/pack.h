@@ -7,21 +7,24 @@
 namespace pdserve::attention {
 namespace {
 
-// A tile has 8 lines for each quarter of a block of keys that is transposed. Most are asked for
-// there, the others while values are added: at about an even pace for few queries, which have most
-// to wait for.
-constexpr int kLinesAtPacking = 5;
+// How many lines of the next tile are asked for at a time: in each quarter of a block of keys that is
+// transposed, with each unit of head_dim that is scored, with each unit of values that is added. A
+// tile has 8 lines for each quarter; these are about an even pace for few queries, which have most
+// to wait for. The fewer they are, the more of the time goes into packing.
+constexpr int kLinesAtScoring = 3;
 constexpr int kLinesAtAdding = 3;
+constexpr int kLinesAtPackingForOne = 5;
+constexpr int kLinesAtPacking = 2;
 
 // packed[u * kTileKeys + k] = unit u of keys[k], for the 16 keys at `keys`. Meanwhile the next
 // tile's memory is asked for.
-template <class T>
+template <int kLinesAtOnce, class T>
 void pack_16_keys(const T* const* keys, int head_dim, Prefetcher& next,
     typename Unit<T>::type* packed) {
     constexpr int kElements = 4 / sizeof(T);  // in 32 bits
     const char* cursors[kTransposeSize];
     for (int k = 0; k < kTransposeSize; ++k) cursors[k] = reinterpret_cast<const char*>(keys[k]);
-    const auto ask = [&] { next.ask(kLinesAtPacking); };
+    const auto ask = [&] { next.ask<kLinesAtOnce>(); };
     int d = 0;
     for (; d + kTransposeSize * kElements <= head_dim; d += kTransposeSize * kElements) {
         if constexpr (kElements == 1 || Unit<T>::is_pair) {

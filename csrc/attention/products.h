@@ -62,9 +62,11 @@ PDSERVE_INLINE void for_columns(int num_columns, const Body& body) {
 // for Q queries and C vectors of keys. A unit is a float32, or a pair of bfloat16.
 template <int Q, int C, class U>
 PDSERVE_INLINE void score_keys(
-    const U* queries, int64_t query_stride, const U* keys, int num_units, float* scores) {
+    const U* queries, int64_t query_stride, const U* keys, int num_units, Prefetcher& next,
+    float* scores) {
     FloatLanes sums[Q][C] = {};
     for (int u = 0; u < num_units; ++u) {
+        if constexpr (Q > 1) next.ask<kLinesAtScoring>();
         decltype(load(keys)) key_lanes[C];
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) key_lanes[c] = load(keys + u * kTileKeys + c * kLanes);
@@ -137,7 +139,7 @@ PDSERVE_INLINE void add_values(const U* weights, const Values& values, Range uni
     for (int u = units.first; u < units.last; ++u) {
         decltype(load(weights)) lanes[C];
         values.load_columns(u, column, lanes);
-        next.ask(kLinesAtAdding);
+        next.ask<kLinesAtAdding>();
 #pragma GCC unroll 8
         for (int q = 0; q < Q; ++q) {
             const auto weight = splat(weights[q * kTileKeys + u]);

@@ -34,6 +34,8 @@ struct Place {
 
 // Asks for the memory of a tile, a few lines at a time: when all were asked for at once, the core
 // would wait for its few misses in flight instead of computing.
+constexpr int kLineBytes = 64;
+
 class Prefetcher {
 public:
     void reset() { count_ = next_ = 0, at_ = end_ = nullptr; }
@@ -42,7 +44,23 @@ public:
         spans_[count_++] = {static_cast<const char*>(start), num_bytes};
     }
 
-    PDSERVE_INLINE void ask(int num_lines) {
+    template <int kNumLines>
+    PDSERVE_INLINE void ask() {
+        if (end_ - at_ < kNumLines * kLineBytes) {
+            ask_slowly(kNumLines);
+            return;
+        }
+        prefetch(at_, kNumLines * kLineBytes);
+        at_ += kNumLines * kLineBytes;
+    }
+
+    void ask_rest() {
+        if (at_ < end_ || next_ < count_) ask_slowly(INT32_MAX);
+    }
+
+private:
+    // From one span to the next.
+    [[gnu::noinline]] void ask_slowly(int num_lines) {
         for (; num_lines > 0; --num_lines) {
             if (at_ >= end_) {
                 if (next_ == count_) return;
@@ -51,13 +69,10 @@ public:
                 ++next_;
             }
             prefetch(at_, 1);
-            at_ += 64;
+            at_ += kLineBytes;
         }
     }
 
-    void ask_rest() { ask(INT32_MAX); }
-
-private:
     struct Span {
         const char* start;
         int64_t num_bytes;

@@ -57,7 +57,7 @@ class Line:
             return (
                 -targets.priority,
                 request.num_preemptions == 0,
-                self._shares.rank(targets.slo_class),
+                self._shares.rank(targets.payer),
                 self._is_late(request, queues) is not is_turn_of_late,
                 request.lifecycle.received_s,
             )
@@ -73,11 +73,11 @@ class Line:
         num_rows: Counter[tuple[str, float]] = Counter()
         for row in rows:
             targets = row.request.targets
-            num_rows[targets.slo_class, targets.weight] += 1
+            num_rows[targets.payer, targets.weight] += 1
             if len(row.request.output_token_ids) == 1:  # it has just joined
                 self._charge_place(row.request, queues)
-        for (slo_class, weight), count in num_rows.items():
-            self._shares.charge(slo_class, weight, seconds * count / len(rows))
+        for (payer, weight), count in num_rows.items():
+            self._shares.charge(payer, weight, seconds * count / len(rows))
 
     def _charge_place(self, request: Request, queues: Queues) -> None:
         if self._is_late(request, queues):

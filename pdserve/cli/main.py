@@ -7,6 +7,7 @@ import logging
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import pdserve
@@ -17,6 +18,7 @@ from pdserve.cli.bench_config import (
     RouterBenchConfig,
     TransferConfig,
 )
+from pdserve.cli.bench_speed_config import ServeBenchConfig, StepBenchConfig
 from pdserve.cli.cluster_config import ClusterConfig
 from pdserve.cli.compare_config import CompareConfig
 from pdserve.cli.demo_config import DemoConfig
@@ -64,6 +66,8 @@ def build_parser() -> FlagParser:
     _add_process_flags(add("decode", "run one decode node", _decode), NodeConfig)
     _add_status_flags(add("status", "show a running cluster", _status))
     _add_role_flags(add("role", "have a node work for the other pool", _role))
+    _add_key_flags(add("key", "make an API key for a tenant", _key))
+    _add_usage_flags(add("usage", "show what tenants have used", _usage))
     doctor = add("doctor", "show what this machine offers, and what is missing", _doctor)
     doctor.add_argument("--json", action="store_true", help="for programs")
     bench = commands.add_parser("bench", help="measure")
@@ -86,6 +90,12 @@ def build_parser() -> FlagParser:
     router = benches.add_parser("router", help="what choosing nodes costs among very many")
     router.set_defaults(command=_bench_router, name="bench router")
     add_flags(router, RouterBenchConfig)
+    step = benches.add_parser("step", help="the engine's steps beside the machine's limits")
+    step.set_defaults(command=_bench_step, name="bench step")
+    add_flags(step, StepBenchConfig)
+    serve = benches.add_parser("serve", help="any servers of completions under the same load")
+    serve.set_defaults(command=_bench_serve, name="bench serve")
+    add_flags(serve, ServeBenchConfig)
     _add_transfer_end(benches.add_parser("transfer-end"))
     demo = add("demo", "start a cluster, ask the demo model something, stop the cluster", _demo)
     add_flags(demo, DemoConfig)
@@ -112,6 +122,19 @@ def _add_role_flags(parser: FlagParser) -> None:
         "--timeout", type=float, default=10.0, help="seconds to wait (default: %(default)g)"
     )
     parser.add_argument("--force", action="store_true", help="even if its pool is empty then")
+
+
+def _add_key_flags(parser: FlagParser) -> None:
+    parser.add_argument("tenant", metavar="TENANT", help="its name in the key file")
+
+
+def _add_usage_flags(parser: FlagParser) -> None:
+    parser.add_argument("path", metavar="FILE", type=Path, help="the coordinator's --usage-db")
+    kinds = ["tenant", "key", "model", "day", "hour"]
+    parser.add_argument("--by", choices=kinds, default="tenant", help="(default: %(default)s)")
+    parser.add_argument("--tenant", default="", help="this one's only")
+    parser.add_argument("--since", default="", metavar="DATE", help="UTC, as 2026-01-31")
+    parser.add_argument("--json", action="store_true", help="for programs")
 
 
 def _add_status_flags(parser: FlagParser) -> None:
@@ -189,6 +212,24 @@ def _role(arguments: argparse.Namespace) -> int:
     )
 
 
+def _key(arguments: argparse.Namespace) -> int:
+    from pdserve.cli import key
+
+    return key.run(arguments.tenant)
+
+
+def _usage(arguments: argparse.Namespace) -> int:
+    from pdserve.cli import usage
+
+    return usage.run(
+        arguments.path,
+        arguments.by,
+        tenant=arguments.tenant,
+        since=arguments.since,
+        as_json=arguments.json,
+    )
+
+
 def _doctor(arguments: argparse.Namespace) -> int:
     from pdserve.cli import doctor
 
@@ -229,6 +270,18 @@ def _bench_router(arguments: argparse.Namespace) -> int:
     from pdserve.cli import bench_router
 
     return bench_router.run(config_from(RouterBenchConfig, arguments))
+
+
+def _bench_step(arguments: argparse.Namespace) -> int:
+    from pdserve.cli import bench_step
+
+    return bench_step.run(config_from(StepBenchConfig, arguments))
+
+
+def _bench_serve(arguments: argparse.Namespace) -> int:
+    from pdserve.cli import bench_serve
+
+    return bench_serve.run(config_from(ServeBenchConfig, arguments))
 
 
 def _bench_transfer_end(arguments: argparse.Namespace) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from pdserve.block_hash import extend_hashes
 from pdserve.lifecycle import NO_TARGETS, Lifecycle, Targets
 from pdserve.protocol import FinishReason, PrefixSource, SamplingParams, TokenLogprobs
@@ -97,9 +99,8 @@ class Scheduled:
         return self.num_tokens == self.request.num_uncomputed_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    """What a step sampled for one request."""
+class SampledToken(msgspec.Struct, frozen=True):
+    """What a step sampled for one request. A struct: there is one for each row of each step."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None

@@ -126,6 +126,51 @@ def test_bits_do_not_depend_on_the_threads(
         _native.set_num_threads(before)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 600])
+def test_bits_do_not_depend_on_how_runs_are_shared_out(
+    window: int | None, dtype: torch.dtype, variant: str
+) -> None:
+    """One thread goes through all keys; many threads share a long context's runs, and fold them."""
+    case = make_case(Shape(1, 3, 32, dtype=dtype), [(1, 2600), (5, 1100), (1, 511), (1, 0)])
+    before = _native.num_threads()
+    try:
+        _native.set_num_threads(1)
+        one = attend(case, window, variant=variant)
+        _native.set_num_threads(4)
+        assert torch.equal(attend(case, window, variant=variant), one)
+    finally:
+        _native.set_num_threads(before)
+    expect_reference(one, case, window, 0)
+
+
+@settings(deadline=None, max_examples=30)
+@given(shape=shapes(), requests=requests(), data=st.data(), window=WINDOWS)
+def test_only_wanted_rows_are_attended(
+    shape: Shape, requests: list[tuple[int, int]], data: st.DataObject, window: int | None
+) -> None:
+    case = make_case(shape, requests)
+    num_tokens = len(case.query)
+    wanted = data.draw(st.lists(st.booleans(), min_size=num_tokens, max_size=num_tokens))
+    chosen = torch.tensor(wanted, dtype=torch.bool)
+    out = torch.full(case.query.shape, 7.0, dtype=shape.dtype)
+    _native.paged_attention(
+        case.query,
+        case.kv_pool,
+        0,
+        case.batch.query_start,
+        case.batch.context_lens,
+        case.batch.block_tables,
+        shape.scale,
+        window or 0,
+        out,
+        chosen.nonzero().flatten(),
+    )
+    assert torch.equal(out[chosen], attend(case, window)[chosen])
+    assert (out[~chosen] == 7.0).all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_variants_with_the_same_arithmetic_agree_bit_by_bit(dtype: torch.dtype) -> None:
     fused = {"avx512", "avx2"} | ({"avx512_bf16"} if dtype is torch.float32 else set())
@@ -145,7 +190,7 @@ def test_scores_far_apart(dtype: torch.dtype, variant: str) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_nan_in_a_query_reaches_its_row_and_no_other(variant: str) -> None:
-    case = make_case(Shape(), [(4, 70), (1, 9)])
+    case = make_case(Shape(), [(4, 1070), (1, 9)])
     clean = attend(case, variant=variant)
     case.query[2, 1, 5] = float("nan")
     found = attend(case, variant=variant)
