@@ -33,8 +33,8 @@ struct Step {
 
 // Rows of the batch, ascending.
 struct RowChoice {
-    const int64_t* rows = nullptr;  // null: all of them
-    int64_t num_rows = 0;
+    const int64_t* rows = nullptr;
+    int64_t num_rows = -1;  // -1: all of them
 };
 
 // Queries of a layer: [num_tokens, num_heads, head_dim], strides in elements.

@@ -18,7 +18,7 @@ namespace {
 
 // Enough queries a work item that packing its keys costs little beside using them; few enough that
 // their sums stay in the L2 cache. The fewest is for when there would be too few items to share.
-constexpr int kMostQueriesPerItem = 96;
+constexpr int kMostQueriesPerItem = 192;
 constexpr int kFewestQueriesPerItem = 24;
 constexpr int64_t kItemsPerThread = 4;
 constexpr int32_t kAllRuns = INT32_MAX / kRunKeys;
@@ -74,7 +74,7 @@ void Plan::make(
     layer_bytes_ = layer_elements * (pool.is_bfloat16 ? 2 : 4);
 
     const int num_threads = ThreadPool::instance().num_threads();
-    const int64_t num_rows = choice.rows == nullptr ? step.num_tokens : choice.num_rows;
+    const int64_t num_rows = choice.num_rows < 0 ? step.num_tokens : choice.num_rows;
     int queries = kMostQueriesPerItem;
     while (queries > kFewestQueriesPerItem
         && num_rows * num_heads < items_wanted(num_threads) * queries) {
@@ -98,7 +98,7 @@ void Plan::make(
 
 void Plan::add_request(int32_t request, RowChoice choice) {
     const int32_t first = call_.query_start[request], last = call_.query_start[request + 1];
-    if (choice.rows == nullptr) {
+    if (choice.num_rows < 0) {
         add_rows(request, 0, last - first);
         return;
     }

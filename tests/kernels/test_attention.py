@@ -76,6 +76,26 @@ def test_usual_shapes_match_the_reference(
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("num_rows", "earlier"), [(1, 1400), (130, 0)])
+def test_bfloat16_is_hardly_worse_than_its_rounding(
+    num_rows: int, earlier: int, variant: str
+) -> None:
+    """Rounding the softmax weights too adds at most as much as rounding the result takes."""
+    case = make_case(Shape(2, 3, 64, dtype=torch.bfloat16), [(num_rows, earlier)])
+    exact = ReferenceAttention().attend(
+        case.query.double(),
+        case.kv_pool.nan_to_num().double(),
+        0,
+        case.batch,
+        scale=case.shape.scale,
+        sliding_window=None,
+    )
+    error = (attend(case, variant=variant).double() - exact).square().mean().sqrt()
+    unavoidable = (exact.bfloat16().double() - exact).square().mean().sqrt()
+    assert error < 2**0.5 * unavoidable
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 @settings(deadline=None, max_examples=12)
 @given(
     shape=shapes(),
