@@ -16,30 +16,14 @@ PDSERVE_INLINE FloatLanes silu(FloatLanes x) {
     return numerator / (splat(1.0f) + decay);
 }
 
-PDSERVE_INLINE FloatLanes as_stored(FloatLanes lanes, float) { return lanes; }
-
-// Rounds as assign() does.
-PDSERVE_INLINE HalfLanes as_stored(FloatLanes lanes, BFloat16) {
-    const auto bits = (PairLanes)lanes;
-    const PairLanes rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    const auto is_nan = (PairLanes)(lanes != lanes);
-    const PairLanes halves = (is_nan & 0x7fc0) | (~is_nan & rounded);
-#if defined(__AVX512F__)
-    return (HalfLanes)_mm512_cvtepi32_epi16((__m512i)halves);
-#else
-    return __builtin_convertvector(halves, HalfLanes);
-#endif
-}
-
-// The first `count` lanes.
+// The first `count` lanes, rounded to T.
 template <class T>
 PDSERVE_INLINE void put(T* target, FloatLanes lanes, int64_t count) {
-    const auto stored = as_stored(lanes, T{});
     if (count >= kLanes) {
-        store(target, stored);
+        store(target, lanes);
     } else if (count > 0) {
         T values[kLanes];
-        store(values, stored);
+        store(values, lanes);
         __builtin_memcpy(target, values, count * sizeof(T));
     }
 }
@@ -54,27 +38,27 @@ public:
     void run(float* sums, int64_t first_row, int num_rows, int64_t first_panel,
         int num_panels) const {
         const int64_t first_lane = first_panel * kPanelOutputs;
-        const Chunk chunk{sums, first_row, num_rows, first_lane, num_panels * kPanelOutputs};
+        const Part part{sums, first_row, num_rows, first_lane, num_panels * kPanelOutputs};
         if (call_.scales != nullptr) {
-            change(chunk, call_.scales, [](FloatLanes y, FloatLanes scale) { return y * scale; });
+            change(part, call_.scales, [](FloatLanes y, FloatLanes scale) { return y * scale; });
         }
         if (call_.bias != nullptr) {
-            change(chunk, call_.bias, [](FloatLanes y, FloatLanes bias) { return y + bias; });
+            change(part, call_.bias, [](FloatLanes y, FloatLanes bias) { return y + bias; });
         }
         switch (call_.result) {
             case Result::kStore:
-                call_.is_bfloat16 ? put_all<BFloat16>(chunk) : put_all<float>(chunk);
+                call_.is_bfloat16 ? put_all<BFloat16>(part) : put_all<float>(part);
                 break;
-            case Result::kStoreFloat: put_all<float>(chunk); break;
-            case Result::kAdd: add_all(chunk); break;
+            case Result::kStoreFloat: put_all<float>(part); break;
+            case Result::kAdd: add_all(part); break;
             case Result::kGatedSilu:
-                call_.is_bfloat16 ? put_gated<BFloat16>(chunk) : put_gated<float>(chunk);
+                call_.is_bfloat16 ? put_gated<BFloat16>(part) : put_gated<float>(part);
                 break;
         }
     }
 
 private:
-    struct Chunk {
+    struct Part {
         float* sums;
         int64_t first_row;
         int num_rows;
@@ -83,39 +67,39 @@ private:
     };
 
     template <class T>
-    T* out_row(const Chunk& chunk, int row) const {
-        return static_cast<T*>(call_.out) + (chunk.first_row + row) * call_.out_stride;
+    T* out_row(const Part& part, int row) const {
+        return static_cast<T*>(call_.out) + (part.first_row + row) * call_.out_stride;
     }
 
     template <class Change>
-    static void change(const Chunk& chunk, const float* factors, const Change& change) {
-        for (int i = 0; i < chunk.num_lanes; i += kLanes) {
-            const FloatLanes factor = load(factors + chunk.first_lane + i);
-            for (int r = 0; r < chunk.num_rows; ++r) {
-                float* y = chunk.sums + r * kSumStride + i;
+    static void change(const Part& part, const float* factors, const Change& change) {
+        for (int i = 0; i < part.num_lanes; i += kLanes) {
+            const FloatLanes factor = load(factors + part.first_lane + i);
+            for (int r = 0; r < part.num_rows; ++r) {
+                float* y = part.sums + r * kSumStride + i;
                 store(y, change(load(y), factor));
             }
         }
     }
 
     template <class T>
-    void put_all(const Chunk& chunk) const {
-        for (int i = 0; i < chunk.num_lanes; i += kLanes) {
-            const int64_t column = chunk.first_lane + i;
-            for (int r = 0; r < chunk.num_rows; ++r) {
-                const FloatLanes y = load(chunk.sums + r * kSumStride + i);
-                put(out_row<T>(chunk, r) + column, y, call_.num_columns - column);
+    void put_all(const Part& part) const {
+        for (int i = 0; i < part.num_lanes; i += kLanes) {
+            const int64_t column = part.first_lane + i;
+            for (int r = 0; r < part.num_rows; ++r) {
+                const FloatLanes y = load(part.sums + r * kSumStride + i);
+                put(out_row<T>(part, r) + column, y, call_.num_columns - column);
             }
         }
     }
 
-    void add_all(const Chunk& chunk) const {
-        for (int i = 0; i < chunk.num_lanes; i += kLanes) {
-            const int64_t column = chunk.first_lane + i;
+    void add_all(const Part& part) const {
+        for (int i = 0; i < part.num_lanes; i += kLanes) {
+            const int64_t column = part.first_lane + i;
             const int64_t left = call_.num_columns - column;
-            for (int r = 0; r < chunk.num_rows; ++r) {
-                const float* y = chunk.sums + r * kSumStride + i;
-                float* target = out_row<float>(chunk, r) + column;
+            for (int r = 0; r < part.num_rows; ++r) {
+                const float* y = part.sums + r * kSumStride + i;
+                float* target = out_row<float>(part, r) + column;
                 if (left >= kLanes) {
                     store(target, load(target) + load(y));
                 } else {
@@ -127,14 +111,14 @@ private:
 
     // Two panels become one panel's columns.
     template <class T>
-    void put_gated(const Chunk& chunk) const {
-        for (int i = 0; i < chunk.num_lanes / 2; i += kLanes) {
+    void put_gated(const Part& part) const {
+        for (int i = 0; i < part.num_lanes / 2; i += kLanes) {
             const int gate = i / kPanelOutputs * 2 * kPanelOutputs + i % kPanelOutputs;
-            const int64_t column = chunk.first_lane / 2 + i;
-            for (int r = 0; r < chunk.num_rows; ++r) {
-                const float* y = chunk.sums + r * kSumStride + gate;
+            const int64_t column = part.first_lane / 2 + i;
+            for (int r = 0; r < part.num_rows; ++r) {
+                const float* y = part.sums + r * kSumStride + gate;
                 const FloatLanes gated = silu(load(y)) * load(y + kPanelOutputs);
-                put(out_row<T>(chunk, r) + column, gated, call_.num_columns - column);
+                put(out_row<T>(part, r) + column, gated, call_.num_columns - column);
             }
         }
     }

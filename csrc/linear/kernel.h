@@ -39,8 +39,8 @@ struct WorkItem {
     int64_t num_panels;
 };
 
-// `scratch` is aligned to 64 bytes, and has room for the units of a chunk with an input (or a pair)
-// to each: kMaxChunkPanels * num_units * unit_inputs * 64 bytes are enough.
+// `scratch` is aligned to 64 bytes. Where weights have to be widened, it has room for a chunk with
+// a unit for each input: kMaxChunkPanels * num_units * unit_inputs * 64 bytes.
 using MultiplyFunction = void (*)(const Call& call, const WorkItem& item, uint8_t* scratch);
 
 // Rows as the kernels read them, from rows as they are: target is [rows.count, padded], where

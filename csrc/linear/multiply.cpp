@@ -29,6 +29,7 @@ struct Form {
     MultiplyFunction multiply;
     ConvertFunction convert;
     bool is_in_place;  // x can be read where it is
+    bool widens;       // weights, in scratch memory, where there are many rows
     int64_t element_bytes;
 };
 
@@ -37,13 +38,14 @@ Form form_of(const Product& product, const Layout& layout, const ProductKernels&
     const bool has_whole_units = product.matrix->num_in % layout.unit_inputs == 0;
     if (product.is_bfloat16 && kernels.has_pairs && type != WeightType::kFloat32) {
         return {type == WeightType::kInt8 ? kernels.int8_by_pairs : kernels.bfloat16_by_pairs,
-            kernels.pad_pairs, has_whole_units, 2};
+            kernels.pad_pairs, has_whole_units, type == WeightType::kInt8, 2};
     }
     const MultiplyFunction multiply = type == WeightType::kInt8 ? kernels.int8_by_float32
         : type == WeightType::kBFloat16                        ? kernels.bfloat16_by_float32
                                                                : kernels.float32_by_float32;
-    if (product.is_bfloat16) return {multiply, kernels.widen_bfloat16, false, 4};
-    return {multiply, kernels.widen_float32, has_whole_units, 4};
+    const bool widens = type != WeightType::kFloat32;
+    if (product.is_bfloat16) return {multiply, kernels.widen_bfloat16, false, widens, 4};
+    return {multiply, kernels.widen_float32, has_whole_units, widens, 4};
 }
 
 // x as the kernels read it, in `scratch` if it has to be converted.
@@ -129,8 +131,9 @@ void multiply(const Product& product, Variant variant) {
     bring_x(product, form, converted_x, call);
     ThreadPool& pool = ThreadPool::instance();
     const Split split = Split::of(call, product.num_rows, pool.num_threads());
-    const int64_t chunk_bytes =
-        kMaxChunkPanels * call.layout.num_units * call.layout.unit_inputs * kUnitBytes;
+    const int64_t chunk_bytes = form.widens
+        ? kMaxChunkPanels * call.layout.num_units * call.layout.unit_inputs * kUnitBytes
+        : 0;
     pool.parallel_for(split.row_runs * split.panel_runs, [&](int64_t i) {
         static thread_local ScratchBuffer chunk;
         form.multiply(call, split.item(i), static_cast<uint8_t*>(chunk.at_least(chunk_bytes)));

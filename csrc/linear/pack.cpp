@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstring>
 
 #include "../simd.h"
@@ -13,6 +12,9 @@
 namespace pdserve::linear {
 
 namespace {
+
+void copy(BFloat16& target, BFloat16 value) { target = value; }
+void copy(BFloat16& target, float value) { assign(target, value); }
 
 // Consecutive rows of the matrix that stand in one panel.
 struct PanelRows {
@@ -87,11 +89,10 @@ public:
     bool run() {
         switch (target_.type) {
             case WeightType::kFloat32:
-                pack<float, 1>([](float& packed, T value, int) { assign(packed, to_float(value)); });
+                pack<float, 1>([](float& packed, T value, int) { packed = to_float(value); });
                 return true;
             case WeightType::kBFloat16:
-                pack<BFloat16, 2>(
-                    [](BFloat16& packed, T value, int) { assign(packed, to_float(value)); });
+                pack<BFloat16, 2>([](BFloat16& packed, T value, int) { copy(packed, value); });
                 return true;
             case WeightType::kInt8: break;
         }
@@ -104,17 +105,27 @@ private:
     void pack(const Convert& convert) {
         constexpr int64_t kGroupBytes = kPanelOutputs * kInputs * sizeof(Packed);
         const int64_t num_groups = layout_.panel_bytes / kGroupBytes;
+        const int64_t num_whole = target_.num_in / kInputs;
+        const int end = rows_.lane + rows_.count;
         for (int64_t group = 0; group < num_groups; ++group) {
             auto* lanes = reinterpret_cast<Packed*>(panel_ + group * kGroupBytes);
             const int64_t k = group * kInputs;
-            const int64_t left = target_.num_in - k;
-            const int inputs = static_cast<int>(std::clamp<int64_t>(left, 0, kInputs));
+            if (group < num_whole && rows_.count == kPanelOutputs) {
+                // Almost always: a loop without conditions.
+                for (int i = 0; i < kPanelOutputs; ++i) {
+                    for (int j = 0; j < kInputs; ++j) {
+                        convert(lanes[i * kInputs + j], sources_[i][k + j], i);
+                    }
+                }
+                continue;
+            }
             for (int i = 0; i < rows_.count; ++i) {
                 Packed* lane = lanes + (rows_.lane + i) * kInputs;
-                for (int j = 0; j < inputs; ++j) convert(lane[j], sources_[i][k + j], i);
-                for (int j = inputs; j < kInputs; ++j) lane[j] = Packed{};
+                for (int j = 0; j < kInputs; ++j) {
+                    lane[j] = Packed{};
+                    if (k + j < target_.num_in) convert(lane[j], sources_[i][k + j], i);
+                }
             }
-            const int end = rows_.lane + rows_.count;
             std::memset(lanes + end * kInputs, 0, (end_lane_ - end) * kInputs * sizeof(Packed));
         }
     }
@@ -124,13 +135,14 @@ private:
         float divisors[kPanelOutputs];
         bool is_finite = true;
         for (int i = 0; i < rows_.count; ++i) {
-            float largest = 0.0f;
+            // Magnitudes are ordered as their bits are, infinity and NaN at the end.
+            int32_t largest_bits = 0;
             for (int64_t k = 0; k < target_.num_in; ++k) {
-                const float magnitude = std::fabs(to_float(sources_[i][k]));
-                if (!(magnitude <= largest)) largest = magnitude;  // takes up a NaN
-                if (magnitude != magnitude) break;
+                const auto bits = __builtin_bit_cast(int32_t, to_float(sources_[i][k]));
+                largest_bits = std::max(largest_bits, bits & 0x7fffffff);
             }
-            is_finite = is_finite && std::isfinite(largest);
+            is_finite = is_finite && largest_bits < 0x7f800000;
+            const auto largest = __builtin_bit_cast(float, largest_bits);
             const float scale = largest / 127.0f;
             scales[rows_.lane + i] = scale;
             divisors[i] = scale > 0.0f ? scale : 1.0f;
