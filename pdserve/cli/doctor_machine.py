@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from pdserve.cli.finding import Finding, Verdict
-from pdserve.cli.placement import format_cpus
+from pdserve.config import format_cpus
 from pdserve.node.processor import processor_name
 
 _TOPIC = "machine"

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from pdserve.clock import Clock
 from pdserve.engine.block_pool import BlockPool
@@ -28,6 +28,8 @@ from pdserve.errors import DeadlineExceeded, PdserveError, UnusableLogits
 from pdserve.perf_model import StepShape
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 STEP_TIME_WEIGHT = 0.1  # of the newest step in the moving average
 
@@ -148,6 +150,11 @@ class Engine(EngineCore):
                     await self._idle()
         finally:
             self._thread.shutdown(wait=True)
+
+    async def in_thread(self, function: Callable[[], T]) -> T:
+        """Call it in the thread that computes steps, before there are any: what it is given there,
+        or makes there, steps find."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     async def _idle(self) -> None:
         """Wait for a verb, or for the deadline of somebody who waits for room."""

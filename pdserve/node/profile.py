@@ -113,7 +113,7 @@ def profile_key(model: NodeModel, limits: StepLimits) -> ProfileKey:
     """What this node's costs are kept under."""
     return ProfileKey(
         model_id=model.checkpoint.model_id,
-        revision=model.checkpoint.revision,
+        revision=model.revision,
         device=_device_name(model.device),
         dtype=model.layout.dtype.value,
         threads=torch.get_num_threads(),
