@@ -17,8 +17,14 @@ from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.models.parameters import allocate_weights, tensor_slots
 from pdserve.engine.models.torch_decoder import TorchDecoder
+from pdserve.engine.native.decoder import NativeDecoder
+from pdserve.engine.native.linear import WeightKind
+from pdserve.engine.native.load import load_native_weights
+from pdserve.engine.native.packed_cache import PackedCache
 
 Progress = Callable[[float], None]  # called with the share that is loaded, from 0 to 1
+
+_KINDS = {torch.float32: WeightKind.FLOAT32, torch.bfloat16: WeightKind.BFLOAT16}
 
 
 def load_decoder(
@@ -27,6 +33,9 @@ def load_decoder(
     dtype: torch.dtype,
     device: torch.device,
     on_progress: Progress | None = None,
+    *,
+    is_int8: bool = False,
+    cache: PackedCache | None = None,
 ) -> Decoder:
     """Load a model onto a device.
 
@@ -36,13 +45,20 @@ def load_decoder(
         dtype: to convert to; float32 or bfloat16.
         device: to load to.
         on_progress: called now and then, from this thread; may raise to end it.
+        is_int8: quantise the matrices to 8 bits; on a CPU only.
+        cache: where packed weights are kept between starts; None: nowhere.
 
     Raises:
         MissingTensor: the checkpoint lacks a tensor.
         MisshapedTensor: a tensor's shape contradicts config.json.
         ModelError: a file is damaged, or holds tensors that this architecture does not have.
     """
-    return load_torch_decoder(checkpoint, config, dtype, device, on_progress)
+    if device.type != "cpu":
+        assert not is_int8, "the node has refused this"
+        return load_torch_decoder(checkpoint, config, dtype, device, on_progress)
+    kind = WeightKind.INT8 if is_int8 else _KINDS[dtype]
+    tell = on_progress or (lambda _: None)
+    return NativeDecoder(config, load_native_weights(checkpoint, config, dtype, kind, cache, tell))
 
 
 def load_torch_decoder(
