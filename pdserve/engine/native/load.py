@@ -56,7 +56,9 @@ def load_native_weights(
     tensors = open_tensors(files, tensor_shapes(config), ties_embeddings=config.ties_embeddings)
     packing = _Packing(tensors, config, dtype, kind, on_progress)
     identity = _identity(checkpoint, files, config, dtype, kind)
-    name = f"{checkpoint.model_id}-{str(dtype).removeprefix('torch.')}-{kind}"
+    name = f"{checkpoint.model_id}-{str(dtype).removeprefix('torch.')}"
+    if kind is WeightKind.INT8:
+        name += f"-{kind}"
     arrays = packed_arrays(cache, name, identity, packing.arrays, lambda: on_progress(0.0))
     on_progress(1.0)
     return _assembled(config, kind, tensors, arrays)
