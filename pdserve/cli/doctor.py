@@ -10,6 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from pdserve.cli.doctor_caches import cache_findings
 from pdserve.cli.doctor_devices import gpu_findings, rdma_findings
 from pdserve.cli.doctor_machine import machine_findings
 from pdserve.cli.doctor_software import native_findings, software_findings
@@ -42,6 +43,7 @@ def collect() -> list[Finding]:
         *gpu_findings(),
         *transport_findings(),
         *rdma_findings(),
+        *cache_findings(),
         *software_findings(),
     ]
 

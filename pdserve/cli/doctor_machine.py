@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 from pdserve.cli.finding import Finding, Verdict
-from pdserve.config import format_cpus
+from pdserve.config import EngineConfig, format_cpus
+from pdserve.node.cores import plan_cores
 from pdserve.node.processor import processor_name
 
 _TOPIC = "machine"
@@ -19,6 +20,7 @@ def machine_findings(root: Path = Path("/")) -> list[Finding]:
     return [
         _ok("processor", processor_name(_read(root / "proc/cpuinfo"))),
         _ok("cores", _cores(root)),
+        _ok("one node", plan_cores(EngineConfig(), sorted(os.sched_getaffinity(0))).describe()),
         _ok("memory", _memory(root)),
     ]
 

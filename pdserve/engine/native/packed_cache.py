@@ -7,10 +7,8 @@ into memory of its own and says so.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,10 +18,9 @@ from torch import Tensor
 
 from pdserve.engine.native.file_lock import file_lock
 from pdserve.engine.native.packed_file import UnusableFile, read_packed_file, write_packed_file
+from pdserve.engine.native.packed_folder import make_room, packed_path
 
 log = logging.getLogger(__name__)
-
-_SUFFIX = ".packed"
 
 Arrays = Iterator[tuple[str, Tensor]]
 
@@ -35,27 +32,6 @@ class PackedCache:
     folder: Path
     limit_bytes: int  # of all files together; those not used for longest go first
     wait_s: float  # for another process that is packing the same weights
-
-
-@dataclass(frozen=True, slots=True)
-class PackedFile:
-    """One file of the cache, for those who show it."""
-
-    path: Path
-    num_bytes: int
-    used_s: float  # when it was last used, in seconds since the epoch
-
-
-def packed_files(folder: Path) -> list[PackedFile]:
-    """All files of a cache, the one not used for longest first."""
-    files = []
-    for path in folder.glob(f"*{_SUFFIX}"):
-        try:
-            stat = path.stat()
-        except FileNotFoundError:  # somebody else has just removed it
-            continue
-        files.append(PackedFile(path, stat.st_size, stat.st_mtime))
-    return sorted(files, key=lambda file: file.used_s)
 
 
 def packed_arrays(
@@ -75,9 +51,9 @@ def packed_arrays(
         while_waiting: called now and then while another process packs; may raise.
     """
     if cache is not None:
+        path = packed_path(cache.folder, name, identity)
         try:
-            arrays = _from_disk(cache, _path(cache.folder, name, identity), identity, pack,
-                                while_waiting)  # fmt: skip
+            arrays = _from_disk(cache, path, identity, pack, while_waiting)
         except OSError as error:
             log.warning("weights are packed into memory that no other node shares: %s", error)
         else:
@@ -109,7 +85,7 @@ def _from_disk(
         started_s = time.perf_counter()
         write_packed_file(path, identity, pack())
         log.info("packed weights in %.1f s into %s", time.perf_counter() - started_s, path)
-        _make_room(cache, path)
+        make_room(cache.folder, cache.limit_bytes, path)
         return _mapped(path, identity)
 
 
@@ -126,19 +102,3 @@ def _mapped(path: Path, identity: str) -> dict[str, Tensor] | None:
     except OSError as error:
         log.debug("%s will look unused: %s", path, error)
     return arrays
-
-
-def _make_room(cache: PackedCache, newest: Path) -> None:
-    """Remove what was not used for longest. Who has it mapped keeps it."""
-    files = packed_files(cache.folder)
-    excess = sum(file.num_bytes for file in files) - cache.limit_bytes
-    for file in files:
-        if excess > 0 and file.path != newest:
-            log.info("removing %s from the cache: it is full", file.path)
-            file.path.unlink(missing_ok=True)
-            excess -= file.num_bytes
-
-
-def _path(folder: Path, name: str, identity: str) -> Path:
-    digest = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
-    return folder / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', name)}-{digest}{_SUFFIX}"

@@ -19,7 +19,8 @@ from pdserve.engine.models.parameters import allocate_weights, tensor_slots
 from pdserve.engine.native.linear import WeightKind
 from pdserve.engine.native.load import load_native_weights
 from pdserve.engine.native.pack import pack_weights
-from pdserve.engine.native.packed_cache import PackedCache, packed_files
+from pdserve.engine.native.packed_cache import PackedCache
+from pdserve.engine.native.packed_folder import packed_files
 from pdserve.engine.native.weights import NativeWeights
 from pdserve.errors import MissingTensor, ModelError
 from tests.checkpoints import make_checkpoint

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.native import packed_cache
-from pdserve.engine.native.packed_cache import PackedCache, packed_arrays, packed_files
+from pdserve.engine.native.packed_cache import PackedCache, packed_arrays
+from pdserve.engine.native.packed_folder import packed_files
 from pdserve.errors import RequestCancelled
 
 VALUES = torch.arange(3 * 4096, dtype=torch.uint8)
