@@ -100,7 +100,16 @@ void Plan::add_rows(int32_t request, int32_t first_row, int32_t last_row) {
     for (int32_t end = last_row; end > first_row; end -= rows_per_item_) {
         const int32_t start = std::max(first_row, end - rows_per_item_);
         for (int head = 0; head < pool_.num_kv_heads; ++head) {
-            items_.push_back({request, head, start, end - start});
+            items_.push_back({
+                .request = request,
+                .first_head = head,
+                .num_heads = 1,
+                .first_row = start,
+                .num_rows = end - start,
+                .first_run = 0,
+                .last_run = INT32_MAX / kRunKeys,
+                .shared = -1,
+            });
         }
     }
 }
@@ -131,11 +140,10 @@ void attend(Plan& plan, int layer, const QueryRows& query, void* out, float scal
         .sliding_window = plan.sliding_window_,
     };
     const Kernels& kernels = PDSERVE_OF_VARIANT(variant, Kernels);
-    const AttendFunction attend_item =
-        pool.is_bfloat16 ? kernels.attend_bfloat16 : kernels.attend_float32;
+    const KernelsOfType& kernel = pool.is_bfloat16 ? kernels.bfloat16 : kernels.float32;
     ThreadPool::instance().parallel_for(static_cast<int64_t>(plan.items_.size()), [&](int64_t i) {
         static thread_local ThreadScratch scratch;
-        attend_item(call, plan.items_[i], scratch.at_least(plan.scratch_bytes_));
+        kernel.attend(call, plan.items_[i], scratch.at_least(plan.scratch_bytes_), nullptr);
     });
 }
 

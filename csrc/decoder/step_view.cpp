@@ -12,12 +12,12 @@ namespace pdserve::decoder {
 
 StepView::StepView(const Model& model, nb::handle token_ids, nb::handle query_start,
     nb::handle context_lens, nb::handle block_tables, nb::handle sampled_rows, nb::handle kv_pool,
-    nb::handle logits)
+    nb::handle out)
     : token_ids_(token_ids, "token_ids"),
       batch_(query_start, context_lens, block_tables),
       sampled_rows_(sampled_rows, "sampled_rows"),
       pool_(kv_pool, 0, Access::kWrite),
-      logits_(logits, "logits", Access::kWrite) {
+      out_(out, "out", Access::kWrite) {
     check_tokens(model);
     check_pool(model);
     batch_.check_values(token_ids_.size(0), pool_);
@@ -54,9 +54,9 @@ void StepView::check_sampled(const Model& model) const {
         }
         least = rows[i] + 1;
     }
-    logits_.expect_type({ElementType::kFloat32});
-    logits_.expect_shape({sampled_rows_.size(0), model.sizes.vocab}, "[num_sampled, vocab_size]");
-    logits_.expect_contiguous();
+    out_.expect_type({ElementType::kFloat32});
+    out_.expect_shape({sampled_rows_.size(0), model.sizes.vocab}, "[num_sampled, vocab_size]");
+    out_.expect_contiguous();
 }
 
 Inputs StepView::inputs() const {
@@ -70,7 +70,7 @@ Inputs StepView::inputs() const {
     inputs.step.table_stride = batch_.block_tables.stride(0);
     inputs.pool = pool_.pool();
     inputs.sampled = {sampled_rows_.data<int64_t>(), sampled_rows_.size(0)};
-    inputs.logits = logits_.data<float>();
+    inputs.logits = out_.data<float>();
     return inputs;
 }
 

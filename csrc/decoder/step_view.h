@@ -16,7 +16,7 @@ public:
     // Raises TypeError or ValueError: a dtype, shape, stride or value; or a pool of another model.
     StepView(const Model& model, nanobind::handle token_ids, nanobind::handle query_start,
         nanobind::handle context_lens, nanobind::handle block_tables,
-        nanobind::handle sampled_rows, nanobind::handle kv_pool, nanobind::handle logits);
+        nanobind::handle sampled_rows, nanobind::handle kv_pool, nanobind::handle out);
 
     // Borrows the arrays.
     Inputs inputs() const;
@@ -30,7 +30,7 @@ private:
     attention::BatchView batch_;
     TensorView sampled_rows_;
     attention::PoolView pool_;
-    TensorView logits_;
+    TensorView out_;
 };
 
 }  // namespace pdserve::decoder

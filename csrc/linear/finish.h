@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernel.h"
+#include "tile.h"
 #include "weights.h"
 
 namespace pdserve::linear {
@@ -43,92 +44,98 @@ PDSERVE_INLINE void put(T* target, FloatLanes lanes, int64_t count) {
     }
 }
 
+// The part of a result that belongs to one chunk of panels. Rows are gone through innermost, so
+// that the CPU can overlap them.
 class Finish {
 public:
     explicit Finish(const Call& call) : call_(call) {}
 
-    // sums: [num_rows][kGroupOutputs], of the group's panels, of the rows from first_row on.
-    void run(float* sums, int64_t first_row, int num_rows, int64_t group) const {
-        for (int r = 0; r < num_rows; ++r) {
-            float* row = sums + r * kGroupOutputs;
-            scale_and_bias(row, group);
-            const int64_t out_row = (first_row + r) * call_.out_stride;
-            switch (call_.result) {
-                case Result::kStore:
-                    if (call_.is_bfloat16) {
-                        put_group(static_cast<BFloat16*>(call_.out) + out_row, row, group);
-                    } else {
-                        put_group(static_cast<float*>(call_.out) + out_row, row, group);
-                    }
-                    break;
-                case Result::kStoreFloat:
-                    put_group(static_cast<float*>(call_.out) + out_row, row, group);
-                    break;
-                case Result::kAdd:
-                    add_group(static_cast<float*>(call_.out) + out_row, row, group);
-                    break;
-                case Result::kGatedSilu:
-                    if (call_.is_bfloat16) {
-                        put_gated(static_cast<BFloat16*>(call_.out) + out_row, row, group);
-                    } else {
-                        put_gated(static_cast<float*>(call_.out) + out_row, row, group);
-                    }
-                    break;
-            }
+    // sums: [num_rows][kSumStride], of the chunk's panels, of the rows from first_row on.
+    void run(float* sums, int64_t first_row, int num_rows, int64_t first_panel,
+        int num_panels) const {
+        const int64_t first_lane = first_panel * kPanelOutputs;
+        const Chunk chunk{sums, first_row, num_rows, first_lane, num_panels * kPanelOutputs};
+        if (call_.scales != nullptr) {
+            change(chunk, call_.scales, [](FloatLanes y, FloatLanes scale) { return y * scale; });
+        }
+        if (call_.bias != nullptr) {
+            change(chunk, call_.bias, [](FloatLanes y, FloatLanes bias) { return y + bias; });
+        }
+        switch (call_.result) {
+            case Result::kStore:
+                call_.is_bfloat16 ? put_all<BFloat16>(chunk) : put_all<float>(chunk);
+                break;
+            case Result::kStoreFloat: put_all<float>(chunk); break;
+            case Result::kAdd: add_all(chunk); break;
+            case Result::kGatedSilu:
+                call_.is_bfloat16 ? put_gated<BFloat16>(chunk) : put_gated<float>(chunk);
+                break;
         }
     }
 
 private:
-    // The last group may have one panel only; the other's sums are not looked at.
-    int num_outputs(int64_t group) const {
-        const int64_t left = call_.layout.num_panels - group * kGroupPanels;
-        return static_cast<int>(left < kGroupPanels ? left : kGroupPanels) * kPanelOutputs;
+    struct Chunk {
+        float* sums;
+        int64_t first_row;
+        int num_rows;
+        int64_t first_lane;
+        int num_lanes;
+    };
+
+    template <class T>
+    T* out_row(const Chunk& chunk, int row) const {
+        return static_cast<T*>(call_.out) + (chunk.first_row + row) * call_.out_stride;
     }
 
-    void scale_and_bias(float* row, int64_t group) const {
-        const int64_t first = group * kGroupOutputs;
-        const int count = num_outputs(group);
-        if (call_.scales != nullptr) {
-            for (int i = 0; i < count; i += kLanes) {
-                store(row + i, load(row + i) * load(call_.scales + first + i));
-            }
-        }
-        if (call_.bias != nullptr) {
-            for (int i = 0; i < count; i += kLanes) {
-                store(row + i, load(row + i) + load(call_.bias + first + i));
+    template <class Change>
+    static void change(const Chunk& chunk, const float* factors, const Change& change) {
+        for (int i = 0; i < chunk.num_lanes; i += kLanes) {
+            const FloatLanes factor = load(factors + chunk.first_lane + i);
+            for (int r = 0; r < chunk.num_rows; ++r) {
+                float* y = chunk.sums + r * kSumStride + i;
+                store(y, change(load(y), factor));
             }
         }
     }
 
     template <class T>
-    void put_group(T* out, const float* row, int64_t group) const {
-        const int64_t first = group * kGroupOutputs;
-        const int count = num_outputs(group);
-        for (int i = 0; i < count; i += kLanes) {
-            put(out + first + i, load(row + i), call_.num_columns - first - i);
-        }
-    }
-
-    void add_group(float* out, float* row, int64_t group) const {
-        const int64_t first = group * kGroupOutputs;
-        const int count = num_outputs(group);
-        for (int i = 0; i < count; i += kLanes) {
-            float* target = out + first + i;
-            const int64_t left = call_.num_columns - first - i;
-            if (left >= kLanes) {
-                store(target, load(target) + load(row + i));
-            } else {
-                for (int j = 0; j < left; ++j) target[j] += row[i + j];
+    void put_all(const Chunk& chunk) const {
+        for (int i = 0; i < chunk.num_lanes; i += kLanes) {
+            const int64_t column = chunk.first_lane + i;
+            for (int r = 0; r < chunk.num_rows; ++r) {
+                const FloatLanes y = load(chunk.sums + r * kSumStride + i);
+                put(out_row<T>(chunk, r) + column, y, call_.num_columns - column);
             }
         }
     }
 
+    void add_all(const Chunk& chunk) const {
+        for (int i = 0; i < chunk.num_lanes; i += kLanes) {
+            const int64_t column = chunk.first_lane + i;
+            const int64_t left = call_.num_columns - column;
+            for (int r = 0; r < chunk.num_rows; ++r) {
+                const float* y = chunk.sums + r * kSumStride + i;
+                float* target = out_row<float>(chunk, r) + column;
+                if (left >= kLanes) {
+                    store(target, load(target) + load(y));
+                } else {
+                    for (int j = 0; j < left; ++j) target[j] += y[j];
+                }
+            }
+        }
+    }
+
+    // Two panels become one panel's columns.
     template <class T>
-    void put_gated(T* out, const float* row, int64_t group) const {
-        const int64_t first = group * kPanelOutputs;
-        for (int i = 0; i < kPanelOutputs; i += kLanes) {
-            const FloatLanes gated = silu(load(row + i)) * load(row + kPanelOutputs + i);
-            put(out + first + i, gated, call_.num_columns - first - i);
+    void put_gated(const Chunk& chunk) const {
+        for (int i = 0; i < chunk.num_lanes / 2; i += kLanes) {
+            const int gate = i / kPanelOutputs * 2 * kPanelOutputs + i % kPanelOutputs;
+            const int64_t column = chunk.first_lane / 2 + i;
+            for (int r = 0; r < chunk.num_rows; ++r) {
+                const float* y = chunk.sums + r * kSumStride + gate;
+                const FloatLanes gated = silu(load(y)) * load(y + kPanelOutputs);
+                put(out_row<T>(chunk, r) + column, gated, call_.num_columns - column);
+            }
         }
     }
 

@@ -10,12 +10,8 @@
 
 namespace pdserve::linear {
 
-// How the kernels read an element of x.
-enum class Activation { kFloat32, kBFloat16Pairs };
-
-// Panels whose sums are finished together: gate and up, if the matrix is gated.
-constexpr int kGroupPanels = 2;
-constexpr int kGroupOutputs = kGroupPanels * kPanelOutputs;
+// Panels whose products are finished together. Even if the matrix is gated: gate and up.
+constexpr int kMaxChunkPanels = 4;
 
 // One call. Everything is checked before it comes here.
 struct Call {
@@ -35,12 +31,12 @@ struct Call {
     int64_t num_columns;  // of out
 };
 
-// The unit of work: some rows, for some consecutive groups of panels.
+// The unit of work: some rows, for some consecutive panels; first_panel is even.
 struct WorkItem {
     int64_t first_row;
     int64_t num_rows;
-    int64_t first_group;
-    int64_t num_groups;
+    int64_t first_panel;
+    int64_t num_panels;
 };
 
 using MultiplyFunction = void (*)(const Call& call, const WorkItem& item);

@@ -12,7 +12,7 @@ namespace pdserve::linear {
 
 namespace {
 
-// Rows that use a group of panels while it is in the L2 cache.
+// Rows that use a chunk of panels while it is in the L2 cache.
 constexpr int64_t kMostRowsPerItem = 192;
 constexpr int64_t kFewestRowsPerItem = 48;
 
@@ -67,21 +67,22 @@ void bring_x(const Product& product, const Form& form, ScratchBuffer& scratch, C
     call.x_row_bytes = row_bytes;
 }
 
-// Items of a product: all combinations of a run of rows with a run of groups.
+// Items of a product: all combinations of a run of rows with a run of panels.
 struct Split {
     int64_t num_rows;
-    int64_t num_groups;
+    int64_t num_panels;
     int64_t row_runs;
-    int64_t group_runs;
+    int64_t panel_runs;
 
     static Split of(const Call& call, int64_t num_rows, int num_threads) {
-        const int64_t groups = ceil_div(call.layout.num_panels, kGroupPanels);
-        Split split{num_rows, groups, ceil_div(num_rows, kMostRowsPerItem), 1};
+        const int64_t panels = call.layout.num_panels;
+        Split split{num_rows, panels, ceil_div(num_rows, kMostRowsPerItem), 1};
         const int64_t wanted = num_threads == 1 ? 1 : kItemsPerThread * num_threads;
-        const int64_t bytes = call.layout.num_panels * call.layout.panel_bytes;
-        const int64_t most_runs = std::max<int64_t>(1, bytes / kFewestBytesPerItem);
-        split.group_runs = std::min({groups, most_runs, ceil_div(wanted, split.row_runs)});
-        while (split.row_runs * split.group_runs < wanted
+        const int64_t most_runs =
+            std::max<int64_t>(1, panels * call.layout.panel_bytes / kFewestBytesPerItem);
+        split.panel_runs = std::min(
+            {ceil_div(panels, kMaxChunkPanels), most_runs, ceil_div(wanted, split.row_runs)});
+        while (split.row_runs * split.panel_runs < wanted
             && num_rows / (split.row_runs + 1) >= kFewestRowsPerItem) {
             ++split.row_runs;
         }
@@ -89,14 +90,19 @@ struct Split {
     }
 
     WorkItem item(int64_t index) const {
-        // Neighbours in time share rows of x.
-        const int64_t rows = index / group_runs, groups = index % group_runs;
+        const int64_t rows = index / panel_runs;
         WorkItem item;
         item.first_row = num_rows * rows / row_runs;
         item.num_rows = num_rows * (rows + 1) / row_runs - item.first_row;
-        item.first_group = num_groups * groups / group_runs;
-        item.num_groups = num_groups * (groups + 1) / group_runs - item.first_group;
+        item.first_panel = run_start(index % panel_runs);
+        item.num_panels = run_start(index % panel_runs + 1) - item.first_panel;
         return item;
+    }
+
+    // Whole chunks to a run, but for the last.
+    int64_t run_start(int64_t run) const {
+        const int64_t chunks = ceil_div(num_panels, kMaxChunkPanels);
+        return std::min(chunks * run / panel_runs * kMaxChunkPanels, num_panels);
     }
 };
 
@@ -122,7 +128,7 @@ void multiply(const Product& product, Variant variant) {
     bring_x(product, form, scratch, call);
     ThreadPool& pool = ThreadPool::instance();
     const Split split = Split::of(call, product.num_rows, pool.num_threads());
-    pool.parallel_for(split.row_runs * split.group_runs,
+    pool.parallel_for(split.row_runs * split.panel_runs,
         [&](int64_t i) { form.multiply(call, split.item(i)); });
 }
 

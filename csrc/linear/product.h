@@ -1,12 +1,10 @@
-// Products of one work item: some rows of x by some groups of panels.
+// Products of one work item: some rows of x by some panels, a chunk of panels at a time.
 //
-// A group is read from memory once: the rows that come after the first few find it in the cache.
-// While one group is used, the next one is fetched, so that memory never waits for arithmetic.
+// A chunk is read from memory once: the rows that come after the first few find it in the cache.
+// While one chunk is used, the next one is fetched, so that memory never waits for arithmetic.
 //
 // Never checks anything: launch.cpp has.
 #pragma once
-
-#include <utility>
 
 #include "finish.h"
 #include "kernel.h"
@@ -15,72 +13,83 @@
 namespace pdserve::linear {
 namespace {
 
-// Rows in pieces of nearly equal size: [first, first + count).
-struct Piece {
-    int64_t first;
-    int count;
-};
-
-PDSERVE_INLINE int64_t num_pieces(int64_t num_rows) {
-    return (num_rows + kTileRows - 1) / kTileRows;
-}
-
-PDSERVE_INLINE Piece piece_of(int64_t num_rows, int64_t pieces, int64_t index) {
-    const int64_t first = num_rows * index / pieces;
-    return {first, static_cast<int>(num_rows * (index + 1) / pieces - first)};
-}
+// Two chunks, and rows of x, are to fit into the L2 cache.
+constexpr int64_t kMaxChunkBytes = 400 << 10;
 
 template <class Reader>
 class Multiply {
 public:
-    Multiply(const Call& call, const WorkItem& item)
-        : call_(call), item_(item), finish_(call), pieces_(num_pieces(item.num_rows)) {}
+    Multiply(const Call& call, const WorkItem& item) : call_(call), item_(item), finish_(call) {}
 
     void run() {
-        const int64_t end = item_.first_group + item_.num_groups;
-        for (int64_t group = item_.first_group; group < end; ++group) multiply_group(group);
-    }
-
-private:
-    void multiply_group(int64_t group) {
-        const Layout& layout = call_.layout;
-        const int64_t first_panel = group * kGroupPanels;
-        const int64_t panels_left = layout.num_panels - first_panel;
-        const int num_panels = panels_left < kGroupPanels ? static_cast<int>(panels_left)
-                                                          : kGroupPanels;
-        const uint8_t* panels = call_.weights + first_panel * layout.panel_bytes;
-        const uint8_t* next = panels + kGroupPanels * layout.panel_bytes;
-        const uint8_t* const next_end = next + kGroupPanels * layout.panel_bytes;
-        const int64_t pass_lines = lines_per_unit();
-        for (int64_t i = 0; i < pieces_; ++i) {
-            const Piece piece = piece_of(item_.num_rows, pieces_, i);
-            alignas(64) float sums[kTileRows * kGroupOutputs];
-            const uint8_t* x = static_cast<const uint8_t*>(call_.x)
-                + (item_.first_row + piece.first) * call_.x_row_bytes;
-            for (int p = 0; p < num_panels; p += kTilePanels) {
-                const int lines = next < next_end ? static_cast<int>(pass_lines) : 0;
-                const auto sum = num_panels - p >= kTilePanels
-                    ? kSumTiles<Reader, kTilePanels>.functions[piece.count - 1]
-                    : kSumTiles<Reader, 1>.functions[piece.count - 1];
-                sum(x, call_.x_row_bytes, panels + p * layout.panel_bytes, layout.panel_bytes,
-                    layout.num_units, {next, lines}, sums + p * kPanelOutputs);
-                next += lines * 64 * layout.num_units;
-            }
-            finish_.run(sums, item_.first_row + piece.first, piece.count, group);
+        const int64_t end = item_.first_panel + item_.num_panels;
+        for (int64_t panel = item_.first_panel; panel < end;) {
+            const int num_panels = chunk_panels(end - panel);
+            multiply_chunk(panel, num_panels);
+            panel += num_panels;
         }
     }
 
-    // So many that the next group is there when this one is done.
-    int64_t lines_per_unit() const {
-        const int64_t passes = pieces_ * (kGroupPanels / kTilePanels);
-        const int64_t lines = kGroupPanels * Reader::kUnitBytes / 64;
-        return (lines + passes - 1) / passes;
+private:
+    // 4, 2 or 1: even where the matrix is gated.
+    int chunk_panels(int64_t panels_left) const {
+        const bool suits_rows = item_.num_rows <= max_tile_rows(4)
+            || item_.num_rows > max_tile_rows(2);
+        const bool fits = 4 * call_.layout.panel_bytes <= kMaxChunkBytes;
+        if (kWidestTile == 4 && panels_left >= 4 && suits_rows && fits) return 4;
+        return panels_left >= 2 ? 2 : 1;
     }
+
+    void multiply_chunk(int64_t first_panel, int num_panels) {
+        const Layout& layout = call_.layout;
+        const int tile_panels = num_panels < kWidestTile ? num_panels : kWidestTile;
+        const int max_rows = max_tile_rows(tile_panels);
+        const int64_t num_pieces = (item_.num_rows + max_rows - 1) / max_rows;
+        const int64_t num_passes = num_pieces * (num_panels / tile_panels);
+        const uint8_t* panels = call_.weights + first_panel * layout.panel_bytes;
+        Fetch next(panels + num_panels * layout.panel_bytes, num_panels, num_passes);
+        alignas(64) float sums[kMaxTileRows * kSumStride];
+        for (int64_t i = 0; i < num_pieces; ++i) {
+            // Pieces of nearly equal size.
+            const int64_t first_row = item_.num_rows * i / num_pieces;
+            const int num_rows =
+                static_cast<int>(item_.num_rows * (i + 1) / num_pieces - first_row);
+            const int64_t row = item_.first_row + first_row;
+            const auto* x = static_cast<const uint8_t*>(call_.x) + row * call_.x_row_bytes;
+            const auto sum = sum_tile_for<Reader>(num_rows, tile_panels);
+            for (int p = 0; p < num_panels; p += tile_panels) {
+                sum(x, call_.x_row_bytes, panels + p * layout.panel_bytes, layout.panel_bytes,
+                    layout.num_units, next.take(layout.num_units), sums + p * kPanelOutputs);
+            }
+            finish_.run(sums, row, num_rows, first_panel, num_panels);
+        }
+    }
+
+    // The lines of the next chunk, shared out among the passes over the inputs of this one.
+    class Fetch {
+    public:
+        Fetch(const uint8_t* start, int num_panels, int64_t num_passes) : next_(start) {
+            const int64_t lines = (num_panels * Reader::kUnitBytes + 63) / 64;
+            lines_per_unit_ = static_cast<int>((lines + num_passes - 1) / num_passes);
+            passes_left_ = (lines + lines_per_unit_ - 1) / lines_per_unit_;
+        }
+
+        Prefetch take(int64_t num_units) {
+            const Prefetch ahead{next_, passes_left_ > 0 ? lines_per_unit_ : 0};
+            next_ += num_units * ahead.num_lines * 64;
+            --passes_left_;
+            return ahead;
+        }
+
+    private:
+        const uint8_t* next_;
+        int lines_per_unit_;
+        int64_t passes_left_;
+    };
 
     const Call& call_;
     const WorkItem& item_;
     const Finish finish_;
-    const int64_t pieces_;
 };
 
 template <class Reader>
