@@ -15,7 +15,7 @@ from pdserve.engine.attention import attention_backend
 from pdserve.engine.checkpoint_tensors import open_tensors
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.decoder import Decoder
-from pdserve.engine.models.parameters import allocate_weights, tensor_slots
+from pdserve.engine.models.parameters import DecoderWeights, allocate_weights, tensor_slots
 from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.native.decoder import NativeDecoder
 from pdserve.engine.native.linear import WeightKind
@@ -69,6 +69,18 @@ def load_torch_decoder(
     on_progress: Progress | None = None,
 ) -> TorchDecoder:
     """The decoder in plain torch, on any device. Arguments and errors are those of load_decoder."""
+    weights = load_torch_weights(checkpoint, config, dtype, device, on_progress)
+    return TorchDecoder(config, weights, attention_backend(device))
+
+
+def load_torch_weights(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_progress: Progress | None = None,
+) -> DecoderWeights:
+    """All weights on a device. Arguments and errors are those of load_decoder."""
     weights = allocate_weights(config, dtype, device)
     slots = tensor_slots(weights, config)
     shapes = {name: slot.shape for name, slot in slots.items()}
@@ -83,4 +95,4 @@ def load_torch_decoder(
         loaded_bytes += destination.nbytes
         if on_progress is not None:
             on_progress(loaded_bytes / total_bytes)
-    return TorchDecoder(config, weights, attention_backend(device))
+    return weights
