@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -30,7 +29,7 @@ from pdserve.engine.weights import load_decoder
 from pdserve.errors import ConfigError
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.node.cores import plan_cores, use_compute_cores, use_service_cores
-from pdserve.user_cache import cache_folder
+from pdserve.node.prefetch import weights_folder
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +98,7 @@ def packed_cache(engine: EngineConfig, timeouts: Timeouts) -> PackedCache | None
     Raises:
         ConfigError: packed_limit is no size.
     """
-    folder = Path(engine.packed_dir) if engine.packed_dir else cache_folder("weights")
+    folder = weights_folder(engine)
     limit_bytes = parse_bytes(engine.packed_limit)
     if folder is None or limit_bytes == 0:
         return None

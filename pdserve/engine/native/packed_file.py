@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from pdserve import _native
+from pdserve.engine.native.packed_folder import read_ahead
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ def read_packed_file(path: Path, identity: str) -> dict[str, Tensor]:
         if index.identity != identity:
             raise UnusableFile("it was made of something else")
         size = os.fstat(file.fileno()).st_size
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+        read_ahead(file.fileno())
         mapped = from_dlpack(_native.map_shared(file.fileno(), size, writable=False))
     return {name: _view(mapped, array) for name, array in index.arrays.items()}
 

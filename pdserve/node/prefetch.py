@@ -1,0 +1,48 @@
+"""Asks the disk for packed weights while Python loads torch, which takes longer. No torch here.
+
+It is a guess, and costs nothing where the file is in memory: which file is right, whether it is
+sound, and what to do without one, loading finds out as if this did not exist.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+
+from pdserve.config import EngineConfig, NodeConfig
+from pdserve.demo_model import CHECKPOINT_PATH
+from pdserve.engine.native.packed_folder import files_of_model, read_ahead
+from pdserve.user_cache import cache_folder
+
+log = logging.getLogger(__name__)
+
+
+def prefetch_weights(config: NodeConfig) -> None:
+    """Start to read the file that was last used for a model of that name, and return."""
+    folder = weights_folder(config.engine)
+    if folder is None:
+        return
+    directory = Path(config.checkpoint.model or CHECKPOINT_PATH).expanduser()
+    model_id = directory.resolve().name if directory.is_dir() else config.checkpoint.model
+    files = files_of_model(folder, model_id)
+    if files:
+        threading.Thread(target=_read_ahead, args=(files[-1].path,), daemon=True).start()
+
+
+def weights_folder(engine: EngineConfig) -> Path | None:
+    """Where packed weights are kept, if they are; None: there is no such place."""
+    return Path(engine.packed_dir) if engine.packed_dir else cache_folder("weights")
+
+
+def _read_ahead(path: Path) -> None:
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        log.debug("%s is not read ahead: %s", path, error)
+        return
+    try:
+        read_ahead(fd)
+    finally:
+        os.close(fd)
