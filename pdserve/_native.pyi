@@ -244,6 +244,13 @@ def map_shared(fd: int, size: int, writable: bool) -> NDArray[np.uint8]:
         OSError: it cannot be mapped.
     """
 
+def read_in(region: NDArray[np.uint8]) -> bool:
+    """Read the file that map_shared has mapped here, and map all of its pages.
+
+    In huge pages where the file system has them and the page cache does not hold small ones yet.
+    False: the kernel does not know how (before Linux 5.14), or the file cannot be read.
+    """
+
 def commit_huge_pages(region: NDArray[np.uint8]) -> bool:
     """Give a shared region all of its memory now, in huge pages where the kernel has them.
 

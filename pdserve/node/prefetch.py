@@ -7,13 +7,13 @@ sound, and what to do without one, loading finds out as if this did not exist.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from pathlib import Path
 
 from pdserve.config import EngineConfig, NodeConfig
 from pdserve.demo_model import CHECKPOINT_PATH
-from pdserve.engine.native.packed_folder import files_of_model, read_ahead
+from pdserve.engine.native.packed_folder import files_of_model
+from pdserve.engine.native.packed_pages import map_pages
 from pdserve.user_cache import cache_folder
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ def prefetch_weights(config: NodeConfig) -> None:
     model_id = directory.resolve().name if directory.is_dir() else config.checkpoint.model
     files = files_of_model(folder, model_id)
     if files:
-        threading.Thread(target=_read_ahead, args=(files[-1].path,), daemon=True).start()
+        threading.Thread(target=_read, args=(files[-1].path,), daemon=True).start()
 
 
 def weights_folder(engine: EngineConfig) -> Path | None:
@@ -36,13 +36,9 @@ def weights_folder(engine: EngineConfig) -> Path | None:
     return Path(engine.packed_dir) if engine.packed_dir else cache_folder("weights")
 
 
-def _read_ahead(path: Path) -> None:
+def _read(path: Path) -> None:
     try:
-        fd = os.open(path, os.O_RDONLY)
+        with path.open("rb") as file:
+            map_pages(file.fileno())  # and unmap them: what was read stays in memory
     except OSError as error:
         log.debug("%s is not read ahead: %s", path, error)
-        return
-    try:
-        read_ahead(fd)
-    finally:
-        os.close(fd)

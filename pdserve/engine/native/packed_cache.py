@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from pdserve.engine.native.file_lock import file_lock
 from pdserve.engine.native.packed_file import UnusableFile, read_packed_file, write_packed_file
 from pdserve.engine.native.packed_folder import make_room, packed_path
+from pdserve.engine.native.packed_pages import HUGE_PAGE_BYTES, private_pages
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +61,15 @@ def packed_arrays(
         else:
             if arrays is not None:
                 return arrays
-    return dict(pack())
+    return {name: _in_huge_pages(array) for name, array in pack()}
+
+
+def _in_huge_pages(array: Tensor) -> Tensor:
+    """As the cache's file would have it; those that are small stay where they are."""
+    if array.nbytes < 2 * HUGE_PAGE_BYTES:
+        return array
+    copy = torch.from_numpy(private_pages(array.nbytes)).view(array.dtype).view(array.shape)
+    return copy.copy_(array)
 
 
 def _from_disk(

@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from pdserve import _native
-from pdserve.engine.native.packed_folder import read_ahead
+from pdserve.engine.native.packed_pages import map_pages
 
 log = logging.getLogger(__name__)
 
@@ -88,9 +87,7 @@ def read_packed_file(path: Path, identity: str) -> dict[str, Tensor]:
         index = _read_index(file)
         if index.identity != identity:
             raise UnusableFile("it was made of something else")
-        size = os.fstat(file.fileno()).st_size
-        read_ahead(file.fileno())
-        mapped = from_dlpack(_native.map_shared(file.fileno(), size, writable=False))
+        mapped = from_dlpack(map_pages(file.fileno()))
     return {name: _view(mapped, array) for name, array in index.arrays.items()}
 
 
