@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
+from pdserve.engine.native.huge_writes import HugeWriter
 from pdserve.engine.native.packed_pages import map_pages
 
 log = logging.getLogger(__name__)
@@ -65,8 +66,8 @@ def write_packed_file(path: Path, identity: str, arrays: Iterable[tuple[str, Ten
     """
     new = path.with_suffix(f".{os.getpid()}.new")
     try:
-        with new.open("w+b") as file:
-            _write(file, identity, arrays)
+        with new.open("w+b", buffering=0) as file:
+            _write(file.fileno(), identity, arrays)
             synced = os.dup(file.fileno())
         new.replace(path)
     except BaseException:
@@ -91,22 +92,21 @@ def read_packed_file(path: Path, identity: str) -> dict[str, Tensor]:
     return {name: _view(mapped, array) for name, array in index.arrays.items()}
 
 
-def _write(file: BinaryIO, identity: str, arrays: Iterable[tuple[str, Tensor]]) -> None:
+def _write(fd: int, identity: str, arrays: Iterable[tuple[str, Tensor]]) -> None:
     placed: dict[str, _Array] = {}
-    end = PAGE_BYTES
+    writer = HugeWriter(fd)
+    writer.write(memoryview(bytes(PAGE_BYTES)))  # the preamble comes last
     for name, tensor in arrays:
         dtype = str(tensor.dtype).removeprefix("torch.")
-        placed[name] = _Array(dtype, list(tensor.shape), end)
-        file.seek(end)
-        file.write(tensor.view(-1).view(torch.uint8).numpy().data)
-        end = -(-file.tell() // PAGE_BYTES) * PAGE_BYTES
+        placed[name] = _Array(dtype, list(tensor.shape), writer.tell())
+        writer.write(tensor.view(-1).view(torch.uint8).numpy().data)
+        writer.pad(PAGE_BYTES)
     index = msgspec.json.encode(_Index(identity, placed))
-    file.seek(end)
-    file.write(index)
-    file.seek(0)
-    digest = _digest(end, index)
-    file.write(_PREAMBLE.pack(_MAGIC, FORMAT, 0, _boot(), end, len(index), digest))
-    file.flush()
+    offset = writer.tell()
+    writer.write(memoryview(index))
+    writer.flush()
+    digest = _digest(offset, index)
+    os.pwrite(fd, _PREAMBLE.pack(_MAGIC, FORMAT, 0, _boot(), offset, len(index), digest), 0)
 
 
 def _sync(fd: int, path: Path) -> None:
