@@ -6,19 +6,25 @@
 #include <memory>
 #include <new>
 
+#include <sys/mman.h>
+
 namespace pdserve {
 
-// As large as the largest request so far, aligned to cache lines. Contents do not survive growing.
+// As large as the largest request so far, aligned to cache lines; in huge pages, if there are any,
+// once it fills some. Contents do not survive growing.
 class ScratchBuffer {
 public:
     void* at_least(size_t num_bytes) {
         if (num_bytes > num_bytes_) {
-            num_bytes_ = (num_bytes + 63) / 64 * 64;
-            buffer_.reset(std::aligned_alloc(64, num_bytes_));
+            const size_t unit = num_bytes < kHugePage ? 64 : kHugePage;
+            num_bytes_ = (num_bytes + unit - 1) / unit * unit;
+            buffer_.reset(std::aligned_alloc(unit, num_bytes_));
             if (!buffer_) {
                 num_bytes_ = 0;
                 throw std::bad_alloc();
             }
+            // A kernel without them: slower, not wrong.
+            if (unit == kHugePage) madvise(buffer_.get(), num_bytes_, MADV_HUGEPAGE);
         }
         return buffer_.get();
     }
@@ -26,6 +32,8 @@ public:
     size_t num_bytes() const { return num_bytes_; }
 
 private:
+    static constexpr size_t kHugePage = 2 << 20;
+
     struct Free {
         void operator()(void* pointer) const { std::free(pointer); }
     };
