@@ -109,10 +109,15 @@ class DecodeNode:
         for request, token in sampled:
             if request.lifecycle.adopted_s is not None and request.lifecycle.joined_s is None:
                 request.lifecycle.joined_s = started_s
-            if token is not None:
-                legs.add_tokens(_token_event(request, token))
-                if request.is_done:
-                    legs.close(request.request_id)
+            if token is None:
+                continue
+            index = len(request.output_token_ids) - 1
+            if index and request.finish_reason is None and token.logprobs is None:
+                legs.add_token(request.request_id, index, token.token_id)
+                continue
+            legs.add_event(_token_event(request, token))
+            if request.is_done:
+                legs.close(request.request_id)
 
     def step_done(self, sampled: Sequence[Sampled]) -> None:
         """Those that are done may have made room."""

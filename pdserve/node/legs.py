@@ -14,7 +14,7 @@ class Legs:
 
     def __init__(self) -> None:
         self._links: dict[str, CoordinatorLink] = {}  # request_id |-> whom to answer
-        self._batches: dict[CoordinatorLink, list[TokenEvent]] = {}
+        self._batches: dict[CoordinatorLink, TokenBatch] = {}  # not sent yet, so still filled
         self._is_empty = asyncio.Event()
         self._is_empty.set()
 
@@ -44,17 +44,35 @@ class Legs:
         """The legs that this coordinator started."""
         return [request_id for request_id, owner in self._links.items() if owner is link]
 
-    def add_tokens(self, event: TokenEvent) -> None:
-        """Put tokens into the step's message to the leg's coordinator."""
-        link = self._links.get(event.request_id)
-        if link is not None:
-            self._batches.setdefault(link, []).append(event)
+    def add_event(self, event: TokenEvent) -> None:
+        """Put tokens with more to say into the step's message to the leg's coordinator."""
+        batch = self._batch(event.request_id)
+        if batch is not None:
+            batch.events.append(event)
+
+    def add_token(self, request_id: str, index: int, token_id: int) -> None:
+        """As `add_event`, of one that is just a token."""
+        batch = self._batch(request_id)
+        if batch is not None:
+            batch.request_ids.append(request_id)
+            batch.indices.append(index)
+            batch.token_ids.append(token_id)
 
     def flush(self) -> None:
         """Send the step's messages."""
         batches, self._batches = self._batches, {}
-        for link, events in batches.items():
-            link.send(TokenBatch(events=events))
+        for link, batch in batches.items():
+            link.send(batch)
+
+    def _batch(self, request_id: str) -> TokenBatch | None:
+        """The step's message to the leg's coordinator; None: the leg is gone."""
+        link = self._links.get(request_id)
+        if link is None:
+            return None
+        batch = self._batches.get(link)
+        if batch is None:
+            batch = self._batches[link] = TokenBatch()  # with lists of its own
+        return batch
 
     def fail(self, request_id: str, error: PdserveError) -> None:
         """Report a leg as failed, and forget it."""
