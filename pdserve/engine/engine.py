@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from pdserve.clock import Clock
 from pdserve.engine.block_pool import BlockPool
@@ -35,6 +35,8 @@ from pdserve.errors import DeadlineExceeded, PdserveError, UnusableLogits
 from pdserve.perf_model import StepShape
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 STEP_TIME_WEIGHT = 0.1  # of the newest step in the moving average
 
@@ -122,7 +124,7 @@ class Engine(EngineCore):
         self._clock = clock
         self._wake = asyncio.Event()
         pool.on_release(self._wake.set)
-        self._thread: StepThread[tuple[Sampled, float]]  # while it runs
+        self._thread: StepThread | None = None  # from when it is needed to the end of `run`
         self._unreported: StepReport | None = None  # the last step's, while the next one is planned
 
     # ---- verbs: as the core's, and the loop hears of them ----------------------------------------
@@ -151,7 +153,7 @@ class Engine(EngineCore):
 
     async def run(self, runner: Runner, observer: StepObserver) -> None:
         """Step until cancelled; without work, wait for a verb to bring some."""
-        self._thread = StepThread()
+        thread = self._started_thread()
         try:
             while True:
                 self._wake.clear()
@@ -159,13 +161,23 @@ class Engine(EngineCore):
                 self._drop_expired(planned_at, observer)
                 rows = self.begin_step()
                 if rows:
-                    await self._step(rows, planned_at, runner, observer)
+                    await self._step(rows, planned_at, runner, observer, thread)
                 else:
                     self._report(observer)
                     self._last_end_s = None
                     await self._idle()
         finally:
-            self._thread.close()
+            self._thread = None
+            thread.close()
+
+    async def in_thread(self, function: Callable[[], T]) -> T:
+        """Call it in the thread that computes steps: before the first of them, or between two."""
+        return await self._started_thread().submit(function).result
+
+    def _started_thread(self) -> StepThread:
+        if self._thread is None:
+            self._thread = StepThread()
+        return self._thread
 
     async def _idle(self) -> None:
         """Wait for a verb, or for the deadline of somebody who waits for room."""
@@ -186,12 +198,17 @@ class Engine(EngineCore):
             observer.requests_failed([request], error)
 
     async def _step(
-        self, rows: list[Scheduled], planned_at: float, runner: Runner, observer: StepObserver
+        self,
+        rows: list[Scheduled],
+        planned_at: float,
+        runner: Runner,
+        observer: StepObserver,
+        thread: StepThread,
     ) -> None:
         progress = self._progress(rows, observer)
         started_s, model_before_s = self._clock.now(), runner.model_s
         try:
-            step = self._thread.submit(partial(self._compute, runner.prepare(rows, progress)))
+            step = thread.submit(partial(self._compute, runner.prepare(rows, progress)))
         except Exception as error:  # noqa: BLE001  one bad step must not end the node
             self._fail(rows, error, observer)
             return

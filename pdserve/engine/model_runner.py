@@ -38,7 +38,7 @@ class ModelRunner:
         assert layout == kv_cache.layout, "the pool was laid out for another model"
         assert kv_cache.pool.dtype == model.dtype, "model and pool have one dtype"
         self.model_s = 0.0  # spent in the model itself, over all steps
-        self.batches = StepBatches(kv_cache.layout.block_size, model.device)
+        self.batches = StepBatches(kv_cache.layout.block_size)
         self._model = model
         self._kv_cache = kv_cache
         self._eos_token_ids = model.config.eos_token_ids if eos_token_ids is None else eos_token_ids

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -28,9 +27,9 @@ class Extent:
 class StepArrays:
     """All but block tables of one step. What is in them is their user's business."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self) -> None:
         self.num_growths = 0  # times that memory was allocated
-        self._device = device
+        self.num_counted = 0  # first rows that are as `count_rows` makes them
         self._views_of: tuple[Extent, int] | None = None
         self._allocate(0, 0)
 
@@ -41,10 +40,17 @@ class StepArrays:
             self._allocate(grown(max_tokens, num_tokens), grown(max_rows, num_rows))
             self.num_growths += 1
 
+    def count_rows(self, num_rows: int) -> None:
+        """Make them rows of one token each, all of them sampled from."""
+        if self.num_counted < num_rows:
+            self.query_start[: num_rows + 1] = range(num_rows + 1)
+            self.sampled_rows[:num_rows] = range(num_rows)
+            self.num_counted = num_rows
+
     def batch(self, extent: Extent, block_rows: BlockRows, sampled: list[Request]) -> Batch:
-        """Views of the first so many of each; copies of them on another device than the CPU."""
+        """Views of the first so many of each."""
         key = (extent, block_rows.num_growths)
-        if self._device.type != "cpu" or key != self._views_of:  # as a rule it is as it was
+        if key != self._views_of:  # in steady decoding it is as it was
             self._views = self._view(extent, block_rows)
             self._views_of = key
         token_ids, positions, attention, sampled_rows = self._views
@@ -57,16 +63,13 @@ class StepArrays:
         self.query_start = np.zeros(max_rows + 1, dtype=np.int32)
         self.context_lens = np.zeros(max_rows, dtype=np.int32)
         self.sampled_rows = np.zeros(max_rows, dtype=np.int64)
+        self.num_counted = 0
         self._views_of = None
 
     def _view(
         self, extent: Extent, block_rows: BlockRows
     ) -> tuple[Tensor, Tensor, AttentionBatch, Tensor]:
-        num_tokens, num_rows = extent.num_tokens, extent.num_rows
-
-        def tensor(array: npt.NDArray[np.signedinteger]) -> Tensor:
-            return torch.from_numpy(array).to(self._device, non_blocking=True)
-
+        num_tokens, num_rows, tensor = extent.num_tokens, extent.num_rows, torch.from_numpy
         attention = AttentionBatch(
             query_start=tensor(self.query_start[: num_rows + 1]),
             context_lens=tensor(self.context_lens[:num_rows]),

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from pdserve.engine.batch import Batch
 from pdserve.engine.block_rows import BlockRows
@@ -26,25 +25,24 @@ class _Foreseen:
 
     requests: list[Request]
     computed: list[int]  # of each: tokens that have KV by then, which is its token's position
-    growing: list[int]  # rows whose token is the first one of its block
-    num_blocks: int  # of the longest context
 
 
 class StepBatches:
     """Batches for the steps of one engine, in memory that is kept.
 
-    A batch is good until `lay_out` is called again. Not thread-safe, but a batch may be read
-    elsewhere while the next one is foreseen.
+    They are in the host's memory, and good until `lay_out` is called again. Not thread-safe, but a
+    batch may be read elsewhere while the next one is foreseen.
     """
 
-    def __init__(self, block_size: int, device: torch.device) -> None:
+    def __init__(self, block_size: int) -> None:
         self.num_foreseen = 0  # batches that were laid out before they were planned
         self.num_anew = 0  # and those that were not
         self._block_size = block_size
         self._block_rows = BlockRows()
-        self._arrays = StepArrays(device)  # of the last batch
-        self._spare = StepArrays(device)  # for the one after it
-        self._foreseen: _Foreseen | None = None
+        self._arrays = StepArrays()  # of the last batch
+        self._spare = StepArrays()  # for the one after it
+        self._foreseen: _Foreseen | None = None  # of the batch after the last one
+        self._came_true: _Foreseen | None = None  # of the last batch
 
     @property
     def num_growths(self) -> int:
@@ -57,24 +55,10 @@ class StepBatches:
         Nothing is foreseen of a step with a prompt in it of which only a part is computed.
         """
         self._foreseen = None
-        if not all(row.samples for row in rows):
-            return
-        num_rows, spare, size = len(rows), self._spare, self._block_size
-        spare.make_room(num_rows, num_rows)
-        computed = [row.request.num_computed_tokens + row.num_tokens for row in rows]
-        positions = spare.positions[:num_rows]
-        positions[:] = computed
-        np.add(positions, 1, out=spare.context_lens[:num_rows], casting="same_kind")
-        spare.query_start[: num_rows + 1] = range(num_rows + 1)
-        spare.sampled_rows[:num_rows] = range(num_rows)
-        blocks, offsets = np.divmod(positions, size)
-        growing = np.flatnonzero(offsets == 0)
-        blocks[growing] = 0  # they are not there yet, and neither is what they would be read from
-        block_ids = self._block_rows.array[spare.sampled_rows[:num_rows], blocks]
-        spare.slots[:num_rows] = block_ids.astype(np.int64) * size + offsets
-        requests = [row.request for row in rows]
-        num_blocks = max(computed) // size + 1
-        self._foreseen = _Foreseen(requests, computed, growing.tolist(), num_blocks)
+        if self._came_true is not None:
+            self._foreseen = self._one_further(self._came_true)
+        elif all(row.samples for row in rows):
+            self._foreseen = self._first_look(rows)
 
     def lay_out(self, rows: Sequence[Scheduled]) -> Batch:
         """A plan as a batch: of each request in turn the next `num_tokens` tokens without KV.
@@ -85,35 +69,64 @@ class StepBatches:
         foreseen, self._foreseen = self._foreseen, None
         if foreseen is not None and self._has_come_true(foreseen, rows):
             self.num_foreseen += 1
+            self._came_true = foreseen
             extent, sampled = self._complete(foreseen), foreseen.requests
         else:
             self.num_anew += 1
+            self._came_true = None
             extent, sampled = self._lay_out_anew(rows)
         self._arrays, self._spare = self._spare, self._arrays
         return self._arrays.batch(extent, self._block_rows, sampled)
 
     # ---- as foreseen ---------------------------------------------------------------------------
 
+    def _first_look(self, rows: Sequence[Scheduled]) -> _Foreseen:
+        """After a step that was laid out anew."""
+        num_rows, spare, size = len(rows), self._spare, self._block_size
+        spare.make_room(num_rows, num_rows)
+        spare.count_rows(num_rows)
+        computed = [row.request.num_computed_tokens + row.num_tokens for row in rows]
+        positions = spare.positions[:num_rows]
+        positions[:] = computed
+        spare.context_lens[:num_rows] = positions + 1
+        blocks, offsets = np.divmod(positions, size)
+        blocks[offsets == 0] = 0  # such a block is not there yet: `_complete` sees to it
+        block_ids = self._block_rows.array[spare.sampled_rows[:num_rows], blocks]
+        spare.slots[:num_rows] = block_ids.astype(np.int64) * size + offsets
+        return _Foreseen([row.request for row in rows], computed)
+
+    def _one_further(self, last: _Foreseen) -> _Foreseen:
+        """After a step that had come as it was foreseen: everything is one more."""
+        num_rows, spare, arrays = len(last.requests), self._spare, self._arrays
+        spare.make_room(num_rows, num_rows)
+        spare.count_rows(num_rows)
+        np.add(arrays.positions[:num_rows], 1, out=spare.positions[:num_rows])
+        np.add(arrays.context_lens[:num_rows], 1, out=spare.context_lens[:num_rows])
+        np.add(arrays.slots[:num_rows], 1, out=spare.slots[:num_rows])
+        return _Foreseen(last.requests, [computed + 1 for computed in last.computed])
+
     def _has_come_true(self, foreseen: _Foreseen, rows: Sequence[Scheduled]) -> bool:
         """Whether the plan is one token each of the same requests, which went on as expected."""
         requests = [row.request for row in rows]
         return (
             requests == foreseen.requests
-            and all(row.num_tokens == 1 for row in rows)
+            and max([row.num_tokens for row in rows]) == 1
             and [request.num_computed_tokens for request in requests] == foreseen.computed
             and self._block_rows.holds([request.block_table for request in requests])
         )
 
     def _complete(self, foreseen: _Foreseen) -> Extent:
-        """With the tokens that the step before has sampled, and the blocks for them."""
+        """With the tokens that the step before has sampled, and the blocks that they begin."""
         arrays, size, num_rows = self._spare, self._block_size, len(foreseen.requests)
         arrays.token_ids[:num_rows] = [r.output_token_ids[-1] for r in foreseen.requests]
-        self._block_rows.make_room(num_rows, foreseen.num_blocks)
-        for row in foreseen.growing:
-            block = foreseen.computed[row] // size
-            self._block_rows.extend(row, block + 1)
-            arrays.slots[row] = int(self._block_rows.array[row, block]) * size
-        return Extent(num_rows, num_rows, num_rows, foreseen.num_blocks)
+        num_blocks = max(foreseen.computed) // size + 1
+        self._block_rows.make_room(num_rows, num_blocks)
+        for row, computed in enumerate(foreseen.computed):
+            if computed % size == 0:
+                block = computed // size
+                self._block_rows.extend(row, block + 1)
+                arrays.slots[row] = int(self._block_rows.array[row, block]) * size
+        return Extent(num_rows, num_rows, num_rows, num_blocks)
 
     # ---- anew ----------------------------------------------------------------------------------
 
@@ -128,6 +141,7 @@ class StepBatches:
         samples = [index for index, row in enumerate(rows) if row.samples]
         extent = Extent(len(token_ids), len(rows), len(samples), max(num_blocks))
         arrays.make_room(extent.num_tokens, extent.num_rows)
+        arrays.num_counted = 0
         query_start = arrays.query_start[: len(rows) + 1]
         query_start[0] = 0
         np.cumsum(num_tokens, out=query_start[1:])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Thread
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ class Computation(Generic[T]):
     result: asyncio.Future[T]  # or what it raised
 
 
-class StepThread(Generic[T]):
+class StepThread:
     """Computes one thing after the other for an event loop.
 
     Messages go there through a queue, and back as callbacks: no lock that Python code has to take.
@@ -29,10 +29,10 @@ class StepThread(Generic[T]):
     """
 
     def __init__(self) -> None:
-        """To be made, used and closed on one running event loop."""
+        """To be made, used and closed on one running event loop. An idle one keeps no process."""
         self._loop = asyncio.get_running_loop()
-        self._work: SimpleQueue[Computation[T] | None] = SimpleQueue()
-        self._thread = Thread(target=self._run, name="engine")
+        self._work: SimpleQueue[Computation[Any] | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     def submit(self, compute: Callable[[], T]) -> Computation[T]:
