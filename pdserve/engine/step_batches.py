@@ -106,13 +106,12 @@ class StepBatches:
         return _Foreseen(last.requests, [computed + 1 for computed in last.computed])
 
     def _has_come_true(self, foreseen: _Foreseen, rows: Sequence[Scheduled]) -> bool:
-        """Whether the plan is one token each of the same requests, which went on as expected."""
-        requests = [row.request for row in rows]
-        return (
-            requests == foreseen.requests
-            and max([row.num_tokens for row in rows]) == 1
-            and [request.num_computed_tokens for request in requests] == foreseen.computed
-            and self._block_rows.holds([request.block_table for request in requests])
+        """Whether the plan has the same requests, by their block tables, and all went on.
+
+        Then each lacks the KV of one token, so that its row cannot be of another length.
+        """
+        return [row.request.num_computed_tokens for row in rows] == foreseen.computed and (
+            self._block_rows.holds([row.request.block_table for row in rows])
         )
 
     def _complete(self, foreseen: _Foreseen) -> Extent:
