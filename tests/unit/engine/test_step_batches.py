@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdserve.clock import ManualClock
-from pdserve.engine.batch import Batch, build_batch
+from pdserve.engine.batch import Batch
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.core import EngineCore
 from pdserve.engine.request import Request, Scheduled
-from pdserve.engine.step_batches import StepBatches
+from tests.unit.engine.batches import BLOCK, assert_same, plain_batch, step_batches
 from tests.unit.engine.fakes import FakeRunner, decode_policy, make_request
-
-BLOCK = 4
-CPU = torch.device("cpu")
-
-
-def assert_same(batch: Batch, plain: Batch) -> None:
-    """But for what stands behind a context in a block table, which nobody reads."""
-    assert batch.sampled_requests == plain.sampled_requests
-    for name in ("token_ids", "positions", "sampled_rows"):
-        assert getattr(batch, name).tolist() == getattr(plain, name).tolist(), name
-        assert getattr(batch, name).dtype == getattr(plain, name).dtype, name
-    attention, expected = batch.attention, plain.attention
-    for name in ("query_start", "context_lens", "slot_mapping"):
-        assert getattr(attention, name).tolist() == getattr(expected, name).tolist(), name
-        assert getattr(attention, name).dtype == getattr(expected, name).dtype, name
-    assert attention.block_tables.dtype == expected.block_tables.dtype
-    for length, table, plain_table in zip(
-        expected.context_lens.tolist(),
-        attention.block_tables.tolist(),
-        expected.block_tables.tolist(),
-        strict=True,
-    ):
-        num_blocks = -(-length // BLOCK)
-        assert table[:num_blocks] == plain_table[:num_blocks]
 
 
 class Steps:
@@ -46,7 +21,7 @@ class Steps:
         self.core = EngineCore(
             BlockPool(num_blocks, BLOCK), decode_policy(budget, batch), ManualClock(), frozenset()
         )
-        self.batches = StepBatches(BLOCK)
+        self.batches = step_batches()
         self.runner = FakeRunner(BLOCK)
         self.batch: Batch | None = None  # of the last step
 
@@ -55,8 +30,8 @@ class Steps:
         rows = self.core.begin_step()
         if rows:
             self.batch = self.batches.lay_out(rows)
-            assert_same(self.batch, build_batch(rows, BLOCK, CPU))
-            before = build_batch(rows, BLOCK, CPU)
+            assert_same(self.batch, plain_batch(rows))
+            before = plain_batch(rows)
             self.batches.foresee(rows)
             assert_same(self.batch, before)  # which is being read meanwhile
         return rows
