@@ -111,7 +111,10 @@ class EngineCore:
                 if before // block_size != (before + num_tokens) // block_size:
                     self._publish_full_blocks(request, before)
                 if token is not None:
-                    self._append(request, token, now_s)
+                    request.output_token_ids.append(token.token_id)
+                    if len(request.output_token_ids) == 1:
+                        request.lifecycle.first_token_s = now_s
+                    finish(request, self._eos_token_ids)
             if request.is_done:
                 request.lifecycle.finished_s = now_s
                 done.append(request)
@@ -139,12 +142,6 @@ class EngineCore:
     def _add(self, request: Request) -> None:
         self._requests[request.request_id] = request
         self.next_deadline_s = min(self.next_deadline_s, request.targets.deadline_s)
-
-    def _append(self, request: Request, token: SampledToken, now_s: float) -> None:
-        request.output_token_ids.append(token.token_id)
-        if len(request.output_token_ids) == 1 and request.lifecycle.first_token_s is None:
-            request.lifecycle.first_token_s = now_s
-        finish(request, self._eos_token_ids)
 
     def _publish_full_blocks(self, request: Request, computed_before: int) -> None:
         """Offer the blocks that became full for reuse, the output's as well as the prompt's."""
