@@ -6,6 +6,7 @@
 #include "checksum.h"
 #include "cpu.h"
 #include "generations.h"
+#include "sampling/launch.h"
 #include "shared_memory.h"
 #include "thread_pool.h"
 #include "transfer.h"
@@ -15,6 +16,7 @@ NB_MODULE(_native, m) {
     pdserve::bind_cpu(m);
     pdserve::bind_threads(m);
     pdserve::bind_attention(m);
+    pdserve::bind_sampling(m);
     pdserve::bind_generations(m);
     pdserve::bind_checksum(m);
     pdserve::bind_shared_memory(m);

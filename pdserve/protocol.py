@@ -112,12 +112,18 @@ class Slo(Message, frozen=True):
     Clocks of two machines differ, durations do not. 0 stands for: nothing was promised.
     """
 
-    name: str = ""  # of its class; classes of equal priority share by their weights
+    name: str = ""  # of its class
+    tenant: str = ""  # whose request it is; empty: nobody's in particular
     priority: int = 0  # higher ones go first, and preempt
-    weight: float = 1.0
+    weight: float = 1.0  # of its payer
     ttft_s: float = 0.0  # until token 1 is due; negative: it is overdue
     tpot_s: float = 0.0  # for each token from then on
     deadline_s: float = 0.0  # until nobody wants the answer any more
+
+    @property
+    def payer(self) -> str:
+        """Against whose share it counts: payers of equal priority share nodes by their weights."""
+        return f"{self.name}/{self.tenant}" if self.tenant else self.name
 
 
 class PrefillLeg(Message, frozen=True):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from pdserve.block_hash import extend_hashes
 from pdserve.lifecycle import NO_TARGETS, Lifecycle, Targets
 from pdserve.protocol import FinishReason, PrefixSource, SamplingParams, TokenLogprobs
@@ -102,8 +104,8 @@ class Scheduled(NamedTuple):
         return self.num_tokens == num_tokens - request.num_computed_tokens
 
 
-class SampledToken(NamedTuple):
-    """What a step sampled for one request."""
+class SampledToken(msgspec.Struct, frozen=True):
+    """What a step sampled for one request. A struct: there is one for each row of each step."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
