@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from secrets import token_hex
 
 import uvloop
 
 from coordinator.admission import Admission, WaitingLine
-from coordinator.api import HttpServer, create_app
+from coordinator.api import ApiConfig, HttpServer, create_app
 from coordinator.api.admin import add_admin_routes
 from coordinator.flow import Flow
 from coordinator.measure import MetricsObserver
@@ -20,7 +21,10 @@ from coordinator.role_changes import RoleChanges, rebalance
 from coordinator.routing import Router
 from coordinator.running import RunningRequest
 from coordinator.service import CoordinatorService
+from coordinator.tenants import Tenants
+from coordinator.tenants.opening import open_tenants
 from coordinator.text import Tokenizer
+from coordinator.text.parts import ToolFormat
 from pdserve.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.clock import SystemClock
 from pdserve.config import CoordinatorConfig
@@ -51,7 +55,16 @@ def run(config: CoordinatorConfig) -> None:
         with_weights=False,
     )
     tokenizer = Tokenizer.from_checkpoint(checkpoint.path)
-    uvloop.run(_serve(config, checkpoint, tokenizer, classes))
+    name = config.checkpoint.served_model_name or (
+        checkpoint.model_id if config.checkpoint.model else DEMO_MODEL_NAME
+    )
+    tenants = open_tenants(
+        config.access, config.host, classes.by_name, name, os.environ, SystemClock()
+    )
+    try:
+        uvloop.run(_serve(config, checkpoint, tokenizer, classes, tenants, name))
+    finally:
+        tenants.close()
 
 
 async def _serve(
@@ -59,12 +72,11 @@ async def _serve(
     checkpoint: Checkpoint,
     tokenizer: Tokenizer,
     classes: ServiceClasses,
+    tenants: Tenants,
+    name: str,
 ) -> None:
     signals = StopSignals()
     timeouts = config.timeouts
-    name = config.checkpoint.served_model_name or (
-        checkpoint.model_id if config.checkpoint.model else DEMO_MODEL_NAME
-    )
     metrics = CoordinatorMetrics()
     registry = Registry()
     admission = Admission(
@@ -86,9 +98,11 @@ async def _serve(
         flow,
         tokenizer,
         [name],
+        config=_api_config(config),
         observer=MetricsObserver(metrics),
         metrics=metrics.exposition,
         classes=classes,
+        tenants=tenants,
     )
     changes = RoleChanges(registry, config.mode, metrics)
     add_admin_routes(app, changes)
@@ -119,6 +133,14 @@ async def _serve(
         if rebalancing is not None:
             rebalancing.cancel()
         await nodes.stop(grace_s=0.1)
+
+
+def _api_config(config: CoordinatorConfig) -> ApiConfig:
+    wanted = config.answers.tool_format
+    return ApiConfig(
+        tool_format=None if wanted == "auto" else ToolFormat(wanted),
+        splits_reasoning=config.answers.split_reasoning,
+    )
 
 
 async def _stop(http: HttpServer, signals: StopSignals, drain_s: float) -> None:

@@ -9,6 +9,7 @@
 #include "generations.h"
 #include "linear/launch.h"
 #include "rows/launch.h"
+#include "sampling/launch.h"
 #include "shared_memory.h"
 #include "thread_pool.h"
 #include "transfer.h"
@@ -21,6 +22,7 @@ NB_MODULE(_native, m) {
     pdserve::bind_linear(m);
     pdserve::bind_rows(m);
     pdserve::bind_decoder(m);
+    pdserve::bind_sampling(m);
     pdserve::bind_generations(m);
     pdserve::bind_checksum(m);
     pdserve::bind_shared_memory(m);

@@ -179,6 +179,20 @@ class Decoder:
     def workspace_bytes(self) -> int:
         """Memory for activations, as large as the largest step so far has needed."""
 
+def sample(
+    logits: Tensor,  # [num_rows, vocab_size] float32, strided but the last
+    params: bytes,  # one RowParams (csrc/sampling/row.h) a row
+    # Of the rows that have some: row, ending ids, logit_bias, prompt (empty without a repetition
+    # penalty), output, repetition, frequency and presence penalty.
+    edits: list[tuple[int, list[int], dict[int, float], list[int], list[int], float, float, float]],
+    variant: str = "",  # one of kernel_variants(), for tests
+) -> tuple[list[int], list[tuple[int, float, list[int], list[float]]]]:
+    """One token a row, -1 where the largest edited logit is not finite; `logits` stay as they are.
+
+    And for each row that asks: row, the token's log-probability, the likeliest ids, theirs. A row's
+    token depends on neither the rest of the batch, nor the threads, nor the variant.
+    """
+
 def bump_generations(
     generations: NDArray[np.uint64] | Tensor,  # [num_blocks]
     ids: NDArray[np.int32] | NDArray[np.int64] | Tensor,

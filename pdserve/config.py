@@ -25,6 +25,7 @@ Mode = Literal["disaggregated", "colocated", "adaptive"]
 PrefillPolicyName = Literal["fcfs-budget", "sjf-aging", "edf-slack", "buckets"]
 DecodePolicyName = Literal["max-batch", "tpot-cap", "slack-batch", "static"]
 Headroom = Literal["greedy", "reserve-static", "reserve-dynamic"]
+ToolFormatName = Literal["auto", "hermes", "llama3", "mistral", "pythonic"]
 RouterName = Literal[
     "predicted", "least-loaded", "power-of-two", "round-robin", "random", "prefix-affinity"
 ]
@@ -229,6 +230,33 @@ class RoutingConfig(ConfigStruct, frozen=True):
     ] = False
 
 
+API_KEY_VARIABLE = (
+    "PDSERVE_API_KEY"  # in the environment: of the coordinator a good key, of commands theirs
+)
+
+
+class AnswerConfig(ConfigStruct, frozen=True):
+    """How a model's answers are to be read."""
+
+    tool_format: Annotated[
+        ToolFormatName, Meta(description="how it writes tool calls; auto: as its chat template")
+    ] = "auto"
+    split_reasoning: Annotated[
+        bool, Meta(description="text between <think> and </think> becomes reasoning_content")
+    ] = False
+
+
+class AccessConfig(ConfigStruct, frozen=True):
+    """Who may ask, and what is written down about it."""
+
+    key_file: Annotated[
+        str, Meta(description="TOML with tenants and their keys; followed when it changes")
+    ] = ""
+    usage_db: Annotated[
+        str, Meta(description="SQLite file of what each key used; empty: not kept")
+    ] = ""
+
+
 class CoordinatorConfig(ConfigStruct, frozen=True):
     """The coordinator: HTTP for clients, gRPC for nodes."""
 
@@ -240,7 +268,9 @@ class CoordinatorConfig(ConfigStruct, frozen=True):
         Count, Meta(description="requests on nodes before new ones are refused, or wait")
     ] = 1024
     checkpoint: ModelConfig = ModelConfig()
+    answers: AnswerConfig = AnswerConfig()
     routing: RoutingConfig = RoutingConfig()
+    access: AccessConfig = AccessConfig()
     timeouts: Timeouts = Timeouts()
 
 

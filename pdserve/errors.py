@@ -13,9 +13,12 @@
     │   ├── KvBudgetTooSmall         not even one request of max_model_len fits
     │   ├── OutOfBlocks              the block pool cannot serve an allocation now
     │   └── Overloaded               refused before any work was done; try later
-    │       └── SloUnreachable       it would miss what its class promises
+    │       ├── SloUnreachable       it would miss what its class promises
+    │       └── RateLimited          its tenant has used what it may for now
     ├── RequestError                 the caller's fault: 4xx
     │   ├── InvalidRequest
+    │   ├── Unauthorized             no API key, or nobody's
+    │   ├── PermissionDenied         a key that is not good for this
     │   ├── ContextLengthExceeded
     │   ├── ModelNotFound
     │   └── NodeNotFound
@@ -148,6 +151,12 @@ class SloUnreachable(Overloaded):
     code = "slo_unreachable"
 
 
+class RateLimited(Overloaded):
+    """Its tenant has used the requests or tokens that it may for now."""
+
+    code = "rate_limit_exceeded"
+
+
 class RequestError(PdserveError):
     """The caller's fault."""
 
@@ -160,6 +169,18 @@ class RequestError(PdserveError):
 
 class InvalidRequest(RequestError):
     """A request that no server could serve as it stands."""
+
+
+class Unauthorized(RequestError):
+    """No API key came with the request, or nobody's."""
+
+    code = "invalid_api_key"
+
+
+class PermissionDenied(RequestError):
+    """The API key is good, but not for this."""
+
+    code = "permission_denied"
 
 
 class ContextLengthExceeded(RequestError):

@@ -21,7 +21,7 @@ Span = tuple[float, float]  # (start, end)
 class Targets:
     """What one leg is to keep: an Slo in points of this node's time. Infinity: no promise."""
 
-    slo_class: str = ""
+    payer: str = ""  # whose share of the node it counts against
     priority: int = 0
     weight: float = 1.0
     first_token_s: float = inf  # token 1 is due
@@ -32,7 +32,7 @@ class Targets:
     def of(cls, slo: Slo, now_s: float) -> Targets:
         """Of a leg that has just arrived."""
         return cls(
-            slo_class=slo.name,
+            payer=slo.payer,
             priority=slo.priority,
             weight=slo.weight if slo.weight > 0 else 1.0,  # it is divided by
             first_token_s=now_s + slo.ttft_s if slo.ttft_s else inf,

@@ -83,7 +83,7 @@ class Admission(Generic[T]):
         self._lowest_priority = lowest_priority
         self._rooms: dict[str, Rooms] = {}  # by class: higher ones get in the way of lower ones
         self._presence = Presence()
-        self._refusing: set[tuple[str, Reason]] = set()  # by class
+        self._refusing: set[tuple[str, Reason]] = set()  # by payer
         self.num_refused: dict[Reason, int] = dict.fromkeys(REASONS, 0)
         self._running: dict[str, _Running] = {}  # by request id
 
@@ -178,12 +178,12 @@ class Admission(Generic[T]):
             tpot_s = self._presence.tightest_tpot_s(slo, idle_s)
             of_promises.append(rooms.tpot(tpot_s, predicted))
         for room in of_promises:
-            key = (slo.name, room.reason)
+            key = (slo.payer, room.reason)
             if room.exceeds(share * (1 - HYSTERESIS) if key in self._refusing else share):
                 self._refusing.add(key)
                 fits_s = room.room_s * share * (1 - HYSTERESIS)
                 return Refuse(room.reason, self._unreachable(slo, room, fits_s, tpot_within_s))
-        self._refusing -= {(slo.name, "ttft"), (slo.name, "tpot")}
+        self._refusing -= {(slo.payer, "ttft"), (slo.payer, "tpot")}
         return Admit(slo)
 
     def _by_line(self, slo: Slo, predicted: Predicted, now_s: float) -> Decision:

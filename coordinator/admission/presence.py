@@ -84,7 +84,7 @@ class Presence:
         return min([slo.tpot_s, *tpots_s])
 
     def _of(self, slo: Slo, now_s: float) -> _Class:
-        return self._classes.setdefault(slo.name, _Class(slo, now_s))
+        return self._classes.setdefault(slo.payer, _Class(slo, now_s))
 
     def _forget(self, now_s: float) -> None:
         self._classes = {

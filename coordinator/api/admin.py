@@ -34,7 +34,7 @@ class RoleAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_admin_routes(app: web.Application, changes: RoleChanges) -> None:
-    """Let clients change roles. Whoever can reach the API can: it knows no accounts."""
+    """Let clients change roles. Where keys are in use, operators may."""
     app[_CHANGES] = changes
     app.add_routes([web.post("/admin/role", change_role)])
 

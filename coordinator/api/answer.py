@@ -51,7 +51,8 @@ async def _send(call: Call, plan: CallPlan, stream: SseStream, deltas: list[Choi
         await stream.open(call.headers)
         opening = [plan.format.opening(index) for index in range(call.num_choices)]
         events += [event for event in opening if event is not None]
-    events += [plan.format.chunk(delta) for delta in deltas]
+    chunks = [plan.format.chunk(delta) for delta in deltas]
+    events += [chunk for chunk in chunks if chunk is not None]
     if call.is_finished and plan.shows_usage:
         events.append(plan.format.usage_chunk(call.usage))
     if events:

@@ -10,12 +10,14 @@ from aiohttp import web
 
 from coordinator.api import information
 from coordinator.api.chat import chat_completions
+from coordinator.api.chat_parts import PartsOptions
 from coordinator.api.completions import completions
 from coordinator.api.config import ApiConfig
 from coordinator.api.context import CONTEXT, ApiContext
 from coordinator.api.middleware import answer_everything
 from coordinator.api.observer import NullObserver, Observer
 from coordinator.generation import Generator
+from coordinator.tenants import Tenants
 from coordinator.text import Tokenizer
 from pdserve import __version__
 from pdserve.clock import SystemClock
@@ -31,15 +33,18 @@ def create_app(
     observer: Observer | None = None,
     metrics: Callable[[], bytes] = bytes,
     classes: ServiceClasses | None = None,
+    tenants: Tenants | None = None,
 ) -> web.Application:
     """The whole API in front of `generator`, for `HttpServer`.
 
     `model_names` are what clients may call the model, its own name first. `metrics` gives the
     body of GET /metrics. `classes` are those that requests may be of; default: pdserve's own.
+    `tenants` are who may ask; default: anybody.
     """
     if not model_names:
         raise ValueError("the model needs a name")
     config = config or ApiConfig()
+    clock = SystemClock()
     app = web.Application(middlewares=[answer_everything], client_max_size=config.max_body_bytes)
     app[CONTEXT] = ApiContext(
         generator=generator,
@@ -51,7 +56,9 @@ def create_app(
         observer=observer or NullObserver(),
         metrics=metrics,
         classes=classes or parse_slo_classes(DEFAULT_CLASSES, DEFAULT_CLASS),
-        clock=SystemClock(),
+        tenants=tenants or Tenants(None, None, model_names[0], clock),
+        parts=PartsOptions(config.tool_format or tokenizer.tool_format, config.splits_reasoning),
+        clock=clock,
     )
     app.add_routes(
         [

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
 
+from coordinator.api import callers
 from coordinator.api.arrivals import Arrival, Arrivals
 from coordinator.api.choice import Choice, ChoiceDelta
 from coordinator.api.context import ApiContext, RequestTrace
@@ -45,6 +46,7 @@ class Call:
     async def __aenter__(self) -> Call:
         self._trace.num_choices = len(self._plan.requests)
         self._trace.num_prompt_tokens = sum(len(r.token_ids) for r in self._plan.requests)
+        callers.take_prompt(self._context, self._trace)
         try:
             for request in self._plan.requests:
                 self._generations.append(self._context.generator.start(request))
@@ -88,7 +90,9 @@ class Call:
             "x-pdserve-prefill-node": _joined(route.prefill_node for route in routes),
             "x-pdserve-decode-node": _joined(route.decode_node for route in routes),
         }
-        return {"x-request-id": self._trace.request_id} | {k: v for k, v in named.items() if v}
+        found = {"x-request-id": self._trace.request_id}
+        found |= callers.limit_headers(self._context, self._trace)
+        return found | {k: v for k, v in named.items() if v}
 
     @property
     def usage(self) -> Usage:

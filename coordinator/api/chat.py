@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aiohttp import web
 
 from coordinator.api.answer import answer
 from coordinator.api.body import read_request
 from coordinator.api.call import CallPlan
+from coordinator.api.chat_format import ChatFormat
+from coordinator.api.chat_parts import check_tools, plan_parts
 from coordinator.api.context import CONTEXT, ApiContext, RequestTrace
 from coordinator.api.endpoint import admit, answer_head, shows_usage
-from coordinator.api.formats import ChatFormat
 from coordinator.api.limits import check_num_chars, output_limit
 from coordinator.api.messages import conversation
 from coordinator.api.requests import ChatRequest
@@ -34,7 +37,7 @@ async def _plan(
 ) -> CallPlan:
     """Everything about the call that can be said before it runs. Raises RequestError."""
     usage = shows_usage(body)
-    text = text_options(body)
+    check_tools(body, context.tokenizer, context.parts)
     num_logprobs = _num_logprobs(body)
     max_model_len = context.max_model_len()
     chat = conversation(body)
@@ -47,23 +50,25 @@ async def _plan(
     sampling = sampling_params(
         body, context.tokenizer, max_tokens=max_tokens, logprobs=num_logprobs
     )
+    parts = plan_parts(body, token_ids, context.tokenizer, context.parts)
     head = answer_head(context, f"chatcmpl-{trace.unique}", body.model)
     now_s = context.clock.now()
     generation = GenerationRequest(
         request_id=head.id,
         token_ids=token_ids,
         sampling=sampling,
-        cache_salt=body.cache_salt or "",
+        cache_salt=terms.cache_salt,
         slo=terms.slo,
         waited_s=terms.waited_s(now_s),
         deadline_s=terms.deadline_s(now_s),
     )
     return CallPlan(
         requests=[generation],
-        text=text,
+        text=replace(text_options(body), kept_ids=parts.kept_ids),
         format=ChatFormat(
             head,
             context.tokenizer,
+            parts,
             shows_logprobs=num_logprobs is not None,
             shows_usage=usage,
         ),

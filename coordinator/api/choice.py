@@ -46,7 +46,9 @@ class Choice:
         self._options = options
         self._end_was_taken = False
         self._detokenizer = IncrementalDetokenizer(
-            tokenizer, skip_special_tokens=options.skip_special_tokens
+            tokenizer,
+            skip_special_tokens=options.skip_special_tokens,
+            kept_ids=options.kept_ids,
         )
         self._matcher = StopMatcher(options.stops, include_stop=options.include_stop)
         self._num_decoded_chars = 0

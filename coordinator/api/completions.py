@@ -81,7 +81,7 @@ def _generation(
         sampling=sampling_params(
             body, context.tokenizer, max_tokens=max_tokens, logprobs=body.logprobs
         ),
-        cache_salt=body.cache_salt or "",
+        cache_salt=terms.cache_salt,
         slo=terms.slo,
         waited_s=terms.waited_s(now_s),
         deadline_s=terms.deadline_s(now_s),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coordinator.text.parts import ToolFormat
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiConfig:
@@ -16,4 +18,6 @@ class ApiConfig:
     stall_timeout_s: float = 120.0  # a reader that takes nothing for so long is given up
     retry_after_s: int = 1  # what a refused client is told to wait, unless more is known
     deadline_s: float = 0.0  # of every request that sets none itself; 0 = none
+    tool_format: ToolFormat | None = None  # None = as the model's chat template tells
+    splits_reasoning: bool = False  # text between <think> and </think> is reasoning_content
     system_fingerprint: str = ""  # "" = derived from the model's name and pdserve's version

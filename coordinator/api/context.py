@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
+from coordinator.api.chat_parts import PartsOptions
 from coordinator.api.config import ApiConfig
 from coordinator.api.in_flight import InFlight
 from coordinator.api.observer import Observer, RequestSummary
 from coordinator.api.sse import SseStream
 from coordinator.generation import Generator
+from coordinator.tenants import Admitted, Tenants
 from coordinator.text import Tokenizer
 from pdserve.clock import Clock
 from pdserve.errors import ModelNotFound, NoNodeAvailable
@@ -32,6 +34,8 @@ class ApiContext:
     observer: Observer
     metrics: Callable[[], bytes]
     classes: ServiceClasses
+    tenants: Tenants
+    parts: PartsOptions
     clock: Clock
     in_flight: InFlight = field(default_factory=InFlight)
 
@@ -57,6 +61,7 @@ class RequestTrace:
     unique: str  # what ids of this request are made from
     request_id: str  # the client's, if it gave a sane one
     received_s: float
+    caller: Admitted | None = None  # whose it is; None: of nobody in particular, or not known yet
     endpoint: str | None = None  # set when it is a call of a generating endpoint
     slo: Slo | None = None  # what it was promised, once that is known
     is_streaming: bool = False

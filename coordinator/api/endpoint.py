@@ -6,6 +6,7 @@ import time
 
 from aiohttp import web
 
+from coordinator.api import callers
 from coordinator.api.context import TRACE, ApiContext, RequestTrace
 from coordinator.api.formats import AnswerHead
 from coordinator.api.requests import GenerationFields
@@ -13,12 +14,13 @@ from pdserve.errors import InvalidRequest, NodeDraining
 
 
 def admit(request: web.Request, context: ApiContext) -> RequestTrace:
-    """Begin a call. Raises NodeDraining when the server is about to stop."""
+    """Begin a call. Raises NodeDraining when the server is about to stop, or RateLimited."""
     trace = request[TRACE]
     trace.endpoint = request.path
     context.observer.request_started(trace.endpoint)
     if context.in_flight.is_draining:
         raise NodeDraining("the coordinator is shutting down")
+    callers.begin(context, trace)
     return trace
 
 

@@ -17,6 +17,8 @@ _SERVER = "server_error"
 # error class |-> (status, type, whether trying again later makes sense)
 _BY_CLASS: dict[type[BaseException], tuple[int, str, bool]] = {
     errors.RequestError: (400, _INVALID, False),
+    errors.Unauthorized: (401, _INVALID, False),
+    errors.PermissionDenied: (403, _INVALID, False),
     errors.ModelNotFound: (404, _INVALID, False),
     errors.NodeNotFound: (404, _INVALID, False),
     errors.RoleRefused: (409, _INVALID, False),
@@ -69,6 +71,8 @@ def describe(error: BaseException, request_id: str, retry_after_s: int) -> Error
             status, kind, is_retryable = _BY_CLASS[cls]
             param = error.param if isinstance(error, errors.RequestError) else None
             headers = {"Retry-After": _retry_after(error, retry_after_s)} if is_retryable else {}
+            if status == web.HTTPUnauthorized.status_code:
+                headers["WWW-Authenticate"] = "Bearer"
             return ErrorReply(status, ErrorDetail(error.message, kind, param, error.code), headers)
     message = f"internal error; quote the request id {request_id} when you report it"
     return ErrorReply(500, ErrorDetail(message, _SERVER, None, "internal_error"))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator.api.requests import ChatRequest, Message
+import msgspec
+
+from coordinator.api.requests import ChatRequest, Message, ToolCall
 from coordinator.text import Conversation
 from pdserve.errors import InvalidRequest
 
-_TOOL_ROLES = frozenset({"tool", "function"})
+_TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
 
 
 def conversation(request: ChatRequest) -> Conversation:
@@ -29,29 +31,53 @@ def conversation(request: ChatRequest) -> Conversation:
         continue_final_message=continues,
         add_special_tokens=bool(request.add_special_tokens),
         variables=request.chat_template_kwargs or {},
+        tools=[msgspec.to_builtins(tool) for tool in request.tools or []]
+        if request.tool_choice != "none"
+        else [],
     )
 
 
 def _template_message(message: Message, where: str) -> dict[str, Any]:
-    if message.role in _TOOL_ROLES:
+    if message.tool_calls and message.role != "assistant":
         raise InvalidRequest(
-            f"{where} has role {message.role!r}, but tool calling is not supported",
-            f"{where}.role",
+            f"{where} has tool_calls, but is no assistant's", f"{where}.tool_calls"
         )
-    # Checkpoints' templates do not know OpenAI's newer name of the system role.
-    role = "system" if message.role == "developer" else message.role
-    values: dict[str, Any] = {"role": role, "content": _text(message, where)}
+    # Checkpoints' templates do not know OpenAI's newer name of the system role, nor its older one
+    # of tools.
+    role = _TEMPLATE_ROLES.get(message.role, message.role)
+    may_be_empty = bool(message.tool_calls)
+    values: dict[str, Any] = {"role": role, "content": _text(message, where, may_be_empty)}
     if message.name is not None:
         values["name"] = message.name
     if message.reasoning_content is not None:
         values["reasoning_content"] = message.reasoning_content
+    if message.tool_call_id is not None:
+        values["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        calls = enumerate(message.tool_calls)
+        values["tool_calls"] = [
+            _template_call(call, f"{where}.tool_calls[{i}]") for i, call in calls
+        ]
     return values
 
 
-def _text(message: Message, where: str) -> str:
+def _template_call(call: ToolCall, where: str) -> dict[str, Any]:
+    """Templates want the arguments as a mapping, which they then write in the model's own way."""
+    param = f"{where}.function.arguments"
+    try:
+        arguments = msgspec.json.decode(call.function.arguments or "{}", type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"{param} is no JSON object: {error}", param) from error
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id or "", "type": "function", "function": function}
+
+
+def _text(message: Message, where: str, may_be_empty: bool) -> str:
     if isinstance(message.content, str):
         return message.content
     if message.content is None:
+        if may_be_empty:
+            return ""
         raise InvalidRequest(f"{where} has no content", f"{where}.content")
     texts: list[str] = []
     for i, part in enumerate(message.content):

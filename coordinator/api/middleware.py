@@ -10,6 +10,7 @@ import uuid
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from coordinator.api import callers
 from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
 from coordinator.api.errors import ErrorReply, describe, describe_http
 from pdserve.errors import NodeDraining
@@ -28,6 +29,7 @@ async def answer_everything(request: web.Request, handler: Handler) -> web.Strea
     retry_after_s = context.config.retry_after_s
     with context.in_flight.entered():
         try:
+            callers.identify(request, context, trace)
             response = await handler(request)
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -48,7 +50,7 @@ async def answer_everything(request: web.Request, handler: Handler) -> web.Strea
                 _log.exception("request %s failed", trace.request_id)
             return await _reply(request, context, reply)
         _finish(context, trace, response.status, None)
-        return _labelled(response, trace)
+        return _labelled(response, context, trace)
 
 
 async def _reply(
@@ -59,7 +61,7 @@ async def _reply(
     _finish(context, trace, reply.status, reply.detail.code)
     stream = trace.stream
     if stream is None or not stream.is_open:
-        response = _labelled(reply.response(), trace)
+        response = _labelled(reply.response(), context, trace)
         if context.in_flight.is_draining or request.content.exception() is not None:
             response.force_close()
         return response
@@ -72,8 +74,11 @@ def _is_gone(request: web.Request) -> bool:
     return request.transport is None or request.transport.is_closing()
 
 
-def _labelled(response: web.StreamResponse, trace: RequestTrace) -> web.StreamResponse:
+def _labelled(
+    response: web.StreamResponse, context: ApiContext, trace: RequestTrace
+) -> web.StreamResponse:
     if not response.prepared:
+        response.headers.update(callers.limit_headers(context, trace))
         response.headers["x-request-id"] = trace.request_id
     return response
 
@@ -89,6 +94,7 @@ def _new_trace(request: web.Request, context: ApiContext) -> RequestTrace:
 
 
 def _finish(context: ApiContext, trace: RequestTrace, status: int, code: str | None) -> None:
+    callers.end(context, trace, code)
     if trace.endpoint is not None:
         summary = trace.summary(trace.endpoint, status, code, context.clock.now())
         context.observer.request_finished(summary)

@@ -40,7 +40,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "moderation": (),
     "n": (1,),
-    "parallel_tool_calls": (True, False),
     "prediction": (),
     "prompt_logprobs": (),
     "reasoning_effort": ("none",),
@@ -48,8 +47,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "structured_outputs": (),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
     "web_search_options": (),
@@ -79,7 +76,7 @@ def _unsupported(name: str) -> str:
 
 
 _MESSAGE_FIELDS = field_names(Message)
-_MESSAGE_NOT_SERVED = frozenset({"tool_calls", "tool_call_id", "function_call", "audio"})
+_MESSAGE_NOT_SERVED = frozenset({"function_call", "audio"})
 _MESSAGE_IGNORED = frozenset({"annotations", "refusal", "reasoning"})
 
 

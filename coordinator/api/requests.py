@@ -63,6 +63,41 @@ class ContentPart(Struct, kw_only=True):
     text: str | None = None
 
 
+class Function(Struct, kw_only=True, omit_defaults=True):
+    """A function that the model may call."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None  # a JSON schema
+    strict: bool | None = None
+
+
+class Tool(Struct, kw_only=True):
+    """What a model may use: functions only."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class CalledFunction(Struct, kw_only=True):
+    """A function that the model called."""
+
+    name: str
+    arguments: str  # JSON
+
+
+class ToolCall(Struct, kw_only=True):
+    """A call in an earlier answer."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+MAX_TOOLS = 128
+MAX_CALLS = 128
+
+
 class Message(Struct, kw_only=True):
     """One message of a conversation. Fields beyond these must be null or empty."""
 
@@ -70,6 +105,8 @@ class Message(Struct, kw_only=True):
     content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_CALLS)] | None = None
+    tool_call_id: str | None = None
 
 
 class ChatRequest(GenerationFields, kw_only=True):
@@ -82,6 +119,9 @@ class ChatRequest(GenerationFields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionRequest(GenerationFields, kw_only=True):

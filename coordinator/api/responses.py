@@ -47,11 +47,29 @@ class ChatLogprobs(Struct):
     refusal: None = None
 
 
-class AssistantMessage(Struct):
+class FunctionCall(Struct, kw_only=True):
+    """A function that the model calls, or more of its arguments."""
+
+    name: str | UnsetType = UNSET
+    arguments: str  # JSON
+
+
+class ToolCall(Struct, kw_only=True):
+    """A call, or, with its index, a piece of one."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionCall
+
+
+class AssistantMessage(Struct, kw_only=True):
     """The whole answer."""
 
-    content: str
     role: str = "assistant"
+    content: str | None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
     refusal: None = None
 
 
@@ -81,6 +99,8 @@ class ChatDelta(Struct):
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct):

@@ -24,6 +24,7 @@ class TextOptions:
     include_stop: bool = False
     min_tokens: int = 0  # stop strings are looked for only after so many tokens
     skip_special_tokens: bool = True
+    kept_ids: frozenset[int] = frozenset()  # special tokens that are shown all the same
 
 
 def text_options(fields: GenerationFields) -> TextOptions:

@@ -2,9 +2,9 @@
 
 The service class is named by the body's `slo_class` or the header `X-SLO-Class`; else OpenAI's
 `service_tier` picks one: "priority" the class that goes first, "flex" the one that goes last. All
-other calls are of the default class. `X-Request-Timeout` is in seconds from receipt to the end of
-the answer; what is not complete by then is given up everywhere. The cluster's own limit holds
-besides.
+other calls are of their tenant's default class, or of the cluster's. `X-Request-Timeout` is in
+seconds from receipt to the end of the answer; what is not complete by then is given up everywhere.
+The cluster's own limit holds besides.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from dataclasses import dataclass
 
 from coordinator.api.context import ApiContext, RequestTrace
 from coordinator.api.requests import GenerationFields
-from pdserve.errors import DeadlineExceeded, InvalidRequest
+from coordinator.tenants import Tenant
+from coordinator.tenants.identity import ANYBODY
+from pdserve.errors import DeadlineExceeded, InvalidRequest, PermissionDenied
 from pdserve.protocol import Slo
 from pdserve.slo import ServiceClasses, SloClass
 
@@ -30,6 +32,7 @@ class ServiceTerms:
     slo: Slo
     received_s: float
     timeout_s: float  # from receipt; 0 = none
+    cache_salt: str = ""  # requests share cached prefixes only with those of the same salt
 
     def waited_s(self, now_s: float) -> float:
         """Since receipt."""
@@ -53,22 +56,40 @@ def service_terms(
     context: ApiContext,
     trace: RequestTrace,
 ) -> ServiceTerms:
-    """Of a call that has just been read; its trace is told. Raises InvalidRequest."""
-    cls = _service_class(fields, headers, context.classes)
+    """Of a call that has just been read; its trace is told.
+
+    Raises InvalidRequest, or PermissionDenied for a class that is not for its tenant.
+    """
+    tenant = ANYBODY if trace.caller is None else trace.caller.tenant
+    cls = _service_class(fields, headers, context.classes, tenant)
     trace.slo = Slo(
         name=cls.name,
+        tenant=tenant.name,
         priority=cls.priority,
-        weight=cls.weight,
+        weight=cls.weight * tenant.weight,
         ttft_s=cls.ttft_s,
         tpot_s=cls.tpot_s,
     )
     timeout_s = _timeout_s(headers) or context.config.deadline_s
-    return ServiceTerms(trace.slo, trace.received_s, timeout_s)
+    cache_salt = tenant.cache_salt(fields.cache_salt or "")
+    return ServiceTerms(trace.slo, trace.received_s, timeout_s, cache_salt)
 
 
 def _service_class(
-    fields: GenerationFields, headers: Mapping[str, str], classes: ServiceClasses
+    fields: GenerationFields, headers: Mapping[str, str], classes: ServiceClasses, tenant: Tenant
 ) -> SloClass:
+    cls = _asked_class(fields, headers, classes)
+    if cls is None:
+        return classes.by_name.get(tenant.default_class, classes.default)
+    if tenant.classes and cls.name not in tenant.classes:
+        may = ", ".join(tenant.classes)
+        raise PermissionDenied(f"{tenant.name!r} may not use class {cls.name!r}, but {may}")
+    return cls
+
+
+def _asked_class(
+    fields: GenerationFields, headers: Mapping[str, str], classes: ServiceClasses
+) -> SloClass | None:
     for name, where in ((fields.slo_class, "slo_class"), (headers.get(CLASS_HEADER), CLASS_HEADER)):
         if name is None:
             continue
@@ -81,7 +102,7 @@ def _service_class(
             return classes.highest
         case "flex":
             return classes.lowest
-    return classes.default
+    return None
 
 
 def _timeout_s(headers: Mapping[str, str]) -> float:

@@ -83,8 +83,8 @@ class LoadForecast:
         """The same of these slots, from now to the horizon in steps of `stride` buckets."""
         self._advance(now_s)
         columns = (self._present + np.arange(0, NUM_BUCKETS, stride)) % NUM_BUCKETS
-        at = np.ix_(columns, slots)
-        return self.requests[at], self.tokens[at]
+        at = columns[:, None] * self.requests.shape[1] + slots
+        return self.requests.take(at), self.tokens.take(at)
 
     def clear(self, slot: int) -> None:
         """Nothing is planned there any more."""

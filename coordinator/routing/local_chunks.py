@@ -16,7 +16,6 @@ from coordinator.routing.forecast import BUCKET_S
 from coordinator.routing.slots import Floats, Ints
 from coordinator.routing.waiting import STRIDE
 
-CHUNK_STEPS = 64  # how finely the size of chunks is known, in parts of the token budget
 LEAST_CHUNK = 16  # tokens: so many a prompt gets that has begun, whatever streams were promised
 
 
@@ -27,7 +26,7 @@ class LocalChunks:
         """`tpot_s` 0: nothing was promised."""
         tables, row = fleet.tables, fleet.row[slots]
         self._fleet = fleet
-        self._row = np.broadcast_to(row, batch.requests.shape)
+        self._row = row
         self._ratio = fleet.prefill_ratio[slots]
         self.rows: Ints = np.minimum(batch.requests, tables.max_batch[row] - 1)
         self.context = batch.context
@@ -36,15 +35,21 @@ class LocalChunks:
         self._beside_s: Floats = beside_s
         self.chunk = self._largest(tpot_s)
         self.step_s: Floats = self._step_s(self.chunk)  # with a chunk in it
-        self.beside_s: Floats = self._step_s(np.zeros_like(self.rows))  # without one
         # What a chunk takes in a step of prompts only; and of that, what a second brings.
         full_s = tables.full_step_s[row] * self._ratio
         self.alone_s: Floats = self.chunk * (full_s / tables.token_budget[row])
         self.speed: Floats = self.alone_s / self.step_s
 
-    def _step_s(self, num_tokens: Ints) -> Floats:
-        raw_s = self._fleet.tables.steps_s(self._row, num_tokens + self.rows) + self._beside_s
+    def without_s(self, at: tuple[Ints, Ints]) -> Floats:
+        """Of steps without a chunk, those at these indices: one for each slot."""
+        raw_s = self._fleet.tables.steps_s(self._row, self.rows[at]) + self._beside_s[at]
         seconds: Floats = raw_s * self._ratio
+        return seconds
+
+    def _step_s(self, num_tokens: Ints) -> Floats:
+        seconds = self._fleet.tables.steps_s(self._row, num_tokens + self.rows)
+        seconds += self._beside_s
+        seconds *= self._ratio
         return seconds
 
     def _largest(self, tpot_s: float) -> Ints:
@@ -53,14 +58,9 @@ class LocalChunks:
         most: Ints = np.maximum(tables.token_budget.take(self._row) - rows, 1)
         if tpot_s == 0:
             return most
-        # By bisection, since tables do not descend.
         room_s = tpot_s / self._ratio - self._beside_s
-        fits: Ints = np.minimum(most, LEAST_CHUNK)
-        size = largest = 1 << (int(most.max()).bit_length() - 1)
-        while size > largest // CHUNK_STEPS:
-            more = np.minimum(fits + size, most)
-            fits = np.where(tables.steps_s(self._row, more + rows) <= room_s, more, fits)
-            size >>= 1
+        fits = tables.most_tokens(self._row, room_s) - rows
+        fits = np.minimum(np.maximum(fits, np.minimum(most, LEAST_CHUNK)), most)
         return np.where(rows > 0, fits, most)
 
 
@@ -84,8 +84,9 @@ class Progress:
         return moment, self._columns
 
     def takes_s(self, alone_s: Floats) -> Floats:
-        """Seconds until what would take so long alone is done, by slot."""
-        moment = np.count_nonzero(self._done_before_s <= alone_s, axis=0) - 1
+        """Seconds until what would take so long alone is done: [..., slots], as `alone_s`."""
+        is_past = self._done_before_s <= alone_s[..., None, :]
+        moment = np.add.reduce(is_past, axis=-2) - 1
         at = moment, self._columns
         left_s = alone_s - self._done_before_s[at]
         seconds: Floats = moment * (STRIDE * BUCKET_S) + left_s / self._speed[at]

@@ -27,15 +27,14 @@ class OneNode:
         slo = outlook.request.slo
         progress = Progress(fleet, outlook.decodes, slots, SAFETY * slo.tpot_s, now_s)
         queue_s, prompt_s = outlook.queue_s[slots], outlook.prompt_s[slots]
-        self.begins_s: Floats = progress.takes_s(queue_s)
+        begins_s, ends_s = progress.takes_s(np.array([queue_s, queue_s + prompt_s]))
+        self.begins_s: Floats = begins_s
         then = progress.at(self.begins_s)
         chunks = progress.chunks
         step_s, rows = chunks.step_s[then], chunks.rows[then]
         # A step at least, however small the prompt.
-        first_s = np.minimum(step_s, prompt_s + chunks.beside_s[then])
-        self.ttft_s: Floats = np.maximum(
-            progress.takes_s(queue_s + prompt_s), self.begins_s + first_s
-        )
+        first_s = np.minimum(step_s, prompt_s + chunks.without_s(then))
+        self.ttft_s: Floats = np.maximum(ends_s, begins_s + first_s)
         batch = outlook.decodes.at_slots(now_s, now_s + self.ttft_s, slots)
         with_it_s = pace_s(fleet, slots, batch, newcomer)
         self._is_full = ~has_place(fleet, slots, batch, newcomer, with_it_s)

@@ -18,6 +18,7 @@ from coordinator.routing.books import Books
 from coordinator.routing.decode_load import DecodeLoad
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.prefill_queues import PrefillQueues, ServiceClass
+from coordinator.routing.sides import USUAL_TPOT_S, USUAL_TTFT_S
 from coordinator.routing.slots import ALL, Floats, Ints
 from coordinator.routing.waiting import Newcomer, Place, pace_s, place_at
 
@@ -108,6 +109,14 @@ class Outlook:
         """Of a token, with the request in the batches of now."""
         batch = self.decodes.at(self.now_s, self.now_s)
         return pace_s(self.fleet, ALL, batch, self.newcomer)
+
+    @cached_property
+    def rough_cost(self) -> Floats:
+        """Of doing all of it on one node, by the batches of now."""
+        slo = self.request.slo
+        cost: Floats = self.ttft_s / (slo.ttft_s or USUAL_TTFT_S)
+        cost += self.pace_now_s / (slo.tpot_s or USUAL_TPOT_S)
+        return cost
 
     def alone_s(self, slot: int) -> float:
         """Of a token, in a batch of its own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from pdserve.protocol import Slo
 
 
 class ServiceClass(NamedTuple):
-    """Prompts that nodes treat alike."""
+    """Prompts that nodes treat alike: of one class, and of one tenant."""
 
     priority: int
     name: str
@@ -23,7 +24,7 @@ class ServiceClass(NamedTuple):
     @classmethod
     def of(cls, slo: Slo) -> ServiceClass:
         """Whose requests have this promise."""
-        return cls(slo.priority, slo.name, slo.weight)
+        return cls(slo.priority, slo.payer, slo.weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,10 @@ class PrefillQueues(SlotArrays):
         self._head_s: Floats = np.zeros((n, 0))
         self._head_since: Floats = np.zeros((n, 1))
         self._head_priority: Ints = np.zeros(n, np.int64)
+        # Of the classes that have prompts somewhere; there may be one for each tenant.
         self._columns: dict[ServiceClass, int] = {}
+        self._free_columns: list[int] = []
+        self._num_of_class: Counter[ServiceClass] = Counter()
         self._queues: dict[int, _Queue] = {}
         self._fleet = fleet
 
@@ -78,16 +82,18 @@ class PrefillQueues(SlotArrays):
         share a node by their weights: while it does this class's part up to the newcomer's end, it
         does no more than in proportion of another one's (as in fair queueing).
         """
-        column = self._column(newcomer)
         left_s = self._left_s(now_s)
-        before_s = left_s[:, column] + self._others_s
-        of_class_s = left_s[:, column] + own_s
+        column = self._columns.get(newcomer)
+        before_s, of_class_s = self._others_s, own_s
+        if column is not None:
+            before_s = left_s[:, column] + before_s
+            of_class_s = left_s[:, column] + own_s
         for other, at in self._columns.items():
             if other.priority > newcomer.priority:
-                before_s += left_s[:, at]
+                before_s = before_s + left_s[:, at]
             elif other.priority == newcomer.priority and at != column:
                 share = other.weight / newcomer.weight
-                before_s += np.minimum(left_s[:, at], share * of_class_s)
+                before_s = before_s + np.minimum(left_s[:, at], share * of_class_s)
         return before_s
 
     def tokens_with_others(self) -> Ints:
@@ -126,7 +132,9 @@ class PrefillQueues(SlotArrays):
 
     def clear(self, slot: int) -> None:
         """The node is gone."""
-        self._queues.pop(slot, None)
+        queue = self._queues.pop(slot, None)
+        for prompt in queue.prompts.values() if queue else ():
+            self._count(prompt.service_class, -1)
         self._seconds[slot] = 0.0
         self.num_prompts[slot] = self.tokens[slot] = 0
         self._others_s[slot] = self._head_s[slot] = 0.0
@@ -134,6 +142,7 @@ class PrefillQueues(SlotArrays):
     def _add(self, slot: int, prompt: PendingPrompt, sign: int) -> None:
         column = self._column(prompt.service_class)
         self._seconds[slot, column] += sign * prompt.seconds
+        self._count(prompt.service_class, sign)
         self.tokens[slot] += sign * prompt.tokens
         self.num_prompts[slot] += sign
         if self.num_prompts[slot] == 0:
@@ -152,8 +161,20 @@ class PrefillQueues(SlotArrays):
         return np.maximum(self._seconds - done_s, 0.0)
 
     def _column(self, service_class: ServiceClass) -> int:
-        column = self._columns.setdefault(service_class, len(self._columns))
-        if column == self._seconds.shape[1]:
-            self._seconds = np.pad(self._seconds, ((0, 0), (0, 1)))
-            self._head_s = np.pad(self._head_s, ((0, 0), (0, 1)))
+        column = self._columns.get(service_class)
+        if column is None:
+            if not self._free_columns:
+                self._free_columns.append(self._seconds.shape[1])
+                self._seconds = np.pad(self._seconds, ((0, 0), (0, 1)))
+                self._head_s = np.pad(self._head_s, ((0, 0), (0, 1)))
+            column = self._columns[service_class] = self._free_columns.pop()
         return column
+
+    def _count(self, service_class: ServiceClass, sign: int) -> None:
+        """Of its prompts there is one more or less; without any, its column is free."""
+        self._num_of_class[service_class] += sign
+        if self._num_of_class[service_class] == 0:
+            del self._num_of_class[service_class]
+            column = self._columns.pop(service_class)
+            self._seconds[:, column] = self._head_s[:, column] = 0.0
+            self._free_columns.append(column)

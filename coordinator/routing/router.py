@@ -18,7 +18,7 @@ from coordinator.routing.one_node import OneNode
 from coordinator.routing.outlook import Outlook, Times
 from coordinator.routing.placement import Placement
 from coordinator.routing.policies import make_policy
-from coordinator.routing.sides import USUAL_TPOT_S, USUAL_TTFT_S, choose, score
+from coordinator.routing.sides import choose, score
 from coordinator.routing.slots import Floats, Ints
 from coordinator.routing.waiting import tpot_within_s
 from pdserve.clock import Clock, SystemClock
@@ -123,7 +123,7 @@ class Router:
         return self._handed_over(outlook, outlook.ttft_s, outlook.ttft_s, outlook.queue_s)
 
     def _local(self, outlook: Outlook, slots: Ints) -> Placement:
-        near = OneNode(outlook, _least(self._rough_cost(outlook), slots))
+        near = OneNode(outlook, _least(outlook.rough_cost, slots))
         return self._on_one_node(outlook, slots, near)[0]
 
     def _adaptive(self, outlook: Outlook) -> Placement:
@@ -135,7 +135,7 @@ class Router:
             return self._local(outlook, prefills)
         anywhere = self.fleet.ready(None)
         looked_at = [
-            _least(self._rough_cost(outlook), anywhere),
+            _least(outlook.rough_cost, anywhere),
             _least(outlook.ttft_s, prefills),
             _least(outlook.pace_now_s, decodes),
         ]
@@ -170,7 +170,7 @@ class Router:
         """(Placement, what it does to others, the steps that its prompt takes part in); `near` are
         the most promising ones of the slots."""
         legs = self._books.decodes.legs_with_others()
-        cost = self._rough_cost(outlook) + FAR_S
+        cost = outlook.rough_cost + FAR_S
         cost[near.slots] = near.harm + score(outlook.request.slo, near.ttft_or_full_s, near.tpot_s)
         slot = self._pick("local", outlook, slots, cost, legs)
         if slot not in near.slots:  # another policy's choice
@@ -181,12 +181,6 @@ class Router:
         placement = self._placement(outlook, None, slot, times, idle_tpot_s)
         index = near.index(slot)
         return placement, float(near.harm[index]), float(near.num_steps[index])
-
-    def _rough_cost(self, outlook: Outlook) -> Floats:
-        """Of doing all of it, by the batches of now."""
-        slo = outlook.request.slo
-        cost: Floats = outlook.ttft_s / (slo.ttft_s or USUAL_TTFT_S)
-        return cost + outlook.pace_now_s / (slo.tpot_s or USUAL_TPOT_S)
 
     def _pick(self, job: Job, outlook: Outlook, slots: Ints, cost: Floats, load: Ints) -> int:
         """One of the slots for a job."""
@@ -216,7 +210,7 @@ class Router:
         prefills = prefill if prefill is not None else decode
         assert prefills is not None
         used = [slot for slot in (prefill, decode) if slot is not None]
-        is_known = float(fleet.is_profiled[used].all())
+        is_known = float(all(bool(fleet.is_profiled[slot]) for slot in used))
         return Placement(
             prefill=fleet.members[prefill] if prefill is not None else None,
             decode=fleet.members[decode] if decode is not None else None,

@@ -24,12 +24,17 @@ class StepTables(SlotArrays):
     def __init__(self) -> None:
         super().__init__(capacity=1)
         self.seconds: Floats = np.zeros((1, 1))  # of a step, by row and tokens
+        self._widths: Ints = np.zeros(1, np.int64)  # the most tokens that are tabulated
         self.token_budget: Ints = np.ones(1, np.int64)
         self.max_batch: Ints = np.ones(1, np.int64)
         self.full_step_s: Floats = np.ones(1)  # of a step of the whole budget
         self.sampled_s: Floats = np.zeros(1)
         self.pair_s: Floats = np.zeros(1)
         self.context_s: Floats = np.zeros(1)
+        # The same as `seconds`, one row after the other, with each row's own multiple of
+        # `_apart_s` added: so all of it ascends, and one search finds what many rows have.
+        self._ascending: Floats = np.zeros(1)
+        self._apart_s = 1.0
         self._rows: dict[bytes, int] = {}  # by the costs, encoded
         self._keys: list[bytes] = []  # by row
         self._num_users: list[int] = []
@@ -67,6 +72,15 @@ class StepTables(SlotArrays):
         seconds: Floats = self.seconds.ravel().take(row * width + num_tokens)
         return seconds
 
+    def most_tokens(self, row: Ints, seconds: Floats) -> Ints:
+        """The most tokens whose tabulated part takes no longer, 0 if none do; the inverse of
+        `steps_s`."""
+        sought = np.minimum(np.maximum(seconds, 0.0), 0.5 * self._apart_s)
+        sought += row * self._apart_s
+        found: Ints = np.searchsorted(self._ascending, sought, side="right")
+        found -= row * self.seconds.shape[1] + 1
+        return found
+
     def _free_row(self) -> int:
         if self._free:
             return heappop(self._free)
@@ -84,11 +98,23 @@ class StepTables(SlotArrays):
         self.seconds[row] = 0.0  # a step of no tokens is none
         self.seconds[row, 1:width] = [model.step_s(StepShape(n)) for n in range(1, width)]
         self.full_step_s[row] = self.seconds[row, perf.token_budget]
+        self._widths[row] = width - 1
         self.token_budget[row] = perf.token_budget
         self.max_batch[row] = perf.max_batch_size
         self.sampled_s[row] = perf.step.sampled_s
         self.pair_s[row] = perf.step.pair_s
         self.context_s[row] = perf.step.context_s
+        self._index()
+
+    def _index(self) -> None:
+        # What was measured may descend a little; what counts is when a step first takes longer.
+        # Beyond a row's own width there is nothing.
+        filled = np.maximum.accumulate(self.seconds, axis=1)
+        self._apart_s = 4.0 * float(filled.max()) + 1.0
+        beyond = np.arange(self.seconds.shape[1]) > self._widths[:, None]
+        filled[beyond] = 0.75 * self._apart_s
+        filled += np.arange(self.capacity)[:, None] * self._apart_s
+        self._ascending = filled.ravel()
 
     def reserve(self, slot: int) -> None:
         """As SlotArrays, of rows; what is divided by is not 0."""

@@ -35,6 +35,7 @@ class Conversation:
     continue_final_message: bool = False  # the prompt ends inside the last message
     add_special_tokens: bool = False  # templates write their own BOS
     variables: Mapping[str, Any] = field(default_factory=dict)  # further names for the template
+    tools: Sequence[dict[str, Any]] = ()  # that the model may call
 
     @property
     def num_chars(self) -> int:
@@ -46,6 +47,7 @@ class ChatTemplate:
     """A checkpoint's chat template, compiled."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+        self.source = source
         self._special_tokens = dict(special_tokens or {})
         try:
             self._template = ChatEnvironment().from_string(source)
@@ -82,7 +84,7 @@ class ChatTemplate:
             **self._special_tokens,
             **conversation.variables,
             "messages": messages,
-            "tools": None,
+            "tools": list(conversation.tools) or None,
             "documents": None,
             "add_generation_prompt": conversation.add_generation_prompt,
         }

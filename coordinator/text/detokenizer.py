@@ -26,8 +26,16 @@ _MAX_CONTEXT = 8  # tokens; more than one only while tokens show nothing
 class IncrementalDetokenizer:
     """The text of one token stream, piece by piece."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        kept_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        """`kept_ids`: special tokens that are text to whoever reads on."""
         self._tokenizer = tokenizer
+        self._kept_ids = kept_ids
         self._skip_special_tokens = skip_special_tokens
         self._utf8 = _UTF8(errors="replace")
         self._context: list[int] = []
@@ -36,13 +44,16 @@ class IncrementalDetokenizer:
     def push(self, token_id: int) -> str:
         """The text that is certain now that this token follows; often, but not always, its own."""
         if self._skip_special_tokens and self._tokenizer.is_special(token_id):
-            return ""
+            return self._kept(token_id) if token_id in self._kept_ids else ""
         piece = self._tokenizer.exact_bytes(token_id)
         if piece is None:
             return self._utf8.decode(b"", final=True) + self._push_behind_context(token_id)
         if self._tokenizer.is_byte_level or not piece:
             return self._utf8.decode(piece)
         return self._push_fallback_byte(token_id, piece)
+
+    def _kept(self, token_id: int) -> str:
+        return self.finish() + self._decode([token_id])
 
     def finish(self) -> str:
         """The stream is over: a character that was never completed shows as U+FFFD."""

@@ -17,6 +17,7 @@ import tokenizers
 
 from coordinator.text.chat_template import ChatTemplate, Conversation
 from coordinator.text.checkpoint import TokenizerConfig, load_chat_template
+from coordinator.text.parts import ToolFormat, detect_tool_format
 from coordinator.text.pieces import TokenPieces
 from pdserve.errors import InvalidRequest, TokenizerError
 
@@ -82,6 +83,16 @@ class Tokenizer:
     def is_special(self, token_id: int) -> bool:
         """Whether it is a control token, not text."""
         return token_id in self._special_ids
+
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model writes tool calls, as far as its chat template tells."""
+        return detect_tool_format(self.chat_template.source) if self.chat_template else None
+
+    def special_id(self, text: str) -> int | None:
+        """The special token that is written so; None: there is none."""
+        token_id = self._backend.token_to_id(text)
+        return token_id if token_id in self._special_ids else None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text; `add_special_tokens` lets the post-processor add BOS and so on."""

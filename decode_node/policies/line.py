@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -57,7 +56,7 @@ class Line:
             return (
                 -targets.priority,
                 request.num_preemptions == 0,
-                self._shares.rank(targets.slo_class),
+                self._shares.rank(targets.payer),
                 self._is_late(request, queues) is not is_turn_of_late,
                 request.lifecycle.received_s,
             )
@@ -70,14 +69,14 @@ class Line:
 
     def charge_decodes(self, queues: Queues, rows: Sequence[Scheduled], seconds: float) -> None:
         """A step spends so much time on these decodes, all of them alike."""
-        num_rows: Counter[tuple[str, float]] = Counter()
-        for row in rows:
-            targets = row.request.targets
-            num_rows[targets.slo_class, targets.weight] += 1
-            if len(row.request.output_token_ids) == 1:  # it has just joined
-                self._charge_place(row.request, queues)
-        for (slo_class, weight), count in num_rows.items():
-            self._shares.charge(slo_class, weight, seconds * count / len(rows))
+        num_rows: dict[tuple[str, float], int] = {}
+        for request, _ in rows:
+            key = request.targets.payer, request.targets.weight
+            num_rows[key] = num_rows.get(key, 0) + 1
+            if len(request.output_token_ids) == 1:  # it has just joined
+                self._charge_place(request, queues)
+        for (payer, weight), count in num_rows.items():
+            self._shares.charge(payer, weight, seconds * count / len(rows))
 
     def _charge_place(self, request: Request, queues: Queues) -> None:
         if self._is_late(request, queues):

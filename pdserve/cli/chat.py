@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import aiohttp
 import msgspec
 
+from pdserve.cli.credentials import key_headers
 from pdserve.errors import ClusterError, from_code
 
 _DATA = b"data:"
@@ -82,7 +83,9 @@ async def ask(
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session,
-            session.post(f"{url}/v1/chat/completions", json=body) as response,
+            session.post(
+                f"{url}/v1/chat/completions", json=body, headers=key_headers()
+            ) as response,
         ):
             if response.status != 200:
                 content = await response.text()

@@ -8,6 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from pdserve.config import (
+    AccessConfig,
+    AnswerConfig,
     ConfigStruct,
     Count,
     EngineConfig,
@@ -58,7 +60,9 @@ class ClusterConfig(ConfigStruct, frozen=True):
     engine: EngineConfig = EngineConfig()
     profile: ProfileConfig = ProfileConfig()
     policy: PolicyConfig = PolicyConfig()
+    answers: AnswerConfig = AnswerConfig()
     routing: RoutingConfig = RoutingConfig()
+    access: AccessConfig = AccessConfig()
     handoff: HandoffConfig = HandoffConfig()
     prefix: PrefixConfig = PrefixConfig()
     timeouts: Timeouts = Timeouts()

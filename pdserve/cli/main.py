@@ -7,6 +7,7 @@ import logging
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import pdserve
@@ -64,6 +65,8 @@ def build_parser() -> FlagParser:
     _add_process_flags(add("decode", "run one decode node", _decode), NodeConfig)
     _add_status_flags(add("status", "show a running cluster", _status))
     _add_role_flags(add("role", "have a node work for the other pool", _role))
+    _add_key_flags(add("key", "make an API key for a tenant", _key))
+    _add_usage_flags(add("usage", "show what tenants have used", _usage))
     doctor = add("doctor", "show what this machine offers, and what is missing", _doctor)
     doctor.add_argument("--json", action="store_true", help="for programs")
     bench = commands.add_parser("bench", help="measure")
@@ -112,6 +115,19 @@ def _add_role_flags(parser: FlagParser) -> None:
         "--timeout", type=float, default=10.0, help="seconds to wait (default: %(default)g)"
     )
     parser.add_argument("--force", action="store_true", help="even if its pool is empty then")
+
+
+def _add_key_flags(parser: FlagParser) -> None:
+    parser.add_argument("tenant", metavar="TENANT", help="its name in the key file")
+
+
+def _add_usage_flags(parser: FlagParser) -> None:
+    parser.add_argument("path", metavar="FILE", type=Path, help="the coordinator's --usage-db")
+    kinds = ["tenant", "key", "model", "day", "hour"]
+    parser.add_argument("--by", choices=kinds, default="tenant", help="(default: %(default)s)")
+    parser.add_argument("--tenant", default="", help="this one's only")
+    parser.add_argument("--since", default="", metavar="DATE", help="UTC, as 2026-01-31")
+    parser.add_argument("--json", action="store_true", help="for programs")
 
 
 def _add_status_flags(parser: FlagParser) -> None:
@@ -189,6 +205,24 @@ def _role(arguments: argparse.Namespace) -> int:
         arguments.role,
         timeout_s=arguments.timeout,
         force=arguments.force,
+    )
+
+
+def _key(arguments: argparse.Namespace) -> int:
+    from pdserve.cli import key
+
+    return key.run(arguments.tenant)
+
+
+def _usage(arguments: argparse.Namespace) -> int:
+    from pdserve.cli import usage
+
+    return usage.run(
+        arguments.path,
+        arguments.by,
+        tenant=arguments.tenant,
+        since=arguments.since,
+        as_json=arguments.json,
     )
 
 

@@ -57,7 +57,9 @@ def plan_cluster(
         mode=config.mode,
         max_inflight=config.max_inflight,
         checkpoint=config.checkpoint,
+        answers=config.answers,
         routing=config.routing,
+        access=config.access,
         timeouts=config.timeouts,
     )
     plans = [ProcessPlan(COORDINATOR, "coordinator", coordinator)]

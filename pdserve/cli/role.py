@@ -8,6 +8,7 @@ import aiohttp
 import msgspec
 
 from pdserve.cli.cluster_status import ClusterStatus, NodeStatus, fetch_status
+from pdserve.cli.credentials import key_headers
 from pdserve.cli.exit_codes import OK
 from pdserve.errors import ClusterError, from_code
 
@@ -48,7 +49,7 @@ async def _post(url: str, body: dict[str, object], timeout_s: float) -> _Answer:
     limit = aiohttp.ClientTimeout(total=timeout_s + _SLACK_S)
     try:
         async with (
-            aiohttp.ClientSession(timeout=limit) as session,
+            aiohttp.ClientSession(timeout=limit, headers=key_headers()) as session,
             session.post(url.rstrip("/") + "/admin/role", json=body) as response,
         ):
             content = await response.read()

@@ -28,7 +28,8 @@ class Batch:
 def build_batch(rows: Sequence[Scheduled], block_size: int, device: torch.device) -> Batch:
     """Lay out a plan: its requests in order, of each the next `num_tokens` tokens without KV.
 
-    The requests' block tables must cover those tokens; the requests are only read.
+    The plain way, for a step on its own, and what `step_batches.py` must come out as. The requests'
+    block tables must cover those tokens; the requests are only read.
 
     Args:
         rows: at least one, each of at least one token.

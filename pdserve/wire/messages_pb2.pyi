@@ -114,20 +114,22 @@ class PrefixSource(_message.Message):
     def __init__(self, node: _Optional[_Union[NodeAddress, _Mapping]] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class Slo(_message.Message):
-    __slots__ = ("name", "priority", "weight", "ttft_s", "tpot_s", "deadline_s")
+    __slots__ = ("name", "tenant", "priority", "weight", "ttft_s", "tpot_s", "deadline_s")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     TTFT_S_FIELD_NUMBER: _ClassVar[int]
     TPOT_S_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     name: str
+    tenant: str
     priority: int
     weight: float
     ttft_s: float
     tpot_s: float
     deadline_s: float
-    def __init__(self, name: _Optional[str] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., ttft_s: _Optional[float] = ..., tpot_s: _Optional[float] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., ttft_s: _Optional[float] = ..., tpot_s: _Optional[float] = ..., deadline_s: _Optional[float] = ...) -> None: ...
 
 class PrefillLeg(_message.Message):
     __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "handoff", "prefix_sources", "slo")
@@ -328,10 +330,16 @@ class TokenEvent(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[int] = ..., stop_token_id: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., times: _Optional[_Union[PhaseTimes, _Mapping]] = ...) -> None: ...
 
 class TokenBatch(_message.Message):
-    __slots__ = ("events",)
+    __slots__ = ("events", "request_ids", "indices", "token_ids")
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     events: _containers.RepeatedCompositeFieldContainer[TokenEvent]
-    def __init__(self, events: _Optional[_Iterable[_Union[TokenEvent, _Mapping]]] = ...) -> None: ...
+    request_ids: _containers.RepeatedScalarFieldContainer[str]
+    indices: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, events: _Optional[_Iterable[_Union[TokenEvent, _Mapping]]] = ..., request_ids: _Optional[_Iterable[str]] = ..., indices: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LegFailed(_message.Message):
     __slots__ = ("request_id", "code", "message")

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from pdserve.config import CoordinatorConfig, RoutingConfig
 from pdserve.errors import ConfigError
+from pdserve.lifecycle import Targets
+from pdserve.protocol import Slo
 from pdserve.slo import (
     DEFAULT_CLASS,
     DEFAULT_CLASSES,
@@ -90,3 +92,9 @@ def test_the_default_configuration_is_one() -> None:
         "batch",
     ]
     assert classes.lowest.ttft_s == classes.lowest.tpot_s == 0
+
+
+def test_tenants_of_a_class_pay_each_for_themselves():
+    alone, acme = Slo(name="standard"), Slo(name="standard", tenant="acme")
+    assert (alone.payer, acme.payer) == ("standard", "standard/acme")
+    assert Targets.of(acme, now_s=0.0).payer == "standard/acme"

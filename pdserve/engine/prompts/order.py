@@ -63,7 +63,7 @@ class PromptOrder:
             targets = request.targets
             is_ahead = bool(request.output_token_ids or (not gives_way and request.block_table))
             prompt = Prompt(request, num_uncached(request, pool))
-            peers[targets.priority, is_ahead, targets.slo_class].append(prompt)
+            peers[targets.priority, is_ahead, targets.payer].append(prompt)
         now_s = self._clock.now()
         ordered: list[Prompt] = []
         for group in sorted(peers, key=self._rank):
@@ -75,13 +75,13 @@ class PromptOrder:
         token_s = seconds / sum(row.num_tokens for row in rows)
         for row in rows:
             request, row_s = row.request, row.num_tokens * token_s
-            self._shares.charge(request.targets.slo_class, request.targets.weight, row_s)
+            self._shares.charge(request.targets.payer, request.targets.weight, row_s)
             if not request.is_decoding:
                 self.rule.served(request, row_s)
 
     def _rank(self, group: tuple[int, bool, str]) -> tuple[int, bool, float]:
-        priority, is_ahead, slo_class = group
-        return (-priority, not is_ahead, self._shares.rank(slo_class))
+        priority, is_ahead, payer = group
+        return (-priority, not is_ahead, self._shares.rank(payer))
 
 
 def due_s(request: Request) -> float:

@@ -63,10 +63,10 @@ class DueWithSlack(PromptRule):
             of_class.shares.charge("others", 1 - LATE_SHARE, seconds)
 
     def _late_of(self, request: Request) -> _Late:
-        slo_class = request.targets.slo_class
-        if slo_class not in self._late:
-            self._late[slo_class] = _Late(FairShare(self._clock, LATE_HALF_LIFE_S))
-        return self._late[slo_class]
+        payer = request.targets.payer
+        if payer not in self._late:
+            self._late[payer] = _Late(FairShare(self._clock, LATE_HALF_LIFE_S))
+        return self._late[payer]
 
     def _slack_s(self, prompt: Prompt, now_s: float) -> float:
         num_cached = prompt.request.num_tokens - prompt.num_uncached

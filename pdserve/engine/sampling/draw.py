@@ -11,7 +11,7 @@ from pdserve.engine.request import Request
 from pdserve.engine.sampling.filters import filter_weights
 from pdserve.engine.sampling.inverse_cdf import invert_cdf
 from pdserve.engine.sampling.uniform import uniforms
-from pdserve.protocol import SamplingParams
+from pdserve.engine.sampling.weights import relative_weights
 
 
 def draw_tokens(logits: Tensor, peaks: Tensor, requests: Sequence[Request]) -> list[int]:
@@ -35,12 +35,3 @@ def draw_tokens(logits: Tensor, peaks: Tensor, requests: Sequence[Request]) -> l
         for row, token_id in zip(candidates.rows, drawn.tolist(), strict=True):
             token_ids[row] = token_id
     return token_ids
-
-
-def relative_weights(logits: Tensor, peaks: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """[num_rows, vocab_size]: probabilities at the temperature, over that of the likeliest token.
-
-    Nothing below needs them to add up to 1, which would take one more pass over the vocabulary.
-    """
-    temperatures = logits.new_tensor([p.temperature for p in params])[:, None]
-    return (logits - peaks[:, None]).div_(temperatures).exp_()

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from pdserve.engine.sampling.inverse_cdf import block_sums
 from pdserve.protocol import SamplingParams
 
 # What filters keep is rarely more than this. A row that keeps more is sorted in full, at many
@@ -47,8 +45,7 @@ def filter_weights(weights: Tensor, params: Sequence[SamplingParams]) -> Iterato
     """The candidates of each row, grouped by how wide they are.
 
     Args:
-        weights: [num_rows, vocab_size] float32: probabilities relative to that of the likeliest
-            token, which has 1.
+        weights: [num_rows, vocab_size] of `relative_weights`.
         params: one per row.
     """
     is_filtered = [p.min_p > 0 or p.top_k > 0 or p.top_p < 1 for p in params]
@@ -61,7 +58,7 @@ def filter_weights(weights: Tensor, params: Sequence[SamplingParams]) -> Iterato
     weights = _rows(weights, filtered)
     limits = _limits([params[i] for i in filtered], weights)
     ranked = weights.topk(min(_WIDTH, weights.shape[1]), dim=-1)
-    total = block_sums(weights).cumsum(dim=-1, dtype=torch.float64)[:, -1:]
+    total = weights.sum(dim=-1, keepdim=True, dtype=torch.float64)
     floor, is_narrow = _floor(ranked.values, total, limits)
     narrow = is_narrow.nonzero()[:, 0]
     if len(narrow):
@@ -72,7 +69,9 @@ def filter_weights(weights: Tensor, params: Sequence[SamplingParams]) -> Iterato
     wide = (~is_narrow).nonzero()[:, 0]
     if len(wide):
         weights = weights[wide]
-        floor, _ = _floor(_sorted(weights), total[wide], limits.take(wide))
+        floor, _ = _floor(
+            weights.sort(dim=-1, descending=True).values, total[wide], limits.take(wide)
+        )
         kept = weights.masked_fill(weights < floor, 0.0)
         yield Candidates([filtered[i] for i in wide.tolist()], None, kept)
 
@@ -117,13 +116,6 @@ def _floor(ranked: Tensor, total: Tensor, limits: _Limits) -> tuple[Tensor, Tens
     floor = torch.where(has_top_p, torch.maximum(floor, nucleus), floor)
     knows_mass = holds_all | limits.only_top_p | ~has_top_p
     return floor, (knows_mass & (ranked[:, -1:] < floor))[:, 0]
-
-
-def _sorted(weights: Tensor) -> Tensor:
-    """Rows in descending order. Values alone sort several times faster in numpy than in torch."""
-    if weights.device.type == "cpu":
-        return torch.from_numpy(np.sort(weights.numpy(), axis=-1)[:, ::-1].copy())
-    return weights.sort(dim=-1, descending=True).values
 
 
 def _rows(weights: Tensor, rows: list[int]) -> Tensor:

@@ -15,6 +15,7 @@ import tokenizers
 
 from coordinator.api import ApiConfig, HttpServer, RequestSummary, create_app
 from coordinator.generation import GenerationRequest, Route
+from coordinator.tenants import Tenants
 from coordinator.text import ChatTemplate, Tokenizer
 from pdserve.errors import RequestCancelled
 from pdserve.protocol import FinishReason, TokenEvent, TokenLogprobs
@@ -214,6 +215,7 @@ class Harness:
 async def served(
     generator: FakeGenerator | None = None,
     tokenizer: Tokenizer | None = None,
+    tenants: Tenants | None = None,
     **config: Any,
 ) -> AsyncIterator[Harness]:
     """The API on a real socket."""
@@ -226,6 +228,7 @@ async def served(
         config=ApiConfig(**config),
         observer=observer,
         metrics=lambda: b"pdserve_up 1\n",
+        tenants=tenants,
     )
     timeout = aiohttp.ClientTimeout(total=30)
     async with (

@@ -43,6 +43,12 @@ TABLE: list[tuple[Exception, int, str]] = [
 ]
 
 
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+NO_JSON = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "[1]"}}
+CALLS = "messages[0].tool_calls"
+ARGUMENTS = "messages[0].tool_calls[0].function.arguments"
+
+
 @pytest.mark.parametrize(("error", "status", "code"), TABLE)
 @pytest.mark.parametrize("stage", ["start", "first", "whole"])
 async def test_errors_of_the_cluster(error: Exception, status: int, code: str, stage: str) -> None:
@@ -154,7 +160,8 @@ async def test_no_node_yet() -> None:
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"other": 1}}, "stream_options.other"),
         ({"n": 2}, "n"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"functions": [{}]}, "functions"),
         ({"modalities": ["text", "audio"]}, "modalities"),
@@ -165,12 +172,14 @@ async def test_no_node_yet() -> None:
         ({"messages": []}, "messages"),
         ({"messages": "x"}, "messages"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, CALLS),
+        ({"messages": [{"role": "assistant", "tool_calls": [NO_JSON]}]}, ARGUMENTS),
+        ({"tool_choice": "required"}, "tool_choice"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "x", "made_up": 1}]}, "messages[0].made_up"),
         (
             {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]},
-            "messages[0].tool_calls",
+            "messages[0].tool_calls[0].function",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},

@@ -45,7 +45,7 @@ class Batch:
             max_tokens=max_tokens,
             output_token_ids=[1] * num_outputs,
             num_computed_tokens=num_tokens - 1,
-            targets=Targets(tpot_s=tpot_s, priority=priority, slo_class=f"p{priority}"),
+            targets=Targets(tpot_s=tpot_s, priority=priority, payer=f"p{priority}"),
         )
         request.lifecycle.received_s = self.clock.now()
         request.lifecycle.first_token_s = first_token_s
@@ -71,7 +71,7 @@ class Batch:
                 tpot_s=tpot_s,
                 priority=priority,
                 first_token_s=now_s + ttft_s,
-                slo_class=f"p{priority}",
+                payer=f"p{priority}",
             ),
         )
         request.lifecycle.received_s = now_s

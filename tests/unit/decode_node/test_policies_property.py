@@ -138,7 +138,7 @@ def run(world: World, arrivals: list[Arrival], runner: FakeRunner) -> list[Reque
                 targets=Targets(
                     tpot_s=arrival.tpot_s,
                     priority=arrival.priority,
-                    slo_class=f"p{arrival.priority}",
+                    payer=f"p{arrival.priority}",
                 ),
             )
             requests.append(request)

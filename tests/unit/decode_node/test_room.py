@@ -42,7 +42,7 @@ class Bench(Batch):
         request = make_request(
             num_tokens,
             targets=Targets(
-                priority=priority, tpot_s=tpot_s, deadline_s=deadline_s, slo_class=f"p{priority}"
+                priority=priority, tpot_s=tpot_s, deadline_s=deadline_s, payer=f"p{priority}"
             ),
         )
         request.lifecycle.received_s = self.clock.now()
@@ -115,8 +115,8 @@ async def test_the_class_that_was_given_less_goes_first() -> None:
         flood = [await bench.ask(9 * BLOCK) for _ in range(3)]
         other = await bench.ask(9 * BLOCK)
         for request in (*flood, blocker):
-            request.targets = Targets(slo_class="flood")
-        other.targets = Targets(slo_class="other")
+            request.targets = Targets(payer="flood")
+        other.targets = Targets(payer="other")
         bench.policy.line.charge_decodes(bench.queues, [Scheduled(blocker, 1)], 1.0)  # type: ignore[attr-defined]
         await bench.release(blocker)
         assert bench.has_room(other)

@@ -27,9 +27,9 @@ every_rule = pytest.mark.parametrize("name", get_args(PrefillPolicyName))
 
 
 def waiting(
-    num_tokens: int = 10, received_s: float = 0.0, *, priority: int = 0, slo_class: str = ""
+    num_tokens: int = 10, received_s: float = 0.0, *, priority: int = 0, payer: str = ""
 ) -> Request:
-    request = make_request(num_tokens, targets=Targets(slo_class, priority))
+    request = make_request(num_tokens, targets=Targets(payer, priority))
     request.lifecycle = Lifecycle(received_s=received_s)
     return request
 
@@ -45,9 +45,9 @@ def in_order(
 def test_priority_then_fair_share_then_the_rule(name: PrefillPolicyName) -> None:
     shares = FairShare(ManualClock())
     shares.charge("greedy", 1.0, 5.0)
-    important = waiting(50, 4.0, priority=1, slo_class="greedy")
-    modest = [waiting(10, 2.0, slo_class="modest"), waiting(10, 3.0, slo_class="modest")]
-    greedy = waiting(10, 1.0, slo_class="greedy")
+    important = waiting(50, 4.0, priority=1, payer="greedy")
+    modest = [waiting(10, 2.0, payer="modest"), waiting(10, 3.0, payer="modest")]
+    greedy = waiting(10, 1.0, payer="greedy")
     assert in_order(name, [greedy, *modest, important], shares) == [important, *modest, greedy]
 
 
@@ -64,7 +64,7 @@ def test_who_has_streamed_already_goes_first_in_its_priority(name: PrefillPolicy
 def test_a_step_is_charged_to_classes_by_their_tokens(name: PrefillPolicyName) -> None:
     shares = FairShare(ManualClock())
     order = make_prompt_order(name, PerfModel(), ManualClock(), 512, shares)
-    rows = [Scheduled(waiting(30, slo_class="a"), 30), Scheduled(waiting(10, slo_class="b"), 10)]
+    rows = [Scheduled(waiting(30, payer="a"), 30), Scheduled(waiting(10, payer="b"), 10)]
     order.charge(rows, 2.0)
     shares.charge("", 1.0, 0.0)
     assert shares.rank("a") == pytest.approx(1.5)

@@ -141,13 +141,13 @@ def test_logprobs_are_the_model_s_own() -> None:
     biased, none, bare = sample(logits, requests, EOS)
     assert biased.token_id == 5
     assert biased.logprobs is not None
-    assert biased.logprobs.chosen == plain[0, 5]
+    assert biased.logprobs.chosen == pytest.approx(plain[0, 5].item(), rel=1e-6)
     top = plain[0].topk(4)
     assert biased.logprobs.top_ids == top.indices.tolist()
-    assert biased.logprobs.top_logprobs == top.values.tolist()
+    assert biased.logprobs.top_logprobs == pytest.approx(top.values.tolist(), rel=1e-6)
     assert none.logprobs is None
     assert bare.logprobs is not None
-    assert bare.logprobs.chosen == plain[2].max()
+    assert bare.logprobs.chosen == pytest.approx(plain[2].max().item(), rel=1e-6)
     assert bare.logprobs.top_ids == []
 
 

@@ -70,7 +70,7 @@ class Prefills:
         *,
         ttft_s: float = inf,
         priority: int = 0,
-        slo_class: str = "",
+        payer: str = "",
         weight: float = 1.0,
         prefix: int = 0,
     ) -> Request:
@@ -80,7 +80,7 @@ class Prefills:
             [7] * prefix + [next(_numbers) for _ in range(num_tokens - prefix)],
             leg_token_limit=1,
             targets=Targets(
-                slo_class=slo_class,
+                payer=payer,
                 priority=priority,
                 weight=weight,
                 first_token_s=now_s + ttft_s,

@@ -245,12 +245,12 @@ def test_half_done_prompts_of_low_priority_keep_no_important_one_out() -> None:
 def test_a_flood_of_one_class_does_not_keep_another_waiting(name: PrefillPolicyName) -> None:
     prefills = Prefills(name, prefill_chunk=100)
     for _ in range(100):
-        prefills.submit(100, slo_class="flood", ttft_s=5.0)
+        prefills.submit(100, payer="flood", ttft_s=5.0)
     waits = []
     for _ in range(10):
         for _ in range(8):
             prefills.step()
-        calm = prefills.submit(50, slo_class="calm", ttft_s=5.0)
+        calm = prefills.submit(50, payer="calm", ttft_s=5.0)
         while calm not in prefills.finished:
             prefills.step()
         assert calm.lifecycle.first_token_s is not None
@@ -262,11 +262,11 @@ def test_a_flood_of_one_class_does_not_keep_another_waiting(name: PrefillPolicyN
 def test_classes_share_by_weight(name: PrefillPolicyName) -> None:
     prefills = Prefills(name, prefill_chunk=64)
     for _ in range(200):
-        prefills.submit(64, slo_class="large", weight=3.0)
-        prefills.submit(64, slo_class="small", weight=1.0)
+        prefills.submit(64, payer="large", weight=3.0)
+        prefills.submit(64, payer="small", weight=1.0)
     for _ in range(200):
         prefills.step()
-    num_large = sum(r.targets.slo_class == "large" for r in prefills.finished)
+    num_large = sum(r.targets.payer == "large" for r in prefills.finished)
     assert 140 <= num_large <= 160
 
 

@@ -125,12 +125,10 @@ def test_short_ones_among_long_ones_are_in_time_if_they_are_given_way_to(seed: i
 
 
 def submit(prefills: Prefills, prompt: tuple[int, float, str, int], priority: int = 0) -> Request:
-    num_tokens, ttft_s, slo_class, prefix = prompt
+    num_tokens, ttft_s, payer, prefix = prompt
     prefix = min(prefix, num_tokens)
     assert num_tokens <= prefills.pool.num_blocks * BLOCK
-    return prefills.submit(
-        num_tokens, ttft_s=ttft_s, slo_class=slo_class, prefix=prefix, priority=priority
-    )
+    return prefills.submit(num_tokens, ttft_s=ttft_s, payer=payer, prefix=prefix, priority=priority)
 
 
 def played(

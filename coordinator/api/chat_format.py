@@ -1,0 +1,146 @@
+"""The shape of a chat completion, whole and in chunks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from coordinator.api import responses
+from coordinator.api.chat_parts import PartsPlan
+from coordinator.api.choice import ChoiceDelta, ScoredToken
+from coordinator.api.formats import AnswerHead
+from coordinator.api.logprobs import chat_logprobs
+from coordinator.text import Tokenizer
+from coordinator.text.parts import AnswerParts, CallPiece, Parts
+
+
+@dataclass(slots=True)
+class _Told:
+    """One choice, as far as it has been told apart."""
+
+    parts: AnswerParts
+    unshown: list[ScoredToken] = field(default_factory=list)  # of text that is held back
+
+    def take_in(self, delta: ChoiceDelta) -> Parts:
+        """What is certain now."""
+        self.unshown += delta.tokens
+        parts = self.parts.push(delta.text)
+        return parts + self.parts.finish() if delta.finish_reason is not None else parts
+
+    def finish_reason(self, delta: ChoiceDelta) -> str | None:
+        """Calls are a reason of their own, unless the answer was cut off."""
+        is_called = delta.finish_reason == "stop" and self.parts.num_calls > 0
+        return "tool_calls" if is_called else delta.finish_reason
+
+
+class ChatFormat:
+    """POST /v1/chat/completions."""
+
+    def __init__(
+        self,
+        head: AnswerHead,
+        tokenizer: Tokenizer,
+        plan: PartsPlan,
+        *,
+        shows_logprobs: bool,
+        shows_usage: bool,
+    ) -> None:
+        self._head = head
+        self._tokenizer = tokenizer
+        self._plan = plan
+        self._shows_logprobs = shows_logprobs
+        self._null_usage: UnsetType | None = None if shows_usage else UNSET
+        self._told: defaultdict[int, _Told] = defaultdict(lambda: _Told(plan.make()))
+
+    def opening(self, index: int) -> bytes:
+        """The role, and text that is still empty."""
+        delta = responses.ChatDelta(role="assistant", content="")
+        return self._chunk([responses.ChatChunkChoice(index, delta)])
+
+    def chunk(self, delta: ChoiceDelta) -> bytes | None:
+        """Text, reasoning, calls, or nothing but the end."""
+        told = self._told[delta.index]
+        parts = told.take_in(delta)
+        finish_reason = told.finish_reason(delta)
+        if not parts and finish_reason is None:
+            return None
+        shown = responses.ChatDelta(
+            content=parts.content or UNSET,
+            reasoning_content=parts.reasoning or UNSET,
+            tool_calls=[self._piece(piece) for piece in parts.calls] or UNSET,
+        )
+        logprobs = self._logprobs(told)
+        choice = responses.ChatChunkChoice(delta.index, shown, logprobs, finish_reason)
+        return self._chunk([choice])
+
+    def usage_chunk(self, usage: responses.Usage) -> bytes:
+        """No choices."""
+        return self._chunk([], usage)
+
+    def whole(self, deltas: Sequence[ChoiceDelta], usage: responses.Usage) -> bytes:
+        """One message per choice."""
+        head = self._head
+        return msgspec.json.encode(
+            responses.ChatCompletion(
+                id=head.id,
+                created=head.created,
+                model=head.model,
+                system_fingerprint=head.system_fingerprint,
+                choices=[self._choice(delta) for delta in deltas],
+                usage=usage,
+            )
+        )
+
+    # ---- parts ---------------------------------------------------------------------------------
+
+    def _choice(self, delta: ChoiceDelta) -> responses.ChatChoice:
+        told = self._told[delta.index]
+        parts = told.take_in(delta)
+        calls: list[responses.ToolCall] = []
+        for piece in parts.calls:
+            if piece.name is not None:
+                calls.append(self._call(piece))
+            else:
+                calls[-1].function.arguments += piece.arguments
+        message = responses.AssistantMessage(
+            content=parts.content if parts.content or not calls else None,
+            reasoning_content=parts.reasoning or UNSET,
+            tool_calls=calls or UNSET,
+        )
+        finish_reason = told.finish_reason(delta) or ""
+        return responses.ChatChoice(delta.index, message, self._logprobs(told), finish_reason)
+
+    def _piece(self, piece: CallPiece) -> responses.ToolCall:
+        if piece.name is None:
+            function = responses.FunctionCall(arguments=piece.arguments)
+            return responses.ToolCall(index=piece.index, function=function)
+        call = self._call(piece)
+        call.index = piece.index
+        return call
+
+    def _call(self, piece: CallPiece) -> responses.ToolCall:
+        function = responses.FunctionCall(name=piece.name or "", arguments=piece.arguments)
+        return responses.ToolCall(id=self._plan.make_id(), type="function", function=function)
+
+    def _logprobs(self, told: _Told) -> responses.ChatLogprobs | None:
+        tokens, told.unshown = told.unshown, []
+        return chat_logprobs(tokens, self._tokenizer) if self._shows_logprobs else None
+
+    def _chunk(
+        self, choices: list[responses.ChatChunkChoice], usage: responses.Usage | None = None
+    ) -> bytes:
+        head = self._head
+        return msgspec.json.encode(
+            responses.ChatChunk(
+                id=head.id,
+                created=head.created,
+                model=head.model,
+                system_fingerprint=head.system_fingerprint,
+                choices=choices,
+                usage=usage or self._null_usage,
+            )
+        )

@@ -1,0 +1,83 @@
+"""How an answer's text is told apart: what a call asked for, and what the model writes."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from coordinator.api.requests import ChatRequest
+from coordinator.text import Tokenizer
+from coordinator.text.parts import AnswerParts, ToolFormat
+from coordinator.text.parts.reasoning import BEGIN, Reasoning
+from pdserve.errors import InvalidRequest
+
+_LAST_TOKENS = 8  # of a prompt, in which a mark at its end stands
+_ID_CHARS = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True, slots=True)
+class PartsOptions:
+    """What the operator has set, or the model's chat template has told."""
+
+    tool_format: ToolFormat | None = None
+    splits_reasoning: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PartsPlan:
+    """For the answers to one call."""
+
+    make: Callable[[], AnswerParts]  # one for each choice
+    make_id: Callable[[], str]  # of a tool call
+    kept_ids: frozenset[int]  # special tokens that mark tool calls
+
+
+def check_tools(body: ChatRequest, tokenizer: Tokenizer, options: PartsOptions) -> None:
+    """Raises InvalidRequest: tools are no use with this model."""
+    template = tokenizer.chat_template
+    if not body.tools or body.tool_choice == "none" or template is None:
+        return
+    if "tools" not in template.source:
+        raise InvalidRequest("this model's chat template knows of no tools", "tools")
+    if options.tool_format is None:
+        raise InvalidRequest(
+            "it is not known how this model writes tool calls; the server takes --tool-format",
+            "tools",
+        )
+
+
+def plan_parts(
+    body: ChatRequest, token_ids: Sequence[int], tokenizer: Tokenizer, options: PartsOptions
+) -> PartsPlan:
+    """For a call whose prompt has been rendered."""
+    tool_format = options.tool_format if body.tools and body.tool_choice != "none" else None
+    max_calls = 1 if body.parallel_tool_calls is False else None
+    has_begun = options.splits_reasoning and _ends_with_mark(token_ids, tokenizer)
+
+    def make() -> AnswerParts:
+        reasoning = Reasoning(has_begun=has_begun) if options.splits_reasoning else None
+        tools = tool_format.parser() if tool_format is not None else None
+        return AnswerParts(reasoning, tools, max_calls)
+
+    marks = tool_format.marks if tool_format is not None else ()
+    kept = (tokenizer.special_id(mark) for mark in marks)
+    is_mistral = tool_format is ToolFormat.MISTRAL
+    return PartsPlan(
+        make, _mistral_id if is_mistral else _id, frozenset(i for i in kept if i is not None)
+    )
+
+
+def _ends_with_mark(token_ids: Sequence[int], tokenizer: Tokenizer) -> bool:
+    end = tokenizer.decode(token_ids[-_LAST_TOKENS:], skip_special_tokens=False)
+    return end.rstrip().endswith(BEGIN)
+
+
+def _id() -> str:
+    return "call_" + secrets.token_hex(12)
+
+
+def _mistral_id() -> str:
+    """Its templates take no other."""
+    return "".join(secrets.choice(_ID_CHARS) for _ in range(9))

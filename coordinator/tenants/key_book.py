@@ -1,0 +1,149 @@
+"""Which key is whose, read from a TOML file that may change while the coordinator runs.
+
+[tenants.acme]
+keys = ["sha256:..."]            # pdserve key acme
+default_class = "interactive"
+requests_per_minute = 600
+tokens_per_minute = 200000
+
+[tenants.nightly]
+keys = ["sha256:..."]
+classes = ["batch"]
+weight = 0.5
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import tomllib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import msgspec
+
+from coordinator.tenants.identity import Tenant
+from coordinator.tenants.keys import hash_key, is_key_hash
+from pdserve.clock import Clock
+from pdserve.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0  # between two looks at the file
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tenants: dict[str, Tenant]
+
+
+def parse_key_file(text: str, classes: Collection[str]) -> dict[str, Tenant]:
+    """Key hash |-> tenant.
+
+    Raises:
+        ConfigError: it is no key file, a key is two tenants', or a class is none of `classes`.
+    """
+    try:
+        tenants = msgspec.convert(tomllib.loads(text), _File).tenants
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"not TOML: {error}") from error
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error).replace(" - at `$.", " for `")) from error
+    owners: dict[str, Tenant] = {}
+    for name, described in tenants.items():
+        tenant = msgspec.structs.replace(described, name=name)
+        _check(tenant, classes)
+        for key_hash in tenant.keys:
+            if key_hash in owners:
+                raise ConfigError(f"{name} and {owners[key_hash].name} have the key {key_hash}")
+            owners[key_hash] = tenant
+    return owners
+
+
+def _check(tenant: Tenant, classes: Collection[str]) -> None:
+    if not _NAME.fullmatch(tenant.name):
+        raise ConfigError(
+            f'tenant "{tenant.name}": a name has up to 64 letters, digits, ".", "_" or "-"'
+        )
+    for key_hash in tenant.keys:
+        if not is_key_hash(key_hash):
+            raise ConfigError(
+                f"{tenant.name}: {key_hash[:12]!r}... is not the hash of a key; "
+                f"`pdserve key {tenant.name}` makes a key and prints its hash"
+            )
+    for name in [*tenant.classes, *filter(None, [tenant.default_class])]:
+        if name not in classes:
+            raise ConfigError(f"{tenant.name}: {name!r} is none of {', '.join(classes)}")
+    if tenant.classes and tenant.default_class not in tenant.classes:
+        raise ConfigError(f"{tenant.name}: default_class must be one of {tenant.classes}")
+
+
+class KeyBook:
+    """Keys of a file, and perhaps one more. Follows the file."""
+
+    def __init__(
+        self,
+        path: Path | None,
+        extra: Mapping[str, Tenant],
+        classes: Collection[str],
+        clock: Clock,
+    ) -> None:
+        """Read the file. `extra` are key hashes that are good besides.
+
+        Raises:
+            ConfigError: it cannot be read, or is no key file; says why.
+        """
+        self._path = path
+        self._extra = dict(extra)
+        self._classes = classes
+        self._clock = clock
+        self._stamp: tuple[int, int, int] | None = None
+        self._looked_s = clock.now()
+        self._owners = self._extra
+        if path is not None:
+            self._stamp = self._stamp_of(path)
+            self._owners = self._read(path)
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def owner(self, key: str) -> tuple[Tenant, str] | None:
+        """Whose key this is, and the key's hash; None: nobody's."""
+        self._follow()
+        key_hash = hash_key(key)
+        tenant = self._owners.get(key_hash)
+        return None if tenant is None else (tenant, key_hash)
+
+    def _follow(self) -> None:
+        """Read the file anew if it has changed. One that is broken leaves all as it was."""
+        now_s = self._clock.now()
+        if self._path is None or now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now_s
+        try:
+            stamp = self._stamp_of(self._path)
+            if stamp == self._stamp:
+                return
+            self._stamp = stamp
+            self._owners = self._read(self._path)
+        except ConfigError as error:
+            log.error("keys stay as they were: %s", error)
+        else:
+            log.info("%s: %d keys", self._path, len(self._owners))
+
+    def _read(self, path: Path) -> dict[str, Tenant]:
+        try:
+            return parse_key_file(path.read_text(), self._classes) | self._extra
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read the key file {path}: {error}") from error
+        except ConfigError as error:
+            raise ConfigError(f"key file {path}: {error}") from error
+
+    @staticmethod
+    def _stamp_of(path: Path) -> tuple[int, int, int]:
+        try:
+            found = os.stat(path)
+        except OSError as error:
+            raise ConfigError(f"cannot read the key file {path}: {error}") from error
+        return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,124 @@
+"""What each key has used, by the hour, in SQLite.
+
+Amounts are added up in memory and written once a second by a thread of their own, so that no
+request waits for a disk. A coordinator that is killed loses the last second at most.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from pdserve.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+FLUSH_S = 1.0
+HOUR_S = 3600
+_BUSY_S = 5.0  # another coordinator may be writing to the same file
+
+_CREATE = """
+CREATE TABLE IF NOT EXISTS usage (
+    hour INTEGER NOT NULL, tenant TEXT NOT NULL, key_id TEXT NOT NULL, model TEXT NOT NULL,
+    requests INTEGER NOT NULL, failed INTEGER NOT NULL,
+    prompt_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL,
+    PRIMARY KEY (hour, tenant, key_id, model)
+) WITHOUT ROWID
+"""
+_ADD = """
+INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET
+    requests = requests + excluded.requests, failed = failed + excluded.failed,
+    prompt_tokens = prompt_tokens + excluded.prompt_tokens,
+    cached_tokens = cached_tokens + excluded.cached_tokens,
+    output_tokens = output_tokens + excluded.output_tokens
+"""
+
+
+class Account(NamedTuple):
+    """What is added up together."""
+
+    hour: int  # since 1970
+    tenant: str
+    key_id: str
+    model: str
+
+
+class Amounts(NamedTuple):
+    """How much of what."""
+
+    requests: int = 0
+    failed: int = 0  # of the requests
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # of the prompts'
+    output_tokens: int = 0
+
+    def plus(self, other: Amounts) -> Amounts:
+        """Both together."""
+        return Amounts(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+class Ledger:
+    """Writes to one file until it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, or make it.
+
+        Raises:
+            ConfigError: it cannot be written, or is something else.
+        """
+        self._path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with connected(path) as database:
+                database.execute("PRAGMA journal_mode = WAL")
+                database.execute(_CREATE)
+        except (sqlite3.Error, OSError) as error:
+            raise ConfigError(f"cannot keep usage in {path}: {error}") from error
+        self._lock = threading.Lock()
+        self._pending: dict[Account, Amounts] = {}  # guarded by the lock
+        self._closing = threading.Event()
+        self._writer = threading.Thread(target=self._write_until_closed, name="usage", daemon=True)
+        self._writer.start()
+
+    def add(self, account: Account, amounts: Amounts) -> None:
+        """A request is over. Does not wait."""
+        with self._lock:
+            self._pending[account] = self._pending.get(account, Amounts()).plus(amounts)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._closing.set()
+        self._writer.join()
+
+    def _write_until_closed(self) -> None:
+        is_closing = False
+        while not is_closing:
+            is_closing = self._closing.wait(FLUSH_S)
+            self._flush()
+
+    def _flush(self) -> None:
+        with self._lock:
+            pending, self._pending = self._pending, {}
+        if not pending:
+            return
+        try:
+            with connected(self._path) as database:
+                rows = [(*account, *amounts) for account, amounts in pending.items()]
+                database.executemany(_ADD, rows)
+        except sqlite3.Error as error:
+            log.error("usage is not written yet: %s: %s", self._path, error)
+            for account, amounts in pending.items():
+                self.add(account, amounts)
+
+
+@contextmanager
+def connected(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection, committed at the end if nothing was raised, and closed in any case."""
+    with closing(sqlite3.connect(path, timeout=_BUSY_S)) as database, database:
+        yield database

@@ -1,0 +1,53 @@
+"""From the configuration to tenants: the key file, the one key of the environment, or nobody's."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from coordinator.tenants.identity import Tenant
+from coordinator.tenants.key_book import KeyBook
+from coordinator.tenants.keys import hash_key
+from coordinator.tenants.ledger import Ledger
+from coordinator.tenants.tenants import Tenants
+from pdserve.clock import Clock
+from pdserve.config import API_KEY_VARIABLE, AccessConfig
+from pdserve.errors import ConfigError
+
+OWNER = "owner"  # the tenant whose key stands in the environment; it is an operator, too
+
+
+def open_tenants(
+    config: AccessConfig,
+    host: str,
+    classes: Collection[str],
+    model: str,
+    environment: Mapping[str, str],
+    clock: Clock,
+) -> Tenants:
+    """Tenants for a coordinator that listens on `host`.
+
+    Raises:
+        ConfigError: a file cannot be used, or anybody on the network could ask anything.
+    """
+    key = environment.get(API_KEY_VARIABLE, "")
+    if not (key or config.key_file or _is_loopback(host)):
+        raise ConfigError(
+            f"whoever can reach {host} could use this cluster: give --key-file FILE, set "
+            f"{API_KEY_VARIABLE}, or listen on 127.0.0.1"
+        )
+    keys: KeyBook | None = None
+    if key or config.key_file:
+        extra = {hash_key(key): Tenant(name=OWNER, is_operator=True)} if key else {}
+        path = Path(config.key_file) if config.key_file else None
+        keys = KeyBook(path, extra, classes, clock)
+    ledger = Ledger(Path(config.usage_db)) if config.usage_db else None
+    return Tenants(keys, ledger, model, clock)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

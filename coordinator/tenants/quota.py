@@ -1,0 +1,79 @@
+"""What one tenant may use: requests and tokens a minute.
+
+A request is paid for when it comes, its prompt when it has been read, its output when it is over:
+nobody knows before how much there will be, and holding `max_tokens` against a tenant would refuse
+what it may well have. So the bucket of tokens may be overdrawn by what is under way, and the next
+request waits until it is no more.
+"""
+
+from __future__ import annotations
+
+from coordinator.tenants.buckets import Bucket
+from coordinator.tenants.identity import Tenant
+from pdserve.errors import RateLimited
+
+
+class Quota:
+    """Of one tenant, all its keys together."""
+
+    def __init__(self, tenant: Tenant, now_s: float) -> None:
+        self._name = tenant.name
+        self._requests = Bucket(tenant.requests_per_minute, now_s)
+        self._tokens = Bucket(tenant.tokens_per_minute, now_s)
+
+    def follow(self, tenant: Tenant, now_s: float) -> None:
+        """Its limits may have changed."""
+        if tenant.requests_per_minute != self._requests.per_minute:
+            self._requests = self._requests.resized(tenant.requests_per_minute, now_s)
+        if tenant.tokens_per_minute != self._tokens.per_minute:
+            self._tokens = self._tokens.resized(tenant.tokens_per_minute, now_s)
+
+    def take_request(self, now_s: float) -> None:
+        """One more. Raises RateLimited: not now."""
+        wait_s = max(self._requests.wait_s(1, now_s), self._tokens.wait_s(1, now_s))
+        if wait_s > 0:
+            of_requests = self._requests.wait_s(1, now_s) > 0
+            raise self._limited("requests" if of_requests else "tokens", wait_s)
+        self._requests.take(1, now_s)
+
+    def take_tokens(self, num_tokens: int, now_s: float) -> None:
+        """A prompt's. Raises RateLimited: not now, or never."""
+        limit = self._tokens.per_minute
+        if 0 < limit < num_tokens:
+            raise RateLimited(
+                f"the prompt has {num_tokens} tokens, and {self._name!r} may use {limit} a minute"
+            )
+        wait_s = self._tokens.wait_s(num_tokens, now_s)
+        if wait_s > 0:
+            raise self._limited("tokens", wait_s)
+        self._tokens.take(num_tokens, now_s)
+
+    def charge(self, num_tokens: int, now_s: float) -> None:
+        """An output's; negative: a prompt's that were not used after all."""
+        self._tokens.take(num_tokens, now_s)
+
+    def headers(self, now_s: float) -> dict[str, str]:
+        """OpenAI's x-ratelimit-*, of what is limited."""
+        found: dict[str, str] = {}
+        for what, bucket in (("requests", self._requests), ("tokens", self._tokens)):
+            if bucket.per_minute:
+                found[f"x-ratelimit-limit-{what}"] = str(bucket.per_minute)
+                found[f"x-ratelimit-remaining-{what}"] = str(max(0, int(bucket.level(now_s))))
+                found[f"x-ratelimit-reset-{what}"] = format_wait(bucket.full_s(now_s))
+        return found
+
+    def _limited(self, what: str, wait_s: float) -> RateLimited:
+        bucket = self._requests if what == "requests" else self._tokens
+        return RateLimited(
+            f"{self._name!r} may use {bucket.per_minute} {what} a minute; "
+            f"try again in {format_wait(wait_s)}",
+            wait_s,
+        )
+
+
+def format_wait(seconds: float) -> str:
+    """As OpenAI writes it: "250ms", "12s", "1m30s"."""
+    if seconds < 1:
+        return f"{round(seconds * 1000)}ms"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"

@@ -1,0 +1,7 @@
+"""What a chat answer is made of: text, reasoning, tool calls; told apart while it arrives."""
+
+from coordinator.text.parts.answer import AnswerParts
+from coordinator.text.parts.catalog import ToolFormat, detect_tool_format
+from coordinator.text.parts.interface import CallPiece, Parts
+
+__all__ = ["AnswerParts", "CallPiece", "Parts", "ToolFormat", "detect_tool_format"]

@@ -1,0 +1,50 @@
+"""A whole answer: reasoning first, then text and tool calls."""
+
+from __future__ import annotations
+
+from coordinator.text.parts.interface import Parts, PartsParser
+
+
+class AnswerParts:
+    """A PartsParser of up to two: what is content to the first one goes through the second.
+
+    Args:
+        reasoning: tells reasoning from the rest; None: there is none.
+        tools: finds calls in the rest; None: there are none.
+        max_calls: further ones are dropped; None: any number.
+    """
+
+    def __init__(
+        self,
+        reasoning: PartsParser | None = None,
+        tools: PartsParser | None = None,
+        max_calls: int | None = None,
+    ) -> None:
+        self._reasoning = reasoning
+        self._tools = tools
+        self._max_calls = max_calls
+        self.num_calls = 0
+
+    def push(self, text: str) -> Parts:
+        """See PartsParser.push."""
+        if self._reasoning is None:
+            return self._through_tools(Parts(content=text))
+        return self._through_tools(self._reasoning.push(text))
+
+    def finish(self) -> Parts:
+        """See PartsParser.finish."""
+        last = Parts() if self._reasoning is None else self._reasoning.finish()
+        parts = self._through_tools(last)
+        return parts if self._tools is None else parts + self._kept(self._tools.finish())
+
+    def _through_tools(self, parts: Parts) -> Parts:
+        if self._tools is None or not parts.content:
+            return parts
+        return Parts(reasoning=parts.reasoning) + self._kept(self._tools.push(parts.content))
+
+    def _kept(self, parts: Parts) -> Parts:
+        if self._max_calls is not None:
+            parts.calls = [piece for piece in parts.calls if piece.index < self._max_calls]
+        for piece in parts.calls:
+            self.num_calls = max(self.num_calls, piece.index + 1)
+        return parts

@@ -1,0 +1,105 @@
+"""Tool calls as a list of Python calls, `[get_weather(city="Paris"), now()]`: Llama 3.2 and 4.
+
+A call is passed on when it is complete. Its arguments are literals; what is anything else is no
+call, and shows as text.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+
+from coordinator.text.parts.interface import CallPiece, Parts
+
+_SPACE = " \t\r\n"
+_TAG = "<|python_tag|>"
+_OPENING = {"(": ")", "[": "]", "{": "}"}
+
+
+class PythonicCalls:
+    """A PartsParser. The whole answer is a list of calls, or none of it is."""
+
+    def __init__(self) -> None:
+        self._num_calls = 0
+        self._rest = ""  # not understood yet
+        self._in_list = False
+        self._is_text = False
+
+    def push(self, text: str) -> Parts:
+        """See PartsParser.push."""
+        self._rest += text
+        parts = Parts()
+        if not (self._in_list or self._is_text):
+            self._look_at_beginning()
+        while self._in_list and self._one_call(parts):
+            pass
+        if self._is_text:
+            parts.content, self._rest = parts.content + self._rest, ""
+        return parts
+
+    def finish(self) -> Parts:
+        """See PartsParser.finish."""
+        rest, self._rest = self._rest, ""
+        if self._num_calls:
+            rest = rest.strip(_SPACE + "],")
+        return Parts(content=rest)
+
+    def _look_at_beginning(self) -> None:
+        bare = self._rest.lstrip(_SPACE).removeprefix(_TAG).lstrip(_SPACE)
+        if bare.startswith("["):
+            self._in_list, self._rest = True, bare
+        elif bare and not _TAG.startswith(bare):
+            self._is_text = True
+
+    def _one_call(self, parts: Parts) -> bool:
+        """Take the next call if it is there; False when more text is needed, or it is none."""
+        start = len(self._rest) - len(self._rest.lstrip(_SPACE + ("," if self._num_calls else "[")))
+        end = _end_of_call(self._rest, start)
+        if end is None:
+            return False
+        piece = _as_call(self._rest[start:end], self._num_calls)
+        if piece is None:
+            self._in_list, self._is_text = False, True
+            return False
+        parts.calls.append(piece)
+        self._num_calls += 1
+        self._rest = self._rest[end:]
+        return True
+
+
+def _end_of_call(text: str, start: int) -> int | None:
+    """Behind the bracket that closes the first one from `start` on; None: not there yet."""
+    closing: list[str] = []
+    quote, escaped = "", False
+    for at in range(start, len(text)):
+        char = text[at]
+        if quote:
+            quote = "" if char == quote and not escaped else quote
+            escaped = char == "\\" and not escaped
+        elif char in "\"'":
+            quote = char
+        elif char in _OPENING:
+            closing.append(_OPENING[char])
+        elif closing and char == closing[-1]:
+            closing.pop()
+            if not closing:
+                return at + 1
+    return None
+
+
+def _as_call(source: str, index: int) -> CallPiece | None:
+    """A call with keywords and literals; None: something else."""
+    try:
+        call = ast.parse(source, mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            return None
+        arguments = {
+            keyword.arg: ast.literal_eval(keyword.value)
+            for keyword in call.keywords
+            if keyword.arg is not None
+        }
+        if len(arguments) < len(call.keywords):
+            return None  # **unpacked, or twice the same
+        return CallPiece(index, ast.unparse(call.func), json.dumps(arguments, allow_nan=False))
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return None

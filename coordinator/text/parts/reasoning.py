@@ -1,0 +1,66 @@
+"""Reasoning between `<think>` and `</think>`, apart from the answer behind it."""
+
+from __future__ import annotations
+
+from coordinator.text.parts.interface import Parts, held_length
+
+BEGIN, END = "<think>", "</think>"
+_SPACE = " \t\r\n"
+
+
+class Reasoning:
+    """A PartsParser. Reasoning comes first, or not at all.
+
+    Args:
+        has_begun: the prompt ends with the begin mark, so that the answer begins inside.
+    """
+
+    def __init__(self, *, has_begun: bool) -> None:
+        self._is_inside = has_begun
+        self._is_over = False
+        self._rest = ""
+        self._skips_space = has_begun  # around the marks
+
+    def push(self, text: str) -> Parts:
+        """See PartsParser.push."""
+        self._rest += text
+        parts = Parts()
+        if not (self._is_inside or self._is_over):
+            self._look_at_beginning()
+        if self._is_inside:
+            self._look_for_end(parts)
+        if self._is_over:
+            parts.content = self._bare(self._rest)
+            self._rest = ""
+        return parts
+
+    def finish(self) -> Parts:
+        """See PartsParser.finish."""
+        rest, self._rest = self._rest, ""
+        return Parts(reasoning=rest) if self._is_inside else Parts(content=rest)
+
+    def _look_at_beginning(self) -> None:
+        bare = self._rest.lstrip(_SPACE)
+        if bare.startswith(BEGIN):
+            self._is_inside, self._skips_space = True, True
+            self._rest = bare.removeprefix(BEGIN)
+        elif bare and not BEGIN.startswith(bare):
+            self._is_over = True
+
+    def _look_for_end(self, parts: Parts) -> None:
+        at = self._rest.find(END)
+        if at >= 0:
+            parts.reasoning = self._bare(self._rest[:at])
+            self._rest = self._rest[at + len(END) :]
+            self._is_inside, self._is_over, self._skips_space = False, True, True
+            return
+        certain = len(self._rest) - held_length(self._rest, END)
+        parts.reasoning, self._rest = self._bare(self._rest[:certain]), self._rest[certain:]
+
+    def _bare(self, text: str) -> str:
+        """Without the space behind a mark, however it is cut."""
+        if not self._skips_space:
+            return text
+        bare = text.lstrip(_SPACE)
+        self._skips_space = not bare
+        return bare

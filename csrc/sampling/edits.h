@@ -1,0 +1,28 @@
+// Changes to single logits of a row: endings held back, biases, penalties.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace pdserve::sampling {
+
+struct Bias {
+    int64_t token_id;
+    float amount;
+};
+
+struct Edits {
+    std::vector<int64_t> endings;  // impossible in this step
+    std::vector<Bias> biases;  // no id twice
+    std::vector<int64_t> prompt;  // empty where there is no repetition penalty
+    std::vector<int64_t> output;
+    float repetition_penalty;  // 1: none
+    double frequency_penalty;
+    double presence_penalty;
+};
+
+// In this order: endings, biases, repetition penalty, the other penalties. Ids without a logit are
+// passed over. counts: [vocab_size] zeros, and zeros again afterwards.
+void apply(const Edits& edits, float* logits, int64_t vocab_size, int32_t* counts);
+
+}  // namespace pdserve::sampling

@@ -1,0 +1,181 @@
+// The checked launcher of sampling: arguments from Python, threads, results to Python.
+
+#include "launch.h"
+
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "../build_name.h"
+#include "../cpu.h"
+#include "../tensor_view.h"
+#include "../thread_pool.h"
+#include "row.h"
+
+namespace nb = nanobind;
+
+namespace pdserve {
+
+namespace sampling {
+
+namespace {
+
+// Below so many logits to be passed over, a worker takes longer to wake than the caller to do all.
+constexpr int64_t kFewLogits = 1 << 18;
+constexpr int64_t kPassesOfDraw = 8;  // and of log-probabilities: what they take, in peaks
+
+void check_params(const RowParams& params, int64_t row) {
+    const auto expect = [&](bool is_good, const char* expected, double found) {
+        const auto name = [&] { return "params[" + std::to_string(row) + "]"; };
+        if (!is_good) raise_value_error(name(), expected, std::to_string(found));
+    };
+    expect(std::isfinite(params.temperature) && params.temperature >= 0.0,
+        "a finite temperature of 0 or more", params.temperature);
+    expect(params.top_p >= 0.0 && params.top_p <= 1.0, "top_p in [0, 1]", params.top_p);
+    expect(params.min_p >= 0.0 && params.min_p <= 1.0, "min_p in [0, 1]", params.min_p);
+}
+
+std::vector<Row> rows_from(const TensorView& logits, nb::bytes packed_params) {
+    logits.expect_type({ElementType::kFloat32});
+    logits.expect_shape({-1, -1}, "[num_rows, vocab_size]");
+    logits.expect_contiguous_last_dim();
+    const int64_t num_rows = logits.size(0), vocab_size = logits.size(1);
+    if (vocab_size < 1 || vocab_size > kMaxVocabSize) {
+        raise_value_error("logits", "1 to " + std::to_string(kMaxVocabSize) + " columns",
+            std::to_string(vocab_size));
+    }
+    const size_t num_bytes = num_rows * sizeof(RowParams);
+    if (packed_params.size() != num_bytes) {
+        raise_value_error("params", std::to_string(num_bytes) + " bytes, as many rows as logits",
+            std::to_string(packed_params.size()));
+    }
+    std::vector<Row> rows(num_rows);
+    for (int64_t i = 0; i < num_rows; ++i) {
+        Row& row = rows[i];
+        row.logits = logits.data<float>() + i * logits.stride(0);
+        row.vocab_size = vocab_size;
+        row.edits = nullptr;
+        std::memcpy(&row.params, packed_params.c_str() + i * sizeof(RowParams), sizeof(RowParams));
+        check_params(row.params, i);
+    }
+    return rows;
+}
+
+template <class T>
+T field_as(nb::handle field, const char* expected) {
+    T value;
+    if (!nb::try_cast(field, value)) {
+        raise_type_error("edits", expected, nb::inst_name(field).c_str());
+    }
+    return value;
+}
+
+std::vector<int64_t> ids_from(nb::handle field) {
+    const auto list = field_as<nb::list>(field, "lists of ids");
+    std::vector<int64_t> ids(list.size());
+    for (size_t i = 0; i < ids.size(); ++i) {
+        // Not by the caster: histories are long.
+        ids[i] = PyLong_AsLongLong(PyList_GET_ITEM(list.ptr(), i));
+        if (ids[i] == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
+    }
+    return ids;
+}
+
+Edits edits_from(nb::tuple fields) {
+    Edits edits{
+        .endings = ids_from(fields[1]),
+        .biases = {},
+        .prompt = ids_from(fields[3]),
+        .output = ids_from(fields[4]),
+        .repetition_penalty = field_as<float>(fields[5], "a number as repetition penalty"),
+        .frequency_penalty = field_as<double>(fields[6], "a number as frequency penalty"),
+        .presence_penalty = field_as<double>(fields[7], "a number as presence penalty"),
+    };
+    for (const auto& [token_id, amount] : field_as<nb::dict>(fields[2], "a dict of biases")) {
+        edits.biases.push_back({field_as<int64_t>(token_id, "an id of a bias"),
+            field_as<float>(amount, "a number as bias")});
+    }
+    return edits;
+}
+
+// The edits, which the rows then point to.
+std::vector<Edits> attach_edits(nb::list fields, std::vector<Row>& rows) {
+    std::vector<Edits> edits;
+    edits.reserve(fields.size());  // so that they stay where they are
+    for (nb::handle item : fields) {
+        const auto edit = field_as<nb::tuple>(item, "tuples");
+        if (edit.size() != 8) {
+            raise_value_error("edits", "tuples of 8", std::to_string(edit.size()));
+        }
+        const auto row = field_as<int64_t>(edit[0], "the number of a row");
+        if (row < 0 || row >= static_cast<int64_t>(rows.size())) {
+            raise_value_error(
+                "edits", "rows below " + std::to_string(rows.size()), std::to_string(row));
+        }
+        edits.push_back(edits_from(edit));
+        rows[row].edits = &edits.back();
+    }
+    return edits;
+}
+
+std::vector<Choice> choose_all(const std::vector<Row>& rows, const Kernels& kernels) {
+    std::vector<Choice> choices(rows.size());
+    const auto choose_one = [&](int64_t i) {
+        thread_local Workspace workspace;
+        choices[i] = choose(rows[i], kernels, workspace);
+    };
+    const int64_t num_rows = rows.size();
+    int64_t num_logits = 0;
+    for (const Row& row : rows) {
+        const bool is_plain = row.params.temperature == 0.0 && row.params.num_logprobs < 0;
+        num_logits += row.vocab_size * (is_plain ? 1 : kPassesOfDraw);
+    }
+    if (num_logits <= kFewLogits) {
+        for (int64_t i = 0; i < num_rows; ++i) choose_one(i);
+    } else {
+        ThreadPool::instance().parallel_for(num_rows, choose_one);
+    }
+    return choices;
+}
+
+template <class T>
+nb::list list_of(const std::vector<T>& values) {
+    nb::list result;
+    for (const T value : values) result.append(value);
+    return result;
+}
+
+nb::tuple sample(nb::handle logits_object, nb::bytes packed_params, nb::list edit_fields,
+    const char* variant_name) {
+    const TensorView logits(logits_object, "logits");
+    std::vector<Row> rows = rows_from(logits, packed_params);
+    const std::vector<Edits> edits = attach_edits(edit_fields, rows);
+    const Kernels& kernels = PDSERVE_OF_VARIANT(variant_from(variant_name), Kernels);
+    std::vector<Choice> choices;
+    {
+        nb::gil_scoped_release release;
+        choices = choose_all(rows, kernels);
+    }
+    nb::list token_ids, logprobs;
+    for (size_t i = 0; i < rows.size(); ++i) {
+        const Choice& choice = choices[i];
+        token_ids.append(choice.token_id);
+        if (rows[i].params.num_logprobs < 0) continue;
+        logprobs.append(nb::make_tuple(
+            i, choice.logprob, list_of(choice.top_ids), list_of(choice.top_logprobs)));
+    }
+    return nb::make_tuple(token_ids, logprobs);
+}
+
+}  // namespace
+
+}  // namespace sampling
+
+void bind_sampling(nb::module_& m) {
+    using nb::arg;
+    m.def("sample", &sampling::sample, arg("logits"), arg("params"), arg("edits"),
+        arg("variant") = "", "One token, and log-probabilities where asked for, for each row.");
+}
+
+}  // namespace pdserve

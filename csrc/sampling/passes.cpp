@@ -1,0 +1,12 @@
+// The passes of sampling, once for each instruction set.
+
+#include "passes.h"
+
+#include "../build_name.h"
+
+namespace pdserve::sampling {
+
+const Kernels PDSERVE_OF_THIS_BUILD(Kernels) = {
+    peak_of, weigh, sum, block_maxima, collect, exp_sum, rank};
+
+}  // namespace pdserve::sampling

@@ -1,0 +1,135 @@
+// Edits, then the likeliest token; unless greedy: weights at the temperature, min-p, top-k, top-p,
+// and one number into the inverse CDF. All sums are exact (kWeightUnit), so "where the running sum
+// exceeds the number" is one token, however the sum is taken.
+
+#include "row.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "philox.h"
+#include "select.h"
+
+namespace pdserve::sampling {
+
+namespace {
+
+constexpr double kLog2E = 1.4426950408889634;
+
+// The k-th largest weight, or 0 if fewer are above 0.
+float kth_largest(int64_t k, int64_t vocab_size, const Kernels& kernels, Workspace& workspace) {
+    float* maxima = workspace.spare.data();
+    const int64_t num_blocks = (vocab_size + kSmallBlock - 1) / kSmallBlock;
+    float least = 0.0f;
+    if (k <= num_blocks) {
+        // So many blocks have a weight like this or larger.
+        kernels.block_maxima(workspace.weights.data(), vocab_size, maxima);
+        std::nth_element(maxima, maxima + k - 1, maxima + num_blocks, std::greater<float>());
+        least = maxima[k - 1];
+    }
+    return select(kernels, workspace.weights.data(), vocab_size, least, Amount::kOne,
+        static_cast<double>(k), workspace.spare.data());
+}
+
+// The least weight of the fewest likeliest tokens that make up `top_p` of those from `floor` up.
+float nucleus(double top_p, float floor, int64_t vocab_size, const Kernels& kernels,
+    Workspace& workspace) {
+    const float* weights = workspace.weights.data();
+    const double kept = kernels.sum(weights, vocab_size, floor, workspace.block_sums.data());
+    const double wanted = std::max(top_p * kept, kWeightUnit);
+    // All tokens below this together weigh less than what need not be kept.
+    const double expendable = 0.99 * (kept - wanted) / static_cast<double>(vocab_size);
+    const float least = std::max(floor, static_cast<float>(expendable));
+    return select(
+        kernels, weights, vocab_size, least, Amount::kWeight, wanted, workspace.spare.data());
+}
+
+// The least weight that the filters keep. Equals are kept or dropped together.
+float floor_of(const RowParams& params, int64_t vocab_size, const Kernels& kernels,
+    Workspace& workspace) {
+    float floor = static_cast<float>(params.min_p);
+    if (params.top_k > 0 && params.top_k < vocab_size) {
+        floor = std::max(floor, kth_largest(params.top_k, vocab_size, kernels, workspace));
+    }
+    if (params.top_p < 1.0) {
+        floor = std::max(floor, nucleus(params.top_p, floor, vocab_size, kernels, workspace));
+    }
+    return floor;
+}
+
+// The first token at which the running sum of the weights from `floor` up exceeds the target.
+int64_t locate(const Workspace& workspace, float floor, double target) {
+    double sum = 0.0;
+    int64_t block = 0;
+    while (sum + workspace.block_sums[block] <= target) sum += workspace.block_sums[block++];
+    int64_t id = block * kBlock;
+    while (true) {
+        const float weight = workspace.weights[id];
+        if (weight >= floor) sum += weight;
+        if (sum > target) return id;
+        ++id;
+    }
+}
+
+int64_t draw(const RowParams& params, const float* logits, int64_t vocab_size, float peak,
+    const Kernels& kernels, Workspace& workspace) {
+    const float scale = std::max(
+        static_cast<float>(kLog2E / params.temperature), std::numeric_limits<float>::min());
+    kernels.weigh(logits, vocab_size, peak, scale, workspace.weights.data());
+    const float floor = floor_of(params, vocab_size, kernels, workspace);
+    const double total = kernels.sum(
+        workspace.weights.data(), vocab_size, floor, workspace.block_sums.data());
+    const double target = uniform(params.seed, params.position) * total;  // less than the total
+    return locate(workspace, floor, target);
+}
+
+// Of the model's own distribution: before edits, at temperature 1.
+void add_logprobs(const Row& row, const Kernels& kernels, Choice& choice) {
+    const float peak = kernels.peak_of(row.logits, row.vocab_size).logit;
+    const double log_sum = std::log(kernels.exp_sum(row.logits, row.vocab_size, peak));
+    const auto logprob_of = [&](float logit) {
+        return static_cast<float>(static_cast<double>(logit) - peak - log_sum);
+    };
+    choice.logprob = logprob_of(row.logits[choice.token_id]);
+    const int64_t num_top = std::min(row.params.num_logprobs, row.vocab_size);
+    if (num_top == 0) return;
+    choice.top_ids.resize(num_top);
+    choice.top_logprobs.resize(num_top);
+    kernels.rank(row.logits, row.vocab_size, static_cast<int>(num_top),
+        choice.top_logprobs.data(), choice.top_ids.data());
+    for (float& value : choice.top_logprobs) value = logprob_of(value);
+}
+
+}  // namespace
+
+void Workspace::reserve(int64_t vocab_size) {
+    const size_t size = padded_size(vocab_size);
+    if (weights.size() >= size) return;
+    logits.resize(size);
+    counts.resize(size);
+    weights.resize(size);
+    spare.resize(size + 16);
+    block_sums.resize(size / kBlock);
+}
+
+Choice choose(const Row& row, const Kernels& kernels, Workspace& workspace) {
+    workspace.reserve(row.vocab_size);
+    const float* logits = row.logits;
+    if (row.edits != nullptr) {
+        std::copy_n(logits, row.vocab_size, workspace.logits.data());
+        apply(*row.edits, workspace.logits.data(), row.vocab_size, workspace.counts.data());
+        logits = workspace.logits.data();
+    }
+    Choice choice;
+    const Peak peak = kernels.peak_of(logits, row.vocab_size);
+    if (!std::isfinite(peak.logit)) return choice;
+    choice.token_id = row.params.temperature == 0.0
+        ? peak.token_id
+        : draw(row.params, logits, row.vocab_size, peak.logit, kernels, workspace);
+    if (row.params.num_logprobs >= 0) add_logprobs(row, kernels, choice);
+    return choice;
+}
+
+}  // namespace pdserve::sampling

@@ -1,0 +1,21 @@
+"""Where sampling changes its kind: from random to greedy, from logits to no distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pdserve.engine.request import Request
+from pdserve.errors import UnusableLogits
+
+# Below it, dividing by the temperature would only lose precision.
+GREEDY_BELOW = 1e-5
+
+
+def unusable(requests: Sequence[Request]) -> UnusableLogits:
+    """The error for requests whose largest logit is not finite."""
+    request_ids = [request.request_id for request in requests]
+    return UnusableLogits(
+        f"the model's logits for {', '.join(request_ids)} are not finite: its weights, or the KV "
+        "it read, are damaged",
+        request_ids,
+    )

@@ -1,0 +1,95 @@
+"""Sampling on CPUs: requests as rows of numbers for one native call (csrc/sampling).
+
+Every check of an argument is in the extension.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from torch import Tensor
+
+from pdserve import _native
+from pdserve.engine.request import Request, SampledToken
+from pdserve.engine.sampling.limits import GREEDY_BELOW, unusable
+from pdserve.engine.stopping import ending_token_ids
+from pdserve.protocol import SamplingParams, TokenLogprobs
+
+# temperature, top_p, min_p, top_k, seed, position, logprobs: csrc/sampling/row.h: RowParams.
+_PARAMS = struct.Struct("=dddqQQq")
+_Edits: TypeAlias = tuple[
+    int, list[int], dict[int, float], list[int], list[int], float, float, float
+]
+_GREEDY = _PARAMS.pack(0.0, 1.0, 0.0, 0, 0, 0, -1)
+
+
+def sample_natively(
+    logits: Tensor, requests: Sequence[Request], eos_token_ids: frozenset[int], variant: str = ""
+) -> list[SampledToken]:
+    """See `sampler.sample`.
+
+    Args:
+        logits: [num_requests, vocab_size] float32 on the CPU; rows may be strided.
+        requests: whose.
+        eos_token_ids: of the model.
+        variant: a kernel build of `_native.kernel_variants()`; "" is the best this CPU can run.
+    """
+    params = b"".join([_packed(request.sampling, request) for request in requests])
+    edits = [
+        _edits(row, request, eos_token_ids)
+        for row, request in enumerate(requests)
+        if _has_edits(request)
+    ]
+    token_ids, logprobs = _native.sample(logits, params, edits, variant)
+    if -1 in token_ids:
+        raise unusable([r for r, token_id in zip(requests, token_ids, strict=True) if token_id < 0])
+    tokens = [SampledToken(token_id) for token_id in token_ids]
+    for row, chosen, top_ids, top_logprobs in logprobs:
+        listed = TokenLogprobs(chosen=chosen, top_ids=top_ids, top_logprobs=top_logprobs)
+        tokens[row] = SampledToken(token_ids[row], listed)
+    return tokens
+
+
+def _packed(sampling: SamplingParams, request: Request) -> bytes:
+    is_greedy = sampling.temperature < GREEDY_BELOW
+    if is_greedy and sampling.logprobs is None:
+        return _GREEDY
+    return _PARAMS.pack(
+        0.0 if is_greedy else sampling.temperature,
+        sampling.top_p,
+        sampling.min_p,
+        sampling.top_k,
+        sampling.seed % 2**64,
+        request.num_tokens,
+        -1 if sampling.logprobs is None else sampling.logprobs,
+    )
+
+
+def _has_edits(request: Request) -> bool:
+    """Whether its logits may have to be changed before a token is chosen."""
+    sampling = request.sampling
+    return bool(
+        len(request.output_token_ids) < sampling.min_tokens
+        or sampling.logit_bias
+        or sampling.repetition_penalty != 1.0
+        or sampling.frequency_penalty
+        or sampling.presence_penalty
+    )
+
+
+def _edits(row: int, request: Request, eos_token_ids: frozenset[int]) -> _Edits:
+    sampling, output = request.sampling, request.output_token_ids
+    holds_back = len(output) < sampling.min_tokens
+    has_repetition = sampling.repetition_penalty != 1.0
+    return (
+        row,
+        list(ending_token_ids(request, eos_token_ids)) if holds_back else [],
+        sampling.logit_bias,
+        request.prompt_token_ids if has_repetition else [],
+        output,
+        sampling.repetition_penalty,
+        sampling.frequency_penalty,
+        sampling.presence_penalty,
+    )

@@ -1,0 +1,54 @@
+"""Sampling by torch: for GPUs, and the reference of csrc/sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from pdserve.engine.request import Request, SampledToken
+from pdserve.engine.sampling.adjust import adjust_logits
+from pdserve.engine.sampling.draw import draw_tokens
+from pdserve.engine.sampling.limits import GREEDY_BELOW, unusable
+from pdserve.engine.sampling.logprobs import token_logprobs
+from pdserve.protocol import TokenLogprobs
+
+
+def sample_by_torch(
+    logits: Tensor, requests: Sequence[Request], eos_token_ids: frozenset[int]
+) -> list[SampledToken]:
+    """See `sampler.sample`; on any device."""
+    adjusted = adjust_logits(logits, requests, eos_token_ids)
+    likeliest = adjusted.argmax(dim=-1)  # a NaN if there is one, else the lowest id among equals
+    peaks = adjusted.gather(1, likeliest[:, None])[:, 0]
+    _check_finite(peaks, requests)
+    token_ids: list[int] = likeliest.tolist()
+    rows = [i for i, request in enumerate(requests) if request.sampling.temperature >= GREEDY_BELOW]
+    if rows:
+        drawn = draw_tokens(adjusted[rows], peaks[rows], [requests[i] for i in rows])
+        for i, token_id in zip(rows, drawn, strict=True):
+            token_ids[i] = token_id
+    logprobs = _logprobs(logits, requests, token_ids)
+    return [SampledToken(token_id, logprobs.get(i)) for i, token_id in enumerate(token_ids)]
+
+
+def _check_finite(peaks: Tensor, requests: Sequence[Request]) -> None:
+    finite = peaks.isfinite()
+    if not bool(finite.all()):
+        raise unusable([r for r, ok in zip(requests, finite.tolist(), strict=True) if not ok])
+
+
+def _logprobs(
+    logits: Tensor, requests: Sequence[Request], token_ids: list[int]
+) -> dict[int, TokenLogprobs]:
+    """Row |-> log-probabilities, for the rows that asked for them."""
+    num_top = {
+        i: request.sampling.logprobs
+        for i, request in enumerate(requests)
+        if request.sampling.logprobs is not None
+    }
+    if not num_top:
+        return {}
+    rows = list(num_top)
+    ranked = token_logprobs(logits[rows], [token_ids[i] for i in rows], list(num_top.values()))
+    return dict(zip(rows, ranked, strict=True))

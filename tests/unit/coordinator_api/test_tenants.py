@@ -1,0 +1,224 @@
+"""API keys at the door: who may come in, as which class, how often, and what is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.tenants import Tenants
+from coordinator.tenants.key_book import KeyBook
+from coordinator.tenants.keys import hash_key
+from coordinator.tenants.ledger import Ledger
+from coordinator.tenants.opening import open_tenants
+from coordinator.tenants.report import read_usage
+from pdserve.clock import ManualClock
+from pdserve.config import AccessConfig
+from pdserve.errors import ConfigError, Overloaded
+from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, is_error_body, says, served
+
+CLASSES = ("interactive", "standard", "batch")
+FILE = f"""
+[tenants.acme]
+keys = ["{hash_key("acme-1")}", "{hash_key("acme-2")}"]
+requests_per_minute = 3
+tokens_per_minute = 1000
+weight = 2.0
+
+[tenants.nightly]
+keys = ["{hash_key("night")}"]
+classes = ["batch"]
+default_class = "batch"
+
+[tenants.friend]
+keys = ["{hash_key("friend")}"]
+cache_group = "acme"
+is_operator = true
+"""
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def usage(tmp_path: Path) -> Path:
+    return tmp_path / "usage.sqlite"
+
+
+@pytest.fixture
+def tenants(tmp_path: Path, usage: Path, clock: ManualClock) -> Iterator[Tenants]:
+    file = tmp_path / "keys.toml"
+    file.write_text(FILE)
+    found = Tenants(KeyBook(file, {}, CLASSES, clock), Ledger(usage), MODEL, clock)
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, bearer(""), bearer("nobody"), {"Authorization": "Basic acme-1"}]
+)
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions", "/v1/nothing", "/admin/x"])
+async def test_without_a_key_nobody_gets_in(
+    tenants: Tenants, headers: dict[str, str], path: str
+) -> None:
+    async with (
+        served(tenants=tenants) as api,
+        api.client.request("POST" if "chat" in path else "GET", path, headers=headers) as response,
+    ):
+        assert response.status == 401
+        assert response.headers["WWW-Authenticate"] == "Bearer"
+        body = await response.json()
+    assert is_error_body(body)
+    assert body["error"]["code"] == "invalid_api_key"
+    assert api.generator.generations == []
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/status"])
+async def test_how_the_cluster_is_may_be_asked_without(tenants: Tenants, path: str) -> None:
+    async with served(tenants=tenants) as api, api.client.get(path) as response:
+        assert response.status == 200
+
+
+async def test_a_request_is_its_tenants(tenants: Tenants) -> None:
+    async with served(tenants=tenants) as api:
+        seen = {}
+        for key in ("acme-1", "acme-2", "night", "friend"):
+            async with api.chat(bearer(key), cache_salt="s") as response:
+                assert response.status == 200
+            seen[key] = api.generator.last.request
+    slo = seen["acme-1"].slo
+    assert (slo.name, slo.tenant, slo.payer, slo.weight) == (
+        "standard",
+        "acme",
+        "standard/acme",
+        2.0,
+    )
+    assert seen["night"].slo.name == "batch"
+    salts = {key: request.cache_salt for key, request in seen.items()}
+    assert salts["acme-1"] == salts["acme-2"] == salts["friend"] != salts["night"]
+
+
+async def test_salts_of_two_tenants_never_meet(tenants: Tenants) -> None:
+    async with served(tenants=tenants) as api:
+        salts = set()
+        for key, salt in (("acme-1", "x"), ("acme-1", None), ("night", "x"), ("night", "4:acme:x")):
+            async with api.chat(bearer(key), cache_salt=salt) as response:
+                assert response.status == 200
+            salts.add(api.generator.last.request.cache_salt)
+    assert len(salts) == 4
+
+
+async def test_a_class_may_be_closed_to_a_tenant(tenants: Tenants) -> None:
+    async with (
+        served(tenants=tenants) as api,
+        api.chat(bearer("night"), slo_class="interactive") as response,
+    ):
+        body = await response.json()
+        assert response.status == 403
+    assert is_error_body(body)
+    assert "batch" in body["error"]["message"]
+
+
+async def test_requests_run_out_and_come_back(tenants: Tenants, clock: ManualClock) -> None:
+    async with served(tenants=tenants) as api:
+        for left in (2, 1, 0):
+            async with api.chat(bearer("acme-1")) as response:
+                assert response.status == 200
+                assert response.headers["x-ratelimit-limit-requests"] == "3"
+                assert response.headers["x-ratelimit-remaining-requests"] == str(left)
+        async with api.chat(bearer("acme-2")) as response:
+            body = await response.json()
+            assert response.status == 429
+            assert response.headers["Retry-After"] == "20"
+            assert response.headers["x-ratelimit-remaining-requests"] == "0"
+        assert body["error"]["code"] == "rate_limit_exceeded"
+        async with api.chat(bearer("friend")) as response:
+            assert response.status == 200
+            assert "x-ratelimit-limit-requests" not in response.headers
+        clock.advance(20)
+        async with api.chat(bearer("acme-2"), stream=True) as response:
+            assert response.status == 200
+            assert response.headers["x-ratelimit-remaining-requests"] == "0"
+
+
+async def test_tokens_of_prompt_and_answer_are_charged(tenants: Tenants) -> None:
+    generator = FakeGenerator(script=says("Hello world"))
+    async with served(generator, tenants=tenants) as api:
+        async with api.chat(bearer("acme-1")) as response:
+            usage = (await response.json())["usage"]
+        async with api.client.get("/v1/models", headers=bearer("acme-1")) as response:
+            left = int(response.headers["x-ratelimit-remaining-tokens"])
+        assert left == 1000 - usage["total_tokens"]
+        generator.start_error = Overloaded("busy", 3.0)
+        async with api.chat(bearer("acme-1")) as response:
+            assert response.status == 429
+            assert response.headers["Retry-After"] == "3"
+        async with api.client.get("/v1/models", headers=bearer("acme-1")) as response:
+            assert int(response.headers["x-ratelimit-remaining-tokens"]) == left, "given back"
+
+
+async def test_usage_is_written_down(tenants: Tenants, usage: Path) -> None:
+    async with served(tenants=tenants) as api:
+        async with api.chat(bearer("night")) as response:
+            told = (await response.json())["usage"]
+        async with api.chat(bearer("night"), temperature=9) as response:
+            assert response.status == 400
+        async with api.client.get("/v1/models", headers=bearer("night")) as response:
+            assert response.status == 200, "no call of the model"
+    tenants.close()
+    (row,) = read_usage(usage, "tenant")
+    assert (row.group, row.requests, row.failed) == ("nightly", 2, 1)
+    assert row.prompt_tokens == told["prompt_tokens"]
+    assert row.cached_tokens == told["prompt_tokens_details"]["cached_tokens"]
+    assert row.output_tokens == told["completion_tokens"]
+
+
+async def test_only_operators_change_the_cluster(tenants: Tenants) -> None:
+    async with served(tenants=tenants) as api:
+        for key, status in (("acme-1", 403), ("friend", 404)):
+            async with api.client.post("/admin/role", headers=bearer(key), json={}) as response:
+                assert response.status == status
+
+
+@pytest.mark.parametrize(
+    ("host", "environment", "error"),
+    [
+        ("127.0.0.1", {}, None),
+        ("::1", {}, None),
+        ("localhost", {}, None),
+        ("0.0.0.0", {"PDSERVE_API_KEY": "k"}, None),
+        ("0.0.0.0", {}, "--key-file"),
+        ("10.1.2.3", {"PDSERVE_API_KEY": ""}, "PDSERVE_API_KEY"),
+    ],
+)
+def test_a_network_is_not_let_in_without_keys(
+    host: str, environment: dict[str, str], error: str | None
+) -> None:
+    def opened() -> Tenants:
+        return open_tenants(AccessConfig(), host, CLASSES, MODEL, environment, ManualClock())
+
+    if error is None:
+        assert opened()
+    else:
+        with pytest.raises(ConfigError, match=error):
+            opened()
+
+
+async def test_the_key_of_the_environment_is_an_operators() -> None:
+    environment: dict[str, Any] = {"PDSERVE_API_KEY": "secret"}
+    tenants = open_tenants(AccessConfig(), "127.0.0.1", CLASSES, MODEL, environment, ManualClock())
+    async with served(tenants=tenants) as api:
+        async with api.chat(bearer("secret")) as response:
+            assert response.status == 200
+        async with api.chat() as response:
+            assert response.status == 401
+        async with api.client.post("/admin/x", headers=bearer("secret")) as response:
+            assert response.status == 404

@@ -1,0 +1,147 @@
+"""Tools and reasoning in chat answers, as the official SDK sees them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+import tokenizers
+
+from coordinator.text import ChatTemplate, Tokenizer
+from tests.unit.coordinator_api import made_tokenizers as made
+from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, Harness, says, served
+
+MESSAGES: Any = [{"role": "user", "content": "Weather in Paris?"}]
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}},
+    }
+]
+TEMPLATE = (
+    "{% if tools %}<|user|>{{ tools | tojson }} <tool_call>\n{% endif %}"
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}"
+    "{{ call.function.name }}({{ call.function.arguments.city }}){% endfor %}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% if thinks %}<think>\n{% endif %}{% endif %}"
+)
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+
+
+def tool_tokenizer(template: str = TEMPLATE) -> Tokenizer:
+    return Tokenizer(
+        tokenizers.Tokenizer.from_str(made.byte_level_json()),
+        chat_template=ChatTemplate(template, {"bos_token": "<s>", "eos_token": "</s>"}),
+    )
+
+
+def prompt_of(api: Harness) -> str:
+    return tool_tokenizer().decode(api.generator.last.request.token_ids, skip_special_tokens=False)
+
+
+def client_of(api: Harness) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=api.base_url, api_key="-")
+
+
+async def test_a_call_comes_whole() -> None:
+    generator = FakeGenerator(script=says(f"I look.\n{CALL}"))
+    async with served(generator, tool_tokenizer()) as api, client_of(api) as client:
+        answer = await client.chat.completions.create(model=MODEL, messages=MESSAGES, tools=TOOLS)
+        assert '"name": "weather"' in prompt_of(api)
+    (choice,) = answer.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "I look."
+    (call,) = choice.message.tool_calls or []
+    assert call.type == "function"
+    assert call.id.startswith("call_")
+    assert (call.function.name, json.loads(call.function.arguments)) == (
+        "weather",
+        {"city": "Paris"},
+    )
+
+
+@pytest.mark.parametrize("per_event", [1, 7, 1000])
+async def test_calls_are_streamed(per_event: int) -> None:
+    generator = FakeGenerator(script=says(CALL + CALL, per_event=per_event))
+    async with (
+        served(generator, tool_tokenizer()) as api,
+        client_of(api) as client,
+        client.chat.completions.stream(model=MODEL, messages=MESSAGES, tools=TOOLS) as stream,
+    ):
+        chunks = [event.chunk async for event in stream if event.type == "chunk"]
+        whole = await stream.get_final_completion()
+    message = whole.choices[0].message
+    assert whole.choices[0].finish_reason == "tool_calls"
+    assert not message.content
+    assert [json.loads(c.function.arguments) for c in message.tool_calls or []] == 2 * [
+        {"city": "Paris"}
+    ]
+    pieces = [p for c in chunks if c.choices for p in c.choices[0].delta.tool_calls or []]
+    assert {piece.index for piece in pieces} == {0, 1}
+    assert len({piece.id for piece in pieces if piece.id}) == 2
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    if per_event == 1:
+        assert len(pieces) > 6, "arguments come as they are written"
+
+
+async def test_one_call_at_a_time_if_that_is_wanted() -> None:
+    generator = FakeGenerator(script=says(CALL + CALL))
+    async with served(generator, tool_tokenizer()) as api, client_of(api) as client:
+        answer = await client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, tools=TOOLS, parallel_tool_calls=False
+        )
+    assert len(answer.choices[0].message.tool_calls or []) == 1
+
+
+async def test_without_tools_calls_are_text() -> None:
+    generator = FakeGenerator(script=says(CALL))
+    async with served(generator, tool_tokenizer()) as api, client_of(api) as client:
+        for extra in ({}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": []}):
+            answer = await client.chat.completions.create(model=MODEL, messages=MESSAGES, **extra)
+            assert answer.choices[0].message.content == CALL
+            assert answer.choices[0].finish_reason == "stop"
+            assert "weather" not in prompt_of(api).lower().replace("weather in", "")
+
+
+async def test_answers_of_tools_go_back_into_the_prompt() -> None:
+    call = {"id": "c1", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
+    messages: Any = [
+        *MESSAGES,
+        {"role": "assistant", "tool_calls": [call | {"type": "function"}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "Sunny."},
+    ]
+    async with served(None, tool_tokenizer()) as api, client_of(api) as client:
+        await client.chat.completions.create(model=MODEL, messages=messages, tools=TOOLS)
+        assert "<|assistant|>weather(Paris)<|tool|>Sunny." in prompt_of(api)
+
+
+async def test_reasoning_is_apart_if_the_operator_wants_it() -> None:
+    generator = FakeGenerator(script=says("Hm, Paris.\n</think>\n\nSunny."))
+    async with (
+        served(generator, tool_tokenizer(), splits_reasoning=True) as api,
+        client_of(api) as client,
+    ):
+        ask: dict[str, Any] = {"model": MODEL, "messages": MESSAGES}
+        ask["extra_body"] = {"chat_template_kwargs": {"thinks": True}}
+        answer = await client.chat.completions.create(**ask)
+        message = answer.choices[0].message
+        assert message.content == "Sunny."
+        assert message.model_extra is not None
+        assert message.model_extra["reasoning_content"] == "Hm, Paris.\n"
+        stream = await client.chat.completions.create(**ask, stream=True)
+        deltas = [chunk.choices[0].delta async for chunk in stream]
+    assert "".join(delta.content or "" for delta in deltas) == "Sunny."
+    reasoning = [(delta.model_extra or {}).get("reasoning_content") or "" for delta in deltas]
+    assert "".join(reasoning) == "Hm, Paris.\n"
+
+
+async def test_a_model_whose_calls_are_not_understood_takes_no_tools() -> None:
+    for template, said in (("{{ messages }}", "no tools"), ("{{ tools }}", "--tool-format")):
+        async with (
+            served(None, tool_tokenizer(template)) as api,
+            api.chat(tools=TOOLS) as response,
+        ):
+            assert response.status == 400
+            assert said in (await response.json())["error"]["message"]

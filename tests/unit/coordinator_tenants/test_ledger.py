@@ -1,0 +1,88 @@
+"""What is written down, and read back."""
+
+from __future__ import annotations
+
+import sqlite3
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from coordinator.tenants.ledger import HOUR_S, Account, Amounts, Ledger
+from coordinator.tenants.report import UsageRow, read_usage
+from pdserve.cli.main import main
+from pdserve.errors import ConfigError
+
+NOON = int(datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()) // HOUR_S
+
+
+def filled(path: Path) -> Path:
+    ledger = Ledger(path)
+    ledger.add(Account(NOON, "acme", "k1", "m"), Amounts(1, 0, 100, 40, 7))
+    ledger.add(Account(NOON, "acme", "k1", "m"), Amounts(1, 1, 0, 0, 0))
+    ledger.add(Account(NOON, "acme", "k2", "m"), Amounts(1, 0, 10, 0, 1))
+    ledger.add(Account(NOON + 24, "nightly", "k3", "m"), Amounts(1, 0, 5, 0, 2))
+    ledger.close()
+    return path
+
+
+def test_amounts_add_up(tmp_path: Path) -> None:
+    path = filled(tmp_path / "deep" / "usage.sqlite")
+    filled(path)  # a coordinator's next life
+    assert read_usage(path, "tenant") == [
+        UsageRow("acme", 6, 2, 220, 80, 16),
+        UsageRow("nightly", 2, 0, 10, 0, 4),
+    ]
+    assert [row.group for row in read_usage(path, "key")] == ["acme/k1", "acme/k2", "nightly/k3"]
+    assert [row.group for row in read_usage(path, "day")] == ["2026-01-31", "2026-02-01"]
+    assert [row.group for row in read_usage(path, "hour", tenant="acme")] == ["2026-01-31 12:00"]
+    since = datetime(2026, 2, 1, tzinfo=UTC)
+    assert [row.group for row in read_usage(path, "tenant", since=since)] == ["nightly"]
+
+
+def test_two_coordinators_may_share_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "usage.sqlite"
+    ledgers = [Ledger(path), Ledger(path)]
+    for ledger in ledgers:
+        ledger.add(Account(NOON, "acme", "k1", "m"), Amounts(1))
+    for ledger in ledgers:
+        ledger.close()
+    assert read_usage(path, "tenant")[0].requests == 2
+
+
+def test_what_cannot_be_written_now_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "usage.sqlite"
+    ledger = Ledger(path)
+    ledger.add(Account(NOON, "acme", "k1", "m"), Amounts(1))
+    monkeypatch.setattr("coordinator.tenants.ledger._BUSY_S", 0.01)
+    with sqlite3.connect(path) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        ledger._flush()
+        other.rollback()
+    other.close()
+    ledger.close()
+    assert read_usage(path, "tenant")[0].requests == 1
+
+
+def test_a_file_that_is_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "usage.sqlite"
+    path.write_text("not a database, and long enough to be looked at" * 100)
+    with pytest.raises(ConfigError, match=r"usage\.sqlite"):
+        Ledger(path)
+    with pytest.raises(ConfigError, match=r"usage\.sqlite"):
+        read_usage(path, "tenant")
+
+
+def test_the_command_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = filled(tmp_path / "usage.sqlite")
+    assert main(["usage", str(path), "--by", "tenant", "--json"]) == 0
+    shown = msgspec.json.decode(capsys.readouterr().out)
+    assert [row["group"] for row in shown["rows"]] == ["acme", "nightly"]
+    assert main(["usage", str(path), "--since", "2026-02-01"]) == 0
+    assert "nightly" in capsys.readouterr().out
+    assert main(["usage", str(path), "--since", "yesterday"]) != 0
+    assert "2026-01-31" in capsys.readouterr().err
+    assert main(["usage", str(tmp_path / "none")]) != 0

@@ -1,0 +1,113 @@
+"""Buckets and quotas, on a manual clock."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.tenants.buckets import Bucket
+from coordinator.tenants.identity import Tenant
+from coordinator.tenants.quota import Quota, format_wait
+from pdserve.errors import RateLimited
+
+
+def test_a_minutes_worth_and_then_as_it_flows() -> None:
+    bucket = Bucket(60, now_s=0.0)
+    bucket.take(60, 0.0)
+    assert bucket.wait_s(1, 0.0) == 1.0
+    assert bucket.wait_s(1, 1.0) == 0.0
+    assert bucket.level(3600.0) == 60
+
+
+@given(
+    st.integers(1, 10_000),
+    st.lists(st.tuples(st.floats(0, 20), st.integers(1, 500)), max_size=50),
+)
+def test_no_more_than_flows_in_is_ever_taken(
+    per_minute: int, asks: list[tuple[float, int]]
+) -> None:
+    bucket, now_s, taken = Bucket(per_minute, 0.0), 0.0, 0
+    for after_s, amount in asks:
+        now_s += after_s
+        if amount <= per_minute and bucket.wait_s(amount, now_s) == 0:
+            bucket.take(amount, now_s)
+            taken += amount
+    assert taken <= per_minute * (1 + now_s / 60) * (1 + 1e-9)
+
+
+@given(st.integers(1, 1000), st.integers(0, 3000), st.integers(1, 1000))
+def test_waiting_as_told_is_enough(per_minute: int, taken: int, amount: int) -> None:
+    bucket = Bucket(per_minute, 0.0)
+    bucket.take(taken, 0.0)
+    wait_s = bucket.wait_s(amount, 0.0)
+    assert bucket.wait_s(amount, wait_s) == pytest.approx(0, abs=1e-6)
+
+
+def test_without_a_limit_nothing_waits() -> None:
+    quota = Quota(Tenant(name="a"), 0.0)
+    for _ in range(1000):
+        quota.take_request(0.0)
+        quota.take_tokens(10**9, 0.0)
+    assert quota.headers(0.0) == {}
+
+
+def test_requests_are_limited() -> None:
+    quota = Quota(Tenant(name="a", requests_per_minute=2), 0.0)
+    quota.take_request(0.0)
+    quota.take_request(0.0)
+    with pytest.raises(RateLimited, match="2 requests a minute") as refused:
+        quota.take_request(0.0)
+    assert refused.value.retry_after_s == 30.0
+    quota.take_request(30.0)
+
+
+def test_output_is_paid_for_afterwards() -> None:
+    quota = Quota(Tenant(name="a", tokens_per_minute=600), 0.0)
+    quota.take_request(0.0)
+    quota.take_tokens(500, 0.0)
+    quota.charge(700, 0.0)  # 600 more than there were: a minute's worth
+    with pytest.raises(RateLimited, match="tokens a minute") as refused:
+        quota.take_request(0.0)
+    assert refused.value.retry_after_s == pytest.approx(60.1)
+    with pytest.raises(RateLimited, match="tokens a minute"):
+        quota.take_tokens(100, 61.0)
+    quota.take_tokens(100, 80.0)
+
+
+def test_a_prompt_that_never_fits_is_told_so() -> None:
+    quota = Quota(Tenant(name="a", tokens_per_minute=600), 0.0)
+    with pytest.raises(RateLimited, match=r"601 tokens.*600 a minute") as refused:
+        quota.take_tokens(601, 0.0)
+    assert refused.value.retry_after_s == 0.0
+
+
+def test_new_limits_do_not_forget_what_was_used() -> None:
+    quota = Quota(Tenant(name="a", requests_per_minute=10), 0.0)
+    for _ in range(10):
+        quota.take_request(0.0)
+    quota.follow(Tenant(name="a", requests_per_minute=20), 0.0)
+    assert quota.headers(0.0)["x-ratelimit-remaining-requests"] == "10"
+    quota.follow(Tenant(name="a", requests_per_minute=5), 0.0)
+    assert quota.headers(0.0)["x-ratelimit-remaining-requests"] == "0"
+
+
+def test_headers_are_openais() -> None:
+    quota = Quota(Tenant(name="a", requests_per_minute=60, tokens_per_minute=6000), 0.0)
+    quota.take_request(0.0)
+    quota.take_tokens(3000, 0.0)
+    assert quota.headers(0.25) == {
+        "x-ratelimit-limit-requests": "60",
+        "x-ratelimit-remaining-requests": "59",
+        "x-ratelimit-reset-requests": "750ms",
+        "x-ratelimit-limit-tokens": "6000",
+        "x-ratelimit-remaining-tokens": "3025",
+        "x-ratelimit-reset-tokens": "30s",
+    }
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0ms"), (0.25, "250ms"), (1, "1s"), (59.6, "1m0s"), (90, "1m30s")]
+)
+def test_waits_are_written_as_openai_does(seconds: float, text: str) -> None:
+    assert format_wait(seconds) == text
