@@ -9,6 +9,7 @@ from pathlib import Path
 from pdserve.cli.finding import Finding, Verdict
 from pdserve.config import EngineConfig, format_cpus
 from pdserve.node.cores import plan_cores
+from pdserve.node.meminfo import memory_bytes
 from pdserve.node.processor import processor_name
 
 _TOPIC = "machine"
@@ -29,12 +30,6 @@ def cpu_quota(cpu_max: str) -> float | None:
     """Cores' worth of time that the text of a cgroup's cpu.max allows; None: no limit."""
     match = re.fullmatch(r"\s*(\d+)\s+(\d+)\s*", cpu_max)
     return int(match[1]) / int(match[2]) if match else None
-
-
-def memory_bytes(meminfo: str, field: str) -> int | None:
-    """One field of the text of /proc/meminfo."""
-    match = re.search(rf"^{field}:\s*(\d+) kB$", meminfo, re.MULTILINE)
-    return int(match[1]) * 1024 if match else None
 
 
 def _cores(root: Path) -> str:

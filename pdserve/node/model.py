@@ -29,6 +29,7 @@ from pdserve.engine.weights import load_decoder
 from pdserve.errors import ConfigError
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.node.cores import plan_cores, use_compute_cores, use_service_cores
+from pdserve.node.meminfo import available_bytes
 from pdserve.node.prefetch import weights_folder
 
 log = logging.getLogger(__name__)
@@ -159,7 +160,7 @@ def _kv_budget(kv_memory: str, device: torch.device) -> int:
     if device.type == "cuda":
         free_bytes, _ = torch.cuda.mem_get_info(device)
     else:
-        free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        free_bytes = available_bytes()
     return min(free_bytes // 4, AUTO_KV_BYTES)
 
 
