@@ -18,6 +18,8 @@ from pdserve.engine.sampling import sample
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import SamplingParams
 
+_HOST = torch.device("cpu")
+
 
 class ModelRunner:
     """A model over a KV pool. Synchronous: called from a worker thread, one call at a time."""
@@ -62,7 +64,8 @@ class ModelRunner:
         """
         if not rows:
             return []
-        batch = build_batch(rows, self._kv_cache.layout.block_size, self._model.device)
+        # On the host: a decoder for a GPU brings it over its own way.
+        batch = build_batch(rows, self._kv_cache.layout.block_size, _HOST)
         logits = self._logits(batch, progress)
         if logits is None:
             if self._model.device.type == "cuda":

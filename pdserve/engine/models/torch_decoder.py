@@ -46,6 +46,7 @@ class TorchDecoder:
         self, batch: Batch, kv_pool: Tensor, on_kv: Callable[[int], None] | None = None
     ) -> Tensor | None:
         """See Decoder.logits."""
+        batch = batch.to(self.device)
         hidden = self._forward(batch, kv_pool, on_kv)
         if len(batch.sampled_rows) == 0:
             return None

@@ -1,0 +1,133 @@
+"""CudaDecoder computes what TorchDecoder does: kernels interpreted, graphs replayed on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from pdserve.checkpoint import resolve_checkpoint
+from pdserve.engine.attention.reference import ReferenceAttention
+from pdserve.engine.kv_cache import KvCache
+from pdserve.engine.model_runner import ModelRunner
+from pdserve.engine.models.config import load_model_config
+from pdserve.engine.models.decoder import Decoder
+from pdserve.engine.models.parameters import DecoderWeights, allocate_weights
+from pdserve.engine.models.torch_decoder import TorchDecoder
+from pdserve.kv_layout import KvDtype
+from tests.checkpoints import make_checkpoint
+from tests.unit.engine_cuda.late_copies import PromptCopies
+from tests.unit.engine_cuda.replayed import Recorded
+from tests.unit.engine_model.harness import Node, make_prompt, make_request
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+CPU = torch.device("cpu")
+BUCKETS = (1, 2, 4)
+
+
+def random_weights(config) -> DecoderWeights:
+    torch.manual_seed(0)
+    weights = allocate_weights(config, torch.float32, CPU)
+    tensors = [weights.embedding, weights.final_norm, weights.lm_head]
+    for layer in weights.layers:
+        tensors += [layer.attention_norm, layer.mlp_norm]
+        tensors += [] if layer.qk_norm is None else [layer.qk_norm]
+        for linear in (layer.qkv, layer.attention_out, layer.gate_up, layer.down):
+            tensors += [linear.weight] if linear.bias is None else [linear.weight, linear.bias]
+    for tensor in tensors:
+        tensor.normal_(std=0.3).add_(1.0 if tensor.ndim == 1 else 0.0)
+    return weights
+
+
+@dataclass
+class Both:
+    """The same weights in both decoders."""
+
+    torch: Node
+    cuda: Node
+    recorder: Recorded
+
+
+def make_node(model: Decoder) -> Node:
+    cache = KvCache(model.config.kv_layout(8, KvDtype.FLOAT32), 40, CPU)
+    cache.pool.fill_(float("nan"))
+    return Node(model, cache, ModelRunner(model, cache), list(range(40)))
+
+
+@pytest.fixture(params=["llama", "qwen2", "qwen3"])
+def both(request: pytest.FixtureRequest, tmp_path: Path, interpreted: None) -> Both:
+    from pdserve.engine.cuda.decoder import CudaDecoder
+    from pdserve.engine.cuda.staging import Staging
+    from pdserve.engine.cuda.triton_attention import TritonAttention
+
+    sizes = {"num_hidden_layers": 2, "max_position_embeddings": 128}
+    path = make_checkpoint(tmp_path, request.param, **sizes)
+    config = load_model_config(resolve_checkpoint(str(path)))
+    weights = random_weights(config)
+    recorder = Recorded()
+    cuda = CudaDecoder(
+        config, weights, TritonAttention(), Staging(PromptCopies()), recorder, BUCKETS
+    )
+    oracle = TorchDecoder(config, weights, ReferenceAttention())
+    return Both(make_node(oracle), make_node(cuda), recorder)
+
+
+def requests():
+    return [make_request(make_prompt(n, seed=n), request_id=str(n)) for n in (1, 9, 20)]
+
+
+def test_tokens_of_chunked_prompts_and_decode_steps(both: Both) -> None:
+    outputs = []
+    for node in (both.torch, both.cuda):
+        batch = requests()
+        node.generate(batch, num_tokens=5, chunk=7)
+        outputs.append([request.output_token_ids for request in batch])
+    assert outputs[0] == outputs[1]
+    # The steps that only decode went through graphs; three rows are filled up to four.
+    assert [r.num_replays > 0 for r in both.recorder.recordings] == [False, False, True] or (
+        sum(r.num_replays for r in both.recorder.recordings) >= 2
+    )
+
+
+def test_filling_rows_leave_the_pool_alone(both: Both) -> None:
+    """What the pool held before is NaN: a filling row's write, or read, would show."""
+    node = both.cuda
+    batch = requests()
+    node.generate(batch, num_tokens=4)
+    used = sorted(block for request in batch for block in request.block_table)
+    unused = [block for block in range(node.kv_cache.num_blocks) if block not in used]
+    assert node.kv_cache.pool[unused].isnan().all()
+    for request in batch:
+        count = request.num_computed_tokens
+        blocks = node.kv_cache.pool[request.block_table].permute(1, 2, 3, 0, 4, 5).flatten(3, 4)
+        assert not blocks[:, :, :, :count].isnan().any()
+        assert blocks[:, :, :, count:].isnan().all()
+
+
+def test_layers_are_reported_and_then_no_graph_is_used(both: Both) -> None:
+    from pdserve.engine.layer_progress import LayerProgress
+    from pdserve.engine.request import Scheduled
+
+    node = both.cuda
+    request = make_request(make_prompt(6))
+    node.generate([request], num_tokens=1)
+    replays = [r.num_replays for r in both.recorder.recordings]
+    request.block_table.append(node.free.pop())
+    seen: list[int] = []
+    node.runner.execute([Scheduled(request, 1)], LayerProgress([1, 2], seen.append))
+    assert seen == [1, 2]
+    assert [r.num_replays for r in both.recorder.recordings] == replays
+
+
+def test_another_pool_gets_graphs_of_its_own(both: Both) -> None:
+    request = make_request(make_prompt(6))
+    both.cuda.generate([request], num_tokens=3)
+    assert len(both.recorder.recordings) == len(BUCKETS)
+    other = make_node(both.cuda.model)
+    again = make_request(make_prompt(6))
+    other.generate([again], num_tokens=3)
+    assert len(both.recorder.recordings) == 2 * len(BUCKETS)
+    assert again.output_token_ids == request.output_token_ids
