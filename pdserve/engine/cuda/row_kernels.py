@@ -97,9 +97,9 @@ def rotate_and_write_heads(
         plane = (head - NUM_HEADS) * BLOCK_SIZE * HEAD_DIM
         offset = slot // BLOCK_SIZE * block_stride + plane + slot % BLOCK_SIZE * HEAD_DIM
         destination = kv_layer + offset + at
-        is_written = is_there & (slot >= 0)
-        tl.store(destination, first.to(kv_layer.dtype.element_ty), mask=is_written)
-        tl.store(destination + HALF, second.to(kv_layer.dtype.element_ty), mask=is_written)
+        if slot >= 0:
+            tl.store(destination, first.to(kv_layer.dtype.element_ty), mask=is_there)
+            tl.store(destination + HALF, second.to(kv_layer.dtype.element_ty), mask=is_there)
 
 
 @triton.jit
@@ -128,7 +128,7 @@ def write_kv_heads(
     is_there = at < HEAD_DIM
     k = tl.load(key + token * key_token_stride + head * key_head_stride + at, mask=is_there)
     v = tl.load(value + token * value_token_stride + head * value_head_stride + at, mask=is_there)
-    is_written = is_there & (slot >= 0)
-    tl.store(kv_layer + offset + at, k, mask=is_written)
     values = kv_layer + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM
-    tl.store(values + offset + at, v, mask=is_written)
+    if slot >= 0:
+        tl.store(kv_layer + offset + at, k, mask=is_there)
+        tl.store(values + offset + at, v, mask=is_there)

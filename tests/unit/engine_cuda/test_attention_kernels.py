@@ -37,7 +37,7 @@ ROWS = st.one_of(st.just(1), st.integers(0, 70))
 BEFORE = st.one_of(st.just(0), st.integers(0, 150), st.sampled_from([63, 255, 256, 600]))
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=12)
 @given(
     shape=SHAPES,
     requests=st.lists(st.tuples(ROWS, BEFORE), min_size=0, max_size=3),
@@ -60,11 +60,10 @@ def rows_of(case: Case, request: int) -> slice:
     return slice(int(case.batch.query_start[request]), int(case.batch.query_start[request + 1]))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize(("dtype", "window"), [(torch.float32, 40), (torch.bfloat16, None)])
 def test_a_row_s_bits_are_its_own(dtype: torch.dtype, window: int | None) -> None:
     """Alone, beside others, and however a chunk of several rows is cut."""
-    case = make_case(Shape(2, 3, 32, block_size=7, dtype=dtype), [(40, 90), (1, 300), (9, 0)])
+    case = make_case(Shape(1, 3, 32, block_size=7, dtype=dtype), [(40, 90), (1, 300), (9, 0)])
     backend = triton_attention()
     together = attend(backend, case, window)
     for request, cuts in ((0, (0, 13, 15, 40)), (1, (0, 1)), (2, (0, 9))):

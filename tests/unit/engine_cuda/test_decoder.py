@@ -25,7 +25,7 @@ from tests.unit.engine_model.harness import Node, make_prompt, make_request
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 CPU = torch.device("cpu")
-BUCKETS = (1, 2, 4)
+BUCKETS = (1, 4)
 
 
 def random_weights(config) -> DecoderWeights:
@@ -57,14 +57,17 @@ def make_node(model: Decoder) -> Node:
     return Node(model, cache, ModelRunner(model, cache), list(range(40)))
 
 
-@pytest.fixture(params=["llama", "qwen2", "qwen3"])
+@pytest.fixture
 def both(request: pytest.FixtureRequest, tmp_path: Path, interpreted: None) -> Both:
+    """Of the family that the test names as its parameter."""
     from pdserve.engine.cuda.decoder import CudaDecoder
     from pdserve.engine.cuda.staging import Staging
     from pdserve.engine.cuda.triton_attention import TritonAttention
 
-    sizes = {"num_hidden_layers": 2, "max_position_embeddings": 128}
-    path = make_checkpoint(tmp_path, request.param, **sizes)
+    # Small, since every program of every kernel is interpreted.
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    window = {"sliding_window": 6} if request.param == "mistral" else {}
+    path = make_checkpoint(tmp_path, request.param, max_position_embeddings=64, **sizes, **window)
     config = load_model_config(resolve_checkpoint(str(path)))
     weights = random_weights(config)
     recorder = Recorded()
@@ -76,27 +79,27 @@ def both(request: pytest.FixtureRequest, tmp_path: Path, interpreted: None) -> B
 
 
 def requests():
-    return [make_request(make_prompt(n, seed=n), request_id=str(n)) for n in (1, 9, 20)]
+    return [make_request(make_prompt(n, seed=n), request_id=str(n)) for n in (1, 4, 11)]
 
 
+@pytest.mark.parametrize("both", ["llama", "qwen2", "qwen3", "mistral"], indirect=True)
 def test_tokens_of_chunked_prompts_and_decode_steps(both: Both) -> None:
     outputs = []
     for node in (both.torch, both.cuda):
         batch = requests()
-        node.generate(batch, num_tokens=5, chunk=7)
+        node.generate(batch, num_tokens=4, chunk=7)
         outputs.append([request.output_token_ids for request in batch])
     assert outputs[0] == outputs[1]
-    # The steps that only decode went through graphs; three rows are filled up to four.
-    assert [r.num_replays > 0 for r in both.recorder.recordings] == [False, False, True] or (
-        sum(r.num_replays for r in both.recorder.recordings) >= 2
-    )
+    # Steps that only decode went through graphs; three rows were filled up to four.
+    assert both.recorder.recordings[1].num_replays > 0
 
 
+@pytest.mark.parametrize("both", ["llama"], indirect=True)
 def test_filling_rows_leave_the_pool_alone(both: Both) -> None:
     """What the pool held before is NaN: a filling row's write, or read, would show."""
     node = both.cuda
     batch = requests()
-    node.generate(batch, num_tokens=4)
+    node.generate(batch, num_tokens=3)
     used = sorted(block for request in batch for block in request.block_table)
     unused = [block for block in range(node.kv_cache.num_blocks) if block not in used]
     assert node.kv_cache.pool[unused].isnan().all()
@@ -107,6 +110,7 @@ def test_filling_rows_leave_the_pool_alone(both: Both) -> None:
         assert blocks[:, :, :, count:].isnan().all()
 
 
+@pytest.mark.parametrize("both", ["llama"], indirect=True)
 def test_layers_are_reported_and_then_no_graph_is_used(both: Both) -> None:
     from pdserve.engine.layer_progress import LayerProgress
     from pdserve.engine.request import Scheduled
@@ -122,12 +126,13 @@ def test_layers_are_reported_and_then_no_graph_is_used(both: Both) -> None:
     assert [r.num_replays for r in both.recorder.recordings] == replays
 
 
+@pytest.mark.parametrize("both", ["llama"], indirect=True)
 def test_another_pool_gets_graphs_of_its_own(both: Both) -> None:
     request = make_request(make_prompt(6))
-    both.cuda.generate([request], num_tokens=3)
+    both.cuda.generate([request], num_tokens=2)
     assert len(both.recorder.recordings) == len(BUCKETS)
     other = make_node(both.cuda.model)
     again = make_request(make_prompt(6))
-    other.generate([again], num_tokens=3)
+    other.generate([again], num_tokens=2)
     assert len(both.recorder.recordings) == 2 * len(BUCKETS)
     assert again.output_token_ids == request.output_token_ids
