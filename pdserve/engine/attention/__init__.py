@@ -6,7 +6,6 @@ import torch
 
 from pdserve.engine.attention.interface import AttentionBackend, AttentionBatch
 from pdserve.engine.attention.native import NativeAttention
-from pdserve.engine.attention.reference import ReferenceAttention
 
 __all__ = ["AttentionBackend", "AttentionBatch", "attention_backend"]
 

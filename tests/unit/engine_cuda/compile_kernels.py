@@ -33,7 +33,11 @@ class Shape:
     num_keys: int  # of a tile, as triton_attention has it
 
 
-SHAPES = [Shape("bf16", 128, 4, 64), Shape("bf16", 80, 5, 64), Shape("fp32", 64, 2, 64)]
+# compute capability |-> what is compiled for it
+SHAPES = {
+    80: [Shape("bf16", 80, 5, 64)],
+    90: [Shape("bf16", 128, 4, 64), Shape("fp32", 64, 2, 64)],
+}
 
 
 def kind(name: str, dtype: str) -> str:
@@ -118,7 +122,7 @@ def main(capability: int) -> None:
         row_kernels.rotate_and_write_heads,
         row_kernels.write_kv_heads,
     ]
-    results = [compiled(k, s, capability) for k in kernels for s in SHAPES]
+    results = [compiled(k, s, capability) for k in kernels for s in SHAPES[capability]]
     sys.stdout.write(json.dumps(results))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from tests.kernels.cases import DTYPES, Case, Shape, alone, make_case  # noqa: E402
-from tests.unit.engine_cuda.checks import attend, check_attention  # noqa: E402
+from tests.kernels.cases import DTYPES, Case, Shape, alone, make_case
+from tests.unit.engine_cuda.checks import attend, check_attention
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -69,7 +70,7 @@ def test_a_row_s_bits_are_its_own(dtype: torch.dtype, window: int | None) -> Non
     for request, cuts in ((0, (0, 13, 15, 40)), (1, (0, 1)), (2, (0, 9))):
         parts = [
             attend(backend, alone(case, request, first, last), window)
-            for first, last in zip(cuts, cuts[1:], strict=False)
+            for first, last in pairwise(cuts)
         ]
         assert torch.equal(torch.cat(parts), together[rows_of(case, request)])
 
@@ -139,8 +140,8 @@ def test_batches_and_arguments_that_cannot_be_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match="requests throughout"):
             attend(triton_attention(), replace(case, batch=batch))
+    batch = replace(case.batch, context_lens=case.batch.context_lens.long())
     with pytest.raises(TypeError, match="int32"):
-        batch = replace(case.batch, context_lens=case.batch.context_lens.long())
         attend(triton_attention(), replace(case, batch=batch))
     with pytest.raises(ValueError, match="layer 2 of 2"):
         attend(triton_attention(), case, layer=2)

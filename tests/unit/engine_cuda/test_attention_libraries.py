@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from pdserve.engine.cuda.flash_attention import FlashAttention  # noqa: E402
-from pdserve.engine.cuda.flash_infer import FlashInferAttention, ragged_blocks  # noqa: E402
-from tests.kernels.cases import Shape, make_case  # noqa: E402
-from tests.unit.engine_cuda import attention_libraries as libraries  # noqa: E402
-from tests.unit.engine_cuda.checks import attend, check_attention  # noqa: E402
+from pdserve.engine.cuda.flash_attention import FlashAttention
+from pdserve.engine.cuda.flash_infer import FlashInferAttention, ragged_blocks
+from tests.kernels.cases import Shape, make_case
+from tests.unit.engine_cuda import attention_libraries as libraries
+from tests.unit.engine_cuda.checks import attend, check_attention
 
 REQUESTS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 90)), min_size=1, max_size=3)
 WINDOWS = st.one_of(st.none(), st.integers(1, 60))
@@ -24,7 +24,7 @@ def flashinfer() -> FlashInferAttention:
 
 
 @pytest.mark.parametrize("open_backend", [flashinfer, lambda: FlashAttention(libraries)])
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(requests=REQUESTS, window=WINDOWS, block_size=st.integers(1, 32))
 def test_the_result_is_the_reference_s(open_backend, requests, window, block_size) -> None:
     shape = Shape(2, 3, 64, block_size, dtype=torch.bfloat16)
@@ -52,8 +52,6 @@ def test_blocks_without_the_places_behind_each_context() -> None:
     starts, block_ids, last_lens = ragged_blocks(case.batch, 16)
     tables = case.batch.block_tables
     assert starts.tolist() == [0, 1, 4, 7]
-    assert (
-        block_ids.tolist()
-        == [int(tables[0, 0]), *tables[1, :3].tolist(), *tables[2].tolist()][: len(block_ids)]
-    )
+    of_each = [tables[0, :1], tables[1, :3], tables[2, :3]]
+    assert torch.equal(block_ids, torch.cat(of_each))
     assert last_lens.tolist() == [16, 1, 1]

@@ -64,7 +64,7 @@ def test_a_model_that_the_libraries_do_not_know_gets_ours(machine, needs, why) -
 
 def test_what_was_asked_for_and_is_missing_is_an_error(machine) -> None:
     machine((9, 0), "triton")
-    with pytest.raises(ConfigError, match="'flashinfer' was asked for.*pip install"):
+    with pytest.raises(ConfigError, match=r"'flashinfer' was asked for.*pip install"):
         choose_kind("flashinfer", HALF)
     with pytest.raises(ConfigError, match="no attention is called 'flash': choose of flashinfer"):
         choose_kind("flash", HALF)

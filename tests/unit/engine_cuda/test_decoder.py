@@ -10,14 +10,10 @@ import torch
 
 from pdserve.checkpoint import resolve_checkpoint
 from pdserve.engine.attention.reference import ReferenceAttention
-from pdserve.engine.kv_cache import KvCache
-from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import load_model_config
-from pdserve.engine.models.decoder import Decoder
-from pdserve.engine.models.parameters import DecoderWeights, allocate_weights
 from pdserve.engine.models.torch_decoder import TorchDecoder
-from pdserve.kv_layout import KvDtype
 from tests.checkpoints import make_checkpoint
+from tests.unit.engine_cuda.decoders import make_node, random_weights
 from tests.unit.engine_cuda.late_copies import PromptCopies
 from tests.unit.engine_cuda.replayed import Recorded
 from tests.unit.engine_model.harness import Node, make_prompt, make_request
@@ -28,20 +24,6 @@ CPU = torch.device("cpu")
 BUCKETS = (1, 4)
 
 
-def random_weights(config) -> DecoderWeights:
-    torch.manual_seed(0)
-    weights = allocate_weights(config, torch.float32, CPU)
-    tensors = [weights.embedding, weights.final_norm, weights.lm_head]
-    for layer in weights.layers:
-        tensors += [layer.attention_norm, layer.mlp_norm]
-        tensors += [] if layer.qk_norm is None else [layer.qk_norm]
-        for linear in (layer.qkv, layer.attention_out, layer.gate_up, layer.down):
-            tensors += [linear.weight] if linear.bias is None else [linear.weight, linear.bias]
-    for tensor in tensors:
-        tensor.normal_(std=0.3).add_(1.0 if tensor.ndim == 1 else 0.0)
-    return weights
-
-
 @dataclass
 class Both:
     """The same weights in both decoders."""
@@ -49,12 +31,6 @@ class Both:
     torch: Node
     cuda: Node
     recorder: Recorded
-
-
-def make_node(model: Decoder) -> Node:
-    cache = KvCache(model.config.kv_layout(8, KvDtype.FLOAT32), 40, CPU)
-    cache.pool.fill_(float("nan"))
-    return Node(model, cache, ModelRunner(model, cache), list(range(40)))
 
 
 @pytest.fixture
@@ -69,7 +45,7 @@ def both(request: pytest.FixtureRequest, tmp_path: Path, interpreted: None) -> B
     window = {"sliding_window": 6} if request.param == "mistral" else {}
     path = make_checkpoint(tmp_path, request.param, max_position_embeddings=64, **sizes, **window)
     config = load_model_config(resolve_checkpoint(str(path)))
-    weights = random_weights(config)
+    weights = random_weights(config, torch.float32, CPU)
     recorder = Recorded()
     cuda = CudaDecoder(
         config, weights, TritonAttention(), Staging(PromptCopies()), recorder, BUCKETS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -103,4 +104,4 @@ def test_memory_bounds_the_graphs_from_the_largest_down() -> None:
 def test_buckets_waste_at_most_half_of_a_graph_s_rows() -> None:
     assert list(BUCKETS) == sorted(set(BUCKETS))
     assert BUCKETS[0] == 1
-    assert all(b <= 2 * a for a, b in zip(BUCKETS, BUCKETS[1:], strict=False))
+    assert all(b <= 2 * a for a, b in pairwise(BUCKETS))

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from tests.kernels.cases import DTYPES, Shape, make_case  # noqa: E402
+from tests.kernels.cases import DTYPES, Shape, make_case
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -77,11 +77,11 @@ def test_what_cannot_be_is_refused(interpreted: None) -> None:
         rows.rotate_and_write(good, rotation, slots.int(), case.kv_pool, 0)
     with pytest.raises(ValueError, match="layer -1"):
         rows.rotate_and_write(good, rotation, slots, case.kv_pool, -1)
+    short = rows.Rotation(half[:1], half, None, 1e-6)
     with pytest.raises(ValueError, match="half a head"):
-        short = rows.Rotation(half[:1], half, None, 1e-6)
         rows.rotate_and_write(good, short, slots, case.kv_pool, 0)
+    normed = rows.Rotation(half, half, torch.ones(4, 64), 1e-6)
     with pytest.raises(ValueError, match="norm of shape"):
-        normed = rows.Rotation(half, half, torch.ones(4, 64), 1e-6)
         rows.rotate_and_write(good, normed, slots, case.kv_pool, 0)
     with pytest.raises(TypeError, match="cannot go into"):
         rows.write_kv(case.kv_pool, 0, half.bfloat16(), half.bfloat16(), slots)
