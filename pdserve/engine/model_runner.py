@@ -80,8 +80,8 @@ class ModelRunner:
         """[num_sampled, vocab_size] float32, or None when no row of the batch is sampled from."""
         started_s = time.perf_counter()
         marks = None if progress is None else _LayerMarks(progress, self._model.device)
-        on_kv = None if marks is None else marks.on_kv
-        logits = self._model.logits(batch, self._kv_cache.pool, on_kv)
+        heard = None if marks is None else marks.heard
+        logits = self._model.logits(batch, self._kv_cache.pool, heard)
         if marks is not None:
             marks.wait()
         self.model_s += time.perf_counter() - started_s
@@ -108,15 +108,14 @@ class _LayerMarks:
     """Reports the layers of one step when their KV is really there."""
 
     def __init__(self, progress: LayerProgress, device: torch.device) -> None:
+        self.heard = LayerProgress(progress.ends, self._on_kv)  # what the model is to report
         self._progress = progress
         self._device = device
         self._is_asynchronous = device.type != "cpu"
         self._launched: deque[tuple[int, torch.cuda.Event]] = deque()
 
-    def on_kv(self, num_layers: int) -> None:
+    def _on_kv(self, num_layers: int) -> None:
         """The KV of so many layers was written, or its writing launched."""
-        if num_layers not in self._progress.ends:
-            return
         if not self._is_asynchronous:
             self._progress.done(num_layers)
             return

@@ -20,8 +20,16 @@ from pdserve.checkpoint import Checkpoint
 from pdserve.engine.attention import attention_backend
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.decoder import Decoder
-from pdserve.engine.models.parameters import TensorSlot, allocate_weights, tensor_slots
+from pdserve.engine.models.parameters import (
+    DecoderWeights,
+    TensorSlot,
+    allocate_weights,
+    tensor_slots,
+)
 from pdserve.engine.models.torch_decoder import TorchDecoder
+from pdserve.engine.native.decoder import NativeDecoder
+from pdserve.engine.native.linear import WeightKind
+from pdserve.engine.native.pack import pack_weights
 from pdserve.errors import MisshapedTensor, MissingTensor, ModelError
 
 # Tables that older exporters saved though they follow from config.json.
@@ -38,7 +46,7 @@ def load_decoder(
     device: torch.device,
     on_progress: Progress | None = None,
 ) -> Decoder:
-    """Load a model onto a device.
+    """Load a model onto a device: native on a CPU, Triton on a GPU.
 
     Args:
         checkpoint: whose weights.
@@ -52,10 +60,38 @@ def load_decoder(
         MisshapedTensor: a tensor's shape contradicts config.json.
         ModelError: a file is damaged, or holds tensors that this architecture does not have.
     """
+    if device.type != "cpu":
+        from pdserve.engine.cuda.load import cuda_decoder  # only where a GPU is asked for
+
+        return cuda_decoder(config, _load_weights(checkpoint, config, dtype, device, on_progress))
+    weights = _load_weights(checkpoint, config, dtype, device, on_progress)
+    kind = WeightKind.FLOAT32 if dtype == torch.float32 else WeightKind.BFLOAT16
+    return NativeDecoder(config, pack_weights(weights, config, kind))
+
+
+def load_torch_decoder(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_progress: Progress | None = None,
+) -> TorchDecoder:
+    """Load a model for plain torch; see load_decoder."""
+    weights = _load_weights(checkpoint, config, dtype, device, on_progress)
+    return TorchDecoder(config, weights, attention_backend(device))
+
+
+def _load_weights(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_progress: Progress | None,
+) -> DecoderWeights:
     weights = allocate_weights(config, dtype, device)
     slots = tensor_slots(weights, config)
     _Loader(slots, config.ties_embeddings, on_progress).load(checkpoint.weight_files())
-    return TorchDecoder(config, weights, attention_backend(device))
+    return weights
 
 
 class _Loader:

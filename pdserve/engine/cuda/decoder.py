@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -13,6 +11,7 @@ from pdserve.engine.cuda.forward import Forward, StepInputs
 from pdserve.engine.cuda.graphs import BUCKETS, DecodeGraphs, DecodeInputs, Recorder
 from pdserve.engine.cuda.staging import Staging
 from pdserve.engine.cuda.triton_attention import TritonAttention
+from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights
 
@@ -66,7 +65,7 @@ class CudaDecoder:
 
     @torch.inference_mode()
     def logits(
-        self, batch: Batch, kv_pool: Tensor, on_kv: Callable[[int], None] | None = None
+        self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None = None
     ) -> Tensor | None:
         """See Decoder.logits. The batch may be on the host: it is brought over.
 
@@ -75,10 +74,10 @@ class CudaDecoder:
         if batch.token_ids.device != self.device or batch.sampled_rows.device != self.device:
             batch = self._staging.upload(batch)
         graphs = self._graphs_over(kv_pool)
-        if on_kv is None and graphs is not None and graphs.takes(batch):
+        if progress is None and graphs is not None and graphs.takes(batch):
             return graphs.logits(batch)
         inputs = StepInputs(batch.token_ids, batch.positions, batch.attention, batch.sampled_rows)
-        logits = self._forward.logits(inputs, kv_pool, self._attention.attend, on_kv)
+        logits = self._forward.logits(inputs, kv_pool, self._attention.attend, progress)
         return None if logits is None else logits.float()
 
     def _graphs_over(self, kv_pool: Tensor) -> DecodeGraphs | None:

@@ -5,7 +5,6 @@ The residual stream is float32; what products and attention read is of the model
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +14,7 @@ from torch.nn import functional
 
 from pdserve.engine.attention.interface import AttentionBatch
 from pdserve.engine.cuda.rows import Rotation, add_rms_norm, rotate_and_write, silu_mul
+from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights, LayerWeights
 from pdserve.engine.rope import Rope
@@ -60,7 +60,7 @@ class Forward:
         inputs: StepInputs,
         kv_pool: Tensor,
         attend: Attend,
-        on_kv: Callable[[int], None] | None = None,
+        progress: LayerProgress | None = None,
     ) -> Tensor | None:
         """Launch one step.
 
@@ -76,8 +76,8 @@ class Forward:
             rotation = Rotation(cos, sin, layer.qk_norm, eps)
             slots = inputs.attention.slot_mapping
             query = rotate_and_write(layer.qkv(normed), rotation, slots, kv_pool, index)
-            if on_kv is not None:
-                on_kv(index + 1)
+            if progress is not None and index + 1 in progress.ends:
+                progress.done(index + 1)
             attended = attend(
                 query,
                 kv_pool,
