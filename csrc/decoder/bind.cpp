@@ -3,6 +3,7 @@
 #include "bind.h"
 
 #include <algorithm>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 

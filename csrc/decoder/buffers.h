@@ -9,13 +9,13 @@
 namespace pdserve::decoder {
 
 struct Buffers {
-    float* hidden;     // [num_tokens, hidden], the residual stream: float32 whatever the model's type
-    void* normed;      // [num_tokens, hidden]
-    void* qkv;         // [num_tokens, qkv_width]
-    void* attended;    // [num_tokens, query_width]
-    void* inner;       // [num_tokens, inner]
-    float* cos_sin;    // [num_tokens, head_dim]
-    int64_t* slots;    // [num_tokens]
+    float* hidden;       // [num_tokens, hidden], the residual stream: always float32
+    void* normed;        // [num_tokens, hidden]
+    void* qkv;           // [num_tokens, qkv_width]
+    void* attended;      // [num_tokens, query_width]
+    void* inner;         // [num_tokens, inner]
+    float* cos_sin;      // [num_tokens, head_dim]
+    int64_t* slots;      // [num_tokens]
     int32_t* positions;  // [num_tokens]
     size_t num_bytes;
 

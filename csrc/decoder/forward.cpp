@@ -35,8 +35,7 @@ void Forward::run(const Inputs& inputs, const Written& written) {
     const ThreadPool::Region region(ThreadPool::instance());
     num_rows_ = inputs.step.num_tokens;
     const size_t num_bytes = Buffers(nullptr, model_.sizes, num_rows_, element_bytes_).num_bytes;
-    buffers_ =
-        Buffers(memory_.at_least(num_bytes), model_.sizes, num_rows_, element_bytes_);
+    buffers_ = Buffers(memory_.at_least(num_bytes), model_.sizes, num_rows_, element_bytes_);
     step_ = inputs.step;
     step_.slots = buffers_.slots;
     pool_ = inputs.pool;

@@ -57,8 +57,8 @@ private:
     const Variant variant_;
     const size_t element_bytes_;
     ScratchBuffer memory_;
-    std::vector<WindowPlan> plans_;   // one for each sliding window that the model has
-    attention::Plan last_plan_;       // of the last layer: only the rows that are sampled
+    std::vector<WindowPlan> plans_;  // one for each sliding window that the model has
+    attention::Plan last_plan_;      // of the last layer: only the rows that are sampled
 
     // Of the step that is running.
     Buffers buffers_;

@@ -21,10 +21,10 @@ struct Sizes {
 };
 
 struct Layer {
-    const float* attention_norm;  // [hidden]
-    linear::PackedMatrix qkv;     // [qkv_width, hidden]; heads are queries, keys, values
-    const float* q_norm;          // [head_dim]; null: heads are not normalised
-    const float* k_norm;          // [head_dim]
+    const float* attention_norm;         // [hidden]
+    linear::PackedMatrix qkv;            // [qkv_width, hidden]; heads are queries, keys, values
+    const float* q_norm;                 // [head_dim]; null: heads are not normalised
+    const float* k_norm;                 // [head_dim]
     linear::PackedMatrix attention_out;  // [hidden, query_width]
     const float* mlp_norm;               // [hidden]
     linear::PackedMatrix gate_up;        // [2 * inner, hidden], gated
@@ -34,14 +34,14 @@ struct Layer {
 
 struct Model {
     Sizes sizes;
-    bool is_bfloat16;       // activations and KV; else float32
+    bool is_bfloat16;  // activations and KV; else float32
     float norm_eps;
     const void* embedding;  // [vocab, hidden], of the activations' type
     std::vector<Layer> layers;
-    const float* final_norm;            // [hidden]
-    linear::PackedMatrix lm_head;       // [vocab, hidden]
-    const float* inverse_frequencies;   // [head_dim / 2], radians a position
-    double rope_scale;                  // of cosines and sines
+    const float* final_norm;           // [hidden]
+    linear::PackedMatrix lm_head;      // [vocab, hidden]
+    const float* inverse_frequencies;  // [head_dim / 2], radians a position
+    double rope_scale;                 // of cosines and sines
 };
 
 }  // namespace pdserve::decoder

@@ -33,11 +33,12 @@ void turn(const Model& model, const int32_t* positions, int64_t num_tokens, floa
     const int64_t num_angles = model.sizes.head_dim / 2;
     const auto turn_token = [&](int64_t token) {
         float* cosines = cos_sin + token * 2 * num_angles;
+        float* sines = cosines + num_angles;
         for (int64_t i = 0; i < num_angles; ++i) {
             // The angle itself is rounded, as it is where the models were trained.
             const float angle = static_cast<float>(positions[token]) * model.inverse_frequencies[i];
             cosines[i] = static_cast<float>(std::cos(double{angle}) * model.rope_scale);
-            cosines[num_angles + i] = static_cast<float>(std::sin(double{angle}) * model.rope_scale);
+            sines[i] = static_cast<float>(std::sin(double{angle}) * model.rope_scale);
         }
     };
     const int64_t num_items = (num_tokens + kTokensPerItem - 1) / kTokensPerItem;

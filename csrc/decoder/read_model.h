@@ -1,4 +1,4 @@
-// Reads a model from Python: pdserve.engine.native.weights.NativeWeights, and what else it is made of.
+// Reads a model from Python: NativeWeights (pdserve/engine/native/weights.py) and what else it is.
 #pragma once
 
 #include <cstdint>

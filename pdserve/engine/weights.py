@@ -37,7 +37,7 @@ def load_decoder(
     is_int8: bool = False,
     cache: PackedCache | None = None,
 ) -> Decoder:
-    """Load a model onto a device.
+    """Load a model onto a device: native on a CPU, Triton on a GPU.
 
     Args:
         checkpoint: whose weights.
@@ -55,7 +55,10 @@ def load_decoder(
     """
     if device.type != "cpu":
         assert not is_int8, "the node has refused this"
-        return load_torch_decoder(checkpoint, config, dtype, device, on_progress)
+        from pdserve.engine.cuda.load import cuda_decoder  # only where a GPU is asked for
+
+        weights = load_torch_weights(checkpoint, config, dtype, device, on_progress)
+        return cuda_decoder(config, weights)
     kind = WeightKind.INT8 if is_int8 else _KINDS[dtype]
     tell = on_progress or (lambda _: None)
     return NativeDecoder(config, load_native_weights(checkpoint, config, dtype, kind, cache, tell))

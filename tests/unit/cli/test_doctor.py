@@ -59,6 +59,14 @@ def test_no_torch_is_said(monkeypatch):
     assert "torch cannot be imported" in found.detail
 
 
+def test_kinds_of_attention_and_why_not(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    found = doctor_devices.attention_findings()
+    assert [f.name for f in found] == ["flashinfer", "flash_attn", "triton", "reference"]
+    assert [f.verdict for f in found] == [Verdict.ABSENT] * 3 + [Verdict.OK]
+    assert found[0].detail == "torch finds no GPU"
+
+
 def test_a_missing_extension_is_broken_and_says_how_to_build_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "pdserve._native", None)
     (found,) = doctor_software.native_findings()
@@ -134,6 +142,7 @@ def test_everything_is_looked_at(monkeypatch):
         "machine",
         "native kernels",
         "GPUs",
+        "attention on GPUs",
         "KV transports",
         "RDMA",
         "caches",
