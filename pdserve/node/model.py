@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -119,6 +120,7 @@ def load_runner(
     Raises:
         ModelError: the checkpoint's weights do not fit its config, or are damaged.
     """
+    started_s = time.perf_counter()
     dtype = TORCH_DTYPES[plan.layout.dtype]
     decoder = load_decoder(
         plan.checkpoint,
@@ -131,7 +133,10 @@ def load_runner(
     )
     kv_cache = KvCache(plan.layout, plan.num_blocks, plan.device, buffer)
     runner = ModelRunner(decoder, kv_cache)
+    loaded_s = time.perf_counter()
     runner.warmup(min(WARMUP_TOKENS, plan.max_model_len))
+    warm_s = time.perf_counter()
+    log.info("weights in %.2f s, warm in %.2f s", loaded_s - started_s, warm_s - loaded_s)
     return runner
 
 

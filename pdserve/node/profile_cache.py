@@ -18,7 +18,7 @@ from pdserve.protocol import StepCosts
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1  # of the file, and of what its costs mean
+FORMAT = 2  # of the file, and of what its costs mean; 2: CPUs compute a step natively
 
 
 class ProfileKey(msgspec.Struct, frozen=True, kw_only=True):
