@@ -19,10 +19,10 @@ NB_MODULE(_native, m) {
     pdserve::bind_cpu(m);
     pdserve::bind_threads(m);
     pdserve::bind_attention(m);
-    pdserve::bind_sampling(m);
     pdserve::bind_linear(m);
     pdserve::bind_rows(m);
     pdserve::bind_decoder(m);
+    pdserve::bind_sampling(m);
     pdserve::bind_generations(m);
     pdserve::bind_checksum(m);
     pdserve::bind_shared_memory(m);

@@ -40,12 +40,9 @@ def paged_attention(
     scale: float,
     sliding_window: int,  # tokens; 0: none
     out: Tensor,  # shape and dtype of query, contiguous
-    rows: Tensor | None = None,  # [num_rows] int64, ascending: those that are wanted; None: all
     variant: str = "",  # one of kernel_variants(), for tests
 ) -> None:
     """Causal attention of every query row over its request's blocks, into `out`.
-
-    Rows of `out` that are not wanted stay as they are.
 
     Row i of request r stands at position context_lens[r] - rows + i. The bits of a row's result
     depend on neither the rest of the batch, nor the chunking of its prompt, nor the threads.
@@ -59,20 +56,6 @@ def write_kv(
     slot_mapping: Tensor,  # [num_tokens] int64, distinct
 ) -> None:
     """Store keys and values of one layer at their slots."""
-
-def sample(
-    logits: Tensor,  # [num_rows, vocab_size] float32, strided but the last
-    params: bytes,  # one RowParams (csrc/sampling/row.h) a row
-    # Of the rows that have some: row, ending ids, logit_bias, prompt (empty without a repetition
-    # penalty), output, repetition, frequency and presence penalty.
-    edits: list[tuple[int, list[int], dict[int, float], list[int], list[int], float, float, float]],
-    variant: str = "",  # one of kernel_variants(), for tests
-) -> tuple[list[int], list[tuple[int, float, list[int], list[float]]]]:
-    """One token a row, -1 where the largest edited logit is not finite; `logits` stay as they are.
-
-    And for each row that asks: row, the token's log-probability, the likeliest ids, theirs. A row's
-    token depends on neither the rest of the batch, nor the threads, nor the variant.
-    """
 
 class PackedMatrix(Protocol):
     """What is read of a pdserve.engine.native.linear.PackedLinear."""
@@ -196,6 +179,20 @@ class Decoder:
     def workspace_bytes(self) -> int:
         """Memory for activations, as large as the largest step so far has needed."""
 
+def sample(
+    logits: Tensor,  # [num_rows, vocab_size] float32, strided but the last
+    params: bytes,  # one RowParams (csrc/sampling/row.h) a row
+    # Of the rows that have some: row, ending ids, logit_bias, prompt (empty without a repetition
+    # penalty), output, repetition, frequency and presence penalty.
+    edits: list[tuple[int, list[int], dict[int, float], list[int], list[int], float, float, float]],
+    variant: str = "",  # one of kernel_variants(), for tests
+) -> tuple[list[int], list[tuple[int, float, list[int], list[float]]]]:
+    """One token a row, -1 where the largest edited logit is not finite; `logits` stay as they are.
+
+    And for each row that asks: row, the token's log-probability, the likeliest ids, theirs. A row's
+    token depends on neither the rest of the batch, nor the threads, nor the variant.
+    """
+
 def bump_generations(
     generations: NDArray[np.uint64] | Tensor,  # [num_blocks]
     ids: NDArray[np.int32] | NDArray[np.int64] | Tensor,
@@ -259,6 +256,13 @@ def map_shared(fd: int, size: int, writable: bool) -> NDArray[np.uint8]:
 
     Raises:
         OSError: it cannot be mapped.
+    """
+
+def read_in(region: NDArray[np.uint8]) -> bool:
+    """Read the file that map_shared has mapped here, and map all of its pages.
+
+    In huge pages where the file system has them and the page cache does not hold small ones yet.
+    False: the kernel does not know how (before Linux 5.14), or the file cannot be read.
     """
 
 def commit_huge_pages(region: NDArray[np.uint8]) -> bool:

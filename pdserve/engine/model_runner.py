@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from pdserve.engine.batch import Batch, build_batch
+from pdserve.engine.batch import Batch
 from pdserve.engine.kv_cache import KvCache
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.sampling import sample
+from pdserve.engine.step_batches import StepBatches
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import SamplingParams
 
 
 class ModelRunner:
-    """A model over a KV pool. Synchronous: called from a worker thread, one call at a time."""
+    """A model over a KV pool (`pdserve.engine.engine.Runner`)."""
 
     def __init__(
         self, model: Decoder, kv_cache: KvCache, eos_token_ids: frozenset[int] | None = None
@@ -36,11 +38,24 @@ class ModelRunner:
         assert layout == kv_cache.layout, "the pool was laid out for another model"
         assert kv_cache.pool.dtype == model.dtype, "model and pool have one dtype"
         self.model_s = 0.0  # spent in the model itself, over all steps
+        self.batches = StepBatches(kv_cache.layout.block_size)
         self._model = model
         self._kv_cache = kv_cache
         self._eos_token_ids = model.config.eos_token_ids if eos_token_ids is None else eos_token_ids
 
-    @torch.inference_mode()
+    def prepare(
+        self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
+    ) -> Callable[[], list[SampledToken | None]]:
+        """Lay the rows out; what is returned computes them (`execute`), in whatever thread.
+
+        It is to be called before the next plan is prepared.
+        """
+        return partial(self._compute, rows, self.batches.lay_out(rows), progress)
+
+    def foresee(self, rows: Sequence[Scheduled]) -> None:
+        """Begin to lay out the step after this one, which may be running meanwhile."""
+        self.batches.foresee(rows)
+
     def execute(
         self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
     ) -> list[SampledToken | None]:
@@ -60,9 +75,12 @@ class ModelRunner:
         Raises:
             UnusableLogits: the model's output for a request is no distribution; names which.
         """
-        if not rows:
-            return []
-        batch = build_batch(rows, self._kv_cache.layout.block_size, self._model.device)
+        return self.prepare(rows, progress)() if rows else []
+
+    @torch.inference_mode()
+    def _compute(
+        self, rows: Sequence[Scheduled], batch: Batch, progress: LayerProgress | None
+    ) -> list[SampledToken | None]:
         logits = self._logits(batch, progress)
         if logits is None:
             if self._model.device.type == "cuda":
@@ -70,7 +88,10 @@ class ModelRunner:
                 # Sampling waits for the GPU anyhow.
                 torch.cuda.current_stream(self._model.device).synchronize()
             return [None] * len(rows)
-        tokens = iter(sample(logits, batch.sampled_requests, self._eos_token_ids))
+        sampled = sample(logits, batch.sampled_requests, self._eos_token_ids)
+        if len(sampled) == len(rows):
+            return [*sampled]
+        tokens = iter(sampled)
         return [next(tokens) if row.samples else None for row in rows]
 
     def _logits(self, batch: Batch, progress: LayerProgress | None) -> Tensor | None:

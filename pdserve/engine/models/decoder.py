@@ -1,7 +1,7 @@
 """The seam between a step and the model that computes it.
 
-Two implementations: `engine/native/decoder.py` (C++ kernels, one call a step, CPU) and
-`torch_decoder.py` (plain torch, any device, the oracle of the native one).
+Three implementations: `NativeDecoder` (C++ kernels, one call a step, CPU), `CudaDecoder` (Triton
+kernels and CUDA graphs) and `TorchDecoder` (plain torch, any device, the oracle of the others).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Decoder(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are, and where inputs must be."""
+        """Where the weights are, and the KV pool must be."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -37,7 +37,8 @@ class Decoder(Protocol):
         """Compute one step, and write its keys and values into the pool.
 
         Args:
-            batch: the step's rows; token ids below vocab_size, sampled rows ascending.
+            batch: the step's rows, on the host or on the device; token ids below vocab_size,
+                sampled rows ascending.
             kv_pool: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim].
             progress: hears of its layers when their keys and values were written (on a GPU: when
                 the kernel that writes them was launched).

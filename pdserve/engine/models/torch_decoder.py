@@ -45,6 +45,7 @@ class TorchDecoder:
         self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None = None
     ) -> Tensor | None:
         """See Decoder.logits."""
+        batch = batch.to(self.device)
         hidden = self._forward(batch, kv_pool, progress)
         if len(batch.sampled_rows) == 0:
             return None
