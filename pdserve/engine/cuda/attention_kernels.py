@@ -11,6 +11,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Triton would compile anew where one of these is 1, or the first multiple of 16.
+_OFTEN_OTHERS = ("num_requests", "table_stride", "window")
+
 
 @triton.jit
 def _attend_keys(
@@ -78,7 +81,7 @@ def _request_of_tile(query_start, tile, num_requests, BLOCK_Q: tl.constexpr):
     return low
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_OFTEN_OTHERS)
 def attend_chunks(
     query,  # [num_tokens, num_heads, head_dim], strides in elements
     kv_layer,  # pointer to block 0's keys of this layer
@@ -166,7 +169,7 @@ def _split_keys(
     return first_key, tl.maximum(tl.cdiv(share, BLOCK_N) * BLOCK_N, MIN_SPLIT_KEYS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_OFTEN_OTHERS)
 def attend_single_rows(
     query,  # [num_tokens, num_heads, head_dim], strides in elements
     kv_layer,

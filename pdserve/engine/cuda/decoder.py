@@ -71,6 +71,13 @@ class CudaDecoder:
 
         The first call captures the graphs, which takes seconds: it is meant for a warm-up.
         """
+        # Triton launches on the thread's current GPU, and that need not be ours.
+        with torch.cuda.device_of(self._weights.embedding):
+            return self._logits(batch, kv_pool, progress)
+
+    def _logits(
+        self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None
+    ) -> Tensor | None:
         if batch.token_ids.device != self.device or batch.sampled_rows.device != self.device:
             batch = self._staging.upload(batch)
         graphs = self._graphs_over(kv_pool)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytest.importorskip("triton")
+
 from pdserve.checkpoint import resolve_checkpoint
 from pdserve.engine.attention.reference import ReferenceAttention
 from pdserve.engine.models.config import load_model_config
