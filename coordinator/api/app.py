@@ -16,6 +16,7 @@ from coordinator.api.config import ApiConfig
 from coordinator.api.context import CONTEXT, ApiContext
 from coordinator.api.middleware import answer_everything
 from coordinator.api.observer import NullObserver, Observer
+from coordinator.api.tokens import detokenize, tokenize
 from coordinator.generation import Generator
 from coordinator.tenants import Tenants
 from coordinator.text import Tokenizer
@@ -66,6 +67,9 @@ def create_app(
             web.post("/v1/completions", completions),
             web.get("/v1/models", information.list_models),
             web.get("/v1/models/{model:.+}", information.get_model),
+            web.post("/tokenize", tokenize),
+            web.post("/detokenize", detokenize),
+            web.get("/version", information.version),
             web.get("/health", information.health),
             web.get("/metrics", information.metrics),
             web.get("/status", information.status),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 
 from coordinator.api import callers
@@ -14,6 +15,7 @@ from coordinator.api.context import ApiContext, RequestTrace
 from coordinator.api.formats import AnswerFormat
 from coordinator.api.responses import PromptTokensDetails, Usage
 from coordinator.api.sampling import TextOptions
+from coordinator.api.siblings import Follower
 from coordinator.generation import Generation, GenerationRequest
 from pdserve.errors import PdserveError
 
@@ -22,7 +24,9 @@ from pdserve.errors import PdserveError
 class CallPlan:
     """What an endpoint made of a body: everything needed to answer it."""
 
-    requests: list[GenerationRequest]  # one per choice
+    requests: list[GenerationRequest]  # one per choice, prompt by prompt
+    num_per_prompt: int = 1  # choices
+    num_shown: int | None = None  # of each prompt's choices, the likeliest; None: all
     text: TextOptions
     format: AnswerFormat
     is_streaming: bool
@@ -36,7 +40,7 @@ class Call:
         self._context = context
         self._trace = trace
         self._plan = plan
-        self._generations: list[Generation] = []
+        self._generations: list[Generation] = []  # by choice
         self._choices = [
             Choice(index, context.tokenizer, plan.text) for index in range(len(plan.requests))
         ]
@@ -44,12 +48,16 @@ class Call:
         self._last_token_s: dict[int, float] = {}  # choice |-> arrival of its last token
 
     async def __aenter__(self) -> Call:
-        self._trace.num_choices = len(self._plan.requests)
-        self._trace.num_prompt_tokens = sum(len(r.token_ids) for r in self._plan.requests)
+        requests, num_per_prompt = self._plan.requests, self._plan.num_per_prompt
+        self._trace.num_choices = len(requests)
+        prompts = requests[::num_per_prompt]
+        self._trace.num_prompt_tokens = sum(len(r.token_ids) for r in prompts)
         callers.take_prompt(self._context, self._trace)
         try:
-            for request in self._plan.requests:
-                self._generations.append(self._context.generator.start(request))
+            for index, request in enumerate(requests):
+                start = partial(self._context.generator.start, request)
+                is_leader = index % num_per_prompt == 0
+                self._generations.append(start() if is_leader else Follower(start))
         finally:
             if len(self._generations) < len(self._plan.requests):
                 await self._cancel_rest("another prompt of the same call was refused")
@@ -123,8 +131,21 @@ class Call:
 
     def take(self) -> list[ChoiceDelta]:
         """What is new to show."""
-        deltas = [choice.take() for choice in self._choices]
+        deltas = [choice.take() for choice in self._shown()]
         return [delta for delta in deltas if delta is not None]
+
+    def _shown(self) -> list[Choice]:
+        """All choices; or when they are finished, of each prompt the likeliest, numbered anew."""
+        num_shown, num_per_prompt = self._plan.num_shown, self._plan.num_per_prompt
+        if num_shown is None:
+            return self._choices
+        shown: list[Choice] = []
+        for first in range(0, len(self._choices), num_per_prompt):
+            of_prompt = self._choices[first : first + num_per_prompt]
+            shown += sorted(of_prompt, key=lambda choice: -choice.mean_logprob)[:num_shown]
+        for index, choice in enumerate(shown):
+            choice.index = index
+        return shown
 
     def _take_in(self, arrival: Arrival) -> None:
         choice, trace = self._choices[arrival.index], self._trace
@@ -132,7 +153,9 @@ class Call:
             return
         num_tokens, num_cached = choice.num_tokens, choice.num_cached_tokens
         choice.push(arrival.event)
-        trace.num_cached_tokens += choice.num_cached_tokens - num_cached
+        if arrival.index % self._plan.num_per_prompt == 0:
+            trace.num_cached_tokens += choice.num_cached_tokens - num_cached
+            self._let_follow(arrival.index)
         self._measure(arrival, choice.num_tokens - num_tokens)
         if trace.first_token_s is None and choice.has_shown_text:
             trace.first_token_s = arrival.at_s
@@ -140,6 +163,12 @@ class Call:
                 trace.endpoint or "", arrival.at_s - trace.received_s
             )
         trace.finish_reason = self._choices[0].finish_reason
+
+    def _let_follow(self, leader: int) -> None:
+        """Its prompt has been computed."""
+        for generation in self._generations[leader + 1 : leader + self._plan.num_per_prompt]:
+            if isinstance(generation, Follower):
+                generation.begin()
 
     def _measure(self, arrival: Arrival, num_new_tokens: int) -> None:
         """Tokens of one event came together: the first ends a gap, the others' gaps are empty."""

@@ -8,7 +8,7 @@ from coordinator.api.context import ApiContext, RequestTrace
 from coordinator.tenants.ledger import Amounts
 from pdserve.errors import PermissionDenied
 
-_CLIENTS = "/v1/"
+_CLIENTS = ("/v1/", "/tokenize", "/detokenize")
 _OPERATORS = "/admin/"
 _SCHEME = "bearer "
 
@@ -16,9 +16,10 @@ _SCHEME = "bearer "
 def identify(request: web.Request, context: ApiContext, trace: RequestTrace) -> None:
     """Find out whose it is, where that matters. Raises Unauthorized or PermissionDenied.
 
-    What only tells how the cluster is (/health, /metrics, /status) is open to whoever can reach it.
+    What only tells how the cluster is (/health, /metrics, /status, /version) is open to whoever can
+    reach it.
     """
-    if not request.path.startswith((_CLIENTS, _OPERATORS)):
+    if not request.path.startswith((*_CLIENTS, _OPERATORS)):
         return
     caller = context.tenants.identify(_key_of(request))
     if request.path.startswith(_OPERATORS) and caller.tenant.name and not caller.tenant.is_operator:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aiohttp import web
+from msgspec import structs
 
 from coordinator.api.answer import answer
 from coordinator.api.body import read_request
@@ -16,7 +17,7 @@ from coordinator.api.endpoint import admit, answer_head, shows_usage
 from coordinator.api.limits import check_num_chars, output_limit
 from coordinator.api.messages import conversation
 from coordinator.api.requests import ChatRequest
-from coordinator.api.sampling import sampling_params, text_options
+from coordinator.api.sampling import choice_seed, sampling_params, text_options
 from coordinator.api.terms import ServiceTerms, service_terms
 from coordinator.generation import GenerationRequest
 from pdserve.errors import InvalidRequest
@@ -53,17 +54,22 @@ async def _plan(
     parts = plan_parts(body, token_ids, context.tokenizer, context.parts)
     head = answer_head(context, f"chatcmpl-{trace.unique}", body.model)
     now_s = context.clock.now()
-    generation = GenerationRequest(
-        request_id=head.id,
-        token_ids=token_ids,
-        sampling=sampling,
-        cache_salt=terms.cache_salt,
-        slo=terms.slo,
-        waited_s=terms.waited_s(now_s),
-        deadline_s=terms.deadline_s(now_s),
-    )
+    num_choices = body.n or 1
+    requests = [
+        GenerationRequest(
+            request_id=head.id if choice == 0 else f"{head.id}-{choice}",
+            token_ids=token_ids,
+            sampling=structs.replace(sampling, seed=choice_seed(sampling.seed, choice)),
+            cache_salt=terms.cache_salt,
+            slo=terms.slo,
+            waited_s=terms.waited_s(now_s),
+            deadline_s=terms.deadline_s(now_s),
+        )
+        for choice in range(num_choices)
+    ]
     return CallPlan(
-        requests=[generation],
+        requests=requests,
+        num_per_prompt=num_choices,
         text=replace(text_options(body), kept_ids=parts.kept_ids),
         format=ChatFormat(
             head,

@@ -43,6 +43,7 @@ class Choice:
         self.num_tokens = 0
         self.num_cached_tokens = 0  # of its prompt
         self.finish_reason: str | None = None
+        self._logprob = 0.0  # of the tokens so far, if they come with theirs
         self._options = options
         self._end_was_taken = False
         self._detokenizer = IncrementalDetokenizer(
@@ -60,6 +61,11 @@ class Choice:
     def is_finished(self) -> bool:
         """Whether nothing more will come."""
         return self.finish_reason is not None
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of its tokens; comparable only where log-probabilities were asked for."""
+        return self._logprob / max(self.num_tokens, 1)
 
     @property
     def has_shown_text(self) -> bool:
@@ -106,6 +112,8 @@ class Choice:
         self, token_id: int, logprobs: TokenLogprobs | None, *, is_hidden: bool
     ) -> None:
         self.num_tokens += 1
+        if logprobs is not None:
+            self._logprob += logprobs.chosen
         if is_hidden:
             return
         if logprobs is not None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aiohttp import web
+from msgspec import structs
 
 from coordinator.api.answer import answer
 from coordinator.api.body import read_request
@@ -13,11 +16,13 @@ from coordinator.api.formats import CompletionFormat
 from coordinator.api.limits import output_limit
 from coordinator.api.prompts import encode_prompt, split_prompts
 from coordinator.api.requests import CompletionRequest
-from coordinator.api.sampling import sampling_params, text_options
+from coordinator.api.sampling import choice_seed, sampling_params, text_options
 from coordinator.api.terms import ServiceTerms, service_terms
 from coordinator.generation import GenerationRequest
+from pdserve.errors import InvalidRequest
 
 DEFAULT_MAX_TOKENS = 16
+MAX_GENERATED = 256  # answers of one request
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -47,12 +52,25 @@ async def _plan(
         for prompt in split_prompts(body.prompt, max_model_len)
     ]
     head = answer_head(context, f"cmpl-{trace.unique}", body.model)
+    num_per_prompt = _num_generated(body)
     requests = [
-        _generation(body, context, terms, f"{head.id}-{i}", token_ids, max_model_len)
+        _of_choice(generation, choice)
         for i, token_ids in enumerate(prompts)
+        for generation in [
+            _generation(body, context, terms, f"{head.id}-{i}", token_ids, max_model_len)
+        ]
+        for choice in range(num_per_prompt)
     ]
+    if len(requests) > MAX_GENERATED:
+        raise InvalidRequest(
+            f"{len(prompts)} prompts with {num_per_prompt} answers each are more than "
+            f"{MAX_GENERATED} in one request",
+            "n",
+        )
     return CallPlan(
         requests=requests,
+        num_per_prompt=num_per_prompt,
+        num_shown=(body.n or 1) if num_per_prompt > (body.n or 1) else None,
         text=text,
         format=CompletionFormat(
             head,
@@ -62,6 +80,36 @@ async def _plan(
         ),
         is_streaming=bool(body.stream),
         shows_usage=usage,
+    )
+
+
+def _num_generated(body: CompletionRequest) -> int:
+    """Answers to each prompt, those that are not shown included. Raises InvalidRequest."""
+    num_shown = body.n or 1
+    num_generated = body.best_of or num_shown
+    if num_generated < num_shown:
+        raise InvalidRequest(
+            f"'best_of' ({num_generated}) must be at least 'n' ({num_shown})", "best_of"
+        )
+    if num_generated > num_shown and body.stream:
+        raise InvalidRequest("'best_of' cannot be streamed: the best is known last", "best_of")
+    return num_generated
+
+
+def _num_logprobs(body: CompletionRequest) -> int | None:
+    """That nodes are asked for: the best answer is found by them."""
+    return 0 if body.logprobs is None and (body.best_of or 1) > (body.n or 1) else body.logprobs
+
+
+def _of_choice(first: GenerationRequest, choice: int) -> GenerationRequest:
+    """One of several answers to a prompt."""
+    if choice == 0:
+        return first
+    sampling = first.sampling
+    return replace(
+        first,
+        request_id=f"{first.request_id}-{choice}",
+        sampling=structs.replace(sampling, seed=choice_seed(sampling.seed, choice)),
     )
 
 
@@ -79,7 +127,7 @@ def _generation(
         request_id=request_id,
         token_ids=token_ids,
         sampling=sampling_params(
-            body, context.tokenizer, max_tokens=max_tokens, logprobs=body.logprobs
+            body, context.tokenizer, max_tokens=max_tokens, logprobs=_num_logprobs(body)
         ),
         cache_salt=terms.cache_salt,
         slo=terms.slo,

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from coordinator.api.context import CONTEXT, ApiContext
 from coordinator.api.responses import Model, ModelList
+from pdserve import __version__
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -25,6 +26,11 @@ async def get_model(request: web.Request) -> web.Response:
     name = request.match_info["model"]
     context.check_model(name)
     return _json(_model(context, name))
+
+
+async def version(request: web.Request) -> web.Response:
+    """GET /version."""
+    return _json({"version": __version__})
 
 
 async def health(request: web.Request) -> web.Response:

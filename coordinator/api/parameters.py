@@ -28,7 +28,7 @@ IGNORED = frozenset(
 # Known, not served: accepted only at these values (and null).
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (),
-    "best_of": (1,),
+    "best_of": (1,),  # of chat
     "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
@@ -39,7 +39,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1.0, 1),
     "modalities": (["text"],),
     "moderation": (),
-    "n": (1,),
     "prediction": (),
     "prompt_logprobs": (),
     "reasoning_effort": ("none",),

@@ -17,6 +17,7 @@ TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Count = Annotated[int, Meta(ge=1, lt=2**31)]
 MAX_MESSAGES = 16384
 MAX_PARTS = 16384
+MAX_CHOICES = 128  # of one prompt
 NumLogprobs = Annotated[int, Meta(ge=0, le=20)]
 
 
@@ -31,6 +32,7 @@ class GenerationFields(Struct, kw_only=True):
     """What both generating endpoints take."""
 
     model: str
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None
@@ -128,6 +130,7 @@ class CompletionRequest(GenerationFields, kw_only=True):
     """POST /v1/completions. The prompt's four shapes are told apart in `prompts.py`."""
 
     prompt: Any
+    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     logprobs: NumLogprobs | None = None
 
 

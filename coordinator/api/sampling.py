@@ -14,6 +14,7 @@ from pdserve.protocol import SamplingParams
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
 _SEED_BITS = 63
+_SEED_STEP = 0x5851F42D4C957F2D  # odd, so that no two choices of a call meet; of no other meaning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,11 @@ def text_options(fields: GenerationFields) -> TextOptions:
         min_tokens=fields.min_tokens or 0,
         skip_special_tokens=fields.skip_special_tokens is not False,
     )
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """Of one of several answers to a prompt: the first has the call's own."""
+    return (seed + choice * _SEED_STEP) % (1 << _SEED_BITS)
 
 
 def sampling_params(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -60,8 +60,10 @@ async def open_client(url: str, model: str) -> AsyncIterator[Client]:
         yield Client(session, url, model)
 
 
-def open_session() -> aiohttp.ClientSession:
+def open_session(headers: Mapping[str, str] | None = None) -> aiohttp.ClientSession:
     """For any number of connections, that may last; whoever sends has a deadline."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+        headers=headers,
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=None),
     )

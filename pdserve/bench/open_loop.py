@@ -4,6 +4,9 @@ A closed loop waits for a slow server and so measures only what the server is co
 Here a server that falls behind meets the same arrivals as one that does not. How late the client
 itself was is measured too, at every request and by a clock that ticks beside them: what it reports
 is good only as long as that is little.
+
+The same client can be a closed loop, of so many streams that each send the next request when one
+has ended, for those who want to know what a server does with just so many.
 """
 
 from __future__ import annotations
@@ -11,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from dataclasses import dataclass
 import aiohttp
 import msgspec
 
+from pdserve.bench.completion_stream import SAID_CHARS, error_in, read_stream
 from pdserve.bench.load import completion_body, open_session
 from pdserve.bench.slo_score import Outcome
 from pdserve.bench.workload import TimedRequest
@@ -26,9 +29,7 @@ from pdserve.errors import ClusterError
 
 _TICK_S = 0.02
 _REFUSED = 429
-_DATA = b"data: "
-_DONE = b"[DONE]"
-_SAID_CHARS = 120  # of an error, that are kept
+_WORDS = ("the", "of", "and", "to", "in", "a", "is", "that", "for", "it", "as", "was", "with", "be")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,16 @@ class Run:
 
 
 class OpenLoopClient:
-    """Sends timed requests to one coordinator."""
+    """Sends timed requests to one server."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, model: str) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, model: str, *, sends_text: bool = False
+    ) -> None:
+        """`sends_text`: for servers that take no token ids; a word for each."""
         self._session = session
         self._url = url
         self._model = model
+        self._sends_text = sends_text
 
     async def run(self, requests: Sequence[TimedRequest], salt: str, drain_s: float) -> Run:
         """Send each request when it is due, and give those that run `drain_s` after the last one.
@@ -57,23 +62,40 @@ class OpenLoopClient:
         """
         bodies = [self._body(request, salt) for request in requests]
         outcomes = [_nothing_yet(request) for request in requests]
-        lags_s: list[float] = []
         sending: set[asyncio.Task[None]] = set()
-        with _without_garbage_collection():
-            start_s = time.perf_counter()
-            ticking = asyncio.create_task(_tick(lags_s))
-            try:
-                for body, outcome in zip(bodies, outcomes, strict=True):
-                    await asyncio.sleep(start_s + outcome.due_s - time.perf_counter())
-                    sending.add(asyncio.create_task(self._send(body, outcome, start_s)))
-                await asyncio.wait(sending, timeout=drain_s)
-            finally:
-                for task in (ticking, *sending):
-                    task.cancel()
-                await asyncio.wait((ticking, *sending))
-        for task in sending:
-            if not task.cancelled():
-                task.result()
+        async with _timed() as (start_s, lags_s), _ended(sending):
+            for body, outcome in zip(bodies, outcomes, strict=True):
+                await asyncio.sleep(start_s + outcome.due_s - time.perf_counter())
+                sending.add(asyncio.create_task(self._send(body, outcome, start_s)))
+            await asyncio.wait(sending, timeout=drain_s)
+        return Run(outcomes, lags_s)
+
+    async def run_closed(
+        self, requests: Sequence[TimedRequest], salt: str, concurrency: int, limit_s: float
+    ) -> Run:
+        """Send `concurrency` requests, and another one whenever one has ended.
+
+        A request is due when its turn has come.
+
+        Args:
+            requests: in this order.
+            salt: as `run`.
+            concurrency: requests at a time.
+            limit_s: after it, what runs is hung up on, and no more is sent: all that "unfinished".
+        """
+        bodies = [self._body(request, salt) for request in requests]
+        outcomes = [_nothing_yet(request) for request in requests]
+        left = iter(zip(bodies, outcomes, strict=True))
+        streams: set[asyncio.Task[None]] = set()
+        async with _timed() as (start_s, lags_s), _ended(streams):
+
+            async def one_after_another() -> None:
+                for body, outcome in left:
+                    outcome.due_s = time.perf_counter() - start_s
+                    await self._send(body, outcome, start_s)
+
+            streams |= {asyncio.create_task(one_after_another()) for _ in range(concurrency)}
+            await asyncio.wait(streams, timeout=limit_s)
         return Run(outcomes, lags_s)
 
     async def one_by_one(
@@ -104,6 +126,7 @@ class OpenLoopClient:
         """Made before the run: encoding long prompts takes time."""
         return msgspec.json.encode(
             completion_body(self._model, request.prompt, request.num_output)
+            | ({"prompt": as_text(request.prompt)} if self._sends_text else {})
             | {
                 "cache_salt": salt,
                 "skip_special_tokens": False,  # else they would not be seen when they come
@@ -122,84 +145,26 @@ class OpenLoopClient:
                 outcome.prefill_node = response.headers.get("x-pdserve-prefill-node", "")
                 outcome.decode_node = response.headers.get("x-pdserve-decode-node", "")
                 if response.status == 200:
-                    await _read_stream(response.content, outcome, start_s)
+                    await read_stream(response.content, outcome, start_s)
                 else:
                     outcome.end = "refused" if response.status == _REFUSED else "failed"
-                    outcome.error = f"{response.status} {_error_in(await response.read())}"
+                    outcome.error = f"{response.status} {error_in(await response.read())}"
         except aiohttp.ClientError as error:
-            outcome.end, outcome.error = "failed", f"the connection broke: {error}"[:_SAID_CHARS]
+            outcome.end, outcome.error = "failed", f"the connection broke: {error}"[:SAID_CHARS]
 
 
 @asynccontextmanager
-async def open_loop_client(url: str, model: str) -> AsyncIterator[OpenLoopClient]:
-    """A client for `model` of the cluster at `url`."""
+async def open_loop_client(
+    url: str, model: str, *, sends_text: bool = False
+) -> AsyncIterator[OpenLoopClient]:
+    """A client for `model` of the server at `url`; see OpenLoopClient."""
     async with open_session() as session:
-        yield OpenLoopClient(session, url, model)
+        yield OpenLoopClient(session, url, model, sends_text=sends_text)
 
 
-async def _read_stream(stream: aiohttp.StreamReader, outcome: Outcome, start_s: float) -> None:
-    """Note when each event comes; what is in them is looked at only in the end.
-
-    The last two events are the count of tokens and the end mark. All others are one token each, or
-    several of which the server had got behind; the count says how many there were in all.
-    """
-    partial = b""
-    last: deque[bytes] = deque(maxlen=2)
-    async for piece in stream.iter_any():
-        now_s = time.perf_counter() - start_s
-        *events, partial = (partial + piece).split(b"\n\n")
-        for event in events:
-            if event.startswith(_DATA):  # else it is a comment that keeps the stream open
-                outcome.arrivals_s.append(now_s)
-                last.append(event.removeprefix(_DATA))
-        outcome.num_received = len(outcome.arrivals_s)
-    if len(last) == 2 and last[1] == _DONE:
-        del outcome.arrivals_s[-2:]
-        outcome.num_received = _usage_in(last[0])
-        as_asked = outcome.num_received == outcome.num_output
-        outcome.end = "finished" if as_asked else "failed"
-        outcome.error = "" if as_asked else f"the stream had {outcome.num_received} tokens"
-        return
-    error = _error_in(last[-1]) if last else ""
-    if error:  # instead of a token
-        outcome.arrivals_s.pop()
-        outcome.num_received -= 1
-    outcome.end, outcome.error = "failed", f"the stream broke off: {error or 'without a word'}"
-
-
-class _Usage(msgspec.Struct):
-    completion_tokens: int
-
-
-class _UsageEvent(msgspec.Struct):
-    usage: _Usage | None = None
-
-
-class _Error(msgspec.Struct):
-    message: str
-    code: str | None = None
-
-
-class _ErrorBody(msgspec.Struct):
-    error: _Error | None = None
-
-
-def _usage_in(event: bytes) -> int:
-    """Tokens of the answer; 0 when the event does not say."""
-    try:
-        usage = msgspec.json.decode(event, type=_UsageEvent).usage
-    except msgspec.DecodeError:
-        return 0
-    return usage.completion_tokens if usage is not None else 0
-
-
-def _error_in(body: bytes) -> str:
-    """The error's code, or its message if it has none; empty when there is none in it."""
-    try:
-        error = msgspec.json.decode(body, type=_ErrorBody).error
-    except msgspec.DecodeError:
-        return ""
-    return "" if error is None else (error.code or error.message)[:_SAID_CHARS]
+def as_text(prompt: Sequence[int]) -> str:
+    """As many words as there are ids, the same for the same ids."""
+    return " ".join(_WORDS[token_id % len(_WORDS)] for token_id in prompt)
 
 
 def _nothing_yet(request: TimedRequest) -> Outcome:
@@ -209,6 +174,34 @@ def _nothing_yet(request: TimedRequest) -> Outcome:
         num_prompt=len(request.prompt),
         num_output=request.num_output,
     )
+
+
+@asynccontextmanager
+async def _timed() -> AsyncIterator[tuple[float, list[float]]]:
+    """The time at which it begins, and by how much the client's clock is late from then on."""
+    lags_s: list[float] = []
+    with _without_garbage_collection():
+        ticking = asyncio.create_task(_tick(lags_s))
+        try:
+            yield time.perf_counter(), lags_s
+        finally:
+            ticking.cancel()
+            await asyncio.wait((ticking,))
+
+
+@asynccontextmanager
+async def _ended(tasks: set[asyncio.Task[None]]) -> AsyncIterator[None]:
+    """None of the tasks runs any more behind it; one that has failed is told of."""
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()
 
 
 async def _tick(lags_s: list[float]) -> None:

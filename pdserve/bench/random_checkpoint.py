@@ -1,60 +1,56 @@
-"""A checkpoint with random weights, of a size at which prefill and decode matter on a CPU core.
+"""Checkpoints with random weights, of sizes at which prefill and decode matter on a CPU core.
 
 The bundled demo model is so small that a step is mostly overhead, and it takes 2048 tokens at most.
-This one is a Llama of 14 million that takes 8192. On one Zen 4 core a prompt of 4096 tokens takes
-1.2 s and a decode step 4 ms alone, 6 ms for eight requests. Its answers mean nothing, but every
-token of them is plain text, so that a client sees each token when it is there: tokens that are
-special, or a part of a character, have zeros for their rows of the output matrix, and the largest
-of many random logits is above zero.
+The smallest of these is a Llama of 14 million that takes 8192. On one Zen 4 core a prompt of 4096
+tokens takes 1.2 s and a decode step 4 ms alone, 6 ms for eight requests. Answers mean nothing, but
+every token of them is plain text, so that a client sees each token when it is there: tokens that
+are special, a part of a character or no token at all have zeros for their rows of the output
+matrix, and the largest of many random logits is above zero.
 
-Written with numpy; no torch here.
+Written with numpy, tensor after tensor, 1.2 GB in a few seconds; no torch here. The files are such
+as transformers, vLLM and llama.cpp's converter read too.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
+import math
 import shutil
 import struct
-from collections.abc import Iterator
+import tempfile
 from pathlib import Path
-from typing import Any, Final
+from statistics import NormalDist
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pdserve.bench.checkpoint_shapes import SHAPES, Shape
 from pdserve.checkpoint import SINGLE_FILE
 from pdserve.demo_model import CHECKPOINT_PATH
 
-SHAPE: Final[dict[str, int]] = {
-    "hidden_size": 512,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-}
-MAX_POSITIONS: Final = 8192
+SHAPE: Final = SHAPES["demo-14m"]
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+_FORMAT = 1  # of what is written for a shape; another one is another checkpoint
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _SPACE = "Ġ"  # as byte-level vocabularies write it
+_PRINTABLE = frozenset(map(chr, range(0x21, 0x7F)))
+_LEVELS = 1 << 12  # different values of a matrix; each as likely as the others
+_PIECE = 1 << 22  # weights that are drawn and written at a time
 
 Weights = NDArray[np.uint16]  # bfloat16, which numpy does not have
+Plan = dict[str, tuple[int, ...]]  # tensor name |-> shape
 
 
-def write_random_checkpoint(
-    folder: Path,
-    *,
-    seed: int = 0,
-    shape: dict[str, int] = SHAPE,
-    max_positions: int = MAX_POSITIONS,
-) -> Path:
+def write_random_checkpoint(folder: Path, *, seed: int = 0, shape: Shape = SHAPE) -> Path:
     """Write config, weights in bfloat16, and the demo model's tokenizer; the same for a seed.
 
     Args:
         folder: created if need be.
         seed: of the weights.
-        shape: what it has in common with `SHAPE`: fields of config.json.
-        max_positions: tokens of prompt and output together.
+        shape: what is different from the demo model in config.json.
 
     Returns:
         `folder`.
@@ -63,14 +59,34 @@ def write_random_checkpoint(
     for name in _TOKENIZER_FILES:
         shutil.copyfile(CHECKPOINT_PATH / name, folder / name)
     demo = json.loads((CHECKPOINT_PATH / "config.json").read_text())
-    config = demo | shape | {"max_position_embeddings": max_positions, "tie_word_embeddings": False}
+    config = demo | {"tie_word_embeddings": False} | shape
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings["model_max_length"] = max_positions
+    settings["model_max_length"] = config["max_position_embeddings"]
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    _write_safetensors(folder / SINGLE_FILE, dict(_weights(config, plain_ids(tokenizer), seed)))
+    _write_safetensors(folder / SINGLE_FILE, config, plain_ids(tokenizer), seed)
     return folder
+
+
+def kept_checkpoint(folder: Path, name: str) -> Path:
+    """The checkpoint of a named shape in a folder of such; written there the first time.
+
+    It appears there whole or not at all, whoever else is writing the same one.
+    """
+    shape = SHAPES[name]
+    digest = hashlib.blake2b(json.dumps([_FORMAT, shape]).encode(), digest_size=4).hexdigest()
+    kept = folder / f"{name}-{digest}"
+    if not kept.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder) as temporary:
+            written = write_random_checkpoint(Path(temporary) / "checkpoint", shape=shape)
+            try:
+                written.rename(kept)
+            except OSError:
+                if not kept.is_dir():  # nobody else was faster
+                    raise
+    return kept
 
 
 def plain_ids(tokenizer: dict[str, Any]) -> list[int]:
@@ -83,55 +99,89 @@ def plain_ids(tokenizer: dict[str, Any]) -> list[int]:
     )
 
 
-_PRINTABLE = frozenset(map(chr, range(0x21, 0x7F)))
+def tensor_shapes(config: dict[str, Any]) -> Plan:
+    """Of every tensor, in the order of the file."""
+    hidden, inner, head_dim = (
+        config[key] for key in ("hidden_size", "intermediate_size", "head_dim")
+    )
+    q_rows = config["num_attention_heads"] * head_dim
+    kv_rows = config["num_key_value_heads"] * head_dim
+    layer = {
+        "input_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (q_rows, hidden),
+        "self_attn.k_proj.weight": (kv_rows, hidden),
+        "self_attn.v_proj.weight": (kv_rows, hidden),
+        "self_attn.o_proj.weight": (hidden, q_rows),
+        "post_attention_layernorm.weight": (hidden,),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+    }
+    if config["model_type"] == "qwen3":
+        layer |= {"self_attn.q_norm.weight": (head_dim,), "self_attn.k_norm.weight": (head_dim,)}
+    shapes: Plan = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
+    for index in range(config["num_hidden_layers"]):
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+    shapes["model.norm.weight"] = (hidden,)
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
+    return shapes
 
 
-def _weights(config: dict[str, Any], spoken: list[int], seed: int) -> Iterator[tuple[str, Weights]]:
-    """Name |-> weights, of a scale at which activations neither vanish nor grow."""
+def _write_safetensors(file: Path, config: dict[str, Any], spoken: list[int], seed: int) -> None:
+    """The format is a length, a JSON header and the bytes; its Python package needs a bfloat16."""
     rng = np.random.default_rng(seed)
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    q_rows = config["num_attention_heads"] * config["head_dim"]
-    kv_rows = config["num_key_value_heads"] * config["head_dim"]
+    shapes = tensor_shapes(config)
+    output = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        start, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        for name, shape in shapes.items():
+            if len(shape) == 1:  # a norm
+                stream.write(_to_bfloat16(np.ones(shape, np.float32)).tobytes())
+            elif name == output:
+                _write_output(stream, rng, shape, spoken)
+            else:
+                _write_matrix(stream, rng, *shape)
 
-    def matrix(num_out: int, num_in: int) -> Weights:
-        return _to_bfloat16(rng.standard_normal((num_out, num_in), np.float32) * num_in**-0.5)
 
-    def norm() -> Weights:
-        return _to_bfloat16(np.ones(hidden, np.float32))
+def _write_matrix(stream: BinaryIO, rng: np.random.Generator, num_out: int, num_in: int) -> None:
+    """Weights of a scale at which activations neither vanish nor grow."""
+    values = _levels(num_in)
+    left = num_out * num_in
+    while left:
+        count = min(left, _PIECE)
+        # Bits are cheaper than normal numbers, and a table has those.
+        picks = np.frombuffer(rng.bytes(2 * count), np.uint16) & (_LEVELS - 1)
+        stream.write(values[picks].tobytes())
+        left -= count
 
-    yield "model.embed_tokens.weight", matrix(config["vocab_size"], hidden)
-    for layer in range(config["num_hidden_layers"]):
-        prefix = f"model.layers.{layer}."
-        yield prefix + "input_layernorm.weight", norm()
-        yield prefix + "self_attn.q_proj.weight", matrix(q_rows, hidden)
-        yield prefix + "self_attn.k_proj.weight", matrix(kv_rows, hidden)
-        yield prefix + "self_attn.v_proj.weight", matrix(kv_rows, hidden)
-        yield prefix + "self_attn.o_proj.weight", matrix(hidden, q_rows)
-        yield prefix + "post_attention_layernorm.weight", norm()
-        yield prefix + "mlp.gate_proj.weight", matrix(inner, hidden)
-        yield prefix + "mlp.up_proj.weight", matrix(inner, hidden)
-        yield prefix + "mlp.down_proj.weight", matrix(hidden, inner)
-    yield "model.norm.weight", norm()
-    head = np.zeros((config["vocab_size"], hidden), np.uint16)
-    head[spoken] = matrix(len(spoken), hidden)
-    yield "lm_head.weight", head
+
+def _write_output(
+    stream: BinaryIO, rng: np.random.Generator, shape: tuple[int, ...], spoken: list[int]
+) -> None:
+    """Zeros but for the rows of tokens that may be said."""
+    hidden = shape[1]
+    matrix = np.zeros(shape, np.uint16)
+    picks = rng.integers(0, _LEVELS, (len(spoken), hidden), np.uint16)
+    matrix[spoken] = _levels(hidden)[picks]
+    matrix.tofile(stream)
+
+
+@functools.cache
+def _levels(num_in: int) -> Weights:
+    """[_LEVELS]: what a normal distribution of variance 1 / num_in has at equal steps."""
+    normal = NormalDist(0.0, num_in**-0.5)
+    steps = [normal.inv_cdf((level + 0.5) / _LEVELS) for level in range(_LEVELS)]
+    return _to_bfloat16(np.array(steps, np.float32))
 
 
 def _to_bfloat16(values: NDArray[np.float32]) -> Weights:
     """The upper halves of the float32s, rounded."""
     return ((values.view(np.uint32) + 0x8000) >> 16).astype(np.uint16)
-
-
-def _write_safetensors(file: Path, weights: dict[str, Weights]) -> None:
-    """The format is a length, a JSON header and the bytes; its Python package needs a bfloat16."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, array in weights.items():
-        start, end = end, end + array.nbytes
-        header[name] = {"dtype": "BF16", "shape": array.shape, "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with file.open("wb") as stream:
-        stream.write(struct.pack("<Q", len(text)) + text)
-        for array in weights.values():
-            stream.write(array.tobytes())

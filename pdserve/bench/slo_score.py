@@ -34,6 +34,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     sent_s: float = 0.0
     arrivals_s: list[float] = []  # of pieces of one token or, if the server is behind, more
     num_received: int = 0  # tokens
+    num_prompt_counted: int = 0  # tokens of the prompt, as the server counts; 0: it did not say
     end: End = "unfinished"
     error: str = ""  # what was said, of those that were refused or failed
     prefill_node: str = ""
@@ -62,6 +63,11 @@ class Outcome(msgspec.Struct, kw_only=True):
         if self.num_received < 2:
             return 0.0
         return (self.arrivals_s[-1] - self.arrivals_s[0]) / (self.num_received - 1)
+
+    @property
+    def e2e_s(self) -> float:
+        """From when it was due to its last token; infinite for a request that did not finish."""
+        return self.arrivals_s[-1] - self.due_s if self.end == "finished" else inf
 
     @property
     def gaps_s(self) -> list[float]:
@@ -149,7 +155,7 @@ def score(outcomes: Sequence[Outcome], promise: Promise, target: float) -> Score
         tpot_ms=Percentiles.of([outcome.tpot_s for outcome in outcomes]),
         itl_ms=Percentiles.of([gap for outcome in outcomes for gap in outcome.gaps_s]),
         late_ms=Percentiles.of([outcome.late_s for outcome in outcomes]),
-        tokens_per_s=_throughput(outcomes),
+        tokens_per_s=throughput(outcomes),
         errors={text: said.count(text) for text in sorted(set(said))},
     )
 
@@ -162,7 +168,8 @@ def wilson(met: int, sent: int) -> tuple[float, float]:
     return max(0.0, (centre - half) / (1 + z2 / sent)), min(1.0, (centre + half) / (1 + z2 / sent))
 
 
-def _throughput(outcomes: Sequence[Outcome]) -> float:
+def throughput(outcomes: Sequence[Outcome]) -> float:
+    """Tokens a second of one run, from the first request that was due to the last token."""
     lasts = [outcome.arrivals_s[-1] for outcome in outcomes if outcome.arrivals_s]
     if not lasts:
         return 0.0

@@ -18,6 +18,7 @@ from pdserve.cli.bench_config import (
     RouterBenchConfig,
     TransferConfig,
 )
+from pdserve.cli.bench_speed_config import ServeBenchConfig, StepBenchConfig
 from pdserve.cli.cluster_config import ClusterConfig
 from pdserve.cli.compare_config import CompareConfig
 from pdserve.cli.demo_config import DemoConfig
@@ -89,6 +90,12 @@ def build_parser() -> FlagParser:
     router = benches.add_parser("router", help="what choosing nodes costs among very many")
     router.set_defaults(command=_bench_router, name="bench router")
     add_flags(router, RouterBenchConfig)
+    step = benches.add_parser("step", help="the engine's steps beside the machine's limits")
+    step.set_defaults(command=_bench_step, name="bench step")
+    add_flags(step, StepBenchConfig)
+    serve = benches.add_parser("serve", help="any servers of completions under the same load")
+    serve.set_defaults(command=_bench_serve, name="bench serve")
+    add_flags(serve, ServeBenchConfig)
     _add_transfer_end(benches.add_parser("transfer-end"))
     demo = add("demo", "start a cluster, ask the demo model something, stop the cluster", _demo)
     add_flags(demo, DemoConfig)
@@ -263,6 +270,18 @@ def _bench_router(arguments: argparse.Namespace) -> int:
     from pdserve.cli import bench_router
 
     return bench_router.run(config_from(RouterBenchConfig, arguments))
+
+
+def _bench_step(arguments: argparse.Namespace) -> int:
+    from pdserve.cli import bench_step
+
+    return bench_step.run(config_from(StepBenchConfig, arguments))
+
+
+def _bench_serve(arguments: argparse.Namespace) -> int:
+    from pdserve.cli import bench_serve
+
+    return bench_serve.run(config_from(ServeBenchConfig, arguments))
 
 
 def _bench_transfer_end(arguments: argparse.Namespace) -> int:

@@ -74,7 +74,9 @@ class FakeServer:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[FakeServer]:
         app = web.Application(client_max_size=2**22)
-        app.add_routes([web.post("/v1/completions", self._complete)])
+        app.add_routes(
+            [web.post("/v1/completions", self._complete), web.get("/v1/models", self._models)]
+        )
         runner = web.AppRunner(app, handler_cancellation=True)
         await runner.setup()
         try:
@@ -88,3 +90,6 @@ class FakeServer:
         body = await request.json()
         self.bodies.append(body)
         return await self.answer(request, body)
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"object": "list", "data": [{"id": self.model}]})

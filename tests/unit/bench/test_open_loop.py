@@ -229,3 +229,84 @@ async def test_an_idle_cluster_that_does_not_serve_is_told() -> None:
         ):
             with pytest.raises(ClusterError, match=complaint):
                 await client.one_by_one([timed()], "salt", 0.1)
+
+
+async def test_a_finish_reason_of_its_own_is_no_token() -> None:
+    """As llama.cpp ends a stream."""
+
+    async def answer(request: web.Request, body: Body) -> web.StreamResponse:
+        return await stream(request, token(), token(), token(), token(""), end(3))
+
+    outcome = await outcome_of(answer)
+    assert (outcome.end, outcome.num_received, len(outcome.arrivals_s)) == ("finished", 3, 3)
+    assert outcome.num_prompt_counted == 1
+
+
+async def test_without_a_count_an_event_is_a_token() -> None:
+    async def answer(request: web.Request, body: Body) -> web.StreamResponse:
+        return await stream(request, token(), token(), token(), token(""), b"data: [DONE]\n\n")
+
+    outcome = await outcome_of(answer)
+    assert (outcome.end, outcome.num_received, len(outcome.arrivals_s)) == ("finished", 3, 3)
+    assert outcome.num_prompt_counted == 0
+
+
+async def test_a_server_may_end_its_lines_as_http_does() -> None:
+    async def answer(request: web.Request, body: Body) -> web.StreamResponse:
+        everything = (token() * 3 + end(3)).replace(b"\n", b"\r\n")
+        return await stream(request, *(everything[i : i + 1] for i in range(len(everything))))
+
+    outcome = await outcome_of(answer)
+    assert (outcome.end, outcome.num_received, len(outcome.arrivals_s)) == ("finished", 3, 3)
+
+
+async def test_prompts_can_be_text_of_as_many_words() -> None:
+    async with (
+        FakeServer().running() as server,
+        open_loop_client(server.url, server.model, sends_text=True) as client,
+    ):
+        await client.one_by_one([timed(num_prompt=30), timed(num_prompt=30)], "salt", DRAIN_S)
+    first, second = (body["prompt"] for body in server.bodies)
+    assert len(first.split()) == 30
+    assert first == second
+
+
+async def test_a_closed_loop_has_so_many_at_a_time() -> None:
+    running = most = 0
+
+    async def answer(request: web.Request, body: Body) -> web.StreamResponse:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        response = await answer_all(request, body)
+        running -= 1
+        return response
+
+    async with (
+        FakeServer(answer).running() as server,
+        open_loop_client(server.url, server.model) as client,
+    ):
+        seen = await client.run_closed([timed() for _ in range(10)], "salt", 3, DRAIN_S)
+    assert most == 3
+    assert [outcome.end for outcome in seen.outcomes] == ["finished"] * 10
+    dues_s = [outcome.due_s for outcome in seen.outcomes]
+    ends_s = sorted(outcome.arrivals_s[-1] for outcome in seen.outcomes)
+    assert max(dues_s[:3]) < ends_s[0]
+    assert all(due_s >= end_s for due_s, end_s in zip(dues_s[3:], ends_s, strict=False))
+    for outcome in seen.outcomes:
+        assert outcome.e2e_s >= outcome.ttft_s > 0
+
+
+async def test_a_closed_loop_that_takes_too_long_ends_unfinished() -> None:
+    async def answer(request: web.Request, body: Body) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with (
+        FakeServer(answer).running() as server,
+        open_loop_client(server.url, server.model) as client,
+    ):
+        seen = await client.run_closed([timed(), timed()], "salt", 1, 0.2)
+    assert [outcome.end for outcome in seen.outcomes] == ["unfinished"] * 2
+    assert len(server.bodies) == 1

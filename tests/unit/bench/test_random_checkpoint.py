@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors import safe_open
 from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
-from pdserve.bench.random_checkpoint import plain_ids, write_random_checkpoint
+from pdserve.bench.checkpoint_shapes import SHAPES
+from pdserve.bench.random_checkpoint import plain_ids, tensor_shapes, write_random_checkpoint
 from pdserve.checkpoint import resolve_checkpoint
 from pdserve.demo_model import CHECKPOINT_PATH
-from pdserve.engine.models.config import load_model_config
+from pdserve.engine.models.config import load_model_config, parse_model_config
+from pdserve.engine.models.json_fields import JsonFields
+from pdserve.engine.models.parameters import allocate_weights, tensor_slots
 
 TINY = {
     "hidden_size": 16,
@@ -22,6 +28,7 @@ TINY = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "head_dim": 8,
+    "max_position_embeddings": 8192,
 }
 
 
@@ -79,3 +86,61 @@ def test_the_tokenizer_is_the_demo_models_but_for_the_length(folder: Path) -> No
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     demo = json.loads((CHECKPOINT_PATH / "tokenizer_config.json").read_text())
     assert settings == demo | {"model_max_length": 8192}
+
+
+def test_a_larger_vocabulary_than_the_tokenizers_stays_silent_beyond_it(tmp_path: Path) -> None:
+    wide = write_random_checkpoint(tmp_path / "wide", shape=TINY | {"vocab_size": 3000})
+    with safe_open(wide / "model.safetensors", framework="pt") as file:
+        head = file.get_tensor("lm_head.weight").float()
+        assert file.get_tensor("model.embed_tokens.weight")[2048:].abs().sum(dim=1).min() > 0
+    assert head.shape == (3000, 16)
+    assert not head[2048:].any()
+
+
+def test_tied_qwen3_speaks_plain_text_only(tmp_path: Path) -> None:
+    kind = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+    folder = write_random_checkpoint(
+        tmp_path / "tied", shape=TINY | kind | {"tie_word_embeddings": True}
+    )
+    config = load_model_config(resolve_checkpoint(str(folder)))
+    assert config.has_qk_norm
+    assert config.ties_embeddings
+    spoken = plain_ids(json.loads((folder / "tokenizer.json").read_text()))
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        assert "lm_head.weight" not in file.keys()  # noqa: SIM118  # not a dict
+        table = file.get_tensor("model.embed_tokens.weight").float()
+    assert set(table.abs().sum(dim=1).nonzero().flatten().tolist()) == set(spoken)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_named_shapes_can_be_served(name: str) -> None:
+    demo = json.loads((CHECKPOINT_PATH / "config.json").read_text())
+    fields = demo | {"tie_word_embeddings": False} | SHAPES[name]
+    config = parse_model_config(JsonFields(fields, name))
+    shapes = tensor_shapes(fields)
+    slots = tensor_slots(allocate_weights(config, torch.bfloat16, torch.device("meta")), config)
+    assert {tensor: slot.shape for tensor, slot in slots.items()} == shapes
+    linear = sum(math.prod(shape) for shape in shapes.values() if len(shape) == 2)
+    if not config.ties_embeddings:
+        linear -= config.vocab_size * config.hidden_size
+    expected = {"160m": 128e6, "0.6b": 596e6, "demo-14m": 13.1e6}
+    if name in expected:
+        assert linear == pytest.approx(expected[name], rel=0.01)
+    groups = {"160m-1-to-1": 1, "160m-8-to-1": 8}
+    if name in groups:
+        assert config.num_heads == groups[name] * config.num_kv_heads
+
+
+def test_transformers_reads_it_and_speaks_the_same_tokens(tmp_path: Path) -> None:
+    shape = TINY | SHAPES["0.6b"] | TINY | {"vocab_size": 2500}
+    folder = write_random_checkpoint(tmp_path / "model", shape=shape)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompt = torch.tensor([[20, 21, 22, 23]])
+    with torch.inference_mode():
+        said = model.generate(prompt, max_new_tokens=8, min_new_tokens=8, do_sample=False)
+    assert isinstance(model, Qwen3ForCausalLM)
+    text = tokenizer.decode(said[0, 4:])
+    assert text.isascii()
+    assert text.isprintable()
+    assert len(text) >= 8

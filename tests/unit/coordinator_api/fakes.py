@@ -39,6 +39,7 @@ class Tokens:
     ids: list[int]
     finish: FinishReason | None = None
     stop_token_id: int | None = None
+    logprob: float = -0.5  # of each, if they are asked for
 
 
 @dataclass(frozen=True)
@@ -121,17 +122,19 @@ class FakeGeneration:
             request_id=self.request.request_id,
             index=index,
             token_ids=ids,
-            logprobs=[] if num_logprobs is None else [_logprobs(i, num_logprobs) for i in ids],
+            logprobs=[]
+            if num_logprobs is None
+            else [_logprobs(i, num_logprobs, step.logprob) for i in ids],
             finish_reason=finish,
             stop_token_id=step.stop_token_id,
             cached_tokens=3 if index == 0 else 0,
         )
 
 
-def _logprobs(token_id: int, count: int) -> TokenLogprobs:
+def _logprobs(token_id: int, count: int, chosen: float) -> TokenLogprobs:
     others = [(token_id + n) % 400 for n in range(count)]
-    values = [-0.5 - n for n in range(count)]
-    return TokenLogprobs(chosen=-0.5, top_ids=others, top_logprobs=values)
+    values = [chosen - n for n in range(count)]
+    return TokenLogprobs(chosen=chosen, top_ids=others, top_logprobs=values)
 
 
 @dataclass

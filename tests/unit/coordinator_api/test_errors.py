@@ -159,7 +159,7 @@ async def test_no_node_yet() -> None:
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"other": 1}}, "stream_options.other"),
-        ({"n": 2}, "n"),
+        ({"n": 0}, "n"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),

@@ -1,0 +1,119 @@
+"""POST /tokenize and /detokenize, as vLLM has them: what the model would see of a text."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta, Struct
+
+from coordinator.api.body import read_request
+from coordinator.api.chat_parts import check_tools
+from coordinator.api.context import CONTEXT, ApiContext
+from coordinator.api.limits import check_num_chars, check_token_ids
+from coordinator.api.messages import conversation
+from coordinator.api.requests import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Message, TokenId, Tool
+from pdserve.errors import ContextLengthExceeded, InvalidRequest
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    """A text, or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+
+
+class TokenizeAnswer(Struct, kw_only=True):
+    """Its tokens."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    """Tokens."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+class DetokenizeAnswer(Struct, kw_only=True):
+    """Their text."""
+
+    prompt: str
+
+
+async def tokenize(request: web.Request) -> web.Response:
+    """Text to tokens."""
+    context = request.app[CONTEXT]
+    body = await read_request(request, TokenizeRequest, context.config)
+    if body.model is not None:
+        context.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("give one of 'prompt' and 'messages'", "prompt")
+    token_ids = await _token_ids(body, context)
+    strs = [_shown(context, i) for i in token_ids] if body.return_token_strs else None
+    answer = TokenizeAnswer(
+        count=len(token_ids),
+        max_model_len=context.max_model_len(),
+        tokens=token_ids,
+        token_strs=strs,
+    )
+    return _json(answer)
+
+
+async def detokenize(request: web.Request) -> web.Response:
+    """Tokens to text, special ones included."""
+    context = request.app[CONTEXT]
+    body = await read_request(request, DetokenizeRequest, context.config)
+    if body.model is not None:
+        context.check_model(body.model)
+    if len(body.tokens) > context.max_model_len():
+        raise ContextLengthExceeded(
+            f"'tokens' has {len(body.tokens)} items, but this model's maximum context length is "
+            f"{context.max_model_len()} tokens",
+            "tokens",
+        )
+    check_token_ids(body.tokens, context.tokenizer, "tokens")
+    text = context.tokenizer.decode(body.tokens, skip_special_tokens=False)
+    return _json(DetokenizeAnswer(prompt=text))
+
+
+async def _token_ids(body: TokenizeRequest, context: ApiContext) -> list[int]:
+    tokenizer, max_model_len = context.tokenizer, context.max_model_len()
+    if body.prompt is not None:
+        check_num_chars(len(body.prompt), tokenizer, max_model_len, "prompt")
+        adds = body.add_special_tokens is not False
+        return await tokenizer.encode_text(body.prompt, add_special_tokens=adds)
+    assert body.messages is not None
+    chat_request = ChatRequest(
+        model="",
+        messages=body.messages,
+        tools=body.tools,
+        add_special_tokens=body.add_special_tokens,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+    check_tools(chat_request, tokenizer, context.parts)
+    chat = conversation(chat_request)
+    check_num_chars(chat.num_chars, tokenizer, max_model_len, "messages")
+    return await tokenizer.encode_chat(chat)
+
+
+def _shown(context: ApiContext, token_id: int) -> str:
+    return context.tokenizer.shown_bytes(token_id).decode("utf-8", errors="replace")
+
+
+def _json(answer: Struct) -> web.Response:
+    return web.Response(body=msgspec.json.encode(answer), content_type="application/json")

@@ -1,0 +1,59 @@
+"""Shapes of models that nobody has trained: fields of config.json, by name.
+
+`demo-14m` is for comparing ways of serving where a step is more than overhead; `160m` and `0.6b`
+are for measuring steps and servers: 128 and 596 million weights in linear layers, the output
+included. The others differ from 160m in how many query heads share a KV head. Where the vocabulary
+is larger than the tokenizer's, the rows beyond it can never win.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+Shape = dict[str, Any]  # fields of config.json
+
+_DEMO: Final[Shape] = {
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 8192,
+}
+_160M: Final[Shape] = {
+    "vocab_size": 32_000,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 8192,
+}
+_06B: Final[Shape] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151_936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "sliding_window": None,
+}
+
+SHAPES: Final[dict[str, Shape]] = {
+    "demo-14m": _DEMO,
+    "160m": _160M,
+    "160m-1-to-1": _160M | {"num_key_value_heads": 12},
+    "160m-8-to-1": _160M | {"num_attention_heads": 16, "num_key_value_heads": 2},
+    "0.6b": _06B,
+}

@@ -1,0 +1,147 @@
+"""What a step cannot be faster than: the time to read its memory once, or to do its arithmetic.
+
+    floor_s = max(bytes / read bandwidth, FLOPs / rate of matrix products)
+
+Counted is what has to be done, not what a decoder does, each thing once:
+
+* bytes: every weight of the linear layers, with scales if it is quantised, and the embedding's row
+  of each token; keys and values of each token that a request's queries see, once a layer, whether
+  they were there before (read) or are new (written); float32 logits of the sampled rows, once.
+* FLOPs: 2 for each weight and row, and 4 * head_dim for each head, query and key that it sees. In
+  the last layer only keys and values are wanted of all rows; all else, like the logits, of sampled
+  rows only.
+
+Activations, norms and what sampling does count as nothing. Arithmetic on quantised weights counts
+at the rate of the activations' type, because activations are not quantised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from pdserve.engine.models.config import ModelConfig
+from pdserve.kv_layout import KvDtype
+from pdserve.perf_model import StepRow
+
+_LOGIT_BYTES = 4  # float32
+_SCALE_BYTES = 4  # float32, one for each output of an int8 matrix
+
+
+class Limit(StrEnum):
+    """What a floor comes from."""
+
+    MEMORY = "memory"
+    ARITHMETIC = "arithmetic"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a step has to do."""
+
+    num_bytes: int
+    num_flops: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What the machine can do."""
+
+    bytes_per_s: float
+    flops_per_s: float
+
+    def floor_s(self, work: Work) -> float:
+        """No step that does this work takes less."""
+        return max(work.num_bytes / self.bytes_per_s, work.num_flops / self.flops_per_s)
+
+    def limit(self, work: Work) -> Limit:
+        """Which of the two it is that takes longer."""
+        memory_s = work.num_bytes / self.bytes_per_s
+        return Limit.MEMORY if memory_s >= work.num_flops / self.flops_per_s else Limit.ARITHMETIC
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrices:
+    """Weights of linear layers, and their outputs."""
+
+    num_weights: int
+    num_out: int
+
+
+class StepWork:
+    """The work of any step of one model."""
+
+    def __init__(self, model: ModelConfig, dtype: KvDtype, *, is_int8: bool = False) -> None:
+        """`dtype`: of KV, activations and, unless `is_int8`, weights."""
+        hidden, inner = model.hidden_size, model.intermediate_size
+        queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+        self._kv = _Matrices(2 * keys * hidden, 2 * keys)
+        self._rest = _Matrices(  # of a layer: queries, attention's output, gate, up and down
+            2 * queries * hidden + 3 * inner * hidden, queries + hidden + 2 * inner + hidden
+        )
+        self._output = _Matrices(model.vocab_size * hidden, model.vocab_size)
+        self._model = model
+        self._dtype = dtype
+        self._is_int8 = is_int8
+
+    def of(self, rows: Sequence[StepRow]) -> Work:
+        """One step; at least one of its rows is sampled from."""
+        assert any(row.is_sampled for row in rows), "weights of the output are counted as read"
+        return Work(self._bytes(rows), self._flops(rows))
+
+    def _bytes(self, rows: Sequence[StepRow]) -> int:
+        model = self._model
+        num_tokens = sum(row.num_tokens for row in rows)
+        num_sampled = sum(row.is_sampled for row in rows)
+        layer = self._weight_bytes(self._kv) + self._weight_bytes(self._rest)
+        kv_tokens = sum(_tokens_seen(row, window) for row in rows for window in self._windows)
+        token_bytes = 2 * model.num_kv_heads * model.head_dim * self._dtype.itemsize  # of a layer
+        return (
+            model.num_layers * layer
+            + self._weight_bytes(self._output)
+            + num_tokens * model.hidden_size * self._dtype.itemsize
+            + kv_tokens * token_bytes
+            + num_sampled * model.vocab_size * _LOGIT_BYTES
+        )
+
+    def _flops(self, rows: Sequence[StepRow]) -> int:
+        model = self._model
+        num_tokens = sum(row.num_tokens for row in rows)
+        num_sampled = sum(row.is_sampled for row in rows)
+        kv, rest = self._kv.num_weights, self._rest.num_weights
+        products = (model.num_layers - 1) * (kv + rest) * num_tokens
+        products += kv * num_tokens + (rest + self._output.num_weights) * num_sampled
+        *first, last = self._windows
+        pairs = sum(_pairs_seen(row, window) for row in rows for window in first)
+        pairs += sum(_last_pairs(row, last) for row in rows if row.is_sampled)
+        return 2 * products + 4 * model.head_dim * model.num_heads * pairs
+
+    def _weight_bytes(self, matrices: _Matrices) -> int:
+        if self._is_int8:
+            return matrices.num_weights + _SCALE_BYTES * matrices.num_out
+        return matrices.num_weights * self._dtype.itemsize
+
+    @property
+    def _windows(self) -> tuple[int | None, ...]:
+        return self._model.sliding_windows
+
+
+def _tokens_seen(row: StepRow, window: int | None) -> int:
+    """Tokens whose keys and values some query of the row sees."""
+    context = row.num_before + row.num_tokens
+    return context if window is None else min(context, window + row.num_tokens - 1)
+
+
+def _pairs_seen(row: StepRow, window: int | None) -> int:
+    """Queries times the keys that each of them sees."""
+    keys = np.arange(row.num_before + 1, row.num_before + row.num_tokens + 1)
+    return int(keys.sum() if window is None else np.minimum(keys, window).sum())
+
+
+def _last_pairs(row: StepRow, window: int | None) -> int:
+    """Keys that the row's last query sees."""
+    context = row.num_before + row.num_tokens
+    return context if window is None else min(context, window)

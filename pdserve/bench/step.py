@@ -1,0 +1,196 @@
+"""Steps of the engine beside what the machine could do at best: `pdserve bench step`.
+
+Every step is measured in turns with the others and with two yardsticks, a plain streaming read and
+a large matrix product, so that a moment in which the machine is slow is one for all. A floor is
+that of floor.py with the best rate that was seen anywhere in the run: by a yardstick, or by a step
+itself if its work took less time than the yardstick says. So no ratio is flattered by a yardstick
+that was slow, and none is below 1, but for steps whose memory the caches hold.
+
+`floor_ratio` is the median step over that floor. `beside_ratio` compares each step with the
+yardsticks of the same moment, and is the better figure while other work runs on the machine.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from pdserve.bench.floor import Limit, Rates, StepWork, Work
+from pdserve.bench.step_cases import Case, Phase, Skipped
+from pdserve.perf_model import StepRow
+
+LEAST_ROUNDS = 3
+YARDSTICK = "yardstick"
+_CASE_S = 0.2  # a case's share of a round: short steps are repeated
+_MOST_REPEATS = 20
+_IN_CACHE = 4  # memory of less than so many times the largest cache may come from there
+
+
+class StepTime(NamedTuple):
+    """One step."""
+
+    total_s: float  # the runner's: batch, model, sampling
+    model_s: float  # the model alone
+
+
+class Bench(Protocol):
+    """What is measured, and with what."""
+
+    def step(self, rows: Sequence[StepRow]) -> StepTime:
+        """Compute one step."""
+        ...
+
+    def read_rate(self) -> float:
+        """Bytes a second of a streaming read, now."""
+        ...
+
+    def product_rate(self) -> float:
+        """FLOPs a second of a large matrix product, now."""
+        ...
+
+
+class StepBenchRow(msgspec.Struct, frozen=True):
+    """One case. Times in milliseconds."""
+
+    model: str
+    weights: str  # their type
+    phase: Phase
+    batch: int
+    context: int
+    steps: int  # measured
+    p50_ms: float
+    min_ms: float
+    floor_ms: float
+    limit: Limit
+    floor_ratio: float  # p50 / floor
+    beside_ratio: float  # median of step / floor by the yardsticks of the same moment
+    overhead_ms: float  # median of what the runner does outside the model
+    tokens_per_s: float  # computed; of a decode: sampled
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """What it can do at best, and where that was seen."""
+
+    read_gb_per_s: float
+    read_seen_in: str
+    product_gflop_per_s: float
+    product_seen_in: str
+    yardstick_read_gb_per_s: float  # median of the yardstick
+    yardstick_product_gflop_per_s: float
+    threads: int
+    processor: str
+    kernels: str
+    load_average: float  # before it began
+
+
+class StepReport(msgspec.Struct, frozen=True):
+    """What `pdserve bench step` found."""
+
+    rows: list[StepBenchRow]
+    skipped: list[Skipped]
+    machine: Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A case's steps, and the yardsticks that were measured just before each."""
+
+    case: Case
+    work: Work
+    times: list[StepTime] = field(default_factory=list)
+    beside: list[Rates] = field(default_factory=list)
+
+    @property
+    def least_s(self) -> float:
+        """Of its steps."""
+        return min(time.total_s for time in self.times)
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """A rate, and what has reached it."""
+
+    rate: float
+    seen_in: str
+
+
+def observe(
+    cases: Sequence[Case],
+    work: StepWork,
+    bench: Bench,
+    budget_s: float,
+    now: Callable[[], float] = time.perf_counter,
+) -> list[Observed]:
+    """Measure all in turns, for `budget_s` but at least LEAST_ROUNDS rounds.
+
+    Before the first round each is computed once, which does not count.
+    """
+    observed = [Observed(case, work.of(case.rows)) for case in cases]
+    repeats = [_repeats(bench.step(case.rows)) for case in cases]
+    end_s, num_rounds, round_s = now() + budget_s, 0, 0.0
+    while num_rounds < LEAST_ROUNDS or now() + round_s <= end_s:
+        started_s = now()
+        for seen, count in zip(observed, repeats, strict=True):
+            beside = Rates(bench.read_rate(), bench.product_rate())
+            for _ in range(count):
+                seen.times.append(bench.step(seen.case.rows))
+                seen.beside.append(beside)
+        num_rounds, round_s = num_rounds + 1, now() - started_s
+    return observed
+
+
+def best_read(observed: Sequence[Observed], cache_bytes: int) -> Best:
+    """Bytes a second. Steps whose memory the caches may hold do not say what the memory can do."""
+    rates = [Best(rates.bytes_per_s, YARDSTICK) for seen in observed for rates in seen.beside]
+    rates += [
+        Best(seen.work.num_bytes / seen.least_s, _name(seen.case))
+        for seen in observed
+        if seen.work.num_bytes >= _IN_CACHE * cache_bytes
+    ]
+    return max(rates, key=lambda best: best.rate)
+
+
+def best_product(observed: Sequence[Observed]) -> Best:
+    """FLOPs a second."""
+    rates = [Best(rates.flops_per_s, YARDSTICK) for seen in observed for rates in seen.beside]
+    rates += [Best(seen.work.num_flops / seen.least_s, _name(seen.case)) for seen in observed]
+    return max(rates, key=lambda best: best.rate)
+
+
+def bench_row(model: str, weights: str, seen: Observed, rates: Rates) -> StepBenchRow:
+    """One case; `rates`: the best."""
+    totals = [time.total_s for time in seen.times]
+    median_s, floor_s = statistics.median(totals), rates.floor_s(seen.work)
+    ratios = [
+        total / beside.floor_s(seen.work) for total, beside in zip(totals, seen.beside, strict=True)
+    ]
+    return StepBenchRow(
+        model=model,
+        weights=weights,
+        phase=seen.case.phase,
+        batch=seen.case.batch,
+        context=seen.case.context,
+        steps=len(totals),
+        p50_ms=median_s * 1e3,
+        min_ms=min(totals) * 1e3,
+        floor_ms=floor_s * 1e3,
+        limit=rates.limit(seen.work),
+        floor_ratio=median_s / floor_s,
+        beside_ratio=statistics.median(ratios),
+        overhead_ms=statistics.median(time.total_s - time.model_s for time in seen.times) * 1e3,
+        tokens_per_s=seen.case.num_tokens / median_s,
+    )
+
+
+def _repeats(first: StepTime) -> int:
+    """How often a case is computed in a round, by what it took the first time."""
+    return max(1, min(_MOST_REPEATS, int(_CASE_S / max(first.total_s, 1e-6))))
+
+
+def _name(case: Case) -> str:
+    return f"{case.phase} {case.batch}x{case.context}"

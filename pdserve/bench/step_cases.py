@@ -1,0 +1,92 @@
+"""The steps of `pdserve bench step`, and which of them there is room for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from pdserve.kv_layout import KvLayout
+from pdserve.perf_model import StepRow
+
+Phase = Literal["decode", "prefill"]
+
+
+class Skipped(msgspec.Struct, frozen=True):
+    """A case that was not measured."""
+
+    phase: Phase
+    batch: int
+    context: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One step: a token each of `batch` requests, or one prompt. All rows are sampled from."""
+
+    phase: Phase
+    batch: int
+    context: int  # tokens of a request once the step has been computed
+
+    @property
+    def rows(self) -> tuple[StepRow, ...]:
+        """Of the step."""
+        if self.phase == "prefill":
+            return (StepRow(self.context, 0),)
+        return (StepRow(1, self.context - 1, is_decoding=True),) * self.batch
+
+    @property
+    def num_tokens(self) -> int:
+        """Computed in the step."""
+        return sum(row.num_tokens for row in self.rows)
+
+    def num_blocks(self, layout: KvLayout) -> int:
+        """Blocks that its requests have, each its own."""
+        return self.batch * layout.blocks_for(self.context)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """What was asked for."""
+
+    batches: Sequence[int]
+    contexts: Sequence[int]  # that are decoded over
+    prompts: Sequence[int]  # tokens of a prompt
+
+    def cases(self) -> Iterator[Case]:
+        """Decodes, then prompts."""
+        for batch in self.batches:
+            for context in self.contexts:
+                yield Case("decode", batch, context)
+        for tokens in self.prompts:
+            yield Case("prefill", 1, tokens)
+
+
+def with_room(
+    cases: Iterator[Case], layout: KvLayout, max_model_len: int, memory_bytes: int
+) -> tuple[list[Case], list[Skipped]]:
+    """Those that fit, and why the others do not.
+
+    Requests of a batch never share blocks to make them fit: caches would then serve what in
+    service comes from memory.
+    """
+    kept: list[Case] = []
+    skipped: list[Skipped] = []
+    for case in cases:
+        needed_bytes = case.num_blocks(layout) * layout.block_bytes
+        if case.context > max_model_len:
+            reason = f"the model takes {max_model_len} tokens"
+        elif needed_bytes > memory_bytes:
+            reason = f"needs {_gib(needed_bytes)} of KV; --kv-memory is {_gib(memory_bytes)}"
+        else:
+            kept.append(case)
+            continue
+        skipped.append(Skipped(case.phase, case.batch, case.context, reason))
+    return kept, skipped
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB"

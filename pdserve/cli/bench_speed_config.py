@@ -1,0 +1,120 @@
+"""What `pdserve bench step` and `pdserve bench serve` can be told."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from pdserve.bench.serve_plan import Load, Plan
+from pdserve.bench.step_cases import Grid
+from pdserve.config import ConfigStruct, Count, EngineConfig, Seconds
+from pdserve.errors import ConfigError
+
+Rate = Annotated[float, Meta(gt=0)]
+
+_QUICK_BATCHES = (1, 16)
+_QUICK_CONTEXT = 1024  # tokens
+_QUICK_PROMPT = 512  # tokens
+_QUICK_BUDGET_S = 20.0
+
+
+class StepBenchConfig(ConfigStruct, frozen=True):
+    """What `pdserve bench step` can be told."""
+
+    shape: Annotated[
+        str, Meta(description="a named shape with random weights, or a checkpoint's directory")
+    ] = "160m"
+    batches: Annotated[list[Count], Meta(description="requests of a decode step")] = msgspec.field(
+        default_factory=lambda: [1, 4, 16, 64]
+    )
+    contexts: Annotated[list[Count], Meta(description="tokens that are decoded over")] = (
+        msgspec.field(default_factory=lambda: [128, 1024, 4096])
+    )
+    prompts: Annotated[list[Count], Meta(description="tokens of a prompt, in one step")] = (
+        msgspec.field(default_factory=lambda: [128, 512, 2048, 4096])
+    )
+    budget_s: Annotated[Seconds, Meta(description="for measuring; three rounds in any case")] = 90.0
+    quick: Annotated[
+        bool, Meta(description="batches of 1 and 16, up to 1024 of context, prompts of 512; 20 s")
+    ] = False
+    json: Annotated[bool, Meta(description="for programs")] = False
+    engine: EngineConfig = EngineConfig()
+
+    @property
+    def grid(self) -> Grid:
+        """What to measure, if there is room.
+
+        Raises:
+            ConfigError: a quick run leaves nothing.
+        """
+        if not self.quick:
+            return Grid(self.batches, self.contexts, self.prompts)
+        grid = Grid(
+            [batch for batch in self.batches if batch in _QUICK_BATCHES],
+            [context for context in self.contexts if context <= _QUICK_CONTEXT],
+            [tokens for tokens in self.prompts if tokens == _QUICK_PROMPT],
+        )
+        if not list(grid.cases()):
+            raise ConfigError("--quick leaves nothing of these batches, contexts and prompts")
+        return grid
+
+    @property
+    def seconds(self) -> float:
+        """For measuring."""
+        return min(self.budget_s, _QUICK_BUDGET_S) if self.quick else self.budget_s
+
+
+class ServeBenchConfig(ConfigStruct, frozen=True):
+    """What `pdserve bench serve` can be told."""
+
+    url: Annotated[
+        list[str],
+        Meta(
+            min_length=1,
+            description="an OpenAI API; several are compared; PDSERVE_API_KEY is for all",
+        ),
+    ] = msgspec.field(default_factory=lambda: ["http://127.0.0.1:8000"])
+    model: Annotated[
+        list[str], Meta(description="one for each url; empty: the first that it lists")
+    ] = msgspec.field(default_factory=list)
+    concurrency: Annotated[
+        list[Count], Meta(description="closed loops of so many streams; not with --rate")
+    ] = msgspec.field(default_factory=lambda: [1, 4, 16])
+    rate: Annotated[
+        list[Rate], Meta(description="open loops of so many requests a second, at random times")
+    ] = msgspec.field(default_factory=list)
+    prompt_tokens: Annotated[Count, Meta(description="of each prompt")] = 512
+    output_tokens: Annotated[Count, Meta(description="of each answer")] = 64
+    requests: Annotated[
+        int,
+        Meta(ge=0, description="of a round; 0: four a stream and at least 8, or 32 at a rate"),
+    ] = 0
+    rounds: Annotated[int, Meta(ge=0, description="of each load; 0: 1, or 3 to compare")] = 0
+    seed: Annotated[int, Meta(ge=0, description="of prompts and arrivals")] = 0
+    round_s: Annotated[
+        Seconds, Meta(description="for a round of a closed loop, or after the last arrival")
+    ] = 600.0
+    json: Annotated[bool, Meta(description="for programs")] = False
+
+    @property
+    def plan(self) -> Plan:
+        """What is sent.
+
+        Raises:
+            ConfigError: a load is named twice: its prompts would be known already.
+        """
+        loads = [Load(rate=rate) for rate in self.rate]
+        loads = loads or [Load(concurrency=count) for count in self.concurrency]
+        if len(set(loads)) < len(loads):
+            raise ConfigError("--concurrency or --rate: each load can be named once")
+        return Plan(
+            loads=loads,
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens,
+            num_requests=self.requests,
+            rounds=self.rounds or (3 if len(self.url) > 1 else 1),
+            seed=self.seed,
+            round_s=self.round_s,
+        )

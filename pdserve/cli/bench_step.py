@@ -1,0 +1,137 @@
+"""`pdserve bench step`: a model in this process, and its steps beside the machine's limits."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from pdserve import _native
+from pdserve.bench.checkpoint_shapes import SHAPES
+from pdserve.bench.floor import Rates, StepWork
+from pdserve.bench.floor_read import largest_cache_bytes
+from pdserve.bench.random_checkpoint import kept_checkpoint
+from pdserve.bench.step import (
+    YARDSTICK,
+    Best,
+    Machine,
+    Observed,
+    StepReport,
+    bench_row,
+    best_product,
+    best_read,
+    observe,
+)
+from pdserve.bench.step_cases import with_room
+from pdserve.cli.bench_speed_config import StepBenchConfig
+from pdserve.cli.doctor_machine import memory_bytes
+from pdserve.cli.exit_codes import OK
+from pdserve.cli.step_table import WIDTH, step_remarks, step_table
+from pdserve.config import ModelConfig, NodeConfig, parse_bytes
+from pdserve.errors import ConfigError
+from pdserve.node.bench_step import StepBench
+from pdserve.node.model import WARMUP_TOKENS, NodeModel, plan_model, use_cores
+from pdserve.node.processor import processor_name
+from pdserve.node.profile_cache import default_folder
+
+AUTO_KV_BYTES = 10 << 30
+
+
+def run(config: StepBenchConfig) -> int:
+    """Measure and print; the exit code.
+
+    Raises:
+        PdserveError: the model cannot be used, or the settings leave nothing to measure.
+    """
+    report = _measure(config)
+    if config.json:
+        print(msgspec.json.encode(report).decode())
+    else:
+        console = Console()
+        if not console.is_terminal:
+            console = Console(width=WIDTH)
+        console.print(step_table(report))
+        console.print("\n".join(step_remarks(report)), highlight=False)
+    return OK
+
+
+def _measure(config: StepBenchConfig) -> StepReport:
+    grid, load_average = config.grid, os.getloadavg()[0]
+    kv_bytes = _kv_bytes(config.engine.kv_memory)
+    engine = msgspec.structs.replace(config.engine, kv_memory=str(kv_bytes))
+    node = NodeConfig(checkpoint=ModelConfig(model=_checkpoint(config.shape)), engine=engine)
+    use_cores(engine)
+    plan = plan_model(node)
+    if plan.device.type != "cpu":
+        raise ConfigError("the limits that steps are held against here are a CPU's: --device cpu")
+    cases, skipped = with_room(grid.cases(), plan.layout, plan.max_model_len, kv_bytes)
+    if not cases:
+        raise ConfigError(f"there is room for none of these steps: {skipped[0].reason}")
+    most_blocks = max(case.num_blocks(plan.layout) for case in cases)
+    plan = replace(plan, num_blocks=max(most_blocks, plan.layout.blocks_for(WARMUP_TOKENS)))
+    bench = StepBench(plan, _native.num_threads())
+    try:
+        observed = observe(cases, _work(plan), bench, config.seconds)
+    finally:
+        bench.close()
+    read, product = best_read(observed, largest_cache_bytes()), best_product(observed)
+    rates = Rates(read.rate, product.rate)
+    return StepReport(
+        rows=[bench_row(config.shape, plan.layout.dtype, seen, rates) for seen in observed],
+        skipped=skipped,
+        machine=_machine(observed, read, product, bench, load_average),
+    )
+
+
+def _checkpoint(shape: str) -> str:
+    """A directory; one of a named shape is kept among the user's caches."""
+    if shape not in SHAPES:
+        if not Path(shape).is_dir():
+            raise ConfigError(
+                f'--shape "{shape}" is neither a directory nor one of {", ".join(SHAPES)}'
+            )
+        return shape
+    profiles = default_folder()
+    caches = Path(tempfile.gettempdir()) / "pdserve" if profiles is None else profiles.parent
+    try:
+        return str(kept_checkpoint(caches / "checkpoints", shape))
+    except OSError as error:
+        raise ConfigError(f"cannot write a checkpoint to {caches}: {error}") from error
+
+
+def _kv_bytes(kv_memory: str) -> int:
+    """For KV; auto: half of what is available, up to AUTO_KV_BYTES."""
+    if kv_memory != "auto":
+        return parse_bytes(kv_memory)
+    available = memory_bytes(Path("/proc/meminfo").read_text(), "MemAvailable")
+    return AUTO_KV_BYTES if available is None else min(available // 2, AUTO_KV_BYTES)
+
+
+def _work(plan: NodeModel) -> StepWork:
+    return StepWork(plan.config, plan.layout.dtype)
+
+
+def _machine(
+    observed: Sequence[Observed], read: Best, product: Best, bench: StepBench, load_average: float
+) -> Machine:
+    beside = [rates for seen in observed for rates in seen.beside]
+    num_rows, num_in, num_out = bench.product_shape
+    yardstick = f"torch linear {num_rows}x{num_in}x{num_out}"
+    return Machine(
+        read_gb_per_s=read.rate / 1e9,
+        read_seen_in=read.seen_in,
+        product_gflop_per_s=product.rate / 1e9,
+        product_seen_in=yardstick if product.seen_in == YARDSTICK else product.seen_in,
+        yardstick_read_gb_per_s=statistics.median(r.bytes_per_s for r in beside) / 1e9,
+        yardstick_product_gflop_per_s=statistics.median(r.flops_per_s for r in beside) / 1e9,
+        threads=_native.num_threads(),
+        processor=processor_name(Path("/proc/cpuinfo").read_text()),
+        kernels=_native.kernel_variants()[0],
+        load_average=load_average,
+    )

@@ -1,0 +1,80 @@
+"""A runner as a node has it, for `pdserve bench step`: random KV, no event loop around it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kv_transfer.memory import ExportedPool
+from pdserve.bench.floor_read import StreamingRead
+from pdserve.bench.step import StepTime
+from pdserve.engine.kv_cache import TORCH_DTYPES
+from pdserve.node.model import NodeModel, load_runner
+from pdserve.node.profile_timer import StepTimer
+from pdserve.perf_model import StepRow
+
+PRODUCT_ROWS = 512
+_RANDOM_BYTES = 8 << 20
+
+
+class StepBench:
+    """Implements `pdserve.bench.step.Bench` on this machine's CPU."""
+
+    def __init__(self, plan: NodeModel, num_threads: int) -> None:
+        """Load the model, and fill a pool of `plan.num_blocks` with random numbers.
+
+        Raises:
+            ModelError: as load_runner.
+        """
+        self._memory = ExportedPool(plan.num_blocks, plan.layout.block_bytes)
+        self._runner = load_runner(plan, self._memory.flat, lambda _: None)
+        dtype = TORCH_DTYPES[plan.layout.dtype]
+        fill_with_numbers(self._memory.flat, dtype)
+        # Whole seconds: a step that others interrupt must not look as if it had overhead.
+        waits = lambda: nullcontext(lambda: 0.0)  # noqa: E731
+        self._timer = StepTimer(self._runner, plan.layout.block_size, waits=waits)
+        self._read = StreamingRead(num_threads)
+        hidden, inner = plan.config.hidden_size, plan.config.intermediate_size
+        self.product_shape = (PRODUCT_ROWS, hidden, 2 * inner)
+        self._rows = torch.randn(PRODUCT_ROWS, hidden).to(dtype)
+        self._weight = torch.randn(2 * inner, hidden).to(dtype)
+
+    def step(self, rows: Sequence[StepRow]) -> StepTime:
+        """As Bench.step."""
+        before_s = self._runner.model_s
+        total_s = self._timer.seconds(tuple(rows))
+        return StepTime(total_s, self._runner.model_s - before_s)
+
+    def read_rate(self) -> float:
+        """As Bench.read_rate."""
+        return self._read.rate()
+
+    @torch.inference_mode()
+    def product_rate(self) -> float:
+        """torch's linear layer (oneDNN for bfloat16), gate and up of the model, at 512 rows."""
+        num_rows, num_in, num_out = self.product_shape
+        started_s = time.perf_counter()
+        torch.nn.functional.linear(self._rows, self._weight)
+        return 2 * num_rows * num_in * num_out / (time.perf_counter() - started_s)
+
+    def close(self) -> None:
+        """Give the pool back."""
+        self._memory.close()
+
+
+def fill_with_numbers(flat: NDArray[np.uint8], dtype: torch.dtype) -> None:
+    """Normal numbers, the same ones again every 8 MiB.
+
+    Pages that nobody has written are all one page of zeros, which the caches would hold.
+    """
+    few: Tensor = torch.randn(_RANDOM_BYTES // dtype.itemsize).to(dtype)
+    piece = few.view(torch.uint8).numpy()
+    for start in range(0, len(flat), len(piece)):
+        part = flat[start : start + len(piece)]
+        part[:] = piece[: len(part)]

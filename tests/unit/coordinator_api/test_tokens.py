@@ -1,0 +1,79 @@
+"""/tokenize, /detokenize and /version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pdserve import __version__
+from tests.unit.coordinator_api.fakes import (
+    MODEL,
+    FakeGenerator,
+    is_error_body,
+    served,
+    tiny_tokenizer,
+)
+
+MESSAGES = [{"role": "user", "content": "Hi 你好"}]
+
+
+async def test_a_text_goes_there_and_back() -> None:
+    async with served() as api:
+        async with api.client.post("/tokenize", json={"prompt": "naïve 😀"}) as response:
+            found = await response.json()
+        assert found["tokens"] == tiny_tokenizer().encode("naïve 😀", add_special_tokens=True)
+        assert found["count"] == len(found["tokens"])
+        assert found["max_model_len"] == 512
+        assert found["token_strs"] is None
+        async with api.client.post("/detokenize", json={"tokens": found["tokens"]}) as response:
+            assert await response.json() == {"prompt": "<s>naïve 😀"}
+    assert api.generator.generations == []
+
+
+async def test_a_conversation_is_what_the_model_gets() -> None:
+    async with served() as api:
+        body = {"messages": MESSAGES, "model": MODEL, "return_token_strs": True}
+        async with api.client.post("/tokenize", json=body) as response:
+            found = await response.json()
+        async with api.chat(messages=MESSAGES) as response:
+            assert response.status == 200
+    assert found["tokens"] == api.generator.last.request.token_ids
+    assert len(found["token_strs"]) == found["count"]
+    assert "".join(found["token_strs"]).startswith("<s><|user|>Hi ")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "x", "messages": MESSAGES}, "prompt"),
+        ("/tokenize", {"prompt": 1}, "prompt"),
+        ("/tokenize", {"prompt": "x" * 10**6}, "prompt"),
+        ("/tokenize", {"prompt": "x", "made_up": 1}, "made_up"),
+        ("/tokenize", {"prompt": "x", "model": "other"}, "model"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": [100000]}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
+        ("/detokenize", {"tokens": [1] * 513}, "tokens"),
+    ],
+)
+async def test_what_is_wrong_is_named(path: str, body: dict[str, Any], param: str) -> None:
+    async with served() as api, api.client.post(path, json=body) as response:
+        answer = await response.json()
+    assert response.status in (400, 404)
+    assert is_error_body(answer)
+    assert answer["error"]["param"] == param
+
+
+async def test_before_a_node_has_come_nothing_is_known() -> None:
+    async with (
+        served(FakeGenerator(max_model_len=None)) as api,
+        api.client.post("/tokenize", json={"prompt": "x"}) as response,
+    ):
+        assert response.status == 503
+
+
+async def test_the_version() -> None:
+    async with served() as api, api.client.get("/version") as response:
+        assert await response.json() == {"version": __version__}
