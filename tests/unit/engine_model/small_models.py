@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pdserve import _native
 from pdserve.engine.attention import AttentionBatch, attention_backend
 from pdserve.engine.batch import Batch
 from pdserve.engine.kv_cache import KvCache
@@ -151,3 +152,19 @@ def all_logits(decoder: Decoder, kv_cache: KvCache, token_ids: list[int]) -> Ten
         logits = decoder.logits(make_batch([part], kv_cache.layout.block_size), kv_cache.pool)
     assert logits is not None
     return logits.clone()
+
+
+def make_native(small: SmallModel, **changes: Any) -> _native.Decoder:
+    """The C++ decoder itself, with some arguments changed."""
+    config = small.config
+    arguments = {
+        "weights": small.packed(),
+        "num_heads": config.num_heads,
+        "num_kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "norm_eps": config.rms_norm_eps,
+        "sliding_windows": [0] * config.num_layers,
+        "inverse_frequencies": torch.ones(config.head_dim // 2),
+        "rope_scale": 1.0,
+    }
+    return _native.Decoder(**(arguments | changes))
