@@ -30,12 +30,12 @@ from pdserve.bench.step import (
 )
 from pdserve.bench.step_cases import with_room
 from pdserve.cli.bench_speed_config import StepBenchConfig
-from pdserve.cli.doctor_machine import memory_bytes
 from pdserve.cli.exit_codes import OK
 from pdserve.cli.step_table import WIDTH, step_remarks, step_table
 from pdserve.config import ModelConfig, NodeConfig, parse_bytes
 from pdserve.errors import ConfigError
 from pdserve.node.bench_step import StepBench
+from pdserve.node.meminfo import memory_bytes
 from pdserve.node.model import WARMUP_TOKENS, NodeModel, plan_model, use_cores
 from pdserve.node.processor import processor_name
 from pdserve.user_cache import cache_folder
