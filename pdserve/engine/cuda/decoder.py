@@ -72,7 +72,7 @@ class CudaDecoder:
         The first call captures the graphs, which takes seconds: it is meant for a warm-up.
         """
         # Triton launches on the thread's current GPU, and that need not be ours.
-        with torch.cuda.device(self.device):
+        with torch.cuda.device_of(self._weights.embedding):  # type: ignore[no-untyped-call]
             return self._logits(batch, kv_pool, progress)
 
     def _logits(
