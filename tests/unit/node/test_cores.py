@@ -78,13 +78,16 @@ def compute():
     packed = pack(torch.ones(512, 64), kind=WeightKind.FLOAT32)
     linear(torch.ones(512, 64), packed, torch.empty(512, 512))
 
+before = set(os.listdir("/proc/self/task"))
 engine = threading.Thread(target=compute)
 engine.start()
 engine.join()
 allowed = {"plan": {first, second}}
 for task in Path("/proc/self/task").iterdir():
-    (cores,) = os.sched_getaffinity(int(task.name))
-    allowed.setdefault((task / "comm").read_text().strip(), set()).add(cores)
+    name = (task / "comm").read_text().strip()
+    if name != "pdserve-kernel":
+        name = "others" if task.name in before else "torch"  # a worker, or the engine's thread yet
+    allowed.setdefault(name, set()).update(os.sched_getaffinity(int(task.name)))
 print(json.dumps({name: sorted(cores) for name, cores in allowed.items()}))
 """
 
@@ -96,5 +99,6 @@ def test_workers_stay_where_the_engines_thread_is_and_all_others_elsewhere() -> 
     )
     allowed = json.loads(run.stdout)
     compute, service = allowed.pop("plan")
+    assert allowed.pop("others") == [service]
     assert allowed.pop("pdserve-kernel") == [compute]
-    assert set(map(tuple, allowed.values())) == {(service,)}
+    assert set(map(tuple, allowed.values())) <= {(compute,)}
