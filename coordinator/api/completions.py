@@ -79,7 +79,6 @@ async def _plan(
             shows_usage=usage,
         ),
         is_streaming=bool(body.stream),
-        shows_usage=usage,
     )
 
 

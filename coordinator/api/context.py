@@ -9,6 +9,7 @@ from aiohttp import web
 
 from coordinator.api.chat_parts import PartsOptions
 from coordinator.api.config import ApiConfig
+from coordinator.api.formats import AnswerFormat
 from coordinator.api.in_flight import InFlight
 from coordinator.api.observer import Observer, RequestSummary
 from coordinator.api.sse import SseStream
@@ -66,6 +67,7 @@ class RequestTrace:
     slo: Slo | None = None  # what it was promised, once that is known
     is_streaming: bool = False
     stream: SseStream | None = None
+    format: AnswerFormat | None = None  # of the stream
     num_choices: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
