@@ -12,6 +12,7 @@ from coordinator.api.config import ApiConfig
 from coordinator.api.formats import AnswerFormat
 from coordinator.api.in_flight import InFlight
 from coordinator.api.observer import Observer, RequestSummary
+from coordinator.api.responses_api.store import ResponseStore
 from coordinator.api.sse import SseStream
 from coordinator.generation import Generator
 from coordinator.tenants import Admitted, Tenants
@@ -38,6 +39,7 @@ class ApiContext:
     tenants: Tenants
     parts: PartsOptions
     clock: Clock
+    stored: ResponseStore
     in_flight: InFlight = field(default_factory=InFlight)
 
     def check_model(self, name: str) -> None:
