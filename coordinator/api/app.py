@@ -16,6 +16,7 @@ from coordinator.api.config import ApiConfig
 from coordinator.api.context import CONTEXT, ApiContext
 from coordinator.api.middleware import answer_everything
 from coordinator.api.observer import NullObserver, Observer
+from coordinator.api.openapi import endpoint as openapi_endpoint
 from coordinator.api.responses_api import endpoint as responses_endpoint
 from coordinator.api.responses_api.store import ResponseStore
 from coordinator.api.tokens import detokenize, tokenize
@@ -79,6 +80,8 @@ def create_app(
             web.get("/health", information.health),
             web.get("/metrics", information.metrics),
             web.get("/status", information.status),
+            web.get("/openapi.json", openapi_endpoint.get_document),
+            web.get("/docs", openapi_endpoint.get_page),
         ]
     )
     return app

@@ -106,7 +106,7 @@ class ChatFormat:
     def _choice(self, delta: ChoiceDelta) -> responses.ChatChoice:
         told = self._told[delta.index]
         parts = told.take_in(delta)
-        calls: list[responses.ToolCall] = []
+        calls: list[responses.MadeCall] = []
         for piece in parts.calls:
             if piece.name is not None:
                 calls.append(self._call(piece))
@@ -120,17 +120,17 @@ class ChatFormat:
         finish_reason = told.finish_reason(delta) or ""
         return responses.ChatChoice(delta.index, message, self._logprobs(told), finish_reason)
 
-    def _piece(self, piece: CallPiece) -> responses.ToolCall:
+    def _piece(self, piece: CallPiece) -> responses.MadeCall:
         if piece.name is None:
             function = responses.FunctionCall(arguments=piece.arguments)
-            return responses.ToolCall(index=piece.index, function=function)
+            return responses.MadeCall(index=piece.index, function=function)
         call = self._call(piece)
         call.index = piece.index
         return call
 
-    def _call(self, piece: CallPiece) -> responses.ToolCall:
+    def _call(self, piece: CallPiece) -> responses.MadeCall:
         function = responses.FunctionCall(name=piece.name or "", arguments=piece.arguments)
-        return responses.ToolCall(id=self._plan.make_id(), type="function", function=function)
+        return responses.MadeCall(id=self._plan.make_id(), type="function", function=function)
 
     def _logprobs(self, told: _Told) -> responses.ChatLogprobs | None:
         tokens, told.unshown = told.unshown, []

@@ -123,6 +123,25 @@ class ArgumentsDone(InItem, kw_only=True, tag="response.function_call_arguments.
     arguments: str
 
 
+StreamEvent = (
+    Created
+    | InProgress
+    | Completed
+    | Incomplete
+    | Failed
+    | ItemAdded
+    | ItemDone
+    | PartAdded
+    | PartDone
+    | TextDelta
+    | TextDone
+    | ReasoningDelta
+    | ReasoningDone
+    | ArgumentsDelta
+    | ArgumentsDone
+)
+
+
 class Numbering:
     """Of one stream's events."""
 
