@@ -76,7 +76,8 @@ def _described(operation: Operation) -> dict[str, Any]:
     if operation.parameters:
         described["parameters"] = [_parameter(parameter) for parameter in operation.parameters]
     if operation.body is not None:
-        content = {JSON: {"schema": _schema(operation.body)}}
+        examples = {f"example {i}": {"value": one} for i, one in enumerate(operation.examples, 1)}
+        content = {JSON: {"schema": _schema(operation.body), "examples": examples}}
         described["requestBody"] = {"required": True, "content": content}
     return described
 

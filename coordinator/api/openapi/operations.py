@@ -52,6 +52,7 @@ class Operation:
     tag: str
     summary: str
     body: type[Struct] | None = None
+    examples: tuple[dict[str, Any], ...] = ()  # of bodies
     answer: Any = None  # type of the JSON that is answered; None: any object
     media: str = JSON
     events: Any = None  # type of a stream's events, if it can be streamed
@@ -83,6 +84,17 @@ OPERATIONS = (
         tag="Generation",
         summary="Answer a conversation.",
         body=ChatRequest,
+        examples=(
+            {"model": "M", "messages": [{"role": "user", "content": "Hi"}]},
+            {
+                "model": "M",
+                "messages": [{"role": "user", "content": "Hi"}],
+                "max_completion_tokens": 16,
+                "temperature": 0.7,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            },
+        ),
         answer=ChatCompletion,
         events=ChatChunk,
         errors=GENERATES,
@@ -95,6 +107,7 @@ OPERATIONS = (
         tag="Generation",
         summary="Continue one prompt or several.",
         body=CompletionRequest,
+        examples=({"model": "M", "prompt": "Once upon", "max_tokens": 16},),
         answer=Completion,
         events=Completion,
         errors=GENERATES,
@@ -107,6 +120,23 @@ OPERATIONS = (
         tag="Generation",
         summary="Answer a conversation in items, or go on from an earlier response.",
         body=ResponseRequest,
+        examples=(
+            {"model": "M", "input": "Hi", "instructions": "Be brief."},
+            {
+                "model": "M",
+                "input": [
+                    {"role": "user", "content": "Rain?"},
+                    {
+                        "type": "function_call",
+                        "call_id": "call_1",
+                        "name": "weather",
+                        "arguments": "{}",
+                    },
+                    {"type": "function_call_output", "call_id": "call_1", "output": "No."},
+                ],
+                "stream": True,
+            },
+        ),
         answer=Response,
         events=StreamEvent,
         errors=GENERATES,
@@ -157,6 +187,7 @@ OPERATIONS = (
         tag="Models",
         summary="The tokens of a text or of a conversation.",
         body=TokenizeRequest,
+        examples=({"prompt": "Once upon", "return_token_strs": True},),
         answer=TokenizeAnswer,
         errors=READS_BODY,
     ),
@@ -167,6 +198,7 @@ OPERATIONS = (
         tag="Models",
         summary="The text of tokens.",
         body=DetokenizeRequest,
+        examples=({"tokens": [1, 2, 3]},),
         answer=DetokenizeAnswer,
         errors=READS_BODY,
     ),
@@ -213,6 +245,7 @@ OPERATIONS = (
         tag="Cluster",
         summary="Turn a node over to the other pool.",
         body=RoleRequest,
+        examples=({"node": "prefill-0", "role": "decode"},),
         answer=RoleAnswer,
         errors=(400, 401, 403, 404, 408, 409, 413, 415, 502, 503, 504),
     ),

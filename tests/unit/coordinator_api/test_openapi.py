@@ -89,7 +89,7 @@ def url() -> Iterator[str]:
 
 @SCHEMA.parametrize()
 @settings(
-    max_examples=20,
+    max_examples=10,
     derandomize=True,
     deadline=None,
     database=None,
