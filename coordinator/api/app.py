@@ -23,6 +23,7 @@ from coordinator.api.tokens import detokenize, tokenize
 from coordinator.generation import Generator
 from coordinator.tenants import Tenants
 from coordinator.text import Tokenizer
+from coordinator.text.grammars import GrammarChecker
 from pdserve import __version__
 from pdserve.clock import SystemClock
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES, ServiceClasses, parse_slo_classes
@@ -62,6 +63,7 @@ def create_app(
         classes=classes or parse_slo_classes(DEFAULT_CLASSES, DEFAULT_CLASS),
         tenants=tenants or Tenants(None, None, model_names[0], clock),
         parts=PartsOptions(config.tool_format or tokenizer.tool_format, config.splits_reasoning),
+        grammars=GrammarChecker(tokenizer),
         clock=clock,
         stored=ResponseStore(config.max_stored_responses, config.max_stored_bytes),
     )

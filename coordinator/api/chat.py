@@ -12,7 +12,7 @@ from coordinator.api.answer import answer
 from coordinator.api.body import read_request
 from coordinator.api.call import CallPlan
 from coordinator.api.chat_format import ChatFormat
-from coordinator.api.chat_parts import PartsPlan, check_tools, plan_parts
+from coordinator.api.chat_parts import PartsPlan, call_grammar, check_tools, plan_parts
 from coordinator.api.context import CONTEXT, ApiContext
 from coordinator.api.endpoint import admit, answer_head, shows_usage
 from coordinator.api.formats import AnswerFormat, AnswerHead
@@ -20,6 +20,7 @@ from coordinator.api.limits import check_num_chars, output_limit
 from coordinator.api.messages import conversation
 from coordinator.api.requests import ChatRequest
 from coordinator.api.sampling import choice_seed, sampling_params, text_options
+from coordinator.api.structured import answer_grammar, wanted_output
 from coordinator.api.terms import ServiceTerms, service_terms
 from coordinator.generation import GenerationRequest
 from pdserve.errors import InvalidRequest
@@ -65,10 +66,20 @@ async def plan_chat(
         raise InvalidRequest("the conversation has no tokens", "messages")
     requested = body.max_completion_tokens or body.max_tokens
     max_tokens = output_limit(len(token_ids), requested, None, max_model_len)
-    sampling = sampling_params(
-        body, context.tokenizer, max_tokens=max_tokens, logprobs=num_logprobs
-    )
     parts = plan_parts(body, token_ids, context.tokenizer, context.parts)
+    grammar = await answer_grammar(
+        context,
+        wanted_output(body),
+        *call_grammar(body, context.tokenizer, context.parts),
+        thinking=parts.thinking,
+    )
+    sampling = sampling_params(
+        body,
+        context.tokenizer,
+        max_tokens=max_tokens,
+        logprobs=num_logprobs,
+        grammar=grammar,
+    )
     head = answer_head(context, answer_id, body.model)
     now_s = context.clock.now()
     num_choices = body.n or 1

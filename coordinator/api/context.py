@@ -17,6 +17,7 @@ from coordinator.api.sse import SseStream
 from coordinator.generation import Generator
 from coordinator.tenants import Admitted, Tenants
 from coordinator.text import Tokenizer
+from coordinator.text.grammars import GrammarChecker
 from pdserve.clock import Clock
 from pdserve.errors import ModelNotFound, NoNodeAvailable
 from pdserve.protocol import Slo
@@ -38,6 +39,7 @@ class ApiContext:
     classes: ServiceClasses
     tenants: Tenants
     parts: PartsOptions
+    grammars: GrammarChecker
     clock: Clock
     stored: ResponseStore
     in_flight: InFlight = field(default_factory=InFlight)

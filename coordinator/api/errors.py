@@ -17,6 +17,7 @@ _SERVER = "server_error"
 # error class |-> (status, type, whether trying again later makes sense)
 _BY_CLASS: dict[type[BaseException], tuple[int, str, bool]] = {
     errors.RequestError: (400, _INVALID, False),
+    errors.GrammarFailed: (400, _INVALID, False),  # what was checked before is its beginning
     errors.Unauthorized: (401, _INVALID, False),
     errors.PermissionDenied: (403, _INVALID, False),
     errors.ModelNotFound: (404, _INVALID, False),

@@ -24,7 +24,7 @@ from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Policy
 from pdserve.engine.step_shape import shape_of
-from pdserve.errors import DeadlineExceeded, PdserveError, UnusableLogits
+from pdserve.errors import DeadlineExceeded, PdserveError, RequestsFailed
 from pdserve.perf_model import StepShape
 
 log = logging.getLogger(__name__)
@@ -211,7 +211,7 @@ class Engine(EngineCore):
         """Give up the requests that the step failed for; the others are planned again."""
         log.error("a step of %d requests failed", len(rows), exc_info=error)
         failed = [row.request for row in rows]
-        if isinstance(error, UnusableLogits) and error.request_ids:
+        if isinstance(error, RequestsFailed) and error.request_ids:
             failed = [request for request in failed if request.request_id in error.request_ids]
         elif not isinstance(error, PdserveError):
             error = PdserveError(f"the engine's step failed: {type(error).__name__}: {error}")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.batch import Batch, build_batch
+from pdserve.engine.grammar import GrammarProgress, no_vocabulary
 from pdserve.engine.kv_cache import KvCache
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.decoder import Decoder
@@ -23,7 +24,11 @@ class ModelRunner:
     """A model over a KV pool. Synchronous: called from a worker thread, one call at a time."""
 
     def __init__(
-        self, model: Decoder, kv_cache: KvCache, eos_token_ids: frozenset[int] | None = None
+        self,
+        model: Decoder,
+        kv_cache: KvCache,
+        eos_token_ids: frozenset[int] | None = None,
+        grammars: GrammarProgress | None = None,
     ) -> None:
         """Put a model and its pool together.
 
@@ -31,6 +36,7 @@ class ModelRunner:
             model: on the pool's device, and of its dtype.
             kv_cache: of the model's layout.
             eos_token_ids: tokens that `min_tokens` holds back; None: those of the model's config.
+            grammars: over the model's vocabulary; None: requests that have one fail.
         """
         layout = model.config.kv_layout(kv_cache.layout.block_size, kv_cache.layout.dtype)
         assert layout == kv_cache.layout, "the pool was laid out for another model"
@@ -38,6 +44,7 @@ class ModelRunner:
         self.model_s = 0.0  # spent in the model itself, over all steps
         self._model = model
         self._kv_cache = kv_cache
+        self._grammars = grammars or GrammarProgress(no_vocabulary)
         self._eos_token_ids = model.config.eos_token_ids if eos_token_ids is None else eos_token_ids
 
     @torch.inference_mode()
@@ -58,7 +65,8 @@ class ModelRunner:
             One entry per row, None where `row.samples` is false.
 
         Raises:
-            UnusableLogits: the model's output for a request is no distribution; names which.
+            RequestsFailed: the model's output for some requests is no distribution, or their
+                grammars cannot be followed; names which.
         """
         if not rows:
             return []
@@ -70,7 +78,8 @@ class ModelRunner:
                 # Sampling waits for the GPU anyhow.
                 torch.cuda.current_stream(self._model.device).synchronize()
             return [None] * len(rows)
-        tokens = iter(sample(logits, batch.sampled_requests, self._eos_token_ids))
+        masks = self._grammars.masks(batch.sampled_requests)
+        tokens = iter(sample(logits, batch.sampled_requests, self._eos_token_ids, masks))
         return [next(tokens) if row.samples else None for row in rows]
 
     def _logits(self, batch: Batch, progress: LayerProgress | None) -> Tensor | None:

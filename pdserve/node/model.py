@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,11 +16,13 @@ from pdserve import _native
 from pdserve.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.config import EngineConfig, NodeConfig, parse_bytes, parse_cpus
 from pdserve.demo_model import CHECKPOINT_PATH
+from pdserve.engine.grammar import GrammarProgress
 from pdserve.engine.kv_cache import TORCH_DTYPES, DeviceBuffer, KvCache
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import ModelConfig, load_model_config
 from pdserve.engine.weights import load_decoder
 from pdserve.errors import ConfigError
+from pdserve.grammar import load_vocabulary
 from pdserve.kv_layout import KvDtype, KvLayout
 
 log = logging.getLogger(__name__)
@@ -84,7 +87,12 @@ def load_runner(
     dtype = TORCH_DTYPES[plan.layout.dtype]
     decoder = load_decoder(plan.checkpoint, plan.config, dtype, plan.device, on_progress)
     kv_cache = KvCache(plan.layout, plan.num_blocks, plan.device, buffer)
-    runner = ModelRunner(decoder, kv_cache)
+    model = plan.config
+    vocabulary = partial(
+        load_vocabulary, plan.checkpoint.path, model.vocab_size, model.eos_token_ids
+    )
+    grammars = GrammarProgress(vocabulary, _native.num_threads())
+    runner = ModelRunner(decoder, kv_cache, grammars=grammars)
     runner.warmup(min(WARMUP_TOKENS, plan.max_model_len))
     return runner
 
