@@ -13,7 +13,8 @@ _HEADERS = {
     "X-Accel-Buffering": "no",  # proxies should pass events on at once
 }
 _KEEP_ALIVE = b": keep-alive\n\n"
-DONE = b"data: [DONE]\n\n"  # the last event of most streams
+DONE_DATA = "[DONE]"  # of the last event of most streams
+DONE = f"data: {DONE_DATA}\n\n".encode()
 
 
 def framed(data: bytes, name: str = "") -> bytes:

@@ -10,6 +10,7 @@ import msgspec
 from coordinator.api.openapi.operations import EVENTS, JSON, OPERATIONS, Operation, Parameter
 from coordinator.api.parameters import IGNORED, NEUTRAL
 from coordinator.api.responses import ErrorBody
+from coordinator.api.sse import DONE_DATA
 from pdserve import __version__
 
 _REF = "#/components/schemas/{name}"
@@ -85,8 +86,7 @@ def _described(operation: Operation) -> dict[str, Any]:
 def _answers(operation: Operation) -> dict[str, Any]:
     content: dict[str, Any] = {operation.media: {"schema": _answer_schema(operation)}}
     if operation.events is not None:
-        events = {"type": "string", "contentMediaType": EVENTS}
-        content[EVENTS] = {"schema": events, "x-event-schema": _schema(operation.events)}
+        content[EVENTS] = {"schema": _event_schema(operation.events)}
     headers = {"x-request-id": _header("The request's id, for the log.", {"type": "string"})}
     answer = {"description": operation.summary, "headers": headers, "content": content}
     return {str(status): answer for status in (200, *operation.also)}
@@ -96,6 +96,18 @@ def _answer_schema(operation: Operation) -> dict[str, Any]:
     if operation.answer is not None:
         return _schema(operation.answer)
     return {"type": "object" if operation.media == JSON else "string"}
+
+
+def _event_schema(events: Any) -> dict[str, Any]:
+    """Of one event: OpenAPI 3.1 has no other place for it. A failure is the error, in its form."""
+    data = {"anyOf": [_schema(events), _schema(ErrorBody)]}
+    text = {"type": "string", "contentMediaType": JSON, "contentSchema": data}
+    last = {"const": DONE_DATA, "description": "The end, where there is no event for it."}
+    return {
+        "type": "object",
+        "properties": {"event": {"type": "string"}, "data": {"anyOf": [last, text]}},
+        "required": ["data"],
+    }
 
 
 def _errors(operation: Operation) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from coordinator.api.requests import (
     NumLogprobs,
     Penalty,
     Probability,
+    StructuredOutputs,
     TokenId,
 )
 
@@ -133,5 +134,6 @@ class ResponseRequest(Struct, kw_only=True):
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     slo_class: str | None = None
