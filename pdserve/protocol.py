@@ -64,6 +64,7 @@ class SamplingParams(Message, frozen=True):
     ignore_eos: bool = False
     stop_token_ids: list[int] = []
     logprobs: int | None = None  # None = none; n = the chosen token's and the n likeliest
+    grammar: str = ""  # that the output must match (pdserve/grammar); empty: none
 
 
 class TokenLogprobs(Message, frozen=True):

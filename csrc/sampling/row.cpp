@@ -1,4 +1,4 @@
-// Edits, then the likeliest token; unless greedy: weights at the temperature, min-p, top-k, top-p,
+// The mask, edits, then the likeliest token; unless greedy: weights at the temperature, min-p, top-k, top-p,
 // and one number into the inverse CDF. All sums are exact (kWeightUnit), so "where the running sum
 // exceeds the number" is one token, however the sum is taken.
 
@@ -119,10 +119,17 @@ void Workspace::reserve(int64_t vocab_size) {
 Choice choose(const Row& row, const Kernels& kernels, Workspace& workspace) {
     workspace.reserve(row.vocab_size);
     const float* logits = row.logits;
-    if (row.edits != nullptr) {
-        std::copy_n(logits, row.vocab_size, workspace.logits.data());
-        apply(*row.edits, workspace.logits.data(), row.vocab_size, workspace.counts.data());
-        logits = workspace.logits.data();
+    if (row.mask != nullptr || row.edits != nullptr) {
+        float* changed = workspace.logits.data();
+        if (row.mask != nullptr) {
+            kernels.mask(logits, row.vocab_size, row.mask, changed);
+        } else {
+            std::copy_n(logits, row.vocab_size, changed);
+        }
+        if (row.edits != nullptr) {
+            apply(*row.edits, changed, row.vocab_size, workspace.counts.data());
+        }
+        logits = changed;
     }
     Choice choice;
     const Peak peak = kernels.peak_of(logits, row.vocab_size);
