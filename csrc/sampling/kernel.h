@@ -32,7 +32,7 @@ struct Peak {
 struct Kernels {
     Peak (*peak_of)(const float* logits, int64_t vocab_size);
 
-    // The logits whose bit in `mask` is set (bit i % 32 of word i / 32), -inf in place of the others.
+    // The logits whose bit in `mask` is set (bit i % 32 of word i / 32), -inf for the others.
     void (*mask)(const float* logits, int64_t vocab_size, const uint32_t* mask, float* masked);
 
     // weights[i] = 2 ** ((logits[i] - peak) * scale), rounded to units; zeros in the padding.

@@ -1,6 +1,6 @@
-// The mask, edits, then the likeliest token; unless greedy: weights at the temperature, min-p, top-k, top-p,
-// and one number into the inverse CDF. All sums are exact (kWeightUnit), so "where the running sum
-// exceeds the number" is one token, however the sum is taken.
+// The mask, edits, then the likeliest token; unless greedy: weights at the temperature, min-p,
+// top-k, top-p, and one number into the inverse CDF. All sums are exact (kWeightUnit), so "where
+// the running sum exceeds the number" is one token, however the sum is taken.
 
 #include "row.h"
 

@@ -68,8 +68,8 @@ def write_packed_file(path: Path, identity: str, arrays: Iterable[tuple[str, Ten
     try:
         with new.open("w+b", buffering=0) as file:
             _write(file.fileno(), identity, arrays)
+            new.replace(path)
             synced = os.dup(file.fileno())
-        new.replace(path)
     except BaseException:
         new.unlink(missing_ok=True)
         raise

@@ -117,3 +117,13 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space"):
         write_packed_file(tmp_path / "weights.packed", "ours", arrays())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_cannot_be_taken_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "weights.packed"
+    path.mkdir()
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(IsADirectoryError):
+        write_packed_file(path, "ours", ARRAYS.items())
+    assert os.listdir("/proc/self/fd") == before
+    assert list(tmp_path.iterdir()) == [path]
