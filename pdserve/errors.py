@@ -23,6 +23,7 @@
     │   ├── PermissionDenied         a key that is not good for this
     │   ├── ContextLengthExceeded
     │   ├── ModelNotFound
+    │   ├── ResponseNotFound
     │   └── NodeNotFound
     ├── RequestEnded                 why a running request stopped early
     │   ├── RequestCancelled
@@ -207,6 +208,12 @@ class ModelNotFound(RequestError):
     """The request names a model that this cluster does not serve."""
 
     code = "model_not_found"
+
+
+class ResponseNotFound(RequestError):
+    """The request names a response that is not kept here, or not for its tenant."""
+
+    code = "response_not_found"
 
 
 class NodeNotFound(RequestError):

@@ -30,7 +30,6 @@ class CallPlan:
     text: TextOptions
     format: AnswerFormat
     is_streaming: bool
-    shows_usage: bool  # as a chunk of its own, when streaming
 
 
 class Call:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from aiohttp import web
@@ -11,9 +12,10 @@ from coordinator.api.answer import answer
 from coordinator.api.body import read_request
 from coordinator.api.call import CallPlan
 from coordinator.api.chat_format import ChatFormat
-from coordinator.api.chat_parts import call_grammar, check_tools, plan_parts
-from coordinator.api.context import CONTEXT, ApiContext, RequestTrace
+from coordinator.api.chat_parts import PartsPlan, call_grammar, check_tools, plan_parts
+from coordinator.api.context import CONTEXT, ApiContext
 from coordinator.api.endpoint import admit, answer_head, shows_usage
+from coordinator.api.formats import AnswerFormat, AnswerHead
 from coordinator.api.limits import check_num_chars, output_limit
 from coordinator.api.messages import conversation
 from coordinator.api.requests import ChatRequest
@@ -31,14 +33,29 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     body = await read_request(request, ChatRequest, context.config)
     context.check_model(body.model)
     terms = service_terms(body, request.headers, context, trace)
-    return await answer(request, context, await _plan(body, context, trace, terms))
+    usage = shows_usage(body)
+
+    def make_format(head: AnswerHead, parts: PartsPlan) -> ChatFormat:
+        return ChatFormat(
+            head,
+            context.tokenizer,
+            parts,
+            shows_logprobs=bool(body.logprobs),
+            shows_usage=usage,
+        )
+
+    plan = await plan_chat(body, context, terms, f"chatcmpl-{trace.unique}", make_format)
+    return await answer(request, context, plan)
 
 
-async def _plan(
-    body: ChatRequest, context: ApiContext, trace: RequestTrace, terms: ServiceTerms
+async def plan_chat(
+    body: ChatRequest,
+    context: ApiContext,
+    terms: ServiceTerms,
+    answer_id: str,
+    make_format: Callable[[AnswerHead, PartsPlan], AnswerFormat],
 ) -> CallPlan:
     """Everything about the call that can be said before it runs. Raises RequestError."""
-    usage = shows_usage(body)
     check_tools(body, context.tokenizer, context.parts)
     num_logprobs = _num_logprobs(body)
     max_model_len = context.max_model_len()
@@ -63,7 +80,7 @@ async def _plan(
         logprobs=num_logprobs,
         grammar=grammar,
     )
-    head = answer_head(context, f"chatcmpl-{trace.unique}", body.model)
+    head = answer_head(context, answer_id, body.model)
     now_s = context.clock.now()
     num_choices = body.n or 1
     requests = [
@@ -82,15 +99,8 @@ async def _plan(
         requests=requests,
         num_per_prompt=num_choices,
         text=replace(text_options(body), kept_ids=parts.kept_ids),
-        format=ChatFormat(
-            head,
-            context.tokenizer,
-            parts,
-            shows_logprobs=num_logprobs is not None,
-            shows_usage=usage,
-        ),
+        format=make_format(head, parts),
         is_streaming=bool(body.stream),
-        shows_usage=usage,
     )
 
 

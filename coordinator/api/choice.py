@@ -7,6 +7,7 @@ very token that completes a stop string, however many tokens came in one event.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.api.sampling import TextOptions
@@ -33,6 +34,7 @@ class ChoiceDelta:
     text: str
     tokens: list[ScoredToken]
     finish_reason: str | None
+    token_offsets: Sequence[int] = ()  # of all tokens so far: characters of text before each
 
 
 class Choice:
@@ -53,6 +55,7 @@ class Choice:
         )
         self._matcher = StopMatcher(options.stops, include_stop=options.include_stop)
         self._num_decoded_chars = 0
+        self._token_offsets: list[int] = []
         self._num_shown_chars = 0
         self._new_text: list[str] = []
         self._unshown: deque[ScoredToken] = deque()
@@ -106,12 +109,13 @@ class Choice:
         shows_all = self.is_finished and not self.ended_by_string
         while self._unshown and (shows_all or self._unshown[0].offset < self._num_shown_chars):
             tokens.append(self._unshown.popleft())
-        return ChoiceDelta(self.index, text, tokens, self.finish_reason)
+        return ChoiceDelta(self.index, text, tokens, self.finish_reason, self._token_offsets)
 
     def _push_token(
         self, token_id: int, logprobs: TokenLogprobs | None, *, is_hidden: bool
     ) -> None:
         self.num_tokens += 1
+        self._token_offsets.append(self._num_decoded_chars)
         if logprobs is not None:
             self._logprob += logprobs.chosen
         if is_hidden:

@@ -81,7 +81,6 @@ async def _plan(
             shows_usage=usage,
         ),
         is_streaming=bool(body.stream),
-        shows_usage=usage,
     )
 
 

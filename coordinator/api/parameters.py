@@ -17,8 +17,10 @@ from pdserve.errors import InvalidRequest
 # Accepted with any value: they are about accounts and storage.
 IGNORED = frozenset(
     {
+        "max_tool_calls",  # of built-in tools, which there are none of
         "metadata",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "safety_identifier",
         "user",
@@ -28,7 +30,10 @@ IGNORED = frozenset(
 # Known, not served: accepted only at these values (and null).
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (),
+    "background": (False,),
     "best_of": (1,),  # of chat
+    "context_management": ([],),
+    "conversation": (),
     "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
@@ -36,10 +41,12 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "moderation": (),
     "prediction": (),
+    "prompt": (),
     "prompt_logprobs": (),
     "reasoning_effort": ("none",),
     "store": (False,),
     "suffix": ("",),
+    "truncation": ("disabled",),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
     "web_search_options": (),

@@ -175,10 +175,16 @@ class ChatRequest(GenerationFields, kw_only=True):
     parallel_tool_calls: bool | None = None
 
 
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+_LISTS_OF_IDS = {"type": "array", "items": _IDS, "minItems": 1}
+_PROMPT = {"anyOf": [{"type": "string"}, _TEXTS, _IDS, _LISTS_OF_IDS]}
+
+
 class CompletionRequest(GenerationFields, kw_only=True):
     """POST /v1/completions. The prompt's four shapes are told apart in `prompts.py`."""
 
-    prompt: Any
+    prompt: Annotated[Any, Meta(extra_json_schema=_PROMPT)]
     best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     logprobs: NumLogprobs | None = None
 

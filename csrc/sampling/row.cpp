@@ -75,8 +75,10 @@ int64_t locate(const Workspace& workspace, float floor, double target) {
 
 int64_t draw(const RowParams& params, const float* logits, int64_t vocab_size, float peak,
     const Kernels& kernels, Workspace& workspace) {
-    const float scale = std::max(
-        static_cast<float>(kLog2E / params.temperature), std::numeric_limits<float>::min());
+    // Neither infinite, which the peak's 0 would make a NaN, nor subnormal.
+    constexpr double kLeast = std::numeric_limits<float>::min();
+    constexpr double kMost = std::numeric_limits<float>::max();
+    const auto scale = static_cast<float>(std::clamp(kLog2E / params.temperature, kLeast, kMost));
     kernels.weigh(logits, vocab_size, peak, scale, workspace.weights.data());
     const float floor = floor_of(params, vocab_size, kernels, workspace);
     const double total = kernels.sum(
@@ -109,9 +111,9 @@ void Workspace::reserve(int64_t vocab_size) {
     if (weights.size() >= size) return;
     logits.resize(size);
     counts.resize(size);
-    weights.resize(size);
     spare.resize(size + 16);
     block_sums.resize(size / kBlock);
+    weights.resize(size);  // last: where memory ran out, the next call tries again
 }
 
 Choice choose(const Row& row, const Kernels& kernels, Workspace& workspace) {

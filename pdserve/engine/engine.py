@@ -167,6 +167,7 @@ class Engine(EngineCore):
                     self._last_end_s = None
                     await self._idle()
         finally:
+            self._report(observer)  # of a step that was over when this was cancelled
             self._thread = None
             thread.close()
 

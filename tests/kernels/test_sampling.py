@@ -221,6 +221,18 @@ def test_variants_agree_on_logprobs_nearly() -> None:
         assert token.logprobs.chosen == pytest.approx(results[0].logprobs.chosen, rel=1e-6)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("temperature", [5e-324, 1e-40, 1e-38, 1e308])
+def test_a_temperature_at_the_limits_of_float(temperature: float, variant: str) -> None:
+    """As good as greedy, or as good as uniform: some token in any case."""
+    row = make_row(1000)
+    tokens, _ = _native.sample(row[None], packed(temperature), [], variant)
+    if temperature < 1:
+        assert tokens == [int(row.argmax())]
+    else:
+        assert 0 <= tokens[0] < len(row)
+
+
 # ---- the launcher --------------------------------------------------------------------------------
 
 
