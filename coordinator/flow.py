@@ -122,8 +122,12 @@ class Flow:
     # ---- what nodes say ------------------------------------------------------------------------
 
     def tokens(self, batch: TokenBatch, sender: Member) -> None:
-        """A node's step is over."""
-        for event in batch.events:
+        """A node's step is over.
+
+        Raises:
+            MalformedMessage: as TokenBatch.each.
+        """
+        for event in batch.each():
             running = self._running.get(event.request_id)
             if running is None or running.dispatch is None:
                 continue  # ended meanwhile

@@ -5,7 +5,10 @@
 #include "attention/launch.h"
 #include "checksum.h"
 #include "cpu.h"
+#include "decoder/bind.h"
 #include "generations.h"
+#include "linear/launch.h"
+#include "rows/launch.h"
 #include "sampling/launch.h"
 #include "shared_memory.h"
 #include "thread_pool.h"
@@ -16,6 +19,9 @@ NB_MODULE(_native, m) {
     pdserve::bind_cpu(m);
     pdserve::bind_threads(m);
     pdserve::bind_attention(m);
+    pdserve::bind_linear(m);
+    pdserve::bind_rows(m);
+    pdserve::bind_decoder(m);
     pdserve::bind_sampling(m);
     pdserve::bind_generations(m);
     pdserve::bind_checksum(m);

@@ -14,6 +14,9 @@
 
 #include "tensor_view.h"
 
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22  // Linux 5.14
+#endif
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23  // Linux 5.14
 #endif
@@ -30,6 +33,7 @@ constexpr size_t kHugePage = 2 << 20;
 
 using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
 using ReadOnlyBytes = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>;
+using ReadOnlyRegion = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Region = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 struct Mapping {
@@ -88,6 +92,12 @@ int populate(const Region& region) {
     return 0;
 }
 
+// Through a mapping that wants huge pages, a file comes in huge ones, if its file system has them.
+bool read_in(ReadOnlyRegion region) {
+    nb::gil_scoped_release unlocked;
+    return madvise(const_cast<uint8_t*>(region.data()), region.size(), MADV_POPULATE_READ) == 0;
+}
+
 bool commit_huge_pages(Region region) {
     bool is_huge;
     int error;
@@ -110,6 +120,8 @@ void bind_shared_memory(nb::module_& m) {
     using namespace nb::literals;
     m.def("map_shared", &map_shared, "fd"_a, "size"_a, "writable"_a,
           "The file's first bytes as an array, which owns the mapping; aligned for huge pages.");
+    m.def("read_in", &read_in, "region"_a.noconvert(),
+          "Read a mapped file into memory, and map all of it; whether the kernel can.");
     m.def("commit_huge_pages", &commit_huge_pages, "region"_a.noconvert(),
           "Give a shared region all of its memory now; whether in huge pages.");
 }

@@ -91,6 +91,25 @@ PDSERVE_INLINE void assign(BFloat16& target, float value) {
     target.bits = static_cast<uint16_t>(value != value ? 0x7fc0 : rounded);
 }
 
+// The same for all lanes. (The instruction takes denormals for zero, which assign does not.)
+PDSERVE_INLINE void store(BFloat16* target, FloatLanes lanes) {
+#if defined(__AVX512BF16__)
+    store(target, (__m256i)_mm512_cvtneps_pbh((__m512)lanes));
+#else
+    const auto bits = (PairLanes)lanes;
+    const PairLanes rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const PairLanes halves = lanes != lanes ? splat(uint32_t{0x7fc0}) : rounded;
+#if defined(__AVX512F__)
+    store(target, _mm512_cvtepi32_epi16((__m512i)halves));
+#elif defined(__AVX2__)
+    const auto in_both = _mm256_packus_epi32((__m256i)halves, (__m256i)halves);
+    store(target, _mm256_castsi256_si128(_mm256_permute4x64_epi64(in_both, 0x08)));
+#else
+    store(target, __builtin_convertvector(halves, HalfLanes));
+#endif
+#endif
+}
+
 // 2**x for x <= 0, to about one unit in the last place; exactly 1 at 0 and exactly 0 below -126.5;
 // NaN stays NaN. Written out so that every lane, row and tile gets the same rounding.
 PDSERVE_INLINE FloatLanes exp2_of_nonpositive(FloatLanes x) {
@@ -120,6 +139,18 @@ PDSERVE_INLINE float largest_of(FloatLanes lanes) {
         for (int i = 0; i < half; ++i) {
             values[i] = values[i] > values[i + half] ? values[i] : values[i + half];
         }
+    }
+    return values[0];
+}
+
+// Halves are added, then their halves: always in the same order.
+PDSERVE_INLINE float sum_of(FloatLanes lanes) {
+    float values[kLanes];
+    store(values, lanes);
+#pragma GCC unroll 4
+    for (int half = kLanes / 2; half > 0; half /= 2) {
+#pragma GCC unroll 8
+        for (int i = 0; i < half; ++i) values[i] += values[i + half];
     }
     return values[0];
 }

@@ -1,5 +1,6 @@
 // A job is a counter of items: whoever is awake takes the next one, so a worker that wakes late, or
-// is descheduled, delays nobody but the item it holds.
+// is descheduled, delays nobody but the item it holds. A job that finds the workers awake is handed
+// over through one cache line, without a lock or a system call.
 
 #include "thread_pool.h"
 
@@ -8,7 +9,9 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <chrono>
 #include <string>
+#include <utility>
 
 #include "tensor_view.h"
 
@@ -19,6 +22,34 @@ namespace pdserve {
 namespace {
 
 constexpr int kMaxThreads = 1024;
+
+constexpr uint64_t kGateOpen = uint64_t{1} << 31;
+constexpr uint64_t kGateJob = uint64_t{1} << 32;  // one job
+
+// How long to look out for what ought to happen at once, before sleeping. Longer than the serial
+// parts of a step; short beside what is lost if the core is needed by another process.
+constexpr std::chrono::microseconds kSpin{30};
+
+uint64_t job_of(uint64_t gate) { return gate / kGateJob; }
+
+// Whether `happened` does so within kSpin.
+template <class Happened>
+bool spin_until(const Happened& happened) {
+    constexpr int kLooksPerClock = 32;
+    if (happened()) return true;
+    const auto end = std::chrono::steady_clock::now() + kSpin;
+    do {
+        for (int i = 0; i < kLooksPerClock; ++i) {
+            if (happened()) return true;
+#if defined(__x86_64__)
+            __builtin_ia32_pause();
+#elif defined(__aarch64__)
+            asm volatile("yield");
+#endif
+        }
+    } while (std::chrono::steady_clock::now() < end);
+    return happened();
+}
 
 // Never deleted: workers may still sleep in it when static destructors run, or after a fork.
 ThreadPool* current_pool = nullptr;
@@ -82,6 +113,14 @@ void ThreadPool::resize_workers(int num_workers) {
     }
 }
 
+ThreadPool::Region::Region(ThreadPool& pool) : pool_(pool) {
+    ++pool_.num_regions_;
+    ++pool_.region_number_;
+    if (pool_.num_threads_ > 1) pool_.wake_workers(pool_.num_threads_ - 1);
+}
+
+ThreadPool::Region::~Region() { --pool_.num_regions_; }
+
 void ThreadPool::run(int64_t num_items, Call call, const void* context) {
     if (num_threads_ == 1 || num_items <= 1) {
         for (int64_t item = 0; item < num_items; ++item) call(context, item);
@@ -90,53 +129,103 @@ void ThreadPool::run(int64_t num_items, Call call, const void* context) {
     std::lock_guard turn(turn_mutex_);
     if (static_cast<int>(workers_.size()) < num_threads_ - 1) resize_workers(num_threads_ - 1);
 
-    Job job{num_items, call, context};
-    const int64_t helpers = std::min<int64_t>(num_items - 1, workers_.size());
-    {
-        std::lock_guard lock(mutex_);
-        job_ = &job;
-        ++job_number_;
-    }
-    for (int64_t i = 0; i < helpers; ++i) work_available_.notify_one();
-    work_on(job);
-
-    std::unique_lock lock(mutex_);
-    job_ = nullptr;
-    workers_done_.wait(lock, [this] { return num_working_ == 0; });
-    if (job.error) std::rethrow_exception(job.error);
+    job_ = {num_items, call, context, nullptr};
+    next_item_.store(0, std::memory_order_relaxed);
+    gate_ = (job_of(gate_) + 1) * kGateJob + kGateOpen;
+    wake_workers(num_items - 1);
+    work_on_job();
+    gate_ -= kGateOpen;
+    wait_until_left();
+    if (job_.error) std::rethrow_exception(std::exchange(job_.error, nullptr));
 }
 
-void ThreadPool::work_on(Job& job) {
+void ThreadPool::work_on_job() {
     try {
         while (true) {
-            const int64_t item = job.next_item.fetch_add(1, std::memory_order_relaxed);
-            if (item >= job.num_items) return;
-            job.call(job.context, item);
+            const int64_t item = next_item_.fetch_add(1, std::memory_order_relaxed);
+            if (item >= job_.num_items) return;
+            job_.call(job_.context, item);
         }
     } catch (...) {
-        job.next_item = job.num_items;
+        next_item_ = job_.num_items;
         std::lock_guard lock(mutex_);
-        if (!job.error) job.error = std::current_exception();
+        if (!job_.error) job_.error = std::current_exception();
     }
+}
+
+// A worker that sees nothing new counts itself as sleeping *before* it looks for the last time; so
+// either it sees what was stored before this call, or it is seen here.
+void ThreadPool::wake_workers(int64_t num_workers) {
+    const int64_t num_sleeping = num_sleeping_;
+    if (num_sleeping == 0) return;
+    { std::lock_guard lock(mutex_); }  // whoever has looked for the last time waits by now
+    if (num_workers >= num_sleeping) {
+        work_available_.notify_all();
+        return;
+    }
+    for (int64_t i = 0; i < num_workers; ++i) work_available_.notify_one();
+}
+
+void ThreadPool::wait_until_left() {
+    const auto nobody_is_inside = [this] { return gate_ % kGateOpen == 0; };
+    if (spin_until(nobody_is_inside)) return;
+    std::unique_lock lock(mutex_);
+    caller_sleeps_ = true;
+    workers_left_.wait(lock, nobody_is_inside);
+    caller_sleeps_ = false;
 }
 
 void ThreadPool::worker_loop(int index) {
     block_signals();
-    uint64_t last_job_number = 0;
-    std::unique_lock lock(mutex_);
+    uint64_t last_gate = 0;
+    uint64_t last_region = 0;
     while (true) {
-        work_available_.wait(lock, [&] {
-            return index >= wanted_workers_ || (job_ != nullptr && job_number_ != last_job_number);
-        });
+        if (!sees_news_soon(index, last_gate, last_region)) {
+            std::unique_lock lock(mutex_);
+            ++num_sleeping_;
+            work_available_.wait(lock, [&] { return has_news(index, last_gate, last_region); });
+            --num_sleeping_;
+        }
         if (index >= wanted_workers_) return;
-        last_job_number = job_number_;
-        Job& job = *job_;
-        ++num_working_;
-        lock.unlock();
-        work_on(job);
-        lock.lock();
-        if (--num_working_ == 0) workers_done_.notify_one();
+        last_region = region_number_;
+        if (enter(last_gate)) {
+            work_on_job();
+            leave();
+        }
     }
+}
+
+bool ThreadPool::has_news(int index, uint64_t last_gate, uint64_t last_region) {
+    const uint64_t gate = gate_;
+    const bool has_job = (gate & kGateOpen) != 0 && job_of(gate) != job_of(last_gate);
+    return has_job || region_number_ != last_region || index >= wanted_workers_;
+}
+
+bool ThreadPool::sees_news_soon(int index, uint64_t last_gate, uint64_t last_region) {
+    const auto looked_long_enough = [&] {
+        return num_regions_ == 0 || has_news(index, last_gate, last_region);
+    };
+    return num_regions_ > 0 && spin_until(looked_long_enough)
+        && has_news(index, last_gate, last_region);
+}
+
+// Joins the job that is open, unless it is one that we had before.
+bool ThreadPool::enter(uint64_t& last_gate) {
+    uint64_t gate = gate_;
+    while ((gate & kGateOpen) != 0 && job_of(gate) != job_of(last_gate)) {
+        if (gate_.compare_exchange_weak(gate, gate + 1)) {
+            last_gate = gate;
+            return true;
+        }
+    }
+    return false;
+}
+
+void ThreadPool::leave() {
+    const uint64_t gate = --gate_;
+    if (gate % kGateJob != 0 || !caller_sleeps_) return;
+    { std::lock_guard lock(mutex_); }  // the caller waits by now
+    workers_left_.notify_one();
 }
 
 void bind_threads(nb::module_& m) {

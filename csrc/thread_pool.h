@@ -1,7 +1,8 @@
 // The threads that share the work of one kernel call.
 //
 // Our own and not OpenMP: torch bundles its libgomp, and two OpenMP runtimes in one process fight
-// over the cores. Idle workers sleep on a condition variable; nothing spins.
+// over the cores. Idle workers sleep. Only inside a Region, which is open while a step of the model
+// runs, do they look out for the next job for some microseconds before they go to sleep.
 #pragma once
 
 #include <atomic>
@@ -36,6 +37,18 @@ public:
         run(num_items, call, &body);
     }
 
+    // While one is alive, many calls follow each other closely.
+    class Region {
+    public:
+        explicit Region(ThreadPool& pool);
+        ~Region();
+        Region(const Region&) = delete;
+        Region& operator=(const Region&) = delete;
+
+    private:
+        ThreadPool& pool_;
+    };
+
 private:
     using Call = void (*)(const void* context, int64_t item);
 
@@ -43,28 +56,39 @@ private:
         int64_t num_items;
         Call call;
         const void* context;
-        std::atomic<int64_t> next_item{0};
-        std::exception_ptr error{};  // guarded by mutex_
+        std::exception_ptr error;  // guarded by mutex_
     };
 
     ThreadPool();
     void run(int64_t num_items, Call call, const void* context);
-    void work_on(Job& job);
+    void work_on_job();
+    void wait_until_left();
+    void wake_workers(int64_t num_workers);
     void worker_loop(int index);
+    bool has_news(int index, uint64_t last_gate, uint64_t last_region);
+    bool sees_news_soon(int index, uint64_t last_gate, uint64_t last_region);
+    bool enter(uint64_t& last_gate);
+    void leave();
     void resize_workers(int num_workers);
 
     std::mutex turn_mutex_;  // held by the one caller whose job is running, or by a resize
+    Job job_;                // written while the gate is closed and nobody is inside
 
-    std::mutex mutex_;  // guards everything below
-    std::condition_variable work_available_;
-    std::condition_variable workers_done_;
-    Job* job_ = nullptr;  // null as soon as no worker should join any more
-    uint64_t job_number_ = 0;
-    int num_working_ = 0;
-    int wanted_workers_ = 0;
-    std::vector<std::thread> workers_;
-
+    // The number of the job (upper 32 bits), whether workers may still join it, and how many are
+    // inside (kGateOpen and the bits below it). One word, so that nobody can enter a job that ends.
+    alignas(64) std::atomic<uint64_t> gate_{0};
+    alignas(64) std::atomic<int64_t> next_item_{0};
+    alignas(64) std::atomic<uint64_t> region_number_{0};  // of the last that was opened
+    std::atomic<int> num_regions_{0};                     // that are open
+    std::atomic<int> num_sleeping_{0};
+    std::atomic<bool> caller_sleeps_{false};
+    std::atomic<int> wanted_workers_{0};
     std::atomic<int> num_threads_;
+
+    std::mutex mutex_;  // for going to sleep and waking up
+    std::condition_variable work_available_;
+    std::condition_variable workers_left_;
+    std::vector<std::thread> workers_;  // guarded by turn_mutex_
 };
 
 void bind_threads(nanobind::module_& m);

@@ -106,13 +106,20 @@ class DecodeNode:
     def add_tokens(self, sampled: Sequence[Sampled], started_s: float) -> None:
         """Each stream's next token."""
         legs = self._parts.legs
+        plain: list[tuple[str, int, int]] = []
         for request, token in sampled:
             if request.lifecycle.adopted_s is not None and request.lifecycle.joined_s is None:
                 request.lifecycle.joined_s = started_s
-            if token is not None:
-                legs.add_tokens(_token_event(request, token))
-                if request.is_done:
-                    legs.close(request.request_id)
+            if token is None:
+                continue
+            index = len(request.output_token_ids) - 1
+            if index and request.finish_reason is None and token.logprobs is None:
+                plain.append((request.request_id, index, token.token_id))
+                continue
+            legs.add_event(_token_event(request, token))
+            if request.is_done:
+                legs.close(request.request_id)
+        legs.add_tokens(plain)
 
     def step_done(self, sampled: Sequence[Sampled]) -> None:
         """Those that are done may have made room."""

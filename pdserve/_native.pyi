@@ -5,9 +5,14 @@ Every function checks its arguments before it touches memory: TypeError for a wr
 message names the argument, what was expected and what was found.
 """
 
+from collections.abc import Callable
+from typing import Protocol
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+
+from pdserve.engine.native.weights import NativeWeights
 
 def cpu_features() -> dict[str, bool]:
     """Instruction set extensions: avx2 (with FMA), avx512f (with BW, DQ, VL), avx512_bf16,
@@ -51,6 +56,128 @@ def write_kv(
     slot_mapping: Tensor,  # [num_tokens] int64, distinct
 ) -> None:
     """Store keys and values of one layer at their slots."""
+
+class PackedMatrix(Protocol):
+    """What is read of a pdserve.engine.native.linear.PackedLinear."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def num_out(self) -> int: ...
+    @property
+    def num_in(self) -> int: ...
+    @property
+    def is_gated(self) -> bool: ...
+    @property
+    def weights(self) -> Tensor: ...  # [packed_size(...)[0]] uint8, aligned to 64 bytes
+    @property
+    def scales(self) -> Tensor | None: ...  # [packed_size(...)[1]] float32
+    @property
+    def bias(self) -> Tensor | None: ...  # [packed_size(...)[1]] float32
+
+def packed_size(kind: str, num_out: int, num_in: int, is_gated: bool) -> tuple[int, int]:
+    """Bytes of a packed matrix, and its outputs padded to whole panels."""
+
+def pack_linear_rows(
+    packed: PackedMatrix,
+    first_row: int,
+    rows: Tensor,  # [num_rows, num_in] float32 or bfloat16, strided but the last
+) -> None:
+    """Put rows of a weight matrix into their places in a packed one, and zeros beside the last.
+
+    Different rows may be packed at the same time, from different tensors.
+
+    Raises:
+        ValueError: also if a value is not finite and the kind is int8.
+    """
+
+def linear(
+    x: Tensor,  # [num_rows, num_in] float32 or bfloat16, strided but the last
+    packed: PackedMatrix,
+    out: Tensor,  # [num_rows, num_out], or half as many columns if gated; strided but the last
+    result: str = "store",  # store, store_float, add (both into float32), or gated_silu
+    variant: str = "",  # one of kernel_variants(), for tests
+) -> None:
+    """x times a packed matrix, into `out`.
+
+    The bits of a row depend on that row of x alone: not on the number of rows or the threads.
+    """
+
+def rotate_and_write(
+    qkv: Tensor,  # [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], strided but the last
+    num_heads: int,
+    q_norm: Tensor | None,  # [head_dim] float32; None: heads are not normalised
+    k_norm: Tensor | None,  # [head_dim] float32
+    norm_eps: float,
+    cos_sin: Tensor,  # [num_tokens, head_dim] float32: head_dim / 2 cosines, then the sines
+    kv_pool: Tensor,  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+    layer: int,
+    slot_mapping: Tensor,  # [num_tokens] int64, distinct
+    variant: str = "",  # one of kernel_variants(), for tests
+) -> None:
+    """Make queries (in place) and keys ready for attention; store keys and values at their slots.
+
+    Heads are scaled to a root mean square of 1 and by their norm's weights, then turned: each pair
+    (x[i], x[i + head_dim / 2]) by its angle. Rounded once, at the end.
+    """
+
+def rms_norm(
+    x: Tensor,  # [num_rows, size] float32, contiguous
+    weight: Tensor,  # [size] float32
+    eps: float,
+    out: Tensor,  # shape of x, float32 or bfloat16, contiguous
+    variant: str = "",  # one of kernel_variants(), for tests
+) -> None:
+    """Scale rows to a root mean square of 1, then by `weight`; rounded once, into `out`."""
+
+def look_up_rows(
+    table: Tensor,  # [num_entries, size] float32 or bfloat16, contiguous
+    ids: Tensor,  # [num_rows] int64
+    out: Tensor,  # [num_rows, size] float32, contiguous
+    variant: str = "",  # one of kernel_variants(), for tests
+) -> None:
+    """Copy rows of a table, widened to float32, into `out`."""
+
+class Decoder:
+    """A model on the CPU: one call computes a step."""
+
+    def __init__(
+        self,
+        weights: NativeWeights,  # held, and read at every step
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        norm_eps: float,
+        sliding_windows: list[int],  # tokens, of each layer; 0: none
+        inverse_frequencies: Tensor,  # [head_dim / 2] float32, radians a position
+        rope_scale: float,  # of cosines and sines
+        variant: str = "",  # one of kernel_variants(), for tests
+    ) -> None: ...
+    def logits(
+        self,
+        token_ids: Tensor,  # [num_tokens] int64
+        query_start: Tensor,  # [num_requests + 1] int32, cumulative rows
+        context_lens: Tensor,  # [num_requests] int32, KV tokens including the request's own rows
+        block_tables: Tensor,  # [num_requests, max_blocks] int32
+        sampled_rows: Tensor,  # [num_sampled] int64, ascending
+        kv_pool: Tensor,  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+        out: Tensor,  # [num_sampled, vocab_size] float32
+        ends: list[int] = [],
+        done: Callable[[int], None] | None = None,
+    ) -> None:
+        """Compute a step: keys and values into the pool, scores of the sampled rows into `out`.
+
+        The lock of the interpreter is taken only to call `done`, with each number of layers in
+        `ends` whose keys and values were written. What `done` raises ends the step.
+
+        Raises:
+            RuntimeError: another step of this decoder is running.
+        """
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Memory for activations, as large as the largest step so far has needed."""
 
 def sample(
     logits: Tensor,  # [num_rows, vocab_size] float32, strided but the last
@@ -131,6 +258,13 @@ def map_shared(fd: int, size: int, writable: bool) -> NDArray[np.uint8]:
 
     Raises:
         OSError: it cannot be mapped.
+    """
+
+def read_in(region: NDArray[np.uint8]) -> bool:
+    """Read the file that map_shared has mapped here, and map all of its pages.
+
+    In huge pages where the file system has them and the page cache does not hold small ones yet.
+    False: the kernel does not know how (before Linux 5.14), or the file cannot be read.
     """
 
 def commit_huge_pages(region: NDArray[np.uint8]) -> bool:

@@ -17,16 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (  # type: ignore[attr-defined]  # of HTTPError
-    GatedRepoError,
-    HFValidationError,
-    HTTPError,  # root of the errors of the hub's HTTP client, whichever that is
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-
 from pdserve.errors import ConfigError, ModelError
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -103,7 +93,10 @@ def resolve_checkpoint(
         raise ConfigError(f"{model} is a file; name the directory that holds the model")
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise ConfigError(f"there is no directory {model}")
-    snapshot = _download(model, revision, with_weights)
+    from pdserve.hub import download  # its client takes long to load, and most need none
+
+    files = _SMALL_FILES + (_WEIGHT_FILES if with_weights else [])
+    snapshot = download(model, revision, files)
     _check_files(snapshot, with_weights)
     return Checkpoint(path=snapshot, model_id=model, revision=snapshot.name)
 
@@ -206,34 +199,3 @@ def _tensor_spans(file: Path, header: bytes) -> list[tuple[int, int]]:
         return sorted((int(start), int(end)) for start, end in spans)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelError(f"{file} is damaged: its header is not that of safetensors") from error
-
-
-# ---- the hub -------------------------------------------------------------------------------------
-
-
-def _download(model_id: str, revision: str | None, with_weights: bool) -> Path:
-    patterns = _SMALL_FILES + (_WEIGHT_FILES if with_weights else [])
-    what = f"model {model_id!r}" + (f" at revision {revision!r}" if revision else "")
-    try:
-        path = snapshot_download(repo_id=model_id, revision=revision, allow_patterns=patterns)
-    except HFValidationError as error:
-        raise ConfigError(f"{model_id!r} is neither a directory nor a hub id") from error
-    except GatedRepoError as error:
-        raise ConfigError(
-            f"{what} is gated on the hub: accept its terms there, and set HF_TOKEN"
-        ) from error
-    except RevisionNotFoundError as error:
-        raise ConfigError(f"{what} does not exist on the hub, though the model does") from error
-    except RepositoryNotFoundError as error:
-        raise ConfigError(
-            f"{what} is neither a directory here nor a model on the hub "
-            "(a private one needs HF_TOKEN)"
-        ) from error
-    except LocalEntryNotFoundError as error:
-        raise ConfigError(
-            f"{what} is no directory here, the hub cannot be reached, and its cache does not hold "
-            "all of the model: give a directory, or download it where there is a network"
-        ) from error
-    except (HTTPError, OSError) as error:
-        raise ConfigError(f"{what} could not be downloaded from the hub: {error}") from error
-    return Path(path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -28,6 +29,7 @@ ToolFormatName = Literal["auto", "hermes", "llama3", "mistral", "pythonic"]
 RouterName = Literal[
     "predicted", "least-loaded", "power-of-two", "round-robin", "random", "prefix-affinity"
 ]
+Quantization = Literal["none", "int8"]
 PrefixPull = Literal["auto", "always", "never"]
 TransportName = Literal["shm", "cuda_ipc", "ucx", "nccl", "tcp"]
 
@@ -55,8 +57,14 @@ class EngineConfig(ConfigStruct, frozen=True):
         Literal["auto", "float32", "bfloat16"],
         Meta(description="weights and KV; auto: as the checkpoint says"),
     ] = "auto"
+    quantization: Annotated[
+        Quantization,
+        Meta(description="int8: matrices in 8 bits, half the bytes of a step; on CPUs"),
+    ] = "none"
     device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N")] = "auto"
-    threads: Annotated[int, Meta(ge=0, description="compute threads; 0: one per assigned core")] = 0
+    threads: Annotated[
+        int, Meta(ge=0, description="compute threads; 0: one a core, less one of 8 cores or more")
+    ] = 0
     cpus: Annotated[str, Meta(description='cores to stay on, as in "0,2-3"; empty: all')] = ""
     block_size: Annotated[Count, Meta(description="tokens in a KV block")] = 16
     kv_memory: Annotated[
@@ -72,6 +80,15 @@ class EngineConfig(ConfigStruct, frozen=True):
     ] = 0
     token_budget: Annotated[Count, Meta(description="most tokens computed in one step")] = 512
     max_batch_size: Annotated[Count, Meta(description="most requests in one step")] = 64
+    packed_dir: Annotated[
+        str,
+        Meta(
+            description="where packed weights are; empty: pdserve/weights among the user's caches"
+        ),
+    ] = ""
+    packed_limit: Annotated[
+        str, Meta(description='disk space for packed weights, as in "64GiB"; 0: none are kept')
+    ] = "64GiB"
     prefix_cache: Annotated[bool, Meta(description="reuse KV of equal prompt prefixes")] = True
 
 
@@ -151,6 +168,9 @@ class Timeouts(ConfigStruct, frozen=True):
     liveness_s: Annotated[Seconds, Meta(description="silence after which a peer is lost")] = 5.0
     connect_s: Annotated[Seconds, Meta(description="to attach or to open a session")] = 3.0
     reconnect_s: Annotated[Seconds, Meta(description="between attempts to attach")] = 0.25
+    packing_s: Annotated[
+        Seconds, Meta(description="for another node to pack the weights, before it is done twice")
+    ] = 300.0
     lease_s: Annotated[
         Seconds,
         Meta(description="KV waits this long for a puller; a prefix asked for, at least prefix_s"),
@@ -284,6 +304,17 @@ def parse_cpus(text: str) -> list[int]:
             raise ConfigError(f'"{text}" is not a list of cores: write it as "0,2-3"')
         cores.extend(range(int(match[1]), int(match[2] or match[1]) + 1))
     return cores
+
+
+def format_cpus(cores: Sequence[int]) -> str:
+    """The shortest text that `parse_cpus` reads as these ascending cores: "0,2-3"."""
+    parts: list[str] = []
+    start = 0
+    for i, core in enumerate(cores):
+        if i + 1 == len(cores) or cores[i + 1] != core + 1:
+            parts.append(str(core) if i == start else f"{cores[start]}-{core}")
+            start = i + 1
+    return ",".join(parts)
 
 
 def load_config(struct: type[C], path: Path | None, overrides: dict[str, Any]) -> C:

@@ -9,10 +9,12 @@ local leg on a decode node that prefills for itself. Every leg of a request carr
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import IntEnum
 
 import msgspec
 
+from pdserve.errors import MalformedMessage
 from pdserve.kv_layout import KvLayout
 
 
@@ -283,14 +285,35 @@ class TokenEvent(Message, frozen=True):
     logprobs: list[TokenLogprobs] = []
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the eos or stop token that ended the sequence
-    cached_tokens: int = 0  # prompt tokens found in the prefix cache; with the first event
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache; with token 1
     times: PhaseTimes | None = None  # with the node's last event of this request
 
 
 class TokenBatch(Message, frozen=True):
-    """One engine step's tokens for one coordinator: one message per node per step."""
+    """One engine step's tokens for one coordinator: one message per node per step.
 
-    events: list[TokenEvent]
+    Nearly all tokens of a step are just tokens. They are in columns of equal length, which cost
+    next to nothing to pack and to unpack; only those with more to say are events of their own.
+    """
+
+    events: list[TokenEvent] = []
+    request_ids: list[str] = []  # each has one more token ...
+    indices: list[int] = []  # ... at this output position ...
+    token_ids: list[int] = []  # ... which is this one
+
+    def each(self) -> Iterator[TokenEvent]:
+        """All of them as events.
+
+        Raises:
+            MalformedMessage: the columns are not of equal length; before anything else.
+        """
+        if not len(self.request_ids) == len(self.indices) == len(self.token_ids):
+            raise MalformedMessage("TokenBatch: columns of different lengths")
+        yield from self.events
+        for request_id, index, token_id in zip(
+            self.request_ids, self.indices, self.token_ids, strict=True
+        ):
+            yield TokenEvent(request_id=request_id, index=index, token_ids=[token_id])
 
 
 class LegFailed(Message, frozen=True):

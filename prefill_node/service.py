@@ -96,7 +96,7 @@ class PrefillNode:
         """Token 1: TTFT waits for it."""
         for request, token in sampled:
             if token is not None:
-                self._parts.legs.add_tokens(_token_one(request, token))
+                self._parts.legs.add_event(_token_one(request, token))
 
     def step_done(self, sampled: Sequence[Sampled]) -> None:
         """Announce or publish what decode nodes wait for."""

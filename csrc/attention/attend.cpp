@@ -6,6 +6,7 @@
 
 namespace pdserve::attention {
 
-const Kernels PDSERVE_OF_THIS_BUILD(Kernels) = {attend<float>, attend<BFloat16>};
+const Kernels PDSERVE_OF_THIS_BUILD(Kernels) = {
+    {attend<float>, fold_states<float>}, {attend<BFloat16>, fold_states<BFloat16>}};
 
 }  // namespace pdserve::attention

@@ -33,20 +33,36 @@ struct Call {
     int sliding_window;  // 0: none
 };
 
-// The unit of work: some consecutive rows of one request, for the query heads of one KV head.
+// The unit of work: some consecutive rows of one request, for the query heads of some KV heads.
 struct WorkItem {
     int32_t request;
-    int32_t kv_head;
-    int32_t first_row;  // within the request
+    int32_t first_head;  // of the KV heads
+    int32_t num_heads;   // one, if runs are shared out
+    int32_t first_row;   // within the request
     int32_t num_rows;
+    int32_t first_run;  // of keys, run.h; an item of all runs ends after the last
+    int32_t last_run;
+    int32_t shared;  // the index of what it is a part of; -1: all runs are in this item
 };
 
 // `scratch` is aligned to 64 bytes, and as large as scratch.h says for the item's queries.
-using AttendFunction = void (*)(const Call& call, const WorkItem& item, void* scratch);
+// `states` gets what each run of the item comes to, one after the other; null: all is folded and
+// written out.
+using AttendFunction = void (*)(
+    const Call& call, const WorkItem& item, void* scratch, float* states);
+
+// Folds the states of all runs of an item, as attend does, and writes the result out.
+using FoldFunction = void (*)(
+    const Call& call, const WorkItem& item, void* scratch, const float* states);
+
+struct KernelsOfType {
+    AttendFunction attend;
+    FoldFunction fold;
+};
 
 struct Kernels {
-    AttendFunction attend_float32;
-    AttendFunction attend_bfloat16;
+    KernelsOfType float32;
+    KernelsOfType bfloat16;
 };
 
 extern const Kernels kAvx512Bf16Kernels;

@@ -1,6 +1,7 @@
 // What the decoder asks of attention, layer by layer: arguments were checked once for the step.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -30,21 +31,65 @@ struct Step {
     const int64_t* slots;  // [num_tokens]
 };
 
-// How a step's attention is shared out: the same for all layers of one sliding window. Made once a
-// step; making it again reuses its memory.
-class Plan {
-public:
-    void make(const Step& step, const Pool& pool, int num_heads, int sliding_window);
-
-private:
-    friend void attend(const Plan&, int, const void*, int64_t, void*, float, Variant);
-    // Whoever writes the launcher knows what belongs here.
+// Rows of the batch, ascending.
+struct RowChoice {
+    const int64_t* rows = nullptr;
+    int64_t num_rows = -1;  // -1: all of them
 };
 
-// out[token, head] = attention of query head `head`; query rows are `query_stride` elements apart,
-// heads stand side by side; out is [num_tokens, num_heads, head_dim], contiguous.
-void attend(const Plan& plan, int layer, const void* query, int64_t query_stride, void* out,
-    float scale, Variant variant);
+// Queries of a layer: [num_tokens, num_heads, head_dim], strides in elements.
+struct QueryRows {
+    const void* data;
+    int64_t row_stride;
+    int64_t head_stride;
+};
+
+// How a step's attention is shared out: the same for all layers of one sliding window. Borrows the
+// arrays of the step and of the choice. Made once a step; making it again reuses its memory.
+class Plan {
+public:
+    // Only the chosen rows will be attended: the last layer needs no others than those sampled.
+    void make(const Step& step, const Pool& pool, int num_heads, int sliding_window,
+        RowChoice choice = {});
+
+private:
+    friend void attend(Plan&, int, const QueryRows&, void*, float, Variant);
+
+    // An item whose runs are shared out: whoever finishes the last part folds all of them.
+    struct SharedItem {
+        WorkItem whole;
+        int32_t first_run;
+        int32_t num_parts;
+        size_t states;  // offset of its first run's
+    };
+
+    void add_request(int32_t request, RowChoice choice);
+    void add_rows(int32_t request, int32_t first_row, int32_t last_row);
+    void share_out(int num_threads);
+    void share_runs(const WorkItem& item, int32_t num_parts);
+    void reserve_memory();
+    size_t state_size_of(const WorkItem& item) const;
+
+    Call call_;  // but for what a layer has of its own
+    bool is_bfloat16_;
+    void* pool_;
+    int64_t layer_bytes_;
+    int rows_per_item_;
+    std::vector<int32_t> requests_;
+    std::vector<WorkItem> chunks_;  // of rows, each for all KV heads
+    std::vector<WorkItem> items_;
+    std::vector<SharedItem> shared_;
+    std::vector<int32_t> parts_left_;  // of each shared item; changed atomically
+    std::vector<float> states_;
+    size_t num_state_floats_;
+    size_t scratch_bytes_;  // of the largest item
+};
+
+// Attention of the plan's rows, into those rows of out [num_tokens, num_heads, head_dim],
+// contiguous. One call at a time for a plan. The bits of a row's result depend on that row and its
+// request's KV alone.
+void attend(Plan& plan, int layer, const QueryRows& query, void* out, float scale,
+    Variant variant);
 
 // What is done to the output of the QKV product before attention, in one pass over it.
 struct QkvRows {
@@ -58,6 +103,7 @@ struct QkvRows {
 };
 
 // Normalises and turns queries (in place) and keys, and writes keys and values to their slots.
+// head_dim is even. Rounds once, at the end; the bits of a token's result are its own.
 void rotate_and_write(
     const Step& step, const Pool& pool, int layer, const QkvRows& rows, Variant variant);
 

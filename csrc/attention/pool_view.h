@@ -4,6 +4,7 @@
 #include <string>
 
 #include "../tensor_view.h"
+#include "layer.h"
 
 namespace pdserve::attention {
 
@@ -41,6 +42,17 @@ struct PoolView {
         block_stride = num_layers * layer_elements;
         layer_pool = tensor.data<char>()
             + layer * layer_elements * static_cast<int64_t>(tensor.element_bytes());
+    }
+
+    Pool pool() const {
+        return {
+            .data = tensor.data<void>(),
+            .is_bfloat16 = tensor.type() == ElementType::kBFloat16,
+            .num_layers = static_cast<int>(tensor.size(1)),
+            .num_kv_heads = static_cast<int>(num_kv_heads),
+            .block_size = static_cast<int>(block_size),
+            .head_dim = static_cast<int>(head_dim),
+        };
     }
 };
 

@@ -1,100 +1,129 @@
-// One tile of keys and values: where its rows lie in the paged pool, and the packing of its keys.
+// One tile of keys and values: where its rows lie in the paged pool.
 #pragma once
 
 #include "kernel.h"
-#include "scratch.h"
 #include "../simd.h"
-#include "transpose.h"
+#include "state.h"
 
 namespace pdserve::attention {
 namespace {
 
-// What a score multiplies: pairs of bfloat16 where the CPU can, else float32.
+// What a score or a sum multiplies: pairs of bfloat16 where the CPU can, else float32.
 template <class T>
-struct ScoreUnit {
+struct Unit {
     using type = float;
     static constexpr bool is_pair = false;
 };
 #if defined(__AVX512BF16__)
 template <>
-struct ScoreUnit<BFloat16> {
+struct Unit<BFloat16> {
     using type = uint32_t;
     static constexpr bool is_pair = true;
 };
 #endif
 
-PDSERVE_INLINE uint32_t pair_of(const BFloat16* row, int d, int head_dim) {
-    const uint32_t high = d + 1 < head_dim ? row[d + 1].bits : 0;
-    return row[d].bits | high << 16;
+PDSERVE_INLINE uint32_t pair_of(BFloat16 low, BFloat16 high) {
+    return low.bits | static_cast<uint32_t>(high.bits) << 16;
 }
+
+// Which tile of which KV head.
+struct Place {
+    int head;
+    int tile_start;
+};
+
+// Asks for the memory of a tile, a few lines at a time: when all were asked for at once, the core
+// would wait for its few misses in flight instead of computing.
+constexpr int kLineBytes = 64;
+
+class Prefetcher {
+public:
+    void reset() { count_ = next_ = 0, at_ = end_ = nullptr; }
+
+    void add(const void* start, int64_t num_bytes) {
+        spans_[count_++] = {static_cast<const char*>(start), num_bytes};
+    }
+
+    template <int kNumLines>
+    PDSERVE_INLINE void ask() {
+        if (end_ - at_ < kNumLines * kLineBytes) {
+            ask_slowly(kNumLines);
+            return;
+        }
+        prefetch(at_, kNumLines * kLineBytes);
+        at_ += kNumLines * kLineBytes;
+    }
+
+    void ask_rest() {
+        if (at_ < end_ || next_ < count_) ask_slowly(INT32_MAX);
+    }
+
+private:
+    // From one span to the next.
+    [[gnu::noinline]] void ask_slowly(int num_lines) {
+        for (; num_lines > 0; --num_lines) {
+            if (at_ >= end_) {
+                if (next_ == count_) return;
+                at_ = spans_[next_].start;
+                end_ = at_ + spans_[next_].num_bytes;
+                ++next_;
+            }
+            prefetch(at_, 1);
+            at_ += kLineBytes;
+        }
+    }
+
+    struct Span {
+        const char* start;
+        int64_t num_bytes;
+    };
+    Span spans_[2 * kTileKeys];
+    int count_ = 0;
+    int next_ = 0;
+    const char* at_ = nullptr;
+    const char* end_ = nullptr;
+};
 
 template <class T>
 struct TileRows {
-    // A value stands at a fixed distance from its key. Keys that nobody sees are a row of zeros.
+    // Those that nobody sees are a row of zeros.
     const T* keys[kTileKeys];
-    int first;  // keys [first, last) of the tile are seen by at least one query;
-    int last;   // last <= 0: none is
+    const T* values[kTileKeys];
+    int first;  // keys [first, last) of the tile are seen by at least one query
+    int last;
+    Prefetcher prefetcher;
 
-    void gather(const Call& call, const WorkItem& item, int tile_start, int first_key,
-        int last_key, const T* zero_row) {
-        first = first_key > tile_start ? first_key - tile_start : 0;
-        last = last_key - tile_start < kTileKeys ? last_key - tile_start : kTileKeys;
-        const int32_t* table = call.block_tables + item.request * call.table_stride;
+    // `first_key` and `last_key` are the positions that are seen.
+    void gather(const Call& call, int request, Place place, int first_key, int last_key,
+        const T* zero_row) {
+        const int start = place.tile_start;
+        first = first_key > start ? first_key - start : 0;
+        last = last_key - start < kTileKeys ? last_key - start : kTileKeys;
+        prefetcher.reset();
+        const int32_t* table = call.block_tables + request * call.table_stride;
         const int64_t head_elements = static_cast<int64_t>(call.block_size) * call.head_dim;
-        const T* head_pool = static_cast<const T*>(call.layer_pool) + item.kv_head * head_elements;
+        const int64_t value_offset = call.num_kv_heads * head_elements;
+        const T* head_pool = static_cast<const T*>(call.layer_pool) + place.head * head_elements;
         int k = 0;
-        for (; k < first; ++k) keys[k] = zero_row;
-        int block = (tile_start + k) / call.block_size;
-        int offset = (tile_start + k) % call.block_size;
+        for (; k < first; ++k) keys[k] = values[k] = zero_row;
+        int block = (start + k) / call.block_size;
+        int offset = (start + k) % call.block_size;
         for (; k < last; ++block, offset = 0) {
-            const T* row = head_pool + table[block] * call.block_stride
+            const T* key = head_pool + table[block] * call.block_stride
                 + static_cast<int64_t>(offset) * call.head_dim;
-            for (; offset < call.block_size && k < last; ++offset, row += call.head_dim) {
-                keys[k++] = row;
+            const int left = call.block_size - offset;
+            const int end = k + left < last ? k + left : last;
+            const int64_t num_bytes = sizeof(T) * call.head_dim * (end - k);
+            prefetcher.add(key, num_bytes);
+            prefetcher.add(key + value_offset, num_bytes);
+            for (; k < end; ++k, key += call.head_dim) {
+                keys[k] = key;
+                values[k] = key + value_offset;
             }
         }
-        for (; k < kTileKeys; ++k) keys[k] = zero_row;
+        for (; k < kTileKeys; ++k) keys[k] = values[k] = zero_row;
     }
 };
-
-// packed[u * kTileKeys + k] = unit u of keys[k], for the 16 keys at `keys`. Of the next tile's
-// keys the same part is prefetched: one line for each that is used, or the requests queue up.
-template <class T>
-void pack_16_keys(const T* const* keys, const T* const* next_keys, int head_dim,
-    typename ScoreUnit<T>::type* packed) {
-    constexpr int kElements = 4 / sizeof(T);  // in 32 bits
-    const char* cursors[kTransposeSize];
-    for (int k = 0; k < kTransposeSize; ++k) cursors[k] = reinterpret_cast<const char*>(keys[k]);
-    int d = 0;
-    for (; d + kTransposeSize * kElements <= head_dim; d += kTransposeSize * kElements) {
-        for (int k = 0; k < kTransposeSize; ++k) prefetch(next_keys[k] + d, 1);
-        if constexpr (kElements == 1 || ScoreUnit<T>::is_pair) {
-            auto* target = reinterpret_cast<uint32_t*>(packed + d / kElements * kTileKeys);
-            transpose16(cursors, target, kTileKeys);
-        } else {
-            alignas(64) uint32_t pairs[kTransposeSize * kTransposeSize];
-            transpose16(cursors, pairs, kTransposeSize);
-            for (int u = 0; u < kTransposeSize; ++u) {
-                float* low = packed + (d + 2 * u) * kTileKeys;
-                for (int k = 0; k < kTransposeSize; k += kLanes) {
-                    const PairLanes pair = load(pairs + u * kTransposeSize + k);
-                    store(low + k, pair << 16);
-                    store(low + kTileKeys + k, pair & 0xffff0000u);
-                }
-            }
-        }
-        for (const char*& cursor : cursors) cursor += kTransposeSize * 4;
-    }
-    for (; d < head_dim; d += ScoreUnit<T>::is_pair ? 2 : 1) {
-        for (int k = 0; k < kTransposeSize; ++k) {
-            if constexpr (ScoreUnit<T>::is_pair) {
-                packed[d / 2 * kTileKeys + k] = pair_of(keys[k], d, head_dim);
-            } else {
-                packed[d * kTileKeys + k] = to_float(keys[k][d]);
-            }
-        }
-    }
-}
 
 }  // namespace
 }  // namespace pdserve::attention

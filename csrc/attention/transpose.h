@@ -11,10 +11,13 @@ constexpr int kTransposeSize = 16;
 
 #if defined(__AVX512F__)
 
-// out[u * out_stride + r] = rows[r][u]
-PDSERVE_INLINE void transpose16(const char* const* rows, uint32_t* out, int64_t out_stride) {
+// out[u * out_stride + r] = rows[r][u]; calls meanwhile() four times.
+template <class Body>
+PDSERVE_INLINE void transpose16(
+    const char* const* rows, uint32_t* out, int64_t out_stride, const Body& meanwhile) {
 #pragma GCC unroll 4
     for (int u = 0; u < 16; u += 4) {
+        meanwhile();
         // a[r] gets, in 128-bit lane L, the units u .. u + 3 of row 4L + r: loads place the lanes,
         // so that the shuffles below need not cross them.
         __m512i a[4];
@@ -43,9 +46,12 @@ PDSERVE_INLINE void transpose16(const char* const* rows, uint32_t* out, int64_t 
 #elif defined(__AVX2__)
 
 // As above with 8 rows and two 128-bit lanes.
-PDSERVE_INLINE void transpose8(const char* const* rows, uint32_t* out, int64_t out_stride) {
+template <class Body>
+PDSERVE_INLINE void transpose8(
+    const char* const* rows, uint32_t* out, int64_t out_stride, const Body& meanwhile) {
 #pragma GCC unroll 4
     for (int u = 0; u < 16; u += 4) {
+        if (u % 8 == 0) meanwhile();
         __m256 a[4];
 #pragma GCC unroll 4
         for (int r = 0; r < 4; ++r) {
@@ -66,15 +72,20 @@ PDSERVE_INLINE void transpose8(const char* const* rows, uint32_t* out, int64_t o
     }
 }
 
-PDSERVE_INLINE void transpose16(const char* const* rows, uint32_t* out, int64_t out_stride) {
-    transpose8(rows, out, out_stride);
-    transpose8(rows + 8, out + 8, out_stride);
+template <class Body>
+PDSERVE_INLINE void transpose16(
+    const char* const* rows, uint32_t* out, int64_t out_stride, const Body& meanwhile) {
+    transpose8(rows, out, out_stride, meanwhile);
+    transpose8(rows + 8, out + 8, out_stride, meanwhile);
 }
 
 #else
 
-PDSERVE_INLINE void transpose16(const char* const* rows, uint32_t* out, int64_t out_stride) {
+template <class Body>
+PDSERVE_INLINE void transpose16(
+    const char* const* rows, uint32_t* out, int64_t out_stride, const Body& meanwhile) {
     for (int r = 0; r < 16; ++r) {
+        if (r % 4 == 0) meanwhile();
         for (int u = 0; u < 16; ++u) {
             __builtin_memcpy(out + u * out_stride + r, rows[r] + u * 4, 4);
         }

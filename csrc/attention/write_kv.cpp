@@ -58,32 +58,34 @@ void check_source(const TensorView& source, const PoolView& pool, int64_t num_to
     source.expect_contiguous_last_dim();
 }
 
-void check_slots(const int64_t* slots, int64_t num_tokens, int64_t num_slots) {
-    for (int64_t i = 0; i < num_tokens; ++i) {
-        if (slots[i] < 0 || slots[i] >= num_slots) {
+}  // namespace
+
+void check_slots(const TensorView& slots, int64_t num_tokens, const PoolView& pool) {
+    slots.expect_type({ElementType::kInt64});
+    slots.expect_shape({num_tokens}, "[num_tokens]");
+    slots.expect_contiguous();
+    const int64_t* slot_of = slots.data<int64_t>();
+    const int64_t num_slots = pool.num_blocks * pool.block_size;
+    for (int64_t i = 0; i < slots.size(0); ++i) {
+        if (slot_of[i] < 0 || slot_of[i] >= num_slots) {
             raise_value_error("slot_mapping[" + std::to_string(i) + "]",
                 "a slot below " + std::to_string(num_slots) + ", kv_pool's blocks x block size",
-                std::to_string(slots[i]));
+                std::to_string(slot_of[i]));
         }
     }
 }
-
-}  // namespace
 
 void write_kv(nb::handle kv_pool, int64_t layer, nb::handle key_object, nb::handle value_object,
     nb::handle slot_mapping) {
     const PoolView pool(kv_pool, layer, Access::kWrite);
     const TensorView slots(slot_mapping, "slot_mapping");
-    slots.expect_type({ElementType::kInt64});
-    slots.expect_shape({-1}, "[num_tokens]");
-    slots.expect_contiguous();
-    const int64_t num_tokens = slots.size(0);
     const TensorView key(key_object, "key");
     const TensorView value(value_object, "value");
+    check_slots(slots, -1, pool);
+    const int64_t num_tokens = slots.size(0);
     check_source(key, pool, num_tokens);
     check_source(value, pool, num_tokens);
     const int64_t* slot_of = slots.data<int64_t>();
-    check_slots(slot_of, num_tokens, pool.num_blocks * pool.block_size);
 
     const int64_t element_bytes = static_cast<int64_t>(pool.tensor.element_bytes());
     const Sizes sizes{pool.num_kv_heads, pool.block_size, pool.head_dim * element_bytes,

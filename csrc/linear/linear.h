@@ -4,28 +4,20 @@
 #include <cstdint>
 
 #include "../cpu.h"
+#include "layout.h"
+#include "result.h"
 
 namespace pdserve::linear {
 
-enum class WeightType { kFloat32, kBFloat16, kInt8 };
-
-// A [num_out, num_in] matrix in the kernels' own order, which pack.h describes. Borrowed.
+// A [num_out, num_in] matrix in the kernels' own order, which layout.h describes. Borrowed.
 struct PackedMatrix {
     WeightType type;
     int64_t num_out;
     int64_t num_in;
-    const void* weights;   // aligned to 64 bytes
-    const float* scales;   // [num_out]; null unless the weights are int8
-    const float* bias;     // [num_out]; null: none
-};
-
-// What becomes of y = x . matrix^T + bias. "Same type" is that of x.
-enum class Result {
-    kStore,      // out = y, same type
-    kStoreFloat, // out = y, float32
-    kAdd,        // out += y, float32: the residual stream
-    kGatedSilu,  // out[:, i] = silu(gate_i) * up_i, same type, num_out / 2 columns; the matrix was
-                 // packed with is_gated
+    bool is_gated;        // gate above up: made for Result::kGatedSilu
+    const void* weights;  // aligned to 64 bytes
+    const float* scales;  // [panels * 16] in the panels' order; null unless the weights are int8
+    const float* bias;    // [panels * 16] in the panels' order; null: none
 };
 
 struct Product {
@@ -34,7 +26,7 @@ struct Product {
     bool is_bfloat16;
     int64_t x_stride;  // elements between rows
     int64_t num_rows;
-    Result result;
+    Result result;  // kGatedSilu if and only if the matrix is gated
     void* out;
     int64_t out_stride;  // elements between rows
 };

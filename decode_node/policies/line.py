@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -70,12 +69,12 @@ class Line:
 
     def charge_decodes(self, queues: Queues, rows: Sequence[Scheduled], seconds: float) -> None:
         """A step spends so much time on these decodes, all of them alike."""
-        num_rows: Counter[tuple[str, float]] = Counter()
-        for row in rows:
-            targets = row.request.targets
-            num_rows[targets.payer, targets.weight] += 1
-            if len(row.request.output_token_ids) == 1:  # it has just joined
-                self._charge_place(row.request, queues)
+        num_rows: dict[tuple[str, float], int] = {}
+        for request, _ in rows:
+            key = request.targets.payer, request.targets.weight
+            num_rows[key] = num_rows.get(key, 0) + 1
+            if len(request.output_token_ids) == 1:  # it has just joined
+                self._charge_place(request, queues)
         for (payer, weight), count in num_rows.items():
             self._shares.charge(payer, weight, seconds * count / len(rows))
 

@@ -49,7 +49,9 @@ class Pace:
 
     def decode_s(self, requests: Sequence[Request]) -> float:
         """Predicted seconds of a step that decodes these together."""
-        return self.perf.decode_s(len(requests), sum(r.num_tokens for r in requests))
+        num_prompt = sum([len(request.prompt_token_ids) for request in requests])
+        num_output = sum([len(request.output_token_ids) for request in requests])
+        return self.perf.decode_s(len(requests), num_prompt + num_output)
 
     def is_past_saving(self, request: Request, num_tokens_left: float) -> bool:
         """Whether a request to be handed over has waited too long to keep its TPOT.

@@ -30,15 +30,15 @@ from pdserve.bench.step import (
 )
 from pdserve.bench.step_cases import with_room
 from pdserve.cli.bench_speed_config import StepBenchConfig
-from pdserve.cli.doctor_machine import memory_bytes
 from pdserve.cli.exit_codes import OK
 from pdserve.cli.step_table import WIDTH, step_remarks, step_table
 from pdserve.config import ModelConfig, NodeConfig, parse_bytes
 from pdserve.errors import ConfigError
 from pdserve.node.bench_step import StepBench
+from pdserve.node.meminfo import memory_bytes
 from pdserve.node.model import WARMUP_TOKENS, NodeModel, plan_model, use_cores
 from pdserve.node.processor import processor_name
-from pdserve.node.profile_cache import default_folder
+from pdserve.user_cache import cache_folder
 
 AUTO_KV_BYTES = 10 << 30
 
@@ -83,7 +83,7 @@ def _measure(config: StepBenchConfig) -> StepReport:
     read, product = best_read(observed, largest_cache_bytes()), best_product(observed)
     rates = Rates(read.rate, product.rate)
     return StepReport(
-        rows=[bench_row(config.shape, plan.layout.dtype, seen, rates) for seen in observed],
+        rows=[bench_row(config.shape, _weights(plan), seen, rates) for seen in observed],
         skipped=skipped,
         machine=_machine(observed, read, product, bench, load_average),
     )
@@ -97,12 +97,11 @@ def _checkpoint(shape: str) -> str:
                 f'--shape "{shape}" is neither a directory nor one of {", ".join(SHAPES)}'
             )
         return shape
-    profiles = default_folder()
-    caches = Path(tempfile.gettempdir()) / "pdserve" if profiles is None else profiles.parent
+    folder = cache_folder("checkpoints") or Path(tempfile.gettempdir()) / "pdserve-checkpoints"
     try:
-        return str(kept_checkpoint(caches / "checkpoints", shape))
+        return str(kept_checkpoint(folder, shape))
     except OSError as error:
-        raise ConfigError(f"cannot write a checkpoint to {caches}: {error}") from error
+        raise ConfigError(f"cannot write a checkpoint to {folder}: {error}") from error
 
 
 def _kv_bytes(kv_memory: str) -> int:
@@ -113,8 +112,13 @@ def _kv_bytes(kv_memory: str) -> int:
     return AUTO_KV_BYTES if available is None else min(available // 2, AUTO_KV_BYTES)
 
 
+def _weights(plan: NodeModel) -> str:
+    """Their type."""
+    return plan.layout.dtype if plan.quantization == "none" else plan.quantization
+
+
 def _work(plan: NodeModel) -> StepWork:
-    return StepWork(plan.config, plan.layout.dtype)
+    return StepWork(plan.config, plan.layout.dtype, is_int8=plan.quantization == "int8")
 
 
 def _machine(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import aiohttp
 import msgspec
 
 from pdserve.errors import ClusterError
@@ -80,6 +79,8 @@ async def fetch_status(url: str, timeout_s: float = _REPLY_S) -> ClusterStatus:
     Raises:
         ClusterError: nobody answers there in time, or not with a cluster's status.
     """
+    import aiohttp  # takes longer to load than all of a supervisor, whose children run by then
+
     limit = aiohttp.ClientTimeout(total=timeout_s)
     try:
         async with (

@@ -10,7 +10,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pdserve.cli.doctor_devices import gpu_findings, rdma_findings
+from pdserve.cli.doctor_caches import cache_findings
+from pdserve.cli.doctor_devices import attention_findings, gpu_findings, rdma_findings
 from pdserve.cli.doctor_machine import machine_findings
 from pdserve.cli.doctor_software import native_findings, software_findings
 from pdserve.cli.doctor_transports import transport_findings
@@ -40,8 +41,10 @@ def collect() -> list[Finding]:
         *machine_findings(),
         *native_findings(),
         *gpu_findings(),
+        *attention_findings(),
         *transport_findings(),
         *rdma_findings(),
+        *cache_findings(),
         *software_findings(),
     ]
 

@@ -9,6 +9,7 @@ from types import ModuleType
 from pdserve.cli.finding import Finding, Verdict
 
 _GPU = "GPUs"
+_ATTENTION = "attention on GPUs"
 _RDMA = "RDMA"
 _GIB = 2**30
 
@@ -22,6 +23,15 @@ def gpu_findings(driver: Path = Path("/proc/driver/nvidia/version")) -> list[Fin
     if not torch.cuda.is_available():
         return [_no_gpu("cuda", _why_no_cuda(torch, driver))]
     return [_gpu(torch, i) for i in range(torch.cuda.device_count())]
+
+
+def attention_findings() -> list[Finding]:
+    """Every attention that a GPU could have, best first: a model takes the first that fits it."""
+    try:
+        catalog = importlib.import_module("pdserve.engine.cuda.catalog")
+    except ImportError as error:
+        return [_attention("torch", f"torch cannot be imported: {error}")]
+    return [_attention(kind.name, kind.obstacle(None)) for kind in catalog.KINDS]
 
 
 def rdma_findings(devices: Path = Path("/sys/class/infiniband")) -> list[Finding]:
@@ -66,6 +76,17 @@ def _no_gpu(name: str, detail: str) -> Finding:
         verdict=Verdict.ABSENT,
         detail=detail,
         needed_for="serving on GPUs; CPUs serve without",
+    )
+
+
+def _attention(name: str, obstacle: str | None) -> Finding:
+    works = "always there, and slow" if name == "reference" else "works here"
+    return Finding(
+        topic=_ATTENTION,
+        name=name,
+        verdict=Verdict.OK if obstacle is None else Verdict.ABSENT,
+        detail=obstacle or works,
+        needed_for="serving on GPUs faster than what is below it",
     )
 
 

@@ -7,7 +7,9 @@ import re
 from pathlib import Path
 
 from pdserve.cli.finding import Finding, Verdict
-from pdserve.cli.placement import format_cpus
+from pdserve.config import EngineConfig, format_cpus
+from pdserve.node.cores import plan_cores
+from pdserve.node.meminfo import memory_bytes
 from pdserve.node.processor import processor_name
 
 _TOPIC = "machine"
@@ -19,6 +21,7 @@ def machine_findings(root: Path = Path("/")) -> list[Finding]:
     return [
         _ok("processor", processor_name(_read(root / "proc/cpuinfo"))),
         _ok("cores", _cores(root)),
+        _ok("one node", plan_cores(EngineConfig(), sorted(os.sched_getaffinity(0))).describe()),
         _ok("memory", _memory(root)),
     ]
 
@@ -27,12 +30,6 @@ def cpu_quota(cpu_max: str) -> float | None:
     """Cores' worth of time that the text of a cgroup's cpu.max allows; None: no limit."""
     match = re.fullmatch(r"\s*(\d+)\s+(\d+)\s*", cpu_max)
     return int(match[1]) / int(match[2]) if match else None
-
-
-def memory_bytes(meminfo: str, field: str) -> int | None:
-    """One field of the text of /proc/meminfo."""
-    match = re.search(rf"^{field}:\s*(\d+) kB$", meminfo, re.MULTILINE)
-    return int(match[1]) * 1024 if match else None
 
 
 def _cores(root: Path) -> str:

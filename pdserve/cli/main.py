@@ -172,18 +172,21 @@ def _coordinator(arguments: argparse.Namespace) -> int:
 
 
 def _prefill(arguments: argparse.Namespace) -> int:
-    config = _process_config(arguments, NodeConfig)
-    from pdserve.cli import node
-
-    node.run(config, NodeRole.PREFILL)
-    return OK
+    return _node(arguments, NodeRole.PREFILL)
 
 
 def _decode(arguments: argparse.Namespace) -> int:
+    return _node(arguments, NodeRole.DECODE)
+
+
+def _node(arguments: argparse.Namespace, role: NodeRole) -> int:
     config = _process_config(arguments, NodeConfig)
+    from pdserve.node.prefetch import prefetch_weights
+
+    prefetch_weights(config)
     from pdserve.cli import node
 
-    node.run(config, NodeRole.DECODE)
+    node.run(config, role)
     return OK
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from pdserve.config import EngineConfig, parse_cpus
+from pdserve.config import EngineConfig, format_cpus, parse_cpus
 from pdserve.errors import ConfigError
 
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
@@ -50,17 +50,6 @@ def usable_cores(engine: EngineConfig) -> list[int]:
             f"the usable ones are {format_cpus(allowed)}"
         )
     return wanted or allowed
-
-
-def format_cpus(cores: Sequence[int]) -> str:
-    """The shortest text that `parse_cpus` reads as these ascending cores: "0,2-3"."""
-    parts: list[str] = []
-    start = 0
-    for i, core in enumerate(cores):
-        if i + 1 == len(cores) or cores[i + 1] != core + 1:
-            parts.append(str(core) if i == start else f"{cores[start]}-{core}")
-            start = i + 1
-    return ",".join(parts)
 
 
 def count_gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> int:

@@ -10,9 +10,10 @@ from msgspec.structs import replace
 
 from pdserve.cli.cluster_config import ClusterConfig
 from pdserve.cli.flags import as_flags
-from pdserve.cli.placement import assign_cores, assign_device, format_cpus
+from pdserve.cli.placement import assign_cores, assign_device
 from pdserve.cli.ports import reachable
-from pdserve.config import CoordinatorConfig, EngineConfig, NodeConfig
+from pdserve.config import CoordinatorConfig, EngineConfig, NodeConfig, format_cpus
+from pdserve.node.cores import plan_cores
 
 COORDINATOR = "coordinator"
 
@@ -86,11 +87,26 @@ def plan_cluster(
     return plans
 
 
+def crowding(plans: Sequence[ProcessPlan], cores: Sequence[int]) -> str:
+    """What is to be said when more threads compute than there are cores; else nothing."""
+    engines = [plan.config.engine for plan in plans if isinstance(plan.config, NodeConfig)]
+    shares = [
+        plan_cores(engine, cores) for engine in engines if not engine.device.startswith("cuda")
+    ]
+    num_threads = sum(share.num_threads for share in shares)
+    num_cores = len({core for share in shares for core in share.compute})
+    if num_threads <= num_cores:
+        return ""
+    return (
+        f"{len(shares)} nodes compute with {num_threads} threads on {num_cores} cores: their steps "
+        "will wait for each other; predictions of TTFT and TPOT hold for fewer nodes, or more cores"
+    )
+
+
 def _placed(engine: EngineConfig, number: int, cores: list[int], num_gpus: int) -> EngineConfig:
     """The engine of node `number` on its share of the machine."""
     return replace(
         engine,
         cpus=format_cpus(cores),
-        threads=engine.threads or len(cores),
         device=assign_device(engine.device, number, num_gpus),
     )

@@ -23,7 +23,7 @@ from pdserve.cli.child import Child, Exit, LineSink
 from pdserve.cli.cluster_config import ClusterConfig
 from pdserve.cli.cluster_status import ClusterStatus, fetch_status
 from pdserve.cli.placement import count_gpus, usable_cores
-from pdserve.cli.plan import COORDINATOR, Machine, ProcessPlan, plan_cluster
+from pdserve.cli.plan import COORDINATOR, Machine, ProcessPlan, crowding, plan_cluster
 from pdserve.cli.ports import ReservedPort, reachable
 from pdserve.cli.readiness import wait_until
 from pdserve.errors import ClusterError
@@ -57,6 +57,7 @@ class Cluster:
             stop_margin_s: what a process gets on top of its drain deadline, to end in.
         """
         self.config = config
+        self.crowding = ""  # a warning, once it is known that there are too few cores
         self._on_line = on_line
         self._command = list(command)
         self._machine = machine
@@ -144,7 +145,9 @@ class Cluster:
         self._ports = [ReservedPort(config.host, config.port)]
         self._ports.append(ReservedPort(config.host))
         http_port, grpc_port = (reserved.port for reserved in self._ports)
-        for plan in plan_cluster(config, http_port, grpc_port, machine):
+        plans = plan_cluster(config, http_port, grpc_port, machine)
+        self.crowding = crowding(plans, machine.cores)
+        for plan in plans:
             self._plans[plan.name] = plan
         for name in self._plans:
             self._start(name)

@@ -47,6 +47,8 @@ async def _up(config: ClusterConfig, command: Sequence[str]) -> int:
 
 async def _start(cluster: Cluster, screen: UpScreen) -> None:
     await cluster.spawn()
+    if cluster.crowding:
+        screen.say(cluster.crowding)
     with screen.loading(cluster.node_names) as bars:
         await cluster.wait_ready(bars.show)
     print(invitation(cluster.url, await cluster.status()), flush=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +24,30 @@ class Batch:
     sampled_rows: Tensor  # [num_sampled] int64, the rows whose logits are sampled from
     sampled_requests: list[Request]  # [num_sampled], in the plan's order
 
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device; itself if it is there."""
+        if self.token_ids.device == device:
+            return self
+        attention = self.attention
+        return replace(
+            self,
+            token_ids=self.token_ids.to(device),
+            positions=self.positions.to(device),
+            attention=AttentionBatch(
+                query_start=attention.query_start.to(device),
+                context_lens=attention.context_lens.to(device),
+                block_tables=attention.block_tables.to(device),
+                slot_mapping=attention.slot_mapping.to(device),
+            ),
+            sampled_rows=self.sampled_rows.to(device),
+        )
+
 
 def build_batch(rows: Sequence[Scheduled], block_size: int, device: torch.device) -> Batch:
     """Lay out a plan: its requests in order, of each the next `num_tokens` tokens without KV.
 
-    The requests' block tables must cover those tokens; the requests are only read.
+    The plain way, for a step on its own, and what `step_batches.py` must come out as. The requests'
+    block tables must cover those tokens; the requests are only read.
 
     Args:
         rows: at least one, each of at least one token.

@@ -102,15 +102,19 @@ class EngineCore:
     ) -> list[Request]:
         """Advance every request of the step; returns those that are done, to be forgotten."""
         self._in_step = set()
+        block_size = self.pool.block_size
         done = []
-        for row, token in zip(rows, sampled, strict=True):
-            request = row.request
+        for (request, num_tokens), token in zip(rows, sampled, strict=True):
             if not request.is_cancelled:
-                computed_before = request.num_computed_tokens
-                request.num_computed_tokens += row.num_tokens
-                self._publish_full_blocks(request, computed_before)
+                before = request.num_computed_tokens
+                request.num_computed_tokens = before + num_tokens
+                if before // block_size != (before + num_tokens) // block_size:
+                    self._publish_full_blocks(request, before)
                 if token is not None:
-                    self._append(request, token, now_s)
+                    request.output_token_ids.append(token.token_id)
+                    if len(request.output_token_ids) == 1:
+                        request.lifecycle.first_token_s = now_s
+                    finish(request, self._eos_token_ids)
             if request.is_done:
                 request.lifecycle.finished_s = now_s
                 done.append(request)
@@ -139,20 +143,11 @@ class EngineCore:
         self._requests[request.request_id] = request
         self.next_deadline_s = min(self.next_deadline_s, request.targets.deadline_s)
 
-    def _append(self, request: Request, token: SampledToken, now_s: float) -> None:
-        request.output_token_ids.append(token.token_id)
-        lifecycle = request.lifecycle
-        if lifecycle.first_token_s is None and len(request.output_token_ids) == 1:
-            lifecycle.first_token_s = now_s
-        finish(request, self._eos_token_ids)
-
     def _publish_full_blocks(self, request: Request, computed_before: int) -> None:
         """Offer the blocks that became full for reuse, the output's as well as the prompt's."""
         block_size = self.pool.block_size
         full_before = computed_before // block_size
         full = request.num_computed_tokens // block_size
-        if full == full_before:
-            return
         request.extend_hashes(full * block_size, block_size)
         for index in range(full_before, full):
             self.pool.publish(request.block_table[index], request.block_hashes[index])

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from pdserve.engine.batch import Batch, build_batch
+from pdserve.engine.batch import Batch
 from pdserve.engine.grammar import GrammarProgress, no_vocabulary
 from pdserve.engine.kv_cache import KvCache
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.sampling import sample
+from pdserve.engine.step_batches import StepBatches
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import SamplingParams
 
 
 class ModelRunner:
-    """A model over a KV pool. Synchronous: called from a worker thread, one call at a time."""
+    """A model over a KV pool (`pdserve.engine.engine.Runner`)."""
 
     def __init__(
         self,
@@ -42,12 +44,25 @@ class ModelRunner:
         assert layout == kv_cache.layout, "the pool was laid out for another model"
         assert kv_cache.pool.dtype == model.dtype, "model and pool have one dtype"
         self.model_s = 0.0  # spent in the model itself, over all steps
+        self.batches = StepBatches(kv_cache.layout.block_size)
         self._model = model
         self._kv_cache = kv_cache
         self._grammars = grammars or GrammarProgress(no_vocabulary)
         self._eos_token_ids = model.config.eos_token_ids if eos_token_ids is None else eos_token_ids
 
-    @torch.inference_mode()
+    def prepare(
+        self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
+    ) -> Callable[[], list[SampledToken | None]]:
+        """Lay the rows out; what is returned computes them (`execute`), in whatever thread.
+
+        It is to be called before the next plan is prepared.
+        """
+        return partial(self._compute, rows, self.batches.lay_out(rows), progress)
+
+    def foresee(self, rows: Sequence[Scheduled]) -> None:
+        """Begin to lay out the step after this one, which may be running meanwhile."""
+        self.batches.foresee(rows)
+
     def execute(
         self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
     ) -> list[SampledToken | None]:
@@ -68,9 +83,12 @@ class ModelRunner:
             RequestsFailed: the model's output for some requests is no distribution, or their
                 grammars cannot be followed; names which.
         """
-        if not rows:
-            return []
-        batch = build_batch(rows, self._kv_cache.layout.block_size, self._model.device)
+        return self.prepare(rows, progress)() if rows else []
+
+    @torch.inference_mode()
+    def _compute(
+        self, rows: Sequence[Scheduled], batch: Batch, progress: LayerProgress | None
+    ) -> list[SampledToken | None]:
         logits = self._logits(batch, progress)
         if logits is None:
             if self._model.device.type == "cuda":
@@ -79,15 +97,18 @@ class ModelRunner:
                 torch.cuda.current_stream(self._model.device).synchronize()
             return [None] * len(rows)
         masks = self._grammars.masks(batch.sampled_requests)
-        tokens = iter(sample(logits, batch.sampled_requests, self._eos_token_ids, masks))
+        sampled = sample(logits, batch.sampled_requests, self._eos_token_ids, masks)
+        if len(sampled) == len(rows):
+            return [*sampled]
+        tokens = iter(sampled)
         return [next(tokens) if row.samples else None for row in rows]
 
     def _logits(self, batch: Batch, progress: LayerProgress | None) -> Tensor | None:
         """[num_sampled, vocab_size] float32, or None when no row of the batch is sampled from."""
         started_s = time.perf_counter()
         marks = None if progress is None else _LayerMarks(progress, self._model.device)
-        on_kv = None if marks is None else marks.on_kv
-        logits = self._model.logits(batch, self._kv_cache.pool, on_kv)
+        heard = None if marks is None else marks.heard
+        logits = self._model.logits(batch, self._kv_cache.pool, heard)
         if marks is not None:
             marks.wait()
         self.model_s += time.perf_counter() - started_s
@@ -114,15 +135,14 @@ class _LayerMarks:
     """Reports the layers of one step when their KV is really there."""
 
     def __init__(self, progress: LayerProgress, device: torch.device) -> None:
+        self.heard = LayerProgress(progress.ends, self._on_kv)  # what the model is to report
         self._progress = progress
         self._device = device
         self._is_asynchronous = device.type != "cpu"
         self._launched: deque[tuple[int, torch.cuda.Event]] = deque()
 
-    def on_kv(self, num_layers: int) -> None:
+    def _on_kv(self, num_layers: int) -> None:
         """The KV of so many layers was written, or its writing launched."""
-        if num_layers not in self._progress.ends:
-            return
         if not self._is_asynchronous:
             self._progress.done(num_layers)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -58,7 +59,10 @@ class Request:
     @property
     def is_decoding(self) -> bool:
         """Whether one step of one token is all that separates it from its next token."""
-        return bool(self.output_token_ids) and self.num_uncomputed_tokens == 1
+        num_output = len(self.output_token_ids)  # written out: this is asked most of all
+        return num_output > 0 and (
+            len(self.prompt_token_ids) + num_output - self.num_computed_tokens == 1
+        )
 
     @property
     def is_done(self) -> bool:
@@ -86,8 +90,7 @@ class Request:
         extend_hashes(self.block_hashes, self.token_slice, num_tokens, block_size, self.cache_salt)
 
 
-@dataclass(frozen=True, slots=True)
-class Scheduled:
+class Scheduled(NamedTuple):
     """One row of a step's plan: compute `num_tokens` more tokens of `request`."""
 
     request: Request
@@ -96,7 +99,9 @@ class Scheduled:
     @property
     def samples(self) -> bool:
         """Whether this step reaches the request's last token, so that one is sampled."""
-        return self.num_tokens == self.request.num_uncomputed_tokens
+        request = self.request
+        num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
+        return self.num_tokens == num_tokens - request.num_computed_tokens
 
 
 class SampledToken(msgspec.Struct, frozen=True):

@@ -190,8 +190,10 @@ class Queues:
     def decode(self, requests: Sequence[Request]) -> list[Scheduled]:
         """One token for each of these decoding requests; some may be preempted for the others."""
         self.preemptions.step_planned()
+        block_size = self.pool.block_size
         for request in requests:
-            if request.block_table:  # else it has just given way
+            num_slots = len(request.block_table) * block_size
+            if 0 < num_slots <= request.num_computed_tokens:  # at 0 it has just given way
                 self.grow(request)
         return [Scheduled(request, 1) for request in requests if request.block_table]
 

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pdserve.engine.request import Scheduled
-from pdserve.perf_model import StepRow, StepShape
+from pdserve.perf_model import StepShape, chunk_pairs
 
 
 def shape_of(rows: Sequence[Scheduled]) -> StepShape:
     """Of a plan, while its requests are as they are before the step."""
-    return StepShape.of(
-        StepRow(
-            row.num_tokens, row.request.num_computed_tokens, row.request.is_decoding, row.samples
-        )
-        for row in rows
-    )
+    num_tokens = num_sampled = pairs = context = 0
+    for request, num_row_tokens in rows:
+        num_tokens += num_row_tokens
+        num_before = request.num_computed_tokens
+        num_output = len(request.output_token_ids)
+        num_uncomputed = len(request.prompt_token_ids) + num_output - num_before
+        num_sampled += num_row_tokens == num_uncomputed
+        if num_output and num_uncomputed == 1:  # it is decoding
+            context += num_before + 1
+        else:
+            pairs += chunk_pairs(num_row_tokens, num_before)
+    return StepShape(num_tokens, num_sampled, pairs, context)

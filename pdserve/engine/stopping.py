@@ -19,9 +19,10 @@ def finish(request: Request, eos_token_ids: frozenset[int]) -> None:
     sampling = request.sampling
     token_id = request.output_token_ids[-1]
     num_output_tokens = len(request.output_token_ids)
-    if num_output_tokens >= sampling.min_tokens and token_id in ending_token_ids(
-        request, eos_token_ids
-    ):
+    is_ending = token_id in sampling.stop_token_ids or (  # as `ending_token_ids`, without the set
+        token_id in eos_token_ids and not sampling.ignore_eos
+    )
+    if is_ending and num_output_tokens >= sampling.min_tokens:
         request.finish_reason = FinishReason.STOP
         request.stop_token_id = token_id
     elif num_output_tokens >= sampling.max_tokens:

@@ -8,13 +8,14 @@ both do it here, within the same limits.
 from __future__ import annotations
 
 from pdserve.grammar.deep_threads import DeepThreads
-from pdserve.grammar.matching import MAX_GRAMMAR_CHARS, new_matcher
+from pdserve.grammar.matching import MAX_GRAMMAR_CHARS, is_light, new_matcher
 from pdserve.grammar.vocabulary import Vocabulary, load_vocabulary, make_vocabulary
 
 __all__ = [
     "MAX_GRAMMAR_CHARS",
     "DeepThreads",
     "Vocabulary",
+    "is_light",
     "load_vocabulary",
     "make_vocabulary",
     "new_matcher",

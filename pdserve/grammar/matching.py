@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import llguidance
 
 from pdserve.errors import GrammarFailed
@@ -24,6 +26,27 @@ _LIMITS = llguidance.LLParserLimits(
     precompute_large_lexemes=False,
     verbose_errors=False,
 )
+
+
+_LIGHT_CHARS = 4096  # a chain of references in so many is shallow enough for an ordinary stack
+_LIGHT_REPETITIONS = 200_000
+_COUNTED = re.compile(  # {3} {3,} {,4} {3,4}, and Lark's ~3 ~3..4
+    r"\{\s*(\d+)?\s*(?:,\s*(\d+)?\s*)?\}|~\s*(\d+)(?:\s*\.\.\s*(\d+))?"
+)
+
+
+def is_light(grammar: str) -> bool:
+    """Whether no mask of it can take long, once its matcher is made.
+
+    Fuel bounds a mask, but for counted repetitions: nested in each other, they are written out at
+    once. As if all of them were nested.
+    """
+    if len(grammar) > _LIGHT_CHARS:
+        return False
+    product = 1
+    for counts in _COUNTED.findall(grammar):
+        product *= max(int(count or 1) for count in counts) or 1
+    return product <= _LIGHT_REPETITIONS
 
 
 def new_matcher(vocabulary: Vocabulary, grammar: str) -> llguidance.LLMatcher:

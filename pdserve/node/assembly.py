@@ -56,7 +56,7 @@ def make_parts(
     incarnation = secrets.token_hex(8)
     clock = SystemClock()
     metrics = NodeMetrics()
-    identity = KvIdentity(model.checkpoint.model_id, model.checkpoint.revision, model.layout)
+    identity = KvIdentity(model.checkpoint.model_id, model.revision, model.layout)
     kinds = choose_kinds(config.transports, memory)
     pool = BlockPool(
         model.num_blocks,

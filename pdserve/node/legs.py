@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
+from collections.abc import Iterable
 
 from pdserve.errors import PdserveError
 from pdserve.node.link import CoordinatorLink
@@ -14,7 +16,7 @@ class Legs:
 
     def __init__(self) -> None:
         self._links: dict[str, CoordinatorLink] = {}  # request_id |-> whom to answer
-        self._batches: dict[CoordinatorLink, list[TokenEvent]] = {}
+        self._batches = _no_batches()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
 
@@ -44,20 +46,36 @@ class Legs:
         """The legs that this coordinator started."""
         return [request_id for request_id, owner in self._links.items() if owner is link]
 
-    def add_tokens(self, event: TokenEvent) -> None:
-        """Put tokens into the step's message to the leg's coordinator."""
+    def add_event(self, event: TokenEvent) -> None:
+        """Put tokens with more to say into the step's message to the leg's coordinator."""
         link = self._links.get(event.request_id)
         if link is not None:
-            self._batches.setdefault(link, []).append(event)
+            self._batches[link].events.append(event)
+
+    def add_tokens(self, tokens: Iterable[tuple[str, int, int]]) -> None:
+        """As `add_event`, of those that are just tokens: (request id, output index, token id)."""
+        links, batches = self._links, self._batches
+        for request_id, index, token_id in tokens:
+            link = links.get(request_id)
+            if link is not None:
+                batch = batches[link]
+                batch.request_ids.append(request_id)
+                batch.indices.append(index)
+                batch.token_ids.append(token_id)
 
     def flush(self) -> None:
         """Send the step's messages."""
-        batches, self._batches = self._batches, {}
-        for link, events in batches.items():
-            link.send(TokenBatch(events=events))
+        batches, self._batches = self._batches, _no_batches()
+        for link, batch in batches.items():
+            link.send(batch)
 
     def fail(self, request_id: str, error: PdserveError) -> None:
         """Report a leg as failed, and forget it."""
         link = self.close(request_id)
         if link is not None:
             link.send(LegFailed(request_id=request_id, code=error.code, message=error.message))
+
+
+def _no_batches() -> defaultdict[CoordinatorLink, TokenBatch]:
+    """Messages that are not sent yet, and still filled; each has lists of its own."""
+    return defaultdict(TokenBatch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,16 +15,26 @@ from numpy.typing import NDArray
 
 from pdserve import _native
 from pdserve.checkpoint import Checkpoint, resolve_checkpoint
-from pdserve.config import EngineConfig, NodeConfig, parse_bytes, parse_cpus
+from pdserve.config import (
+    EngineConfig,
+    NodeConfig,
+    Quantization,
+    Timeouts,
+    parse_bytes,
+)
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.grammar import GrammarProgress
 from pdserve.engine.kv_cache import TORCH_DTYPES, DeviceBuffer, KvCache
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import ModelConfig, load_model_config
+from pdserve.engine.native.packed_cache import PackedCache
 from pdserve.engine.weights import load_decoder
 from pdserve.errors import ConfigError
 from pdserve.grammar import load_vocabulary
 from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.node.cores import plan_cores, use_compute_cores, use_service_cores
+from pdserve.node.meminfo import available_bytes
+from pdserve.node.prefetch import weights_folder
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +52,13 @@ class NodeModel:
     layout: KvLayout
     num_blocks: int
     max_model_len: int  # tokens, prompt and output
+    quantization: Quantization = "none"
+
+    @property
+    def revision(self) -> str:
+        """Of the weights that compute here: KV made by others is not the same KV."""
+        revision = self.checkpoint.revision
+        return revision if self.quantization == "none" else f"{revision}+{self.quantization}"
 
 
 def plan_model(config: NodeConfig) -> NodeModel:
@@ -59,6 +77,11 @@ def plan_model(config: NodeConfig) -> NodeModel:
     layout = model.kv_layout(engine.block_size, dtype)
     max_model_len = _max_model_len(engine, model)
     device = _device(engine.device)
+    if engine.quantization != "none" and device.type != "cpu":
+        raise ConfigError(
+            f"quantization {engine.quantization} is for CPUs, and this node computes on {device}: "
+            "leave it out, or ask for device cpu"
+        )
     budget_bytes = _kv_budget(engine.kv_memory, device)
     num_blocks = layout.blocks_in_budget(budget_bytes, max_model_len)
     log.info(
@@ -69,23 +92,48 @@ def plan_model(config: NodeConfig) -> NodeModel:
         num_blocks * layout.block_size,
         max_model_len,
     )
-    return NodeModel(checkpoint, model, device, layout, num_blocks, max_model_len)
+    return NodeModel(
+        checkpoint, model, device, layout, num_blocks, max_model_len, engine.quantization
+    )
+
+
+def packed_cache(engine: EngineConfig, timeouts: Timeouts) -> PackedCache | None:
+    """Where packed weights are kept; None: nowhere.
+
+    Raises:
+        ConfigError: packed_limit is no size.
+    """
+    folder = weights_folder(engine)
+    limit_bytes = parse_bytes(engine.packed_limit)
+    if folder is None or limit_bytes == 0:
+        return None
+    return PackedCache(folder, limit_bytes, timeouts.packing_s)
 
 
 def load_runner(
     plan: NodeModel,
     buffer: NDArray[np.uint8] | DeviceBuffer | None,
     on_progress: Callable[[float], None],
+    cache: PackedCache | None = None,
 ) -> ModelRunner:
-    """Read the weights, lay the KV cache over `buffer` (or memory of its own), warm up.
+    """Load the weights, lay the KV cache over `buffer` (or memory of its own), warm up.
 
     Slow; for a thread of its own.
 
     Raises:
         ModelError: the checkpoint's weights do not fit its config, or are damaged.
     """
+    started_s = time.perf_counter()
     dtype = TORCH_DTYPES[plan.layout.dtype]
-    decoder = load_decoder(plan.checkpoint, plan.config, dtype, plan.device, on_progress)
+    decoder = load_decoder(
+        plan.checkpoint,
+        plan.config,
+        dtype,
+        plan.device,
+        on_progress,
+        is_int8=plan.quantization == "int8",
+        cache=cache,
+    )
     kv_cache = KvCache(plan.layout, plan.num_blocks, plan.device, buffer)
     model = plan.config
     vocabulary = partial(
@@ -93,26 +141,29 @@ def load_runner(
     )
     grammars = GrammarProgress(vocabulary, _native.num_threads())
     runner = ModelRunner(decoder, kv_cache, grammars=grammars)
+    loaded_s = time.perf_counter()
     runner.warmup(min(WARMUP_TOKENS, plan.max_model_len))
+    warm_s = time.perf_counter()
+    log.info("weights in %.2f s, warm in %.2f s", loaded_s - started_s, warm_s - loaded_s)
     return runner
 
 
 def use_cores(config: EngineConfig) -> None:
-    """Keep the process on its cores, and give the kernels one thread for each.
+    """Keep a process that does nothing but compute on its cores, with a thread for each.
 
     Raises:
         ConfigError: a core that this process may not use.
     """
-    cpus = parse_cpus(config.cpus)
-    if cpus:
-        try:
-            os.sched_setaffinity(0, cpus)
-        except OSError as error:
-            allowed = sorted(os.sched_getaffinity(0))
-            raise ConfigError(f"cpus {config.cpus!r}: this process may use {allowed}") from error
-    threads = config.threads or len(os.sched_getaffinity(0))
-    torch.set_num_threads(threads)
-    _native.set_num_threads(threads)
+    plan = plan_cores(config, sorted(os.sched_getaffinity(0)))
+    set_threads(plan.num_threads)
+    use_service_cores(plan)
+    use_compute_cores(plan)
+
+
+def set_threads(num_threads: int) -> None:
+    """How many threads share what torch and the native kernels compute."""
+    torch.set_num_threads(num_threads)
+    _native.set_num_threads(num_threads)
 
 
 def _kv_budget(kv_memory: str, device: torch.device) -> int:
@@ -122,7 +173,7 @@ def _kv_budget(kv_memory: str, device: torch.device) -> int:
     if device.type == "cuda":
         free_bytes, _ = torch.cuda.mem_get_info(device)
     else:
-        free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        free_bytes = available_bytes()
     return min(free_bytes // 4, AUTO_KV_BYTES)
 
 

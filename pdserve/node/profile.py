@@ -22,7 +22,6 @@ from pdserve.node.processor import processor_name
 from pdserve.node.profile_cache import (
     Profile,
     ProfileKey,
-    default_folder,
     read_profile,
     write_profile,
 )
@@ -31,6 +30,7 @@ from pdserve.node.profile_steps import StepLimits, steps_to_profile
 from pdserve.node.profile_timer import StepTimer
 from pdserve.perf_model import GUESS, PerfModel
 from pdserve.protocol import StepCosts
+from pdserve.user_cache import cache_folder
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def step_costs(
     """
     if config.profile == "off":
         return GUESS
-    folder = Path(config.profile_dir) if config.profile_dir else default_folder()
+    folder = Path(config.profile_dir) if config.profile_dir else cache_folder("profiles")
     limits = step_limits(engine, model)
     key = profile_key(model, limits)
     kept = read_profile(folder, key) if folder is not None and config.profile == "auto" else None
@@ -113,7 +113,7 @@ def profile_key(model: NodeModel, limits: StepLimits) -> ProfileKey:
     """What this node's costs are kept under."""
     return ProfileKey(
         model_id=model.checkpoint.model_id,
-        revision=model.checkpoint.revision,
+        revision=model.revision,
         device=_device_name(model.device),
         dtype=model.layout.dtype.value,
         threads=torch.get_num_threads(),

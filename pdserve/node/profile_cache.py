@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import tempfile
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +18,7 @@ from pdserve.protocol import StepCosts
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1  # of the file, and of what its costs mean
+FORMAT = 2  # of the file, and of what its costs mean; 2: CPUs compute a step natively
 
 
 class ProfileKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,17 +48,6 @@ class Profile(msgspec.Struct, frozen=True):
 class _File(msgspec.Struct, frozen=True):
     key: ProfileKey
     profile: Profile
-
-
-def default_folder() -> Path | None:
-    """Where a user's caches are, by the XDG Base Directory Specification; None: nowhere."""
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(cache):  # which is then to be ignored, says the specification
-        try:
-            cache = str(Path.home() / ".cache")
-        except RuntimeError:  # the user has no home
-            return None
-    return Path(cache) / "pdserve" / "profiles"
 
 
 def read_profile(folder: Path, key: ProfileKey) -> Profile | None:

@@ -62,7 +62,7 @@ class StepTimer:
         with self._waits() as waited_s:
             started_s = self._now()
             before_s = waited_s()  # within what is timed, so that no other wait is taken off
-            self._runner.execute(rows)
+            self._runner.prepare(rows)()
             away_s = waited_s() - before_s
             return max(self._now() - started_s - away_s, LEAST_S)
 

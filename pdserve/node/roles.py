@@ -83,7 +83,7 @@ class Service(Protocol[Leg]):
         ...
 
     def add_tokens(self, sampled: Sequence[Sampled], started_s: float) -> None:
-        """Put what a step, begun then, has sampled into its messages (`Legs.add_tokens`)."""
+        """Put what a step, begun then, has sampled into its messages (`Legs.add_event`)."""
         ...
 
     def step_done(self, sampled: Sequence[Sampled]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Coroutine
 from functools import partial
@@ -24,6 +25,7 @@ from pdserve.engine.engine import StepReport
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.errors import ConfigError, RequestCancelled
 from pdserve.node.assembly import make_parts
+from pdserve.node.cores import CorePlan, plan_cores, use_compute_cores, use_service_cores
 from pdserve.node.gauges import (
     load_report,
     observe_step,
@@ -43,14 +45,14 @@ from pdserve.node.kv_memory import (
 )
 from pdserve.node.link import CoordinatorLink
 from pdserve.node.metrics_server import MetricsServer
-from pdserve.node.model import NodeModel, load_runner, plan_model, use_cores
+from pdserve.node.model import NodeModel, load_runner, packed_cache, plan_model, set_threads
 from pdserve.node.perf_feed import PerfFeed
 from pdserve.node.prefix_exports import PrefixExports
 from pdserve.node.profile import step_costs
 from pdserve.node.roles import ServiceFactories
 from pdserve.node.services import Services
 from pdserve.node.session_server import SessionServer
-from pdserve.protocol import KvTier, LoadReport, NodeHello, NodeRole, NodeState
+from pdserve.protocol import KvTier, LoadReport, NodeHello, NodeRole, NodeState, StepCosts
 from pdserve.signals import StopSignals
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.channel import Server
@@ -67,21 +69,25 @@ def run(config: NodeConfig, role: NodeRole, make: ServiceFactories) -> None:
         PdserveError: it cannot start; says why.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    use_cores(config.engine)
+    cores = plan_cores(config.engine, sorted(os.sched_getaffinity(0)))
+    log.info("%s", cores.describe())
+    set_threads(cores.num_threads)
+    use_service_cores(cores)
     model = plan_model(config)
     tier_blocks = make_tier_blocks(config, model)
-    uvloop.run(_live(config, role, model, tier_blocks, make))
+    uvloop.run(_live(config, role, cores, model, tier_blocks, make))
 
 
 async def _live(
     config: NodeConfig,
     role: NodeRole,
+    cores: CorePlan,
     model: NodeModel,
     tier_blocks: FileBlocks | None,
     make: ServiceFactories,
 ) -> None:
     signals = StopSignals()
-    node = Node(config, role, model, tier_blocks, make)
+    node = Node(config, role, cores, model, tier_blocks, make)
     try:
         await node.listen()
         loading = asyncio.create_task(node.load())
@@ -104,11 +110,13 @@ class Node:
         self,
         config: NodeConfig,
         role: NodeRole,
+        cores: CorePlan,
         model: NodeModel,
         tier_blocks: FileBlocks | None,
         make: ServiceFactories,
     ) -> None:
         self._config = config
+        self._cores = cores
         self._model = model
         self._state = NodeState.LOADING
         self._loading_progress = 0.0
@@ -176,21 +184,28 @@ class Node:
             self._joining.append(asyncio.create_task(link.run()))
 
     async def load(self) -> ModelRunner:
-        """Read the weights and learn what steps cost, in a thread of its own.
+        """Load the weights and learn what steps cost, in the thread that will compute them.
 
         Raises:
             ModelError: they cannot be used.
         """
-        config, model = self._config, self._model
-        await asyncio.to_thread(commit_if_asked, config, self._memory)
-        runner = await asyncio.to_thread(
-            load_runner, model, engine_buffer(self._memory), self._set_progress
-        )
-        self._parts.perf.costs = await asyncio.to_thread(
-            step_costs, config.profile, config.engine, model, runner, self._check_wanted
-        )
+        await asyncio.to_thread(commit_if_asked, self._config, self._memory)
+        runner, costs = await self._services.engine.in_thread(self._loaded)
+        self._parts.perf.costs = costs
         self._perf_feed.tell()
         return runner
+
+    def _loaded(self) -> tuple[ModelRunner, StepCosts]:
+        """In the engine's thread, whose workers start here, and stay where it is."""
+        config, model = self._config, self._model
+        use_compute_cores(self._cores)
+        runner = load_runner(
+            model,
+            engine_buffer(self._memory),
+            self._set_progress,
+            packed_cache(config.engine, config.timeouts),
+        )
+        return runner, step_costs(config.profile, config.engine, model, runner, self._check_wanted)
 
     def abandon_loading(self) -> None:
         """Make `load` raise at the next tensor, or at the next step that is measured."""
@@ -247,7 +262,7 @@ class Node:
             session_address=session_address,
             metrics_address=metrics_address,
             model_id=self._model.checkpoint.model_id,
-            revision=self._model.checkpoint.revision,
+            revision=self._model.revision,
             layout=self._model.layout,
             num_blocks=self._model.num_blocks,
             max_model_len=self._model.max_model_len,

@@ -152,7 +152,8 @@ class Services:
         for row, token in zip(report.rows, report.sampled, strict=True):
             request = row.request
             if not request.is_cancelled:
-                (prefills if _is_prefill_leg(request) else decodes).append((request, token))
+                is_prefill_leg = request.leg_token_limit is not None  # `_is_prefill_leg`, in place
+                (prefills if is_prefill_leg else decodes).append((request, token))
         self._prefill.add_tokens(prefills, report.started_s)
         self._decode.add_tokens(decodes, report.started_s)
         self.legs.flush()

@@ -61,10 +61,14 @@ def shapes() -> st.SearchStrategy[Shape]:
     )
 
 
+# Tokens around the ends of the runs in which keys are gone through.
+LONG = st.sampled_from([447, 511, 512, 513, 1030])
+
+
 def requests() -> st.SearchStrategy[list[tuple[int, int]]]:
     """A ragged batch as (rows, tokens before them): decode steps, prefill chunks, empty ones."""
     row_counts = st.one_of(st.just(1), st.integers(0, 70), st.sampled_from([16, 63, 64, 65, 130]))
-    earlier = st.one_of(st.just(0), st.integers(0, 150), st.sampled_from([63, 64, 127, 300]))
+    earlier = st.one_of(st.just(0), st.integers(0, 150), st.sampled_from([63, 64, 127, 300]), LONG)
     return st.lists(st.tuples(row_counts, earlier), min_size=0, max_size=4)
 
 

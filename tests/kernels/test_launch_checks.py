@@ -95,6 +95,12 @@ ATTENTION_ERRORS: list[tuple[str, Any, type[Exception], str]] = [
     ("out", torch.zeros(4, 4, 64, dtype=torch.bfloat16), TypeError, "out: expected dtype float32"),
     ("out", torch.zeros(4, 4, 32), ValueError, "out: expected shape that of query"),
     ("out", torch.zeros(4, 4, 65)[:, :, :64], ValueError, "out: expected contiguous memory"),
+    ("rows", int32(0), TypeError, "rows: expected dtype int64, found int32"),
+    ("rows", torch.tensor([[0]]), ValueError, "rows: expected shape"),
+    ("rows", torch.arange(4)[::2], ValueError, "rows: expected contiguous"),
+    ("rows", torch.tensor([0, 4]), ValueError, r"rows\[1\]: expected a row from 1 to 3, found 4"),
+    ("rows", torch.tensor([2, 2]), ValueError, r"rows\[1\]: expected a row from 3 to 3, found 2"),
+    ("rows", torch.tensor([-1]), ValueError, r"rows\[0\]: .*found -1"),
     ("variant", "sse9", ValueError, "variant: expected one of .*portable on this CPU, found sse9"),
 ]  # fmt: skip
 
@@ -152,6 +158,65 @@ def test_write_kv_refuses(name: str, value: object, error: type[Exception], mess
     with pytest.raises(error, match=message):
         _native.write_kv(**arguments)
     assert torch.equal(pool, before)
+
+
+def rotate_arguments() -> dict[str, Any]:
+    case = make_case(Shape(), [(3, 17), (1, 4)])
+    return {
+        "qkv": torch.randn(4, 8 * 64),
+        "num_heads": 4,
+        "q_norm": torch.ones(64),
+        "k_norm": torch.ones(64),
+        "norm_eps": 1e-6,
+        "cos_sin": torch.zeros(4, 64),
+        "kv_pool": case.kv_pool.nan_to_num(),
+        "layer": 1,
+        "slot_mapping": torch.tensor([5, 6, 7, 79]),
+    }
+
+
+ROTATE_ERRORS: list[tuple[str, Any, type[Exception], str]] = [
+    ("qkv", torch.zeros(4, 512, dtype=torch.bfloat16), TypeError, "qkv: expected dtype float32"),
+    ("qkv", torch.zeros(4, 511), ValueError,
+     r"qkv: expected shape \[num_tokens, \(num_heads .*\[any, 512\], found \[4, 511\]"),
+    ("qkv", torch.zeros(512, 4).T, ValueError, "qkv: .*contiguous last dimension"),
+    ("num_heads", 3, ValueError, "qkv: expected shape"),
+    ("num_heads", 0, ValueError, "num_heads: expected at least 1, found 0"),
+    ("num_heads", 2**40, ValueError, "num_heads"),
+    ("q_norm", None, TypeError, "k_norm: expected None, as q_norm is, found a tensor"),
+    ("k_norm", None, TypeError, "k_norm: expected a tensor, as q_norm is one, found None"),
+    ("q_norm", torch.ones(63), ValueError, "q_norm: expected shape"),
+    ("k_norm", torch.ones(64).bfloat16(), TypeError, "k_norm: expected dtype float32"),
+    ("k_norm", torch.ones(128)[::2], ValueError, "k_norm: expected contiguous"),
+    ("norm_eps", -1.0, ValueError, "norm_eps: expected a finite number of 0 or more"),
+    ("norm_eps", float("nan"), ValueError, "norm_eps"),
+    ("cos_sin", torch.zeros(3, 64), ValueError, r"cos_sin: .*\[4, 64\], found \[3, 64\]"),
+    ("cos_sin", torch.zeros(4, 64).bfloat16(), TypeError, "cos_sin: expected dtype float32"),
+    ("cos_sin", torch.zeros(64, 4).T, ValueError, "cos_sin: expected contiguous"),
+    ("kv_pool", torch.zeros(5, 2, 2, 2, 16, 63), ValueError, "an even head_dim, found 63"),
+    ("layer", 2, ValueError, "layer: expected 0 to 1, found 2"),
+    ("slot_mapping", int32(5, 6, 7, 8), TypeError, "slot_mapping: expected dtype int64"),
+    ("slot_mapping", torch.tensor([5, 6, 7]), ValueError, "slot_mapping: expected shape"),
+    ("slot_mapping", torch.tensor([5, 6, 7, 80]), ValueError, r"slot_mapping\[3\]: .*found 80"),
+    ("variant", "sse9", ValueError, "variant: expected one of"),
+]  # fmt: skip
+
+
+def test_rotating_works_as_it_is() -> None:
+    _native.rotate_and_write(**rotate_arguments())
+
+
+@pytest.mark.parametrize(("name", "value", "error", "message"), ROTATE_ERRORS)
+def test_rotate_and_write_refuses(
+    name: str, value: object, error: type[Exception], message: str
+) -> None:
+    arguments = rotate_arguments()
+    written = [arguments["qkv"], arguments["kv_pool"]]
+    before = [tensor.clone() for tensor in written]
+    arguments[name] = value
+    with pytest.raises(error, match=message):
+        _native.rotate_and_write(**arguments)
+    assert all(torch.equal(now, then) for now, then in zip(written, before, strict=True))
 
 
 def test_a_read_only_pool_is_not_written() -> None:

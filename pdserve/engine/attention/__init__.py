@@ -1,4 +1,4 @@
-"""Paged attention: one interface, a native CPU implementation and a torch reference."""
+"""Paged attention: one interface, native on CPUs, several kinds on GPUs, and a torch reference."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import torch
 
 from pdserve.engine.attention.interface import AttentionBackend, AttentionBatch
 from pdserve.engine.attention.native import NativeAttention
-from pdserve.engine.attention.reference import ReferenceAttention
 
 __all__ = ["AttentionBackend", "AttentionBatch", "attention_backend"]
 
 
 def attention_backend(device: torch.device) -> AttentionBackend:
-    """The best backend for a device: native on a CPU, plain torch elsewhere until CUDA kernels."""
+    """The best backend for a device, whatever the model: native on a CPU."""
     if device.type == "cpu":
         return NativeAttention()
-    return ReferenceAttention()
+    from pdserve.engine.cuda.catalog import choose_kind  # only where a GPU is asked for
+
+    return choose_kind("", None).open(device)

@@ -55,6 +55,6 @@ class NativeAttention:
             scale,
             0 if sliding_window is None else sliding_window,
             out,
-            self._variant,
+            variant=self._variant,
         )
         return out

@@ -1,8 +1,9 @@
 """Every constrained answer's position, kept between steps, and made anew from its tokens.
 
 Grammars are clients' texts. The library bounds most of what one may take, but not all: so positions
-move in threads of their own, and who is not ready in time has failed, alone. What its thread still
-computes then stops by itself; others do not wait for it.
+are made in threads of their own, and those in grammars that are not plainly light move there, too.
+Who is not ready in time has failed, alone. What its thread still computes then stops by itself;
+others do not wait for it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pdserve.engine.grammar.masks import WORD_BITS, TokenMasks
 from pdserve.engine.grammar.position import Position
 from pdserve.engine.request import Request
 from pdserve.errors import GrammarFailed, TokenizerError
-from pdserve.grammar import DeepThreads, Vocabulary
+from pdserve.grammar import DeepThreads, Vocabulary, is_light
 
 MASK_S = 2.0  # for one answer in one step, which takes microseconds as a rule, 20 ms at worst
 _NAME = "grammar"
@@ -35,7 +36,13 @@ class _Answer:
     """One request's position; None before the first token."""
 
     request: Request
+    is_light: bool
     position: Position | None = None
+
+    @property
+    def moves_at_once(self) -> bool:
+        """Whether its move takes less than a thread takes to wake."""
+        return self.is_light and self.position is not None
 
 
 class GrammarProgress:
@@ -96,7 +103,8 @@ class GrammarProgress:
         """As it was after the step before; of another life of the request it says nothing."""
         answer = self._answers.get(request.request_id)
         if answer is None or answer.request is not request:
-            answer = self._answers[request.request_id] = _Answer(request)
+            answer = _Answer(request, is_light(request.sampling.grammar))
+            self._answers[request.request_id] = answer
         return answer
 
     def _loaded(self, request_ids: list[str]) -> Vocabulary:
@@ -112,6 +120,10 @@ class GrammarProgress:
     ) -> None:
         """Write the masks of all rows. Raises GrammarFailed."""
         failures: dict[str, str] = {}
+        for row in rows:
+            if row[0].moves_at_once:
+                _move_at_once(vocabulary, *row, failures)
+        rows = [row for row in rows if not row[0].moves_at_once]
         while rows:
             started = {self._threads.submit(partial(_move, vocabulary, *row)): row for row in rows}
             _, late = wait(started, timeout=self._mask_s)
@@ -141,6 +153,18 @@ def _move(vocabulary: Vocabulary, answer: _Answer, bits: npt.NDArray[np.int32]) 
         answer.position = Position(vocabulary, sampling.grammar, sampling.stop_token_ids)
     answer.position.advance(answer.request.output_token_ids[answer.position.num_tokens :])
     answer.position.fill(bits)
+
+
+def _move_at_once(
+    vocabulary: Vocabulary,
+    answer: _Answer,
+    bits: npt.NDArray[np.int32],
+    failures: dict[str, str],
+) -> None:
+    try:
+        _move(vocabulary, answer, bits)
+    except GrammarFailed as error:
+        failures[answer.request.request_id] = error.message
 
 
 def _note(future: Future[None], request_id: str, failures: dict[str, str]) -> None:

@@ -1,18 +1,18 @@
 """The seam between a step and the model that computes it.
 
-Two implementations: `native_decoder.py` (C++ kernels, one call a step, CPU) and `torch_decoder.py`
-(plain torch, any device, the oracle of the native one).
+Three implementations: `NativeDecoder` (C++ kernels, one call a step, CPU), `CudaDecoder` (Triton
+kernels and CUDA graphs) and `TorchDecoder` (plain torch, any device, the oracle of the others).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from pdserve.engine.batch import Batch
+from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
 
 
@@ -25,24 +25,25 @@ class Decoder(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are, and where inputs must be."""
+        """Where the weights are, and the KV pool must be."""
 
     @property
     def dtype(self) -> torch.dtype:
         """Of activations and KV."""
 
     def logits(
-        self, batch: Batch, kv_pool: Tensor, on_kv: Callable[[int], None] | None = None
+        self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None = None
     ) -> Tensor | None:
         """Compute one step, and write its keys and values into the pool.
 
         Args:
-            batch: the step's rows; token ids below vocab_size.
+            batch: the step's rows, on the host or on the device; token ids below vocab_size,
+                sampled rows ascending.
             kv_pool: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim].
-            on_kv: called after each layer's keys and values were written (on a GPU: after the
-                kernel that writes them was launched), with the number of layers so far.
+            progress: hears of its layers when their keys and values were written (on a GPU: when
+                the kernel that writes them was launched).
 
         Returns:
             [num_sampled, vocab_size] float32, scores of every next token of `batch.sampled_rows`;
-            None if nothing is sampled. Good until the next call.
+            None if nothing is sampled. Good until the next call, and the caller's to change.
         """

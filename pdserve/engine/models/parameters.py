@@ -92,6 +92,12 @@ def tensor_slots(weights: DecoderWeights, config: ModelConfig) -> dict[str, Tens
     return slots
 
 
+def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Tensor name in the checkpoint |-> the shape that it must have there; of every tensor."""
+    nowhere = allocate_weights(config, torch.float32, torch.device("meta"))
+    return {name: slot.shape for name, slot in tensor_slots(nowhere, config).items()}
+
+
 _Slots = Iterator[tuple[str, TensorSlot]]
 
 

@@ -6,14 +6,13 @@ tokens alike. What is whose is known to attention alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from pdserve.engine.attention import AttentionBackend
 from pdserve.engine.batch import Batch
+from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.layers import gated_mlp, rms_norm
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights, LayerWeights
@@ -43,10 +42,11 @@ class TorchDecoder:
         return self._weights.embedding.dtype
 
     def logits(
-        self, batch: Batch, kv_pool: Tensor, on_kv: Callable[[int], None] | None = None
+        self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None = None
     ) -> Tensor | None:
         """See Decoder.logits."""
-        hidden = self._forward(batch, kv_pool, on_kv)
+        batch = batch.to(self.device)
+        hidden = self._forward(batch, kv_pool, progress)
         if len(batch.sampled_rows) == 0:
             return None
         normed = rms_norm(
@@ -54,9 +54,7 @@ class TorchDecoder:
         )
         return functional.linear(normed, self._weights.lm_head).float()
 
-    def _forward(
-        self, batch: Batch, kv_pool: Tensor, on_kv: Callable[[int], None] | None
-    ) -> Tensor:
+    def _forward(self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None) -> Tensor:
         """[num_tokens, hidden_size], before the final norm."""
         hidden = functional.embedding(batch.token_ids, self._weights.embedding)
         cos, sin = self._rope.cos_sin(batch.positions, hidden.dtype)
@@ -64,8 +62,8 @@ class TorchDecoder:
             normed = rms_norm(hidden, layer.attention_norm, self.config.rms_norm_eps)
             query, key, value = self._heads(layer, normed, cos, sin)
             self._attention.write_kv(kv_pool, index, key, value, batch.attention)
-            if on_kv is not None:
-                on_kv(index + 1)
+            if progress is not None and index + 1 in progress.ends:
+                progress.done(index + 1)
             attended = self._attention.attend(
                 query,
                 kv_pool,

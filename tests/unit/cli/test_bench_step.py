@@ -59,6 +59,13 @@ def test_json_has_rows_skipped_cases_and_the_machine(
 
 
 @pytest.mark.usefixtures("cores")
+def test_weights_of_8_bits_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(folder, "--json", "--quantization=int8") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert {row["weights"] for row in report["rows"]} == {"int8"}
+
+
+@pytest.mark.usefixtures("cores")
 def test_people_see_what_was_left_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(folder) == 0
     out = capsys.readouterr().out

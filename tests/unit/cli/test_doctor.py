@@ -1,6 +1,7 @@
 import io
 import json
 import sys
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -9,6 +10,7 @@ from kv_transfer.transports import pool_door
 from kv_transfer.transports.catalog import KINDS, TransportKind
 from kv_transfer.transports.fake import FakeNetwork
 from pdserve.cli import doctor, doctor_devices, doctor_machine, doctor_software, doctor_transports
+from pdserve.cli.doctor_caches import cache_findings
 from pdserve.cli.finding import Finding, Verdict
 from pdserve.cli.main import main
 from pdserve.errors import PeerLost
@@ -57,6 +59,14 @@ def test_no_torch_is_said(monkeypatch):
     assert "torch cannot be imported" in found.detail
 
 
+def test_kinds_of_attention_and_why_not(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    found = doctor_devices.attention_findings()
+    assert [f.name for f in found] == ["flashinfer", "flash_attn", "triton", "reference"]
+    assert [f.verdict for f in found] == [Verdict.ABSENT] * 3 + [Verdict.OK]
+    assert found[0].detail == "torch finds no GPU"
+
+
 def test_a_missing_extension_is_broken_and_says_how_to_build_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "pdserve._native", None)
     (found,) = doctor_software.native_findings()
@@ -94,6 +104,23 @@ def test_what_is_absent_is_shown_with_what_it_is_needed_for():
     assert "none; needed for speed" in console.file.getvalue()
 
 
+def test_what_is_kept_between_starts_is_counted_and_may_be_removed(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    weights = tmp_path / "pdserve" / "weights"
+    weights.mkdir(parents=True)
+    (weights / "a.packed").write_bytes(bytes(3 << 20))
+    (weights / "a.lock").touch()
+    details = {found.name: found.detail for found in cache_findings()}
+    assert details["packed weights"] == f"1 files, 3 MiB in {weights}; remove them at any time"
+    assert details["profiles"].startswith("0 files")
+
+
+def test_without_a_home_nothing_is_kept(monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr("pathlib.Path.home", Mock(side_effect=RuntimeError))
+    assert {found.verdict for found in cache_findings()} == {Verdict.ABSENT}
+
+
 def test_required_packages_come_from_the_distribution():
     names = doctor_software.required_packages()
     assert {"torch", "grpcio", "rich"} <= set(names)
@@ -111,4 +138,13 @@ def test_the_exit_code_tells_whether_pdserve_can_work(verdict, monkeypatch, caps
 def test_everything_is_looked_at(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)  # takes seconds to import
     topics = {found.topic for found in doctor.collect()}
-    assert {"machine", "native kernels", "GPUs", "KV transports", "RDMA", "software"} == topics
+    assert topics == {
+        "machine",
+        "native kernels",
+        "GPUs",
+        "attention on GPUs",
+        "KV transports",
+        "RDMA",
+        "caches",
+        "software",
+    }

@@ -8,10 +8,9 @@ from pdserve.cli.placement import (
     assign_cores,
     assign_device,
     count_gpus,
-    format_cpus,
     usable_cores,
 )
-from pdserve.config import EngineConfig, parse_cpus
+from pdserve.config import EngineConfig, format_cpus, parse_cpus
 from pdserve.errors import ConfigError
 
 CORES = st.lists(st.integers(0, 300), min_size=1, max_size=64, unique=True).map(sorted)

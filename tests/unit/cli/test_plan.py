@@ -3,7 +3,7 @@ import pytest
 from pdserve.cli.cluster_config import ClusterConfig
 from pdserve.cli.flags import config_from
 from pdserve.cli.main import build_parser
-from pdserve.cli.plan import Machine, plan_cluster
+from pdserve.cli.plan import Machine, crowding, plan_cluster
 from pdserve.config import EngineConfig, ModelConfig, Timeouts
 from pdserve.errors import ConfigError
 
@@ -25,10 +25,22 @@ def test_a_cluster_has_its_coordinator_then_prefill_then_decode_nodes():
     assert {tuple(p.config.coordinators) for p in plans[1:]} == {("127.0.0.1:8001",)}
 
 
-def test_nodes_share_the_cores_and_get_as_many_threads():
+def test_nodes_share_the_cores_and_see_for_themselves_how_many_threads_that_makes():
     engines = [p.config.engine for p in plan(ClusterConfig(decode=2))[1:]]
     assert [e.cpus for e in engines] == ["0", "1", "2-3"]
-    assert [e.threads for e in engines] == [1, 1, 2]
+    assert [e.threads for e in engines] == [0, 0, 0]
+
+
+def test_too_few_cores_are_said_with_numbers():
+    cores = [4, 6, 7]
+    plans = plan(ClusterConfig(prefill=2, decode=2), Machine(cores))
+    assert "4 nodes compute with 4 threads on 3 cores" in crowding(plans, cores)
+    threads = EngineConfig(threads=2)
+    plans = plan(ClusterConfig(engine=threads), Machine(cores))
+    assert "2 nodes compute with 4 threads on 3 cores" in crowding(plans, cores)
+    assert crowding(plan(ClusterConfig(), Machine(cores)), cores) == ""
+    gpus = Machine(cores, num_gpus=1)
+    assert crowding(plan(ClusterConfig(prefill=2, decode=2), gpus), cores) == ""
 
 
 def test_threads_that_were_asked_for_stay():

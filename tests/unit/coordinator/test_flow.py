@@ -20,6 +20,7 @@ from pdserve.config import Mode, RouterName
 from pdserve.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
+    MalformedMessage,
     NodeLost,
     NoNodeAvailable,
     Overloaded,
@@ -160,6 +161,34 @@ async def test_both_legs_are_dispatched_at_once(nodes: Nodes) -> None:
     nodes.say(decode, token(1), token(2), token(3, last=True))
     assert await output(running) == [100, 101, 102, 103]
     assert sent(prefill) == sent(decode) == []
+
+
+async def test_tokens_in_columns_are_tokens_like_others(nodes: Nodes) -> None:
+    nodes.join("p", NodeRole.PREFILL)
+    decode = nodes.join("d", NodeRole.DECODE)
+    running, other = nodes.start(), nodes.start("other")
+    nodes.say(decode, token(0), token(0, request_id="other"))
+    ids = ["r", "other", "gone"]
+    batch = TokenBatch(request_ids=ids, indices=[1, 1, 9], token_ids=[101, 201, 301])
+    nodes.flow.tokens(batch, decode)
+    last = TokenBatch(
+        events=[token(2, last=True)], request_ids=["other"], indices=[2], token_ids=[7]
+    )
+    nodes.flow.tokens(last, decode)
+    nodes.say(decode, token(3, last=True, request_id="other"))
+    assert await output(running) == [100, 101, 102]
+    assert await output(other) == [100, 201, 7, 103]
+
+
+async def test_columns_of_different_lengths_are_refused_as_a_whole(nodes: Nodes) -> None:
+    nodes.join("p", NodeRole.PREFILL)
+    decode = nodes.join("d", NodeRole.DECODE)
+    running = nodes.start()
+    batch = TokenBatch(events=[token(0)], request_ids=["r"], indices=[1], token_ids=[101, 102])
+    with pytest.raises(MalformedMessage, match="different lengths"):
+        nodes.flow.tokens(batch, decode)
+    assert running.num_tokens == 0
+    await running.cancel("done")
 
 
 async def test_the_decode_node_is_introduced_to_this_life_of_the_prefill_node(

@@ -154,7 +154,7 @@ async def test_a_prompt_is_prefilled_and_decoded_to_its_end(bench: Bench) -> Non
     await bench.start("r", source=None, max_tokens=4)
     async with asyncio.timeout(5):
         await bench.legs.wait_empty()
-    events = [e for batch in bench.link.sent if isinstance(batch, TokenBatch) for e in batch.events]
+    events = [e for batch in bench.link.sent if isinstance(batch, TokenBatch) for e in batch.each()]
     assert [event.index for event in events] == [0, 1, 2, 3]
     assert events[-1].finish_reason is FinishReason.LENGTH
     running.cancel()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from decode_node.policies import DecodePolicy, make_decode_policy
 from pdserve.clock import Clock, ManualClock
@@ -24,11 +25,29 @@ def next_token(token_ids: Sequence[int]) -> int:
     return (sum(token_ids) * 31 + len(token_ids)) % 1000 + 10
 
 
-class FakeRunner:
+class PlainRunner:
+    """A runner (`pdserve.engine.engine.Runner`) that prepares nothing: all is in `execute`."""
+
+    model_s = 0.0
+
+    def prepare(
+        self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
+    ) -> Callable[[], list[SampledToken | None]]:
+        return partial(self.execute, rows, progress)
+
+    def foresee(self, rows: Sequence[Scheduled]) -> None:
+        """Nothing."""
+
+    def execute(
+        self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
+    ) -> list[SampledToken | None]:
+        raise NotImplementedError
+
+
+class FakeRunner(PlainRunner):
     """Checks that every row has its blocks, and that nothing is computed twice or skipped."""
 
     def __init__(self, block_size: int) -> None:
-        self.model_s = 0.0
         self.block_size = block_size
         self.steps: list[list[tuple[str, int]]] = []
         self.error: Exception | None = None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -14,9 +16,11 @@ from hypothesis import strategies as st
 from pdserve.clock import ManualClock
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.engine import Engine, StepReport
-from pdserve.engine.request import Request, Scheduled
+from pdserve.engine.layer_progress import LayerProgress
+from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.errors import PdserveError, UnusableLogits
+from pdserve.lifecycle import Targets
 from pdserve.protocol import FinishReason
 from tests.unit.engine.fakes import (
     FakeRunner,
@@ -299,6 +303,122 @@ async def test_a_step_that_fails_has_told_of_its_layers() -> None:
         await observer.until(lambda: good.request_id in observer.done)
         first = [("planned", 2), ("layers", 2)]
         assert observer.heard == [*first, ("planned", 1), ("layers", 2), ("done", 1)]
+
+
+async def test_decodes_are_reported_while_the_next_step_runs_all_else_at_once() -> None:
+    async with running_engine(20) as (engine, _, observer):
+        request = make_request(10, max_tokens=4)
+        engine.submit(request)
+        await observer.until(lambda: observer.done)
+        prompt = [("planned", 1), ("done", 1)]  # somebody waits for token 1
+        streaming = [("planned", 1), ("planned", 1), ("done", 1), ("planned", 1), ("done", 1)]
+        assert observer.heard == [*prompt, *streaming, ("done", 1)], "the last one ends it"
+
+
+async def test_nothing_stays_unreported_when_no_step_follows() -> None:
+    class Idle:
+        def plan(self, queues: Queues) -> list[Scheduled]:
+            return []
+
+    async with running_engine(20) as (engine, _, observer):
+        request = make_request(5, max_tokens=6)
+        policy = engine.policy
+
+        def stop_planning(report: StepReport) -> None:
+            if len(observer.reports) == 1:  # this is the second; the third step is running
+                engine.policy = Idle()
+            Observer.step_done(observer, report)
+
+        observer.step_done = stop_planning  # type: ignore[method-assign]
+        engine.submit(request)
+        await observer.until(lambda: len(observer.reports) == 3)
+        assert len(request.output_token_ids) == 3
+        engine.policy = policy
+        engine.wake()
+        await observer.until(lambda: observer.done)
+
+
+async def test_what_was_sampled_is_heard_before_a_deadline_passes() -> None:
+    class Slow(Observer):
+        def step_done(self, report: StepReport) -> None:
+            self.heard.append(("tokens", len(request.output_token_ids)))
+
+        def requests_failed(self, requests: list[Request], error: PdserveError) -> None:
+            self.heard.append(("failed", len(request.output_token_ids)))
+            super().requests_failed(requests, error)
+
+    class LateRunner(FakeRunner):
+        def execute(
+            self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
+        ) -> list[SampledToken | None]:
+            clock.advance(1.0)
+            return super().execute(rows, progress)
+
+    clock, observer = ManualClock(), Slow()
+    engine = Engine(BlockPool(20, BLOCK), decode_policy(16, 8), clock, frozenset())
+    request = make_request(5, max_tokens=100, targets=Targets(deadline_s=2.5))
+    engine.submit(request)
+    task = asyncio.create_task(engine.run(LateRunner(BLOCK), observer))
+    await observer.until(lambda: observer.failed)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    said = [entry for entry in observer.heard if entry[0] != "planned"]
+    assert said == [("tokens", 1), ("tokens", 2), ("tokens", 3), ("failed", 3)]
+
+
+async def test_a_step_that_cannot_be_prepared_fails_its_requests_after_the_report_before_it() -> (
+    None
+):
+    async with running_engine(20) as (engine, runner, observer):
+        request = make_request(5, max_tokens=100)
+        prepare, heard = runner.prepare, observer.heard
+
+        def fail_third(*args: object) -> object:
+            if heard.count(("planned", 1)) == 3:
+                raise AssertionError("a bug")
+            return prepare(*args)  # type: ignore[arg-type]
+
+        def failed(requests: list[Request], error: PdserveError) -> None:
+            assert heard[-1] == ("done", 1)
+            Observer.requests_failed(observer, requests, error)
+
+        runner.prepare = fail_third  # type: ignore[assignment,method-assign]
+        observer.requests_failed = failed  # type: ignore[method-assign]
+        engine.submit(request)
+        await observer.until(lambda: observer.failed)
+        assert "a bug" in str(observer.failed[0][1])
+        assert heard == [("planned", 1), ("done", 1), ("planned", 1), ("planned", 1), ("done", 1)]
+
+
+async def test_the_engine_s_thread_is_one_before_and_while_it_runs() -> None:
+    engine = Engine(BlockPool(20, BLOCK), decode_policy(16, 8), ManualClock(), frozenset())
+    before = await engine.in_thread(threading.get_ident)
+    assert before != threading.get_ident()
+
+    idents: set[int | None] = set()
+
+    class Witness(FakeRunner):
+        def execute(
+            self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
+        ) -> list[SampledToken | None]:
+            idents.add(threading.get_ident())
+            return super().execute(rows, progress)
+
+    observer = Observer()
+    task = asyncio.create_task(engine.run(Witness(BLOCK), observer))
+    engine.submit(make_request(5))
+    await observer.until(lambda: observer.done)
+    assert idents == {before}
+    assert await engine.in_thread(threading.get_ident) == before
+    with pytest.raises(ValueError, match="not in the loop"):
+        await engine.in_thread(partial(_raise, ValueError("not in the loop")))
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert before not in {thread.ident for thread in threading.enumerate()}
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 async def test_what_a_policy_keeps_out_is_measured() -> None:

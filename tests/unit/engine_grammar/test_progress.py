@@ -17,7 +17,7 @@ from pdserve.engine.grammar import progress as progress_module
 from pdserve.engine.grammar.masks import mask_logits
 from pdserve.engine.request import Request
 from pdserve.errors import GrammarFailed, TokenizerError
-from pdserve.grammar import Vocabulary, load_vocabulary
+from pdserve.grammar import Vocabulary, is_light, load_vocabulary
 from pdserve.protocol import FinishReason
 from tests.unit.engine_grammar.answers import DemoModel
 
@@ -154,6 +154,35 @@ def test_a_grammar_that_cannot_be_followed_fails_its_request_alone(
         progress.masks([good, bad])
     assert caught.value.request_ids == ["bad"]
     assert allowed(progress.masks([good])), "the others go on"
+
+
+def test_one_that_comes_to_a_dead_end_later_fails_alone(
+    demo: DemoModel, vocabulary: Vocabulary
+) -> None:
+    progress = fresh(vocabulary)
+    good, bad = demo.request(AB, 0, "good"), demo.request(AB, 0, "bad")
+    progress.masks([good, bad])
+    bad.output_token_ids += demo.ids("x")
+    with pytest.raises(GrammarFailed) as caught:
+        progress.masks([good, bad])
+    assert caught.value.request_ids == ["bad"]
+    assert progress.masks([good]) is not None
+
+
+@pytest.mark.parametrize(
+    ("grammar", "expected"),
+    [
+        (OBJECT, True),
+        (AB, True),
+        ("start: /[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/", True),
+        ("start: /((a{100}){100}){100}/", False),
+        ('start: A{100}\nA: B{ ,100}\nB: "a"{ 1, 100 }', False),
+        ('start: A~100\nA: B ~ 1..100\nB: "a"~100', False),
+        ("start: /" + "a" * 5000 + "/", False),
+    ],
+)
+def test_grammars_that_may_be_heavy_are_told(grammar: str, expected: bool) -> None:
+    assert is_light(grammar) is expected
 
 
 def test_one_that_takes_too_long_fails_alone(

@@ -8,11 +8,18 @@ import pytest
 import torch
 
 from tests.checkpoints import make_checkpoint
+from tests.unit.engine_model.harness import DecoderKind
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", params=DecoderKind, ids=lambda kind: kind.value)
+def kind(request: pytest.FixtureRequest) -> DecoderKind:
+    """Each decoder in turn: what holds for one holds for the other."""
+    return request.param
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,20 @@ from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.request import Request, SampledToken, Scheduled
-from pdserve.engine.weights import load_decoder
+from pdserve.engine.weights import load_decoder, load_torch_decoder
 from pdserve.grammar import load_vocabulary
 from pdserve.kv_layout import KvDtype
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import SamplingParams
 
 CPU = torch.device("cpu")
+
+
+class DecoderKind(Enum):
+    """Which decoder a test computes with."""
+
+    SERVED = "served"  # that of a node: native on a CPU
+    TORCH = "torch"
 
 
 def make_request(
@@ -57,6 +65,7 @@ class Node:
     def load(
         cls,
         path: Path,
+        kind: DecoderKind = DecoderKind.SERVED,
         *,
         dtype: KvDtype = KvDtype.FLOAT32,
         block_size: int = 16,
@@ -65,7 +74,8 @@ class Node:
     ) -> Node:
         checkpoint = resolve_checkpoint(str(path))
         config = load_model_config(checkpoint)
-        model = load_decoder(checkpoint, config, TORCH_DTYPES[dtype], device)
+        load = load_decoder if kind is DecoderKind.SERVED else load_torch_decoder
+        model = load(checkpoint, config, TORCH_DTYPES[dtype], device)
         num_blocks = num_tokens // block_size + 64
         kv_cache = KvCache(config.kv_layout(block_size, dtype), num_blocks, device)
         # What a block held before must never matter.

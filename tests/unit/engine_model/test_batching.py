@@ -10,7 +10,7 @@ import torch
 
 from pdserve.engine.request import Scheduled
 from pdserve.kv_layout import KvDtype
-from tests.unit.engine_model.harness import Node, make_prompt, make_request
+from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt, make_request
 from tests.unit.engine_model.reference import Reference
 
 Checkpoints = Callable[..., Path]
@@ -18,9 +18,9 @@ WINDOWED = {"use_sliding_window": True, "sliding_window": 48, "max_window_layers
 
 
 @pytest.fixture(scope="module")
-def node(checkpoint_of: Checkpoints) -> Node:
+def node(kind: DecoderKind, checkpoint_of: Checkpoints) -> Node:
     """Query and key norms, and a layer with a window: whatever could go wrong, can."""
-    return Node.load(checkpoint_of("qwen3", **WINDOWED), num_tokens=2**15)
+    return Node.load(checkpoint_of("qwen3", **WINDOWED), kind, num_tokens=2**15)
 
 
 def greedy(node: Node, prompt: list[int], num_tokens: int, chunk: int = 10**6) -> list[int]:
@@ -77,12 +77,14 @@ def test_recomputing_prompt_and_output_resumes(node: Node) -> None:
     assert resumed.output_token_ids == whole.output_token_ids
 
 
-def test_kv_blocks_can_move_to_another_pool(node: Node, checkpoint_of: Checkpoints) -> None:
+def test_kv_blocks_can_move_to_another_pool(
+    node: Node, kind: DecoderKind, checkpoint_of: Checkpoints
+) -> None:
     prompt = make_prompt(50)
     expected = greedy(node, prompt, 10)
     request = make_request(prompt)
     node.generate([request], 1)
-    other = Node.load(checkpoint_of("qwen3", **WINDOWED))
+    other = Node.load(checkpoint_of("qwen3", **WINDOWED), kind)
     blocks = [other.free.pop(0) for _ in request.block_table]
     other.kv_cache.pool[blocks] = node.kv_cache.pool[request.block_table]
     request.block_table = blocks
@@ -97,16 +99,19 @@ def test_a_batch_without_sampling(node: Node) -> None:
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 32])
-def test_any_block_size(block_size: int, node: Node, checkpoint_of: Checkpoints) -> None:
-    other = Node.load(checkpoint_of("qwen3", **WINDOWED), block_size=block_size, num_tokens=512)
+def test_any_block_size(
+    block_size: int, node: Node, kind: DecoderKind, checkpoint_of: Checkpoints
+) -> None:
+    path = checkpoint_of("qwen3", **WINDOWED)
+    other = Node.load(path, kind, block_size=block_size, num_tokens=512)
     prompt = make_prompt(75)
     assert greedy(other, prompt, 6, chunk=20) == greedy(node, prompt, 6)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_bfloat16(family: str, checkpoint_of: Checkpoints) -> None:
+def test_bfloat16(family: str, kind: DecoderKind, checkpoint_of: Checkpoints) -> None:
     path = checkpoint_of(family, dtype=torch.bfloat16)
-    node = Node.load(path, dtype=KvDtype.BFLOAT16)
+    node = Node.load(path, kind, dtype=KvDtype.BFLOAT16)
     prompt = make_prompt(100)
     ours = node.logits(prompt)
     exact = Reference(path).logits(prompt)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.checkpoints import make_checkpoint, to_transformers_4_style
+from tests.unit.engine_model.harness import DecoderKind
 from tests.unit.engine_model.reference import assert_matches
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -78,23 +79,27 @@ ROPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_family_matches_transformers(case: str, checkpoint_of: Callable[..., Path]) -> None:
+def test_family_matches_transformers(
+    case: str, kind: DecoderKind, checkpoint_of: Callable[..., Path]
+) -> None:
     family, overrides = CASES[case]
-    assert_matches(checkpoint_of(family, **overrides))
+    assert_matches(checkpoint_of(family, **overrides), kind)
 
 
 @pytest.mark.parametrize("style", [4, 5])
 @pytest.mark.parametrize("rope", ROPES)
-def test_rope_matches_transformers(rope: str, style: int, tmp_path: Path) -> None:
+def test_rope_matches_transformers(
+    rope: str, style: int, kind: DecoderKind, tmp_path: Path
+) -> None:
     make_checkpoint(
         tmp_path, "llama", rope_parameters=dict(ROPES[rope]), max_position_embeddings=256
     )
     if style == 4:
         to_transformers_4_style(tmp_path)
-    assert_matches(tmp_path)
+    assert_matches(tmp_path, kind)
 
 
-def test_sharded_files_match_transformers(tmp_path: Path) -> None:
+def test_sharded_files_match_transformers(kind: DecoderKind, tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "llama", max_shard_size="100KB", num_hidden_layers=3)
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
-    assert_matches(tmp_path)
+    assert_matches(tmp_path, kind)

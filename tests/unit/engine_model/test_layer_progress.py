@@ -10,16 +10,17 @@ import torch
 
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Scheduled
-from tests.unit.engine_model.harness import Node, make_prompt, make_request
+from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt, make_request
 
 NUM_LAYERS = 4
 
 
 @pytest.mark.parametrize("ends", [[1, 2, 3, 4], [2], [1, 3]])
 def test_a_layer_is_reported_when_its_kv_is_written(
-    checkpoint_of: Callable[..., Path], ends: list[int]
+    checkpoint_of: Callable[..., Path], kind: DecoderKind, ends: list[int]
 ) -> None:
-    node = Node.load(checkpoint_of("llama", num_hidden_layers=NUM_LAYERS), num_tokens=512)
+    path = checkpoint_of("llama", num_hidden_layers=NUM_LAYERS)
+    node = Node.load(path, kind, num_tokens=512)
     requests = [make_request(make_prompt(20, seed)) for seed in (1, 2)]
     for request in requests:
         request.block_table = [node.free.pop() for _ in range(2)]
@@ -40,9 +41,9 @@ def test_a_layer_is_reported_when_its_kv_is_written(
 
 
 def test_the_tokens_are_the_same_whether_somebody_listens_or_not(
-    checkpoint_of: Callable[..., Path],
+    checkpoint_of: Callable[..., Path], kind: DecoderKind
 ) -> None:
-    node = Node.load(checkpoint_of("llama"), num_tokens=512)
+    node = Node.load(checkpoint_of("llama"), kind, num_tokens=512)
     sampled = []
     for progress in (None, LayerProgress([1], lambda _: None)):
         request = make_request(make_prompt(30))

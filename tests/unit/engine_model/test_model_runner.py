@@ -9,12 +9,12 @@ from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.request import Scheduled
 from pdserve.errors import UnusableLogits
 from tests.checkpoints import EOS_TOKEN_ID
-from tests.unit.engine_model.harness import Node, make_prompt, make_request
+from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt, make_request
 
 
 @pytest.fixture
-def node(checkpoint_of: Callable[..., Path]) -> Node:
-    return Node.load(checkpoint_of("llama"), num_tokens=512)
+def node(kind: DecoderKind, checkpoint_of: Callable[..., Path]) -> Node:
+    return Node.load(checkpoint_of("llama"), kind, num_tokens=512)
 
 
 def test_one_entry_per_row(node: Node) -> None:

@@ -132,7 +132,7 @@ class Receiver:
         event = TokenEvent(
             request_id=request_id, index=0, token_ids=[7], finish_reason=FinishReason.STOP
         )
-        self.legs.add_tokens(event)
+        self.legs.add_event(event)
         self.legs.flush()
         self.legs.close(request_id)
 

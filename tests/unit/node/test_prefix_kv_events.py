@@ -15,6 +15,7 @@ from pdserve.cli.node import SERVICES
 from pdserve.config import EngineConfig, NodeConfig
 from pdserve.engine.block_pool import BlockPool
 from pdserve.node import runtime
+from pdserve.node.cores import plan_cores
 from pdserve.node.kv_events import MAX_HASHES, KvEventFeed
 from pdserve.node.model import plan_model
 from pdserve.protocol import KvEvents, KvTier, NodeRole
@@ -112,7 +113,9 @@ async def test_nobody_is_told_of_a_pool_that_nobody_can_reach(
     if kind == "private":
         memory = PrivatePool(NUM_BLOCKS, model.layout.block_bytes)
         monkeypatch.setattr(runtime, "make_kv_memory", lambda *_: memory)
-    node, listener = runtime.Node(config, NodeRole.DECODE, model, None, SERVICES), Listener()
+    cores = plan_cores(config.engine, [0])
+    node = runtime.Node(config, NodeRole.DECODE, cores, model, None, SERVICES)
+    listener = Listener()
     fill(node._parts.pool, [1, 2, 3])
     node._kv_events.attached(listener)  # type: ignore[arg-type]
     await node.close()

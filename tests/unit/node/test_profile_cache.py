@@ -16,12 +16,12 @@ from pdserve.node.profile import step_costs
 from pdserve.node.profile_cache import (
     Profile,
     ProfileKey,
-    default_folder,
     read_profile,
     write_profile,
 )
 from pdserve.perf_model import GUESS
 from pdserve.protocol import StepCosts
+from pdserve.user_cache import cache_folder
 
 KEY = ProfileKey(
     model_id="m",
@@ -102,10 +102,10 @@ def test_the_folder_is_among_the_users_caches(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert default_folder() == tmp_path / "xdg/pdserve/profiles"
+    assert cache_folder("profiles") == tmp_path / "xdg/pdserve/profiles"
     for ignored in ("", "relative"):
         monkeypatch.setenv("XDG_CACHE_HOME", ignored)
-        assert default_folder() == tmp_path / ".cache/pdserve/profiles"
+        assert cache_folder("profiles") == tmp_path / ".cache/pdserve/profiles"
 
 
 # ---- on a node: the demo model, its real runner, and very little time ---------------------------

@@ -56,7 +56,7 @@ class Link:
     def tokens_of(self, request_id: str) -> list[int]:
         """Of one request, in order."""
         batches = [message for message in self.sent if isinstance(message, TokenBatch)]
-        events = [e for batch in batches for e in batch.events if e.request_id == request_id]
+        events = [e for batch in batches for e in batch.each() if e.request_id == request_id]
         assert [e.index for e in events] == list(range(len(events)))
         return [token for event in events for token in event.token_ids]
 
@@ -224,7 +224,7 @@ async def test_tokens_of_a_step_are_one_message_and_go_before_announcements(
     assert len(rows) == 2, "a stream and a prompt together"
     first, *others = bench.told
     assert isinstance(first, TokenBatch)
-    assert {event.request_id for event in first.events} == {"d", "p"}
+    assert {event.request_id for event in first.each()} == {"d", "p"}
     assert any(isinstance(message, HandoffRecord) for message in others)
     assert not any(isinstance(message, TokenBatch) for message in others)
     bench.run()

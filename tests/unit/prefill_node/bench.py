@@ -18,6 +18,7 @@ from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.node.gauges import watch_services
 from pdserve.protocol import NodeRole, PrefillLeg, SamplingParams
 from prefill_node.handoff import Handoffs
+from tests.unit.engine.fakes import PlainRunner
 from tests.unit.node.parts import made_parts, made_services
 
 BLOCK = 4
@@ -37,11 +38,8 @@ class Link:
         self.changed.set()
 
 
-class QuickRunner:
+class QuickRunner(PlainRunner):
     """Samples the same token for everybody."""
-
-    def __init__(self) -> None:
-        self.model_s = 0.0
 
     def execute(
         self, rows: Sequence[Scheduled], progress: LayerProgress | None = None

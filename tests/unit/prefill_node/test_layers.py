@@ -20,6 +20,7 @@ from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import SampledToken, Scheduled
 from pdserve.node.session_server import Said
 from pdserve.protocol import Announcement, HandoffRecord
+from tests.unit.engine.fakes import PlainRunner
 from tests.unit.prefill_node.bench import BLOCK, LAYOUT, SHM, Bench
 
 NUM_BLOCKS = 16
@@ -30,11 +31,10 @@ def slots(data: NDArray[np.uint8]) -> NDArray[np.float32]:
     return data.view(np.float32).reshape(len(data), *LAYOUT.block_shape)
 
 
-class LayerWriter:
+class LayerWriter(PlainRunner):
     """Writes 1 + token * 10 + layer, layer by layer, each only when the one before was pulled."""
 
     def __init__(self, memory: ExportedPool) -> None:
-        self.model_s = 0.0
         self.pulled = threading.Semaphore(0)
         self._pool = slots(memory.data)
 

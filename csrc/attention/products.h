@@ -4,14 +4,15 @@
 // together: that is what makes a row's result independent of its batch and of its chunk.
 #pragma once
 
+#include "pack.h"
 #include "scratch.h"
-#include "../simd.h"
+#include "seeing.h"
 
 namespace pdserve::attention {
 namespace {
 
-// Queries that are done together, and vectors of sums for each: what the registers hold.
-constexpr int kMaxQueries = kLanes == 4 ? 4 : 6;
+// Vectors of sums for each of the queries that are done together: what the registers hold.
+constexpr int kQueriesAtOnce = kLanes == 4 ? 4 : kMaxQueries;
 constexpr int columns_for(int num_queries) {
     return kLanes == 16 || num_queries <= 2 ? 4 : num_queries <= 4 && kLanes == 8 ? 3 : 2;
 }
@@ -26,23 +27,23 @@ template <class Body>
 PDSERVE_INLINE void for_queries(int first, int last, const Body& body) {
     while (first < last) {
         const int left = last - first;
-        const int num = left <= kMaxQueries ? left
-            : left < 2 * kMaxQueries        ? (left + 1) / 2
-                                            : kMaxQueries;
+        const int num = left <= kQueriesAtOnce ? left
+            : left < 2 * kQueriesAtOnce        ? (left + 1) / 2
+                                               : kQueriesAtOnce;
         switch (num) {
             case 1: body(first, Count<1>{}); break;
             case 2: body(first, Count<2>{}); break;
             case 3: body(first, Count<3>{}); break;
             case 4: body(first, Count<4>{}); break;
-            case 5: body(first, Count<kMaxQueries < 5 ? 1 : 5>{}); break;
-            default: body(first, Count<kMaxQueries < 6 ? 1 : 6>{}); break;
+            case 5: body(first, Count<kQueriesAtOnce < 5 ? 1 : 5>{}); break;
+            default: body(first, Count<kQueriesAtOnce < 6 ? 1 : 6>{}); break;
         }
         first += num;
     }
 }
 
 // Calls body(column, Count<n>) over num_columns vectors, n at a time as long as that many are left.
-template <int N, class Body>
+template <int N, int kFewest = 1, class Body>
 PDSERVE_INLINE void for_columns(int num_columns, const Body& body) {
     int column = 0;
     for (; column + N <= num_columns; column += N) body(column, Count<N>{});
@@ -52,16 +53,20 @@ PDSERVE_INLINE void for_columns(int num_columns, const Body& body) {
             column += 2;
         }
     }
-    for (; column < num_columns; ++column) body(column, Count<1>{});
+    if constexpr (kFewest == 1) {
+        for (; column < num_columns; ++column) body(column, Count<1>{});
+    }
 }
 
 // scores[q * kTileKeys + k] = sum over u of queries[q * query_stride + u] * keys[u * kTileKeys + k]
 // for Q queries and C vectors of keys. A unit is a float32, or a pair of bfloat16.
-template <int Q, int C, class Unit>
+template <int Q, int C, class U>
 PDSERVE_INLINE void score_keys(
-    const Unit* queries, int64_t query_stride, const Unit* keys, int num_units, float* scores) {
+    const U* queries, int64_t query_stride, const U* keys, int num_units, Prefetcher& next,
+    float* scores) {
     FloatLanes sums[Q][C] = {};
     for (int u = 0; u < num_units; ++u) {
+        if constexpr (Q > 1) next.ask<kLinesAtScoring>();
         decltype(load(keys)) key_lanes[C];
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) key_lanes[c] = load(keys + u * kTileKeys + c * kLanes);
@@ -79,43 +84,68 @@ PDSERVE_INLINE void score_keys(
     }
 }
 
-// Rows of values: row k is rows[k] + offset. `next` are those of the tile that comes next.
-template <class T>
-struct ValueRows {
-    const T* const* rows;
-    const T* const* next;
-    int64_t offset;
-    int first;
-    int last;
+// Values that were packed.
+template <class U>
+struct PackedValues {
+    const U* start;
+    int64_t stride;  // padded_dim
+
+    template <class Lanes, int C>
+    PDSERVE_INLINE void load_columns(int unit, int64_t column, Lanes (&lanes)[C]) const {
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) lanes[c] = load(start + unit * stride + column + c * kLanes);
+    }
 };
 
-// sums[q * sum_stride + d] is multiplied by decay[q], and gets the sum over k of
-// weights[q * kTileKeys + k] * value[k][d] added,
-// for Q queries and C vectors of head_dim, keys in ascending order.
-template <int Q, int C, class T>
-PDSERVE_INLINE void add_values(const float* weights, const ValueRows<T>& values, int64_t column,
-    const float* decay, float* sums, int64_t sum_stride) {
-    const int64_t offset = values.offset + column;
+// Values where they are in the pool, for few queries.
+template <class T>
+struct ValuesInPlace {
+    const T* const* rows;
+
+    template <class Lanes, int C>
+    PDSERVE_INLINE void load_columns(int unit, int64_t column, Lanes (&lanes)[C]) const {
+        if constexpr (Unit<T>::is_pair) {
+#if defined(__AVX512BF16__)
+#pragma GCC unroll 8
+            for (int c = 0; c < C; c += 2) {
+                PairLanes pairs[2];
+                const int64_t d = column + c * kLanes;
+                interleave(rows[2 * unit] + d, rows[2 * unit + 1] + d, pairs);
+                lanes[c] = pairs[0];
+                lanes[c + 1] = pairs[1];
+            }
+#endif
+        } else {
+#pragma GCC unroll 8
+            for (int c = 0; c < C; ++c) lanes[c] = load(rows[unit] + column + c * kLanes);
+        }
+    }
+};
+
+// sums[q * sum_stride + d] is multiplied by decays[q], and gets the sum over units u of
+// weights[q * kTileKeys + u] * value[u][d] added, for Q queries and C vectors of dimensions d,
+// units in ascending order.
+template <int Q, int C, class U, class Values>
+PDSERVE_INLINE void add_values(const U* weights, const Values& values, Range units,
+    Prefetcher& next, int64_t column, const float* decays, float* sums, int64_t sum_stride) {
     FloatLanes totals[Q][C];
 #pragma GCC unroll 8
     for (int q = 0; q < Q; ++q) {
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
-            totals[q][c] = load(sums + q * sum_stride + column + c * kLanes) * splat(decay[q]);
+            totals[q][c] = load(sums + q * sum_stride + column + c * kLanes) * splat(decays[q]);
         }
     }
-    for (int k = values.first; k < values.last; ++k) {
-        const T* row = values.rows[k] + offset;
-        FloatLanes value_lanes[C];
-#pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) value_lanes[c] = load(row + c * kLanes);
-        prefetch(values.next[k] + offset, C * kLanes * sizeof(T));
+    for (int u = units.first; u < units.last; ++u) {
+        decltype(load(weights)) lanes[C];
+        values.load_columns(u, column, lanes);
+        next.ask<kLinesAtAdding>();
 #pragma GCC unroll 8
         for (int q = 0; q < Q; ++q) {
-            const FloatLanes weight = splat(weights[q * kTileKeys + k]);
+            const auto weight = splat(weights[q * kTileKeys + u]);
 #pragma GCC unroll 8
             for (int c = 0; c < C; ++c) {
-                totals[q][c] = multiply_add(totals[q][c], weight, value_lanes[c]);
+                totals[q][c] = multiply_add(totals[q][c], weight, lanes[c]);
             }
         }
     }

@@ -1,0 +1,43 @@
+// What the kernel that turns queries and keys is told.
+// No inline functions here; see element.h for why.
+#pragma once
+
+#include <cstdint>
+
+#include "../element.h"
+
+namespace pdserve::attention {
+
+// Strides count elements; everything is checked before it comes here.
+struct RotateCall {
+    void* qkv;  // [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
+    int64_t row_stride;
+    int num_heads;
+    int num_kv_heads;
+    int head_dim;  // even
+
+    const float* q_norm;  // [head_dim]; null: heads are not normalised
+    const float* k_norm;  // [head_dim]
+    float norm_eps;
+    const float* cos_sin;  // [num_tokens, head_dim]
+
+    void* layer_pool;  // as in Call
+    int64_t block_stride;
+    int block_size;
+    const int64_t* slots;  // [num_tokens]
+};
+
+// Tokens [first, last).
+using RotateFunction = void (*)(const RotateCall& call, int64_t first, int64_t last);
+
+struct RotateKernels {
+    RotateFunction float32;
+    RotateFunction bfloat16;
+};
+
+extern const RotateKernels kAvx512Bf16RotateKernels;
+extern const RotateKernels kAvx512RotateKernels;
+extern const RotateKernels kAvx2RotateKernels;
+extern const RotateKernels kPortableRotateKernels;
+
+}  // namespace pdserve::attention

@@ -1,0 +1,128 @@
+// The launchers of the kernel that turns queries and keys: the decoder's, and the checked one.
+
+#include "rotate_launch.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <string>
+
+#include "../build_name.h"
+#include "../cpu.h"
+#include "../tensor_view.h"
+#include "../thread_pool.h"
+#include "layer.h"
+#include "pool_view.h"
+#include "rotate_kernel.h"
+#include "write_kv.h"
+
+namespace nb = nanobind;
+
+namespace pdserve::attention {
+
+namespace {
+
+// Below this, waking a thread costs more than the work.
+constexpr int64_t kElementsPerItem = 32 * 1024;
+
+void check_norm(const TensorView& norm, const PoolView& pool) {
+    norm.expect_type({ElementType::kFloat32});
+    norm.expect_shape({pool.head_dim}, "[head_dim]");
+    norm.expect_contiguous();
+}
+
+std::optional<TensorView> norm_from(nb::handle object, const char* name, const PoolView& pool) {
+    if (object.is_none()) return std::nullopt;
+    TensorView norm(object, name);
+    check_norm(norm, pool);
+    return norm;
+}
+
+void check_qkv(
+    const TensorView& qkv, const TensorView& cos_sin, int64_t num_heads, const PoolView& pool) {
+    if (pool.head_dim % 2 != 0) {
+        raise_value_error("kv_pool", "an even head_dim", std::to_string(pool.head_dim));
+    }
+    if (num_heads < 1 || num_heads > INT32_MAX) {
+        raise_value_error("num_heads", "at least 1", std::to_string(num_heads));
+    }
+    qkv.expect_type_of(pool.tensor);
+    qkv.expect_shape({-1, (num_heads + 2 * pool.num_kv_heads) * pool.head_dim},
+        "[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]");
+    qkv.expect_contiguous_last_dim();
+    cos_sin.expect_type({ElementType::kFloat32});
+    cos_sin.expect_shape({qkv.size(0), pool.head_dim}, "[num_tokens, head_dim]");
+    cos_sin.expect_contiguous();
+}
+
+}  // namespace
+
+void rotate_and_write(
+    const Step& step, const Pool& pool, int layer, const QkvRows& rows, Variant variant) {
+    const int64_t layer_elements =
+        int64_t{2} * pool.num_kv_heads * pool.block_size * pool.head_dim;
+    const RotateCall call{
+        .qkv = rows.qkv,
+        .row_stride = rows.stride,
+        .num_heads = rows.num_heads,
+        .num_kv_heads = pool.num_kv_heads,
+        .head_dim = pool.head_dim,
+        .q_norm = rows.q_norm,
+        .k_norm = rows.k_norm,
+        .norm_eps = rows.norm_eps,
+        .cos_sin = rows.cos_sin,
+        .layer_pool = static_cast<char*>(pool.data)
+            + layer * layer_elements * (pool.is_bfloat16 ? 2 : 4),
+        .block_stride = pool.num_layers * layer_elements,
+        .block_size = pool.block_size,
+        .slots = step.slots,
+    };
+    const RotateKernels& kernels = PDSERVE_OF_VARIANT(variant, RotateKernels);
+    const RotateFunction rotate = pool.is_bfloat16 ? kernels.bfloat16 : kernels.float32;
+    const int64_t token_elements =
+        static_cast<int64_t>(rows.num_heads + 2 * pool.num_kv_heads) * pool.head_dim;
+    const int64_t tokens_per_item = std::max<int64_t>(1, kElementsPerItem / token_elements);
+    const int64_t num_items = (step.num_tokens + tokens_per_item - 1) / tokens_per_item;
+    ThreadPool::instance().parallel_for(num_items, [&](int64_t item) {
+        const int64_t first = item * tokens_per_item;
+        rotate(call, first, std::min(step.num_tokens, first + tokens_per_item));
+    });
+}
+
+void rotate_and_write_checked(nb::handle qkv_object, int64_t num_heads, nb::handle q_norm_object,
+    nb::handle k_norm_object, double norm_eps, nb::handle cos_sin_object, nb::handle kv_pool,
+    int64_t layer, nb::handle slot_mapping, const char* variant_name) {
+    const PoolView pool(kv_pool, layer, Access::kWrite);
+    const TensorView qkv(qkv_object, "qkv", Access::kWrite);
+    const TensorView cos_sin(cos_sin_object, "cos_sin");
+    check_qkv(qkv, cos_sin, num_heads, pool);
+    const std::optional<TensorView> q_norm = norm_from(q_norm_object, "q_norm", pool);
+    const std::optional<TensorView> k_norm = norm_from(k_norm_object, "k_norm", pool);
+    if (q_norm.has_value() != k_norm.has_value()) {
+        raise_type_error("k_norm", q_norm ? "a tensor, as q_norm is one" : "None, as q_norm is",
+            k_norm ? "a tensor" : "None");
+    }
+    if (!std::isfinite(norm_eps) || norm_eps < 0) {
+        raise_value_error("norm_eps", "a finite number of 0 or more", std::to_string(norm_eps));
+    }
+    const TensorView slots(slot_mapping, "slot_mapping");
+    check_slots(slots, qkv.size(0), pool);
+    const Variant variant = variant_from(variant_name);
+
+    Step step{};
+    step.num_tokens = qkv.size(0);
+    step.slots = slots.data<int64_t>();
+    const QkvRows rows{
+        .qkv = qkv.data<void>(),
+        .stride = qkv.stride(0),
+        .num_heads = static_cast<int>(num_heads),
+        .q_norm = q_norm ? q_norm->data<float>() : nullptr,
+        .k_norm = k_norm ? k_norm->data<float>() : nullptr,
+        .norm_eps = static_cast<float>(norm_eps),
+        .cos_sin = cos_sin.data<float>(),
+    };
+    nb::gil_scoped_release release;
+    rotate_and_write(step, pool.pool(), static_cast<int>(layer), rows, variant);
+}
+
+}  // namespace pdserve::attention

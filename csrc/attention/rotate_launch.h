@@ -1,0 +1,14 @@
+// rotate_and_write for Python: the one of layer.h behind checks of every argument.
+#pragma once
+
+#include <cstdint>
+
+#include <nanobind/nanobind.h>
+
+namespace pdserve::attention {
+
+void rotate_and_write_checked(nanobind::handle qkv, int64_t num_heads, nanobind::handle q_norm,
+    nanobind::handle k_norm, double norm_eps, nanobind::handle cos_sin, nanobind::handle kv_pool,
+    int64_t layer, nanobind::handle slot_mapping, const char* variant_name);
+
+}  // namespace pdserve::attention

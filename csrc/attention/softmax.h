@@ -1,0 +1,111 @@
+// The online softmax: scores to weights tile by tile, and folding the states of runs.
+#pragma once
+
+#include "scratch.h"
+#include "tile.h"
+
+namespace pdserve::attention {
+namespace {
+
+constexpr float kMinusInfinity = -__builtin_inff();
+
+// Hides the keys of a tile that a query must not see: all but [first, last).
+PDSERVE_INLINE void mask(float* scores, int first, int last, int num_keys) {
+    for (int k = 0; k < first; ++k) scores[k] = kMinusInfinity;
+    for (int k = last; k < num_keys; ++k) scores[k] = kMinusInfinity;
+}
+
+// The weights of 16 lanes' worth of keys after `k`, added to `totals`; they take the scores' place.
+// As pairs they are rounded before they are added, so that what is divided by is what was weighed.
+template <bool kAsPairs>
+PDSERVE_INLINE void weigh_query(float* scores, FloatLanes maximum, int num_keys, float* totals,
+    FloatLanes decay) {
+#if defined(__AVX512BF16__)
+    if constexpr (kAsPairs) {
+        const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
+        FloatLanes total = load(totals) * decay;
+        for (int k = 0; k < num_keys; k += 2 * kLanes) {
+            const FloatLanes low = exp2_of_nonpositive(load(scores + k) - maximum);
+            FloatLanes high = {};
+            if (k + kLanes < num_keys) {
+                high = exp2_of_nonpositive(load(scores + k + kLanes) - maximum);
+            }
+            const __m512bh pairs = _mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+            store(scores + k / 2, pairs);
+            total = (FloatLanes)_mm512_dpbf16_ps((__m512)total, pairs, ones);
+        }
+        store(totals, total);
+        return;
+    }
+#endif
+    for (int lane = 0; lane < kSumLanes; lane += kLanes) {
+        FloatLanes total = load(totals + lane) * decay;
+        for (int k = lane; k < num_keys; k += kSumLanes) {
+            const FloatLanes weight = exp2_of_nonpositive(load(scores + k) - maximum);
+            store(scores + k, weight);
+            total += weight;
+        }
+        store(totals + lane, total);
+    }
+}
+
+// Turns the scores of Q queries into weights: 2 ** (score * scale - maximum), and the queries'
+// maxima and totals into those with this tile.
+template <int Q, bool kAsPairs>
+PDSERVE_INLINE void weigh(
+    float* scores, float factor, int num_keys, float* maxima, float* totals, float* decays) {
+    const FloatLanes scale = splat(factor);
+    FloatLanes largest[Q];
+#pragma GCC unroll 8
+    for (int q = 0; q < Q; ++q) largest[q] = splat(maxima[q]);
+    for (int k = 0; k < num_keys; k += kLanes) {
+#pragma GCC unroll 8
+        for (int q = 0; q < Q; ++q) {
+            const FloatLanes scaled = load(scores + q * kTileKeys + k) * scale;
+            store(scores + q * kTileKeys + k, scaled);
+            largest[q] = max_of(largest[q], scaled);
+        }
+    }
+    FloatLanes maximum[Q], decay[Q];
+#pragma GCC unroll 8
+    for (int q = 0; q < Q; ++q) maximum[q] = splat(largest_of(largest[q]));
+#pragma GCC unroll 8
+    for (int q = 0; q < Q; ++q) {
+        decay[q] = exp2_of_nonpositive(splat(maxima[q]) - maximum[q]);
+        maxima[q] = maximum[q][0];
+        decays[q] = decay[q][0];
+    }
+#pragma GCC unroll 8
+    for (int q = 0; q < Q; ++q) {
+        weigh_query<kAsPairs>(
+            scores + q * kTileKeys, maximum[q], num_keys, totals + q * kSumLanes, decay[q]);
+    }
+}
+
+// Folds a run's state into the one of all runs before, for one query. Never inlined: the same bits
+// whoever calls it.
+[[gnu::noinline]] void fold_query(const State& run, const State& result, int q, int padded_dim) {
+    const FloatLanes before = splat(result.maxima[q]), now = splat(run.maxima[q]);
+    const FloatLanes maximum = max_of(before, now);
+    const FloatLanes decay = exp2_of_nonpositive(before - maximum);
+    const FloatLanes weight = exp2_of_nonpositive(now - maximum);
+    result.maxima[q] = maximum[0];
+    const auto fold = [&](const float* from, float* to, int count) {
+        for (int i = 0; i < count; i += kLanes) {
+            store(to + i, multiply_add(load(to + i) * decay, load(from + i), weight));
+        }
+    };
+    const int64_t first = static_cast<int64_t>(q) * padded_dim;
+    fold(run.sums + first, result.sums + first, padded_dim);
+    fold(run.totals + q * kSumLanes, result.totals + q * kSumLanes, kSumLanes);
+}
+
+PDSERVE_INLINE void reset(const State& state, int num_queries, int padded_dim) {
+    const size_t count = num_queries;
+    __builtin_memset(state.sums, 0, count * padded_dim * sizeof(float));
+    __builtin_memset(state.totals, 0, count * kSumLanes * sizeof(float));
+    for (int q = 0; q < num_queries; ++q) state.maxima[q] = kMinusInfinity;
+}
+
+}  // namespace
+}  // namespace pdserve::attention

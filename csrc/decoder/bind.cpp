@@ -1,0 +1,98 @@
+// pdserve._native.Decoder: checks with the interpreter lock held, the whole step without it.
+
+#include "bind.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include <nanobind/stl/vector.h>
+
+#include "forward.h"
+#include "read_model.h"
+#include "step_view.h"
+
+namespace nb = nanobind;
+
+namespace pdserve {
+
+namespace decoder {
+
+namespace {
+
+class Decoder {
+public:
+    Decoder(OwnedModel owned, Variant variant)
+        : owned_(std::move(owned)), forward_(owned_.model, variant) {}
+    Decoder(const Decoder&) = delete;
+    Decoder& operator=(const Decoder&) = delete;
+
+    void logits(nb::handle token_ids, nb::handle query_start, nb::handle context_lens,
+        nb::handle block_tables, nb::handle sampled_rows, nb::handle kv_pool, nb::handle out,
+        const std::vector<int64_t>& ends, nb::handle done) {
+        const StepView step(owned_.model, token_ids, query_start, context_lens, block_tables,
+            sampled_rows, kv_pool, out);
+        Written written;
+        if (!ends.empty()) {
+            written = [&](int64_t num_layers) {
+                if (std::find(ends.begin(), ends.end(), num_layers) == ends.end()) return;
+                nb::gil_scoped_acquire acquire;
+                done(num_layers);
+            };
+        }
+        const Turn turn(is_running_);
+        nb::gil_scoped_release release;
+        forward_.run(step.inputs(), written);
+    }
+
+    size_t workspace_bytes() const { return forward_.workspace_bytes(); }
+
+private:
+    // There is one workspace. Taken and given back with the interpreter lock held.
+    class Turn {
+    public:
+        explicit Turn(bool& is_running) : is_running_(is_running) {
+            if (is_running_) throw std::runtime_error("another step of this decoder is running");
+            is_running_ = true;
+        }
+        ~Turn() { is_running_ = false; }
+
+    private:
+        bool& is_running_;
+    };
+
+    OwnedModel owned_;
+    Forward forward_;
+    bool is_running_ = false;
+};
+
+void make_decoder(Decoder* self, nb::handle weights, int64_t num_heads, int64_t num_kv_heads,
+    int64_t head_dim, double norm_eps, std::vector<int64_t> sliding_windows,
+    nb::handle inverse_frequencies, double rope_scale, const char* variant_name) {
+    const Variant variant = variant_from(variant_name);
+    OwnedModel owned = read_model({weights, num_heads, num_kv_heads, head_dim, norm_eps,
+        std::move(sliding_windows), inverse_frequencies, rope_scale});
+    new (self) Decoder(std::move(owned), variant);
+}
+
+}  // namespace
+
+}  // namespace decoder
+
+void bind_decoder(nb::module_& m) {
+    using decoder::Decoder;
+    using nb::arg;
+    nb::class_<Decoder>(m, "Decoder", "A model on the CPU: one call computes a step.")
+        .def("__init__", &decoder::make_decoder, arg("weights"), nb::kw_only(), arg("num_heads"),
+            arg("num_kv_heads"), arg("head_dim"), arg("norm_eps"), arg("sliding_windows"),
+            arg("inverse_frequencies"), arg("rope_scale"), arg("variant") = "")
+        .def("logits", &Decoder::logits, arg("token_ids"), arg("query_start"),
+            arg("context_lens"), arg("block_tables"), arg("sampled_rows"), arg("kv_pool"),
+            arg("out"), arg("ends") = std::vector<int64_t>(), arg("done") = nb::none(),
+            "Compute a step: keys and values into the pool, scores of the sampled rows into out.")
+        .def_prop_ro("workspace_bytes", &Decoder::workspace_bytes,
+            "Memory for activations, as large as the largest step so far has needed.");
+}
+
+}  // namespace pdserve

@@ -1,0 +1,41 @@
+// The activations of a step, carved out of one piece of memory that is kept from step to step.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "model.h"
+
+namespace pdserve::decoder {
+
+struct Buffers {
+    float* hidden;       // [num_tokens, hidden], the residual stream: always float32
+    void* normed;        // [num_tokens, hidden]
+    void* qkv;           // [num_tokens, qkv_width]
+    void* attended;      // [num_tokens, query_width]
+    void* inner;         // [num_tokens, inner]
+    float* cos_sin;      // [num_tokens, head_dim]
+    int64_t* slots;      // [num_tokens]
+    int32_t* positions;  // [num_tokens]
+    size_t num_bytes;
+
+    // With null memory, only num_bytes means anything.
+    Buffers(void* memory, const Sizes& sizes, int64_t num_tokens, size_t element_bytes)
+        : num_bytes(0) {
+        const auto carve = [&](int64_t row_width, size_t width_bytes) -> void* {
+            void* start = static_cast<char*>(memory) + num_bytes;
+            num_bytes += (num_tokens * row_width * width_bytes + 63) / 64 * 64;
+            return start;
+        };
+        hidden = static_cast<float*>(carve(sizes.hidden, sizeof(float)));
+        normed = carve(sizes.hidden, element_bytes);
+        qkv = carve(sizes.qkv_width(), element_bytes);
+        attended = carve(sizes.query_width(), element_bytes);
+        inner = carve(sizes.inner, element_bytes);
+        cos_sin = static_cast<float*>(carve(sizes.head_dim, sizeof(float)));
+        slots = static_cast<int64_t*>(carve(1, sizeof(int64_t)));
+        positions = static_cast<int32_t*>(carve(1, sizeof(int32_t)));
+    }
+};
+
+}  // namespace pdserve::decoder

@@ -1,0 +1,70 @@
+// One step of the model: every layer, in one call.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "../attention/layer.h"
+#include "../cpu.h"
+#include "../scratch_buffer.h"
+#include "buffers.h"
+#include "model.h"
+
+namespace pdserve::decoder {
+
+// Checked arguments of a step.
+struct Inputs {
+    const int64_t* token_ids;  // [step.num_tokens]
+    attention::Step step;      // but for its slots
+    attention::Pool pool;
+    attention::RowChoice sampled;
+    float* logits;  // [sampled.num_rows, vocab]
+};
+
+// Called after each layer whose keys and values were written, with the number of layers so far.
+using Written = std::function<void(int64_t num_layers)>;
+
+// Computes steps, one at a time. What it needs besides the model is kept from step to step.
+class Forward {
+public:
+    Forward(const Model& model, Variant variant);
+
+    // The bits of a row of logits depend on that row and its request's KV alone.
+    void run(const Inputs& inputs, const Written& written);
+
+    size_t workspace_bytes() const { return memory_.num_bytes(); }
+
+private:
+    struct WindowPlan {
+        int sliding_window;
+        attention::Plan plan;
+    };
+
+    void make_plans(const Inputs& inputs);
+    attention::Plan& plan_of(const Layer& layer);
+    void write_kv(const Layer& layer, int index);
+    void attend(int index, attention::Plan& plan);
+    void keep_rows(const attention::RowChoice& rows);
+    void finish_layer(const Layer& layer);
+    void compute_logits(float* logits);
+    void normalise(const float* weight);
+    void multiply(const linear::PackedMatrix& matrix, const void* x, linear::Result result,
+        void* out);
+
+    const Model& model_;
+    const Variant variant_;
+    const size_t element_bytes_;
+    ScratchBuffer memory_;
+    std::vector<WindowPlan> plans_;  // one for each sliding window that the model has
+    attention::Plan last_plan_;      // of the last layer: only the rows that are sampled
+
+    // Of the step that is running.
+    Buffers buffers_;
+    attention::Step step_;
+    attention::Pool pool_;
+    int64_t num_rows_ = 0;  // that are still needed
+};
+
+}  // namespace pdserve::decoder

@@ -1,0 +1,47 @@
+// A model as the forward pass sees it: sizes, and pointers into tensors that Python holds.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "../linear/linear.h"
+
+namespace pdserve::decoder {
+
+struct Sizes {
+    int64_t vocab;
+    int64_t hidden;
+    int64_t inner;  // of the MLP
+    int64_t num_heads;
+    int64_t num_kv_heads;
+    int64_t head_dim;
+
+    int64_t query_width() const { return num_heads * head_dim; }
+    int64_t qkv_width() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
+};
+
+struct Layer {
+    const float* attention_norm;         // [hidden]
+    linear::PackedMatrix qkv;            // [qkv_width, hidden]; heads are queries, keys, values
+    const float* q_norm;                 // [head_dim]; null: heads are not normalised
+    const float* k_norm;                 // [head_dim]
+    linear::PackedMatrix attention_out;  // [hidden, query_width]
+    const float* mlp_norm;               // [hidden]
+    linear::PackedMatrix gate_up;        // [2 * inner, hidden], gated
+    linear::PackedMatrix down;           // [hidden, inner]
+    int sliding_window;                  // 0: none
+};
+
+struct Model {
+    Sizes sizes;
+    bool is_bfloat16;  // activations and KV; else float32
+    float norm_eps;
+    const void* embedding;  // [vocab, hidden], of the activations' type
+    std::vector<Layer> layers;
+    const float* final_norm;           // [hidden]
+    linear::PackedMatrix lm_head;      // [vocab, hidden]
+    const float* inverse_frequencies;  // [head_dim / 2], radians a position
+    double rope_scale;                 // of cosines and sines
+};
+
+}  // namespace pdserve::decoder

@@ -1,0 +1,136 @@
+// Checks every tensor of a model against its sizes, once.
+
+#include "read_model.h"
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+
+#include "../linear/packed_matrix.h"
+#include "../tensor_view.h"
+
+namespace nb = nanobind;
+
+namespace pdserve::decoder {
+
+namespace {
+
+const float* read_vector(nb::handle object, const std::string& name, int64_t size) {
+    const TensorView vector(object, name.c_str());
+    vector.expect_type({ElementType::kFloat32});
+    vector.expect_shape({size}, "[size]");
+    vector.expect_contiguous();
+    return vector.data<float>();
+}
+
+linear::PackedMatrix read_matrix(
+    nb::handle object, const std::string& name, int64_t num_out, int64_t num_in, bool is_gated) {
+    const linear::PackedMatrix matrix = linear::read_packed(object, name.c_str());
+    const auto size_text = [](int64_t outputs, int64_t inputs, bool gated) {
+        return "a " + std::string(gated ? "gated" : "plain") + " matrix of "
+            + std::to_string(outputs) + " x " + std::to_string(inputs);
+    };
+    if (matrix.num_out != num_out || matrix.num_in != num_in || matrix.is_gated != is_gated) {
+        raise_value_error(name, size_text(num_out, num_in, is_gated),
+            size_text(matrix.num_out, matrix.num_in, matrix.is_gated));
+    }
+    return matrix;
+}
+
+Layer read_layer(nb::handle object, const std::string& prefix, const Sizes& sizes) {
+    const auto vector = [&](const char* name, int64_t size) {
+        return read_vector(object.attr(name), prefix + name, size);
+    };
+    const auto head_norm = [&](const char* name) {
+        return object.attr(name).is_none() ? nullptr : vector(name, sizes.head_dim);
+    };
+    const auto matrix = [&](const char* name, int64_t num_out, int64_t num_in, bool is_gated) {
+        return read_matrix(object.attr(name), prefix + name, num_out, num_in, is_gated);
+    };
+    Layer layer{};
+    layer.attention_norm = vector("attention_norm", sizes.hidden);
+    layer.qkv = matrix("qkv", sizes.qkv_width(), sizes.hidden, false);
+    layer.q_norm = head_norm("q_norm");
+    layer.k_norm = head_norm("k_norm");
+    if ((layer.q_norm == nullptr) != (layer.k_norm == nullptr)) {
+        raise_value_error(prefix + "k_norm", "a norm if and only if q_norm is one", "otherwise");
+    }
+    layer.attention_out = matrix("attention_out", sizes.hidden, sizes.query_width(), false);
+    layer.mlp_norm = vector("mlp_norm", sizes.hidden);
+    layer.gate_up = matrix("gate_up", 2 * sizes.inner, sizes.hidden, true);
+    layer.down = matrix("down", sizes.hidden, sizes.inner, false);
+    return layer;
+}
+
+void check_at_least(const char* name, int64_t value, int64_t least) {
+    if (value < least || value > INT32_MAX) {
+        raise_value_error(name, std::to_string(least) + " or more", std::to_string(value));
+    }
+}
+
+void check_arguments(const ModelArguments& arguments, size_t num_layers) {
+    check_at_least("num_kv_heads", arguments.num_kv_heads, 1);
+    check_at_least("num_heads", arguments.num_heads, 1);
+    check_at_least("head_dim", arguments.head_dim, 2);
+    if (arguments.num_heads % arguments.num_kv_heads != 0) {
+        raise_value_error("num_heads",
+            "a multiple of " + std::to_string(arguments.num_kv_heads) + " KV heads",
+            std::to_string(arguments.num_heads));
+    }
+    if (arguments.head_dim % 2 != 0) {
+        raise_value_error("head_dim", "an even number", std::to_string(arguments.head_dim));
+    }
+    if (!std::isfinite(arguments.norm_eps) || arguments.norm_eps < 0) {
+        raise_value_error("norm_eps", "0 or more", std::to_string(arguments.norm_eps));
+    }
+    if (num_layers == 0 || arguments.sliding_windows.size() != num_layers) {
+        raise_value_error("sliding_windows",
+            "one for each of at least one layer, of which there are " + std::to_string(num_layers),
+            std::to_string(arguments.sliding_windows.size()));
+    }
+    for (int64_t window : arguments.sliding_windows) check_at_least("sliding_windows", window, 0);
+}
+
+}  // namespace
+
+OwnedModel read_model(const ModelArguments& arguments) {
+    const nb::handle weights = arguments.weights;
+    const nb::object layers = weights.attr("layers");
+    check_arguments(arguments, nb::len(layers));
+    const nb::object embedding_object = weights.attr("embedding");
+    const TensorView embedding(embedding_object, "embedding");
+    embedding.expect_type({ElementType::kFloat32, ElementType::kBFloat16});
+    embedding.expect_shape({-1, -1}, "[vocab_size, hidden_size]");
+    embedding.expect_contiguous();
+
+    OwnedModel owned;
+    owned.owners = {nb::borrow(weights), nb::borrow(arguments.inverse_frequencies)};
+    Model& model = owned.model;
+    Sizes& sizes = model.sizes;
+    sizes.vocab = embedding.size(0);
+    sizes.hidden = embedding.size(1);
+    sizes.num_heads = arguments.num_heads;
+    sizes.num_kv_heads = arguments.num_kv_heads;
+    sizes.head_dim = arguments.head_dim;
+    const nb::object first_down = layers[0].attr("down");
+    sizes.inner = linear::read_packed(first_down, "down").num_in;
+    model.is_bfloat16 = embedding.type() == ElementType::kBFloat16;
+    model.norm_eps = static_cast<float>(arguments.norm_eps);
+    model.embedding = embedding.data<void>();
+    for (nb::handle layer : layers) {
+        const size_t index = model.layers.size();
+        owned.owners.push_back(nb::borrow(layer));
+        model.layers.push_back(
+            read_layer(layer, "layers[" + std::to_string(index) + "].", sizes));
+        model.layers.back().sliding_window = static_cast<int>(arguments.sliding_windows[index]);
+    }
+    model.final_norm = read_vector(weights.attr("final_norm"), "final_norm", sizes.hidden);
+    model.lm_head =
+        read_matrix(weights.attr("lm_head"), "lm_head", sizes.vocab, sizes.hidden, false);
+    model.inverse_frequencies =
+        read_vector(arguments.inverse_frequencies, "inverse_frequencies", sizes.head_dim / 2);
+    model.rope_scale = arguments.rope_scale;
+    return owned;
+}
+
+}  // namespace pdserve::decoder

@@ -1,0 +1,34 @@
+// Reads a model from Python: NativeWeights (pdserve/engine/native/weights.py) and what else it is.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <nanobind/nanobind.h>
+
+#include "model.h"
+
+namespace pdserve::decoder {
+
+// What the weights do not say of themselves.
+struct ModelArguments {
+    nanobind::handle weights;
+    int64_t num_heads;
+    int64_t num_kv_heads;
+    int64_t head_dim;
+    double norm_eps;
+    std::vector<int64_t> sliding_windows;  // of each layer; 0: none
+    nanobind::handle inverse_frequencies;  // [head_dim / 2] float32
+    double rope_scale;
+};
+
+// A model whose tensors stay where they are, together with the objects that hold them.
+struct OwnedModel {
+    Model model;
+    std::vector<nanobind::object> owners;
+};
+
+// Raises TypeError or ValueError: a tensor of the wrong dtype or shape, or sizes that contradict.
+OwnedModel read_model(const ModelArguments& arguments);
+
+}  // namespace pdserve::decoder

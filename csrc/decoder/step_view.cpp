@@ -1,0 +1,78 @@
+// Nothing that a kernel of the step reads is checked again later.
+
+#include "step_view.h"
+
+#include <string>
+
+#include "../rows/launch.h"
+
+namespace nb = nanobind;
+
+namespace pdserve::decoder {
+
+StepView::StepView(const Model& model, nb::handle token_ids, nb::handle query_start,
+    nb::handle context_lens, nb::handle block_tables, nb::handle sampled_rows, nb::handle kv_pool,
+    nb::handle out)
+    : token_ids_(token_ids, "token_ids"),
+      batch_(query_start, context_lens, block_tables),
+      sampled_rows_(sampled_rows, "sampled_rows"),
+      pool_(kv_pool, 0, Access::kWrite),
+      out_(out, "out", Access::kWrite) {
+    check_tokens(model);
+    check_pool(model);
+    batch_.check_values(token_ids_.size(0), pool_);
+    check_sampled(model);
+}
+
+void StepView::check_tokens(const Model& model) const {
+    token_ids_.expect_type({ElementType::kInt64});
+    token_ids_.expect_shape({-1}, "[num_tokens]");
+    token_ids_.expect_contiguous();
+    rows::check_ids(
+        token_ids_.data<int64_t>(), token_ids_.size(0), model.sizes.vocab, "token_ids");
+}
+
+void StepView::check_pool(const Model& model) const {
+    pool_.tensor.expect_type(
+        {model.is_bfloat16 ? ElementType::kBFloat16 : ElementType::kFloat32});
+    const auto num_layers = static_cast<int64_t>(model.layers.size());
+    pool_.tensor.expect_shape(
+        {-1, num_layers, 2, model.sizes.num_kv_heads, -1, model.sizes.head_dim},
+        "[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]");
+}
+
+void StepView::check_sampled(const Model& model) const {
+    sampled_rows_.expect_type({ElementType::kInt64});
+    sampled_rows_.expect_shape({-1}, "[num_sampled]");
+    sampled_rows_.expect_contiguous();
+    const int64_t* rows = sampled_rows_.data<int64_t>();
+    int64_t least = 0;
+    for (int64_t i = 0; i < sampled_rows_.size(0); ++i) {
+        if (rows[i] < least || rows[i] >= token_ids_.size(0)) {
+            raise_value_error("sampled_rows[" + std::to_string(i) + "]",
+                "ascending rows below " + std::to_string(token_ids_.size(0)),
+                std::to_string(rows[i]));
+        }
+        least = rows[i] + 1;
+    }
+    out_.expect_type({ElementType::kFloat32});
+    out_.expect_shape({sampled_rows_.size(0), model.sizes.vocab}, "[num_sampled, vocab_size]");
+    out_.expect_contiguous();
+}
+
+Inputs StepView::inputs() const {
+    Inputs inputs{};
+    inputs.token_ids = token_ids_.data<int64_t>();
+    inputs.step.num_requests = batch_.num_requests;
+    inputs.step.num_tokens = token_ids_.size(0);
+    inputs.step.query_start = batch_.query_start.data<int32_t>();
+    inputs.step.context_lens = batch_.context_lens.data<int32_t>();
+    inputs.step.block_tables = batch_.block_tables.data<int32_t>();
+    inputs.step.table_stride = batch_.block_tables.stride(0);
+    inputs.pool = pool_.pool();
+    inputs.sampled = {sampled_rows_.data<int64_t>(), sampled_rows_.size(0)};
+    inputs.logits = out_.data<float>();
+    return inputs;
+}
+
+}  // namespace pdserve::decoder

@@ -1,0 +1,36 @@
+// The arguments of a step as Python passes them, and every check of them.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include "../attention/batch_view.h"
+#include "../attention/pool_view.h"
+#include "../tensor_view.h"
+#include "forward.h"
+#include "model.h"
+
+namespace pdserve::decoder {
+
+class StepView {
+public:
+    // Raises TypeError or ValueError: a dtype, shape, stride or value; or a pool of another model.
+    StepView(const Model& model, nanobind::handle token_ids, nanobind::handle query_start,
+        nanobind::handle context_lens, nanobind::handle block_tables,
+        nanobind::handle sampled_rows, nanobind::handle kv_pool, nanobind::handle out);
+
+    // Borrows the arrays.
+    Inputs inputs() const;
+
+private:
+    void check_tokens(const Model& model) const;
+    void check_pool(const Model& model) const;
+    void check_sampled(const Model& model) const;
+
+    TensorView token_ids_;
+    attention::BatchView batch_;
+    TensorView sampled_rows_;
+    attention::PoolView pool_;
+    TensorView out_;
+};
+
+}  // namespace pdserve::decoder

@@ -1,0 +1,130 @@
+// What becomes of finished sums: scale, bias, and one of the Results.
+#pragma once
+
+#include "kernel.h"
+#include "tile.h"
+#include "weights.h"
+
+namespace pdserve::linear {
+namespace {
+
+// x / (1 + exp(-x)). The exponent is never above 0, so nothing overflows.
+PDSERVE_INLINE FloatLanes silu(FloatLanes x) {
+    const FloatLanes magnitude = x < splat(0.0f) ? -x : x;
+    const FloatLanes decay = exp2_of_nonpositive(magnitude * splat(-1.44269504088896341f));
+    const FloatLanes numerator = x < splat(0.0f) ? x * decay : x;
+    return numerator / (splat(1.0f) + decay);
+}
+
+// The first `count` lanes, rounded to T.
+template <class T>
+PDSERVE_INLINE void put(T* target, FloatLanes lanes, int64_t count) {
+    if (count >= kLanes) {
+        store(target, lanes);
+    } else if (count > 0) {
+        T values[kLanes];
+        store(values, lanes);
+        __builtin_memcpy(target, values, count * sizeof(T));
+    }
+}
+
+// The part of a result that belongs to one chunk of panels. Rows are gone through innermost, so
+// that the CPU can overlap them.
+class Finish {
+public:
+    explicit Finish(const Call& call) : call_(call) {}
+
+    // sums: [num_rows][kSumStride], of the chunk's panels, of the rows from first_row on.
+    void run(float* sums, int64_t first_row, int num_rows, int64_t first_panel,
+        int num_panels) const {
+        const int64_t first_lane = first_panel * kPanelOutputs;
+        const Part part{sums, first_row, num_rows, first_lane, num_panels * kPanelOutputs};
+        if (call_.scales != nullptr) {
+            change(part, call_.scales, [](FloatLanes y, FloatLanes scale) { return y * scale; });
+        }
+        if (call_.bias != nullptr) {
+            change(part, call_.bias, [](FloatLanes y, FloatLanes bias) { return y + bias; });
+        }
+        switch (call_.result) {
+            case Result::kStore:
+                call_.is_bfloat16 ? put_all<BFloat16>(part) : put_all<float>(part);
+                break;
+            case Result::kStoreFloat: put_all<float>(part); break;
+            case Result::kAdd: add_all(part); break;
+            case Result::kGatedSilu:
+                call_.is_bfloat16 ? put_gated<BFloat16>(part) : put_gated<float>(part);
+                break;
+        }
+    }
+
+private:
+    struct Part {
+        float* sums;
+        int64_t first_row;
+        int num_rows;
+        int64_t first_lane;
+        int num_lanes;
+    };
+
+    template <class T>
+    T* out_row(const Part& part, int row) const {
+        return static_cast<T*>(call_.out) + (part.first_row + row) * call_.out_stride;
+    }
+
+    template <class Change>
+    static void change(const Part& part, const float* factors, const Change& change) {
+        for (int i = 0; i < part.num_lanes; i += kLanes) {
+            const FloatLanes factor = load(factors + part.first_lane + i);
+            for (int r = 0; r < part.num_rows; ++r) {
+                float* y = part.sums + r * kSumStride + i;
+                store(y, change(load(y), factor));
+            }
+        }
+    }
+
+    template <class T>
+    void put_all(const Part& part) const {
+        for (int i = 0; i < part.num_lanes; i += kLanes) {
+            const int64_t column = part.first_lane + i;
+            for (int r = 0; r < part.num_rows; ++r) {
+                const FloatLanes y = load(part.sums + r * kSumStride + i);
+                put(out_row<T>(part, r) + column, y, call_.num_columns - column);
+            }
+        }
+    }
+
+    void add_all(const Part& part) const {
+        for (int i = 0; i < part.num_lanes; i += kLanes) {
+            const int64_t column = part.first_lane + i;
+            const int64_t left = call_.num_columns - column;
+            for (int r = 0; r < part.num_rows; ++r) {
+                const float* y = part.sums + r * kSumStride + i;
+                float* target = out_row<float>(part, r) + column;
+                if (left >= kLanes) {
+                    store(target, load(target) + load(y));
+                } else {
+                    for (int j = 0; j < left; ++j) target[j] += y[j];
+                }
+            }
+        }
+    }
+
+    // Two panels become one panel's columns.
+    template <class T>
+    void put_gated(const Part& part) const {
+        for (int i = 0; i < part.num_lanes / 2; i += kLanes) {
+            const int gate = i / kPanelOutputs * 2 * kPanelOutputs + i % kPanelOutputs;
+            const int64_t column = part.first_lane / 2 + i;
+            for (int r = 0; r < part.num_rows; ++r) {
+                const float* y = part.sums + r * kSumStride + gate;
+                const FloatLanes gated = silu(load(y)) * load(y + kPanelOutputs);
+                put(out_row<T>(part, r) + column, gated, call_.num_columns - column);
+            }
+        }
+    }
+
+    const Call& call_;
+};
+
+}  // namespace
+}  // namespace pdserve::linear

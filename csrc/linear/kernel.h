@@ -1,0 +1,74 @@
+// What the product kernels are told, and what the launcher may ask of each build of them.
+// No inline functions here; see ../element.h for why.
+#pragma once
+
+#include <cstdint>
+
+#include "../element.h"
+#include "layout.h"
+#include "result.h"
+
+namespace pdserve::linear {
+
+// Panels whose products are finished together. Even if the matrix is gated: gate and up.
+constexpr int kMaxChunkPanels = 4;
+
+// One call. Everything is checked before it comes here.
+struct Call {
+    // Rows of float32, or of pairs of bfloat16; zeros up to a whole unit.
+    const void* x;
+    int64_t x_row_bytes;
+
+    const uint8_t* weights;
+    Layout layout;
+    const float* scales;  // [num_panels * 16] or null
+    const float* bias;    // [num_panels * 16] or null
+
+    Result result;
+    bool is_bfloat16;  // what "same type" means
+    void* out;
+    int64_t out_stride;
+    int64_t num_columns;  // of out
+};
+
+// The unit of work: some rows, for some consecutive panels; first_panel is even.
+struct WorkItem {
+    int64_t first_row;
+    int64_t num_rows;
+    int64_t first_panel;
+    int64_t num_panels;
+};
+
+// `scratch` is aligned to 64 bytes. Where weights have to be widened, it has room for a chunk with
+// a unit for each input: kMaxChunkPanels * num_units * unit_inputs * 64 bytes.
+using MultiplyFunction = void (*)(const Call& call, const WorkItem& item, uint8_t* scratch);
+
+// Rows as the kernels read them, from rows as they are: target is [rows.count, padded], where
+// `padded` is num_in in whole units.
+struct Rows {
+    const void* start;
+    int64_t stride;  // in elements
+    int64_t count;
+};
+
+using ConvertFunction = void (*)(
+    const Rows& rows, int64_t num_in, int64_t padded, void* target);
+
+struct ProductKernels {
+    bool has_pairs;  // bfloat16 x is read in pairs, unless the weights are float32
+    MultiplyFunction float32_by_float32;
+    MultiplyFunction bfloat16_by_float32;  // weights bfloat16, x float32
+    MultiplyFunction int8_by_float32;
+    MultiplyFunction bfloat16_by_pairs;  // null unless has_pairs
+    MultiplyFunction int8_by_pairs;
+    ConvertFunction widen_float32;   // float32 -> float32, padded
+    ConvertFunction widen_bfloat16;  // bfloat16 -> float32, padded
+    ConvertFunction pad_pairs;       // bfloat16 -> pairs, padded
+};
+
+extern const ProductKernels kAvx512Bf16ProductKernels;
+extern const ProductKernels kAvx512ProductKernels;
+extern const ProductKernels kAvx2ProductKernels;
+extern const ProductKernels kPortableProductKernels;
+
+}  // namespace pdserve::linear

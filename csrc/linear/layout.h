@@ -1,0 +1,48 @@
+// The order of a packed matrix, the same for all instruction sets.
+//
+// 16 outputs make a panel, in which they stand side by side, so that a vector of weights meets one
+// element of x (or one pair) and every output has a lane of its own. A unit is the cache line that
+// holds 1, 2 or 4 consecutive inputs of them:
+//     float32   [panels][num_in][16]
+//     bfloat16  [panels][num_in / 2][16][2]
+//     int8      [panels][num_in / 4][2][16][2]
+// What is not there is zero: outputs up to a whole panel, inputs up to a whole unit.
+// Gated: panel 2i holds 16 outputs of the upper half (gate), panel 2i + 1 the same 16 of the lower
+// half (up), each half padded to whole panels.
+//
+// No inline functions with external linkage here; see ../element.h for why.
+#pragma once
+
+#include <cstdint>
+
+namespace pdserve::linear {
+
+enum class WeightType { kFloat32, kBFloat16, kInt8 };
+
+constexpr int kPanelOutputs = 16;
+
+constexpr int kUnitBytes = 64;
+
+struct Layout {
+    int64_t num_panels;
+    int64_t num_units;  // of a panel
+    int unit_inputs;
+    int64_t panel_bytes;
+};
+
+namespace {
+
+[[maybe_unused]] Layout layout_of(
+    WeightType type, int64_t num_out, int64_t num_in, bool is_gated) {
+    const int64_t half = is_gated ? num_out / 2 : num_out;
+    Layout layout;
+    layout.num_panels = (half + kPanelOutputs - 1) / kPanelOutputs * (is_gated ? 2 : 1);
+    layout.unit_inputs = type == WeightType::kFloat32 ? 1 : type == WeightType::kBFloat16 ? 2 : 4;
+    layout.num_units = (num_in + layout.unit_inputs - 1) / layout.unit_inputs;
+    layout.panel_bytes = layout.num_units * kUnitBytes;
+    return layout;
+}
+
+}  // namespace
+
+}  // namespace pdserve::linear

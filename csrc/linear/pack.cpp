@@ -1,0 +1,184 @@
+// Packing is done once a checkpoint: plain loops, as fast as memory on a few cores.
+
+#include "pack.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "../simd.h"
+#include "../thread_pool.h"
+
+namespace pdserve::linear {
+
+namespace {
+
+void copy(BFloat16& target, BFloat16 value) { target = value; }
+void copy(BFloat16& target, float value) { assign(target, value); }
+
+// Consecutive rows of the matrix that stand in one panel.
+struct PanelRows {
+    int64_t panel;
+    int lane;          // of the first row
+    int count;
+    bool ends_matrix;  // the lanes after the last row are padding
+    int64_t row;       // of the matrix
+};
+
+// The runs of panel rows of [first, last) of a matrix, or of one of the halves of a gated one.
+class Runs {
+public:
+    Runs(const PackTarget& target, int64_t first, int64_t last)
+        : is_gated_(target.is_gated),
+          half_(target.is_gated ? target.num_out / 2 : target.num_out),
+          first_(first),
+          last_(last) {
+        // A gated matrix is two halves, and panels end at the end of a half.
+        split_ = is_gated_ ? std::clamp(half_, first, last) : last;
+        num_in_first_ = split_ > first_ ? num_runs(first_, split_) : 0;
+        count_ = num_in_first_ + (last_ > split_ ? num_runs(split_ - half_, last_ - half_) : 0);
+    }
+
+    int64_t count() const { return count_; }
+
+    PanelRows at(int64_t index) const {
+        const bool is_second = index >= num_in_first_;
+        const int64_t half_start = is_second ? half_ : 0;
+        const int64_t first = (is_second ? split_ : first_) - half_start;
+        const int64_t last = (is_second ? last_ : split_) - half_start;
+        const int64_t panel = first / kPanelOutputs + index - (is_second ? num_in_first_ : 0);
+        const int64_t start = std::max(first, panel * kPanelOutputs);
+        const int64_t end = std::min(last, (panel + 1) * kPanelOutputs);
+        return {is_gated_ ? 2 * panel + is_second : panel,
+            static_cast<int>(start % kPanelOutputs), static_cast<int>(end - start), end == half_,
+            start + half_start};
+    }
+
+private:
+    static int64_t num_runs(int64_t first, int64_t last) {
+        return (last + kPanelOutputs - 1) / kPanelOutputs - first / kPanelOutputs;
+    }
+
+    bool is_gated_;
+    int64_t half_;
+    int64_t first_;
+    int64_t last_;
+    int64_t split_;
+    int64_t num_in_first_;
+    int64_t count_;
+};
+
+// One panel's part of the source, written lane by lane of each unit.
+template <class T>
+class PackPanel {
+public:
+    PackPanel(const PackSource& source, const PackTarget& target, int64_t first_row,
+        const PanelRows& rows)
+        : target_(target),
+          rows_(rows),
+          layout_(layout_of(target.type, target.num_out, target.num_in, target.is_gated)),
+          panel_(target.weights + rows.panel * layout_.panel_bytes),
+          end_lane_(rows.ends_matrix ? kPanelOutputs : rows.lane + rows.count) {
+        for (int i = 0; i < rows.count; ++i) {
+            sources_[i] = static_cast<const T*>(source.rows)
+                + (rows.row - first_row + i) * source.stride;
+        }
+    }
+
+    // Whether all values are finite, if that matters.
+    bool run() {
+        switch (target_.type) {
+            case WeightType::kFloat32:
+                pack<float, 1>([](float& packed, T value, int) { packed = to_float(value); });
+                return true;
+            case WeightType::kBFloat16:
+                pack<BFloat16, 2>([](BFloat16& packed, T value, int) { copy(packed, value); });
+                return true;
+            case WeightType::kInt8: break;
+        }
+        return quantise();
+    }
+
+private:
+    // kInputs inputs of an output stand together in a unit: all of them, or one pair of two.
+    template <class Packed, int kInputs, class Convert>
+    void pack(const Convert& convert) {
+        constexpr int64_t kGroupBytes = kPanelOutputs * kInputs * sizeof(Packed);
+        const int64_t num_groups = layout_.panel_bytes / kGroupBytes;
+        const int64_t num_whole = target_.num_in / kInputs;
+        const int end = rows_.lane + rows_.count;
+        for (int64_t group = 0; group < num_groups; ++group) {
+            auto* lanes = reinterpret_cast<Packed*>(panel_ + group * kGroupBytes);
+            const int64_t k = group * kInputs;
+            if (group < num_whole && rows_.count == kPanelOutputs) {
+                // Almost always: a loop without conditions.
+                for (int i = 0; i < kPanelOutputs; ++i) {
+                    for (int j = 0; j < kInputs; ++j) {
+                        convert(lanes[i * kInputs + j], sources_[i][k + j], i);
+                    }
+                }
+                continue;
+            }
+            for (int i = 0; i < rows_.count; ++i) {
+                Packed* lane = lanes + (rows_.lane + i) * kInputs;
+                for (int j = 0; j < kInputs; ++j) {
+                    lane[j] = Packed{};
+                    if (k + j < target_.num_in) convert(lane[j], sources_[i][k + j], i);
+                }
+            }
+            std::memset(lanes + end * kInputs, 0, (end_lane_ - end) * kInputs * sizeof(Packed));
+        }
+    }
+
+    bool quantise() {
+        float* scales = target_.scales + rows_.panel * kPanelOutputs;
+        float divisors[kPanelOutputs];
+        bool is_finite = true;
+        for (int i = 0; i < rows_.count; ++i) {
+            // Magnitudes are ordered as their bits are, infinity and NaN at the end.
+            int32_t largest_bits = 0;
+            for (int64_t k = 0; k < target_.num_in; ++k) {
+                const auto bits = __builtin_bit_cast(int32_t, to_float(sources_[i][k]));
+                largest_bits = std::max(largest_bits, bits & 0x7fffffff);
+            }
+            is_finite = is_finite && largest_bits < 0x7f800000;
+            const auto largest = __builtin_bit_cast(float, largest_bits);
+            const float scale = largest / 127.0f;
+            scales[rows_.lane + i] = scale;
+            divisors[i] = scale > 0.0f ? scale : 1.0f;
+        }
+        for (int lane = rows_.lane + rows_.count; lane < end_lane_; ++lane) scales[lane] = 0.0f;
+        if (!is_finite) return false;
+        pack<int8_t, 2>([&](int8_t& packed, T value, int i) {
+            // A scale so small that it has lost digits could ask for more than 127.
+            const float ratio = std::clamp(to_float(value) / divisors[i], -127.0f, 127.0f);
+            // Adding 1.5 * 2**23 rounds to an integer, ties to even.
+            packed = static_cast<int8_t>((ratio + 12582912.0f) - 12582912.0f);
+        });
+        return true;
+    }
+
+    const PackTarget& target_;
+    const PanelRows& rows_;
+    const Layout layout_;
+    uint8_t* const panel_;
+    const int end_lane_;
+    const T* sources_[kPanelOutputs];
+};
+
+}  // namespace
+
+int64_t pack_rows(const PackSource& source, const PackTarget& target, int64_t first_row) {
+    const Runs runs(target, first_row, first_row + source.num_rows);
+    std::atomic<int64_t> bad_row{-1};
+    ThreadPool::instance().parallel_for(runs.count(), [&](int64_t i) {
+        const PanelRows rows = runs.at(i);
+        const bool is_finite = source.is_bfloat16
+            ? PackPanel<BFloat16>(source, target, first_row, rows).run()
+            : PackPanel<float>(source, target, first_row, rows).run();
+        if (!is_finite) bad_row = rows.row;
+    });
+    return bad_row;
+}
+
+}  // namespace pdserve::linear

@@ -1,0 +1,86 @@
+// The checks of a packed matrix, once for all that use it.
+
+#include "packed_matrix.h"
+
+#include <cstring>
+#include <string>
+
+#include <nanobind/stl/string.h>
+
+namespace nb = nanobind;
+
+namespace pdserve::linear {
+
+namespace {
+
+constexpr int64_t kAlignment = 64;
+
+// A dimension beyond this is a mistake, and products of two of them still fit into int64.
+constexpr int64_t kMostOutputs = int64_t{1} << 30;
+
+const float* lane_values(
+    nb::handle object, const std::string& name, int64_t num_lanes, bool is_required,
+    Access access) {
+    if (object.is_none()) {
+        if (is_required) raise_type_error(name, "a tensor, as the weights are int8", "None");
+        return nullptr;
+    }
+    const TensorView view(object, name.c_str(), access);
+    view.expect_type({ElementType::kFloat32});
+    view.expect_shape({num_lanes}, "[outputs, padded to panels]");
+    view.expect_contiguous();
+    return view.data<float>();
+}
+
+}  // namespace
+
+WeightType weight_type_from(const char* kind) {
+    if (std::strcmp(kind, "float32") == 0) return WeightType::kFloat32;
+    if (std::strcmp(kind, "bfloat16") == 0) return WeightType::kBFloat16;
+    if (std::strcmp(kind, "int8") == 0) return WeightType::kInt8;
+    raise_value_error("kind", "float32, bfloat16 or int8", kind);
+}
+
+void check_sizes(int64_t num_out, int64_t num_in, bool is_gated) {
+    if (num_out < 1 || num_in < 1 || num_out > kMostOutputs || num_in > kMostOutputs) {
+        raise_value_error("num_out and num_in", "at least 1 and at most "
+                + std::to_string(kMostOutputs),
+            std::to_string(num_out) + " and " + std::to_string(num_in));
+    }
+    if (is_gated && num_out % 2 != 0) {
+        raise_value_error(
+            "num_out", "an even number, gate and up together", std::to_string(num_out));
+    }
+}
+
+PackedMatrix read_packed(nb::handle object, const char* name, Access access) {
+    const std::string prefix = std::string(name) + ".";
+    PackedMatrix matrix;
+    matrix.type = weight_type_from(nb::cast<std::string>(object.attr("kind")).c_str());
+    matrix.num_out = nb::cast<int64_t>(object.attr("num_out"));
+    matrix.num_in = nb::cast<int64_t>(object.attr("num_in"));
+    matrix.is_gated = nb::cast<bool>(object.attr("is_gated"));
+    check_sizes(matrix.num_out, matrix.num_in, matrix.is_gated);
+    const Layout layout =
+        layout_of(matrix.type, matrix.num_out, matrix.num_in, matrix.is_gated);
+
+    const std::string weights_name = prefix + "weights";
+    const TensorView weights(object.attr("weights"), weights_name.c_str(), access);
+    weights.expect_type({ElementType::kUInt8});
+    weights.expect_shape({layout.num_panels * layout.panel_bytes}, "[packed bytes]");
+    weights.expect_contiguous();
+    matrix.weights = weights.data<void>();
+    const auto address = reinterpret_cast<uintptr_t>(matrix.weights);
+    if (address % kAlignment != 0) {
+        raise_value_error(weights_name, "memory aligned to 64 bytes",
+            "an address with remainder " + std::to_string(address % kAlignment));
+    }
+    const int64_t num_lanes = layout.num_panels * kPanelOutputs;
+    const bool is_int8 = matrix.type == WeightType::kInt8;
+    matrix.scales =
+        lane_values(object.attr("scales"), prefix + "scales", num_lanes, is_int8, access);
+    matrix.bias = lane_values(object.attr("bias"), prefix + "bias", num_lanes, false, access);
+    return matrix;
+}
+
+}  // namespace pdserve::linear

@@ -1,0 +1,23 @@
+// Reads a Python object like pdserve.engine.native.linear.PackedLinear, and checks it.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include "../tensor_view.h"
+#include "linear.h"
+
+namespace pdserve::linear {
+
+// What the object's tensors hold stays borrowed: keep the object alive. `name` is for errors.
+// Raises TypeError or ValueError: a tensor is missing, not a CPU tensor, of a wrong dtype or size,
+// or not aligned.
+PackedMatrix read_packed(
+    nanobind::handle object, const char* name, Access access = Access::kRead);
+
+// "float32", "bfloat16" or "int8". Raises ValueError.
+WeightType weight_type_from(const char* kind);
+
+// Raises ValueError: sizes that no matrix has.
+void check_sizes(int64_t num_out, int64_t num_in, bool is_gated);
+
+}  // namespace pdserve::linear

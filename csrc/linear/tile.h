@@ -1,0 +1,155 @@
+// The inner product: a few rows of x by a few panels, sums in registers.
+//
+// An output's sum runs over the inputs in ascending order, in one chain of multiply-adds, however
+// many rows and panels are done together. That makes a row's bits independent of all other rows.
+#pragma once
+
+#include <utility>
+
+#include "kernel.h"
+#include "weights.h"
+
+namespace pdserve::linear {
+namespace {
+
+// Panels done together: what the registers hold of sums, a unit of weights, and an element of x in
+// all lanes. 6 rows x 4 panels are less troubled than 12 x 2 by rows of x that lie a multiple of
+// 4 KiB apart.
+constexpr int kWidestTile = kLanes == 16 ? 4 : 1;
+constexpr int max_tile_rows(int num_panels) {
+    return kLanes == 16 ? (num_panels > 2 ? 6 : 12) : kLanes == 8 ? 6 : 2;
+}
+constexpr int kMaxTileRows = max_tile_rows(1);
+
+// Sums of a tile stand in rows of this many.
+constexpr int kSumStride = kMaxChunkPanels * kPanelOutputs;
+
+// Rows that are so few that memory decides how long they take.
+constexpr int kMaxStreamingRows = 6;
+constexpr int64_t kStreamDistance = 2048;
+
+// What is fetched from memory during a tile.
+enum class Ahead {
+    kStream,  // the tile's own panels, kStreamDistance bytes ahead; up to kMaxStreamingRows
+    kNext,    // two lines for each unit, at `next`, which then moves on by `next_step` bytes
+};
+
+struct Tile {
+    const uint8_t* x;
+    int64_t x_row_bytes;
+    const uint8_t* panels;
+    int64_t panel_bytes;
+    int64_t num_units;
+    const uint8_t* next;
+    int64_t next_step;
+    float* sums;  // [rows][kSumStride]
+};
+
+// Pointers to every third row: the rows between are reached by adding a stride or two, which costs
+// no register.
+template <int kRows>
+class RowCursor {
+public:
+    RowCursor(const uint8_t* x, int64_t row_bytes) : row_bytes_(row_bytes) {
+        for (int i = 0; i < kBases; ++i) {
+            bases_[i] = x + i * 3 * row_bytes;
+            // Else the compiler sees that they differ by a constant, and computes each of 12.
+            asm("" : "+r"(bases_[i]));
+        }
+    }
+
+    template <class Scalar>
+    PDSERVE_INLINE Scalar element(int row, int index) const {
+        Scalar value;
+        const uint8_t* start = bases_[row / 3] + row % 3 * row_bytes_;
+        __builtin_memcpy(&value, start + index * sizeof(Scalar), sizeof(Scalar));
+        return value;
+    }
+
+    PDSERVE_INLINE void advance(int num_bytes) {
+#pragma GCC unroll 4
+        for (int i = 0; i < kBases; ++i) bases_[i] += num_bytes;
+    }
+
+private:
+    static constexpr int kBases = (kRows + 2) / 3;
+    const uint8_t* bases_[kBases];
+    const int64_t row_bytes_;
+};
+
+// sums[r * kSumStride + o] = sum over inputs of x[r] * weights[o]
+template <class Reader, int kRows, int kPanels, Ahead kAhead>
+void sum_tile(const Tile& tile) {
+    constexpr int kVectors = kPanels * kPanelVectors;
+    using Scalar = typename Reader::Scalar;
+    const uint8_t* unit = tile.panels;
+    const uint8_t* next = tile.next;
+    RowCursor<kRows> rows(tile.x, tile.x_row_bytes);
+    FloatLanes totals[kRows][kVectors] = {};
+    for (int64_t u = 0; u < tile.num_units; ++u, unit += kUnitBytes) {
+        if constexpr (kAhead == Ahead::kStream) {
+#pragma GCC unroll 4
+            for (int p = 0; p < kPanels; ++p) {
+                prefetch(unit + p * tile.panel_bytes + kStreamDistance, 1);
+            }
+        } else {
+            prefetch(next, 128);
+            next += tile.next_step;
+        }
+#pragma GCC unroll 4
+        for (int step = 0; step < Reader::kSteps; ++step) {
+            typename Reader::Lanes lanes[kPanels][kPanelVectors];
+#pragma GCC unroll 4
+            for (int p = 0; p < kPanels; ++p) {
+                Reader::read(unit + p * tile.panel_bytes, step, lanes[p]);
+            }
+#pragma GCC unroll 12
+            for (int r = 0; r < kRows; ++r) {
+                const auto factor = splat(rows.template element<Scalar>(r, step));
+#pragma GCC unroll 8
+                for (int v = 0; v < kVectors; ++v) {
+                    totals[r][v] = multiply_add(
+                        totals[r][v], factor, lanes[v / kPanelVectors][v % kPanelVectors]);
+                }
+            }
+        }
+        rows.advance(Reader::kSteps * sizeof(Scalar));
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) {
+            store(tile.sums + r * kSumStride + v * kLanes, totals[r][v]);
+        }
+    }
+}
+
+using SumTileFunction = void (*)(const Tile&);
+
+// sum_tile for 1 to N rows, at [rows - 1].
+template <class Reader, int kPanels, Ahead kAhead, int... kIndex>
+SumTileFunction pick_rows(int num_rows, std::integer_sequence<int, kIndex...>) {
+    static constexpr SumTileFunction kFunctions[] = {
+        sum_tile<Reader, kIndex + 1, kPanels, kAhead>...};
+    return kFunctions[num_rows - 1];
+}
+
+template <class Reader, int kPanels, Ahead kAhead>
+SumTileFunction pick_panels(int num_rows) {
+    constexpr int kRows = max_tile_rows(kPanels);
+    constexpr int kFewRows = kRows < kMaxStreamingRows ? kRows : kMaxStreamingRows;
+    return pick_rows<Reader, kPanels, kAhead>(num_rows,
+        std::make_integer_sequence<int, kAhead == Ahead::kStream ? kFewRows : kRows>{});
+}
+
+template <class Reader, Ahead kAhead>
+SumTileFunction pick_tile(int num_rows, int num_panels) {
+    if constexpr (kWidestTile == 4) {
+        if (num_panels == 4) return pick_panels<Reader, 4, kAhead>(num_rows);
+        if (num_panels == 2) return pick_panels<Reader, 2, kAhead>(num_rows);
+    }
+    return pick_panels<Reader, 1, kAhead>(num_rows);
+}
+
+}  // namespace
+}  // namespace pdserve::linear

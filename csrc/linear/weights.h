@@ -1,0 +1,119 @@
+// How the kernels read packed weights: one unit of a panel at a time, as vectors that x multiplies.
+//
+// A reader makes kSteps steps of a unit: an input each, widened to float32 if need be, or a pair of
+// inputs where the CPU multiplies pairs.
+#pragma once
+
+#include "../simd.h"
+#include "layout.h"
+
+namespace pdserve::linear {
+namespace {
+
+constexpr int kPanelVectors = kPanelOutputs / kLanes;
+
+struct ReadFloat32 {
+    using Lanes = FloatLanes;
+    using Scalar = float;  // of x
+    static constexpr int kSteps = 1;
+
+    PDSERVE_INLINE static void read(const uint8_t* unit, int, Lanes* lanes) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kPanelVectors; ++v) {
+            lanes[v] = load(reinterpret_cast<const float*>(unit) + v * kLanes);
+        }
+    }
+};
+
+struct ReadBFloat16 {
+    using Lanes = FloatLanes;
+    using Scalar = float;
+    static constexpr int kSteps = 2;
+
+    PDSERVE_INLINE static void read(const uint8_t* unit, int step, Lanes* lanes) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kPanelVectors; ++v) {
+            const PairLanes pairs = load(reinterpret_cast<const uint32_t*>(unit) + v * kLanes);
+            lanes[v] = (FloatLanes)(step == 0 ? pairs << 16 : pairs & 0xffff0000u);
+        }
+    }
+};
+
+struct ReadInt8 {
+    using Lanes = FloatLanes;
+    using Scalar = float;
+    static constexpr int kSteps = 4;
+
+    PDSERVE_INLINE static void read(const uint8_t* unit, int step, Lanes* lanes) {
+        const uint8_t* start = unit + step / 2 * kPanelOutputs * 2;
+#pragma GCC unroll 4
+        for (int v = 0; v < kPanelVectors; ++v) {
+            const auto halves = load_as<HalfLanes>(start + v * kLanes * 2);
+#if defined(__AVX512F__)
+            const auto pairs = (IntLanes)_mm512_cvtepu16_epi32((__m256i)halves);
+#elif defined(__AVX2__)
+            const auto pairs = (IntLanes)_mm256_cvtepu16_epi32((__m128i)halves);
+#else
+            const auto pairs = __builtin_convertvector(halves, IntLanes);
+#endif
+            const IntLanes bytes = pairs << (step % 2 == 0 ? 24 : 16) >> 24;
+            lanes[v] = __builtin_convertvector(bytes, FloatLanes);
+        }
+    }
+};
+
+// The reader of panels that a reader of several steps has been through, a unit for each step.
+template <class Scalar>
+struct OneStep {
+    using Reader = ReadFloat32;
+};
+
+#if defined(__AVX512BF16__)
+
+struct ReadBFloat16Pairs {
+    using Lanes = PairLanes;
+    using Scalar = uint32_t;
+    static constexpr int kSteps = 1;
+
+    PDSERVE_INLINE static void read(const uint8_t* unit, int, Lanes* lanes) {
+        lanes[0] = load(reinterpret_cast<const uint32_t*>(unit));
+    }
+};
+
+// Every int8 is a bfloat16, so this is exact; the scale waits until the sum is done. (Looking the
+// bytes up, by VBMI, is no faster.)
+struct ReadInt8Pairs {
+    using Lanes = PairLanes;
+    using Scalar = uint32_t;
+    static constexpr int kSteps = 2;
+
+    PDSERVE_INLINE static void read(const uint8_t* unit, int step, Lanes* lanes) {
+        const auto* bytes = reinterpret_cast<const __m128i*>(unit) + step * 2;
+        const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes)));
+        const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes + 1)));
+        lanes[0] = (PairLanes)_mm512_cvtne2ps_pbh(high, low);
+    }
+};
+
+template <>
+struct OneStep<uint32_t> {
+    using Reader = ReadBFloat16Pairs;
+};
+
+#endif
+
+// Writes what a reader makes of `num_units` units.
+template <class Reader>
+void widen(const uint8_t* units, int64_t num_units, uint8_t* target) {
+    for (int64_t u = 0; u < num_units; ++u) {
+#pragma GCC unroll 4
+        for (int step = 0; step < Reader::kSteps; ++step, target += kUnitBytes) {
+            typename Reader::Lanes lanes[kPanelVectors];
+            Reader::read(units + u * kUnitBytes, step, lanes);
+            __builtin_memcpy(target, lanes, sizeof(lanes));
+        }
+    }
+}
+
+}  // namespace
+}  // namespace pdserve::linear

@@ -1,0 +1,43 @@
+// What the row kernels are told. No inline functions here; see element.h for why.
+#pragma once
+
+#include <cstdint>
+
+#include "../element.h"
+
+namespace pdserve::rows {
+
+// Rows of x, scaled to a root mean square of 1 and then by `weight`; rounded once, at the end.
+struct Norm {
+    const float* x;  // [num_rows, size], contiguous
+    const float* weight;  // [size]
+    float eps;
+    int64_t size;
+    void* out;  // [num_rows, size], contiguous, bfloat16 or float32
+};
+
+// Rows of a table, widened to float32.
+struct Lookup {
+    const void* table;  // [num_entries, size], contiguous, bfloat16 or float32
+    const int64_t* ids;  // [num_rows], all below num_entries
+    int64_t size;
+    float* out;  // [num_rows, size], contiguous
+};
+
+// The rows [first, last).
+using NormFunction = void (*)(const Norm& norm, int64_t first, int64_t last);
+using LookupFunction = void (*)(const Lookup& lookup, int64_t first, int64_t last);
+
+struct Kernels {
+    NormFunction norm_to_float32;
+    NormFunction norm_to_bfloat16;
+    LookupFunction look_up_float32;
+    LookupFunction look_up_bfloat16;
+};
+
+extern const Kernels kAvx512Bf16Kernels;
+extern const Kernels kAvx512Kernels;
+extern const Kernels kAvx2Kernels;
+extern const Kernels kPortableKernels;
+
+}  // namespace pdserve::rows

@@ -1,0 +1,26 @@
+// What is done to the rows of the residual stream between the products.
+#pragma once
+
+#include <cstdint>
+
+#include <nanobind/nanobind.h>
+
+#include "../cpu.h"
+#include "kernel.h"
+
+namespace pdserve {
+
+namespace rows {
+
+// Raises ValueError: an id is not in [0, num_entries); `name` is that of the array.
+void check_ids(const int64_t* ids, int64_t num_rows, int64_t num_entries, const char* name);
+
+// Not checked here. The rows are shared among the ThreadPool.
+void normalise(const Norm& norm, int64_t num_rows, bool to_bfloat16, Variant variant);
+void look_up(const Lookup& lookup, int64_t num_rows, bool from_bfloat16, Variant variant);
+
+}  // namespace rows
+
+void bind_rows(nanobind::module_& m);
+
+}  // namespace pdserve

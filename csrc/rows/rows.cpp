@@ -1,0 +1,64 @@
+// The row kernels, once for each instruction set. What a row becomes depends on that row alone.
+
+#include "../build_name.h"
+#include "../simd.h"
+#include "kernel.h"
+
+namespace pdserve::rows {
+
+namespace {
+
+constexpr int kSums = 4;  // at once, since one would wait for each addition
+
+float sum_of_squares(const float* row, int64_t size) {
+    constexpr int64_t kStep = kSums * kLanes;
+    FloatLanes sums[kSums] = {};
+    int64_t i = 0;
+    for (; i + kStep <= size; i += kStep) {
+#pragma GCC unroll 4
+        for (int s = 0; s < kSums; ++s) {
+            const FloatLanes x = load(row + i + s * kLanes);
+            sums[s] = multiply_add(sums[s], x, x);
+        }
+    }
+    for (; i + kLanes <= size; i += kLanes) {
+        const FloatLanes x = load(row + i);
+        sums[0] = multiply_add(sums[0], x, x);
+    }
+    float sum = sum_of((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    for (; i < size; ++i) sum += row[i] * row[i];
+    return sum;
+}
+
+template <class T>
+void normalise(const Norm& norm, int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; ++r) {
+        const float* row = norm.x + r * norm.size;
+        T* out = static_cast<T*>(norm.out) + r * norm.size;
+        const float mean_square = sum_of_squares(row, norm.size) / static_cast<float>(norm.size);
+        const float factor = 1.0f / __builtin_sqrtf(mean_square + norm.eps);
+        int64_t i = 0;
+        for (; i + kLanes <= norm.size; i += kLanes) {
+            store(out + i, load(row + i) * splat(factor) * load(norm.weight + i));
+        }
+        for (; i < norm.size; ++i) assign(out[i], row[i] * factor * norm.weight[i]);
+    }
+}
+
+template <class T>
+void look_up(const Lookup& lookup, int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; ++r) {
+        const T* row = static_cast<const T*>(lookup.table) + lookup.ids[r] * lookup.size;
+        float* out = lookup.out + r * lookup.size;
+        int64_t i = 0;
+        for (; i + kLanes <= lookup.size; i += kLanes) store(out + i, load(row + i));
+        for (; i < lookup.size; ++i) out[i] = to_float(row[i]);
+    }
+}
+
+}  // namespace
+
+const Kernels PDSERVE_OF_THIS_BUILD(Kernels) = {
+    normalise<float>, normalise<BFloat16>, look_up<float>, look_up<BFloat16>};
+
+}  // namespace pdserve::rows

@@ -1,0 +1,276 @@
+"""Triton kernels of paged attention. They check nothing: see triton_attention.py.
+
+A row's arithmetic is the same whatever else is in the batch: key tiles begin at multiples of
+BLOCK_N, and tiles that a row sees nothing of leave it as it is, bit by bit. Requests of one row
+(decode steps) have their keys split over several programs, so that one long context keeps the whole
+GPU busy; how they are split follows from the context's length alone.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# Triton would compile anew where one of these is 1, or the first multiple of 16.
+_OFTEN_OTHERS = ("num_requests", "table_stride", "window")
+
+
+@triton.jit
+def _attend_keys(
+    query,  # [BLOCK_M, BLOCK_D]
+    positions,  # [BLOCK_M], of the rows in their request
+    keys,  # pointer to this head's keys in block 0; values likewise
+    values,
+    block_table,  # pointer to the request's block ids
+    first_key,  # a multiple of BLOCK_N
+    end_key,
+    block_stride,
+    scale_log2,
+    window,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Online softmax over the keys [first_key, end_key): weighted values, peak, sum of weights."""
+    dims = tl.arange(0, BLOCK_D)
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    out = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for first in range(first_key, end_key, BLOCK_N):
+        at = first + tl.arange(0, BLOCK_N)
+        is_key = at < end_key
+        block_ids = tl.load(block_table + at // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+        offsets = block_ids * block_stride + (at % BLOCK_SIZE) * HEAD_DIM
+        offsets = offsets[:, None] + dims[None, :]
+        # What is not there is never read: it may be anything, also NaN.
+        is_there = is_key[:, None] & (dims < HEAD_DIM)[None, :]
+        key = tl.load(keys + offsets, mask=is_there, other=0.0)  # [BLOCK_N, BLOCK_D]
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale_log2
+        is_seen = is_key[None, :] & (at[None, :] <= positions[:, None])
+        is_seen &= at[None, :] > positions[:, None] - window
+        scores = tl.where(is_seen, scores, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(scores, axis=1))
+        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # of a row that sees nothing yet
+        weights = tl.exp2(scores - base[:, None])
+        decay = tl.exp2(peak - base)
+        value = tl.load(values + offsets, mask=is_there, other=0.0)
+        total = total * decay + tl.sum(weights, axis=1)
+        out = out * decay[:, None]
+        out = tl.dot(weights.to(value.dtype), value, out, input_precision="ieee")
+        peak = new_peak
+    return out, peak, total
+
+
+@triton.jit
+def _request_of_tile(query_start, tile, num_requests, BLOCK_Q: tl.constexpr):
+    """The last request whose first tile is not behind `tile`.
+
+    Request r's tiles begin at query_start[r] // BLOCK_Q + r, which leaves room for all of them.
+    """
+    low = 0
+    high = num_requests - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        first_tile = tl.load(query_start + middle) // BLOCK_Q + middle
+        if first_tile <= tile:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@triton.jit(do_not_specialize=_OFTEN_OTHERS)
+def attend_chunks(
+    query,  # [num_tokens, num_heads, head_dim], strides in elements
+    kv_layer,  # pointer to block 0's keys of this layer
+    out,  # [num_tokens, num_heads, head_dim], contiguous
+    query_start,
+    context_lens,
+    block_tables,
+    num_requests,
+    token_stride,
+    head_stride,
+    table_stride,
+    block_stride,
+    scale_log2,
+    window,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,  # query heads of a KV head
+    PADDED_GROUP: tl.constexpr,  # the same, up to a power of two
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_Q: tl.constexpr,  # tokens of a tile
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """One program: a tile of a request's rows and one KV head. Leaves out requests of one row."""
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    request = _request_of_tile(query_start, tile, num_requests, BLOCK_Q)
+    start = tl.load(query_start + request)
+    num_rows = tl.load(query_start + request + 1) - start
+    first_row = (tile - (start // BLOCK_Q + request)) * BLOCK_Q
+    if num_rows == 1 or first_row >= num_rows:
+        return
+    context_len = tl.load(context_lens + request)
+    before = context_len - num_rows
+
+    BLOCK_M: tl.constexpr = BLOCK_Q * PADDED_GROUP
+    lanes = tl.arange(0, BLOCK_M)
+    rows = first_row + lanes // PADDED_GROUP
+    heads = kv_head * GROUP + lanes % PADDED_GROUP
+    dims = tl.arange(0, BLOCK_D)
+    is_lane = (rows < num_rows) & (lanes % PADDED_GROUP < GROUP)
+    is_there = is_lane[:, None] & (dims < HEAD_DIM)[None, :]
+    tokens = (start + rows).to(tl.int64)
+    q_offsets = (tokens * token_stride + heads * head_stride)[:, None] + dims[None, :]
+    q = tl.load(query + q_offsets, mask=is_there, other=0.0)
+
+    first_position = before + first_row
+    first_key = tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N
+    end_key = tl.minimum(first_position + BLOCK_Q, context_len)
+    keys = kv_layer + kv_head * BLOCK_SIZE * HEAD_DIM
+    values = keys + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM
+    weighted, _, total = _attend_keys(
+        q,
+        before + rows,
+        keys,
+        values,
+        block_tables + request.to(tl.int64) * table_stride,
+        first_key,
+        end_key,
+        block_stride,
+        scale_log2,
+        window,
+        HEAD_DIM,
+        BLOCK_SIZE,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_D,
+    )
+    out_offsets = (tokens * (NUM_KV_HEADS * GROUP) + heads)[:, None] * HEAD_DIM + dims[None, :]
+    result = weighted / tl.where(is_lane, total, 1.0)[:, None]
+    tl.store(out + out_offsets, result.to(out.dtype.element_ty), mask=is_there)
+
+
+@triton.jit
+def _split_keys(
+    context_len,
+    window,
+    NUM_SPLITS: tl.constexpr,
+    MIN_SPLIT_KEYS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Where the last row's keys begin, and how many of them are one split's."""
+    first_key = tl.maximum(context_len - window, 0) // BLOCK_N * BLOCK_N
+    share = tl.cdiv(context_len - first_key, NUM_SPLITS)
+    return first_key, tl.maximum(tl.cdiv(share, BLOCK_N) * BLOCK_N, MIN_SPLIT_KEYS)
+
+
+@triton.jit(do_not_specialize=_OFTEN_OTHERS)
+def attend_single_rows(
+    query,  # [num_tokens, num_heads, head_dim], strides in elements
+    kv_layer,
+    partial_out,  # [num_requests, num_heads, NUM_SPLITS, head_dim] float32
+    partial_sums,  # [num_requests, num_heads, NUM_SPLITS, 2] float32: peak, sum of weights
+    query_start,
+    context_lens,
+    block_tables,
+    token_stride,
+    head_stride,
+    table_stride,
+    block_stride,
+    scale_log2,
+    window,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,  # at least GROUP
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    MIN_SPLIT_KEYS: tl.constexpr,
+):
+    """One program: one split of the keys of a request of one row, for one KV head."""
+    request = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    start = tl.load(query_start + request)
+    context_len = tl.load(context_lens + request)
+    first_key, num_keys = _split_keys(context_len, window, NUM_SPLITS, MIN_SPLIT_KEYS, BLOCK_N)
+    first_key += split * num_keys
+    if tl.load(query_start + request + 1) - start != 1 or first_key >= context_len:
+        return
+    lanes = tl.arange(0, BLOCK_M)
+    heads = kv_head * GROUP + lanes
+    dims = tl.arange(0, BLOCK_D)
+    is_there = (lanes < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+    q_offsets = start.to(tl.int64) * token_stride + heads[:, None] * head_stride + dims[None, :]
+    q = tl.load(query + q_offsets, mask=is_there, other=0.0)
+    keys = kv_layer + kv_head * BLOCK_SIZE * HEAD_DIM
+    values = keys + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM
+    weighted, peak, total = _attend_keys(
+        q,
+        tl.zeros([BLOCK_M], tl.int32) + (context_len - 1),
+        keys,
+        values,
+        block_tables + request.to(tl.int64) * table_stride,
+        first_key,
+        tl.minimum(first_key + num_keys, context_len),
+        block_stride,
+        scale_log2,
+        window,
+        HEAD_DIM,
+        BLOCK_SIZE,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_D,
+    )
+    partials = (request.to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads) * NUM_SPLITS + split
+    tl.store(partial_out + partials[:, None] * HEAD_DIM + dims[None, :], weighted, mask=is_there)
+    tl.store(partial_sums + partials * 2, peak, mask=lanes < GROUP)
+    tl.store(partial_sums + partials * 2 + 1, total, mask=lanes < GROUP)
+
+
+@triton.jit
+def merge_splits(
+    partial_out,
+    partial_sums,
+    out,  # [num_tokens, num_heads, head_dim], contiguous
+    query_start,
+    context_lens,
+    window,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_N: tl.constexpr,  # as of attend_single_rows
+    BLOCK_D: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    MIN_SPLIT_KEYS: tl.constexpr,
+):
+    """One program: one head of a request of one row. Without any context the result is 0."""
+    request = tl.program_id(0)
+    head = tl.program_id(1)
+    start = tl.load(query_start + request)
+    if tl.load(query_start + request + 1) - start != 1:
+        return
+    context_len = tl.load(context_lens + request)
+    first_key, num_keys = _split_keys(context_len, window, NUM_SPLITS, MIN_SPLIT_KEYS, BLOCK_N)
+    splits = tl.arange(0, NUM_SPLITS)
+    dims = tl.arange(0, BLOCK_D)
+    is_split = first_key + splits * num_keys < context_len
+    partials = (request.to(tl.int64) * NUM_HEADS + head) * NUM_SPLITS + splits
+    peaks = tl.load(partial_sums + partials * 2, mask=is_split, other=float("-inf"))
+    totals = tl.load(partial_sums + partials * 2 + 1, mask=is_split, other=0.0)
+    is_there = is_split[:, None] & (dims < HEAD_DIM)[None, :]
+    offsets = partials[:, None] * HEAD_DIM + dims[None, :]
+    weighted = tl.load(partial_out + offsets, mask=is_there, other=0.0)
+    peak = tl.max(peaks, axis=0)
+    weights = tl.exp2(peaks - tl.where(peak == float("-inf"), 0.0, peak))
+    total = tl.sum(totals * weights, axis=0)
+    result = tl.sum(weighted * weights[:, None], axis=0)
+    result = tl.where(context_len > 0, result / tl.where(context_len > 0, total, 1.0), 0.0)
+    row = (start.to(tl.int64) * NUM_HEADS + head) * HEAD_DIM
+    tl.store(out + row + dims, result.to(out.dtype.element_ty), mask=dims < HEAD_DIM)

@@ -1,0 +1,131 @@
+"""The attention backends for GPUs by name, best first, and which of them can be used."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from pdserve.engine.attention.interface import AttentionBackend
+from pdserve.engine.attention.reference import ReferenceAttention
+from pdserve.errors import ConfigError
+
+_INSTALL: Final = "pip install 'pdserve[cuda]'"
+_HEAD_DIMS: Final = frozenset({64, 128, 256})  # that FlashInfer and FlashAttention 3 have in common
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionNeeds:
+    """What a model asks of a backend."""
+
+    dtype: torch.dtype
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionKind:
+    """One backend."""
+
+    name: str
+    # Why this process cannot use it; None: it can.
+    missing: Callable[[], str | None]
+    # Why it is not for this model; None: it is.
+    unfit: Callable[[AttentionNeeds], str | None]
+    open: Callable[[torch.device], AttentionBackend]
+
+    def obstacle(self, needs: AttentionNeeds | None) -> str | None:
+        """Why it cannot be used; None: it can."""
+        lacking = self.missing()
+        if lacking is not None or needs is None:
+            return lacking
+        return self.unfit(needs)
+
+
+def _module_missing(module: str, remedy: str, capability: tuple[int, int]) -> str | None:
+    if not torch.cuda.is_available():
+        return "torch finds no GPU"
+    if torch.cuda.get_device_capability() < capability:
+        return f"needs compute capability {capability[0]}.{capability[1]}"
+    try:
+        importlib.import_module(module)
+    except (ImportError, OSError) as error:  # OSError: a library of CUDA that is not there
+        return f"{error}: {remedy}"
+    return None
+
+
+def _half_precision_only(needs: AttentionNeeds) -> str | None:
+    if needs.dtype != torch.bfloat16:
+        return f"computes in bfloat16, the model is {needs.dtype}"
+    if needs.head_dim not in _HEAD_DIMS:
+        return f"has heads of {sorted(_HEAD_DIMS)}, the model's are of {needs.head_dim}"
+    return None
+
+
+def _fits_all(_: AttentionNeeds) -> str | None:
+    return None
+
+
+def _flashinfer(device: torch.device) -> AttentionBackend:
+    from pdserve.engine.cuda.flash_infer import FlashInferAttention
+
+    return FlashInferAttention(importlib.import_module("flashinfer"), device)
+
+
+def _flash_attn(_: torch.device) -> AttentionBackend:
+    from pdserve.engine.cuda.flash_attention import FlashAttention
+
+    return FlashAttention(importlib.import_module("flash_attn_interface"))
+
+
+def _triton(_: torch.device) -> AttentionBackend:
+    from pdserve.engine.cuda.triton_attention import TritonAttention
+
+    return TritonAttention()
+
+
+def triton_missing() -> str | None:
+    """What this process lacks for our own kernels; None: nothing."""
+    return _module_missing("triton", _INSTALL, (8, 0))
+
+
+def _both(module: str, remedy: str, capability: tuple[int, int]) -> Callable[[], str | None]:
+    """The libraries attend only: keys and values are written by our kernels."""
+    return lambda: _module_missing(module, remedy, capability) or triton_missing()
+
+
+KINDS: Final = (  # best first
+    AttentionKind(
+        "flashinfer",
+        _both("flashinfer", "pip install flashinfer-python", (8, 0)),
+        _half_precision_only,
+        _flashinfer,
+    ),
+    AttentionKind(
+        "flash_attn",
+        _both("flash_attn_interface", "build FlashAttention 3 from its source", (9, 0)),
+        _half_precision_only,
+        _flash_attn,
+    ),
+    AttentionKind("triton", triton_missing, _fits_all, _triton),
+    AttentionKind("reference", lambda: None, _fits_all, lambda _: ReferenceAttention()),
+)
+
+
+def choose_kind(name: str, needs: AttentionNeeds | None) -> AttentionKind:
+    """The backend of this name; without a name the best that can be used.
+
+    Raises:
+        ConfigError: the one that was named cannot be used here.
+    """
+    if not name:
+        return next(kind for kind in KINDS if kind.obstacle(needs) is None)
+    by_name = {kind.name: kind for kind in KINDS}
+    if name not in by_name:
+        raise ConfigError(f"no attention is called {name!r}: choose of {', '.join(by_name)}")
+    obstacle = by_name[name].obstacle(needs)
+    if obstacle is not None:
+        raise ConfigError(f"attention {name!r} was asked for: {obstacle}")
+    return by_name[name]

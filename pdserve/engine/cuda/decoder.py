@@ -1,0 +1,109 @@
+"""The decoder on a GPU: decode steps replay a CUDA graph, all others are launched one by one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pdserve.engine.attention.interface import AttentionBackend
+from pdserve.engine.batch import Batch
+from pdserve.engine.cuda.forward import Forward, StepInputs
+from pdserve.engine.cuda.graphs import BUCKETS, DecodeGraphs, DecodeInputs, Recorder
+from pdserve.engine.cuda.staging import Staging
+from pdserve.engine.cuda.triton_attention import TritonAttention
+from pdserve.engine.layer_progress import LayerProgress
+from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.models.parameters import DecoderWeights
+
+
+class CudaDecoder:
+    """Decoder for GPUs. One step at a time, all from one thread."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        attention: AttentionBackend,
+        staging: Staging,
+        recorder: Recorder | None,
+        buckets: tuple[int, ...] = BUCKETS,
+    ) -> None:
+        """Put a model together.
+
+        Args:
+            config: the architecture.
+            weights: on a GPU, all of one dtype.
+            attention: for steps with chunks of prompts. Decode steps in graphs use our kernels.
+            staging: brings batches from the host over.
+            recorder: of CUDA graphs; None: there are none.
+            buckets: rows of the graphs, ascending.
+        """
+        self.config = config
+        self._weights = weights
+        self._attention = attention
+        self._staging = staging
+        self._recorder = recorder
+        self._buckets = buckets
+        self._forward = Forward(config, weights)
+        self._graphs: DecodeGraphs | None = None
+        self._graphs_pool = 0  # address of the pool that the graphs were captured with
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self._weights.embedding.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, activations and KV."""
+        return self._weights.embedding.dtype
+
+    @property
+    def attention_name(self) -> str:
+        """Of the backend that computes steps with chunks of prompts."""
+        return self._attention.name
+
+    @torch.inference_mode()
+    def logits(
+        self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None = None
+    ) -> Tensor | None:
+        """See Decoder.logits. The batch may be on the host: it is brought over.
+
+        The first call captures the graphs, which takes seconds: it is meant for a warm-up.
+        """
+        # Triton launches on the thread's current GPU, and that need not be ours.
+        with torch.cuda.device_of(self._weights.embedding):  # type: ignore[no-untyped-call]
+            return self._logits(batch, kv_pool, progress)
+
+    def _logits(
+        self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None
+    ) -> Tensor | None:
+        if batch.token_ids.device != self.device or batch.sampled_rows.device != self.device:
+            batch = self._staging.upload(batch)
+        graphs = self._graphs_over(kv_pool)
+        if progress is None and graphs is not None and graphs.takes(batch):
+            return graphs.logits(batch)
+        inputs = StepInputs(batch.token_ids, batch.positions, batch.attention, batch.sampled_rows)
+        logits = self._forward.logits(inputs, kv_pool, self._attention.attend, progress)
+        return None if logits is None else logits.float()
+
+    def _graphs_over(self, kv_pool: Tensor) -> DecodeGraphs | None:
+        """The graphs; captured anew for a pool that they do not know."""
+        if self._recorder is None or self._graphs_pool == kv_pool.data_ptr():
+            return self._graphs
+        max_blocks = -(-self.config.max_model_len // kv_pool.shape[4])
+        inputs = DecodeInputs(self._buckets[-1], max_blocks, self.device)
+        logits = torch.zeros(
+            (self._buckets[-1], self.config.vocab_size), dtype=torch.float32, device=self.device
+        )
+        graphs = DecodeGraphs(self._recorder, inputs, logits, self._buckets)
+        attend = TritonAttention().attend_decode
+
+        def step(rows: StepInputs) -> Tensor:
+            found = self._forward.logits(rows, kv_pool, attend)
+            assert found is not None, "every row of a graph is sampled"
+            return found
+
+        graphs.record(step)
+        self._graphs, self._graphs_pool = graphs, kv_pool.data_ptr()
+        return graphs

@@ -1,0 +1,115 @@
+"""Paged attention by FlashInfer, where it is installed.
+
+It reads a layer of our pool as it is: [num_blocks, num_kv_heads, block_size, head_dim] ("HND"),
+strided. Splitting one row's keys over the GPU is switched off, so that the batch does not decide
+how a row is summed up.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pdserve.engine.attention.interface import AttentionBatch
+from pdserve.engine.cuda.rows import write_kv
+
+_WORKSPACE_BYTES: Final = 128 << 20  # what FlashInfer's own documentation advises
+
+
+class FlashInferAttention:
+    """AttentionBackend on FlashInfer's paged prefill kernels, which do decode rows as well.
+
+    What a batch looks like is worked out on the host, once a batch and window, so the first layer
+    waits for the GPU.
+    """
+
+    name = "flashinfer"
+
+    def __init__(self, library: Any, device: torch.device) -> None:
+        """Take the module `flashinfer`, and memory for what its kernels put down."""
+        self._library = library
+        self._workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._batch: AttentionBatch | None = None  # that is planned for, kept so that it stays one
+        self._plans: dict[tuple[int | None, float], Any] = {}  # (window, scale) |-> wrapper
+
+    def write_kv(
+        self, kv_pool: Tensor, layer: int, key: Tensor, value: Tensor, batch: AttentionBatch
+    ) -> None:
+        """See AttentionBackend.write_kv. Slots are not checked."""
+        write_kv(kv_pool, layer, key, value, batch.slot_mapping)
+
+    def attend(
+        self,
+        query: Tensor,
+        kv_pool: Tensor,
+        layer: int,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        sliding_window: int | None,
+    ) -> Tensor:
+        """See AttentionBackend.attend."""
+        if batch is not self._batch:
+            self._plans.clear()
+            self._batch = batch
+        key = (sliding_window, scale)
+        if key not in self._plans:
+            self._plans[key] = self._plan(query, kv_pool, batch, scale, sliding_window)
+        caches = (kv_pool[:, layer, 0], kv_pool[:, layer, 1])
+        out: Tensor = self._plans[key].run(query.contiguous(), caches)
+        return out
+
+    def _plan(
+        self,
+        query: Tensor,
+        kv_pool: Tensor,
+        batch: AttentionBatch,
+        scale: float,
+        sliding_window: int | None,
+    ) -> Any:
+        num_kv_heads, block_size, head_dim = kv_pool.shape[3:]
+        starts, block_ids, last_lens = ragged_blocks(batch, block_size)
+        wrapper = self._library.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "HND")
+        wrapper.plan(
+            batch.query_start.cpu(),
+            starts,
+            block_ids.to(query.device),
+            last_lens,
+            query.shape[1],
+            num_kv_heads,
+            head_dim,
+            block_size,
+            causal=True,
+            sm_scale=scale,
+            # Ours counts the query's own token, theirs does not.
+            window_left=-1 if sliding_window is None else sliding_window - 1,
+            q_data_type=query.dtype,
+            kv_data_type=kv_pool.dtype,
+            disable_split_kv=True,
+        )
+        return wrapper
+
+
+def ragged_blocks(batch: AttentionBatch, block_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Block tables without the places behind each context, all on the host.
+
+    Returns:
+        [num_requests + 1] int32, where each request's blocks begin;
+        [sum of blocks] int32, block ids of one request after the other;
+        [num_requests] int32, tokens in each request's last block.
+    """
+    lens = batch.context_lens.cpu().numpy().astype(np.int64)
+    tables = batch.block_tables.cpu().numpy()
+    counts = -(-lens // block_size)
+    starts = np.zeros(len(counts) + 1, dtype=np.int32)
+    np.cumsum(counts, out=starts[1:])
+    block_ids = tables[np.arange(tables.shape[1])[None, :] < counts[:, None]]
+    last_lens = (lens - (counts - 1) * block_size).astype(np.int32)
+    return (
+        torch.from_numpy(starts),
+        torch.from_numpy(np.ascontiguousarray(block_ids, dtype=np.int32)),
+        torch.from_numpy(last_lens),
+    )

@@ -1,0 +1,106 @@
+"""A step's arithmetic on a GPU: products by cuBLAS, attention by a backend, the rest fused.
+
+The residual stream is float32; what products and attention read is of the model's dtype.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pdserve.engine.attention.interface import AttentionBatch
+from pdserve.engine.cuda.rows import Rotation, add_rms_norm, rotate_and_write, silu_mul
+from pdserve.engine.layer_progress import LayerProgress
+from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.models.parameters import DecoderWeights, LayerWeights
+from pdserve.engine.rope import Rope
+
+
+class Attend(Protocol):
+    """As AttentionBackend.attend."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        kv_pool: Tensor,
+        layer: int,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        sliding_window: int | None,
+    ) -> Tensor:
+        """[num_tokens, num_heads, head_dim]."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """A step's tensors, all on the GPU."""
+
+    token_ids: Tensor  # [num_tokens] int64
+    positions: Tensor  # [num_tokens] int64
+    attention: AttentionBatch
+    sampled_rows: Tensor | None  # [num_sampled] int64; None: every row, in order
+
+
+class Forward:
+    """The layers of one model. Launches only: it never waits for the GPU."""
+
+    def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
+        self._config = config
+        self._weights = weights
+        self._rope = Rope(config.rope, config.head_dim, weights.embedding.device)
+        self._scale = config.head_dim**-0.5
+
+    def logits(
+        self,
+        inputs: StepInputs,
+        kv_pool: Tensor,
+        attend: Attend,
+        progress: LayerProgress | None = None,
+    ) -> Tensor | None:
+        """Launch one step.
+
+        Returns:
+            [num_sampled, vocab_size] in the model's dtype; None if nothing is sampled.
+        """
+        weights, eps = self._weights, self._config.rms_norm_eps
+        residual = functional.embedding(inputs.token_ids, weights.embedding).float()
+        cos, sin = self._rope.cos_sin(inputs.positions, torch.float32)
+        delta: Tensor | None = None  # what the layer before adds to the residual
+        for index, layer in enumerate(weights.layers):
+            normed = add_rms_norm(residual, delta, layer.attention_norm, eps)
+            rotation = Rotation(cos, sin, layer.qk_norm, eps)
+            slots = inputs.attention.slot_mapping
+            query = rotate_and_write(layer.qkv(normed), rotation, slots, kv_pool, index)
+            if progress is not None and index + 1 in progress.ends:
+                progress.done(index + 1)
+            attended = attend(
+                query,
+                kv_pool,
+                index,
+                inputs.attention,
+                scale=self._scale,
+                sliding_window=self._config.sliding_windows[index],
+            )
+            delta = self._mlp(layer, residual, layer.attention_out(attended.flatten(1)))
+        return self._sampled(residual, delta, inputs.sampled_rows)
+
+    def _mlp(self, layer: LayerWeights, residual: Tensor, delta: Tensor) -> Tensor:
+        normed = add_rms_norm(residual, delta, layer.mlp_norm, self._config.rms_norm_eps)
+        return layer.down(silu_mul(layer.gate_up(normed)))
+
+    def _sampled(
+        self, residual: Tensor, delta: Tensor | None, sampled_rows: Tensor | None
+    ) -> Tensor | None:
+        if sampled_rows is not None:
+            if len(sampled_rows) == 0:
+                return None
+            residual = residual[sampled_rows]
+            delta = None if delta is None else delta[sampled_rows]
+        weights = self._weights
+        normed = add_rms_norm(residual, delta, weights.final_norm, self._config.rms_norm_eps)
+        return functional.linear(normed, weights.lm_head)

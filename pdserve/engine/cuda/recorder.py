@@ -1,0 +1,53 @@
+"""Capturing CUDA graphs with torch. See graphs.py for what is captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+
+class CudaRecording:
+    """As Recording."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, num_bytes: int) -> None:
+        self._graph = graph
+        self.num_bytes = num_bytes
+
+    def replay(self) -> None:
+        """See Recording.replay."""
+        self._graph.replay()
+
+
+class CudaRecorder:
+    """As Recorder. All graphs share one pool of memory, since no two of them run at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        with torch.cuda.device(device):
+            self._memory = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def record(self, work: Callable[[], None]) -> CudaRecording:
+        """See Recorder.record."""
+        with torch.cuda.device(self._device):
+            current = torch.cuda.current_stream(self._device)
+            # Once in earnest: Triton compiles and cuBLAS allocates, which capturing forbids.
+            self._stream.wait_stream(current)
+            with torch.cuda.stream(self._stream):
+                work()
+            current.wait_stream(self._stream)
+            torch.cuda.synchronize(self._device)
+            free_before, _ = torch.cuda.mem_get_info(self._device)
+            graph = torch.cuda.CUDAGraph()
+            # Other threads copy KV meanwhile, and may allocate: only this one must not.
+            with torch.cuda.graph(
+                graph,
+                pool=self._memory,
+                stream=self._stream,
+                capture_error_mode="thread_local",
+            ):
+                work()
+            torch.cuda.synchronize(self._device)
+            free_after, _ = torch.cuda.mem_get_info(self._device)
+        return CudaRecording(graph, max(0, free_before - free_after))

@@ -1,0 +1,134 @@
+"""Triton kernels of what is between products and attention. They check nothing: see rows.py."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add_rms_norm_rows(
+    residual,  # [num_rows, size] float32; the delta is added to it
+    delta,  # [num_rows, size]
+    weight,  # [size]
+    out,  # [num_rows, size]
+    eps,
+    SIZE: tl.constexpr,
+    HAS_DELTA: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program: one row."""
+    row = tl.program_id(0).to(tl.int64) * SIZE
+    at = tl.arange(0, BLOCK)
+    is_there = at < SIZE
+    x = tl.load(residual + row + at, mask=is_there, other=0.0)
+    if HAS_DELTA:
+        x += tl.load(delta + row + at, mask=is_there, other=0.0).to(tl.float32)
+        tl.store(residual + row + at, x, mask=is_there)
+    mean_square = tl.sum(x * x, axis=0) / SIZE
+    scaled = x * (1.0 / tl.sqrt_rn(mean_square + eps))
+    scaled *= tl.load(weight + at, mask=is_there, other=0.0).to(tl.float32)
+    tl.store(out + row + at, scaled.to(out.dtype.element_ty), mask=is_there)
+
+
+@triton.jit
+def silu_mul_rows(
+    gate_up,  # [num_rows, 2 * size]
+    out,  # [num_rows, size]
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program: a part of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_there = at < SIZE
+    gate = tl.load(gate_up + row * 2 * SIZE + at, mask=is_there, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * SIZE + SIZE + at, mask=is_there, other=0.0).to(tl.float32)
+    result = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out + row * SIZE + at, result.to(out.dtype.element_ty), mask=is_there)
+
+
+@triton.jit
+def rotate_and_write_heads(
+    qkv,  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
+    cos,  # [num_tokens, head_dim / 2] float32
+    sin,
+    qk_norm,  # [num_heads + num_kv_heads, head_dim]
+    slot_mapping,  # [num_tokens] int64
+    query,  # [num_tokens, num_heads, head_dim]
+    kv_layer,  # pointer to block 0's keys of this layer
+    block_stride,
+    eps,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HAS_QK_NORM: tl.constexpr,
+    BLOCK: tl.constexpr,  # at least head_dim / 2
+):
+    """One program: one head of one token. Both halves of a head are turned together."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    HALF: tl.constexpr = HEAD_DIM // 2
+    at = tl.arange(0, BLOCK)
+    is_there = at < HALF
+    source = qkv + (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + head) * HEAD_DIM + at
+    first = tl.load(source, mask=is_there, other=0.0).to(tl.float32)
+    second = tl.load(source + HALF, mask=is_there, other=0.0).to(tl.float32)
+    if head < NUM_HEADS + NUM_KV_HEADS:
+        if HAS_QK_NORM:
+            squares = tl.sum(first * first + second * second, axis=0)
+            factor = 1.0 / tl.sqrt_rn(squares / HEAD_DIM + eps)
+            weight = qk_norm + head * HEAD_DIM + at
+            first *= factor * tl.load(weight, mask=is_there, other=0.0).to(tl.float32)
+            second *= factor * tl.load(weight + HALF, mask=is_there, other=0.0).to(tl.float32)
+        c = tl.load(cos + token * HALF + at, mask=is_there, other=0.0)
+        s = tl.load(sin + token * HALF + at, mask=is_there, other=0.0)
+        turned = first * c - second * s
+        second = second * c + first * s
+        first = turned
+    if head < NUM_HEADS:
+        destination = query + (token * NUM_HEADS + head) * HEAD_DIM + at
+        tl.store(destination, first.to(query.dtype.element_ty), mask=is_there)
+        tl.store(destination + HALF, second.to(query.dtype.element_ty), mask=is_there)
+    else:
+        slot = tl.load(slot_mapping + token)
+        # Key heads, then value heads: so they stand in a block, too.
+        plane = (head - NUM_HEADS) * BLOCK_SIZE * HEAD_DIM
+        offset = slot // BLOCK_SIZE * block_stride + plane + slot % BLOCK_SIZE * HEAD_DIM
+        destination = kv_layer + offset + at
+        if slot >= 0:
+            tl.store(destination, first.to(kv_layer.dtype.element_ty), mask=is_there)
+            tl.store(destination + HALF, second.to(kv_layer.dtype.element_ty), mask=is_there)
+
+
+@triton.jit
+def write_kv_heads(
+    key,  # [num_tokens, num_kv_heads, head_dim], strides in elements
+    value,
+    slot_mapping,  # [num_tokens] int64
+    kv_layer,
+    key_token_stride,
+    key_head_stride,
+    value_token_stride,
+    value_head_stride,
+    block_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program: key and value of one head of one token."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    at = tl.arange(0, BLOCK)
+    slot = tl.load(slot_mapping + token)
+    offset = slot // BLOCK_SIZE * block_stride
+    offset += head * BLOCK_SIZE * HEAD_DIM + slot % BLOCK_SIZE * HEAD_DIM
+    is_there = at < HEAD_DIM
+    k = tl.load(key + token * key_token_stride + head * key_head_stride + at, mask=is_there)
+    v = tl.load(value + token * value_token_stride + head * value_head_stride + at, mask=is_there)
+    values = kv_layer + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM
+    if slot >= 0:
+        tl.store(kv_layer + offset + at, k, mask=is_there)
+        tl.store(values + offset + at, v, mask=is_there)

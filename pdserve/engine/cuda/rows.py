@@ -1,0 +1,176 @@
+"""Norms, activation, rotation and cache writes on GPUs: checked launchers of fused Triton kernels.
+
+All of it is computed in float32 and rounded once, where it is stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import triton
+from torch import Tensor
+
+from pdserve.engine.cuda.row_kernels import (
+    add_rms_norm_rows,
+    rotate_and_write_heads,
+    silu_mul_rows,
+    write_kv_heads,
+)
+
+_SILU_BLOCK: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """How queries and keys of a step are turned, and normalised before where the model does so."""
+
+    cos: Tensor  # [num_tokens, head_dim / 2] float32
+    sin: Tensor  # the same
+    qk_norm: Tensor | None  # [num_heads + num_kv_heads, head_dim]
+    eps: float
+
+
+def add_rms_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """Add the delta to the residual, in place, and give its norm, in the weight's dtype.
+
+    Args:
+        residual: [num_rows, size] float32, contiguous.
+        delta: like it, of any dtype; None: nothing is added.
+        weight: [size].
+        eps: added to the mean square.
+
+    Returns:
+        [num_rows, size], contiguous.
+    """
+    num_rows, size = residual.shape
+    if residual.dtype != torch.float32 or not residual.is_contiguous():
+        raise TypeError("the residual must be float32 and contiguous")
+    if tuple(weight.shape) != (size,) or not weight.is_contiguous():
+        raise ValueError(f"a weight of shape {list(weight.shape)} for rows of {size}")
+    if delta is not None and (delta.shape != residual.shape or not delta.is_contiguous()):
+        raise ValueError(f"{list(delta.shape)} cannot be added to {list(residual.shape)}")
+    out = torch.empty((num_rows, size), dtype=weight.dtype, device=residual.device)
+    if num_rows:
+        add_rms_norm_rows[(num_rows,)](
+            residual,
+            residual if delta is None else delta,
+            weight,
+            out,
+            eps,
+            SIZE=size,
+            HAS_DELTA=delta is not None,
+            BLOCK=int(triton.next_power_of_2(size)),
+            enable_fp_fusion=True,
+            num_warps=4 if size <= 4096 else 8,
+        )
+    return out
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up: [num_rows, 2 * size] -> [num_rows, size], both contiguous."""
+    num_rows, double = gate_up.shape
+    if double % 2 or not gate_up.is_contiguous():
+        raise ValueError(f"gate and up of shape {list(gate_up.shape)}: contiguous, and of one size")
+    size = double // 2
+    out = torch.empty((num_rows, size), dtype=gate_up.dtype, device=gate_up.device)
+    if num_rows:
+        grid = (num_rows, -(-size // _SILU_BLOCK))
+        silu_mul_rows[grid](
+            gate_up, out, SIZE=size, BLOCK=_SILU_BLOCK, enable_fp_fusion=True, num_warps=4
+        )
+    return out
+
+
+def rotate_and_write(
+    qkv: Tensor, rotation: Rotation, slot_mapping: Tensor, kv_pool: Tensor, layer: int
+) -> Tensor:
+    """Turn queries and keys, and write keys and values into the pool.
+
+    Args:
+        qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], contiguous.
+        rotation: of these tokens and this layer.
+        slot_mapping: [num_tokens] int64, where each token's KV goes; nowhere if negative. Slots
+            are not checked: they are on the GPU.
+        kv_pool: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous.
+        layer: index into the pool's second dimension.
+
+    Returns:
+        The queries: [num_tokens, num_heads, head_dim], contiguous.
+    """
+    _check_pool(kv_pool, layer, slot_mapping, len(qkv))
+    num_kv_heads, block_size, head_dim = kv_pool.shape[3:]
+    num_heads, rest = divmod(qkv.shape[1] - 2 * num_kv_heads * head_dim, head_dim)
+    if rest or num_heads < 1 or head_dim % 2:
+        raise ValueError(f"rows of {qkv.shape[1]} are no heads of {head_dim} for this pool")
+    if qkv.dtype != kv_pool.dtype or not qkv.is_contiguous():
+        raise TypeError(f"qkv must be contiguous and {kv_pool.dtype}")
+    for angles in (rotation.cos, rotation.sin):
+        if angles.numel() != len(qkv) * (head_dim // 2) or angles.dtype != torch.float32:
+            raise ValueError("cos and sin must be float32, half a head for each token")
+    norm = rotation.qk_norm
+    if norm is not None and tuple(norm.shape) != (num_heads + num_kv_heads, head_dim):
+        raise ValueError(f"a norm of shape {list(norm.shape)} for {num_heads} query heads")
+    query = torch.empty((len(qkv), num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
+    if len(qkv):
+        rotate_and_write_heads[(len(qkv), num_heads + 2 * num_kv_heads)](
+            qkv,
+            rotation.cos.contiguous(),
+            rotation.sin.contiguous(),
+            qkv if norm is None else norm,
+            slot_mapping,
+            query,
+            kv_pool[:, layer],
+            kv_pool.stride(0),
+            rotation.eps,
+            NUM_HEADS=num_heads,
+            NUM_KV_HEADS=num_kv_heads,
+            HEAD_DIM=head_dim,
+            BLOCK_SIZE=block_size,
+            HAS_QK_NORM=norm is not None,
+            BLOCK=int(triton.next_power_of_2(head_dim // 2)),
+            enable_fp_fusion=True,
+            num_warps=1,
+        )
+    return query
+
+
+def write_kv(kv_pool: Tensor, layer: int, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
+    """See AttentionBackend.write_kv. Slots are not checked; a negative one is left out."""
+    _check_pool(kv_pool, layer, slot_mapping, len(key))
+    num_kv_heads, block_size, head_dim = kv_pool.shape[3:]
+    for tensor in (key, value):
+        if tensor.dtype != kv_pool.dtype:
+            raise TypeError(f"{tensor.dtype} cannot go into a pool of {kv_pool.dtype}")
+        if tuple(tensor.shape) != (len(slot_mapping), num_kv_heads, head_dim):
+            raise ValueError(f"keys or values of shape {list(tensor.shape)} for this pool")
+        if tensor.stride(2) != 1:
+            raise ValueError("the last dimension of keys and values must be contiguous")
+    if len(key):
+        write_kv_heads[(len(key), num_kv_heads)](
+            key,
+            value,
+            slot_mapping,
+            kv_pool[:, layer],
+            *key.stride()[:2],
+            *value.stride()[:2],
+            kv_pool.stride(0),
+            NUM_KV_HEADS=num_kv_heads,
+            HEAD_DIM=head_dim,
+            BLOCK_SIZE=block_size,
+            BLOCK=int(triton.next_power_of_2(head_dim)),
+            enable_fp_fusion=True,
+            num_warps=1,
+        )
+
+
+def _check_pool(kv_pool: Tensor, layer: int, slot_mapping: Tensor, num_tokens: int) -> None:
+    if kv_pool.ndim != 6 or kv_pool.shape[2] != 2 or not kv_pool.is_contiguous():
+        raise ValueError(f"no KV pool: {list(kv_pool.shape)}")
+    if not 0 <= layer < kv_pool.shape[1]:
+        raise ValueError(f"layer {layer} of {kv_pool.shape[1]}")
+    if slot_mapping.dtype != torch.int64 or not slot_mapping.is_contiguous():
+        raise TypeError("slot_mapping must be int64 and contiguous")
+    if len(slot_mapping) != num_tokens:
+        raise ValueError(f"{len(slot_mapping)} slots for {num_tokens} tokens")

@@ -1,0 +1,218 @@
+"""Paged attention by our own Triton kernels: checked launchers.
+
+Checked are types, shapes and strides. Lengths and block ids are on the GPU, where looking at them
+would make every step wait: they are the engine's word.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import triton
+from torch import Tensor
+
+from pdserve.engine.attention.interface import AttentionBatch
+from pdserve.engine.cuda.attention_kernels import attend_chunks, attend_single_rows, merge_splits
+from pdserve.engine.cuda.rows import write_kv
+
+NUM_SPLITS: Final = 16  # programs that share a decode step's keys: 8 KV heads then fill an H100
+MIN_SPLIT_KEYS: Final = 256  # below this a program costs more than it saves
+_CHUNK_LANES: Final = 64  # rows times heads of a tile
+_NO_WINDOW: Final = 1 << 30  # more than any position
+_LOG2_E: Final = math.log2(math.e)
+_DTYPES: Final = (torch.float32, torch.bfloat16)
+
+
+class TritonAttention:
+    """AttentionBackend for GPUs. Nothing in it depends on what a tensor holds: fit for CUDA graphs.
+
+    A row's bits depend on the row, its request's KV, and on whether the request has one row or
+    several in the step; on nothing else in the batch.
+    """
+
+    name = "triton"
+
+    def write_kv(
+        self, kv_pool: Tensor, layer: int, key: Tensor, value: Tensor, batch: AttentionBatch
+    ) -> None:
+        """See AttentionBackend.write_kv. Slots are not checked; a negative one is left out."""
+        write_kv(kv_pool, layer, key, value, batch.slot_mapping)
+
+    def attend(
+        self,
+        query: Tensor,
+        kv_pool: Tensor,
+        layer: int,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        sliding_window: int | None,
+    ) -> Tensor:
+        """See AttentionBackend.attend. Lengths and block ids are not checked."""
+        out = _empty_like(query)
+        call = _Call(query, kv_pool, layer, batch, scale, sliding_window)
+        if query.numel():
+            _launch_chunks(call, out)
+            _launch_single_rows(call, out)
+        return out
+
+    def attend_decode(
+        self,
+        query: Tensor,
+        kv_pool: Tensor,
+        layer: int,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        sliding_window: int | None,
+    ) -> Tensor:
+        """The same, and by the same kernel, for a batch in which every request has one row.
+
+        A request without any context gives zeros: such rows fill a batch up.
+        """
+        out = _empty_like(query)
+        call = _Call(query, kv_pool, layer, batch, scale, sliding_window)
+        if len(query) != len(batch.context_lens):
+            raise ValueError(f"{len(query)} rows of {len(batch.context_lens)} requests")
+        if query.numel():
+            _launch_single_rows(call, out)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One attention, checked."""
+
+    query: Tensor
+    kv_pool: Tensor
+    layer: int
+    batch: AttentionBatch
+    scale: float
+    sliding_window: int | None
+
+    def __post_init__(self) -> None:
+        query, pool, batch = self.query, self.kv_pool, self.batch
+        if query.dtype != pool.dtype or query.dtype not in _DTYPES:
+            raise TypeError(f"query is {query.dtype}, the pool {pool.dtype}: float32 or bfloat16")
+        if query.ndim != 3 or pool.ndim != 6 or pool.shape[2] != 2:
+            raise ValueError(f"shapes {list(query.shape)} and {list(pool.shape)} are no attention")
+        if query.shape[1] % pool.shape[3] or query.shape[2] != pool.shape[5]:
+            raise ValueError(f"heads {list(query.shape[1:])} do not fit {list(pool.shape[3:])}")
+        if not pool.is_contiguous() or query.stride(2) != 1:
+            raise ValueError("the pool, and the query's last dimension, must be contiguous")
+        if not 0 <= self.layer < pool.shape[1]:
+            raise ValueError(f"layer {self.layer} of {pool.shape[1]}")
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ValueError(f"a window of {self.sliding_window} tokens")
+        num_requests = len(batch.context_lens)
+        if len(batch.query_start) != num_requests + 1 or len(batch.block_tables) != num_requests:
+            raise ValueError(f"the batch is not of {num_requests} requests throughout")
+        for tensor in (batch.query_start, batch.context_lens, batch.block_tables):
+            if tensor.dtype != torch.int32 or tensor.device != pool.device:
+                raise TypeError("query_start, context_lens and block_tables: int32, on the GPU")
+            if tensor.numel() and tensor.stride(-1) != 1:
+                raise ValueError("query_start, context_lens and block_tables must be contiguous")
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.batch.context_lens)
+
+    @property
+    def group_size(self) -> int:
+        return self.query.shape[1] // self.kv_pool.shape[3]
+
+    @property
+    def window(self) -> int:
+        return _NO_WINDOW if self.sliding_window is None else self.sliding_window
+
+    @property
+    def num_keys(self) -> int:
+        """Of a tile: what fits into the registers and the shared memory of an A100."""
+        wide = self.query.shape[2] * self.query.element_size()
+        return 64 if wide <= 256 else 32 if wide <= 512 else 16
+
+    def arguments(self) -> dict[str, Any]:
+        """What both kernels that read the pool are told, by the names of their parameters."""
+        num_kv_heads, block_size, head_dim = self.kv_pool.shape[3:]
+        return {
+            "query": self.query,
+            "kv_layer": self.kv_pool[:, self.layer],
+            "query_start": self.batch.query_start,
+            "context_lens": self.batch.context_lens,
+            "block_tables": self.batch.block_tables,
+            "token_stride": self.query.stride(0),
+            "head_stride": self.query.stride(1),
+            "table_stride": self.batch.block_tables.stride(0),
+            "block_stride": self.kv_pool.stride(0),
+            "scale_log2": self.scale * _LOG2_E,
+            "window": self.window,
+            "NUM_KV_HEADS": num_kv_heads,
+            "GROUP": self.group_size,
+            "HEAD_DIM": head_dim,
+            "BLOCK_SIZE": block_size,
+            "BLOCK_N": self.num_keys,
+            "BLOCK_D": padded_head_dim(head_dim),
+        }
+
+
+def padded_head_dim(head_dim: int) -> int:
+    """A power of two, and what the smallest matrix instruction takes."""
+    return max(16, int(triton.next_power_of_2(head_dim)))
+
+
+def _empty_like(query: Tensor) -> Tensor:
+    return torch.empty(query.shape, dtype=query.dtype, device=query.device)
+
+
+def _launch_chunks(call: _Call, out: Tensor) -> None:
+    padded_group = int(triton.next_power_of_2(call.group_size))
+    block_q = max(1, _CHUNK_LANES // padded_group)
+    num_tiles = len(call.query) // block_q + call.num_requests
+    attend_chunks[(num_tiles, call.kv_pool.shape[3])](
+        out=out,
+        num_requests=call.num_requests,
+        PADDED_GROUP=padded_group,
+        BLOCK_Q=block_q,
+        enable_fp_fusion=True,
+        num_warps=4,
+        num_stages=2,
+        **call.arguments(),
+    )
+
+
+def _launch_single_rows(call: _Call, out: Tensor) -> None:
+    num_heads, head_dim = call.query.shape[1:]
+    device = call.query.device
+    shape = (call.num_requests, num_heads, NUM_SPLITS)
+    partial_out = torch.empty((*shape, head_dim), dtype=torch.float32, device=device)
+    partial_sums = torch.empty((*shape, 2), dtype=torch.float32, device=device)
+    attend_single_rows[(call.num_requests, call.kv_pool.shape[3], NUM_SPLITS)](
+        partial_out=partial_out,
+        partial_sums=partial_sums,
+        BLOCK_M=max(16, int(triton.next_power_of_2(call.group_size))),
+        NUM_SPLITS=NUM_SPLITS,
+        MIN_SPLIT_KEYS=MIN_SPLIT_KEYS,
+        enable_fp_fusion=True,
+        num_warps=4,
+        num_stages=2,
+        **call.arguments(),
+    )
+    merge_splits[(call.num_requests, num_heads)](
+        partial_out,
+        partial_sums,
+        out,
+        call.batch.query_start,
+        call.batch.context_lens,
+        call.window,
+        NUM_HEADS=num_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_N=call.num_keys,
+        BLOCK_D=padded_head_dim(head_dim),
+        NUM_SPLITS=NUM_SPLITS,
+        MIN_SPLIT_KEYS=MIN_SPLIT_KEYS,
+        enable_fp_fusion=True,
+        num_warps=1,
+    )

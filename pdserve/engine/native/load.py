@@ -1,0 +1,189 @@
+"""A checkpoint into the weights of the native decoder: packed once, then mapped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pdserve.checkpoint import Checkpoint
+from pdserve.engine.checkpoint_tensors import open_tensors
+from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.models.parameters import tensor_shapes
+from pdserve.engine.native.linear import PackedLinear, WeightKind, empty_packed, pack_rows
+from pdserve.engine.native.packed_cache import Arrays, PackedCache, packed_arrays
+from pdserve.engine.native.packed_file import FORMAT
+from pdserve.engine.native.sources import (
+    EMBEDDING,
+    FINAL_NORM,
+    MatrixSource,
+    head_source,
+    layer_source,
+)
+from pdserve.engine.native.weights import NativeLayer, NativeWeights
+from pdserve.errors import ModelError
+
+Progress = Callable[[float], None]  # called with the share that is loaded, from 0 to 1
+Tensors = Mapping[str, Tensor]
+
+
+def load_native_weights(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    kind: WeightKind,
+    cache: PackedCache | None,
+    on_progress: Progress,
+) -> NativeWeights:
+    """The weights of a checkpoint, from the cache if they are there.
+
+    Args:
+        checkpoint: whose weights.
+        config: of the same checkpoint.
+        dtype: of activations, and of the embedding.
+        kind: to pack the matrices as.
+        cache: where packed weights are kept; None: nowhere, so they are packed into memory.
+        on_progress: called after each matrix, from this thread; may raise to end it.
+
+    Raises:
+        ModelError: what open_tensors raises.
+    """
+    files = checkpoint.weight_files()
+    tensors = open_tensors(files, tensor_shapes(config), ties_embeddings=config.ties_embeddings)
+    packing = _Packing(tensors, config, dtype, kind, on_progress)
+    identity = _identity(checkpoint, files, config, dtype, kind)
+    name = f"{checkpoint.model_id}-{str(dtype).removeprefix('torch.')}"
+    if kind is WeightKind.INT8:
+        name += f"-{kind}"
+    arrays = packed_arrays(cache, name, identity, packing.arrays, lambda: on_progress(0.0))
+    on_progress(1.0)
+    return _assembled(config, kind, tensors, arrays)
+
+
+class _Packing:
+    """Makes the arrays one after the other, so that only one is in memory besides its source."""
+
+    def __init__(
+        self,
+        tensors: Tensors,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        kind: WeightKind,
+        on_progress: Progress,
+    ) -> None:
+        self._tensors = tensors
+        self._config = config
+        self._dtype = dtype
+        self._kind = kind
+        self._on_progress = on_progress
+
+    def arrays(self) -> Arrays:
+        """Name |-> array, of everything but an embedding that can stay in the checkpoint."""
+        config, embedding = self._config, self._tensors[EMBEDDING]
+        layers = [layer_source(config, index) for index in range(config.num_layers)]
+        if embedding.dtype != self._dtype:
+            yield EMBEDDING, embedding.to(self._dtype)
+        for name in [*(norm for layer in layers for norm in layer.norms), FINAL_NORM]:
+            yield name, self._tensors[name].float().contiguous()
+        matrices = [matrix for layer in layers for matrix in layer.matrices]
+        matrices.append(head_source(config))
+        total = sum(matrix.num_out * matrix.num_in for matrix in matrices)
+        done = 0
+        for matrix in matrices:
+            yield from self._packed(matrix)
+            done += matrix.num_out * matrix.num_in
+            self._on_progress(done / total)
+
+    def _packed(self, matrix: MatrixSource) -> Arrays:
+        packed = empty_packed(
+            self._kind,
+            matrix.num_out,
+            matrix.num_in,
+            is_gated=matrix.is_gated,
+            has_bias=matrix.has_bias,
+        )
+        first_row = 0
+        for part in matrix.parts:
+            weight = self._tensors[f"{part}.weight"]
+            bias = self._tensors[f"{part}.bias"] if matrix.has_bias else None
+            try:
+                pack_rows(packed, first_row, weight, bias)
+            except ValueError as error:  # a value that cannot be quantised
+                raise ModelError(f"{part}: {error}") from error
+            first_row += len(weight)
+        yield f"{matrix.name}.weights", packed.weights
+        if packed.scales is not None:
+            yield f"{matrix.name}.scales", packed.scales
+        if packed.bias is not None:
+            yield f"{matrix.name}.bias", packed.bias
+
+
+def _identity(
+    checkpoint: Checkpoint,
+    files: list[Path],
+    config: ModelConfig,
+    dtype: torch.dtype,
+    kind: WeightKind,
+) -> str:
+    """All that the packed arrays depend on. A file counts by its header, size and time of change:
+    what is in it besides, the revision samples."""
+    stamps = []
+    for file in files:
+        stat = file.stat()
+        stamps.append([file.name, stat.st_size, stat.st_mtime_ns, _header_digest(file)])
+    facts = [
+        FORMAT,
+        str(dtype),
+        str(kind),
+        checkpoint.revision,
+        config.ties_embeddings,
+        stamps,
+    ]
+    return json.dumps(facts)
+
+
+def _header_digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        num_bytes = int.from_bytes(stream.read(8), "little")
+        return hashlib.blake2b(stream.read(num_bytes), digest_size=16).hexdigest()
+
+
+def _assembled(
+    config: ModelConfig, kind: WeightKind, tensors: Tensors, arrays: Tensors
+) -> NativeWeights:
+    def linear(source: MatrixSource) -> PackedLinear:
+        return PackedLinear(
+            kind=kind,
+            num_out=source.num_out,
+            num_in=source.num_in,
+            weights=arrays[f"{source.name}.weights"],
+            scales=arrays.get(f"{source.name}.scales"),
+            bias=arrays.get(f"{source.name}.bias"),
+            is_gated=source.is_gated,
+        )
+
+    layers = []
+    for index in range(config.num_layers):
+        source = layer_source(config, index)
+        layers.append(
+            NativeLayer(
+                attention_norm=arrays[source.attention_norm],
+                qkv=linear(source.qkv),
+                q_norm=None if source.q_norm is None else arrays[source.q_norm],
+                k_norm=None if source.k_norm is None else arrays[source.k_norm],
+                attention_out=linear(source.attention_out),
+                mlp_norm=arrays[source.mlp_norm],
+                gate_up=linear(source.gate_up),
+                down=linear(source.down),
+            )
+        )
+    return NativeWeights(
+        embedding=arrays.get(EMBEDDING, tensors[EMBEDDING]),
+        layers=layers,
+        final_norm=arrays[FINAL_NORM],
+        lm_head=linear(head_source(config)),
+    )

@@ -1,0 +1,75 @@
+"""The folder of packed weights: which files there are, and which go when it is full. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+_SUFFIX = ".packed"
+_PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PackedFile:
+    """One file of packed weights."""
+
+    path: Path
+    num_bytes: int
+    used_s: float  # when it was last used, in seconds since the epoch
+
+
+def packed_path(folder: Path, name: str, identity: str) -> Path:
+    """Where the weights of that identity are; `name` is for people."""
+    digest = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
+    return folder / f"{_plain(name)}-{digest}{_SUFFIX}"
+
+
+def packed_files(folder: Path) -> list[PackedFile]:
+    """All of them, the one not used for longest first."""
+    return _by_use(folder, f"*{_SUFFIX}")
+
+
+def files_of_model(folder: Path, name: str) -> list[PackedFile]:
+    """Those whose names begin like that, in the same order."""
+    return _by_use(folder, f"{_plain(name)}-*{_SUFFIX}")
+
+
+def read_ahead(fd: int) -> None:
+    """Have the kernel read the file into the page cache, and do not wait for it.
+
+    In pieces: of one request it honours no more than a device's read-ahead, which is some MiB.
+    """
+    for start in range(0, os.fstat(fd).st_size, _PIECE_BYTES):
+        os.posix_fadvise(fd, start, _PIECE_BYTES, os.POSIX_FADV_WILLNEED)
+
+
+def _by_use(folder: Path, pattern: str) -> list[PackedFile]:
+    files = []
+    for path in folder.glob(pattern):
+        try:
+            stat = path.stat()
+        except FileNotFoundError:  # somebody else has just removed it
+            continue
+        files.append(PackedFile(path, stat.st_size, stat.st_mtime))
+    return sorted(files, key=lambda file: file.used_s)
+
+
+def make_room(folder: Path, limit_bytes: int, newest: Path) -> None:
+    """Remove what was not used for longest, but not `newest`. Who has a file mapped keeps it."""
+    files = packed_files(folder)
+    excess = sum(file.num_bytes for file in files) - limit_bytes
+    for file in files:
+        if excess > 0 and file.path != newest:
+            log.info("removing %s from the cache: it is full", file.path)
+            file.path.unlink(missing_ok=True)
+            excess -= file.num_bytes
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name)

@@ -1,0 +1,87 @@
+"""What the packed arrays are made of: which tensors of a checkpoint make up which matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pdserve.engine.models.config import ModelConfig
+
+EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixSource:
+    """A matrix of the decoder. Its parts stand below one another, in this order."""
+
+    name: str  # of the packed matrix
+    parts: tuple[str, ...]  # the checkpoint's names, without ".weight" and ".bias"
+    num_out: int
+    num_in: int
+    has_bias: bool = False
+    is_gated: bool = False
+
+    @property
+    def weights(self) -> list[str]:
+        """The checkpoint's tensors, [rows, num_in] each."""
+        return [f"{part}.weight" for part in self.parts]
+
+    @property
+    def biases(self) -> list[str]:
+        """The checkpoint's tensors, [rows] each."""
+        return [f"{part}.bias" for part in self.parts] if self.has_bias else []
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSource:
+    """One layer."""
+
+    attention_norm: str
+    qkv: MatrixSource
+    q_norm: str | None
+    k_norm: str | None
+    attention_out: MatrixSource
+    mlp_norm: str
+    gate_up: MatrixSource
+    down: MatrixSource
+
+    @property
+    def matrices(self) -> tuple[MatrixSource, ...]:
+        """In the order of use."""
+        return (self.qkv, self.attention_out, self.gate_up, self.down)
+
+    @property
+    def norms(self) -> list[str]:
+        """In the order of use."""
+        names = (self.attention_norm, self.q_norm, self.k_norm, self.mlp_norm)
+        return [name for name in names if name is not None]
+
+
+def layer_source(config: ModelConfig, index: int) -> LayerSource:
+    """Of layer number `index`."""
+    hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+    num_qkv_heads = config.num_heads + 2 * config.num_kv_heads
+    layer = f"model.layers.{index}."
+    attention, mlp = f"{layer}self_attn.", f"{layer}mlp."
+    qkv = (f"{attention}q_proj", f"{attention}k_proj", f"{attention}v_proj")
+    out, gate_up = (f"{attention}o_proj",), (f"{mlp}gate_proj", f"{mlp}up_proj")
+    return LayerSource(
+        attention_norm=f"{layer}input_layernorm.weight",
+        qkv=MatrixSource(f"{layer}qkv", qkv, num_qkv_heads * head_dim, hidden, config.has_qkv_bias),
+        q_norm=f"{attention}q_norm.weight" if config.has_qk_norm else None,
+        k_norm=f"{attention}k_norm.weight" if config.has_qk_norm else None,
+        attention_out=MatrixSource(
+            f"{layer}attention_out", out, hidden, config.num_heads * head_dim, config.has_o_bias
+        ),
+        mlp_norm=f"{layer}post_attention_layernorm.weight",
+        gate_up=MatrixSource(
+            f"{layer}gate_up", gate_up, 2 * inner, hidden, config.has_mlp_bias, is_gated=True
+        ),
+        down=MatrixSource(f"{layer}down", (f"{mlp}down_proj",), hidden, inner, config.has_mlp_bias),
+    )
+
+
+def head_source(config: ModelConfig) -> MatrixSource:
+    """The output matrix; the embedding's own rows when they are tied."""
+    part = EMBEDDING.removesuffix(".weight") if config.ties_embeddings else "lm_head"
+    return MatrixSource("lm_head", (part,), config.vocab_size, config.hidden_size)

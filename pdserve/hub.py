@@ -1,0 +1,54 @@
+"""Models on the Hugging Face hub, and in its cache on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (  # type: ignore[attr-defined]  # of HTTPError
+    GatedRepoError,
+    HFValidationError,
+    HTTPError,  # root of the errors of the hub's HTTP client, whichever that is
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from pdserve.errors import ConfigError
+
+
+def download(model_id: str, revision: str | None, patterns: list[str]) -> Path:
+    """The directory with those files of a model; from the hub's cache when there is no network.
+
+    Args:
+        model_id: such as "Qwen/Qwen3-0.6B".
+        revision: branch, tag or commit; None is the main branch.
+        patterns: names of files, with wildcards.
+
+    Raises:
+        ConfigError: no such model, or neither hub nor cache have all of it.
+    """
+    what = f"model {model_id!r}" + (f" at revision {revision!r}" if revision else "")
+    try:
+        path = snapshot_download(repo_id=model_id, revision=revision, allow_patterns=patterns)
+    except HFValidationError as error:
+        raise ConfigError(f"{model_id!r} is neither a directory nor a hub id") from error
+    except GatedRepoError as error:
+        raise ConfigError(
+            f"{what} is gated on the hub: accept its terms there, and set HF_TOKEN"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise ConfigError(f"{what} does not exist on the hub, though the model does") from error
+    except RepositoryNotFoundError as error:
+        raise ConfigError(
+            f"{what} is neither a directory here nor a model on the hub "
+            "(a private one needs HF_TOKEN)"
+        ) from error
+    except LocalEntryNotFoundError as error:
+        raise ConfigError(
+            f"{what} is no directory here, the hub cannot be reached, and its cache does not hold "
+            "all of the model: give a directory, or download it where there is a network"
+        ) from error
+    except (HTTPError, OSError) as error:
+        raise ConfigError(f"{what} could not be downloaded from the hub: {error}") from error
+    return Path(path)

@@ -1,0 +1,98 @@
+"""Real nodes: where their threads run, whose weights they share, and how these are quantised."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from pdserve.checkpoint import resolve_checkpoint
+from pdserve.engine.kv_cache import KvCache
+from pdserve.engine.model_runner import ModelRunner
+from pdserve.engine.models.config import load_model_config
+from pdserve.engine.weights import load_decoder
+from pdserve.kv_layout import KvDtype
+from tests.cluster.checkpoints import make_prompt
+from tests.cluster.client import Client
+from tests.cluster.fleet import START_S, Fleet, fleet_config, poll, running
+from tests.unit.engine_model.harness import Node, make_request
+
+NUM_OUTPUT = 12
+
+
+def threads_of(pid: int) -> dict[int, str]:
+    """Thread |-> the cores that it may use."""
+    threads = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for line in (task / "status").read_text().splitlines():
+            if line.startswith("Cpus_allowed_list:"):
+                threads[int(task.name)] = line.split()[1]
+    return threads
+
+
+def packed_maps(pid: int) -> list[tuple[str, ...]]:
+    """Device, inode and path of every file of packed weights that is mapped."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return [tuple(line.split()[3:]) for line in lines if line.endswith(".packed")]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+async def test_one_thread_computes_on_its_core_and_all_others_stay_off_it(
+    tiny_checkpoint: Path,
+) -> None:
+    compute, service = sorted(os.sched_getaffinity(0))[:2]
+    engine = {"threads": 1, "cpus": f"{compute},{service}"}
+    config = fleet_config(tiny_checkpoint, mode="colocated", engine=engine)
+    async with running(Fleet(config)) as fleet, Client(fleet.url) as client:
+        await client.complete(make_prompt(40), NUM_OUTPUT)
+        pid = fleet.pid("decode-0")
+        threads = threads_of(pid)
+    assert threads[pid] == str(service), "the event loop"
+    assert sorted(threads.values()).count(str(compute)) == 1, "the engine's thread"
+    assert set(threads.values()) == {str(compute), str(service)}
+
+
+async def test_nodes_stay_on_their_share_and_map_one_copy_of_the_weights(fleet: Fleet) -> None:
+    maps = {}
+    for name in fleet.node_names:
+        plan = fleet._plans[name].config
+        assert set(threads_of(fleet.pid(name)).values()) == {plan.engine.cpus}, name
+        maps[name] = packed_maps(fleet.pid(name))
+    assert len({tuple(mapped) for mapped in maps.values()}) == 1, maps
+    assert len(maps["prefill-0"]) == 1
+
+
+def quantised_tokens(path: Path, prompt: list[int]) -> list[int]:
+    """What one process makes of it."""
+    checkpoint = resolve_checkpoint(str(path))
+    config = load_model_config(checkpoint)
+    model = load_decoder(checkpoint, config, torch.float32, torch.device("cpu"), is_int8=True)
+    kv_cache = KvCache(config.kv_layout(16, KvDtype.FLOAT32), 64, torch.device("cpu"))
+    node = Node(model, kv_cache, ModelRunner(model, kv_cache), list(range(64)))
+    request = make_request(prompt)
+    node.generate([request], NUM_OUTPUT)
+    return request.output_token_ids
+
+
+async def test_quantised_weights_give_the_same_tokens_over_two_nodes(tiny_checkpoint: Path) -> None:
+    prompts = [make_prompt(length) for length in (5, 33, 100)]
+    config = fleet_config(tiny_checkpoint, engine={"quantization": "int8"})
+    async with running(Fleet(config)) as fleet, Client(fleet.url) as client:
+        outputs = [await client.complete(prompt, NUM_OUTPUT) for prompt in prompts]
+    assert [o.tokens for o in outputs] == [quantised_tokens(tiny_checkpoint, p) for p in prompts]
+
+
+async def test_nodes_of_unlike_quantisation_do_not_serve_together(tiny_checkpoint: Path) -> None:
+    fleet = Fleet(fleet_config(tiny_checkpoint), {"decode-0": ["--quantization=int8"]})
+
+    async def is_refused() -> bool:
+        return any("+int8" in line and "weights differ" in line for _, line in fleet.lines)
+
+    try:
+        await fleet.spawn()
+        await poll(is_refused, START_S, lambda: "nobody was refused")
+        assert not (await fleet.status()).ready
+    finally:
+        await fleet.kill()

@@ -1,0 +1,89 @@
+"""The Triton kernels, compiled, against the same references as interpreted. Needs a GPU."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton")
+if not torch.cuda.is_available():
+    pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
+
+from pdserve.engine.cuda.catalog import KINDS, AttentionNeeds
+from pdserve.engine.cuda.triton_attention import TritonAttention
+from tests.kernels.cases import DTYPES, Shape, alone, make_case, requests, shapes
+from tests.unit.engine_cuda import checks
+
+CUDA = torch.device("cuda")
+WINDOWS = st.one_of(st.none(), st.integers(1, 200))
+LIBRARIES = [kind for kind in KINDS if kind.name not in ("triton", "reference")]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    shape=shapes(),
+    requests=requests(),
+    window=WINDOWS,
+    seed=st.integers(0, 9),
+    is_strided=st.booleans(),
+)
+def test_any_batch_matches_the_reference(shape, requests, window, seed, is_strided) -> None:
+    case = checks.on(make_case(shape, requests, seed, is_strided), CUDA)
+    checks.check_attention(TritonAttention(), case, window, shape.num_layers - 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_long_contexts(head_dim: int, dtype: torch.dtype) -> None:
+    case = make_case(Shape(8, 4, head_dim, dtype=dtype), [(1, 30_000), (300, 9_000), (1, 5)])
+    for window in (None, 4096):
+        checks.check_attention(TritonAttention(), checks.on(case, CUDA), window)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 40])
+def test_a_row_s_bits_are_its_own(dtype: torch.dtype, window: int | None) -> None:
+    """Alone, beside others, and however a chunk of several rows is cut."""
+    case = make_case(Shape(8, 4, 128, dtype=dtype), [(200, 900), (1, 3000), (90, 0)])
+    together = checks.attend(TritonAttention(), checks.on(case, CUDA), window)
+    for request, cuts in ((0, (0, 13, 77, 200)), (1, (0, 1)), (2, (0, 90))):
+        start = int(case.batch.query_start[request])
+        for first, last in pairwise(cuts):
+            part = checks.on(alone(case, request, first, last), CUDA)
+            found = checks.attend(TritonAttention(), part, window)
+            assert torch.equal(found, together[start + first : start + last])
+
+
+@pytest.mark.parametrize("kind", LIBRARIES, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("window", [None, 50])
+def test_libraries_match_the_reference(kind, head_dim: int, window: int | None) -> None:
+    obstacle = kind.obstacle(AttentionNeeds(torch.bfloat16, head_dim))
+    if obstacle is not None:
+        pytest.skip(obstacle)
+    case = make_case(
+        Shape(2, 4, head_dim, num_layers=3, dtype=torch.bfloat16), [(1, 300), (70, 60), (5, 0)]
+    )
+    checks.check_attention(kind.open(CUDA), checks.on(case, CUDA), window, layer=1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(3, 64), (1, 100), (70, 4096), (2, 8192)])
+def test_rows(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    checks.check_add_rms_norm(shape, dtype, CUDA)
+    checks.check_silu_mul(shape, dtype, CUDA)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_norm", [False, True])
+@pytest.mark.parametrize("sizes", [(2, 2, 64, 16), (1, 3, 80, 5), (8, 4, 128, 16)])
+def test_cache_writes(sizes, has_norm: bool, dtype: torch.dtype) -> None:
+    num_kv_heads, group_size, head_dim, block_size = sizes
+    shape = Shape(num_kv_heads, group_size, head_dim, block_size, dtype=dtype)
+    checks.check_rotate_and_write(shape, has_norm, CUDA)
+    for is_strided in (False, True):
+        checks.check_write_kv(TritonAttention(), shape, is_strided, CUDA)

@@ -1,0 +1,128 @@
+"""Random products with packed matrices, their float64 results, and what rounding may change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pdserve.engine.native.linear import (
+    PackedLinear,
+    Result,
+    WeightKind,
+    linear,
+    pack,
+    unpack,
+)
+
+KINDS = list(WeightKind)
+DTYPES = [torch.float32, torch.bfloat16]
+FLOAT_RESULTS = (Result.STORE_FLOAT, Result.ADD)
+
+
+@dataclass(frozen=True)
+class Product:
+    """Everything that a product depends on but its x."""
+
+    kind: WeightKind = WeightKind.BFLOAT16
+    dtype: torch.dtype = torch.bfloat16  # of x
+    num_out: int = 64
+    num_in: int = 96
+    result: Result = Result.STORE
+    has_bias: bool = False
+
+    @property
+    def is_gated(self) -> bool:
+        return self.result is Result.GATED_SILU
+
+    @property
+    def out_dtype(self) -> torch.dtype:
+        return torch.float32 if self.result in FLOAT_RESULTS else self.dtype
+
+
+@dataclass(frozen=True)
+class Case:
+    """A product with an x, and with what stands in `out` before."""
+
+    product: Product
+    packed: PackedLinear
+    bias: Tensor | None  # [num_out] float32
+    x: Tensor  # [num_rows, num_in]
+    before: Tensor  # [num_rows, num_columns]
+
+    def run(self, variant: str = "", x: Tensor | None = None, rows: slice | None = None) -> Tensor:
+        """The result, of some rows only, or of another x."""
+        rows = slice(None) if rows is None else rows
+        out = self.before[rows].clone()
+        x = self.x if x is None else x
+        return linear(x[rows], self.packed, out, self.product.result, variant)
+
+
+def products(result: Result | None = None) -> st.SearchStrategy[Product]:
+    """All kinds, and sizes that end panels, pairs and vectors early."""
+    results = st.sampled_from(list(Result)) if result is None else st.just(result)
+    return st.builds(
+        Product,
+        kind=st.sampled_from(KINDS),
+        dtype=st.sampled_from(DTYPES),
+        num_out=st.one_of(st.integers(1, 70), st.sampled_from([96, 128, 300])).map(lambda n: 2 * n),
+        num_in=st.one_of(st.integers(1, 70), st.sampled_from([96, 128, 301])),
+        result=results,
+        has_bias=st.booleans(),
+    ) | st.builds(Product, num_out=st.integers(1, 100), result=st.just(Result.STORE_FLOAT))
+
+
+def row_counts() -> st.SearchStrategy[int]:
+    """Around the sizes of the kernels' tiles, and many."""
+    return st.one_of(st.integers(1, 40), st.sampled_from([97, 191, 193, 250]))
+
+
+def make_case(product: Product, num_rows: int, seed: int = 0, is_strided: bool = False) -> Case:
+    torch.manual_seed(seed)
+    weight = torch.randn(product.num_out, product.num_in)
+    bias = torch.randn(product.num_out) if product.has_bias else None
+    packed = pack(weight, bias, kind=product.kind, is_gated=product.is_gated)
+    x = random_rows(num_rows, product.num_in, product.dtype, is_strided)
+    before = random_rows(num_rows, packed.num_columns, product.out_dtype, is_strided)
+    return Case(product, packed, bias, x, before)
+
+
+def random_rows(num_rows: int, num_columns: int, dtype: torch.dtype, is_strided: bool) -> Tensor:
+    """[num_rows, num_columns]; if strided, a slice of longer rows, at an odd address."""
+    if not is_strided:
+        return torch.randn(num_rows, num_columns).to(dtype)
+    return torch.randn(num_rows, num_columns + 4).to(dtype)[:, 1 : num_columns + 1]
+
+
+def expect_reference(found: Tensor, case: Case) -> None:
+    """`found` is within a few roundings of the same product in float64."""
+    expected, tolerance = reference(case)
+    if case.product.out_dtype is torch.bfloat16:
+        tolerance = tolerance + expected.abs() * 2**-8
+    error = (found.double() - expected).abs()
+    assert bool((error <= tolerance).all()), f"{error.max()} beyond {tolerance.min()}"
+
+
+def reference(case: Case) -> tuple[Tensor, Tensor]:
+    """[num_rows, num_columns] each: the result in float64, and what float32 sums may differ."""
+    weight, x = unpack(case.packed).double(), case.x.double()
+    y = x @ weight.T
+    tolerance = (x.abs() @ weight.abs().T) * 2**-21
+    if case.bias is not None:
+        y, tolerance = y + case.bias, tolerance + case.bias.abs() * 2**-21
+    if case.product.result is Result.ADD:
+        return y + case.before, tolerance + (y + case.before).abs() * 2**-22
+    if not case.product.is_gated:
+        return y, tolerance
+    gate, up = y.chunk(2, dim=1)
+    gate_tolerance, up_tolerance = tolerance.chunk(2, dim=1)
+    silu = torch.nn.functional.silu(gate)
+    expected = silu * up
+    # The slope of silu is nowhere above 1.1.
+    return expected, (
+        1.1 * gate_tolerance * (up.abs() + up_tolerance)
+        + silu.abs() * up_tolerance
+        + expected.abs() * 2**-19
+    )

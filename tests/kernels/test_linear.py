@@ -1,0 +1,153 @@
+"""Products with packed matrices against float64, and the promises about bits."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdserve import _native
+from pdserve.engine.native.linear import Result, WeightKind
+from tests.kernels.linear_cases import (
+    DTYPES,
+    KINDS,
+    Product,
+    expect_reference,
+    make_case,
+    products,
+    row_counts,
+)
+
+VARIANTS = _native.kernel_variants()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@settings(deadline=None, max_examples=80)
+@given(
+    product=products(),
+    num_rows=row_counts(),
+    seed=st.integers(0, 9),
+    is_strided=st.booleans(),
+)
+def test_every_variant_matches_the_reference(
+    variant: str, product: Product, num_rows: int, seed: int, is_strided: bool
+) -> None:
+    case = make_case(product, num_rows, seed, is_strided)
+    expect_reference(case.run(variant), case)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("result", list(Result))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_long_sums(kind: WeightKind, dtype: torch.dtype, result: Result, variant: str) -> None:
+    product = Product(kind, dtype, num_out=96, num_in=3000, result=result, has_bias=True)
+    case = make_case(product, num_rows=14)
+    expect_reference(case.run(variant), case)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@settings(deadline=None, max_examples=40)
+@given(product=products(), num_rows=row_counts(), data=st.data())
+def test_bits_of_a_row_do_not_depend_on_the_others(
+    variant: str, product: Product, num_rows: int, data: st.DataObject
+) -> None:
+    case = make_case(product, num_rows)
+    together = case.run(variant)
+    start = 0
+    while start < num_rows:
+        count = data.draw(st.integers(1, num_rows - start))
+        part = slice(start, start + count)
+        assert torch.equal(case.run(variant, rows=part), together[part])
+        start += count
+
+
+@settings(deadline=None, max_examples=20)
+@given(product=products(), num_rows=row_counts(), num_threads=st.integers(2, 5))
+def test_bits_do_not_depend_on_the_threads(
+    product: Product, num_rows: int, num_threads: int
+) -> None:
+    # Enough panels that there is something to share.
+    case = make_case(dataclasses.replace(product, num_out=2048, num_in=130), num_rows)
+    before = _native.num_threads()
+    try:
+        _native.set_num_threads(1)
+        one = case.run()
+        _native.set_num_threads(num_threads)
+        assert torch.equal(case.run(), one)
+    finally:
+        _native.set_num_threads(before)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_not_finite_stays_in_its_row(kind: WeightKind, value: float, variant: str) -> None:
+    for dtype in DTYPES:
+        case = make_case(Product(kind, dtype, num_in=33, result=Result.STORE_FLOAT), 15)
+        clean = case.run(variant)
+        x = case.x.clone()
+        x[7, 20] = value
+        found = case.run(variant, x=x)
+        assert not found[7].isfinite().any()
+        found[7] = clean[7]
+        assert torch.equal(found, clean)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_follows_a_row_of_x_does_not_matter(dtype: torch.dtype, variant: str) -> None:
+    """An odd number of inputs: the pair's other half belongs to somebody else."""
+    for kind in KINDS:
+        case = make_case(Product(kind, dtype, num_in=33), 5)
+        wide = torch.full((5, 40), float("nan"), dtype=dtype)
+        wide[:, :33] = case.x
+        assert torch.equal(case.run(variant, x=wide[:, :33]), case.run(variant))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("result", list(Result))
+def test_nothing_is_written_beside_the_columns(result: Result, variant: str) -> None:
+    product = Product(num_out=2 * 37, result=result)
+    case = make_case(product, 14)
+    columns = case.packed.num_columns
+    wide = torch.full((14, columns + 20), 7.0).to(product.out_dtype)
+    wide[:, 3 : 3 + columns] = case.before
+    _native.linear(case.x, case.packed, wide[:, 3 : 3 + columns], result, variant)
+    assert torch.equal(wide[:, 3 : 3 + columns], case.run(variant))
+    assert bool((wide[:, :3] == 7).all())
+    assert bool((wide[:, 3 + columns :] == 7).all())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_variants_with_the_same_arithmetic_agree_bit_by_bit(kind: WeightKind) -> None:
+    case = make_case(Product(kind, torch.float32, num_in=301, result=Result.STORE_FLOAT), 20)
+    fused = [v for v in VARIANTS if v != "portable"]
+    results = [case.run(variant) for variant in fused]
+    assert all(torch.equal(found, results[0]) for found in results)
+
+
+def test_no_rows() -> None:
+    case = make_case(Product(), 0)
+    assert case.run().shape == (0, 64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gated_silu_at_its_limits(dtype: torch.dtype) -> None:
+    """One input of weight 1 each: silu(x) * x, where exp(-x) overflows, and at zero."""
+    product = Product(WeightKind.FLOAT32, dtype, num_out=32, num_in=1, result=Result.GATED_SILU)
+    case = make_case(product, 7)
+    _native.pack_linear_rows(case.packed, 0, torch.ones(32, 1))
+    x = torch.tensor([0.0, -0.5, 30.0, -30.0, -100.0, 100.0, float("nan")]).to(dtype)[:, None]
+    found = case.run(x=x)
+    expected = torch.nn.functional.silu(x.double()) * x.double()
+    torch.testing.assert_close(
+        found.double(),
+        expected.expand(7, 16),
+        rtol=2e-6 if dtype is torch.float32 else 2**-8,
+        atol=1e-30,
+        equal_nan=True,
+    )

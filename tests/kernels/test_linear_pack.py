@@ -1,0 +1,232 @@
+"""Packing: what a packed matrix stands for, piece by piece, and what is refused."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pdserve import _native
+from pdserve.engine.native.linear import (
+    PackedLinear,
+    WeightKind,
+    aligned_bytes,
+    empty_packed,
+    pack,
+    pack_rows,
+    packed_size,
+    unpack,
+)
+from tests.kernels.linear_cases import DTYPES, KINDS
+
+
+def same_memory(a: PackedLinear, b: PackedLinear) -> bool:
+    pairs = [(a.weights, b.weights), (a.scales, b.scales), (a.bias, b.bias)]
+    return all(p is q if p is None or q is None else torch.equal(p, q) for p, q in pairs)
+
+
+@pytest.mark.parametrize("kind", [WeightKind.FLOAT32, WeightKind.BFLOAT16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize(("num_out", "num_in"), [(2, 1), (32, 16), (74, 33), (96, 130)])
+def test_unpacked_is_what_was_packed(
+    kind: WeightKind, dtype: torch.dtype, is_gated: bool, num_out: int, num_in: int
+) -> None:
+    weight = torch.randn(num_out, num_in).to(dtype)
+    found = unpack(pack(weight, kind=kind, is_gated=is_gated))
+    stored = torch.float32 if kind is WeightKind.FLOAT32 else torch.bfloat16
+    assert torch.equal(found, weight.to(stored).float())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_int8_is_the_nearest_of_255_values(dtype: torch.dtype, is_gated: bool) -> None:
+    weight = (torch.randn(74, 33) * torch.logspace(-9, 9, 74)[:, None]).to(dtype)
+    weight[5] = 0
+    found = unpack(pack(weight, kind=WeightKind.INT8, is_gated=is_gated))
+    largest = weight.float().abs().amax(1, keepdim=True)
+    scale = largest / 127
+    steps = torch.where(scale > 0, weight.float() / scale, 0).round()
+    assert torch.equal(found, steps * scale)
+    assert steps.abs().max() == 127
+    assert bool(((found - weight.float()).abs() <= largest / 253).all())
+
+
+def test_int8_of_numbers_that_have_lost_digits() -> None:
+    """A scale of one bit: 190 / 127 of the smallest number there is."""
+    weight = torch.full((1, 4), 190 * 2.0**-149)
+    found = unpack(pack(weight, kind=WeightKind.INT8))
+    assert bool((found == 127 * 2.0**-149).all())
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    kind=st.sampled_from(KINDS),
+    is_gated=st.booleans(),
+    num_out=st.integers(1, 60).map(lambda n: 2 * n),
+    num_in=st.integers(1, 40),
+    data=st.data(),
+)
+def test_a_matrix_may_be_packed_in_any_pieces(
+    kind: WeightKind, is_gated: bool, num_out: int, num_in: int, data: st.DataObject
+) -> None:
+    """Every byte is the same, whatever the memory held before."""
+    weight, bias = torch.randn(num_out, num_in), torch.randn(num_out)
+    whole = pack(weight, bias, kind=kind, is_gated=is_gated)
+    pieces = empty_packed(kind, num_out, num_in, is_gated=is_gated, has_bias=True)
+    pieces.weights.fill_(0xFF)
+    if pieces.scales is not None:
+        pieces.scales.fill_(7.0)
+    cuts = sorted({0, num_out, *data.draw(st.lists(st.integers(0, num_out), max_size=4))})
+    ranges = data.draw(st.permutations(list(pairwise(cuts))))
+    for first, last in ranges:
+        pack_rows(pieces, first, weight[first:last], bias[first:last])
+    assert same_memory(pieces, whole)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_a_larger_tensor(kind: WeightKind) -> None:
+    wide = torch.randn(50, 100)
+    rows = wide[3:40, 7:60]
+    assert same_memory(pack(rows, kind=kind), pack(rows.contiguous(), kind=kind))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_threads_make_no_difference(kind: WeightKind) -> None:
+    weight = torch.randn(500, 33)
+    before = _native.num_threads()
+    try:
+        _native.set_num_threads(1)
+        one = pack(weight, kind=kind)
+        _native.set_num_threads(3)
+        assert same_memory(pack(weight, kind=kind), one)
+    finally:
+        _native.set_num_threads(before)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_int8_refuses_what_is_not_finite(dtype: torch.dtype, value: float) -> None:
+    weight = torch.randn(40, 9).to(dtype)
+    weight[33, 4] = value
+    with pytest.raises(ValueError, match=r"rows: expected finite values.* in row 3[2-9]"):
+        pack(weight, kind=WeightKind.INT8)
+    pack(weight, kind=WeightKind.BFLOAT16)
+
+
+def test_sizes() -> None:
+    assert packed_size(WeightKind.FLOAT32, 17, 3).num_bytes == 2 * 3 * 64
+    assert packed_size(WeightKind.BFLOAT16, 17, 3).num_bytes == 2 * 2 * 64
+    assert packed_size(WeightKind.INT8, 17, 3).num_bytes == 2 * 64
+    assert packed_size(WeightKind.INT8, 17, 5).num_bytes == 2 * 128  # whole cache lines
+    assert packed_size(WeightKind.INT8, 17, 5).num_lanes == 32
+    assert packed_size(WeightKind.BFLOAT16, 34, 3, is_gated=True).num_lanes == 64
+
+
+def test_a_bias_that_has_no_room_or_is_missing() -> None:
+    weight, bias = torch.zeros(16, 4), torch.zeros(16)
+    with pytest.raises(ValueError, match="bias: expected none"):
+        pack_rows(empty_packed(WeightKind.BFLOAT16, 16, 4), 0, weight, bias)
+    with pytest.raises(ValueError, match="bias: expected one"):
+        pack_rows(empty_packed(WeightKind.BFLOAT16, 16, 4, has_bias=True), 0, weight)
+
+
+def parts(**changes: Any) -> SimpleNamespace:
+    """A gated int8 matrix of [64, 10] that works, changed."""
+    works = {
+        "kind": "int8",
+        "num_out": 64,
+        "num_in": 10,
+        "is_gated": True,
+        "weights": aligned_bytes(4 * 192),
+        "scales": torch.zeros(64),
+        "bias": None,
+    }
+    return SimpleNamespace(**{**works, **changes})
+
+
+def misaligned(num_bytes: int) -> Tensor:
+    return aligned_bytes(num_bytes + 8)[8:]
+
+
+MATRIX_ERRORS: list[tuple[SimpleNamespace, type[Exception], str]] = [
+    (parts(kind="int4"), ValueError, "kind: expected float32, bfloat16 or int8, found int4"),
+    (parts(num_out=63), ValueError, "num_out: expected an even number.*found 63"),
+    (parts(num_out=0), ValueError, "at least 1.*found 0 and 10"),
+    (parts(num_in=-1), ValueError, "found 64 and -1"),
+    (parts(num_in=2**40), ValueError, "at most"),
+    (parts(weights=aligned_bytes(4 * 192 - 1)), ValueError,
+     r"packed.weights: expected shape \[packed bytes\] = \[768\], found \[767\]"),
+    (parts(weights=torch.zeros(768, dtype=torch.int32)), TypeError, "packed.weights: .*uint8"),
+    (parts(weights=misaligned(768)), ValueError, "packed.weights: .*aligned to 64.*remainder 8"),
+    (parts(scales=None), TypeError, "packed.scales: expected a tensor, as the weights are int8"),
+    (parts(scales=torch.zeros(63)), ValueError, r"packed.scales: .*\[64\], found \[63\]"),
+    (parts(bias=torch.zeros(64).double()), TypeError, "packed.bias: expected dtype float32"),
+]  # fmt: skip
+
+
+def call_linear(packed: SimpleNamespace, **changes: Any) -> None:
+    works = {
+        "x": torch.zeros(3, 10),
+        "packed": packed,
+        "out": torch.zeros(3, 32),
+        "result": "gated_silu",
+    }
+    _native.linear(**{**works, **changes})
+
+
+@pytest.mark.parametrize(("packed", "error", "message"), MATRIX_ERRORS)
+def test_a_matrix_is_refused(packed: SimpleNamespace, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call_linear(packed)
+    with pytest.raises(error, match=message):
+        _native.pack_linear_rows(packed, 0, torch.zeros(64, 10))  # type: ignore[arg-type]
+
+
+LINEAR_ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"x": torch.zeros(3, 10, dtype=torch.float16)}, TypeError, "x: expected dtype float32 or"),
+    ({"x": torch.zeros(3, 11)}, ValueError, r"x: .*\[any, 10\], found \[3, 11\]"),
+    ({"x": torch.zeros(10, 3).T}, ValueError, "x: expected a contiguous last dimension"),
+    ({"out": torch.zeros(2, 32)}, ValueError, r"out: .*\[3, 32\], found \[2, 32\]"),
+    ({"out": torch.zeros(3, 64)}, ValueError, r"found \[3, 64\]"),
+    ({"out": torch.zeros(32, 3).T}, ValueError, "out: expected a contiguous last dimension"),
+    ({"out": torch.zeros(3, 32).bfloat16()}, TypeError, "out: expected dtype float32, that of x"),
+    ({"result": "store"}, ValueError, "result: expected gated_silu, as the matrix is gated"),
+    ({"result": "multiply"}, ValueError, "result: expected store, .*found multiply"),
+    ({"variant": "sse9"}, ValueError, "variant"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "error", "message"), LINEAR_ERRORS)
+def test_linear_refuses(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    call_linear(parts())
+    with pytest.raises(error, match=message):
+        call_linear(parts(), **changes)
+
+
+def test_a_matrix_that_is_not_gated_refuses_gated_silu() -> None:
+    with pytest.raises(ValueError, match="result: expected another, for this matrix"):
+        call_linear(parts(is_gated=False))
+
+
+PACK_ERRORS: list[tuple[int, Tensor, type[Exception], str]] = [
+    (0, torch.zeros(64, 10, dtype=torch.float16), TypeError, "rows: expected dtype float32 or"),
+    (0, torch.zeros(64, 9), ValueError, r"rows: .*\[any, 10\], found \[64, 9\]"),
+    (0, torch.zeros(10, 64).T, ValueError, "rows: expected a contiguous last dimension"),
+    (-1, torch.zeros(1, 10), ValueError, "first_row: expected 0 to 63.*found -1"),
+    (60, torch.zeros(5, 10), ValueError, "first_row: expected 0 to 59, for 5 rows of 64, found 60"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("first_row", "rows", "error", "message"), PACK_ERRORS)
+def test_packing_refuses(
+    first_row: int, rows: Tensor, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        _native.pack_linear_rows(parts(), first_row, rows)  # type: ignore[arg-type]

@@ -1,0 +1,130 @@
+"""What the Triton kernels have to give, on whatever device they run: here interpreted on a CPU,
+in tests/gpu compiled on a GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pdserve.engine.attention import AttentionBackend, AttentionBatch
+from pdserve.engine.attention.reference import ReferenceAttention
+from pdserve.engine.cuda import rows
+from pdserve.engine.layers import rms_norm
+from pdserve.engine.rope import rotate
+from tests.kernels.cases import Case, Shape, make_case, strided
+
+# Of unit-sized values. In bfloat16: the weights and the result are rounded, and the interpreter
+# cuts off where a GPU rounds.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2.5e-2}
+
+
+def on(case: Case, device: torch.device) -> Case:
+    """The same case on another device; strides stay."""
+    batch = AttentionBatch(
+        query_start=case.batch.query_start.to(device),
+        context_lens=case.batch.context_lens.to(device),
+        block_tables=case.batch.block_tables.to(device),
+        slot_mapping=case.batch.slot_mapping.to(device),
+    )
+    return replace(case, kv_pool=case.kv_pool.to(device), query=case.query.to(device), batch=batch)
+
+
+def attend(
+    backend: AttentionBackend, case: Case, window: int | None = None, layer: int = 0
+) -> Tensor:
+    return backend.attend(
+        case.query, case.kv_pool, layer, case.batch, scale=case.shape.scale, sliding_window=window
+    )
+
+
+def check_attention(
+    backend: AttentionBackend, case: Case, window: int | None, layer: int = 0
+) -> None:
+    """Against the reference, in float32 on the same numbers."""
+    found = attend(backend, case, window, layer)
+    assert found.is_contiguous()
+    assert found.dtype == case.query.dtype
+    wide = replace(case, query=case.query.float(), kv_pool=case.kv_pool.nan_to_num())
+    expected = attend(ReferenceAttention(), wide, window, layer)
+    tolerance = TOLERANCE[case.shape.dtype]
+    torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=tolerance)
+
+
+def check_add_rms_norm(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
+    torch.manual_seed(1)
+    residual = torch.randn(shape, device=device)
+    delta = torch.randn(shape, device=device).to(dtype)
+    weight = torch.randn(shape[1], device=device).to(dtype)
+    for added in (None, delta):
+        total = residual if added is None else residual + added.float()
+        expected = rms_norm(total, weight.float(), 1e-6)
+        updated = residual.clone()
+        found = rows.add_rms_norm(updated, added, weight, 1e-6)
+        assert found.dtype == dtype
+        assert torch.equal(updated, total)
+        tolerance = TOLERANCE[dtype]
+        torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=tolerance)
+
+
+def check_silu_mul(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
+    torch.manual_seed(2)
+    gate_up = (torch.randn(shape[0], 2 * shape[1], device=device) * 4).to(dtype)
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    expected = torch.nn.functional.silu(gate) * up
+    found = rows.silu_mul(gate_up)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), expected, atol=1e-5, rtol=TOLERANCE[dtype])
+
+
+def check_rotate_and_write(shape: Shape, has_norm: bool, device: torch.device) -> None:
+    """Five tokens, the third of which has no slot; everything else in the pool stays."""
+    case = on(make_case(shape, [(4, 30), (1, 3)]), device)
+    num_qk, num_kv = shape.num_heads + shape.num_kv_heads, shape.num_kv_heads
+    head_dim = shape.head_dim
+    torch.manual_seed(3)
+    heads = torch.randn(5, num_qk + num_kv, head_dim, device=device).to(shape.dtype)
+    angles = torch.rand(5, 1, head_dim // 2, device=device) * 6
+    norm = torch.randn(num_qk, head_dim, device=device).to(shape.dtype) if has_norm else None
+
+    wide = heads[:, :num_qk].float()
+    if norm is not None:
+        wide = rms_norm(wide, norm.float(), 1e-6)
+    turned = rotate(wide, angles.cos(), angles.sin())
+    written = torch.tensor([0, 1, 3, 4], device=device)
+    expected = case.kv_pool.clone()
+    ReferenceAttention().write_kv(
+        expected,
+        1,
+        turned[written, shape.num_heads :].to(shape.dtype),
+        heads[written, num_qk:],
+        replace(case.batch, slot_mapping=case.batch.slot_mapping[written]),
+    )
+    slots = case.batch.slot_mapping.clone()
+    slots[2] = -1
+    found = case.kv_pool.clone()
+    rotation = rows.Rotation(angles.cos(), angles.sin(), norm, 1e-6)
+    query = rows.rotate_and_write(heads.flatten(1), rotation, slots, found, 1)
+
+    tolerance = TOLERANCE[shape.dtype]
+    near = {"atol": tolerance, "rtol": tolerance}
+    torch.testing.assert_close(query.float(), turned[:, : shape.num_heads], **near)
+    torch.testing.assert_close(found, expected, **near, equal_nan=True)
+    # Values are only moved, and nobody else's slots are touched: to the bit.
+    found[:, 1, 0] = expected[:, 1, 0] = 0
+    torch.testing.assert_close(found, expected, atol=0, rtol=0, equal_nan=True)
+
+
+def check_write_kv(
+    backend: AttentionBackend, shape: Shape, is_strided: bool, device: torch.device
+) -> None:
+    case = on(make_case(shape, [(4, 30), (1, 3)]), device)
+    size = (5, shape.num_kv_heads, shape.head_dim)
+    key = strided(size, shape.dtype, is_strided).to(device)
+    value = strided(size, shape.dtype, is_strided).to(device)
+    expected, found = case.kv_pool.clone(), case.kv_pool.clone()
+    ReferenceAttention().write_kv(expected, 1, key, value, case.batch)
+    backend.write_kv(found, 1, key, value, case.batch)
+    torch.testing.assert_close(found, expected, atol=0, rtol=0, equal_nan=True)

@@ -1,0 +1,130 @@
+"""Compiles every Triton kernel for a GPU that need not be there.
+
+argv: compute capability (80, 90). Prints a JSON list of what came out, one entry a kernel and
+shape. A process of its own: in the tests' process the kernels are interpreted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from pdserve.engine.cuda import attention_kernels, row_kernels
+from pdserve.engine.cuda.triton_attention import MIN_SPLIT_KEYS, NUM_SPLITS
+
+INT64 = {"slot_mapping"}
+FLOAT32 = {"residual", "partial_out", "partial_sums", "cos", "sin"}
+INT32 = {"query_start", "context_lens", "block_tables"}
+SCALARS = {"eps": "fp32", "scale_log2": "fp32", "num_requests": "i32", "window": "i32"}
+POWER_OF_TWO = {"block_stride", "token_stride"}  # divisible by 16, as Triton finds when launching
+
+
+@dataclass(frozen=True)
+class Shape:
+    dtype: str  # Triton's name
+    head_dim: int
+    group: int
+    num_keys: int  # of a tile, as triton_attention has it
+
+
+# compute capability |-> what is compiled for it
+SHAPES = {
+    80: [Shape("bf16", 80, 5, 64)],
+    90: [Shape("bf16", 128, 4, 64), Shape("fp32", 64, 2, 64)],
+}
+
+
+def kind(name: str, dtype: str) -> str:
+    if name in INT64:
+        return "*i64"
+    if name in INT32:
+        return "*i32"
+    if name in FLOAT32:
+        return "*fp32"
+    if name in SCALARS or name.endswith("_stride"):
+        return SCALARS.get(name, "i32")
+    return f"*{dtype}"
+
+
+def constants(shape: Shape) -> dict[str, Any]:
+    padded_group = triton.next_power_of_2(shape.group)
+    return {
+        "NUM_HEADS": 8 * shape.group,
+        "NUM_KV_HEADS": 8,
+        "GROUP": shape.group,
+        "PADDED_GROUP": padded_group,
+        "HEAD_DIM": shape.head_dim,
+        "BLOCK_SIZE": 16,
+        "BLOCK_Q": 64 // padded_group,
+        "BLOCK_M": max(16, padded_group),
+        "BLOCK_N": shape.num_keys,
+        "BLOCK_D": triton.next_power_of_2(shape.head_dim),
+        "NUM_SPLITS": NUM_SPLITS,
+        "MIN_SPLIT_KEYS": MIN_SPLIT_KEYS,
+        "SIZE": 8 * shape.group * shape.head_dim,
+        "HAS_DELTA": True,
+        "HAS_QK_NORM": True,
+    }
+
+
+def block(kernel: str, shape: Shape) -> int:
+    """What the launchers of rows.py give as BLOCK."""
+    if kernel == "add_rms_norm_rows":
+        return int(triton.next_power_of_2(8 * shape.group * shape.head_dim))
+    if kernel == "silu_mul_rows":
+        return 1024
+    half = kernel == "rotate_and_write_heads"
+    return int(triton.next_power_of_2(shape.head_dim // 2 if half else shape.head_dim))
+
+
+def compiled(kernel: Any, shape: Shape, capability: int) -> dict[str, Any]:
+    known = constants(shape) | {"BLOCK": block(kernel.__name__, shape)}
+    names = [param.name for param in kernel.params]
+    constexprs = {param.name: known[param.name] for param in kernel.params if param.is_constexpr}
+    signature = {
+        name: "constexpr" if name in constexprs else kind(name, shape.dtype) for name in names
+    }
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, name in enumerate(names)
+        if signature[name].startswith("*") or name in POWER_OF_TWO
+    }
+    source = ASTSource(kernel, signature, constexprs, aligned)
+    one_warp = kernel.__name__ in ("rotate_and_write_heads", "write_kv_heads", "merge_splits")
+    options = {
+        "num_warps": 1 if one_warp else 4,
+        "num_stages": 2,
+        "enable_fp_fusion": True,
+    }
+    result = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    return {
+        "kernel": kernel.__name__,
+        "shape": str(shape),
+        "shared_bytes": result.metadata.shared,
+        "cubin_bytes": len(result.asm["cubin"]),
+        "uses_tensor_cores": "mma" in result.asm["ptx"],
+    }
+
+
+def main(capability: int) -> None:
+    kernels = [
+        attention_kernels.attend_chunks,
+        attention_kernels.attend_single_rows,
+        attention_kernels.merge_splits,
+        row_kernels.add_rms_norm_rows,
+        row_kernels.silu_mul_rows,
+        row_kernels.rotate_and_write_heads,
+        row_kernels.write_kv_heads,
+    ]
+    results = [compiled(k, s, capability) for k in kernels for s in SHAPES[capability]]
+    sys.stdout.write(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,43 @@
+"""The Triton kernels run by Triton's interpreter, on CPU tensors (see tests/conftest.py).
+
+Where there is a GPU, tests/gpu runs the same checks on what is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+
+@pytest.fixture(scope="package")
+def interpreted() -> Iterator[None]:
+    """For tests that launch kernels."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU: tests/gpu runs the kernels on it")
+    from triton.runtime import interpreter
+
+    from pdserve.engine.cuda import attention_kernels
+
+    assert isinstance(attention_kernels.attend_chunks, interpreter.InterpretedFunction)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter.InterpreterBuilder, "create_dot", _dot)
+        yield
+    torch.set_num_threads(before)
+
+
+def _dot(builder: Any, a: Any, b: Any, accumulator: Any, *_: Any) -> Any:
+    """The interpreter keeps bfloat16 as its bits, and would multiply those."""
+    product = np.matmul(_as_float32(a), _as_float32(b))
+    return type(a)(product + accumulator.data, accumulator.dtype.scalar)
+
+
+def _as_float32(operand: Any) -> np.ndarray:
+    if operand.data.dtype != np.uint16:
+        return operand.data
+    return (operand.data.astype(np.uint32) << 16).view(np.float32)

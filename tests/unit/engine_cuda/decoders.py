@@ -1,0 +1,48 @@
+"""Models with random weights and nodes over them, on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pdserve.engine.kv_cache import KvCache
+from pdserve.engine.model_runner import ModelRunner
+from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.models.decoder import Decoder
+from pdserve.engine.models.parameters import DecoderWeights, allocate_weights
+from pdserve.kv_layout import KvDtype
+from tests.unit.engine_model.harness import Node
+
+
+def random_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
+    """The same numbers on every device: norms about 1, all else about 0."""
+    generator = torch.Generator().manual_seed(0)
+    weights = allocate_weights(config, dtype, device)
+    for tensor in _tensors(weights):
+        # What is one number a channel or head dimension is a norm or a bias.
+        values = torch.randn(tensor.shape, generator=generator) * 0.3
+        tensor.copy_(values + 1.0 if tensor.ndim == 1 else values)
+    return replace(weights, lm_head=weights.embedding) if config.ties_embeddings else weights
+
+
+def _tensors(part: object) -> Iterator[Tensor]:
+    """Every tensor, in the order of the fields."""
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, list):
+        for item in part:
+            yield from _tensors(item)
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from _tensors(getattr(part, field.name))
+
+
+def make_node(model: Decoder, num_blocks: int = 40, block_size: int = 8) -> Node:
+    """A pool full of NaN: what a block held before must never matter."""
+    dtype = KvDtype.FLOAT32 if model.dtype == torch.float32 else KvDtype.BFLOAT16
+    cache = KvCache(model.config.kv_layout(block_size, dtype), num_blocks, model.device)
+    cache.pool.fill_(float("nan"))
+    return Node(model, cache, ModelRunner(model, cache), list(range(num_blocks)))

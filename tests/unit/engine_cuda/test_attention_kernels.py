@@ -1,0 +1,151 @@
+"""The Triton kernels of attention against plain torch, and what they promise about bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from tests.kernels.cases import DTYPES, Case, Shape, alone, make_case
+from tests.unit.engine_cuda.checks import attend, check_attention
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+
+def triton_attention():
+    from pdserve.engine.cuda.triton_attention import TritonAttention  # once they are interpreted
+
+    return TritonAttention()
+
+
+SHAPES = st.builds(
+    Shape,
+    num_kv_heads=st.integers(1, 2),
+    group_size=st.sampled_from([1, 2, 3, 5, 8, 16]),
+    head_dim=st.sampled_from([8, 32, 64, 80, 128]),
+    block_size=st.integers(1, 32),
+    num_layers=st.integers(1, 2),
+    dtype=st.sampled_from(DTYPES),
+)
+ROWS = st.one_of(st.just(1), st.integers(0, 70))
+BEFORE = st.one_of(st.just(0), st.integers(0, 150), st.sampled_from([63, 255, 256, 600]))
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    shape=SHAPES,
+    requests=st.lists(st.tuples(ROWS, BEFORE), min_size=0, max_size=3),
+    window=st.one_of(st.none(), st.integers(1, 200)),
+    seed=st.integers(0, 9),
+    is_strided=st.booleans(),
+)
+def test_any_batch_matches_the_reference(shape, requests, window, seed, is_strided) -> None:
+    case = make_case(shape, requests, seed, is_strided)
+    check_attention(triton_attention(), case, window, shape.num_layers - 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_more_keys_than_one_split_takes_at_least(dtype: torch.dtype) -> None:
+    """16 splits of 320 keys, and one that is not full."""
+    check_attention(triton_attention(), make_case(Shape(1, 2, 32, dtype=dtype), [(1, 5000)]), None)
+
+
+def rows_of(case: Case, request: int) -> slice:
+    return slice(int(case.batch.query_start[request]), int(case.batch.query_start[request + 1]))
+
+
+@pytest.mark.parametrize(("dtype", "window"), [(torch.float32, 40), (torch.bfloat16, None)])
+def test_a_row_s_bits_are_its_own(dtype: torch.dtype, window: int | None) -> None:
+    """Alone, beside others, and however a chunk of several rows is cut."""
+    case = make_case(Shape(1, 3, 32, block_size=7, dtype=dtype), [(40, 90), (1, 300), (9, 0)])
+    backend = triton_attention()
+    together = attend(backend, case, window)
+    for request, cuts in ((0, (0, 13, 15, 40)), (1, (0, 1)), (2, (0, 9))):
+        parts = [
+            attend(backend, alone(case, request, first, last), window)
+            for first, last in pairwise(cuts)
+        ]
+        assert torch.equal(torch.cat(parts), together[rows_of(case, request)])
+
+
+def decode(case: Case, window: int | None = None) -> Tensor:
+    return triton_attention().attend_decode(
+        case.query, case.kv_pool, 0, case.batch, scale=case.shape.scale, sliding_window=window
+    )
+
+
+def test_decode_alone_has_the_bits_of_the_mixed_step() -> None:
+    case = make_case(Shape(), [(1, 70), (1, 300), (1, 0)])
+    assert torch.equal(decode(case, 50), attend(triton_attention(), case, 50))
+
+
+def test_rows_without_context_fill_up_and_give_zeros() -> None:
+    """Whatever stands in their block tables: it is not read."""
+    case = make_case(Shape(), [(1, 70), (1, 9)])
+    filled = replace(
+        case,
+        query=torch.cat([case.query, torch.full_like(case.query, float("nan"))]),
+        batch=replace(
+            case.batch,
+            query_start=torch.arange(5, dtype=torch.int32),
+            context_lens=torch.cat([case.batch.context_lens, torch.zeros(2, dtype=torch.int32)]),
+            block_tables=torch.cat([case.batch.block_tables, -case.batch.block_tables - 10**6]),
+        ),
+    )
+    found = decode(filled)
+    assert torch.equal(found[:2], decode(case))
+    assert torch.equal(found[2:], torch.zeros_like(found[2:]))
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # NumPy, in the interpreter
+@pytest.mark.parametrize("row", [2, 4])
+def test_nan_in_a_query_reaches_its_row_and_no_other(row: int) -> None:
+    case = make_case(Shape(), [(4, 70), (1, 9)])
+    clean = attend(triton_attention(), case)
+    case.query[row, 1, 5] = float("nan")
+    found = attend(triton_attention(), case)
+    assert found[row, 1].isnan().all()
+    found[row, 1] = clean[row, 1]
+    assert torch.equal(found, clean)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"query": torch.zeros(5, 4, 64, dtype=torch.float64)}, TypeError),
+        ({"query": torch.zeros(5, 3, 64)}, ValueError),
+        ({"query": torch.zeros(5, 4, 32)}, ValueError),
+        ({"query": torch.zeros(5, 4, 128)[:, :, ::2]}, ValueError),
+        ({"kv_pool": torch.zeros(9, 2, 2, 2, 16, 128)[..., :64]}, ValueError),
+    ],
+)
+def test_tensors_that_cannot_be_are_refused(change, error) -> None:
+    case = replace(make_case(Shape(), [(4, 70), (1, 9)]), **change)
+    with pytest.raises(error):
+        attend(triton_attention(), case)
+
+
+def test_batches_and_arguments_that_cannot_be_are_refused() -> None:
+    case = make_case(Shape(), [(4, 70), (1, 9)])
+    for batch in (
+        replace(case.batch, context_lens=case.batch.context_lens[:1]),
+        replace(case.batch, block_tables=case.batch.block_tables[:1]),
+    ):
+        with pytest.raises(ValueError, match="requests throughout"):
+            attend(triton_attention(), replace(case, batch=batch))
+    batch = replace(case.batch, context_lens=case.batch.context_lens.long())
+    with pytest.raises(TypeError, match="int32"):
+        attend(triton_attention(), replace(case, batch=batch))
+    with pytest.raises(ValueError, match="layer 2 of 2"):
+        attend(triton_attention(), case, layer=2)
+    with pytest.raises(ValueError, match="window of 0"):
+        attend(triton_attention(), case, window=0)
+    with pytest.raises(ValueError, match="5 rows of 2 requests"):
+        decode(case)

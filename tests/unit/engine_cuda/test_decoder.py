@@ -1,0 +1,116 @@
+"""CudaDecoder computes what TorchDecoder does: kernels interpreted, graphs replayed on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from pdserve.checkpoint import resolve_checkpoint
+from pdserve.engine.attention.reference import ReferenceAttention
+from pdserve.engine.models.config import load_model_config
+from pdserve.engine.models.torch_decoder import TorchDecoder
+from tests.checkpoints import make_checkpoint
+from tests.unit.engine_cuda.decoders import make_node, random_weights
+from tests.unit.engine_cuda.late_copies import PromptCopies
+from tests.unit.engine_cuda.replayed import Recorded
+from tests.unit.engine_model.harness import Node, make_prompt, make_request
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+CPU = torch.device("cpu")
+BUCKETS = (1, 4)
+
+
+@dataclass
+class Both:
+    """The same weights in both decoders."""
+
+    torch: Node
+    cuda: Node
+    recorder: Recorded
+
+
+@pytest.fixture
+def both(request: pytest.FixtureRequest, tmp_path: Path, interpreted: None) -> Both:
+    """Of the family that the test names as its parameter."""
+    from pdserve.engine.cuda.decoder import CudaDecoder
+    from pdserve.engine.cuda.staging import Staging
+    from pdserve.engine.cuda.triton_attention import TritonAttention
+
+    # Small, since every program of every kernel is interpreted.
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    window = {"sliding_window": 6} if request.param == "mistral" else {}
+    path = make_checkpoint(tmp_path, request.param, max_position_embeddings=64, **sizes, **window)
+    config = load_model_config(resolve_checkpoint(str(path)))
+    weights = random_weights(config, torch.float32, CPU)
+    recorder = Recorded()
+    cuda = CudaDecoder(
+        config, weights, TritonAttention(), Staging(PromptCopies()), recorder, BUCKETS
+    )
+    oracle = TorchDecoder(config, weights, ReferenceAttention())
+    return Both(make_node(oracle), make_node(cuda), recorder)
+
+
+def requests():
+    return [make_request(make_prompt(n, seed=n), request_id=str(n)) for n in (1, 4, 11)]
+
+
+@pytest.mark.parametrize("both", ["llama", "qwen2", "qwen3", "mistral"], indirect=True)
+def test_tokens_of_chunked_prompts_and_decode_steps(both: Both) -> None:
+    outputs = []
+    for node in (both.torch, both.cuda):
+        batch = requests()
+        node.generate(batch, num_tokens=4, chunk=7)
+        outputs.append([request.output_token_ids for request in batch])
+    assert outputs[0] == outputs[1]
+    # Steps that only decode went through graphs; three rows were filled up to four.
+    assert both.recorder.recordings[1].num_replays > 0
+
+
+@pytest.mark.parametrize("both", ["llama"], indirect=True)
+def test_filling_rows_leave_the_pool_alone(both: Both) -> None:
+    """What the pool held before is NaN: a filling row's write, or read, would show."""
+    node = both.cuda
+    batch = requests()
+    node.generate(batch, num_tokens=3)
+    used = sorted(block for request in batch for block in request.block_table)
+    unused = [block for block in range(node.kv_cache.num_blocks) if block not in used]
+    assert node.kv_cache.pool[unused].isnan().all()
+    for request in batch:
+        count = request.num_computed_tokens
+        blocks = node.kv_cache.pool[request.block_table].permute(1, 2, 3, 0, 4, 5).flatten(3, 4)
+        assert not blocks[:, :, :, :count].isnan().any()
+        assert blocks[:, :, :, count:].isnan().all()
+
+
+@pytest.mark.parametrize("both", ["llama"], indirect=True)
+def test_layers_are_reported_and_then_no_graph_is_used(both: Both) -> None:
+    from pdserve.engine.layer_progress import LayerProgress
+    from pdserve.engine.request import Scheduled
+
+    node = both.cuda
+    request = make_request(make_prompt(6))
+    node.generate([request], num_tokens=1)
+    replays = [r.num_replays for r in both.recorder.recordings]
+    request.block_table.append(node.free.pop())
+    seen: list[int] = []
+    node.runner.execute([Scheduled(request, 1)], LayerProgress([1, 2], seen.append))
+    assert seen == [1, 2]
+    assert [r.num_replays for r in both.recorder.recordings] == replays
+
+
+@pytest.mark.parametrize("both", ["llama"], indirect=True)
+def test_another_pool_gets_graphs_of_its_own(both: Both) -> None:
+    request = make_request(make_prompt(6))
+    both.cuda.generate([request], num_tokens=2)
+    assert len(both.recorder.recordings) == len(BUCKETS)
+    other = make_node(both.cuda.model)
+    again = make_request(make_prompt(6))
+    other.generate([again], num_tokens=2)
+    assert len(both.recorder.recordings) == 2 * len(BUCKETS)
+    assert again.output_token_ids == request.output_token_ids

@@ -1,0 +1,109 @@
+"""Which steps a graph takes, what it is given, and that filling rows stay out of it all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from pdserve.engine.batch import Batch
+from pdserve.engine.cuda.forward import StepInputs
+from pdserve.engine.cuda.graphs import BUCKETS, DecodeGraphs, DecodeInputs
+from tests.unit.engine_cuda.replayed import Recorded
+from tests.unit.engine_cuda.test_staging import make_batch
+
+CPU = torch.device("cpu")
+VOCAB = 3
+
+
+class Step:
+    """Logits that tell what the step was given: token, position and slot of each row."""
+
+    def __init__(self) -> None:
+        self.inputs: list[StepInputs] = []
+
+    def __call__(self, inputs: StepInputs) -> Tensor:
+        self.inputs.append(inputs)
+        columns = [inputs.token_ids, inputs.positions, inputs.attention.slot_mapping]
+        return torch.stack(columns, dim=1).float()
+
+
+def make_graphs(
+    buckets: tuple[int, ...] = (1, 2, 4), max_bytes: int = 1 << 40
+) -> tuple[DecodeGraphs, Recorded, Step]:
+    recorder, step = Recorded(), Step()
+    inputs = DecodeInputs(buckets[-1], 5, CPU)
+    logits = torch.full((buckets[-1], VOCAB), float("nan"))
+    graphs = DecodeGraphs(recorder, inputs, logits, buckets, max_bytes)
+    graphs.record(step)
+    return graphs, recorder, step
+
+
+def decode_batch(num_requests: int, seed: int = 1, width: int = 4) -> Batch:
+    batch = make_batch(num_requests, num_requests, width, seed)
+    return replace(batch, sampled_rows=torch.arange(num_requests))
+
+
+def test_capturing_touches_no_block() -> None:
+    """All rows are filling ones then: no slot, no context."""
+    _, recorder, step = make_graphs()
+    assert [len(inputs.token_ids) for inputs in step.inputs] == [1, 2, 4]
+    assert len(recorder.recordings) == 3
+    for inputs in step.inputs:
+        assert (inputs.attention.slot_mapping == -1).all()
+        assert (inputs.attention.context_lens == 0).all()
+        assert inputs.attention.query_start.tolist() == list(range(len(inputs.token_ids) + 1))
+
+
+@pytest.mark.parametrize(("num_requests", "bucket"), [(1, 0), (2, 1), (3, 2), (4, 2)])
+def test_a_batch_goes_to_the_smallest_graph_that_has_room(num_requests: int, bucket: int) -> None:
+    graphs, recorder, step = make_graphs()
+    batch = decode_batch(num_requests)
+    assert graphs.takes(batch)
+    found = graphs.logits(batch)
+    columns = [batch.token_ids, batch.positions, batch.attention.slot_mapping]
+    assert torch.equal(found, torch.stack(columns, dim=1).float())
+    assert [r.num_replays for r in recorder.recordings] == [int(i == bucket) for i in range(3)]
+    given = step.inputs[-1].attention
+    assert torch.equal(given.context_lens[:num_requests], batch.attention.context_lens)
+    assert torch.equal(given.block_tables[:num_requests, :4], batch.attention.block_tables)
+
+
+def test_rows_of_the_batch_before_are_gone() -> None:
+    graphs, _, step = make_graphs()
+    graphs.logits(decode_batch(4))
+    graphs.logits(decode_batch(3, seed=2))
+    given = step.inputs[-1].attention
+    assert len(given.context_lens) == 4
+    assert int(given.context_lens[3]) == 0
+    assert int(given.slot_mapping[3]) == -1
+
+
+def test_what_no_graph_takes() -> None:
+    graphs, _, _ = make_graphs()
+    batch = decode_batch(3)
+    assert graphs.takes(batch)
+    assert not graphs.takes(decode_batch(5)), "more rows than the largest graph has"
+    assert not graphs.takes(decode_batch(3, width=6)), "a context longer than the tables"
+    assert not graphs.takes(replace(batch, sampled_rows=torch.arange(2))), "a row is not sampled"
+    chunk = replace(make_batch(4, 3, 4, 1), sampled_rows=torch.arange(3))
+    assert not graphs.takes(chunk), "a request has two rows"
+
+
+def test_memory_bounds_the_graphs_from_the_largest_down() -> None:
+    graphs, recorder, _ = make_graphs(max_bytes=2 << 20)
+    assert len(recorder.recordings) == 2
+    assert graphs.largest == 2
+    assert graphs.takes(decode_batch(2))
+    assert not graphs.takes(decode_batch(3))
+
+
+def test_buckets_waste_at_most_half_of_a_graph_s_rows() -> None:
+    assert list(BUCKETS) == sorted(set(BUCKETS))
+    assert BUCKETS[0] == 1
+    assert all(b <= 2 * a for a, b in pairwise(BUCKETS))

@@ -1,0 +1,87 @@
+"""The decoder in float64, written for reading: what the native one is measured against.
+
+With a rounding it is a prediction too: float64 but for the places where the native decoder rounds
+to the model's dtype. Its distance from the exact result is the error that rounding explains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.native.linear import PackedLinear, lanes_of_rows, unpack
+from pdserve.engine.native.weights import NativeLayer, NativeWeights
+from pdserve.engine.rope import inverse_frequencies
+
+Rounding = Callable[[Tensor], Tensor]
+
+
+def to_bfloat16(x: Tensor) -> Tensor:
+    return x.bfloat16().double()
+
+
+class ExactDecoder:
+    """Logits of one sequence from position 0 on, in one go."""
+
+    def __init__(
+        self, config: ModelConfig, weights: NativeWeights, rounded: Rounding = lambda x: x
+    ) -> None:
+        self._config = config
+        self._weights = weights
+        self._rounded = rounded
+
+    def logits(self, token_ids: list[int]) -> Tensor:
+        """[num_tokens, vocab_size] float64."""
+        config, weights = self._config, self._weights
+        hidden = weights.embedding[torch.tensor(token_ids)].double()
+        for layer, window in zip(weights.layers, config.sliding_windows, strict=True):
+            attended = self._attend(layer, self._norm(hidden, layer.attention_norm), window)
+            hidden = hidden + _linear(attended, layer.attention_out)
+            gate, up = _linear(self._norm(hidden, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
+            hidden = hidden + _linear(self._rounded(functional.silu(gate) * up), layer.down)
+        return _linear(self._norm(hidden, weights.final_norm), weights.lm_head)
+
+    def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        return self._rounded(_rms_norm(hidden, weight, self._config.rms_norm_eps))
+
+    def _attend(self, layer: NativeLayer, normed: Tensor, window: int | None) -> Tensor:
+        """[num_tokens, num_heads * head_dim]."""
+        config = self._config
+        heads = self._rounded(_linear(normed, layer.qkv)).view(len(normed), -1, config.head_dim)
+        sizes = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
+        query, key, value = heads.split(sizes, dim=1)
+        query, key = self._turned(query, layer.q_norm), self._turned(key, layer.k_norm)
+        group_size = config.num_heads // config.num_kv_heads
+        key, value = (x.repeat_interleave(group_size, dim=1) for x in (key, value))
+        scores = torch.einsum("qhd,khd->hqk", query, key) * config.head_dim**-0.5
+        distance = torch.arange(len(normed))[:, None] - torch.arange(len(normed))
+        hidden = (distance < 0) | (distance >= (window or len(normed)))
+        attention = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+        return self._rounded(torch.einsum("hqk,khd->qhd", attention, value).flatten(1))
+
+    def _turned(self, heads: Tensor, norm: Tensor | None) -> Tensor:
+        config = self._config
+        if norm is not None:
+            heads = _rms_norm(heads, norm, config.rms_norm_eps)
+        # Angles are float32 where models are trained, so they are part of what is asked.
+        frequencies = inverse_frequencies(config.rope, config.head_dim)
+        angles = (torch.arange(len(heads)).float()[:, None, None] * frequencies).double()
+        cos, sin = (f(angles) * config.rope.attention_factor for f in (torch.cos, torch.sin))
+        first, second = heads.chunk(2, dim=-1)
+        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        return self._rounded(turned)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps) * weight.double()
+
+
+def _linear(x: Tensor, packed: PackedLinear) -> Tensor:
+    y = x @ unpack(packed).double().T
+    if packed.bias is None:
+        return y
+    return y + packed.bias[lanes_of_rows(packed.num_out, is_gated=packed.is_gated)].double()

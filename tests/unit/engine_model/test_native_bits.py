@@ -1,0 +1,140 @@
+"""The promise of the native decoder: bits depend on the sequence alone.
+
+Not on the other rows, the chunks of its prompt, the threads, the blocks, or which rows are sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pdserve import _native
+from pdserve.engine.native.decoder import NativeDecoder
+from pdserve.engine.native.linear import WeightKind
+from tests.unit.engine_model.small_models import (
+    Part,
+    SmallModel,
+    all_logits,
+    make_batch,
+    random_tokens,
+    small_model,
+)
+
+CASES = [
+    (torch.float32, WeightKind.FLOAT32),
+    (torch.bfloat16, WeightKind.BFLOAT16),
+    (torch.bfloat16, WeightKind.INT8),
+]
+BLOCK_SIZE = 16
+MAX_TOKENS = 160
+MAX_BLOCKS = MAX_TOKENS // BLOCK_SIZE
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = _native.num_threads()
+    yield
+    _native.set_num_threads(before)
+
+
+@cache
+def model(dtype: torch.dtype) -> SmallModel:
+    """With a window in one layer, norms of heads, and sizes that fill no tile evenly."""
+    return small_model(
+        dtype,
+        hidden_size=72,
+        intermediate_size=104,
+        use_sliding_window=True,
+        sliding_window=40,
+        max_window_layers=1,
+        attention_bias=True,
+    )
+
+
+@cache
+def decoder(dtype: torch.dtype, kind: WeightKind) -> NativeDecoder:
+    return model(dtype).native(kind)
+
+
+@cache
+def alone(dtype: torch.dtype, kind: WeightKind, seed: int) -> Tensor:
+    """[MAX_TOKENS, vocab_size], the sequence of this seed by itself in one step."""
+    _native.set_num_threads(1)
+    tokens = random_tokens(MAX_TOKENS, seed)
+    return all_logits(decoder(dtype, kind), model(dtype).kv_cache(), tokens)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.view(torch.int32), b.view(torch.int32))
+
+
+@pytest.mark.parametrize(("dtype", "kind"), CASES)
+@settings(deadline=None, max_examples=25)
+@given(data=st.data(), num_threads=st.sampled_from([1, 2, 3]))
+def test_bits_are_those_of_the_sequence_alone(
+    dtype: torch.dtype, kind: WeightKind, data: st.DataObject, num_threads: int
+) -> None:
+    """Sequences that join, pause and go on in chunks of any size, in any steps together."""
+    num_sequences = data.draw(st.integers(1, 4))
+    tokens = [random_tokens(MAX_TOKENS, seed) for seed in range(num_sequences)]
+    kv_cache = model(dtype).kv_cache(num_sequences * MAX_BLOCKS + 1, BLOCK_SIZE)
+    blocks = torch.randperm(kv_cache.num_blocks, generator=torch.Generator().manual_seed(1))
+    tables = blocks[: num_sequences * MAX_BLOCKS].view(num_sequences, -1).tolist()
+    expected = [alone(dtype, kind, seed) for seed in range(num_sequences)]
+    num_done = [0] * num_sequences
+    _native.set_num_threads(num_threads)
+    for _ in range(data.draw(st.integers(1, 5))):
+        parts, rows = [], []
+        for i in range(num_sequences):
+            count = data.draw(st.sampled_from([0, 1, 1, 2, 3, 15, 16, 17, 40, 75]))
+            last = min(num_done[i] + count, MAX_TOKENS)
+            if last > num_done[i]:
+                parts.append(Part(tokens[i], num_done[i], last, tables[i]))
+                rows.append(expected[i][num_done[i] : last])
+                num_done[i] = last
+        if parts:
+            logits = decoder(dtype, kind).logits(make_batch(parts, BLOCK_SIZE), kv_cache.pool)
+            assert logits is not None
+            assert same_bits(logits, torch.cat(rows))
+
+
+@pytest.mark.parametrize(("dtype", "kind"), CASES)
+@settings(deadline=None, max_examples=25)
+@given(sampled=st.sets(st.integers(0, 99), max_size=12))
+def test_the_last_layer_of_few_rows_is_that_of_all(
+    dtype: torch.dtype, kind: WeightKind, sampled: set[int]
+) -> None:
+    rows = sorted(sampled)
+    kv_cache = model(dtype).kv_cache(MAX_BLOCKS)
+    part = Part(random_tokens(MAX_TOKENS), 0, 100, list(range(MAX_BLOCKS)))
+    logits = decoder(dtype, kind).logits(make_batch([part], sampled=rows), kv_cache.pool)
+    if not rows:
+        assert logits is None
+    else:
+        assert logits is not None
+        assert same_bits(logits, alone(dtype, kind, 0)[rows])
+    # All keys and values are there, whoever was sampled.
+    assert not kv_cache.pool[:6].isnan().any()
+    following = Part(random_tokens(MAX_TOKENS), 100, 110, list(range(MAX_BLOCKS)))
+    logits = decoder(dtype, kind).logits(make_batch([following]), kv_cache.pool)
+    assert logits is not None
+    assert same_bits(logits, alone(dtype, kind, 0)[100:110])
+
+
+def test_many_threads_and_rows() -> None:
+    """Steps large enough that every kernel is shared out."""
+    tokens = random_tokens(1500)
+    small = small_model(torch.bfloat16, hidden_size=128, intermediate_size=256)
+    native = small.native()
+    found = []
+    for num_threads in (1, 2, 4):
+        _native.set_num_threads(num_threads)
+        found.append(all_logits(native, small.kv_cache(100), tokens))
+    assert same_bits(found[0], found[1])
+    assert same_bits(found[0], found[2])

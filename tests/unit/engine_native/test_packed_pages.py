@@ -1,0 +1,81 @@
+"""Weights come in huge pages, from a file whose pages are shared, or in memory of one's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pdserve import _native
+from pdserve.engine.native import packed_pages
+from pdserve.engine.native.packed_pages import (
+    HUGE_PAGE_BYTES,
+    huge_share,
+    map_pages,
+    private_pages,
+)
+
+CONTENT = np.random.default_rng(0).integers(0, 256, 8 * HUGE_PAGE_BYTES, np.uint8)
+
+
+@pytest.fixture
+def fd(tmp_path: Path) -> int:
+    """Of a file that is on the disk and not in memory."""
+    path = tmp_path / "file"
+    path.write_bytes(CONTENT)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        yield file.fileno()
+
+
+def read_in_small_pages(fd: int) -> None:
+    for start in range(0, len(CONTENT), 1 << 12):
+        os.posix_fadvise(fd, start, 1 << 12, os.POSIX_FADV_WILLNEED)
+        os.pread(fd, 1, start)
+
+
+def test_the_file_is_mapped_as_it_is(fd: int) -> None:
+    mapped = map_pages(fd)
+    assert np.array_equal(mapped, CONTENT)
+    assert not mapped.flags.writeable
+    assert mapped.ctypes.data % HUGE_PAGE_BYTES == 0
+
+
+def test_small_pages_are_exchanged_for_huge_ones(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if huge_share(map_pages(fd)) == 0:
+        pytest.skip("this kernel or file system has no huge pages for files")
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    read_in_small_pages(fd)
+    if huge_share(map_pages(fd)) > 0.5:
+        pytest.skip("this kernel reads small pieces into huge pages, too")
+    monkeypatch.setattr(packed_pages, "_WORTH_IT_BYTES", 0)
+    mapped = map_pages(fd)
+    assert huge_share(mapped) > 0.5
+    assert np.array_equal(mapped, CONTENT)
+
+
+def test_a_kernel_that_cannot_read_in_is_helped(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(_native, "read_in", lambda region: False)
+    monkeypatch.setattr(packed_pages, "read_ahead", asked.append)
+    assert np.array_equal(map_pages(fd), CONTENT)
+    assert asked == [fd]
+
+
+def test_private_memory_is_aligned_empty_and_writable() -> None:
+    memory = private_pages(3 * HUGE_PAGE_BYTES + 5)
+    assert len(memory) == 3 * HUGE_PAGE_BYTES + 5
+    assert memory.ctypes.data % HUGE_PAGE_BYTES == 0
+    assert not memory.any()
+    memory[:] = 7
+    assert memory[-1] == 7
+
+
+def test_reading_ahead_needs_no_torch() -> None:
+    program = "import sys, pdserve.node.prefetch; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,51 @@
+"""What a node is going to serve, as its peers see it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from kv_transfer.handshake import KvIdentity
+from pdserve.config import EngineConfig, NodeConfig, Timeouts
+from pdserve.errors import ConfigError, LayoutMismatch
+from pdserve.node.model import NodeModel, packed_cache, plan_model
+
+
+def planned(**engine: str) -> NodeModel:
+    return plan_model(NodeConfig(engine=EngineConfig(**({"device": "cpu"} | engine))))
+
+
+def identity(model: NodeModel) -> KvIdentity:
+    return KvIdentity(model.checkpoint.model_id, model.revision, model.layout)
+
+
+def test_kv_of_quantised_weights_is_not_exchanged_with_that_of_others() -> None:
+    plain, quantised = identity(planned()), identity(planned(quantization="int8"))
+    plain.check_peer("peer", plain.fingerprint, plain.layout)
+    quantised.check_peer("peer", quantised.fingerprint, quantised.layout)
+    for ours, theirs in [(plain, quantised), (quantised, plain)]:
+        with pytest.raises(LayoutMismatch, match="peer"):
+            ours.check_peer("peer", theirs.fingerprint, theirs.layout)
+
+
+def test_quantisation_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ConfigError, match=r"int8 is for CPUs, .* cuda:1"):
+        planned(device="cuda:1", kv_memory="64MiB", quantization="int8")
+
+
+def test_where_packed_weights_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache = packed_cache(EngineConfig(packed_limit="3GiB"), Timeouts(packing_s=7.0))
+    assert cache is not None
+    assert (cache.folder, cache.limit_bytes, cache.wait_s) == (
+        tmp_path / "pdserve" / "weights",
+        3 << 30,
+        7.0,
+    )
+    named = packed_cache(EngineConfig(packed_dir="/somewhere/else"), Timeouts())
+    assert named is not None
+    assert named.folder == Path("/somewhere/else")
+    assert packed_cache(EngineConfig(packed_limit="0"), Timeouts()) is None

@@ -1,0 +1,54 @@
+"""Which file of packed weights a node reads ahead while it loads its modules."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from pdserve.config import EngineConfig, ModelConfig, NodeConfig
+from pdserve.node import prefetch
+from pdserve.node.prefetch import prefetch_weights
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that were read ahead, once `join` has returned."""
+    names: list[str] = []
+    monkeypatch.setattr(
+        prefetch, "map_pages", lambda fd: names.append(os.readlink(f"/proc/self/fd/{fd}"))
+    )
+    return names
+
+
+def prefetch_and_wait(folder: Path, model: str) -> None:
+    config = NodeConfig(
+        checkpoint=ModelConfig(model=model), engine=EngineConfig(packed_dir=str(folder))
+    )
+    before = set(threading.enumerate())
+    prefetch_weights(config)
+    for thread in set(threading.enumerate()) - before:
+        thread.join()
+
+
+@pytest.mark.parametrize("by_path", [True, False])
+def test_the_file_that_was_last_used_for_the_model(
+    tmp_path: Path, read: list[str], by_path: bool
+) -> None:
+    names = ["Qwen3-float32-1", "Qwen3-bfloat16-2", "Qwen3-bfloat16-int8-3", "Llama-bfloat16-4"]
+    for used_s, name in enumerate(names):
+        file = tmp_path / f"{name}.packed"
+        file.touch()
+        os.utime(file, (used_s, used_s))
+    (tmp_path / "models" / "Qwen3").mkdir(parents=True)
+    prefetch_and_wait(tmp_path, str(tmp_path / "models" / "Qwen3") if by_path else "Qwen3")
+    assert [Path(name).name for name in read] == ["Qwen3-bfloat16-int8-3.packed"]
+
+
+def test_nothing_is_read_where_nothing_is(tmp_path: Path, read: list[str]) -> None:
+    prefetch_and_wait(tmp_path / "nowhere", "Qwen3")
+    (tmp_path / "Llama-bfloat16-1.packed").touch()
+    prefetch_and_wait(tmp_path, "Qwen3")
+    assert read == []
