@@ -13,6 +13,7 @@ from coordinator.api.config import ApiConfig
 from coordinator.api.parameters import check_parameters
 from pdserve.errors import InvalidRequest
 
+MAX_NESTING = 128  # objects and lists inside each other
 _T = TypeVar("_T", bound=msgspec.Struct)
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _FIELD = re.compile(r"(?:missing required|contains unknown) field `(?P<name>[^`]*)`")
@@ -32,6 +33,7 @@ async def read_object(request: web.Request, config: ApiConfig) -> dict[str, Any]
         raise InvalidRequest(f"the request body is not valid JSON: {error}") from error
     if not isinstance(values, dict):
         raise InvalidRequest("the request body must be a JSON object")
+    _check_nesting(values)
     return values
 
 
@@ -42,6 +44,17 @@ def convert_request(values: dict[str, Any], schema: type[_T]) -> _T:
         return msgspec.convert(values, schema)
     except msgspec.ValidationError as error:
         raise _at_parameter(str(error)) from error
+
+
+def _check_nesting(values: dict[str, Any]) -> None:
+    """Nothing that works on a body later has to reckon with running out of stack."""
+    level: list[Any] = [values]
+    for _ in range(MAX_NESTING):
+        inner = [value.values() if type(value) is dict else value for value in level]
+        level = [one for children in inner for one in children if type(one) in (dict, list)]
+        if not level:
+            return
+    raise InvalidRequest(f"the request body is nested deeper than {MAX_NESTING} levels")
 
 
 async def _read_body(request: web.Request, config: ApiConfig) -> bytes:

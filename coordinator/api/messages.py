@@ -66,7 +66,7 @@ def _template_call(call: ToolCall, where: str) -> dict[str, Any]:
     param = f"{where}.function.arguments"
     try:
         arguments = msgspec.json.decode(call.function.arguments or "{}", type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequest(f"{param} is no JSON object: {error}", param) from error
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id or "", "type": "function", "function": function}

@@ -245,3 +245,33 @@ async def test_a_model_without_a_chat_template() -> None:
             assert "no chat template" in (await response.json())["error"]["message"]
         async with api.complete() as response:
             assert response.status == 200
+
+
+@pytest.mark.parametrize("depth", [100, 127, 128, 300, 900, 960, 990, 5000])
+async def test_what_is_nested_too_deeply_is_refused_at_the_door(depth: int) -> None:
+    """Near the depth that can just be read, what comes later would run out of stack."""
+    deep = '{"a":' * depth + "1" + "}" * depth
+    user = '[{"role": "user", "content": "x"}]'
+    async with served() as api:
+        for path, raw in {
+            "/v1/chat/completions": f'{{"model":"{MODEL}","messages":{user},"metadata":{deep}}}',
+            "/v1/responses": f'{{"model":"{MODEL}","input":"x","prompt_cache_options":{deep}}}',
+            "/tokenize": f'{{"prompt":"x","metadata":{deep}}}',
+        }.items():
+            headers = {"Content-Type": "application/json"}
+            async with api.client.post(path, data=raw, headers=headers) as response:
+                body = await response.json()
+            assert response.status == (200 if depth < 128 else 400)
+            assert is_error_body(body) == (depth >= 128)
+
+
+@pytest.mark.parametrize("depth", [800, 950, 990, 5000])
+async def test_arguments_that_are_nested_too_deeply_are_no_fault_of_the_server(depth: int) -> None:
+    arguments = '{"a":' * depth + "1" + "}" * depth
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [{"role": "assistant", "tool_calls": [call]}]
+    async with served() as api, api.chat(messages=messages) as response:
+        assert response.status in ((200, 400) if depth < 1000 else (400,))
+        if response.status == 400:
+            param = (await response.json())["error"]["param"]
+            assert param == "messages[0].tool_calls[0].function.arguments"
