@@ -22,6 +22,7 @@ class PythonicCalls:
     def __init__(self) -> None:
         self._num_calls = 0
         self._rest = ""  # not understood yet
+        self._before = ""  # the list: shows if it is none
         self._in_list = False
         self._is_text = False
 
@@ -34,20 +35,21 @@ class PythonicCalls:
         while self._in_list and self._one_call(parts):
             pass
         if self._is_text:
-            parts.content, self._rest = parts.content + self._rest, ""
+            parts.content += self._before + self._rest
+            self._before = self._rest = ""
         return parts
 
     def finish(self) -> Parts:
         """See PartsParser.finish."""
-        rest, self._rest = self._rest, ""
-        if self._num_calls:
-            rest = rest.strip(_SPACE + "],")
+        rest = self._rest.strip(_SPACE + "],") if self._num_calls else self._before + self._rest
+        self._before = self._rest = ""
         return Parts(content=rest)
 
     def _look_at_beginning(self) -> None:
         bare = self._rest.lstrip(_SPACE).removeprefix(_TAG).lstrip(_SPACE)
         if bare.startswith("["):
-            self._in_list, self._rest = True, bare
+            self._in_list = True
+            self._before, self._rest = self._rest.removesuffix(bare), bare
         elif bare and not _TAG.startswith(bare):
             self._is_text = True
 
@@ -63,6 +65,7 @@ class PythonicCalls:
             return False
         parts.calls.append(piece)
         self._num_calls += 1
+        self._before = ""
         self._rest = self._rest[end:]
         return True
 

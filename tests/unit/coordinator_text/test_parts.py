@@ -94,6 +94,8 @@ CASES = [
     ("pythonic", "[now()]", "", [B]),
     ("pythonic", "<|python_tag|>[now()]", "", [B]),
     ("pythonic", "Text [now()]", "Text [now()]", []),
+    ("pythonic", " [", " [", []),
+    ("pythonic", " <|python_tag|> [1]", " <|python_tag|> [1]", []),
     ("pythonic", "[f(x=g())]", "[f(x=g())]", []),
     ("pythonic", "[f(1)]", "[f(1)]", []),
     ("pythonic", "[1, 2]", "[1, 2]", []),
