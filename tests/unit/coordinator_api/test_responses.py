@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.unit.coordinator_api.fakes import (
     MODEL,
     FakeGenerator,
     Harness,
+    Pause,
     Tokens,
     is_error_body,
     says,
@@ -414,6 +416,21 @@ async def test_a_stream_that_fails_says_so() -> None:
         async with post(api) as answer:
             assert answer.status == 502
     assert all(generation.is_over or generation.cancels for generation in api.generator.generations)
+
+
+async def test_a_client_that_goes_away_ends_its_response() -> None:
+    ids = tiny_tokenizer().encode("Hello", add_special_tokens=False)
+    generator = FakeGenerator(lambda _: [Tokens(ids), Pause(until=asyncio.Event())])
+    async with served(generator) as api:
+        async with post(api, stream=True) as response:
+            first = await response.content.readline()
+            assert first == b"event: response.created\n"
+            response.close()
+        async with asyncio.timeout(10):
+            await api.observer.over.wait()
+        assert api.generator.last.cancels == ["client disconnected"]
+        (summary,) = api.observer.finished
+        assert summary.status == 499
 
 
 async def test_terms_and_extensions_are_those_of_chat() -> None:
