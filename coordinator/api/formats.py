@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from coordinator.api import responses
 from coordinator.api.choice import ChoiceDelta
-from coordinator.api.logprobs import completion_logprobs
+from coordinator.api.logprobs import completion_logprobs, prompt_logprobs
 from coordinator.text import Tokenizer
 
 
@@ -45,15 +45,31 @@ class AnswerFormat(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ScoredPrompts:
+    """Prompts whose log-probabilities are shown beside the answers."""
+
+    token_ids: Sequence[Sequence[int]]  # of each
+    num_choices: int  # that are shown, of each
+    num_top: int
+
+
 class CompletionFormat:
     """POST /v1/completions: whole and chunk are one shape."""
 
     def __init__(
-        self, head: AnswerHead, tokenizer: Tokenizer, *, shows_logprobs: bool, shows_usage: bool
+        self,
+        head: AnswerHead,
+        tokenizer: Tokenizer,
+        *,
+        num_logprobs: int | None,
+        scored_prompts: ScoredPrompts | None,
+        shows_usage: bool,
     ) -> None:
         self._head = head
         self._tokenizer = tokenizer
-        self._shows_logprobs = shows_logprobs
+        self._num_logprobs = num_logprobs
+        self._scored_prompts = scored_prompts
         self._null_usage: UnsetType | None = None if shows_usage else UNSET
 
     def opening(self, index: int) -> None:
@@ -72,8 +88,19 @@ class CompletionFormat:
         return self._encode([self._choice(delta) for delta in deltas], usage)
 
     def _choice(self, delta: ChoiceDelta) -> responses.CompletionChoice:
-        shown = completion_logprobs(delta.tokens, self._tokenizer) if self._shows_logprobs else None
-        return responses.CompletionChoice(delta.index, delta.text, shown, delta.finish_reason)
+        shown = None
+        if self._num_logprobs is not None:
+            shown = completion_logprobs(delta.tokens, self._tokenizer, self._num_logprobs)
+        choice = responses.CompletionChoice(delta.index, delta.text, shown, delta.finish_reason)
+        prompts = self._scored_prompts
+        if prompts is not None:
+            choice.prompt_logprobs = prompt_logprobs(
+                prompts.token_ids[delta.index // prompts.num_choices],
+                delta.prompt_logprobs,
+                self._tokenizer,
+                prompts.num_top,
+            )
+        return choice
 
     def _encode(
         self,
