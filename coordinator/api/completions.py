@@ -24,6 +24,7 @@ from pdserve.errors import InvalidRequest
 
 DEFAULT_MAX_TOKENS = 16
 MAX_GENERATED = 256  # answers of one request
+MAX_PROMPT_LOGPROBS = 1 << 20  # of one prompt: they are one message, and have to fit into it
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -156,6 +157,13 @@ def _generation(
     max_model_len: int,
 ) -> GenerationRequest:
     max_tokens = output_limit(len(token_ids), body.max_tokens, DEFAULT_MAX_TOKENS, max_model_len)
+    num_top = _num_prompt_logprobs(body)
+    if num_top is not None and len(token_ids) * (num_top + 1) > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"{num_top} likeliest tokens at each of {len(token_ids)} of the prompt are more than "
+            f"{MAX_PROMPT_LOGPROBS} log-probabilities",
+            "logprobs" if body.prompt_logprobs is None else "prompt_logprobs",
+        )
     now_s = context.clock.now()
     return GenerationRequest(
         request_id=request_id,
@@ -164,7 +172,7 @@ def _generation(
             sampling_params(
                 body, context.tokenizer, max_tokens=max_tokens, logprobs=_num_logprobs(body)
             ),
-            prompt_logprobs=_num_prompt_logprobs(body),
+            prompt_logprobs=num_top,
         ),
         cache_salt=terms.cache_salt,
         slo=terms.slo,

@@ -163,3 +163,16 @@ async def test_refused(fields: dict[str, Any], param: str) -> None:
         assert response.status == 400
         assert error["param"] == param
         assert api.generator.generations == []
+
+
+async def test_more_than_a_message_holds_is_refused() -> None:
+    generator = FakeGenerator(max_model_len=1 << 20)
+    fields = {"prompt": [[5] * 60_000], "echo": True}
+    async with served(generator) as api:
+        async with api.complete(**fields, logprobs=20) as response:
+            assert response.status == 400
+            assert (await response.json())["error"]["param"] == "logprobs"
+        async with api.complete(**fields, logprobs=0) as response:
+            assert response.status == 200
+            shown = (await response.json())["choices"][0]["logprobs"]
+    assert len(shown["tokens"]) >= 60_000
