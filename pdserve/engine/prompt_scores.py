@@ -141,7 +141,9 @@ def _scores(logits: Tensor, places: Sequence[_Place]) -> list[TokenLogprobs]:
         }
         raise unusable(list(damaged))
     chosen = logits.gather(1, torch.tensor(next_ids, device=logits.device)[:, None])
-    ranks: list[int] = (logits > chosen).sum(dim=-1).tolist()
+    # Bytes added up as int32: as booleans they would be added up one by one.
+    is_likelier = (logits > chosen).view(torch.uint8)
+    ranks: list[int] = is_likelier.sum(dim=-1, dtype=torch.int32).tolist()
     return [
         msgspec.structs.replace(found, rank=rank + 1)
         for found, rank in zip(token_logprobs(logits, next_ids, num_top), ranks, strict=True)
