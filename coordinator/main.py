@@ -12,6 +12,7 @@ import uvloop
 from coordinator.admission import Admission, WaitingLine
 from coordinator.api import ApiConfig, HttpServer, create_app
 from coordinator.api.admin import add_admin_routes
+from coordinator.api.context import CONTEXT
 from coordinator.flow import Flow
 from coordinator.measure import MetricsObserver
 from coordinator.pool_loads import PoolLoads
@@ -104,6 +105,7 @@ async def _serve(
         classes=classes,
         tenants=tenants,
     )
+    app[CONTEXT].grammars.begin()  # while nodes are still loading the model
     changes = RoleChanges(registry, config.mode, metrics)
     add_admin_routes(app, changes)
     loads = PoolLoads(

@@ -18,6 +18,7 @@ public:
         if (num_bytes > num_bytes_) {
             const size_t unit = num_bytes < kHugePage ? 64 : kHugePage;
             num_bytes_ = (num_bytes + unit - 1) / unit * unit;
+            buffer_.reset();  // first, so that never both are there
             buffer_.reset(std::aligned_alloc(unit, num_bytes_));
             if (!buffer_) {
                 num_bytes_ = 0;

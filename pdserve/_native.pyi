@@ -186,6 +186,8 @@ def sample(
     # penalty), output, repetition, frequency and presence penalty.
     edits: list[tuple[int, list[int], dict[int, float], list[int], list[int], float, float, float]],
     variant: str = "",  # one of kernel_variants(), for tests
+    masks: NDArray[np.int32] | None = None,  # [num_masked, ceil(vocab_size / 32)] bits
+    masked_rows: list[int] = ...,  # [num_masked] whose they are
 ) -> tuple[list[int], list[tuple[int, float, list[int], list[float]]]]:
     """One token a row, -1 where the largest edited logit is not finite; `logits` stay as they are.
 

@@ -7,7 +7,9 @@
     │   ├── UnsupportedRope
     │   ├── MissingTensor
     │   ├── MisshapedTensor
-    │   ├── UnusableLogits           the model's output for some requests is no distribution
+    │   ├── RequestsFailed           a step failed for some of its requests alone
+    │   │   ├── UnusableLogits       the model's output for them is no distribution
+    │   │   └── GrammarFailed        their grammars cannot be followed, or take too long
     │   └── TokenizerError
     ├── CapacityError
     │   ├── KvBudgetTooSmall         not even one request of max_model_len fits
@@ -21,6 +23,7 @@
     │   ├── PermissionDenied         a key that is not good for this
     │   ├── ContextLengthExceeded
     │   ├── ModelNotFound
+    │   ├── ResponseNotFound
     │   └── NodeNotFound
     ├── RequestEnded                 why a running request stopped early
     │   ├── RequestCancelled
@@ -98,14 +101,26 @@ class MisshapedTensor(ModelError):
     code = "misshaped_tensor"
 
 
-class UnusableLogits(ModelError):
-    """The model's output for some requests is no distribution: it has a NaN or an infinity."""
+class RequestsFailed(ModelError):
+    """A step failed for some of its requests alone."""
 
-    code = "unusable_logits"
+    code = "requests_failed"
 
     def __init__(self, message: str, request_ids: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.request_ids = list(request_ids)
+
+
+class UnusableLogits(RequestsFailed):
+    """The model's output for some requests is no distribution: it has a NaN or an infinity."""
+
+    code = "unusable_logits"
+
+
+class GrammarFailed(RequestsFailed):
+    """A grammar that an answer must match is none, is too much, or has come to a dead end."""
+
+    code = "grammar_failed"
 
 
 class TokenizerError(ModelError):
@@ -193,6 +208,12 @@ class ModelNotFound(RequestError):
     """The request names a model that this cluster does not serve."""
 
     code = "model_not_found"
+
+
+class ResponseNotFound(RequestError):
+    """The request names a response that is not kept here, or not for its tenant."""
+
+    code = "response_not_found"
 
 
 class NodeNotFound(RequestError):

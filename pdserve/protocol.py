@@ -64,7 +64,8 @@ class SamplingParams(Message, frozen=True):
     ignore_eos: bool = False
     stop_token_ids: list[int] = []
     logprobs: int | None = None  # None = none; n = the chosen token's and the n likeliest
-    prompt_logprobs: int | None = None  # the same, of the prompt's tokens
+    grammar: str = ""  # that the output must match (pdserve/grammar); empty: none
+    prompt_logprobs: int | None = None  # as `logprobs`, of the prompt's tokens
 
 
 class TokenLogprobs(Message, frozen=True):

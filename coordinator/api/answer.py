@@ -18,6 +18,7 @@ async def answer(request: web.Request, context: ApiContext, plan: CallPlan) -> w
         if not plan.is_streaming:
             return await _whole(call, plan)
         trace.stream = SseStream(request, context.config.stall_timeout_s)
+        trace.format = plan.format
         return await _streamed(call, plan, trace.stream, context.config.keep_alive_s)
 
 
@@ -49,11 +50,11 @@ async def _send(call: Call, plan: CallPlan, stream: SseStream, deltas: list[Choi
     events: list[bytes] = []
     if not stream.is_open:
         await stream.open(call.headers)
-        opening = [plan.format.opening(index) for index in range(call.num_choices)]
-        events += [event for event in opening if event is not None]
-    chunks = [plan.format.chunk(delta) for delta in deltas]
-    events += [chunk for chunk in chunks if chunk is not None]
-    if call.is_finished and plan.shows_usage:
-        events.append(plan.format.usage_chunk(call.usage))
+        for index in range(call.num_choices):
+            events += plan.format.opening(index)
+    for delta in deltas:
+        events += plan.format.chunk(delta)
+    if call.is_finished:
+        events += plan.format.closing(call.usage)
     if events:
-        await stream.send(events, is_last=call.is_finished)
+        await stream.send(events)

@@ -16,10 +16,14 @@ from coordinator.api.config import ApiConfig
 from coordinator.api.context import CONTEXT, ApiContext
 from coordinator.api.middleware import answer_everything
 from coordinator.api.observer import NullObserver, Observer
+from coordinator.api.openapi import endpoint as openapi_endpoint
+from coordinator.api.responses_api import endpoint as responses_endpoint
+from coordinator.api.responses_api.store import ResponseStore
 from coordinator.api.tokens import detokenize, tokenize
 from coordinator.generation import Generator
 from coordinator.tenants import Tenants
 from coordinator.text import Tokenizer
+from coordinator.text.grammars import GrammarChecker
 from pdserve import __version__
 from pdserve.clock import SystemClock
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES, ServiceClasses, parse_slo_classes
@@ -59,12 +63,17 @@ def create_app(
         classes=classes or parse_slo_classes(DEFAULT_CLASSES, DEFAULT_CLASS),
         tenants=tenants or Tenants(None, None, model_names[0], clock),
         parts=PartsOptions(config.tool_format or tokenizer.tool_format, config.splits_reasoning),
+        grammars=GrammarChecker(tokenizer),
         clock=clock,
+        stored=ResponseStore(config.max_stored_responses, config.max_stored_bytes),
     )
     app.add_routes(
         [
             web.post("/v1/chat/completions", chat_completions),
             web.post("/v1/completions", completions),
+            web.post("/v1/responses", responses_endpoint.create_response),
+            web.get("/v1/responses/{response}", responses_endpoint.get_response),
+            web.delete("/v1/responses/{response}", responses_endpoint.delete_response),
             web.get("/v1/models", information.list_models),
             web.get("/v1/models/{model:.+}", information.get_model),
             web.post("/tokenize", tokenize),
@@ -73,6 +82,8 @@ def create_app(
             web.get("/health", information.health),
             web.get("/metrics", information.metrics),
             web.get("/status", information.status),
+            web.get("/openapi.json", openapi_endpoint.get_document),
+            web.get("/docs", openapi_endpoint.get_page),
         ]
     )
     return app

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -20,17 +20,23 @@ _FIELD = re.compile(r"(?:missing required|contains unknown) field `(?P<name>[^`]
 
 async def read_request(request: web.Request, schema: type[_T], config: ApiConfig) -> _T:
     """Read and decode a JSON body. Raises InvalidRequest or an aiohttp HTTP error."""
-    return decode_request(await _read_body(request, config), schema)
+    return convert_request(await read_object(request, config), schema)
 
 
-def decode_request(body: bytes, schema: type[_T]) -> _T:
-    """Decode a JSON body. Raises InvalidRequest that names the parameter at fault."""
+async def read_object(request: web.Request, config: ApiConfig) -> dict[str, Any]:
+    """Read a JSON body that is an object. Raises InvalidRequest or an aiohttp HTTP error."""
+    body = await _read_body(request, config)
     try:
         values = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the request body is not valid JSON: {error}") from error
     if not isinstance(values, dict):
         raise InvalidRequest("the request body must be a JSON object")
+    return values
+
+
+def convert_request(values: dict[str, Any], schema: type[_T]) -> _T:
+    """A body's fields, typed. Raises InvalidRequest that names the parameter at fault."""
     check_parameters(values, schema)
     try:
         return msgspec.convert(values, schema)

@@ -31,7 +31,6 @@ class CallPlan:
     format: AnswerFormat
     is_streaming: bool
     echoes_prompt: bool = False
-    shows_usage: bool  # as a chunk of its own, when streaming
 
 
 class Call:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from aiohttp import web
@@ -11,13 +12,15 @@ from coordinator.api.answer import answer
 from coordinator.api.body import read_request
 from coordinator.api.call import CallPlan
 from coordinator.api.chat_format import ChatFormat
-from coordinator.api.chat_parts import check_tools, plan_parts
-from coordinator.api.context import CONTEXT, ApiContext, RequestTrace
+from coordinator.api.chat_parts import PartsPlan, call_grammar, check_tools, plan_parts
+from coordinator.api.context import CONTEXT, ApiContext
 from coordinator.api.endpoint import admit, answer_head, shows_usage
+from coordinator.api.formats import AnswerFormat, AnswerHead
 from coordinator.api.limits import check_num_chars, output_limit
 from coordinator.api.messages import conversation
 from coordinator.api.requests import ChatRequest
 from coordinator.api.sampling import choice_seed, sampling_params, text_options
+from coordinator.api.structured import answer_grammar, wanted_output
 from coordinator.api.terms import ServiceTerms, service_terms
 from coordinator.generation import GenerationRequest
 from pdserve.errors import InvalidRequest
@@ -30,14 +33,29 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     body = await read_request(request, ChatRequest, context.config)
     context.check_model(body.model)
     terms = service_terms(body, request.headers, context, trace)
-    return await answer(request, context, await _plan(body, context, trace, terms))
+    usage = shows_usage(body)
+
+    def make_format(head: AnswerHead, parts: PartsPlan) -> ChatFormat:
+        return ChatFormat(
+            head,
+            context.tokenizer,
+            parts,
+            shows_logprobs=bool(body.logprobs),
+            shows_usage=usage,
+        )
+
+    plan = await plan_chat(body, context, terms, f"chatcmpl-{trace.unique}", make_format)
+    return await answer(request, context, plan)
 
 
-async def _plan(
-    body: ChatRequest, context: ApiContext, trace: RequestTrace, terms: ServiceTerms
+async def plan_chat(
+    body: ChatRequest,
+    context: ApiContext,
+    terms: ServiceTerms,
+    answer_id: str,
+    make_format: Callable[[AnswerHead, PartsPlan], AnswerFormat],
 ) -> CallPlan:
     """Everything about the call that can be said before it runs. Raises RequestError."""
-    usage = shows_usage(body)
     check_tools(body, context.tokenizer, context.parts)
     num_logprobs = _num_logprobs(body)
     max_model_len = context.max_model_len()
@@ -48,11 +66,21 @@ async def _plan(
         raise InvalidRequest("the conversation has no tokens", "messages")
     requested = body.max_completion_tokens or body.max_tokens
     max_tokens = output_limit(len(token_ids), requested, None, max_model_len)
-    sampling = sampling_params(
-        body, context.tokenizer, max_tokens=max_tokens, logprobs=num_logprobs
-    )
     parts = plan_parts(body, token_ids, context.tokenizer, context.parts)
-    head = answer_head(context, f"chatcmpl-{trace.unique}", body.model)
+    grammar = await answer_grammar(
+        context,
+        wanted_output(body),
+        *call_grammar(body, context.tokenizer, context.parts),
+        thinking=parts.thinking,
+    )
+    sampling = sampling_params(
+        body,
+        context.tokenizer,
+        max_tokens=max_tokens,
+        logprobs=num_logprobs,
+        grammar=grammar,
+    )
+    head = answer_head(context, answer_id, body.model)
     now_s = context.clock.now()
     num_choices = body.n or 1
     requests = [
@@ -71,15 +99,8 @@ async def _plan(
         requests=requests,
         num_per_prompt=num_choices,
         text=replace(text_options(body), kept_ids=parts.kept_ids),
-        format=ChatFormat(
-            head,
-            context.tokenizer,
-            parts,
-            shows_logprobs=num_logprobs is not None,
-            shows_usage=usage,
-        ),
+        format=make_format(head, parts),
         is_streaming=bool(body.stream),
-        shows_usage=usage,
     )
 
 

@@ -12,8 +12,9 @@ from msgspec import UNSET, UnsetType
 from coordinator.api import responses
 from coordinator.api.chat_parts import PartsPlan
 from coordinator.api.choice import ChoiceDelta, ScoredToken
-from coordinator.api.formats import AnswerHead
+from coordinator.api.formats import AnswerHead, error_event
 from coordinator.api.logprobs import chat_logprobs
+from coordinator.api.sse import DONE, framed
 from coordinator.text import Tokenizer
 from coordinator.text.parts import AnswerParts, CallPiece, Parts
 
@@ -53,21 +54,22 @@ class ChatFormat:
         self._tokenizer = tokenizer
         self._plan = plan
         self._shows_logprobs = shows_logprobs
+        self._shows_usage = shows_usage
         self._null_usage: UnsetType | None = None if shows_usage else UNSET
         self._told: defaultdict[int, _Told] = defaultdict(lambda: _Told(plan.make()))
 
-    def opening(self, index: int) -> bytes:
+    def opening(self, index: int) -> Sequence[bytes]:
         """The role, and text that is still empty."""
         delta = responses.ChatDelta(role="assistant", content="")
-        return self._chunk([responses.ChatChunkChoice(index, delta)])
+        return [self._chunk([responses.ChatChunkChoice(index, delta)])]
 
-    def chunk(self, delta: ChoiceDelta) -> bytes | None:
+    def chunk(self, delta: ChoiceDelta) -> Sequence[bytes]:
         """Text, reasoning, calls, or nothing but the end."""
         told = self._told[delta.index]
         parts = told.take_in(delta)
         finish_reason = told.finish_reason(delta)
         if not parts and finish_reason is None:
-            return None
+            return []
         shown = responses.ChatDelta(
             content=parts.content or UNSET,
             reasoning_content=parts.reasoning or UNSET,
@@ -75,11 +77,15 @@ class ChatFormat:
         )
         logprobs = self._logprobs(told)
         choice = responses.ChatChunkChoice(delta.index, shown, logprobs, finish_reason)
-        return self._chunk([choice])
+        return [self._chunk([choice])]
 
-    def usage_chunk(self, usage: responses.Usage) -> bytes:
-        """No choices."""
-        return self._chunk([], usage)
+    def closing(self, usage: responses.Usage) -> Sequence[bytes]:
+        """The tokens, without choices, for a client that asked for them."""
+        return [self._chunk([], usage), DONE] if self._shows_usage else [DONE]
+
+    def failure(self, error: responses.ErrorDetail) -> bytes:
+        """The error object."""
+        return error_event(error)
 
     def whole(self, deltas: Sequence[ChoiceDelta], usage: responses.Usage) -> bytes:
         """One message per choice."""
@@ -100,7 +106,7 @@ class ChatFormat:
     def _choice(self, delta: ChoiceDelta) -> responses.ChatChoice:
         told = self._told[delta.index]
         parts = told.take_in(delta)
-        calls: list[responses.ToolCall] = []
+        calls: list[responses.MadeCall] = []
         for piece in parts.calls:
             if piece.name is not None:
                 calls.append(self._call(piece))
@@ -114,17 +120,17 @@ class ChatFormat:
         finish_reason = told.finish_reason(delta) or ""
         return responses.ChatChoice(delta.index, message, self._logprobs(told), finish_reason)
 
-    def _piece(self, piece: CallPiece) -> responses.ToolCall:
+    def _piece(self, piece: CallPiece) -> responses.MadeCall:
         if piece.name is None:
             function = responses.FunctionCall(arguments=piece.arguments)
-            return responses.ToolCall(index=piece.index, function=function)
+            return responses.MadeCall(index=piece.index, function=function)
         call = self._call(piece)
         call.index = piece.index
         return call
 
-    def _call(self, piece: CallPiece) -> responses.ToolCall:
+    def _call(self, piece: CallPiece) -> responses.MadeCall:
         function = responses.FunctionCall(name=piece.name or "", arguments=piece.arguments)
-        return responses.ToolCall(id=self._plan.make_id(), type="function", function=function)
+        return responses.MadeCall(id=self._plan.make_id(), type="function", function=function)
 
     def _logprobs(self, told: _Told) -> responses.ChatLogprobs | None:
         tokens, told.unshown = told.unshown, []
@@ -134,13 +140,12 @@ class ChatFormat:
         self, choices: list[responses.ChatChunkChoice], usage: responses.Usage | None = None
     ) -> bytes:
         head = self._head
-        return msgspec.json.encode(
-            responses.ChatChunk(
-                id=head.id,
-                created=head.created,
-                model=head.model,
-                system_fingerprint=head.system_fingerprint,
-                choices=choices,
-                usage=usage or self._null_usage,
-            )
+        chunk = responses.ChatChunk(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            system_fingerprint=head.system_fingerprint,
+            choices=choices,
+            usage=usage or self._null_usage,
         )
+        return framed(msgspec.json.encode(chunk))

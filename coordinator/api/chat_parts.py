@@ -7,10 +7,11 @@ import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from coordinator.api.requests import ChatRequest
+from coordinator.api.requests import ChatRequest, NamedToolChoice, Tool
 from coordinator.text import Tokenizer
+from coordinator.text.grammars import CallGrammar, OfferedTool, Thinking
 from coordinator.text.parts import AnswerParts, ToolFormat
-from coordinator.text.parts.reasoning import BEGIN, Reasoning
+from coordinator.text.parts.reasoning import BEGIN, END, Reasoning
 from pdserve.errors import InvalidRequest
 
 _LAST_TOKENS = 8  # of a prompt, in which a mark at its end stands
@@ -32,11 +33,16 @@ class PartsPlan:
     make: Callable[[], AnswerParts]  # one for each choice
     make_id: Callable[[], str]  # of a tool call
     kept_ids: frozenset[int]  # special tokens that mark tool calls
+    thinking: Thinking | None  # that may come before what is wanted
 
 
 def check_tools(body: ChatRequest, tokenizer: Tokenizer, options: PartsOptions) -> None:
     """Raises InvalidRequest: tools are no use with this model."""
     template = tokenizer.chat_template
+    if _must_call(body) and not body.tools:
+        raise InvalidRequest(
+            f"'tool_choice' is {_choice(body)}, but there are no tools", "tool_choice"
+        )
     if not body.tools or body.tool_choice == "none" or template is None:
         return
     if "tools" not in template.source:
@@ -61,12 +67,53 @@ def plan_parts(
         tools = tool_format.parser() if tool_format is not None else None
         return AnswerParts(reasoning, tools, max_calls)
 
+    thinking = None
+    if options.splits_reasoning and not body.continue_final_message:
+        thinking = Thinking(has_begun, tokenizer.token_id(BEGIN), tokenizer.token_id(END))
     marks = tool_format.marks if tool_format is not None else ()
     kept = (tokenizer.special_id(mark) for mark in marks)
     is_mistral = tool_format is ToolFormat.MISTRAL
     return PartsPlan(
-        make, _mistral_id if is_mistral else _id, frozenset(i for i in kept if i is not None)
+        make,
+        _mistral_id if is_mistral else _id,
+        frozenset(i for i in kept if i is not None),
+        thinking,
     )
+
+
+def call_grammar(
+    body: ChatRequest, tokenizer: Tokenizer, options: PartsOptions
+) -> tuple[CallGrammar | None, bool]:
+    """The calls that an answer may be, and whether it must. Raises InvalidRequest."""
+    tool_format = options.tool_format
+    if not body.tools or body.tool_choice == "none" or tool_format is None:
+        return None, False
+    must_call = _must_call(body)
+    tools = [
+        OfferedTool(tool.function.name, tool.function.parameters, f"tools[{i}].function.parameters")
+        for i, tool in enumerate(body.tools)
+        if _may_be_called(tool, body)
+    ]
+    if not tools:
+        raise InvalidRequest(
+            f"'tool_choice' names {_choice(body)}, which is none of the tools", "tool_choice"
+        )
+    is_single = body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedToolChoice)
+    return CallGrammar(tool_format, tools, is_single, tokenizer.special_id), must_call
+
+
+def _must_call(body: ChatRequest) -> bool:
+    return body.tool_choice == "required" or isinstance(body.tool_choice, NamedToolChoice)
+
+
+def _may_be_called(tool: Tool, body: ChatRequest) -> bool:
+    choice = body.tool_choice
+    return not isinstance(choice, NamedToolChoice) or choice.function.name == tool.function.name
+
+
+def _choice(body: ChatRequest) -> str:
+    choice = body.tool_choice
+    return repr(choice.function.name if isinstance(choice, NamedToolChoice) else choice)
 
 
 def _ends_with_mark(token_ids: Sequence[int], tokenizer: Tokenizer) -> bool:

@@ -35,6 +35,7 @@ class ChoiceDelta:
     tokens: list[ScoredToken]
     finish_reason: str | None
     prompt_logprobs: Sequence[TokenLogprobs] = ()  # from the prompt's second token on
+    token_offsets: Sequence[int] = ()  # of all tokens so far: characters of text before each
 
 
 class Choice:
@@ -65,6 +66,7 @@ class Choice:
         )
         self._matcher = StopMatcher(options.stops, include_stop=options.include_stop)
         self._num_decoded_chars = 0
+        self._token_offsets: list[int] = []
         self._num_shown_chars = 0
         self._new_text: list[str] = []
         self._unshown: deque[ScoredToken] = deque()
@@ -126,7 +128,12 @@ class Choice:
         while self._unshown and (shows_all or self._unshown[0].offset < self._num_shown_chars):
             tokens.append(self._unshown.popleft())
         return ChoiceDelta(
-            self.index, text, tokens, self.finish_reason, self._prompt_logprobs or ()
+            self.index,
+            text,
+            tokens,
+            self.finish_reason,
+            prompt_logprobs=self._prompt_logprobs or (),
+            token_offsets=self._token_offsets,
         )
 
     def _echo(self) -> None:
@@ -143,6 +150,7 @@ class Choice:
         self, token_id: int, logprobs: TokenLogprobs | None, *, is_hidden: bool
     ) -> None:
         self.num_tokens += 1
+        self._token_offsets.append(self._num_decoded_chars)
         if logprobs is not None:
             self._logprob += logprobs.chosen
         # Who has the prompt's tokens listed tells the answer's by their number: none is left out.

@@ -18,6 +18,7 @@ from coordinator.api.limits import output_limit
 from coordinator.api.prompts import encode_prompt, split_prompts
 from coordinator.api.requests import CompletionRequest
 from coordinator.api.sampling import choice_seed, sampling_params, text_options
+from coordinator.api.structured import answer_grammar, wanted_output
 from coordinator.api.terms import ServiceTerms, service_terms
 from coordinator.generation import GenerationRequest
 from pdserve.errors import InvalidRequest
@@ -54,13 +55,14 @@ async def _plan(
         )
         for prompt in split_prompts(body.prompt, max_model_len)
     ]
+    grammar = await answer_grammar(context, wanted_output(body))
     head = answer_head(context, f"cmpl-{trace.unique}", body.model)
     num_per_prompt = _num_generated(body)
     requests = [
         _of_choice(generation, choice)
         for i, token_ids in enumerate(prompts)
         for generation in [
-            _generation(body, context, terms, f"{head.id}-{i}", token_ids, max_model_len)
+            _generation(body, context, terms, f"{head.id}-{i}", token_ids, max_model_len, grammar)
         ]
         for choice in range(num_per_prompt)
     ]
@@ -84,7 +86,6 @@ async def _plan(
         ),
         is_streaming=bool(body.stream),
         echoes_prompt=bool(body.echo),
-        shows_usage=usage,
     )
 
 
@@ -155,6 +156,7 @@ def _generation(
     request_id: str,
     token_ids: list[int],
     max_model_len: int,
+    grammar: str,
 ) -> GenerationRequest:
     max_tokens = output_limit(len(token_ids), body.max_tokens, DEFAULT_MAX_TOKENS, max_model_len)
     num_top = _num_prompt_logprobs(body)
@@ -170,7 +172,11 @@ def _generation(
         token_ids=token_ids,
         sampling=structs.replace(
             sampling_params(
-                body, context.tokenizer, max_tokens=max_tokens, logprobs=_num_logprobs(body)
+                body,
+                context.tokenizer,
+                max_tokens=max_tokens,
+                logprobs=_num_logprobs(body),
+                grammar=grammar,
             ),
             prompt_logprobs=num_top,
         ),

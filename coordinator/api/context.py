@@ -9,12 +9,15 @@ from aiohttp import web
 
 from coordinator.api.chat_parts import PartsOptions
 from coordinator.api.config import ApiConfig
+from coordinator.api.formats import AnswerFormat
 from coordinator.api.in_flight import InFlight
 from coordinator.api.observer import Observer, RequestSummary
+from coordinator.api.responses_api.store import ResponseStore
 from coordinator.api.sse import SseStream
 from coordinator.generation import Generator
 from coordinator.tenants import Admitted, Tenants
 from coordinator.text import Tokenizer
+from coordinator.text.grammars import GrammarChecker
 from pdserve.clock import Clock
 from pdserve.errors import ModelNotFound, NoNodeAvailable
 from pdserve.protocol import Slo
@@ -36,7 +39,9 @@ class ApiContext:
     classes: ServiceClasses
     tenants: Tenants
     parts: PartsOptions
+    grammars: GrammarChecker
     clock: Clock
+    stored: ResponseStore
     in_flight: InFlight = field(default_factory=InFlight)
 
     def check_model(self, name: str) -> None:
@@ -66,6 +71,7 @@ class RequestTrace:
     slo: Slo | None = None  # what it was promised, once that is known
     is_streaming: bool = False
     stream: SseStream | None = None
+    format: AnswerFormat | None = None  # of the stream
     num_choices: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0

@@ -17,9 +17,11 @@ _SERVER = "server_error"
 # error class |-> (status, type, whether trying again later makes sense)
 _BY_CLASS: dict[type[BaseException], tuple[int, str, bool]] = {
     errors.RequestError: (400, _INVALID, False),
+    errors.GrammarFailed: (400, _INVALID, False),  # what was checked before is its beginning
     errors.Unauthorized: (401, _INVALID, False),
     errors.PermissionDenied: (403, _INVALID, False),
     errors.ModelNotFound: (404, _INVALID, False),
+    errors.ResponseNotFound: (404, _INVALID, False),
     errors.NodeNotFound: (404, _INVALID, False),
     errors.RoleRefused: (409, _INVALID, False),
     errors.Overloaded: (429, "rate_limit_error", True),

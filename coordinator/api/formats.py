@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from coordinator.api import responses
 from coordinator.api.choice import ChoiceDelta
 from coordinator.api.logprobs import completion_logprobs, prompt_logprobs
+from coordinator.api.sse import DONE, framed
 from coordinator.text import Tokenizer
 
 
@@ -26,23 +27,32 @@ class AnswerHead:
 
 
 class AnswerFormat(Protocol):
-    """How an endpoint puts things; everything comes as JSON."""
+    """How an endpoint puts things: a whole answer as JSON, a stream as framed events."""
 
-    def opening(self, index: int) -> bytes | None:
-        """A choice's first chunk, before any text, if the endpoint has one."""
+    def opening(self, index: int) -> Sequence[bytes]:
+        """A choice's first events, before any text."""
         ...
 
-    def chunk(self, delta: ChoiceDelta) -> bytes | None:
-        """A chunk with what is new in a choice; None: nothing can be shown of it yet."""
+    def chunk(self, delta: ChoiceDelta) -> Sequence[bytes]:
+        """What is new in a choice; none when nothing can be shown of it yet."""
         ...
 
-    def usage_chunk(self, usage: responses.Usage) -> bytes:
-        """The last chunk, for a client that asked for it."""
+    def closing(self, usage: responses.Usage) -> Sequence[bytes]:
+        """The last events, when all choices are finished."""
+        ...
+
+    def failure(self, error: responses.ErrorDetail) -> bytes:
+        """The last event of a stream that failed."""
         ...
 
     def whole(self, deltas: Sequence[ChoiceDelta], usage: responses.Usage) -> bytes:
         """The answer to a client that does not stream; one delta per choice."""
         ...
+
+
+def error_event(error: responses.ErrorDetail) -> bytes:
+    """A failure in a stream of chunks."""
+    return framed(msgspec.json.encode(responses.ErrorBody(error)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +80,24 @@ class CompletionFormat:
         self._tokenizer = tokenizer
         self._num_logprobs = num_logprobs
         self._scored_prompts = scored_prompts
+        self._shows_usage = shows_usage
         self._null_usage: UnsetType | None = None if shows_usage else UNSET
 
-    def opening(self, index: int) -> None:
+    def opening(self, index: int) -> Sequence[bytes]:
         """Text needs no opening."""
+        return []
 
-    def chunk(self, delta: ChoiceDelta) -> bytes:
+    def chunk(self, delta: ChoiceDelta) -> Sequence[bytes]:
         """New text, or the end."""
-        return self._encode([self._choice(delta)], self._null_usage)
+        return [framed(self._encode([self._choice(delta)], self._null_usage))]
 
-    def usage_chunk(self, usage: responses.Usage) -> bytes:
-        """No choices."""
-        return self._encode([], usage)
+    def closing(self, usage: responses.Usage) -> Sequence[bytes]:
+        """The tokens, without choices, for a client that asked for them."""
+        return [framed(self._encode([], usage)), DONE] if self._shows_usage else [DONE]
+
+    def failure(self, error: responses.ErrorDetail) -> bytes:
+        """The error object."""
+        return error_event(error)
 
     def whole(self, deltas: Sequence[ChoiceDelta], usage: responses.Usage) -> bytes:
         """One choice per prompt."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 from aiohttp import web
@@ -10,6 +11,19 @@ from aiohttp import web
 from coordinator.api.context import CONTEXT, ApiContext
 from coordinator.api.responses import Model, ModelList
 from pdserve import __version__
+
+
+class Version(msgspec.Struct):
+    """The answer to GET /version."""
+
+    version: str
+
+
+class Health(msgspec.Struct):
+    """The answer to GET /health."""
+
+    status: Literal["ok", "not ready", "draining"]
+
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -30,17 +44,17 @@ async def get_model(request: web.Request) -> web.Response:
 
 async def version(request: web.Request) -> web.Response:
     """GET /version."""
-    return _json({"version": __version__})
+    return _json(Version(__version__))
 
 
 async def health(request: web.Request) -> web.Response:
     """GET /health: 200 when a request could be served now."""
     context = request.app[CONTEXT]
     if context.in_flight.is_draining:
-        return _json({"status": "draining"}, status=503)
+        return _json(Health("draining"), status=503)
     if not context.generator.is_ready():
-        return _json({"status": "not ready"}, status=503)
-    return _json({"status": "ok"})
+        return _json(Health("not ready"), status=503)
+    return _json(Health("ok"))
 
 
 async def metrics(request: web.Request) -> web.Response:

@@ -60,12 +60,12 @@ async def _reply(
     trace = request[TRACE]
     _finish(context, trace, reply.status, reply.detail.code)
     stream = trace.stream
-    if stream is None or not stream.is_open:
+    if stream is None or trace.format is None or not stream.is_open:
         response = _labelled(reply.response(), context, trace)
         if context.in_flight.is_draining or request.content.exception() is not None:
             response.force_close()
         return response
-    await stream.send([reply.body])
+    await stream.send([trace.format.failure(reply.detail)])
     await stream.close()
     return stream.response
 

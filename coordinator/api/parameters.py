@@ -17,8 +17,10 @@ from pdserve.errors import InvalidRequest
 # Accepted with any value: they are about accounts and storage.
 IGNORED = frozenset(
     {
+        "max_tool_calls",  # of built-in tools, which there are none of
         "metadata",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "safety_identifier",
         "user",
@@ -28,24 +30,23 @@ IGNORED = frozenset(
 # Known, not served: accepted only at these values (and null).
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (),
+    "background": (False,),
     "best_of": (1,),  # of chat
+    "context_management": ([],),
+    "conversation": (),
     "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "length_penalty": (1.0, 1),
     "modalities": (["text"],),
     "moderation": (),
     "prediction": (),
+    "prompt": (),
     "prompt_logprobs": (),
     "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
     "store": (False,),
-    "structured_outputs": (),
     "suffix": ("",),
+    "truncation": ("disabled",),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
     "web_search_options": (),

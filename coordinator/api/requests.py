@@ -28,6 +28,36 @@ class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None  # padding against traffic analysis: not done
 
 
+class JsonSchemaFormat(Struct, kw_only=True, rename={"schema_": "schema"}):
+    """A schema that the answer is to be an instance of. It is enforced, strict or not."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    schema_: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the answer is to be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+MAX_ANSWERS = 4096  # to choose from
+AnswerList = Annotated[list[str], Meta(min_length=1, max_length=MAX_ANSWERS)]
+
+
+class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True, rename={"json_": "json"}):
+    """vLLM's way to ask for structured output: one of these."""
+
+    json_: dict[str, Any] | str | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: AnswerList | None = None
+    grammar: str | None = None
+
+
 class GenerationFields(Struct, kw_only=True):
     """What both generating endpoints take."""
 
@@ -44,6 +74,7 @@ class GenerationFields(Struct, kw_only=True):
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: str | list[str] | None = None
     service_tier: str | None = None
+    response_format: ResponseFormat | None = None
     # Extensions, named as other servers name them.
     top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None  # 0 and -1 = off
     min_p: Probability | None = None
@@ -54,6 +85,11 @@ class GenerationFields(Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None  # these are its older names
+    guided_regex: str | None = None
+    guided_choice: AnswerList | None = None
+    guided_grammar: str | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     slo_class: str | None = None  # which of the cluster's service classes it is of
 
@@ -96,6 +132,19 @@ class ToolCall(Struct, kw_only=True):
     function: CalledFunction
 
 
+class NamedFunction(Struct, kw_only=True):
+    """A function by its name."""
+
+    name: str
+
+
+class NamedToolChoice(Struct, kw_only=True):
+    """The one tool that is to be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
 MAX_TOOLS = 128
 MAX_CALLS = 128
 
@@ -122,14 +171,20 @@ class ChatRequest(GenerationFields, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
+
+
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+_LISTS_OF_IDS = {"type": "array", "items": _IDS, "minItems": 1}
+_PROMPT = {"anyOf": [{"type": "string"}, _TEXTS, _IDS, _LISTS_OF_IDS]}
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
     """POST /v1/completions. The prompt's four shapes are told apart in `prompts.py`."""
 
-    prompt: Any
+    prompt: Annotated[Any, Meta(extra_json_schema=_PROMPT)]
     best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     logprobs: NumLogprobs | None = None
     echo: bool | None = None

@@ -54,7 +54,7 @@ class FunctionCall(Struct, kw_only=True):
     arguments: str  # JSON
 
 
-class ToolCall(Struct, kw_only=True):
+class MadeCall(Struct, kw_only=True):
     """A call, or, with its index, a piece of one."""
 
     index: int | UnsetType = UNSET
@@ -69,7 +69,7 @@ class AssistantMessage(Struct, kw_only=True):
     role: str = "assistant"
     content: str | None
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[ToolCall] | UnsetType = UNSET
+    tool_calls: list[MadeCall] | UnsetType = UNSET
     refusal: None = None
 
 
@@ -100,7 +100,7 @@ class ChatDelta(Struct):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[ToolCall] | UnsetType = UNSET
+    tool_calls: list[MadeCall] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct):

@@ -51,9 +51,15 @@ def choice_seed(seed: int, choice: int) -> int:
 
 
 def sampling_params(
-    fields: GenerationFields, tokenizer: Tokenizer, *, max_tokens: int, logprobs: int | None
+    fields: GenerationFields,
+    tokenizer: Tokenizer,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    grammar: str,
 ) -> SamplingParams:
     """Defaults filled in, a seed drawn, ids checked. Raises InvalidRequest."""
+    _check_ends(fields, grammar)
     min_tokens = fields.min_tokens or 0
     if min_tokens > max_tokens:
         raise InvalidRequest(
@@ -78,7 +84,15 @@ def sampling_params(
         ignore_eos=bool(fields.ignore_eos),
         stop_token_ids=list(dict.fromkeys(stop_ids)),
         logprobs=logprobs,
+        grammar=grammar,
     )
+
+
+def _check_ends(fields: GenerationFields, grammar: str) -> None:
+    """A grammar says where an answer ends, and these two say otherwise. Raises InvalidRequest."""
+    for param, is_set in (("min_tokens", fields.min_tokens), ("ignore_eos", fields.ignore_eos)):
+        if grammar and is_set:
+            raise InvalidRequest(f"{param!r} and structured output exclude each other", param)
 
 
 def _logit_bias(bias: dict[str, float], tokenizer: Tokenizer) -> dict[int, float]:

@@ -13,7 +13,14 @@ _HEADERS = {
     "X-Accel-Buffering": "no",  # proxies should pass events on at once
 }
 _KEEP_ALIVE = b": keep-alive\n\n"
-_DONE = b"data: [DONE]\n\n"
+DONE_DATA = "[DONE]"  # of the last event of most streams
+DONE = f"data: {DONE_DATA}\n\n".encode()
+
+
+def framed(data: bytes, name: str = "") -> bytes:
+    """An event as it is sent: a JSON text, and what kind of event it is, if that has a name."""
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + data + b"\n\n"
 
 
 class SseStream:
@@ -44,10 +51,9 @@ class SseStream:
         self._response.headers.update(headers)
         await self._response.prepare(self._request)
 
-    async def send(self, events: Sequence[bytes], *, is_last: bool = False) -> None:
-        """Send events, each a JSON text; the last ones are followed by the end marker."""
-        framed = b"".join(b"data: " + event + b"\n\n" for event in events)
-        await self._write(framed + _DONE if is_last else framed)
+    async def send(self, events: Sequence[bytes]) -> None:
+        """Send framed events in one write."""
+        await self._write(b"".join(events))
 
     async def keep_alive(self) -> None:
         """Send a comment, which clients skip and proxies count as traffic."""
@@ -57,8 +63,8 @@ class SseStream:
         """End the response."""
         await self._in_time(self._response.write_eof())
 
-    async def _write(self, framed: bytes) -> None:
-        await self._in_time(self._response.write(framed))
+    async def _write(self, text: bytes) -> None:
+        await self._in_time(self._response.write(text))
 
     async def _in_time(self, sending: Awaitable[None]) -> None:
         try:

@@ -16,10 +16,11 @@ from pathlib import Path
 import tokenizers
 
 from coordinator.text.chat_template import ChatTemplate, Conversation
-from coordinator.text.checkpoint import TokenizerConfig, load_chat_template
+from coordinator.text.checkpoint import load_chat_template
 from coordinator.text.parts import ToolFormat, detect_tool_format
 from coordinator.text.pieces import TokenPieces
-from pdserve.errors import InvalidRequest, TokenizerError
+from pdserve.errors import InvalidRequest
+from pdserve.tokenizer_files import TokenizerConfig, prepare_backend, read_tokenizer
 
 LONG_TEXT_CHARS = 8192  # about a millisecond of work: longer texts leave the event loop alone
 _NUM_THREADS = 2
@@ -38,10 +39,7 @@ class Tokenizer:
         config = config or TokenizerConfig()
         self._backend = backend
         self.chat_template = chat_template
-        _mark_special_tokens(backend, config)
-        backend.no_truncation()
-        backend.no_padding()
-        backend.encode_special_tokens = config.splits_special_tokens
+        prepare_backend(backend, config)
         self._pieces = TokenPieces(backend)
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
@@ -53,17 +51,11 @@ class Tokenizer:
     @classmethod
     def from_checkpoint(cls, folder: Path) -> Tokenizer:
         """Load the text files of a checkpoint folder. Raises TokenizerError."""
-        file = folder / "tokenizer.json"
-        if not file.is_file():
-            raise TokenizerError(
-                f"{folder} has no tokenizer.json; convert its tokenizer once, e.g. with "
-                "transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-            )
-        config = TokenizerConfig.load(folder)
+        backend, config = read_tokenizer(folder)
         source = load_chat_template(folder, config)
         variables = config.named_special_tokens
         template = ChatTemplate(source, variables) if source is not None else None
-        return cls(_parse(file), config, template)
+        return cls(backend, config, template)
 
     @property
     def num_ids(self) -> int:
@@ -93,6 +85,19 @@ class Tokenizer:
         """The special token that is written so; None: there is none."""
         token_id = self._backend.token_to_id(text)
         return token_id if token_id in self._special_ids else None
+
+    def token_id(self, text: str) -> int | None:
+        """The one token that is written so; None: there is none."""
+        return self._backend.token_to_id(text)
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """All control tokens."""
+        return self._special_ids
+
+    def to_json(self) -> str:
+        """The whole tokenizer, as tokenizer.json would have it."""
+        return self._backend.to_str()
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text; `add_special_tokens` lets the post-processor add BOS and so on."""
@@ -136,24 +141,3 @@ class Tokenizer:
     def shown_bytes(self, token_id: int) -> bytes:
         """What the token adds in the middle of a text; may be a part of a character."""
         return self._pieces.shown(token_id)
-
-
-def _parse(file: Path) -> tokenizers.Tokenizer:
-    try:
-        return tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the bindings raise nothing more precise
-        raise TokenizerError(f"{file} cannot be read: {error}") from error
-
-
-def _mark_special_tokens(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
-    """Tokens that the config calls special are special, whatever tokenizer.json says.
-
-    Names without an id stay unknown: a new id would lie beyond the model's embedding.
-    """
-    for token_id, flags in sorted(config.added_tokens.items()):
-        token = tokenizers.AddedToken(**flags)
-        known_id = backend.token_to_id(token.content)
-        if known_id == token_id or (known_id is None and token_id == backend.get_vocab_size()):
-            backend.add_tokens([token])
-    names = [*config.named_special_tokens.values(), *config.extra_special_tokens]
-    backend.add_special_tokens([name for name in names if backend.token_to_id(name) is not None])

@@ -75,4 +75,19 @@ void BatchView::check_request(int64_t r, const PoolView& pool) const {
     }
 }
 
+void check_rows(const TensorView& rows, int64_t num_tokens, const char* name) {
+    rows.expect_type({ElementType::kInt64});
+    rows.expect_shape({-1}, "[num_rows]");
+    rows.expect_contiguous();
+    const int64_t* row = rows.data<int64_t>();
+    for (int64_t i = 0; i < rows.size(0); ++i) {
+        const int64_t lowest = i == 0 ? 0 : row[i - 1] + 1;
+        if (row[i] < lowest || row[i] >= num_tokens) {
+            raise_value_error(at(name, i),
+                "a row from " + std::to_string(lowest) + " to " + std::to_string(num_tokens - 1),
+                std::to_string(row[i]));
+        }
+    }
+}
+
 }  // namespace pdserve::attention

@@ -27,4 +27,7 @@ private:
     void check_request(int64_t request, const PoolView& pool) const;
 };
 
+// Raises TypeError or ValueError: not rows of the batch, ascending, so that each is there once.
+void check_rows(const TensorView& rows, int64_t num_tokens, const char* name);
+
 }  // namespace pdserve::attention

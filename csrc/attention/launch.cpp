@@ -47,22 +47,6 @@ void check_query(const TensorView& query, const TensorView& out, const PoolView&
     out.expect_contiguous();
 }
 
-// Ascending, so that each is attended once.
-void check_rows(const TensorView& rows, int64_t num_tokens) {
-    rows.expect_type({ElementType::kInt64});
-    rows.expect_shape({-1}, "[num_rows]");
-    rows.expect_contiguous();
-    const int64_t* row = rows.data<int64_t>();
-    for (int64_t i = 0; i < rows.size(0); ++i) {
-        const int64_t lowest = i == 0 ? 0 : row[i - 1] + 1;
-        if (row[i] < lowest || row[i] >= num_tokens) {
-            raise_value_error("rows[" + std::to_string(i) + "]",
-                "a row from " + std::to_string(lowest) + " to " + std::to_string(num_tokens - 1),
-                std::to_string(row[i]));
-        }
-    }
-}
-
 void paged_attention(nb::handle query_object, nb::handle kv_pool, int64_t layer,
     nb::handle query_start, nb::handle context_lens, nb::handle block_tables, double scale,
     int64_t sliding_window, nb::handle out_object, nb::handle rows_object,
@@ -77,7 +61,7 @@ void paged_attention(nb::handle query_object, nb::handle kv_pool, int64_t layer,
     std::optional<TensorView> chosen;
     if (!rows_object.is_none()) {
         chosen.emplace(rows_object, "rows");
-        check_rows(*chosen, query.size(0));
+        check_rows(*chosen, query.size(0), "rows");
     }
     const Variant variant = variant_from(variant_name);
     const Step step{

@@ -1,6 +1,7 @@
 // The KV pool as a launcher sees it: checked once, with names for its dimensions.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "../tensor_view.h"
@@ -37,6 +38,10 @@ struct PoolView {
             raise_value_error("kv_pool", "at least one KV head, token and element a block",
                 std::to_string(num_kv_heads) + ", " + std::to_string(block_size) + " and "
                     + std::to_string(head_dim));
+        }
+        if (num_kv_heads > INT32_MAX || block_size > INT32_MAX || head_dim > INT32_MAX
+            || num_layers > INT32_MAX) {
+            raise_value_error("kv_pool", "sizes below 2**31", "a larger one");
         }
         layer_elements = 2 * num_kv_heads * block_size * head_dim;
         block_stride = num_layers * layer_elements;

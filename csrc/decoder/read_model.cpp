@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "../linear/packed_matrix.h"
 #include "../tensor_view.h"
@@ -15,37 +17,53 @@ namespace pdserve::decoder {
 
 namespace {
 
-const float* read_vector(nb::handle object, const std::string& name, int64_t size) {
-    const TensorView vector(object, name.c_str());
-    vector.expect_type({ElementType::kFloat32});
-    vector.expect_shape({size}, "[size]");
-    vector.expect_contiguous();
-    return vector.data<float>();
-}
+// Reads tensors, and keeps each one that something points into.
+class Reader {
+public:
+    explicit Reader(std::vector<nb::object>& owners) : owners_(owners) {}
 
-linear::PackedMatrix read_matrix(
-    nb::handle object, const std::string& name, int64_t num_out, int64_t num_in, bool is_gated) {
-    const linear::PackedMatrix matrix = linear::read_packed(object, name.c_str());
-    const auto size_text = [](int64_t outputs, int64_t inputs, bool gated) {
-        return "a " + std::string(gated ? "gated" : "plain") + " matrix of "
-            + std::to_string(outputs) + " x " + std::to_string(inputs);
-    };
-    if (matrix.num_out != num_out || matrix.num_in != num_in || matrix.is_gated != is_gated) {
-        raise_value_error(name, size_text(num_out, num_in, is_gated),
-            size_text(matrix.num_out, matrix.num_in, matrix.is_gated));
+    const float* vector(nb::object object, const std::string& name, int64_t size) {
+        const TensorView vector(object, name.c_str());
+        vector.expect_type({ElementType::kFloat32});
+        vector.expect_shape({size}, "[size]");
+        vector.expect_contiguous();
+        owners_.push_back(std::move(object));
+        return vector.data<float>();
     }
-    return matrix;
-}
 
-Layer read_layer(nb::handle object, const std::string& prefix, const Sizes& sizes) {
+    linear::PackedMatrix matrix(nb::handle object, const std::string& name, int64_t num_out,
+        int64_t num_in, bool is_gated) {
+        linear::OwnedMatrix owned = linear::read_packed(object, name.c_str());
+        const linear::PackedMatrix matrix = owned.matrix;
+        if (matrix.num_out != num_out || matrix.num_in != num_in || matrix.is_gated != is_gated) {
+            raise_value_error(name, size_text(num_out, num_in, is_gated),
+                size_text(matrix.num_out, matrix.num_in, matrix.is_gated));
+        }
+        for (nb::object* tensor : {&owned.weights, &owned.scales, &owned.bias}) {
+            owners_.push_back(std::move(*tensor));
+        }
+        return matrix;
+    }
+
+private:
+    static std::string size_text(int64_t num_out, int64_t num_in, bool is_gated) {
+        return "a " + std::string(is_gated ? "gated" : "plain") + " matrix of "
+            + std::to_string(num_out) + " x " + std::to_string(num_in);
+    }
+
+    std::vector<nb::object>& owners_;
+};
+
+Layer read_layer(
+    Reader& reader, nb::handle object, const std::string& prefix, const Sizes& sizes) {
     const auto vector = [&](const char* name, int64_t size) {
-        return read_vector(object.attr(name), prefix + name, size);
+        return reader.vector(object.attr(name), prefix + name, size);
     };
     const auto head_norm = [&](const char* name) {
         return object.attr(name).is_none() ? nullptr : vector(name, sizes.head_dim);
     };
     const auto matrix = [&](const char* name, int64_t num_out, int64_t num_in, bool is_gated) {
-        return read_matrix(object.attr(name), prefix + name, num_out, num_in, is_gated);
+        return reader.matrix(object.attr(name), prefix + name, num_out, num_in, is_gated);
     };
     Layer layer{};
     layer.attention_norm = vector("attention_norm", sizes.hidden);
@@ -104,7 +122,8 @@ OwnedModel read_model(const ModelArguments& arguments) {
     embedding.expect_contiguous();
 
     OwnedModel owned;
-    owned.owners = {nb::borrow(weights), nb::borrow(arguments.inverse_frequencies)};
+    Reader reader(owned.owners);
+    owned.owners.push_back(embedding_object);
     Model& model = owned.model;
     Sizes& sizes = model.sizes;
     sizes.vocab = embedding.size(0);
@@ -113,22 +132,21 @@ OwnedModel read_model(const ModelArguments& arguments) {
     sizes.num_kv_heads = arguments.num_kv_heads;
     sizes.head_dim = arguments.head_dim;
     const nb::object first_down = layers[0].attr("down");
-    sizes.inner = linear::read_packed(first_down, "down").num_in;
+    sizes.inner = linear::read_packed(first_down, "down").matrix.num_in;
     model.is_bfloat16 = embedding.type() == ElementType::kBFloat16;
     model.norm_eps = static_cast<float>(arguments.norm_eps);
     model.embedding = embedding.data<void>();
     for (nb::handle layer : layers) {
         const size_t index = model.layers.size();
-        owned.owners.push_back(nb::borrow(layer));
         model.layers.push_back(
-            read_layer(layer, "layers[" + std::to_string(index) + "].", sizes));
+            read_layer(reader, layer, "layers[" + std::to_string(index) + "].", sizes));
         model.layers.back().sliding_window = static_cast<int>(arguments.sliding_windows[index]);
     }
-    model.final_norm = read_vector(weights.attr("final_norm"), "final_norm", sizes.hidden);
+    model.final_norm = reader.vector(weights.attr("final_norm"), "final_norm", sizes.hidden);
     model.lm_head =
-        read_matrix(weights.attr("lm_head"), "lm_head", sizes.vocab, sizes.hidden, false);
-    model.inverse_frequencies =
-        read_vector(arguments.inverse_frequencies, "inverse_frequencies", sizes.head_dim / 2);
+        reader.matrix(weights.attr("lm_head"), "lm_head", sizes.vocab, sizes.hidden, false);
+    model.inverse_frequencies = reader.vector(nb::borrow(arguments.inverse_frequencies),
+        "inverse_frequencies", sizes.head_dim / 2);
     model.rope_scale = arguments.rope_scale;
     return owned;
 }

@@ -22,7 +22,7 @@ struct ModelArguments {
     double rope_scale;
 };
 
-// A model whose tensors stay where they are, together with the objects that hold them.
+// A model whose tensors stay where they are, and are kept whatever becomes of the weights object.
 struct OwnedModel {
     Model model;
     std::vector<nanobind::object> owners;

@@ -2,8 +2,6 @@
 
 #include "step_view.h"
 
-#include <string>
-
 #include "../rows/launch.h"
 
 namespace nb = nanobind;
@@ -42,19 +40,7 @@ void StepView::check_pool(const Model& model) const {
 }
 
 void StepView::check_sampled(const Model& model) const {
-    sampled_rows_.expect_type({ElementType::kInt64});
-    sampled_rows_.expect_shape({-1}, "[num_sampled]");
-    sampled_rows_.expect_contiguous();
-    const int64_t* rows = sampled_rows_.data<int64_t>();
-    int64_t least = 0;
-    for (int64_t i = 0; i < sampled_rows_.size(0); ++i) {
-        if (rows[i] < least || rows[i] >= token_ids_.size(0)) {
-            raise_value_error("sampled_rows[" + std::to_string(i) + "]",
-                "ascending rows below " + std::to_string(token_ids_.size(0)),
-                std::to_string(rows[i]));
-        }
-        least = rows[i] + 1;
-    }
+    attention::check_rows(sampled_rows_, token_ids_.size(0), "sampled_rows");
     out_.expect_type({ElementType::kFloat32});
     out_.expect_shape({sampled_rows_.size(0), model.sizes.vocab}, "[num_sampled, vocab_size]");
     out_.expect_contiguous();

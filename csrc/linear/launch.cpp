@@ -42,7 +42,8 @@ void check_out(const TensorView& out, const TensorView& x, const PackedMatrix& m
 
 void linear(nb::handle x_object, nb::handle packed, nb::handle out_object,
     const char* result_name, const char* variant_name) {
-    const PackedMatrix matrix = read_packed(packed, "packed");
+    const OwnedMatrix owned = read_packed(packed, "packed");
+    const PackedMatrix& matrix = owned.matrix;
     const TensorView x(x_object, "x");
     x.expect_type({ElementType::kFloat32, ElementType::kBFloat16});
     x.expect_shape({-1, matrix.num_in}, "[num_rows, num_in]");
@@ -71,7 +72,8 @@ void linear(nb::handle x_object, nb::handle packed, nb::handle out_object,
 }
 
 void pack_linear_rows(nb::handle packed, int64_t first_row, nb::handle rows_object) {
-    const PackedMatrix matrix = read_packed(packed, "packed", Access::kWrite);
+    const OwnedMatrix owned = read_packed(packed, "packed", Access::kWrite);
+    const PackedMatrix& matrix = owned.matrix;
     const TensorView rows(rows_object, "rows");
     rows.expect_type({ElementType::kFloat32, ElementType::kBFloat16});
     rows.expect_shape({-1, matrix.num_in}, "[num_rows, num_in]");

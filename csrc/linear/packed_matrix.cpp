@@ -53,9 +53,10 @@ void check_sizes(int64_t num_out, int64_t num_in, bool is_gated) {
     }
 }
 
-PackedMatrix read_packed(nb::handle object, const char* name, Access access) {
+OwnedMatrix read_packed(nb::handle object, const char* name, Access access) {
     const std::string prefix = std::string(name) + ".";
-    PackedMatrix matrix;
+    OwnedMatrix owned{{}, object.attr("weights"), object.attr("scales"), object.attr("bias")};
+    PackedMatrix& matrix = owned.matrix;
     matrix.type = weight_type_from(nb::cast<std::string>(object.attr("kind")).c_str());
     matrix.num_out = nb::cast<int64_t>(object.attr("num_out"));
     matrix.num_in = nb::cast<int64_t>(object.attr("num_in"));
@@ -65,7 +66,7 @@ PackedMatrix read_packed(nb::handle object, const char* name, Access access) {
         layout_of(matrix.type, matrix.num_out, matrix.num_in, matrix.is_gated);
 
     const std::string weights_name = prefix + "weights";
-    const TensorView weights(object.attr("weights"), weights_name.c_str(), access);
+    const TensorView weights(owned.weights, weights_name.c_str(), access);
     weights.expect_type({ElementType::kUInt8});
     weights.expect_shape({layout.num_panels * layout.panel_bytes}, "[packed bytes]");
     weights.expect_contiguous();
@@ -77,10 +78,9 @@ PackedMatrix read_packed(nb::handle object, const char* name, Access access) {
     }
     const int64_t num_lanes = layout.num_panels * kPanelOutputs;
     const bool is_int8 = matrix.type == WeightType::kInt8;
-    matrix.scales =
-        lane_values(object.attr("scales"), prefix + "scales", num_lanes, is_int8, access);
-    matrix.bias = lane_values(object.attr("bias"), prefix + "bias", num_lanes, false, access);
-    return matrix;
+    matrix.scales = lane_values(owned.scales, prefix + "scales", num_lanes, is_int8, access);
+    matrix.bias = lane_values(owned.bias, prefix + "bias", num_lanes, false, access);
+    return owned;
 }
 
 }  // namespace pdserve::linear

@@ -8,10 +8,19 @@
 
 namespace pdserve::linear {
 
-// What the object's tensors hold stays borrowed: keep the object alive. `name` is for errors.
+// A matrix with the tensors that it points into: what the object it was read from holds later does
+// not matter. Like any reference, they are given up with the interpreter lock held.
+struct OwnedMatrix {
+    PackedMatrix matrix;
+    nanobind::object weights;
+    nanobind::object scales;  // or None
+    nanobind::object bias;    // or None
+};
+
+// `name` is for errors.
 // Raises TypeError or ValueError: a tensor is missing, not a CPU tensor, of a wrong dtype or size,
 // or not aligned.
-PackedMatrix read_packed(
+OwnedMatrix read_packed(
     nanobind::handle object, const char* name, Access access = Access::kRead);
 
 // "float32", "bfloat16" or "int8". Raises ValueError.

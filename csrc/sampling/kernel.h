@@ -1,5 +1,5 @@
 // What sampling asks of each build of its kernels: passes over one row of logits or weights.
-// No inline functions here; see element.h for why.
+// No inline functions with external linkage here; see ../element.h for why.
 #pragma once
 
 #include <cstddef>
@@ -15,10 +15,14 @@ constexpr int64_t kMaxVocabSize = int64_t{1} << 19;  // then 53 bits hold any su
 constexpr int64_t kBlock = 1024;  // tokens; the grain in which a row is summed and searched
 constexpr int64_t kSmallBlock = 256;
 
+namespace {
+
 // Rows of weights have this much room, and zeros behind their last one.
-constexpr int64_t padded_size(int64_t vocab_size) {
+[[maybe_unused]] constexpr int64_t padded_size(int64_t vocab_size) {
     return (vocab_size + kBlock - 1) / kBlock * kBlock;
 }
+
+}  // namespace
 
 struct Peak {
     float logit;  // the largest; NaN if there is a NaN
@@ -27,6 +31,9 @@ struct Peak {
 
 struct Kernels {
     Peak (*peak_of)(const float* logits, int64_t vocab_size);
+
+    // The logits whose bit in `mask` is set (bit i % 32 of word i / 32), -inf in place of the others.
+    void (*mask)(const float* logits, int64_t vocab_size, const uint32_t* mask, float* masked);
 
     // weights[i] = 2 ** ((logits[i] - peak) * scale), rounded to units; zeros in the padding.
     void (*weigh)(const float* logits, int64_t vocab_size, float peak, float scale, float* weights);

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,7 @@ std::vector<Row> rows_from(const TensorView& logits, nb::bytes packed_params) {
         Row& row = rows[i];
         row.logits = logits.data<float>() + i * logits.stride(0);
         row.vocab_size = vocab_size;
+        row.mask = nullptr;
         row.edits = nullptr;
         std::memcpy(&row.params, packed_params.c_str() + i * sizeof(RowParams), sizeof(RowParams));
         check_params(row.params, i);
@@ -99,6 +101,31 @@ Edits edits_from(nb::tuple fields) {
     return edits;
 }
 
+int64_t row_from(nb::handle number, const char* argument, size_t num_rows) {
+    int64_t row = 0;
+    if (!nb::try_cast(number, row)) {
+        raise_type_error(argument, "the number of a row", nb::inst_name(number).c_str());
+    }
+    if (row < 0 || row >= static_cast<int64_t>(num_rows)) {
+        raise_value_error(
+            argument, "rows below " + std::to_string(num_rows), std::to_string(row));
+    }
+    return row;
+}
+
+// Has the rows point to their masks, which the view must outlive.
+void attach_masks(const TensorView& masks, nb::list numbers, std::vector<Row>& rows) {
+    masks.expect_type({ElementType::kInt32});
+    const int64_t num_masks = nb::len(numbers);
+    const int64_t num_words = rows.empty() ? 0 : (rows[0].vocab_size + 31) / 32;
+    masks.expect_shape({num_masks, num_words}, "[num_masked, ceil(vocab_size / 32)]");
+    masks.expect_contiguous_last_dim();
+    for (int64_t i = 0; i < num_masks; ++i) {
+        const int64_t row = row_from(numbers[i], "masked_rows", rows.size());
+        rows[row].mask = masks.data<uint32_t>() + i * masks.stride(0);
+    }
+}
+
 // The edits, which the rows then point to.
 std::vector<Edits> attach_edits(nb::list fields, std::vector<Row>& rows) {
     std::vector<Edits> edits;
@@ -108,11 +135,7 @@ std::vector<Edits> attach_edits(nb::list fields, std::vector<Row>& rows) {
         if (edit.size() != 8) {
             raise_value_error("edits", "tuples of 8", std::to_string(edit.size()));
         }
-        const auto row = field_as<int64_t>(edit[0], "the number of a row");
-        if (row < 0 || row >= static_cast<int64_t>(rows.size())) {
-            raise_value_error(
-                "edits", "rows below " + std::to_string(rows.size()), std::to_string(row));
-        }
+        const int64_t row = row_from(edit[0], "edits", rows.size());
         edits.push_back(edits_from(edit));
         rows[row].edits = &edits.back();
     }
@@ -147,9 +170,14 @@ nb::list list_of(const std::vector<T>& values) {
 }
 
 nb::tuple sample(nb::handle logits_object, nb::bytes packed_params, nb::list edit_fields,
-    const char* variant_name) {
+    const char* variant_name, nb::object masks_object, nb::list masked_rows) {
     const TensorView logits(logits_object, "logits");
     std::vector<Row> rows = rows_from(logits, packed_params);
+    std::optional<TensorView> masks;
+    if (!masks_object.is_none()) {
+        masks.emplace(masks_object, "masks");
+        attach_masks(*masks, masked_rows, rows);
+    }
     const std::vector<Edits> edits = attach_edits(edit_fields, rows);
     const Kernels& kernels = PDSERVE_OF_VARIANT(variant_from(variant_name), Kernels);
     std::vector<Choice> choices;
@@ -175,7 +203,8 @@ nb::tuple sample(nb::handle logits_object, nb::bytes packed_params, nb::list edi
 void bind_sampling(nb::module_& m) {
     using nb::arg;
     m.def("sample", &sampling::sample, arg("logits"), arg("params"), arg("edits"),
-        arg("variant") = "", "One token, and log-probabilities where asked for, for each row.");
+        arg("variant") = "", arg("masks") = nb::none(), arg("masked_rows") = nb::list(),
+        "One token, and log-probabilities where asked for, for each row.");
 }
 
 }  // namespace pdserve

@@ -7,6 +7,6 @@
 namespace pdserve::sampling {
 
 const Kernels PDSERVE_OF_THIS_BUILD(Kernels) = {
-    peak_of, weigh, sum, block_maxima, collect, exp_sum, rank};
+    peak_of, mask, weigh, sum, block_maxima, collect, exp_sum, rank};
 
 }  // namespace pdserve::sampling

@@ -120,6 +120,21 @@ void block_maxima(const float* weights, int64_t vocab_size, float* maxima) {
     }
 }
 
+void mask(const float* logits, int64_t vocab_size, const uint32_t* mask, float* masked) {
+    constexpr int kWordBits = 32;
+    PairLanes bit;  // of each lane, in the lowest bits of a word
+    for (int lane = 0; lane < kLanes; ++lane) bit[lane] = 1u << lane;
+    int64_t i = 0;
+    for (; i + kLanes <= vocab_size; i += kLanes) {
+        const PairLanes bits = splat(mask[i / kWordBits] >> (i % kWordBits)) & bit;
+        store(masked + i, bits != PairLanes{} ? load(logits + i) : splat(kMinusInfinity));
+    }
+    for (; i < vocab_size; ++i) {
+        const bool is_allowed = mask[i / kWordBits] >> (i % kWordBits) & 1;
+        masked[i] = is_allowed ? logits[i] : kMinusInfinity;
+    }
+}
+
 void weigh(const float* logits, int64_t vocab_size, float peak, float scale, float* weights) {
     for_vectors(logits, vocab_size, [&](int64_t i, FloatLanes lanes) {
         const FloatLanes x = (lanes - splat(peak)) * splat(scale);

@@ -1,4 +1,4 @@
-// Edits, then the likeliest token; unless greedy: weights at the temperature, min-p, top-k, top-p,
+// The mask, edits, then the likeliest token; unless greedy: weights at the temperature, min-p, top-k, top-p,
 // and one number into the inverse CDF. All sums are exact (kWeightUnit), so "where the running sum
 // exceeds the number" is one token, however the sum is taken.
 
@@ -75,8 +75,10 @@ int64_t locate(const Workspace& workspace, float floor, double target) {
 
 int64_t draw(const RowParams& params, const float* logits, int64_t vocab_size, float peak,
     const Kernels& kernels, Workspace& workspace) {
-    const float scale = std::max(
-        static_cast<float>(kLog2E / params.temperature), std::numeric_limits<float>::min());
+    // Neither infinite, which the peak's 0 would make a NaN, nor subnormal.
+    constexpr double kLeast = std::numeric_limits<float>::min();
+    constexpr double kMost = std::numeric_limits<float>::max();
+    const auto scale = static_cast<float>(std::clamp(kLog2E / params.temperature, kLeast, kMost));
     kernels.weigh(logits, vocab_size, peak, scale, workspace.weights.data());
     const float floor = floor_of(params, vocab_size, kernels, workspace);
     const double total = kernels.sum(
@@ -109,18 +111,25 @@ void Workspace::reserve(int64_t vocab_size) {
     if (weights.size() >= size) return;
     logits.resize(size);
     counts.resize(size);
-    weights.resize(size);
     spare.resize(size + 16);
     block_sums.resize(size / kBlock);
+    weights.resize(size);  // last: where memory ran out, the next call tries again
 }
 
 Choice choose(const Row& row, const Kernels& kernels, Workspace& workspace) {
     workspace.reserve(row.vocab_size);
     const float* logits = row.logits;
-    if (row.edits != nullptr) {
-        std::copy_n(logits, row.vocab_size, workspace.logits.data());
-        apply(*row.edits, workspace.logits.data(), row.vocab_size, workspace.counts.data());
-        logits = workspace.logits.data();
+    if (row.mask != nullptr || row.edits != nullptr) {
+        float* changed = workspace.logits.data();
+        if (row.mask != nullptr) {
+            kernels.mask(logits, row.vocab_size, row.mask, changed);
+        } else {
+            std::copy_n(logits, row.vocab_size, changed);
+        }
+        if (row.edits != nullptr) {
+            apply(*row.edits, changed, row.vocab_size, workspace.counts.data());
+        }
+        logits = changed;
     }
     Choice choice;
     const Peak peak = kernels.peak_of(logits, row.vocab_size);

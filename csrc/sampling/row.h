@@ -24,6 +24,7 @@ struct Row {
     const float* logits;  // [vocab_size]
     int64_t vocab_size;
     RowParams params;
+    const uint32_t* mask;  // [ceil(vocab_size / 32)] bit i: token i may be chosen; null: any may
     const Edits* edits;  // null: none
 };
 

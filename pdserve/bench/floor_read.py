@@ -14,7 +14,7 @@ import numpy as np
 
 READ_BYTES = 256 << 20
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-_UNITS = {"K": 1 << 10, "M": 1 << 20}
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 class StreamingRead:

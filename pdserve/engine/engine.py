@@ -31,7 +31,7 @@ from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Policy
 from pdserve.engine.step_shape import shape_of
 from pdserve.engine.step_thread import StepThread
-from pdserve.errors import DeadlineExceeded, PdserveError, UnusableLogits
+from pdserve.errors import DeadlineExceeded, PdserveError, RequestsFailed
 from pdserve.perf_model import StepShape
 
 log = logging.getLogger(__name__)
@@ -167,6 +167,7 @@ class Engine(EngineCore):
                     self._last_end_s = None
                     await self._idle()
         finally:
+            self._report(observer)  # of a step that was over when this was cancelled
             self._thread = None
             thread.close()
 
@@ -266,7 +267,7 @@ class Engine(EngineCore):
         self._report(observer)  # of the step before, if this one could not even be prepared
         log.error("a step of %d requests failed", len(rows), exc_info=error)
         failed = [row.request for row in rows]
-        if isinstance(error, UnusableLogits) and error.request_ids:
+        if isinstance(error, RequestsFailed) and error.request_ids:
             failed = [request for request in failed if request.request_id in error.request_ids]
         elif not isinstance(error, PdserveError):
             error = PdserveError(f"the engine's step failed: {type(error).__name__}: {error}")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.batch import Batch
+from pdserve.engine.grammar import GrammarProgress, no_vocabulary
 from pdserve.engine.kv_cache import KvCache
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.decoder import Decoder
@@ -31,6 +32,7 @@ class ModelRunner:
         kv_cache: KvCache,
         eos_token_ids: frozenset[int] | None = None,
         scored_logits_bytes: int = LOGITS_BYTES,
+        grammars: GrammarProgress | None = None,
     ) -> None:
         """Put a model and its pool together.
 
@@ -39,6 +41,7 @@ class ModelRunner:
             kv_cache: of the model's layout.
             eos_token_ids: tokens that `min_tokens` holds back; None: those of the model's config.
             scored_logits_bytes: logits at once, at most, in steps that score prompts.
+            grammars: over the model's vocabulary; None: requests that have one fail.
         """
         layout = model.config.kv_layout(kv_cache.layout.block_size, kv_cache.layout.dtype)
         assert layout == kv_cache.layout, "the pool was laid out for another model"
@@ -48,6 +51,7 @@ class ModelRunner:
         self._model = model
         self._kv_cache = kv_cache
         self._scored_logits_bytes = scored_logits_bytes
+        self._grammars = grammars or GrammarProgress(no_vocabulary)
         self._eos_token_ids = model.config.eos_token_ids if eos_token_ids is None else eos_token_ids
 
     def prepare(
@@ -81,7 +85,8 @@ class ModelRunner:
             One entry per row, None where `row.samples` is false.
 
         Raises:
-            UnusableLogits: the model's output for a request is no distribution; names which.
+            RequestsFailed: the model's output for some requests is no distribution, or their
+                grammars cannot be followed; names which.
         """
         return self.prepare(rows, progress)() if rows else []
 
@@ -99,7 +104,8 @@ class ModelRunner:
                 # Sampling waits for the GPU anyhow.
                 torch.cuda.current_stream(self._model.device).synchronize()
             return [None] * len(rows)
-        sampled = sample(logits, batch.sampled_requests, self._eos_token_ids)
+        masks = self._grammars.masks(batch.sampled_requests)
+        sampled = sample(logits, batch.sampled_requests, self._eos_token_ids, masks)
         if len(sampled) == len(rows):
             return [*sampled]
         tokens = iter(sampled)

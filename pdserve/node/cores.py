@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from pdserve.config import EngineConfig, format_cpus, parse_cpus
@@ -60,7 +61,8 @@ def use_service_cores(plan: CorePlan) -> None:
     To be called before anything computes, and before the event loop runs.
     """
     for thread in os.listdir("/proc/self/task"):  # libraries have started some already
-        os.sched_setaffinity(int(thread), plan.service)
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            os.sched_setaffinity(int(thread), plan.service)
 
 
 def use_compute_cores(plan: CorePlan) -> None:

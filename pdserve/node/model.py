@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,12 +23,14 @@ from pdserve.config import (
     parse_bytes,
 )
 from pdserve.demo_model import CHECKPOINT_PATH
+from pdserve.engine.grammar import GrammarProgress
 from pdserve.engine.kv_cache import TORCH_DTYPES, DeviceBuffer, KvCache
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import ModelConfig, load_model_config
 from pdserve.engine.native.packed_cache import PackedCache
 from pdserve.engine.weights import load_decoder
 from pdserve.errors import ConfigError
+from pdserve.grammar import load_vocabulary
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.node.cores import plan_cores, use_compute_cores, use_service_cores
 from pdserve.node.meminfo import available_bytes
@@ -132,7 +135,12 @@ def load_runner(
         cache=cache,
     )
     kv_cache = KvCache(plan.layout, plan.num_blocks, plan.device, buffer)
-    runner = ModelRunner(decoder, kv_cache)
+    model = plan.config
+    vocabulary = partial(
+        load_vocabulary, plan.checkpoint.path, model.vocab_size, model.eos_token_ids
+    )
+    grammars = GrammarProgress(vocabulary, _native.num_threads())
+    runner = ModelRunner(decoder, kv_cache, grammars=grammars)
     loaded_s = time.perf_counter()
     runner.warmup(min(WARMUP_TOKENS, plan.max_model_len))
     warm_s = time.perf_counter()

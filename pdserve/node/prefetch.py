@@ -40,5 +40,5 @@ def _read(path: Path) -> None:
     try:
         with path.open("rb") as file:
             map_pages(file.fileno())  # and unmap them: what was read stays in memory
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: it is empty, after a crash perhaps
         log.debug("%s is not read ahead: %s", path, error)

@@ -1,7 +1,7 @@
 """A decode node with next to no room: requests wait where their KV is, and nothing is lost.
 
 24 blocks of 16 tokens against 512 on the prefill node, where prompts and KV that waits may take 76.
-Tickets are good for a second.
+Tickets are good for a quarter of a second.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ async def narrow(tiny_checkpoint: Path) -> AsyncIterator[Fleet]:
         tiny_checkpoint,
         engine=engine,
         handoff=HandoffConfig(pinned_limit=0.15),
-        timeouts={"ticket_s": 1.0},
+        timeouts={"ticket_s": 0.25},
     )
     # Over TCP the exporter looks at every ticket. A greedy node preempts.
     little = ["--kv-memory=96KiB", "--kv-headroom=greedy", "--watermark=0"]

@@ -59,8 +59,8 @@ async def test_two_coordinators_share_the_nodes(
 
         mine = Follower(client, make_prompt(30), STREAMED)
         doomed = [Follower(other, make_prompt(30, i), 5000) for i in range(3)]
-        doomed.append(Follower(other, make_prompt(LONG), 5))
-        await asyncio.gather(*(f.reached(3) for f in (mine, *doomed[:3])))
+        await asyncio.gather(*(f.reached(3) for f in (mine, *doomed)))
+        doomed.append(Follower(other, make_prompt(LONG), 5000))  # in its prompt, or not far beyond
         second.child.send_signal(signal.SIGKILL)
         for follower in doomed:
             assert (await follower.end(2.0)).is_broken

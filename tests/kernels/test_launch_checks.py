@@ -57,6 +57,7 @@ ATTENTION_ERRORS: list[tuple[str, Any, type[Exception], str]] = [
     ("kv_pool", torch.zeros(4, 2, 3, 2, 16, 64), ValueError, "kv_pool: expected shape"),
     ("kv_pool", torch.zeros(4, 2, 2, 16, 64), ValueError, "kv_pool: expected shape"),
     ("kv_pool", torch.zeros(4, 2, 2, 2, 0, 64), ValueError, "kv_pool: .*found 2, 0 and 64"),
+    ("kv_pool", torch.zeros(0, 2, 2, 2, 2**32, 64), ValueError, r"kv_pool: .*below 2\*\*31"),
     ("kv_pool", transposed(torch.zeros(4, 2, 2, 2, 16, 64)), ValueError,
      "kv_pool: expected contiguous memory"),
     ("layer", 2, ValueError, "layer: expected 0 to 1, found 2"),

@@ -137,6 +137,14 @@ def test_a_bias_that_has_no_room_or_is_missing() -> None:
         pack_rows(empty_packed(WeightKind.BFLOAT16, 16, 4, has_bias=True), 0, weight)
 
 
+@pytest.mark.parametrize("shape", [(1,), (15,), (17,), (16, 1), ()])
+def test_a_bias_of_another_size_is_refused_and_nothing_packed(shape: tuple[int, ...]) -> None:
+    packed = empty_packed(WeightKind.BFLOAT16, 32, 4, has_bias=True)
+    with pytest.raises(ValueError, match=r"bias: expected shape \[num_rows\] = \[16\], found"):
+        pack_rows(packed, 0, torch.ones(16, 4), torch.ones(shape))
+    assert not packed.weights.any()
+
+
 def parts(**changes: Any) -> SimpleNamespace:
     """A gated int8 matrix of [64, 10] that works, changed."""
     works = {

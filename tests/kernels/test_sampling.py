@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from pdserve import _native
+from pdserve.engine.grammar import TokenMasks
 from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.sampling.native import sample_natively
 from pdserve.engine.sampling.torch_sampler import sample_by_torch
@@ -64,6 +66,45 @@ def test_tokens_are_those_of_torch(variant: str, row: Tensor, requests: list[Req
     batch = row.repeat(len(draws), 1)
     assert natively(batch, draws, variant) == by_torch(batch, draws)
     assert torch.equal(batch, row.repeat(len(draws), 1)), "logits stay as they are"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@settings(deadline=None, max_examples=60)
+@given(row=logits(), requests=rows(with_logprobs=True), data=st.data())
+def test_masked_tokens_are_those_of_torch(
+    variant: str, row: Tensor, requests: list[Request], data: st.DataObject
+) -> None:
+    """Some rows have masks. What they forbid never comes; log-probabilities are as without."""
+    batch = row.repeat(len(requests), 1)
+    masked = data.draw(st.sets(st.integers(0, len(requests) - 1)))
+    masks = make_masks(sorted(masked), len(row), data.draw(st.integers(0, 99)))
+    found = outcome(sample_natively, batch, requests, EOS, variant, masks)
+    expected = outcome(sample_by_torch, batch, requests, EOS, masks)
+    assert ids_of(found) == ids_of(expected)
+    assert torch.equal(batch, row.repeat(len(requests), 1)), "logits stay as they are"
+    allowed = masks.allowed(len(row), torch.device("cpu"))
+    logprobs = row.double().log_softmax(dim=-1)
+    for i, token in enumerate(found):
+        if isinstance(token, SampledToken):
+            assert i not in masks.rows or allowed[masks.rows.index(i), token.token_id]
+            if token.logprobs is not None:
+                expected_logprob = pytest.approx(
+                    logprobs[token.token_id].item(), rel=1e-5, abs=1e-5
+                )
+                assert token.logprobs.chosen == expected_logprob
+
+
+def make_masks(rows: list[int], vocab_size: int, seed: int) -> TokenMasks:
+    """From few allowed tokens to all of them; bits behind the vocabulary are set at random."""
+    generator = np.random.default_rng(seed)
+    num_words = -(-vocab_size // 32) + seed % 2
+    share = generator.choice([0.02, 0.5, 1.0], size=(len(rows), 1, 1))
+    bits = generator.random((len(rows), num_words, 32)) < share
+    return TokenMasks(rows, np.packbits(bits, axis=-1, bitorder="little").view(np.int32)[..., 0])
+
+
+def ids_of(found: Outcome) -> list[int | str]:
+    return [token.token_id if isinstance(token, SampledToken) else token for token in found]
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.1, 2.0, 6.0])
@@ -180,6 +221,18 @@ def test_variants_agree_on_logprobs_nearly() -> None:
         assert token.logprobs.chosen == pytest.approx(results[0].logprobs.chosen, rel=1e-6)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("temperature", [5e-324, 1e-40, 1e-38, 1e308])
+def test_a_temperature_at_the_limits_of_float(temperature: float, variant: str) -> None:
+    """As good as greedy, or as good as uniform: some token in any case."""
+    row = make_row(1000)
+    tokens, _ = _native.sample(row[None], packed(temperature), [], variant)
+    if temperature < 1:
+        assert tokens == [int(row.argmax())]
+    else:
+        assert 0 <= tokens[0] < len(row)
+
+
 # ---- the launcher --------------------------------------------------------------------------------
 
 
@@ -188,11 +241,13 @@ def packed(temperature: float = 0.0, top_p: float = 1.0, min_p: float = 0.0) -> 
 
 
 def arguments() -> dict[str, Any]:
-    """What works: two greedy rows, one of them with edits."""
+    """What works: two greedy rows, one of them with edits, the other with a mask."""
     return {
         "logits": torch.zeros(2, 10),
         "params": packed() * 2,
         "edits": [(1, [0], {1: -1.0, 2: 1}, [], [2], 1.0, 1.0, 0.5)],
+        "masks": np.array([[0b1111110000]], dtype=np.int32),
+        "masked_rows": [0],
     }
 
 
@@ -226,12 +281,19 @@ ERRORS: list[tuple[str, Any, type[Exception], str]] = [
     ("edits", edit(output=[2**70]), OverflowError, "int too"),
     ("edits", edit(biases={1: "a"}), TypeError, "edits: expected a number as bias, found str"),
     ("edits", edit(presence=None), TypeError, "edits: .*presence penalty, found NoneType"),
+    ("masks", [1], TypeError, "masks: expected a CPU tensor, found list"),
+    ("masks", np.zeros((1, 1), np.uint32), TypeError, "masks: expected dtype int32"),
+    ("masks", np.zeros((2, 1), np.int32), ValueError, r"masks: .*\[1, 1\], found \[2, 1\]"),
+    ("masks", np.zeros((1, 2), np.int32), ValueError, r"masks: .*\[1, 1\], found \[1, 2\]"),
+    ("masked_rows", [2], ValueError, "masked_rows: expected rows below 2, found 2"),
+    ("masked_rows", [-1], ValueError, "masked_rows: expected rows below 2, found -1"),
+    ("masked_rows", ["a"], TypeError, "masked_rows: expected the number of a row, found str"),
     ("variant", "sse9", ValueError, "variant: expected one of .*portable on this CPU, found sse9"),
 ]  # fmt: skip
 
 
 def test_the_arguments_work_as_they_are() -> None:
-    assert _native.sample(**arguments()) == ([0, 3], [])
+    assert _native.sample(**arguments()) == ([4, 3], [])
 
 
 @pytest.mark.parametrize(("name", "value", "error", "message"), ERRORS)

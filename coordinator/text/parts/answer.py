@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coordinator.text.parts.interface import Parts, PartsParser
+from coordinator.text.parts.reasoning import Reasoning
 
 
 class AnswerParts:
@@ -16,7 +17,7 @@ class AnswerParts:
 
     def __init__(
         self,
-        reasoning: PartsParser | None = None,
+        reasoning: Reasoning | None = None,
         tools: PartsParser | None = None,
         max_calls: int | None = None,
     ) -> None:
@@ -24,6 +25,11 @@ class AnswerParts:
         self._tools = tools
         self._max_calls = max_calls
         self.num_calls = 0
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the text ends inside reasoning."""
+        return self._reasoning is not None and self._reasoning.is_inside
 
     def push(self, text: str) -> Parts:
         """See PartsParser.push."""

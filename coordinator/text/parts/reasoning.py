@@ -21,6 +21,11 @@ class Reasoning:
         self._rest = ""
         self._skips_space = has_begun  # around the marks
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether the text ends inside reasoning."""
+        return self._is_inside
+
     def push(self, text: str) -> Parts:
         """See PartsParser.push."""
         self._rest += text

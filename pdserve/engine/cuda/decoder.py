@@ -71,8 +71,9 @@ class CudaDecoder:
 
         The first call captures the graphs, which takes seconds: it is meant for a warm-up.
         """
-        # Triton launches on the thread's current GPU, and that need not be ours.
-        with torch.cuda.device(self.device):
+        # Triton launches on the thread's current GPU, and that need not be ours. Where kernels are
+        # interpreted there is none, which `torch.cuda.device` would refuse.
+        with torch.cuda.device_of(self._weights.embedding):  # type: ignore[no-untyped-call]
             return self._logits(batch, kv_pool, progress)
 
     def _logits(

@@ -99,6 +99,9 @@ def pack_rows(
         weight = weight.float()
     if (bias is None) != (packed.bias is None):
         raise ValueError(f"bias: expected {'none' if packed.bias is None else 'one'}")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        expected, found = list(weight.shape[:1]), list(bias.shape)
+        raise ValueError(f"bias: expected shape [num_rows] = {expected}, found {found}")
     _native.pack_linear_rows(packed, first_row, weight)
     if bias is not None and packed.bias is not None:
         lanes = lanes_of_rows(packed.num_out, is_gated=packed.is_gated)

@@ -6,12 +6,15 @@ import hashlib
 import logging
 import os
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 log = logging.getLogger(__name__)
 
+UNTOUCHED_S = 3600.0  # after so long a file that is being written is nobody's any more
 _SUFFIX = ".packed"
+_UNFINISHED = ".new"
 _PIECE_BYTES = 1 << 20
 
 
@@ -61,7 +64,14 @@ def _by_use(folder: Path, pattern: str) -> list[PackedFile]:
 
 
 def make_room(folder: Path, limit_bytes: int, newest: Path) -> None:
-    """Remove what was not used for longest, but not `newest`. Who has a file mapped keeps it."""
+    """Remove what was not used for longest, but not `newest`, and what was never finished.
+
+    Who has a file mapped keeps it.
+    """
+    for file in _by_use(folder, f"*{_UNFINISHED}"):
+        if time.time() - file.used_s > UNTOUCHED_S:
+            log.info("removing %s: whoever wrote it has died", file.path)
+            file.path.unlink(missing_ok=True)
     files = packed_files(folder)
     excess = sum(file.num_bytes for file in files) - limit_bytes
     for file in files:

@@ -12,6 +12,7 @@ from typing import TypeAlias
 from torch import Tensor
 
 from pdserve import _native
+from pdserve.engine.grammar import TokenMasks
 from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.sampling.limits import GREEDY_BELOW, unusable
 from pdserve.engine.stopping import ending_token_ids
@@ -26,7 +27,11 @@ _GREEDY = _PARAMS.pack(0.0, 1.0, 0.0, 0, 0, 0, -1)
 
 
 def sample_natively(
-    logits: Tensor, requests: Sequence[Request], eos_token_ids: frozenset[int], variant: str = ""
+    logits: Tensor,
+    requests: Sequence[Request],
+    eos_token_ids: frozenset[int],
+    variant: str = "",
+    masks: TokenMasks | None = None,
 ) -> list[SampledToken]:
     """See `sampler.sample`.
 
@@ -35,6 +40,7 @@ def sample_natively(
         requests: whose.
         eos_token_ids: of the model.
         variant: a kernel build of `_native.kernel_variants()`; "" is the best this CPU can run.
+        masks: see `sampler.sample`.
     """
     params = b"".join([_packed(request.sampling, request) for request in requests])
     edits = [
@@ -42,7 +48,14 @@ def sample_natively(
         for row, request in enumerate(requests)
         if _has_edits(request)
     ]
-    token_ids, logprobs = _native.sample(logits, params, edits, variant)
+    token_ids, logprobs = _native.sample(
+        logits,
+        params,
+        edits,
+        variant,
+        None if masks is None else masks.words_of(logits.shape[1]),
+        [] if masks is None else masks.rows,
+    )
     if -1 in token_ids:
         raise unusable([r for r, token_id in zip(requests, token_ids, strict=True) if token_id < 0])
     tokens = [SampledToken(token_id) for token_id in token_ids]

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from pdserve.engine.grammar import TokenMasks
+from pdserve.engine.grammar.masks import mask_logits
 from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.sampling.adjust import adjust_logits
 from pdserve.engine.sampling.draw import draw_tokens
@@ -15,10 +17,13 @@ from pdserve.protocol import TokenLogprobs
 
 
 def sample_by_torch(
-    logits: Tensor, requests: Sequence[Request], eos_token_ids: frozenset[int]
+    logits: Tensor,
+    requests: Sequence[Request],
+    eos_token_ids: frozenset[int],
+    masks: TokenMasks | None = None,
 ) -> list[SampledToken]:
     """See `sampler.sample`; on any device."""
-    adjusted = adjust_logits(logits, requests, eos_token_ids)
+    adjusted = adjust_logits(mask_logits(logits, masks), requests, eos_token_ids)
     likeliest = adjusted.argmax(dim=-1)  # a NaN if there is one, else the lowest id among equals
     peaks = adjusted.gather(1, likeliest[:, None])[:, 0]
     _check_finite(peaks, requests)

@@ -188,6 +188,24 @@ async def test_only_operators_change_the_cluster(tenants: Tenants) -> None:
                 assert response.status == status
 
 
+async def test_responses_are_their_tenants(tenants: Tenants) -> None:
+    async with served(tenants=tenants) as api:
+        asked: Any = {"model": MODEL, "input": "Hi"}
+        acme = bearer("acme-1")
+        async with api.client.post("/v1/responses", headers=acme, json=asked) as response:
+            made = await response.json()
+        path = f"/v1/responses/{made['id']}"
+        again = asked | {"previous_response_id": made["id"]}
+        for key, status in (("night", 404), ("friend", 404), ("acme-2", 200)):
+            head = bearer(key)
+            async with api.client.get(path, headers=head) as response:
+                assert response.status == status
+            async with api.client.post("/v1/responses", headers=head, json=again) as response:
+                assert response.status == status
+            async with api.client.delete(path, headers=head) as response:
+                assert response.status == status
+
+
 @pytest.mark.parametrize(
     ("host", "environment", "error"),
     [

@@ -338,6 +338,27 @@ async def test_nothing_stays_unreported_when_no_step_follows() -> None:
         await observer.until(lambda: observer.done)
 
 
+async def test_nothing_stays_unreported_when_the_engine_is_stopped() -> None:
+    engine = Engine(BlockPool(20, BLOCK), decode_policy(16, 8), ManualClock(), frozenset())
+    runner, observer = FakeRunner(BLOCK), Observer()
+    stopping = asyncio.get_running_loop().create_future()
+    prepare = runner.prepare
+
+    def stop_at_third(*args: object) -> object:
+        if len(runner.steps) == 2:
+            task.cancel()  # before the second step is reported
+            stopping.set_result(len(observer.reports))
+        return prepare(*args)  # type: ignore[arg-type]
+
+    runner.prepare = stop_at_third  # type: ignore[assignment,method-assign]
+    engine.submit(make_request(5, max_tokens=100))
+    task = asyncio.create_task(engine.run(runner, observer))
+    await asyncio.gather(task, return_exceptions=True)
+    assert task.cancelled()
+    assert await stopping == 1
+    assert len(observer.reports) == 2
+
+
 async def test_what_was_sampled_is_heard_before_a_deadline_passes() -> None:
     class Slow(Observer):
         def step_done(self, report: StepReport) -> None:

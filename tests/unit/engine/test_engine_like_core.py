@@ -166,7 +166,8 @@ async def play_engine(engine: Engine, script: Script) -> Seen:
     listener = Listener(seen)
     task = asyncio.create_task(engine.run(Conductor(engine, script, seen), listener))
     async with asyncio.timeout(20):
-        while engine.num_requests:
+        # A request that was cancelled is not counted any more while the step it is in still runs.
+        while engine.num_requests or engine.pool.num_free < engine.pool.num_blocks:
             listener.heard.clear()
             await listener.heard.wait()
     task.cancel()

@@ -39,7 +39,7 @@ STEP_ERRORS: list[tuple[str, Any, type[Exception], str]] = [
     ("context_lens", int32(3, 170), ValueError, "block_tables: expected at least 11 columns"),
     ("block_tables", int32(0, 8).view(2, 1), ValueError, r"block_tables\[1\]\[0\]: .*below 8"),
     ("sampled_rows", torch.tensor([2, 4]), ValueError,
-     r"sampled_rows\[1\]: expected ascending rows below 4, found 4"),
+     r"sampled_rows\[1\]: expected a row from 3 to 3, found 4"),
     ("sampled_rows", torch.tensor([2, 2]), ValueError, r"sampled_rows\[1\]: .*found 2"),
     ("sampled_rows", torch.tensor([-1, 2]), ValueError, r"sampled_rows\[0\]: .*found -1"),
     ("out", torch.zeros(1, 320), ValueError, r"out: expected shape .*= \[2, 320\]"),

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from pdserve.engine.native import packed_cache
 from pdserve.engine.native.packed_cache import PackedCache, packed_arrays
-from pdserve.engine.native.packed_folder import packed_files
+from pdserve.engine.native.packed_folder import UNTOUCHED_S, packed_files
 from pdserve.errors import RequestCancelled
 
 VALUES = torch.arange(3 * 4096, dtype=torch.uint8)
@@ -139,6 +140,18 @@ def test_what_a_dead_packer_left_is_removed(cache: PackedCache) -> None:
     file.path.rename(file.path.with_suffix(".4711.new"))
     arrays_of(cache, Packer())
     assert sorted(path.suffix for path in cache.folder.iterdir()) == [".lock", ".packed"]
+
+
+def test_what_a_dead_packer_of_others_left_is_removed_in_time(cache: PackedCache) -> None:
+    cache.folder.mkdir(parents=True)
+    old, young = (cache.folder / f"other-{name}.1.new" for name in ("old", "young"))
+    for file in (old, young):
+        file.write_bytes(b"half")
+    an_hour_ago = time.time() - UNTOUCHED_S - 1
+    os.utime(old, (an_hour_ago, an_hour_ago))
+    arrays_of(cache, Packer())
+    assert not old.exists()
+    assert young.exists()
 
 
 def test_two_that_start_together_pack_once(cache: PackedCache) -> None:

@@ -52,3 +52,9 @@ def test_nothing_is_read_where_nothing_is(tmp_path: Path, read: list[str]) -> No
     (tmp_path / "Llama-bfloat16-1.packed").touch()
     prefetch_and_wait(tmp_path, "Qwen3")
     assert read == []
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_file_that_is_empty_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "Qwen3-float32-1.packed").touch()
+    prefetch_and_wait(tmp_path, "Qwen3")  # pytest warns of threads that raise

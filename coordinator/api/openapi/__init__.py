@@ -1,0 +1,1 @@
+"""The API described: /openapi.json, made from the structs that bodies are read into, and /docs."""

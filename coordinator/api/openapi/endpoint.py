@@ -1,0 +1,26 @@
+"""GET /openapi.json and /docs."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+from aiohttp import web
+
+from coordinator.api.openapi.document import openapi_document
+from coordinator.api.openapi.operations import HTML, JSON
+
+
+async def get_document(request: web.Request) -> web.Response:
+    """The document."""
+    return web.Response(body=openapi_document(), content_type=JSON)
+
+
+async def get_page(request: web.Request) -> web.Response:
+    """A page that shows the document; it needs nothing from anywhere else."""
+    return web.Response(body=_page(), content_type=HTML, charset="utf-8")
+
+
+@cache
+def _page() -> bytes:
+    return files(__package__).joinpath("page.html").read_bytes()

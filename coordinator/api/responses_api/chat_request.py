@@ -1,0 +1,110 @@
+"""A response's request as a chat request, and chat's objections in the words of responses.
+
+Chat decides what is served: what it refuses is refused here, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from msgspec import structs
+
+from coordinator.api.body import convert_request
+from coordinator.api.requests import ChatRequest, Message, field_names
+from coordinator.api.responses_api.requests import (
+    LOGPROBS,
+    FunctionChoice,
+    FunctionTool,
+    ResponseRequest,
+    TextConfig,
+)
+from pdserve.errors import InvalidRequest, RequestError
+
+# Of the same name and meaning in both; the rest is translated, or not chat's business.
+_SAME = (field_names(ChatRequest) & field_names(ResponseRequest)) - {
+    "stream",
+    "stream_options",
+    "tool_choice",
+    "tools",
+}
+# A parameter of chat |-> what it is called here.
+_OUR_WORDS = (
+    (re.compile(r"^messages\b.*"), "input"),
+    (re.compile(r"^max_completion_tokens$"), "max_output_tokens"),
+    (re.compile(r"^response_format\.json_schema\b"), "text.format"),
+    (re.compile(r"^response_format\b"), "text.format"),
+    (re.compile(r"^(tools(?:\[\d+\])?|tool_choice)\.function\b"), r"\1"),
+)
+
+
+def chat_request(body: ResponseRequest, messages: Sequence[Message]) -> ChatRequest:
+    """What chat is asked. Raises InvalidRequest."""
+    shows_logprobs = LOGPROBS in (body.include or [])
+    if body.top_logprobs and not shows_logprobs:
+        raise InvalidRequest(f"'top_logprobs' needs 'include' to have {LOGPROBS!r}", "top_logprobs")
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("'stream_options' needs 'stream' to be true", "stream_options")
+    values: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
+    if body.instructions is not None:
+        messages = [Message(role="system", content=body.instructions), *messages]
+    values |= {
+        "messages": list(messages),
+        "max_completion_tokens": body.max_output_tokens,
+        "logprobs": shows_logprobs or None,
+        "tools": [_tool(tool) for tool in body.tools or []] or None,
+        "tool_choice": _choice(body),
+        "response_format": _format(body.text),
+    }
+    values = {name: value for name, value in values.items() if value is not None}
+    return convert_request(values, ChatRequest)
+
+
+@contextmanager
+def in_our_words() -> Iterator[None]:
+    """Errors about parameters of chat that are raised within name those of responses."""
+    try:
+        yield
+    except RequestError as error:
+        param = ours = error.param or ""
+        for pattern, word in _OUR_WORDS:
+            ours = pattern.sub(word, ours)
+        if ours == param:
+            raise
+        message = error.message.replace(repr(param), repr(ours))
+        if not param.isidentifier():  # else it may be a word that means something else
+            message = message.replace(param, ours)
+        raise type(error)(message, ours) from error
+
+
+def _tool(tool: FunctionTool) -> dict[str, Any]:
+    function = structs.asdict(tool)
+    del function["type"]
+    return {"type": "function", "function": function}
+
+
+def _choice(body: ResponseRequest) -> Any:
+    if isinstance(body.tool_choice, FunctionChoice):
+        return {"type": "function", "function": {"name": body.tool_choice.name}}
+    return body.tool_choice
+
+
+def _format(text: TextConfig | None) -> dict[str, Any] | None:
+    """Chat has what is about a schema one level further down."""
+    wanted = None if text is None else text.format
+    if wanted is None or wanted.type == "text":
+        return None
+    schema = {
+        "name": wanted.name,
+        "schema": wanted.schema_,
+        "description": wanted.description,
+        "strict": wanted.strict,
+    }
+    if wanted.type == "json_object":
+        return {"type": wanted.type}
+    for name in ("name", "schema"):
+        if schema[name] is None:
+            raise InvalidRequest(f"'text.format' has no {name!r}", f"text.format.{name}")
+    return {"type": wanted.type, "json_schema": schema}

@@ -1,0 +1,162 @@
+"""The shape of a response, whole and as typed events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from coordinator.api import responses
+from coordinator.api.chat_parts import PartsPlan
+from coordinator.api.choice import ChoiceDelta, ScoredToken
+from coordinator.api.logprobs import chat_logprobs
+from coordinator.api.requests import CalledFunction, Message, ToolCall
+from coordinator.api.responses_api import events
+from coordinator.api.responses_api.objects import (
+    CallItem,
+    IncompleteDetails,
+    InputTokensDetails,
+    Item,
+    MessageItem,
+    OutputText,
+    OutputTokensDetails,
+    ReasoningItem,
+    ReasoningText,
+    Response,
+    ResponseError,
+    ResponseUsage,
+)
+from coordinator.api.responses_api.output import Output
+from coordinator.api.responses_api.told import Piece, ToldApart
+from coordinator.text import Tokenizer
+
+Keep = Callable[[bytes, Message], None]  # a finished response, and what the model has said in it
+
+
+class ResponseFormat:
+    """POST /v1/responses.
+
+    Args:
+        response: as it begins; becomes what the call comes to.
+        keep: is told of the end, unless it is a failure.
+    """
+
+    def __init__(
+        self,
+        response: Response,
+        tokenizer: Tokenizer,
+        plan: PartsPlan,
+        keep: Keep,
+        *,
+        shows_logprobs: bool,
+    ) -> None:
+        self._response = response
+        self._tokenizer = tokenizer
+        self._keep = keep
+        self._shows_logprobs = shows_logprobs
+        self._told = ToldApart(plan.make())
+        self._output = Output(response.id.removeprefix("resp_"), plan.make_id)
+        self._numbering = events.Numbering()
+
+    def opening(self, index: int) -> Sequence[bytes]:
+        """The response, still without items."""
+        return self._framed(
+            [events.Created(response=self._response), events.InProgress(response=self._response)]
+        )
+
+    def chunk(self, delta: ChoiceDelta) -> Sequence[bytes]:
+        """Items that begin, grow and end."""
+        return self._framed(self._take_in(delta))
+
+    def closing(self, usage: responses.Usage) -> Sequence[bytes]:
+        """The whole response."""
+        self._end(usage)
+        response = self._response
+        is_complete = response.status == "completed"
+        end = events.Completed if is_complete else events.Incomplete
+        return self._framed([end(response=response)])
+
+    def failure(self, error: responses.ErrorDetail) -> bytes:
+        """The response as far as it got, and the error."""
+        self._output.close("incomplete")
+        response = self._response
+        response.output = self._output.items
+        response.status = "failed"
+        response.error = ResponseError(error.code or error.type, error.message)
+        return self._numbering.framed(events.Failed(response=response))
+
+    def whole(self, deltas: Sequence[ChoiceDelta], usage: responses.Usage) -> bytes:
+        """The response, without events."""
+        for delta in deltas:
+            self._take_in(delta)
+        return self._end(usage)
+
+    # ---- parts ---------------------------------------------------------------------------------
+
+    def _take_in(self, delta: ChoiceDelta) -> list[events.Event]:
+        told: list[events.Event] = []
+        for piece in self._told.take_in(delta):
+            told += self._add(piece)
+        if delta.finish_reason is None:
+            return told
+        is_cut_off = delta.finish_reason == "length"
+        if not self._output.items:
+            told += self._output.add_text("", [])
+        if is_cut_off:
+            self._response.incomplete_details = IncompleteDetails()
+        return told + self._output.close("incomplete" if is_cut_off else "completed")
+
+    def _add(self, piece: Piece) -> list[events.Event]:
+        told: list[events.Event] = []
+        parts = piece.parts
+        if parts.reasoning:
+            told += self._output.add_reasoning(parts.reasoning)
+        if parts.content:
+            told += self._output.add_text(parts.content, self._logprobs(piece.tokens))
+        for call in parts.calls:
+            told += self._output.add_call(call)
+        return told
+
+    def _logprobs(self, tokens: list[ScoredToken]) -> list[responses.TokenLogprob]:
+        return chat_logprobs(tokens, self._tokenizer).content if self._shows_logprobs else []
+
+    def _end(self, usage: responses.Usage) -> bytes:
+        """Complete the response and have it kept; returns it as JSON."""
+        response = self._response
+        response.output = self._output.items
+        response.usage = ResponseUsage(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details=InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
+            output_tokens=usage.completion_tokens,
+            output_tokens_details=OutputTokensDetails(self._told.num_reasoning_tokens),
+            total_tokens=usage.total_tokens,
+        )
+        response.status = "completed"
+        if response.incomplete_details is not None:
+            response.status = "incomplete"
+        else:
+            response.completed_at = int(time.time())
+        body = msgspec.json.encode(response)
+        self._keep(body, _said(response.output))
+        return body
+
+    def _framed(self, told: Sequence[events.Event]) -> list[bytes]:
+        return [self._numbering.framed(event) for event in told]
+
+
+def _said(items: Sequence[Item]) -> Message:
+    """An answer as a message of the conversation that goes on from it."""
+    message = Message(role="assistant", content="")
+    calls: list[ToolCall] = []
+    for item in items:
+        match item:
+            case MessageItem(content=[OutputText(text=text)]):
+                message.content = f"{message.content}{text}"
+            case CallItem(status="completed"):
+                called = CalledFunction(name=item.name, arguments=item.arguments)
+                calls.append(ToolCall(id=item.call_id, function=called))
+            case ReasoningItem(content=[ReasoningText(text=text)]):
+                message.reasoning_content = text
+    message.tool_calls = calls or None
+    return message

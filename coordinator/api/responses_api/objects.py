@@ -1,0 +1,143 @@
+"""A response as clients get it: the object and its items."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from coordinator.api.responses import TokenLogprob
+from coordinator.api.responses_api.requests import FunctionChoice, FunctionTool, TextFormat
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputText(Struct, kw_only=True, tag_field="type", tag="output_text"):
+    """Text of a message."""
+
+    text: str = ""
+    annotations: list[str] = []  # there never are any
+    logprobs: list[TokenLogprob] = []
+
+
+class ReasoningText(Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
+    """Text of reasoning."""
+
+    text: str = ""
+
+
+class MessageItem(Struct, kw_only=True, tag_field="type", tag="message"):
+    """What the model says."""
+
+    id: str
+    status: ItemStatus = "in_progress"
+    role: Literal["assistant"] = "assistant"
+    content: list[OutputText] = []
+
+
+class ReasoningItem(Struct, kw_only=True, tag_field="type", tag="reasoning"):
+    """What the model thinks."""
+
+    id: str
+    status: ItemStatus = "in_progress"
+    summary: list[str] = []  # it is not summed up
+    content: list[ReasoningText] = []
+
+
+class CallItem(Struct, kw_only=True, tag_field="type", tag="function_call"):
+    """A function that the model calls."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str = ""  # JSON
+    status: ItemStatus = "in_progress"
+
+
+Item = MessageItem | ReasoningItem | CallItem
+
+
+class InputTokensDetails(Struct):
+    """Where the prompt's KV came from."""
+
+    cached_tokens: int
+
+
+class OutputTokensDetails(Struct):
+    """What the answer's tokens were for."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(Struct, kw_only=True):
+    """Tokens of a call."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class IncompleteDetails(Struct):
+    """Why it is not complete."""
+
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class ResponseError(Struct):
+    """Why it failed."""
+
+    code: str
+    message: str
+
+
+class ReasoningShown(Struct):
+    """What was asked of reasoning: nothing."""
+
+    effort: str | None = None
+    summary: None = None
+
+
+class TextShown(Struct):
+    """What was asked of the text."""
+
+    format: TextFormat
+
+
+class Response(Struct, kw_only=True):
+    """A call's answer, with what was asked for."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: Literal["in_progress", "completed", "incomplete", "failed"] = "in_progress"
+    background: bool = False
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[Item] = []
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    reasoning: ReasoningShown
+    store: bool
+    temperature: float
+    text: TextShown
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice
+    tools: list[FunctionTool]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"] = "disabled"
+    usage: ResponseUsage | None = None
+
+
+class DeletedResponse(Struct, kw_only=True):
+    """The answer to DELETE /v1/responses/{id}."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True

@@ -1,0 +1,139 @@
+"""The body of POST /v1/responses, as far as it is served. `null` stands for the default."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from coordinator.api.requests import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_TOOLS,
+    Count,
+    NumLogprobs,
+    Penalty,
+    Probability,
+    StructuredOutputs,
+    TokenId,
+)
+
+LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED = "reasoning.encrypted_content"  # reasoning is given in plain text: nothing to add
+
+
+class ItemPart(Struct, kw_only=True):
+    """A piece of an item's text."""
+
+    type: Literal["input_text", "output_text", "text", "reasoning_text"]
+    text: str | None = None
+
+
+ItemText = str | Annotated[list[ItemPart], Meta(max_length=MAX_PARTS)]
+
+
+class InputItem(Struct, kw_only=True):
+    """Something that was said or done; which fields it needs depends on its type."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    role: Literal["user", "assistant", "system", "developer"] | None = None  # of a message
+    content: ItemText | None = None  # of a message, or of reasoning
+    call_id: str | None = None  # of a call, and of its output
+    name: str | None = None  # of a call, as are the
+    arguments: str | None = None  # in JSON
+    output: ItemText | None = None  # of a call's output
+
+
+class FunctionTool(Struct, kw_only=True):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None  # a JSON schema
+    strict: bool | None = None
+
+
+class FunctionChoice(Struct, kw_only=True):
+    """The one function that is to be called."""
+
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(Struct, kw_only=True, omit_defaults=True, rename={"schema_": "schema"}):
+    """What the text is to be; all but the type are those of a JSON schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema_: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextConfig(Struct, kw_only=True, forbid_unknown_fields=True):
+    """About the text of the answer."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ReasoningConfig(Struct, kw_only=True, forbid_unknown_fields=True):
+    """About reasoning: models are not told how much of it is wanted, and it is not summed up."""
+
+    effort: Literal["none"] | None = None
+    summary: None = None
+    generate_summary: None = None
+
+
+class ResponseStreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
+    """How a stream is sent."""
+
+    include_obfuscation: bool | None = None  # padding against traffic analysis: not done
+
+
+MetadataKey = Annotated[str, Meta(max_length=64)]
+MetadataValue = Annotated[str, Meta(max_length=512)]
+Metadata = Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)]
+
+
+class ResponseRequest(Struct, kw_only=True):
+    """POST /v1/responses."""
+
+    model: str
+    input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None  # default: true
+    metadata: Metadata | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    max_output_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    parallel_tool_calls: bool | None = None
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
+        None
+    )
+    top_logprobs: NumLogprobs | None = None
+    service_tier: str | None = None
+    # Extensions, the same as of chat.
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: str | list[str] | None = None
+    top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None
+    min_p: Probability | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    slo_class: str | None = None

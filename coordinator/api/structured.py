@@ -1,0 +1,102 @@
+"""What a request wants its answer to look like, under the names of OpenAI's API and of vLLM's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from coordinator.api.context import ApiContext
+from coordinator.api.requests import GenerationFields, StructuredOutputs
+from coordinator.text.grammars import AnswerGrammar, CallGrammar, Output, OutputKind, Thinking
+from coordinator.text.grammars.calls import check_format
+from pdserve.errors import InvalidRequest
+
+_ANY_OBJECT: dict[str, Any] = {"type": "object"}
+
+
+def wanted_output(body: GenerationFields) -> Output | None:
+    """None: any text will do. Raises InvalidRequest, also when more than one thing is asked for."""
+    wanted = [*_by_format(body), *_by_structured_outputs(body.structured_outputs)]
+    older = {
+        OutputKind.JSON: body.guided_json,
+        OutputKind.REGEX: body.guided_regex,
+        OutputKind.CHOICE: body.guided_choice,
+        OutputKind.LARK: body.guided_grammar,
+    }
+    wanted += [
+        _output(kind, value, f"guided_{kind.value}")
+        for kind, value in older.items()
+        if value is not None
+    ]
+    if len(wanted) > 1:
+        params = " and ".join(repr(output.param) for output in wanted)
+        raise InvalidRequest(f"{params} exclude each other", wanted[1].param)
+    return wanted[0] if wanted else None
+
+
+async def answer_grammar(
+    context: ApiContext,
+    output: Output | None,
+    calls: CallGrammar | None = None,
+    must_call: bool = False,
+    thinking: Thinking | None = None,
+) -> str:
+    """For SamplingParams.grammar. Raises InvalidRequest: it cannot be enforced."""
+    if must_call:
+        output = None
+    elif output is None:
+        return ""  # whether there are calls is up to the model, and they as it likes to write them
+    param = "tools" if output is None else output.param
+    if calls is not None:
+        check_format(calls.tool_format, has_output=output is not None)
+    answer = AnswerGrammar(output, calls, thinking)
+    return await context.grammars.checked(answer.text, param)
+
+
+def _by_format(body: GenerationFields) -> list[Output]:
+    wanted = body.response_format
+    if wanted is None or wanted.type == "text":
+        return []
+    if wanted.type == "json_object":
+        return [Output(OutputKind.JSON, _ANY_OBJECT, "response_format")]
+    if wanted.json_schema is None:
+        raise InvalidRequest(
+            "'response_format' of type 'json_schema' needs 'json_schema'",
+            "response_format.json_schema",
+        )
+    param = "response_format.json_schema.schema"
+    return [Output(OutputKind.JSON, wanted.json_schema.schema_, param)]
+
+
+def _by_structured_outputs(wanted: StructuredOutputs | None) -> list[Output]:
+    if wanted is None:
+        return []
+    given = {
+        OutputKind.JSON: _ANY_OBJECT if wanted.json_object else wanted.json_,
+        OutputKind.REGEX: wanted.regex,
+        OutputKind.CHOICE: wanted.choice,
+        OutputKind.LARK: wanted.grammar,
+    }
+    if wanted.json_object and wanted.json_ is not None:
+        raise InvalidRequest("'json' and 'json_object' exclude each other", "structured_outputs")
+    outputs = [
+        _output(kind, value, f"structured_outputs.{kind.value}")
+        for kind, value in given.items()
+        if value is not None
+    ]
+    if not outputs:
+        raise InvalidRequest("'structured_outputs' asks for nothing", "structured_outputs")
+    return outputs
+
+
+def _output(kind: OutputKind, value: Any, param: str) -> Output:
+    """A schema may come as text. Raises InvalidRequest."""
+    if kind is OutputKind.JSON and isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise InvalidRequest(f"{param!r} is not valid JSON: {error}", param) from error
+        if not isinstance(value, dict | bool):
+            raise InvalidRequest(f"{param!r} is no JSON schema", param)
+    return Output(kind, value, param)

@@ -1,0 +1,81 @@
+"""The kinds of structured output, each as one grammar of a document."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+import llguidance
+from llguidance.gbnf_to_lark import any_to_lark
+
+from pdserve.errors import InvalidRequest
+
+Part: TypeAlias = dict[str, Any]  # a grammar of a document, in the library's own form
+
+# Once between any two tokens of JSON: what printers write, indented or not. With any amount, a
+# model that has begun to write space may not find back.
+_SPACE = r"\x20|\n[\x20\t]{0,32}"
+_OPTIONS = "x-guidance"  # where the library looks for its own options in a schema
+
+
+class OutputKind(StrEnum):
+    """What the text of a grammar is written in."""
+
+    JSON = "json"  # a JSON schema
+    REGEX = "regex"  # of the whole answer
+    CHOICE = "choice"  # a list of answers
+    LARK = "grammar"  # or GBNF
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a client wants the answer to be."""
+
+    kind: OutputKind
+    value: Any  # a schema, a list of strings, or the text of a regex or grammar
+    param: str  # of the request, for errors
+
+    def part(self) -> Part:
+        """Raises InvalidRequest."""
+        match self.kind:
+            case OutputKind.JSON:
+                return json_part(self.value, self.param)
+            case OutputKind.REGEX:
+                return _regex_part(self.value)
+            case OutputKind.CHOICE:
+                return {"lark_grammar": "start: " + " | ".join(map(quoted, self.value))}
+            case OutputKind.LARK:
+                return {"lark_grammar": _as_lark(self.value, self.param)}
+
+
+def json_part(schema: Any, param: str) -> Part:
+    """JSON values of a schema, written in any usual layout. Raises InvalidRequest."""
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise InvalidRequest("no JSON value matches the schema 'false'", param)
+    if _OPTIONS in schema:
+        raise InvalidRequest(f"unsupported JSON schema keyword: {_OPTIONS!r}", param)
+    return {"json_schema": schema | {_OPTIONS: {"whitespace_pattern": _SPACE}}}
+
+
+def quoted(text: str) -> str:
+    """As a literal of a Lark grammar."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _regex_part(regex: str) -> Part:
+    document = json.loads(llguidance.LLMatcher.grammar_from_regex(regex))
+    return {"lark_grammar": document["grammars"][0]["lark_grammar"]}
+
+
+def _as_lark(text: str, param: str) -> str:
+    """GBNF, which is told by its `::=`, is translated."""
+    if "::=" not in text:
+        return text
+    try:
+        return str(any_to_lark(text))
+    except Exception as error:  # of its parser, which has no errors of its own
+        raise InvalidRequest(f"the grammar is not valid GBNF: {error}", param) from error

@@ -1,0 +1,41 @@
+"""Masks of some rows of a batch: bits of the tokens that may come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+WORD_BITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """For the rows that have one; any token may come in the others."""
+
+    rows: list[int]  # [num_masked] of the batch
+    bits: npt.NDArray[np.int32]  # [num_masked, num_words] bit i % 32 of word i / 32: token i
+
+    def words_of(self, vocab_size: int) -> npt.NDArray[np.int32]:
+        """[num_masked, ceil(vocab_size / 32)]: the tokens that the model has logits for."""
+        return self.bits[:, : -(-vocab_size // WORD_BITS)]
+
+    def allowed(self, vocab_size: int, device: torch.device) -> Tensor:
+        """[num_masked, vocab_size] bool."""
+        words = torch.from_numpy(self.words_of(vocab_size)).to(device)
+        places = torch.arange(WORD_BITS, dtype=torch.int32, device=device)
+        bits = (words[:, :, None] >> places) & 1  # [num_masked, num_words, 32]
+        return bits.flatten(1)[:, :vocab_size].bool()
+
+
+def mask_logits(logits: Tensor, masks: TokenMasks | None) -> Tensor:
+    """[num_rows, vocab_size]: -inf for tokens that must not come; `logits` itself without masks."""
+    if masks is None:
+        return logits
+    masked = logits.clone()
+    allowed = masks.allowed(logits.shape[1], logits.device)
+    masked[masks.rows] = logits[masks.rows].masked_fill(~allowed, float("-inf"))
+    return masked

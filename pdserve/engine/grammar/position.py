@@ -1,0 +1,57 @@
+"""Where one answer stands in its grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import llguidance
+import numpy as np
+import numpy.typing as npt
+
+from pdserve.engine.grammar.masks import WORD_BITS
+from pdserve.errors import GrammarFailed
+from pdserve.grammar import Vocabulary, new_matcher
+from pdserve.grammar.matching import check
+
+
+class Position:
+    """A matcher and how many tokens it has seen. Used by one thread at a time."""
+
+    def __init__(self, vocabulary: Vocabulary, grammar: str, end_ids: Collection[int]) -> None:
+        """At the beginning.
+
+        Args:
+            vocabulary: of the model's tokenizer; its own end tokens may come at an end anyway.
+            grammar: see pdserve/grammar.
+            end_ids: others that may come where the grammar is complete: stop tokens.
+
+        Raises:
+            GrammarFailed: it is none.
+        """
+        self._matcher: llguidance.LLMatcher = new_matcher(vocabulary, grammar)
+        self._end_ids = [i for i in end_ids if i < vocabulary.vocab_size]
+        self.num_tokens = 0
+
+    def advance(self, token_ids: list[int]) -> None:
+        """Follow the answer's next tokens. Raises GrammarFailed: they do not match."""
+        if token_ids and not self._matcher.consume_tokens(token_ids):
+            check(self._matcher)
+            raise GrammarFailed("the tokens so far do not match the grammar")
+        self.num_tokens += len(token_ids)
+
+    def fill(self, bits: npt.NDArray[np.int32]) -> None:
+        """Write which tokens may come.
+
+        Args:
+            bits: [num_words], contiguous.
+
+        Raises:
+            GrammarFailed: finding out takes too much, or there are none.
+        """
+        self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        check(self._matcher)
+        if self._end_ids and self._matcher.is_accepting():
+            for token_id in self._end_ids:
+                bits.view(np.uint32)[token_id // WORD_BITS] |= np.uint32(1 << token_id % WORD_BITS)
+        if not bits.any():
+            raise GrammarFailed("no token of this model can follow in the grammar")

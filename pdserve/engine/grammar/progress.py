@@ -1,0 +1,175 @@
+"""Every constrained answer's position, kept between steps, and made anew from its tokens.
+
+Grammars are clients' texts. The library bounds most of what one may take, but not all: so positions
+are made in threads of their own, and those in grammars that are not plainly light move there, too.
+Who is not ready in time has failed, alone. What its thread still computes then stops by itself;
+others do not wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from pdserve.engine.grammar.masks import WORD_BITS, TokenMasks
+from pdserve.engine.grammar.position import Position
+from pdserve.engine.request import Request
+from pdserve.errors import GrammarFailed, TokenizerError
+from pdserve.grammar import DeepThreads, Vocabulary, is_light
+
+MASK_S = 2.0  # for one answer in one step, which takes microseconds as a rule, 20 ms at worst
+_NAME = "grammar"
+
+
+def no_vocabulary() -> Vocabulary:
+    """For an engine without a tokenizer. Raises TokenizerError."""
+    raise TokenizerError("this engine was given no vocabulary to follow grammars over")
+
+
+@dataclass(slots=True, eq=False)
+class _Answer:
+    """One request's position; None before the first token."""
+
+    request: Request
+    is_light: bool
+    position: Position | None = None
+
+    @property
+    def moves_at_once(self) -> bool:
+        """Whether its move takes less than a thread takes to wake."""
+        return self.is_light and self.position is not None
+
+
+class GrammarProgress:
+    """Masks of step after step. Called from one thread, that of the engine."""
+
+    def __init__(
+        self,
+        load_vocabulary: Callable[[], Vocabulary],
+        num_threads: int = 1,
+        mask_s: float = MASK_S,
+    ) -> None:
+        """
+        Args:
+            load_vocabulary: slow; called with the first request that has a grammar.
+            num_threads: that find masks at the same time.
+            mask_s: time for one mask, seconds.
+        """
+        self._load_vocabulary = load_vocabulary
+        self._vocabulary: Vocabulary | None = None
+        self._num_threads = num_threads
+        self._mask_s = mask_s
+        self._threads = DeepThreads(num_threads, _NAME)
+        self._answers: dict[str, _Answer] = {}
+
+    @property
+    def num_answers(self) -> int:
+        """How many positions are kept."""
+        return len(self._answers)
+
+    def masks(self, requests: Sequence[Request]) -> TokenMasks | None:
+        """What may come next in each answer that has a grammar; None: no answer has one.
+
+        Args:
+            requests: the rows that are sampled; only read.
+
+        Raises:
+            GrammarFailed: for some of them it cannot be said; names which.
+        """
+        rows = [row for row, request in enumerate(requests) if request.sampling.grammar]
+        self._forget_ended()
+        if not rows:
+            return None
+        vocabulary = self._loaded([requests[row].request_id for row in rows])
+        bits = np.zeros((len(rows), -(-vocabulary.vocab_size // WORD_BITS)), dtype=np.int32)
+        answers = [self._answer(requests[row]) for row in rows]
+        self._fill(vocabulary, list(zip(answers, bits, strict=True)))
+        return TokenMasks(rows, bits)
+
+    # ---- parts ---------------------------------------------------------------------------------
+
+    def _forget_ended(self) -> None:
+        """Requests that have left; they are not heard of otherwise."""
+        ended = [i for i, answer in self._answers.items() if answer.request.is_done]
+        for request_id in ended:
+            del self._answers[request_id]
+
+    def _answer(self, request: Request) -> _Answer:
+        """As it was after the step before; of another life of the request it says nothing."""
+        answer = self._answers.get(request.request_id)
+        if answer is None or answer.request is not request:
+            answer = _Answer(request, is_light(request.sampling.grammar))
+            self._answers[request.request_id] = answer
+        return answer
+
+    def _loaded(self, request_ids: list[str]) -> Vocabulary:
+        if self._vocabulary is None:
+            try:
+                self._vocabulary = self._load_vocabulary()
+            except TokenizerError as error:
+                raise GrammarFailed(error.message, request_ids) from error
+        return self._vocabulary
+
+    def _fill(
+        self, vocabulary: Vocabulary, rows: list[tuple[_Answer, npt.NDArray[np.int32]]]
+    ) -> None:
+        """Write the masks of all rows. Raises GrammarFailed."""
+        failures: dict[str, str] = {}
+        for row in rows:
+            if row[0].moves_at_once:
+                _move_at_once(vocabulary, *row, failures)
+        rows = [row for row in rows if not row[0].moves_at_once]
+        while rows:
+            started = {self._threads.submit(partial(_move, vocabulary, *row)): row for row in rows}
+            _, late = wait(started, timeout=self._mask_s)
+            rows = []
+            if late:
+                self._threads.abandon()
+                self._threads = DeepThreads(self._num_threads, _NAME)
+            for future, row in started.items():
+                request_id = row[0].request.request_id
+                if future in late and not future.cancelled():
+                    failures[request_id] = f"no mask within {self._mask_s:g} s"
+                elif future.cancelled():
+                    rows.append(row)  # it waited behind one that took too long
+                else:
+                    _note(future, request_id, failures)
+        if failures:
+            for request_id in failures:
+                del self._answers[request_id]
+            said = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
+            raise GrammarFailed(f"the grammar cannot be followed: {said}", list(failures))
+
+
+def _move(vocabulary: Vocabulary, answer: _Answer, bits: npt.NDArray[np.int32]) -> None:
+    """Follow what the answer has got since, and write its mask."""
+    sampling = answer.request.sampling
+    if answer.position is None:
+        answer.position = Position(vocabulary, sampling.grammar, sampling.stop_token_ids)
+    answer.position.advance(answer.request.output_token_ids[answer.position.num_tokens :])
+    answer.position.fill(bits)
+
+
+def _move_at_once(
+    vocabulary: Vocabulary,
+    answer: _Answer,
+    bits: npt.NDArray[np.int32],
+    failures: dict[str, str],
+) -> None:
+    try:
+        _move(vocabulary, answer, bits)
+    except GrammarFailed as error:
+        failures[answer.request.request_id] = error.message
+
+
+def _note(future: Future[None], request_id: str, failures: dict[str, str]) -> None:
+    error = future.exception()
+    if isinstance(error, GrammarFailed):
+        failures[request_id] = error.message
+    elif error is not None:
+        raise error

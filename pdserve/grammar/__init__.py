@@ -1,0 +1,22 @@
+"""Grammars that answers must match, over the vocabulary of a tokenizer.
+
+A grammar is text in llguidance's language: Lark rules, JSON schemas and regular expressions, or
+several of them together as one JSON document. Coordinators make and check them, nodes follow them;
+both do it here, within the same limits.
+"""
+
+from __future__ import annotations
+
+from pdserve.grammar.deep_threads import DeepThreads
+from pdserve.grammar.matching import MAX_GRAMMAR_CHARS, is_light, new_matcher
+from pdserve.grammar.vocabulary import Vocabulary, load_vocabulary, make_vocabulary
+
+__all__ = [
+    "MAX_GRAMMAR_CHARS",
+    "DeepThreads",
+    "Vocabulary",
+    "is_light",
+    "load_vocabulary",
+    "make_vocabulary",
+    "new_matcher",
+]

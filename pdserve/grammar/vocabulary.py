@@ -1,0 +1,42 @@
+"""A tokenizer as matchers see it: the bytes of each token, in a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import TypeAlias
+
+import llguidance
+
+from pdserve.errors import TokenizerError
+from pdserve.tokenizer_files import read_tokenizer
+
+Vocabulary: TypeAlias = llguidance.LLTokenizer
+
+
+def make_vocabulary(
+    tokenizer_json: str, num_ids: int | None, end_ids: Collection[int]
+) -> Vocabulary:
+    """Slow: about a second for a vocabulary of 150 000.
+
+    Args:
+        tokenizer_json: as in tokenizer.json.
+        num_ids: of the model, which may have logits for more ids than the tokenizer has tokens.
+        end_ids: may come where a grammar is complete; never empty.
+
+    Raises:
+        TokenizerError: of a kind whose tokens cannot be told as bytes.
+    """
+    if not end_ids:
+        raise TokenizerError("the model has no end-of-sequence token, so no grammar can end")
+    try:
+        return llguidance.LLTokenizer(tokenizer_json, n_vocab=num_ids, eos_token=sorted(end_ids))
+    except ValueError as error:
+        raise TokenizerError(f"no grammars with this tokenizer: {error}") from error
+
+
+def load_vocabulary(folder: Path, num_ids: int, end_ids: Collection[int]) -> Vocabulary:
+    """Of a checkpoint folder. Raises TokenizerError."""
+    backend, _ = read_tokenizer(folder)
+    needed = max(num_ids, 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=0))
+    return make_vocabulary(backend.to_str(), needed, end_ids)

@@ -1,0 +1,76 @@
+"""What is kept of responses, and what goes first."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.api.responses_api.store import ResponseStore, StoredResponse
+from pdserve.errors import ResponseNotFound
+
+
+def made(name: str, num_bytes: int = 10, owner: str = "acme") -> StoredResponse:
+    return StoredResponse(
+        id=name, owner=owner, body=b"x" * num_bytes, messages=(), messages_bytes=0
+    )
+
+
+def has(store: ResponseStore, name: str, owner: str = "acme") -> bool:
+    try:
+        return store.get(name, owner).id == name
+    except ResponseNotFound:
+        return False
+
+
+def test_bytes_are_bounded_and_the_least_recently_used_goes() -> None:
+    store = ResponseStore(max_responses=10, max_bytes=30)
+    for name in "abc":
+        store.put(made(name))
+    assert has(store, "a"), "which makes it the last to go"
+    store.put(made("d", 15))
+    assert [name for name in "abcd" if has(store, name)] == ["a", "d"]
+    store.put(made("e", 31))
+    assert [name for name in "abcde" if has(store, name)] == ["a", "d"]
+
+
+def test_messages_count() -> None:
+    store = ResponseStore(max_responses=10, max_bytes=30)
+    store.put(StoredResponse(id="a", owner="", body=b"x", messages=(), messages_bytes=30))
+    assert len(store) == 0
+
+
+def test_another_owner_cannot_even_delete() -> None:
+    store = ResponseStore(max_responses=10, max_bytes=100)
+    store.put(made("a"))
+    with pytest.raises(ResponseNotFound):
+        store.delete("a", "night")
+    assert has(store, "a")
+    assert not has(store, "a", "night")
+    store.delete("a", "acme")
+    assert not has(store, "a")
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["put", "get", "delete"]), st.integers(0, 9), st.integers(0, 40)),
+        max_size=60,
+    )
+)
+def test_it_never_holds_more_than_it_may(steps: list[tuple[str, int, int]]) -> None:
+    store = ResponseStore(max_responses=4, max_bytes=60)
+    held: dict[str, int] = {}  # as a plain model has it, in order of use
+    for i, (kind, number, num_bytes) in enumerate(steps):
+        name = f"{i}" if kind == "put" else (list(held) or ["-"])[number % max(len(held), 1)]
+        if kind == "put":
+            store.put(made(name, num_bytes))
+            held[name] = num_bytes
+            while len(held) > 4 or sum(held.values()) > 60:
+                held.pop(next(iter(held)))
+        elif kind == "get" and has(store, name):
+            held[name] = held.pop(name)
+        elif kind == "delete" and name in held:
+            store.delete(name, "acme")
+            del held[name]
+        assert len(store) == len(held)
+    assert all(has(store, name) for name in held)

@@ -1,0 +1,335 @@
+"""Structured output at the API: what nodes are told to enforce, and what is refused by name."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import openai
+import pydantic
+import pytest
+import tokenizers
+
+from coordinator.text import ChatTemplate, Tokenizer
+from coordinator.text.grammars import checker as checker_module
+from coordinator.text.grammars.checker import GrammarChecker
+from coordinator.text.parts import ToolFormat
+from pdserve.errors import GrammarFailed, InvalidRequest, Overloaded
+from pdserve.grammar import Vocabulary, make_vocabulary, new_matcher
+from tests.unit.coordinator_api import made_tokenizers as made
+from tests.unit.coordinator_api.fakes import EOS, FakeGenerator, Harness, served, tiny_tokenizer
+from tests.unit.coordinator_api.test_tools import MESSAGES, TEMPLATE, tool_tokenizer
+
+POINT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"x": {"type": "integer"}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "point", "schema": POINT, "strict": True}}
+
+
+def tool(name: str, parameters: dict[str, Any] | None = POINT) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": name}
+    if parameters is not None:
+        function["parameters"] = parameters
+    return {"type": "function", "function": function}
+
+
+def takes(grammar: str, text: str, tokenizer: Tokenizer | None = None) -> bool:
+    """Whether an answer may be exactly this text."""
+    tokenizer = tokenizer or tiny_tokenizer()
+    vocabulary = make_vocabulary(tokenizer.to_json(), tokenizer.num_ids, [EOS])
+    matcher = new_matcher(vocabulary, grammar)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+def sent(api: Harness) -> str:
+    return api.generator.last.request.sampling.grammar
+
+
+@pytest.mark.parametrize(
+    ("body", "good", "bad"),
+    [
+        ({"response_format": {"type": "json_object"}}, ['{"a": [1, null]}', "{}"], ["[]", "{} "]),
+        ({"response_format": FORMAT}, ['{"x": 1}', '{\n  "x": 1\n}'], ['{"x": "1"}', "{}"]),
+        ({"guided_json": POINT}, ['{"x":1}'], ['{"x":  1}']),
+        ({"guided_json": json.dumps(POINT)}, ['{"x":1}'], ["1"]),
+        ({"guided_regex": "a/[bc]+"}, ["a/bcb"], ["a/", "xa/b"]),
+        ({"guided_choice": ["yes", "no", 'é"\n']}, ["yes", 'é"\n'], ["maybe", "yesno"]),
+        ({"guided_grammar": 'start: "a" b\nb: "b"+'}, ["abb"], ["a"]),
+        ({"guided_grammar": 'root ::= "a" b\nb ::= "b"+'}, ["abb"], ["a"]),
+        ({"structured_outputs": {"json": POINT}}, ['{"x": 1}'], ["{}"]),
+        ({"structured_outputs": {"json_object": True}}, ["{}"], ["1"]),
+        ({"structured_outputs": {"regex": "a|b"}}, ["a"], ["ab"]),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, ["b"], ["c"]),
+        ({"structured_outputs": {"grammar": 'start: "a"'}}, ["a"], ["b"]),
+    ],
+)
+async def test_what_is_wanted_is_what_nodes_enforce(
+    body: dict[str, Any], good: list[str], bad: list[str]
+) -> None:
+    async with served() as api:
+        for ask in (api.chat, api.complete):
+            async with ask(**body) as response:
+                assert response.status == 200, await response.text()
+            grammar = sent(api)
+            assert [text for text in good if not takes(grammar, text)] == []
+            assert [text for text in bad if takes(grammar, text)] == []
+
+
+async def test_any_text_will_do_if_nothing_is_wanted() -> None:
+    async with served() as api:
+        for body in ({}, {"response_format": {"type": "text"}}, {"guided_json": None}):
+            async with api.chat(**body) as response:
+                assert response.status == 200
+            assert sent(api) == ""
+
+
+async def test_the_sdk_asks_for_a_class() -> None:
+    class Point(pydantic.BaseModel):
+        x: int
+        label: str | None
+
+    answers = FakeGenerator()
+    async with served(answers) as api, openai.AsyncOpenAI(base_url=api.base_url, api_key="-") as c:
+        with pytest.raises(pydantic.ValidationError):  # the fake does not follow grammars
+            await c.chat.completions.parse(model="alias", messages=MESSAGES, response_format=Point)
+        assert takes(sent(api), '{"x": 1, "label": null}')
+        assert not takes(sent(api), '{"x": 1}')
+
+
+def schema_of(**keywords: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "s", "schema": keywords}}
+
+
+SCHEMA = "response_format.json_schema.schema"
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "said"),
+    [
+        ({"response_format": schema_of(uniqueItems=True, type="array")}, SCHEMA, "'uniqueItems'"),
+        ({"response_format": schema_of(**{"not": {}, "if": {}})}, SCHEMA, "'if', 'not'"),
+        ({"response_format": schema_of(oneOf=[{}, {}])}, SCHEMA, "'oneOf'"),
+        ({"response_format": schema_of(type="string", format="x")}, SCHEMA, "'format'"),
+        ({"response_format": schema_of(type="string", pattern="(?=a)")}, SCHEMA, "look-around"),
+        ({"response_format": schema_of(**{"$ref": "http://a/b"})}, SCHEMA, "'$ref'"),
+        ({"response_format": schema_of(**{"x-guidance": {}})}, SCHEMA, "'x-guidance'"),
+        ({"response_format": schema_of(type="thing")}, SCHEMA, "thing"),
+        ({"guided_json": "{"}, "guided_json", "JSON"),
+        ({"guided_json": "3"}, "guided_json", "schema"),
+        ({"guided_json": "false"}, "guided_json", "false"),
+        ({"guided_regex": "("}, "guided_regex", "unclosed"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "exclude"),
+        ({"guided_choice": []}, "guided_choice", "length"),
+        ({"guided_grammar": "start: b"}, "guided_grammar", "b"),
+        ({"guided_grammar": "root ::= ("}, "guided_grammar", "GBNF"),
+        ({"guided_grammar": 'start: "' + "a" * 70_000 + '"'}, "guided_grammar", "65536"),
+        ({"structured_outputs": {}}, "structured_outputs", "nothing"),
+        ({"structured_outputs": {"made_up": 1}}, "structured_outputs.made_up", "made_up"),
+        ({"guided_regex": "a", "min_tokens": 1, "max_tokens": 3}, "min_tokens", "structured"),
+        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "structured"),
+        ({"tools": [tool("f")], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+         "tool_choice", "'g'"),
+        ({"tool_choice": "required"}, "tool_choice", "no tools"),
+        ({"tools": [tool("f", {"type": "array"})], "tool_choice": "required"},
+         "tools[0].function.parameters", "object"),
+        ({"tools": [tool("f", {"not": {}})], "tool_choice": "required"}, "tools", "'not'"),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_enforced_is_refused_by_name(
+    body: dict[str, Any], param: str, said: str
+) -> None:
+    async with served(None, tool_tokenizer()) as api, api.chat(**body) as response:
+        answer = await response.json()
+    assert response.status == 400, answer
+    assert answer["error"]["param"] == param
+    assert said in answer["error"]["message"]
+    assert api.generator.generations == []
+
+
+# ---- tool_choice ---------------------------------------------------------------------------------
+
+# Each format's own spelling of: f({"x": 1}), then g({}).
+ONE = {
+    ToolFormat.HERMES: '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>',
+    ToolFormat.LLAMA3: '{"name": "f", "parameters": {"x": 1}}',
+    ToolFormat.MISTRAL: '[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}]',
+}
+TWO = {
+    ToolFormat.HERMES: ONE[ToolFormat.HERMES]
+    + '\n<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>',
+    ToolFormat.LLAMA3: ONE[ToolFormat.LLAMA3] + '; {"name": "g", "parameters": {}}',
+    ToolFormat.MISTRAL: '[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}, '
+    '{"name": "g", "arguments": {}}]',
+}
+TOOLS = [tool("f"), tool("g", None)]
+F = {"type": "function", "function": {"name": "f"}}
+
+
+async def grammar_of(tool_format: ToolFormat, **body: Any) -> str:
+    async with (
+        served(None, tool_tokenizer(), tool_format=tool_format) as api,
+        api.chat(tools=TOOLS, **body) as response,
+    ):
+        assert response.status == 200, await response.text()
+        return sent(api)
+
+
+@pytest.mark.parametrize("tool_format", ONE)
+async def test_calls_are_enforced(tool_format: ToolFormat) -> None:
+    one, two = ONE[tool_format], TWO[tool_format]
+    wrong = one.replace("1", '"1"')
+    cases = [
+        ({"tool_choice": "required"}, [one, two], ["Hello", "", wrong, one.replace('"f"', '"h"')]),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, [one], [two, "Hello"]),
+        ({"tool_choice": F}, [one], [two, wrong, one.replace('"f"', '"g"').replace('"x": 1', "")]),
+    ]
+    if tool_format is not ToolFormat.LLAMA3:
+        both = {"tool_choice": "auto", "response_format": FORMAT}
+        cases.append((both, [one, two, '{"x": 1}'], ["Hello", wrong]))
+    for body, good, bad in cases:
+        grammar = await grammar_of(tool_format, **body)
+        assert [text for text in good if not takes(grammar, text)] == [], body
+        assert [text for text in bad if takes(grammar, text)] == [], body
+    assert await grammar_of(tool_format, tool_choice="auto") == "", "that is up to the model"
+
+
+@pytest.mark.parametrize("tool_format", ONE)
+def test_what_is_enforced_is_what_is_understood(tool_format: ToolFormat) -> None:
+    parser = tool_format.parser()
+    parts = parser.push(TWO[tool_format]) + parser.finish()
+    assert not parts.content
+    found: dict[int, list[str]] = {}
+    for piece in parts.calls:
+        found.setdefault(piece.index, ["", ""])
+        found[piece.index][0] += piece.name or ""
+        found[piece.index][1] += piece.arguments
+    assert {i: (name, json.loads(text)) for i, (name, text) in found.items()} == {
+        0: ("f", {"x": 1}),
+        1: ("g", {}),
+    }
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "body", "said"),
+    [
+        (ToolFormat.PYTHONIC, {"tool_choice": "required"}, "Python"),
+        (ToolFormat.LLAMA3, {"response_format": FORMAT}, "cannot be told"),
+    ],
+)
+async def test_calls_that_no_grammar_is_made_for_are_refused(
+    tool_format: ToolFormat, body: dict[str, Any], said: str
+) -> None:
+    async with (
+        served(None, tool_tokenizer(), tool_format=tool_format) as api,
+        api.chat(tools=TOOLS, **body) as response,
+    ):
+        answer = await response.json()
+        assert response.status == 400
+        assert answer["error"]["param"] == "tool_choice"
+        assert said in answer["error"]["message"]
+
+
+def with_tokens(*marks: str, special: bool = True) -> Tokenizer:
+    backend = tokenizers.Tokenizer.from_str(made.byte_level_json())
+    backend.add_tokens([tokenizers.AddedToken(m, special=special, normalized=False) for m in marks])
+    return Tokenizer(backend, chat_template=ChatTemplate(TEMPLATE, {}))
+
+
+async def test_marks_are_special_tokens_where_there_are_such() -> None:
+    tokenizer = with_tokens("<tool_call>", "</tool_call>")
+    async with (
+        served(None, tokenizer) as api,
+        api.chat(tools=TOOLS, tool_choice="required") as response,
+    ):
+        assert response.status == 200, await response.text()
+        assert takes(sent(api), TWO[ToolFormat.HERMES], tokenizer)
+
+
+async def test_newer_mistral_names_calls_before_their_arguments() -> None:
+    tokenizer = with_tokens("[TOOL_CALLS]", "[ARGS]")
+    async with (
+        served(None, tokenizer, tool_format=ToolFormat.MISTRAL) as api,
+        api.chat(tools=TOOLS, tool_choice="required") as response,
+    ):
+        assert response.status == 200, await response.text()
+        text = '[TOOL_CALLS]f[ARGS]{"x": 1}[TOOL_CALLS]g[ARGS]{}'
+        assert takes(sent(api), text, tokenizer)
+    parser = ToolFormat.MISTRAL.parser()
+    calls = (parser.push(text) + parser.finish()).calls
+    assert [piece.name for piece in calls if piece.name] == ["f", "g"]
+
+
+@pytest.mark.parametrize("special", [True, False, None])
+@pytest.mark.parametrize("thinks", [True, False])
+async def test_reasoning_comes_before_what_is_wanted(thinks: bool, special: bool | None) -> None:
+    """Marks are special tokens, or tokens like others (Qwen 3), or spelled out (None)."""
+    marks = () if special is None else ("<think>", "</think>")
+    tokenizer = with_tokens(*marks, special=bool(special))
+    body = {"response_format": FORMAT, "chat_template_kwargs": {"thinks": thinks}}
+    async with (
+        served(None, tokenizer, splits_reasoning=True) as api,
+        api.chat(**body) as response,
+    ):
+        assert response.status == 200, await response.text()
+        begin = "" if thinks else "<think>"
+        reasoned = begin + 'Well, {"x": 2}?\n</think>\n\n{"x": 1}'
+        assert takes(sent(api), reasoned, tokenizer) is (thinks or special is not None)
+        assert not takes(sent(api), begin + "Well.\n</think>\n\nHello", tokenizer)
+        assert takes(sent(api), '{"x": 1}', tokenizer) is not thinks
+
+
+async def test_a_grammar_that_fails_later_is_the_clients_fault() -> None:
+    generator = FakeGenerator(script=lambda _: [GrammarFailed("no mask within 2 s")])
+    async with served(generator) as api, api.chat(guided_regex="a+") as response:
+        answer = await response.json()
+    assert response.status == 400
+    assert answer["error"]["code"] == "grammar_failed"
+    assert "no mask" in answer["error"]["message"]
+
+
+# ---- hostile grammars ----------------------------------------------------------------------------
+
+
+class Stuck:
+    """In place of the check of a grammar: those that say so hold their thread until `release`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.release = threading.Event()
+        self.seen: list[str] = []
+        monkeypatch.setattr(checker_module, "_fault", self)
+
+    def __call__(self, vocabulary: Vocabulary, grammar: str) -> str:
+        self.seen.append(grammar)
+        if grammar.startswith("slow"):
+            self.release.wait(60)
+        return ""
+
+
+async def test_a_check_that_takes_too_long_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck = Stuck(monkeypatch)
+    checker = GrammarChecker(tiny_tokenizer(), check_s=0.2)
+    try:
+        slow = [
+            asyncio.create_task(checker.checked(lambda i=i: f"slow {i}", "guided_regex"))
+            for i in range(2)
+        ]
+        results = await asyncio.gather(*slow, return_exceptions=True)
+        assert all(isinstance(result, InvalidRequest) for result in results), results
+        assert "too long" in str(results[0])
+        assert await checker.checked(lambda: "quick", "guided_regex") == "quick"
+        with pytest.raises(InvalidRequest, match="too long"):
+            await checker.checked(lambda: "slow 0", "guided_regex")
+        assert stuck.seen.count("slow 0") == 1, "it is remembered"
+        for i in (2, 3):
+            with pytest.raises(InvalidRequest, match="too long"):
+                await checker.checked(lambda i=i: f"slow {i}", "guided_regex")
+        with pytest.raises(Overloaded):
+            await checker.checked(lambda: "quick again", "guided_regex")
+    finally:
+        stuck.release.set()

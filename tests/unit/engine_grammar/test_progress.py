@@ -1,0 +1,239 @@
+"""Positions in grammars: kept from step to step, made anew from tokens, given up in time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pdserve.demo_model import CHECKPOINT_PATH
+from pdserve.engine.grammar import GrammarProgress, TokenMasks
+from pdserve.engine.grammar import progress as progress_module
+from pdserve.engine.grammar.masks import mask_logits
+from pdserve.engine.request import Request
+from pdserve.errors import GrammarFailed, TokenizerError
+from pdserve.grammar import Vocabulary, is_light, load_vocabulary
+from pdserve.protocol import FinishReason
+from tests.unit.engine_grammar.answers import DemoModel
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "sizes": {"type": "array"}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+OBJECT = json.dumps({"grammars": [{"json_schema": SCHEMA}]})
+AB = "start: /ab?/"
+END = frozenset({5, 0})
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return load_vocabulary(CHECKPOINT_PATH, 2048, END)
+
+
+def fresh(vocabulary: Vocabulary, **options: Any) -> GrammarProgress:
+    return GrammarProgress(lambda: vocabulary, **options)
+
+
+def allowed(masks: TokenMasks | None, row: int = 0) -> set[int]:
+    assert masks is not None
+    tokens = masks.allowed(2048, torch.device("cpu"))[row]
+    return set(tokens.nonzero()[:, 0].tolist())
+
+
+def again(request: Request, num_tokens: int) -> Request:
+    """The same request in another engine, after so many tokens."""
+    output = request.output_token_ids[:num_tokens]
+    return dataclasses.replace(request, output_token_ids=output, finish_reason=None)
+
+
+def test_what_may_come_is_what_the_grammar_says(demo: DemoModel, vocabulary: Vocabulary) -> None:
+    progress = fresh(vocabulary)
+    request = demo.request(AB, 0, "ab")
+    texts = {demo.tokenizer.decode([i]) for i in allowed(progress.masks([request]))}
+    assert texts == {"a", "ab"}
+    request.output_token_ids += demo.ids("a")
+    tokens = allowed(progress.masks([request]))
+    assert tokens == {*demo.ids("b"), *END}
+    request.output_token_ids += demo.ids("b")
+    assert allowed(progress.masks([request])) == END, "nothing but an end can follow"
+
+
+def test_stop_tokens_may_end_what_is_complete(demo: DemoModel, vocabulary: Vocabulary) -> None:
+    progress = fresh(vocabulary)
+    request = demo.request(AB, 0, "ab", stop_token_ids=[77, 10**6])
+    assert 77 not in allowed(progress.masks([request]))
+    request.output_token_ids += demo.ids("ab")
+    assert allowed(progress.masks([request])) == {77, *END}
+
+
+def test_masks_are_for_the_rows_that_want_them(demo: DemoModel, vocabulary: Vocabulary) -> None:
+    progress = fresh(vocabulary, num_threads=2)
+    plain = demo.request("", 0, "plain")
+    assert progress.masks([plain]) is None
+    assert progress.num_answers == 0
+    rows = [plain, demo.request(AB, 0, "ab"), plain, demo.request(OBJECT, 0, "object")]
+    masks = progress.masks(rows)
+    assert masks is not None
+    assert masks.rows == [1, 3]
+    assert {demo.tokenizer.decode([i])[0] for i in allowed(masks, 1)} == {"{"}
+    logits = torch.zeros(4, 2048)
+    kept = mask_logits(logits, masks).isfinite().sum(dim=1).tolist()
+    assert kept == [2048, 2, 2048, len(allowed(masks, 1))]
+    assert not logits.any(), "logits stay as they are"
+
+
+def test_an_answer_goes_on_from_its_tokens_wherever_it_is(
+    demo: DemoModel, vocabulary: Vocabulary
+) -> None:
+    """Handed over, preempted, resumed: the masks are those of the node that saw every token."""
+    request = demo.request(OBJECT, 3, "whole")
+    kept = fresh(vocabulary)
+    wanted = []
+    while request.finish_reason is None:
+        wanted.append(allowed(kept.masks([request])))
+        demo.step([request])
+    assert len(wanted) > 10
+    for num_tokens, tokens in enumerate(wanted):
+        elsewhere = fresh(vocabulary)
+        assert allowed(elsewhere.masks([again(request, num_tokens)])) == tokens
+        if num_tokens % 5 == 0:  # and on from there, from step to step
+            resumed = again(request, num_tokens)
+            for rest in range(num_tokens, len(wanted)):
+                assert allowed(elsewhere.masks([resumed])) == wanted[rest]
+                resumed.output_token_ids.append(request.output_token_ids[rest])
+
+
+def test_tokens_of_a_resumed_answer_are_those_of_one_that_ran_on(demo: DemoModel) -> None:
+    whole = demo.request(OBJECT, 11, "ran-on", logprobs=3)
+    demo.run([whole])
+    resumed = again(whole, len(whole.output_token_ids) // 2)
+    resumed.request_id = "resumed"
+    resumed.num_computed_tokens, resumed.block_table = 0, []
+    demo.run([resumed])
+    assert resumed.output_token_ids == whole.output_token_ids
+
+
+def test_nothing_is_kept_of_requests_that_are_done(demo: DemoModel, vocabulary: Vocabulary) -> None:
+    progress = fresh(vocabulary)
+    requests = [demo.request(AB, 0, str(i)) for i in range(3)]
+    progress.masks(requests)
+    assert progress.num_answers == 3
+    requests[0].finish_reason = FinishReason.STOP
+    requests[1].is_cancelled = True
+    progress.masks([])
+    assert progress.num_answers == 1
+
+
+def test_an_id_that_comes_again_is_another_answer(demo: DemoModel, vocabulary: Vocabulary) -> None:
+    progress = fresh(vocabulary)
+    first, second = demo.request(AB, 0, "same"), demo.request("start: /cd/", 0, "same")
+    first.output_token_ids += demo.ids("a")
+    progress.masks([first])
+    texts = {demo.tokenizer.decode([i]) for i in allowed(progress.masks([second]))}
+    assert texts == {"c"}
+
+
+@pytest.mark.parametrize(
+    ("grammar", "output"),
+    [("start: /(/", ""), (AB, "x"), ('{"grammars": [{"json_schema": {"not": {}}}]}', "")],
+)
+def test_a_grammar_that_cannot_be_followed_fails_its_request_alone(
+    demo: DemoModel, vocabulary: Vocabulary, grammar: str, output: str
+) -> None:
+    good, bad = demo.request(AB, 0, "good"), demo.request(grammar, 0, "bad")
+    bad.output_token_ids += demo.ids(output)
+    progress = fresh(vocabulary)
+    with pytest.raises(GrammarFailed) as caught:
+        progress.masks([good, bad])
+    assert caught.value.request_ids == ["bad"]
+    assert allowed(progress.masks([good])), "the others go on"
+
+
+def test_one_that_comes_to_a_dead_end_later_fails_alone(
+    demo: DemoModel, vocabulary: Vocabulary
+) -> None:
+    progress = fresh(vocabulary)
+    good, bad = demo.request(AB, 0, "good"), demo.request(AB, 0, "bad")
+    progress.masks([good, bad])
+    bad.output_token_ids += demo.ids("x")
+    with pytest.raises(GrammarFailed) as caught:
+        progress.masks([good, bad])
+    assert caught.value.request_ids == ["bad"]
+    assert progress.masks([good]) is not None
+
+
+@pytest.mark.parametrize(
+    ("grammar", "expected"),
+    [
+        (OBJECT, True),
+        (AB, True),
+        ("start: /[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/", True),
+        ("start: /((a{100}){100}){100}/", False),
+        ('start: A{100}\nA: B{ ,100}\nB: "a"{ 1, 100 }', False),
+        ('start: A~100\nA: B ~ 1..100\nB: "a"~100', False),
+        ("start: /" + "a" * 5000 + "/", False),
+    ],
+)
+def test_grammars_that_may_be_heavy_are_told(grammar: str, expected: bool) -> None:
+    assert is_light(grammar) is expected
+
+
+def test_one_that_takes_too_long_fails_alone(
+    demo: DemoModel, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is still at it when the others have their masks."""
+    release = threading.Event()
+    move = progress_module._move
+
+    def stuck(vocabulary: Vocabulary, answer: Any, bits: np.ndarray) -> None:
+        if answer.request.request_id == "slow":
+            release.wait(60)
+        else:
+            move(vocabulary, answer, bits)
+
+    monkeypatch.setattr(progress_module, "_move", stuck)
+    progress = fresh(vocabulary, mask_s=0.05)
+    rows = [demo.request(AB, 0, name) for name in ("slow", "behind", "too")]
+    try:
+        with pytest.raises(GrammarFailed) as caught:
+            progress.masks(rows)
+        assert caught.value.request_ids == ["slow"]
+        assert allowed(progress.masks(rows[1:]), 1)
+        assert not release.is_set()
+    finally:
+        release.set()
+
+
+@pytest.mark.parametrize("chain", ["a", "A"])
+def test_a_long_chain_of_rules_overflows_no_stack(
+    demo: DemoModel, vocabulary: Vocabulary, chain: str
+) -> None:
+    rules = "".join(f"{chain}{i}: {chain}{i + 1}\n" for i in range(4000))
+    grammar = f'start: {chain}0\n{rules}{chain}4000: "ab"'
+    masks = fresh(vocabulary, mask_s=60).masks([demo.request(grammar, 0, "deep")])
+    assert {demo.tokenizer.decode([i]) for i in allowed(masks)} == {"ab"}
+
+
+def test_a_tokenizer_without_bytes_fails_the_requests_that_need_it(demo: DemoModel) -> None:
+    def no_vocabulary() -> Vocabulary:
+        raise TokenizerError("it has no tokenizer.json")
+
+    progress = GrammarProgress(no_vocabulary)
+    with pytest.raises(GrammarFailed, match=r"no tokenizer\.json") as caught:
+        progress.masks([demo.request("", 0, "plain"), demo.request(AB, 0, "ab")])
+    assert caught.value.request_ids == ["ab"]
+
+
+def test_logits_beyond_the_tokenizer_are_never_chosen(demo: DemoModel) -> None:
+    padded = load_vocabulary(CHECKPOINT_PATH, 2100, END)
+    masks = fresh(padded).masks([demo.request(OBJECT, 0, "object")])
+    assert masks is not None
+    assert not masks.allowed(2100, torch.device("cpu"))[:, 2048:].any()
+    assert masks.words_of(2100).shape == (1, 66)
