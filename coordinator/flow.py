@@ -96,7 +96,8 @@ class Flow:
             ContextLengthExceeded: the request cannot fit.
         """
         self._check_length(request)
-        prompt = PromptHashes(request.token_ids, request.cache_salt)
+        is_reusable = request.sampling.prompt_logprobs is None  # else all of it is scored
+        prompt = PromptHashes(request.token_ids, request.cache_salt, is_reusable=is_reusable)
         placement = self._place(request, prompt)
         now_s = self._clock.now()
         deadline_s = min(request.deadline_s or self._request_s, self._request_s)
@@ -222,9 +223,10 @@ class Flow:
         """Token 1 is here."""
         request, now_s = running.request, self._clock.now()
         block_size = sender.hello.layout.block_size
-        self._prefix_watch.prefilled(
-            request.token_ids, block_size, request.cache_salt, event.cached_tokens
-        )
+        if request.sampling.prompt_logprobs is None:
+            self._prefix_watch.prefilled(
+                request.token_ids, block_size, request.cache_salt, event.cached_tokens
+            )
         self._admission.first_token(request.request_id, now_s)
         predicted_s = dispatch.booking.placement.ttft_s
         if predicted_s > 0:

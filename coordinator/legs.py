@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from coordinator.generation import GenerationRequest
 from coordinator.registry import Member
 from coordinator.routing import Placement, Router
@@ -34,11 +36,13 @@ def _prefill_leg(
 def _decode_leg(
     request: GenerationRequest, placement: Placement, decode: Member, slo: Slo, router: Router
 ) -> DecodeLeg:
-    prefill = placement.prefill
+    prefill, sampling = placement.prefill, request.sampling
+    if prefill is not None:  # who prefills scores the prompt
+        sampling = structs.replace(sampling, prompt_logprobs=None)
     return DecodeLeg(
         request_id=request.request_id,
         token_ids=request.token_ids,
-        sampling=request.sampling,
+        sampling=sampling,
         cache_salt=request.cache_salt,
         source=prefill.address_for(decode) if prefill is not None else None,
         prefix_sources=[] if prefill is not None else router.prefix_sources(placement, decode),

@@ -27,9 +27,10 @@ class HashChain:
 class PromptHashes:
     """One prompt's chains, one for each block size that members have."""
 
-    def __init__(self, token_ids: Sequence[int], salt: str) -> None:
+    def __init__(self, token_ids: Sequence[int], salt: str, *, is_reusable: bool = True) -> None:
+        """Of a prompt that is computed whatever is cached (not `is_reusable`), there are none."""
         self.num_tokens = len(token_ids)
-        self._token_ids = token_ids
+        self._token_ids = token_ids if is_reusable else ()
         self._salt = salt
         self._chains: dict[int, HashChain] = {}
 

@@ -172,13 +172,16 @@ class DecodeNode:
 
 
 def _token_event(request: Request, token: SampledToken) -> TokenEvent:
+    index = len(request.output_token_ids) - 1
+    is_wanted = request.sampling.max_tokens > 0
     return TokenEvent(
         request_id=request.request_id,
-        index=len(request.output_token_ids) - 1,
-        token_ids=[token.token_id],
-        logprobs=[token.logprobs] if token.logprobs else [],
+        index=index,
+        token_ids=[token.token_id] if is_wanted else [],
+        logprobs=[token.logprobs] if token.logprobs and is_wanted else [],
         finish_reason=request.finish_reason,
         stop_token_id=request.stop_token_id,
         cached_tokens=request.num_cached_tokens,
+        prompt_logprobs=[] if index else request.prompt_logprobs,
         times=request.lifecycle.phase_times() if request.is_done else None,
     )

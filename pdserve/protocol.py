@@ -59,12 +59,13 @@ class SamplingParams(Message, frozen=True):
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
     seed: int = 0  # always set: the coordinator draws one when the client gives none
-    max_tokens: int = 16
+    max_tokens: int = 16  # 0: the prompt alone is of interest
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: list[int] = []
     logprobs: int | None = None  # None = none; n = the chosen token's and the n likeliest
     grammar: str = ""  # that the output must match (pdserve/grammar); empty: none
+    prompt_logprobs: int | None = None  # as `logprobs`, of the prompt's tokens
 
 
 class TokenLogprobs(Message, frozen=True):
@@ -73,6 +74,7 @@ class TokenLogprobs(Message, frozen=True):
     chosen: float
     top_ids: list[int] = []
     top_logprobs: list[float] = []
+    rank: int = 0  # of the chosen token, from 1; 0 = not counted, as it is for prompts alone
 
 
 class PhaseTimes(Message, frozen=True):
@@ -286,6 +288,7 @@ class TokenEvent(Message, frozen=True):
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the eos or stop token that ended the sequence
     cached_tokens: int = 0  # prompt tokens found in the prefix cache; with token 1
+    prompt_logprobs: list[TokenLogprobs] = []  # of the prompt from its second token; with token 1
     times: PhaseTimes | None = None  # with the node's last event of this request
 
 

@@ -158,14 +158,16 @@ class PrefillNode:
 
 
 def _token_one(request: Request, token: SampledToken) -> TokenEvent:
+    is_wanted = request.sampling.max_tokens > 0
     return TokenEvent(
         request_id=request.request_id,
         index=0,
-        token_ids=[token.token_id],
-        logprobs=[token.logprobs] if token.logprobs else [],
+        token_ids=[token.token_id] if is_wanted else [],
+        logprobs=[token.logprobs] if token.logprobs and is_wanted else [],
         finish_reason=request.finish_reason,
         stop_token_id=request.stop_token_id,
         cached_tokens=request.num_cached_tokens,
+        prompt_logprobs=request.prompt_logprobs,
         times=request.lifecycle.phase_times(),
     )
 

@@ -30,6 +30,7 @@ class CallPlan:
     text: TextOptions
     format: AnswerFormat
     is_streaming: bool
+    echoes_prompt: bool = False
 
 
 class Call:
@@ -41,7 +42,13 @@ class Call:
         self._plan = plan
         self._generations: list[Generation] = []  # by choice
         self._choices = [
-            Choice(index, context.tokenizer, plan.text) for index in range(len(plan.requests))
+            Choice(
+                index,
+                context.tokenizer,
+                plan.text,
+                request.token_ids if plan.echoes_prompt else None,
+            )
+            for index, request in enumerate(plan.requests)
         ]
         self._cancelled: set[int] = set()
         self._last_token_s: dict[int, float] = {}  # choice |-> arrival of its last token
@@ -151,6 +158,7 @@ class Call:
         if choice.is_finished:
             return
         num_tokens, num_cached = choice.num_tokens, choice.num_cached_tokens
+        self._score_prompt(arrival)
         choice.push(arrival.event)
         if arrival.index % self._plan.num_per_prompt == 0:
             trace.num_cached_tokens += choice.num_cached_tokens - num_cached
@@ -162,6 +170,14 @@ class Call:
                 trace.endpoint or "", arrival.at_s - trace.received_s
             )
         trace.finish_reason = self._choices[0].finish_reason
+
+    def _score_prompt(self, arrival: Arrival) -> None:
+        """The scores come with token 1 of the first of a prompt's choices, for all of them."""
+        leader, event = arrival.index, arrival.event
+        is_scored = self._plan.requests[leader].sampling.prompt_logprobs is not None
+        if is_scored and event.index == 0:
+            for choice in self._choices[leader : leader + self._plan.num_per_prompt]:
+                choice.score_prompt(event.prompt_logprobs)
 
     def _let_follow(self, leader: int) -> None:
         """Its prompt has been computed."""

@@ -23,7 +23,7 @@ class ScoredToken:
 
     token_id: int
     offset: int  # characters of the choice's text before it
-    logprobs: TokenLogprobs
+    logprobs: TokenLogprobs | None  # None: it is the first of all, and follows from nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +34,30 @@ class ChoiceDelta:
     text: str
     tokens: list[ScoredToken]
     finish_reason: str | None
+    prompt_logprobs: Sequence[TokenLogprobs] = ()  # from the prompt's second token on
     token_offsets: Sequence[int] = ()  # of all tokens so far: characters of text before each
 
 
 class Choice:
     """One token stream as the client sees it."""
 
-    def __init__(self, index: int, tokenizer: Tokenizer, options: TextOptions) -> None:
+    def __init__(
+        self,
+        index: int,
+        tokenizer: Tokenizer,
+        options: TextOptions,
+        echoed_ids: Sequence[int] | None = None,
+    ) -> None:
+        """`echoed_ids`: the prompt, if it is to be shown before the answer."""
         self.index = index
         self.num_tokens = 0
         self.num_cached_tokens = 0  # of its prompt
         self.finish_reason: str | None = None
         self._logprob = 0.0  # of the tokens so far, if they come with theirs
         self._options = options
+        self._echoed_ids = echoed_ids
+        self._has_begun = False
+        self._prompt_logprobs: Sequence[TokenLogprobs] | None = None
         self._end_was_taken = False
         self._detokenizer = IncrementalDetokenizer(
             tokenizer,
@@ -80,8 +91,15 @@ class Choice:
         """Whether a stop string ended it, which the nodes know nothing of."""
         return self._matcher.matched is not None
 
+    def score_prompt(self, logprobs: Sequence[TokenLogprobs]) -> None:
+        """What is known of the prompt, from its second token on; before the first `push`."""
+        self._prompt_logprobs = logprobs
+
     def push(self, event: TokenEvent) -> None:
         """Take an event's tokens; those behind a stop string do not count."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._echo()
         self.num_cached_tokens = max(self.num_cached_tokens, event.cached_tokens)
         last = len(event.token_ids) - 1
         for i, token_id in enumerate(event.token_ids):
@@ -109,7 +127,24 @@ class Choice:
         shows_all = self.is_finished and not self.ended_by_string
         while self._unshown and (shows_all or self._unshown[0].offset < self._num_shown_chars):
             tokens.append(self._unshown.popleft())
-        return ChoiceDelta(self.index, text, tokens, self.finish_reason, self._token_offsets)
+        return ChoiceDelta(
+            self.index,
+            text,
+            tokens,
+            self.finish_reason,
+            prompt_logprobs=self._prompt_logprobs or (),
+            token_offsets=self._token_offsets,
+        )
+
+    def _echo(self) -> None:
+        """The prompt's text, in which no stop string is looked for."""
+        for position, token_id in enumerate(self._echoed_ids or ()):
+            if self._prompt_logprobs is not None:
+                logprobs = self._prompt_logprobs[position - 1] if position else None
+                self._unshown.append(ScoredToken(token_id, self._num_decoded_chars, logprobs))
+            text = self._detokenizer.push(token_id)
+            self._num_decoded_chars += len(text)
+            self._new_shown(text)
 
     def _push_token(
         self, token_id: int, logprobs: TokenLogprobs | None, *, is_hidden: bool
@@ -118,10 +153,11 @@ class Choice:
         self._token_offsets.append(self._num_decoded_chars)
         if logprobs is not None:
             self._logprob += logprobs.chosen
+        # Who has the prompt's tokens listed tells the answer's by their number: none is left out.
+        if logprobs is not None and not (is_hidden and self._echoed_ids is None):
+            self._unshown.append(ScoredToken(token_id, self._num_decoded_chars, logprobs))
         if is_hidden:
             return
-        if logprobs is not None:
-            self._unshown.append(ScoredToken(token_id, self._num_decoded_chars, logprobs))
         self._show(self._detokenizer.push(token_id))
 
     def _show(self, text: str) -> None:

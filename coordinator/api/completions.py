@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from aiohttp import web
@@ -12,7 +13,7 @@ from coordinator.api.body import read_request
 from coordinator.api.call import CallPlan
 from coordinator.api.context import CONTEXT, ApiContext, RequestTrace
 from coordinator.api.endpoint import admit, answer_head, shows_usage
-from coordinator.api.formats import CompletionFormat
+from coordinator.api.formats import CompletionFormat, ScoredPrompts
 from coordinator.api.limits import output_limit
 from coordinator.api.prompts import encode_prompt, split_prompts
 from coordinator.api.requests import CompletionRequest
@@ -24,6 +25,7 @@ from pdserve.errors import InvalidRequest
 
 DEFAULT_MAX_TOKENS = 16
 MAX_GENERATED = 256  # answers of one request
+MAX_PROMPT_LOGPROBS = 1 << 20  # of one prompt: they are one message, and have to fit into it
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -41,6 +43,7 @@ async def _plan(
 ) -> CallPlan:
     """Everything about the call that can be said before it runs. Raises RequestError."""
     usage = shows_usage(body)
+    _check_prompt_options(body)
     text = text_options(body)
     max_model_len = context.max_model_len()
     prompts = [
@@ -77,11 +80,39 @@ async def _plan(
         format=CompletionFormat(
             head,
             context.tokenizer,
-            shows_logprobs=body.logprobs is not None,
+            num_logprobs=body.logprobs,
+            scored_prompts=_scored_prompts(body, prompts),
             shows_usage=usage,
         ),
         is_streaming=bool(body.stream),
+        echoes_prompt=bool(body.echo),
     )
+
+
+def _check_prompt_options(body: CompletionRequest) -> None:
+    """Raises InvalidRequest."""
+    if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
+        raise InvalidRequest(
+            "'max_tokens' must be at least 1 without 'echo' or 'prompt_logprobs'", "max_tokens"
+        )
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidRequest(
+            "'prompt_logprobs' cannot be streamed; 'echo' with 'logprobs' can", "prompt_logprobs"
+        )
+
+
+def _scored_prompts(
+    body: CompletionRequest, prompts: Sequence[Sequence[int]]
+) -> ScoredPrompts | None:
+    if body.prompt_logprobs is None:
+        return None
+    return ScoredPrompts(prompts, body.n or 1, body.prompt_logprobs)
+
+
+def _num_prompt_logprobs(body: CompletionRequest) -> int | None:
+    """That nodes are asked for; None: the prompt is not scored."""
+    asked = [body.prompt_logprobs, body.logprobs if body.echo else None]
+    return max((num for num in asked if num is not None), default=None)
 
 
 def _num_generated(body: CompletionRequest) -> int:
@@ -110,7 +141,11 @@ def _of_choice(first: GenerationRequest, choice: int) -> GenerationRequest:
     return replace(
         first,
         request_id=f"{first.request_id}-{choice}",
-        sampling=structs.replace(sampling, seed=choice_seed(sampling.seed, choice)),
+        sampling=structs.replace(
+            sampling,
+            seed=choice_seed(sampling.seed, choice),
+            prompt_logprobs=None,  # once is enough, and the others reuse its KV
+        ),
     )
 
 
@@ -124,16 +159,26 @@ def _generation(
     grammar: str,
 ) -> GenerationRequest:
     max_tokens = output_limit(len(token_ids), body.max_tokens, DEFAULT_MAX_TOKENS, max_model_len)
+    num_top = _num_prompt_logprobs(body)
+    if num_top is not None and len(token_ids) * (num_top + 1) > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"{num_top} likeliest tokens at each of {len(token_ids)} of the prompt are more than "
+            f"{MAX_PROMPT_LOGPROBS} log-probabilities",
+            "logprobs" if body.prompt_logprobs is None else "prompt_logprobs",
+        )
     now_s = context.clock.now()
     return GenerationRequest(
         request_id=request_id,
         token_ids=token_ids,
-        sampling=sampling_params(
-            body,
-            context.tokenizer,
-            max_tokens=max_tokens,
-            logprobs=_num_logprobs(body),
-            grammar=grammar,
+        sampling=structs.replace(
+            sampling_params(
+                body,
+                context.tokenizer,
+                max_tokens=max_tokens,
+                logprobs=_num_logprobs(body),
+                grammar=grammar,
+            ),
+            prompt_logprobs=num_top,
         ),
         cache_salt=terms.cache_salt,
         slo=terms.slo,

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from coordinator.api import responses
 from coordinator.api.choice import ChoiceDelta
-from coordinator.api.logprobs import completion_logprobs
+from coordinator.api.logprobs import completion_logprobs, prompt_logprobs
 from coordinator.api.sse import DONE, framed
 from coordinator.text import Tokenizer
 
@@ -55,15 +55,31 @@ def error_event(error: responses.ErrorDetail) -> bytes:
     return framed(msgspec.json.encode(responses.ErrorBody(error)))
 
 
+@dataclass(frozen=True, slots=True)
+class ScoredPrompts:
+    """Prompts whose log-probabilities are shown beside the answers."""
+
+    token_ids: Sequence[Sequence[int]]  # of each
+    num_choices: int  # that are shown, of each
+    num_top: int
+
+
 class CompletionFormat:
     """POST /v1/completions: whole and chunk are one shape."""
 
     def __init__(
-        self, head: AnswerHead, tokenizer: Tokenizer, *, shows_logprobs: bool, shows_usage: bool
+        self,
+        head: AnswerHead,
+        tokenizer: Tokenizer,
+        *,
+        num_logprobs: int | None,
+        scored_prompts: ScoredPrompts | None,
+        shows_usage: bool,
     ) -> None:
         self._head = head
         self._tokenizer = tokenizer
-        self._shows_logprobs = shows_logprobs
+        self._num_logprobs = num_logprobs
+        self._scored_prompts = scored_prompts
         self._shows_usage = shows_usage
         self._null_usage: UnsetType | None = None if shows_usage else UNSET
 
@@ -88,8 +104,19 @@ class CompletionFormat:
         return self._encode([self._choice(delta) for delta in deltas], usage)
 
     def _choice(self, delta: ChoiceDelta) -> responses.CompletionChoice:
-        shown = completion_logprobs(delta.tokens, self._tokenizer) if self._shows_logprobs else None
-        return responses.CompletionChoice(delta.index, delta.text, shown, delta.finish_reason)
+        shown = None
+        if self._num_logprobs is not None:
+            shown = completion_logprobs(delta.tokens, self._tokenizer, self._num_logprobs)
+        choice = responses.CompletionChoice(delta.index, delta.text, shown, delta.finish_reason)
+        prompts = self._scored_prompts
+        if prompts is not None:
+            choice.prompt_logprobs = prompt_logprobs(
+                prompts.token_ids[delta.index // prompts.num_choices],
+                delta.prompt_logprobs,
+                self._tokenizer,
+                prompts.num_top,
+            )
+        return choice
 
     def _encode(
         self,

@@ -187,6 +187,9 @@ class CompletionRequest(GenerationFields, kw_only=True):
     prompt: Annotated[Any, Meta(extra_json_schema=_PROMPT)]
     best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     logprobs: NumLogprobs | None = None
+    echo: bool | None = None
+    prompt_logprobs: NumLogprobs | None = None  # as vLLM has them
+    max_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None  # 0: the prompt is all
 
 
 def field_names(schema: type[Struct]) -> frozenset[str]:

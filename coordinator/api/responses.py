@@ -131,9 +131,17 @@ class CompletionLogprobs(Struct):
     """Log-probabilities of a completion: parallel lists, one entry per token."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]  # null: the first of an echoed prompt
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class PromptLogprob(Struct):
+    """How likely one token was in the place of a prompt's token."""
+
+    logprob: float
+    rank: int  # from 1, the likeliest
+    decoded_token: str
 
 
 class CompletionChoice(Struct):
@@ -143,6 +151,7 @@ class CompletionChoice(Struct):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
 
 
 class Completion(Struct, kw_only=True):

@@ -156,7 +156,7 @@ class Router:
         slots, tokens = self._slots(NodeRole.PREFILL), self._books.queues.tokens_with_others()
         prefill = self._pick("prefill", outlook, slots, cost_s, tokens)
         first_s = float(ttft_s[prefill])
-        if outlook.request.sampling.max_tokens == 1:
+        if outlook.request.sampling.max_tokens <= 1:
             return self._placement(outlook, prefill, None, Times(first_s, 0.0), 0.0)
         slots, legs = self._slots(NodeRole.DECODE), self._books.decodes.legs_with_others()
         then = HandedOver(outlook, prefill, first_s, begins_s)
@@ -176,7 +176,7 @@ class Router:
         if slot not in near.slots:  # another policy's choice
             near = OneNode(outlook, np.array([slot]))
         times, idle_tpot_s = near.times(slot), outlook.alone_s(slot)
-        if outlook.request.sampling.max_tokens == 1:
+        if outlook.request.sampling.max_tokens <= 1:
             times, idle_tpot_s = Times(times.ttft_s, 0.0), 0.0
         placement = self._placement(outlook, None, slot, times, idle_tpot_s)
         index = near.index(slot)

@@ -15,6 +15,7 @@ from pdserve.engine.grammar import GrammarProgress, no_vocabulary
 from pdserve.engine.kv_cache import KvCache
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.decoder import Decoder
+from pdserve.engine.prompt_scores import LOGITS_BYTES, is_scored, scored_parts
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.sampling import sample
 from pdserve.engine.step_batches import StepBatches
@@ -30,6 +31,7 @@ class ModelRunner:
         model: Decoder,
         kv_cache: KvCache,
         eos_token_ids: frozenset[int] | None = None,
+        scored_logits_bytes: int = LOGITS_BYTES,
         grammars: GrammarProgress | None = None,
     ) -> None:
         """Put a model and its pool together.
@@ -38,6 +40,7 @@ class ModelRunner:
             model: on the pool's device, and of its dtype.
             kv_cache: of the model's layout.
             eos_token_ids: tokens that `min_tokens` holds back; None: those of the model's config.
+            scored_logits_bytes: logits at once, at most, in steps that score prompts.
             grammars: over the model's vocabulary; None: requests that have one fail.
         """
         layout = model.config.kv_layout(kv_cache.layout.block_size, kv_cache.layout.dtype)
@@ -47,6 +50,7 @@ class ModelRunner:
         self.batches = StepBatches(kv_cache.layout.block_size)
         self._model = model
         self._kv_cache = kv_cache
+        self._scored_logits_bytes = scored_logits_bytes
         self._grammars = grammars or GrammarProgress(no_vocabulary)
         self._eos_token_ids = model.config.eos_token_ids if eos_token_ids is None else eos_token_ids
 
@@ -69,7 +73,8 @@ class ModelRunner:
         """Compute the rows' tokens, write their KV, and sample where a row reaches its end.
 
         Requests are only read, so the same plan can be executed again: a step that raised for one
-        request leaves the others as they were, to be planned anew.
+        request leaves the others as they were, to be planned anew. What is written into them is
+        the scores of their prompts, where these are asked for; a second time, it is left out.
 
         Args:
             rows: whose requests have blocks for the tokens; no request twice.
@@ -89,7 +94,10 @@ class ModelRunner:
     def _compute(
         self, rows: Sequence[Scheduled], batch: Batch, progress: LayerProgress | None
     ) -> list[SampledToken | None]:
-        logits = self._logits(batch, progress)
+        if is_scored(rows):
+            logits = self._score(rows, batch, progress)
+        else:
+            logits = self._logits(batch, progress)
         if logits is None:
             if self._model.device.type == "cuda":
                 # The KV is announced, and its blocks may go to others, once the step is over.
@@ -102,6 +110,19 @@ class ModelRunner:
             return [*sampled]
         tokens = iter(sampled)
         return [next(tokens) if row.samples else None for row in rows]
+
+    def _score(
+        self, rows: Sequence[Scheduled], batch: Batch, progress: LayerProgress | None
+    ) -> Tensor | None:
+        """As `_logits`, and the rows' prompts get their scores: part by part, to bound memory."""
+        sampled: list[Tensor] = []
+        vocab_size, at_once = self._model.config.vocab_size, self._scored_logits_bytes
+        for part in scored_parts(rows, batch, vocab_size, at_once):
+            # Of the layers of a part the KV of all rows is there only if it is the last part.
+            logits = self._logits(part.batch, progress if part.is_last else None)
+            if logits is not None:
+                sampled.append(part.score(logits))
+        return torch.cat(sampled) if len(batch.sampled_rows) else None
 
     def _logits(self, batch: Batch, progress: LayerProgress | None) -> Tensor | None:
         """[num_sampled, vocab_size] float32, or None when no row of the batch is sampled from."""

@@ -40,6 +40,8 @@ class Request:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the eos or stop token that ended it
     is_cancelled: bool = False
+    # Of the prompt's tokens from the second on, as far as known; only if they are asked for.
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -63,6 +65,16 @@ class Request:
         return num_output > 0 and (
             len(self.prompt_token_ids) + num_output - self.num_computed_tokens == 1
         )
+
+    @property
+    def num_reusable_tokens(self) -> int:
+        """Its first so many tokens need not be computed, if their KV is to be had.
+
+        At least one must be, to have logits; and all those that are still to be scored.
+        """
+        if self.sampling.prompt_logprobs is None or self.output_token_ids:
+            return self.num_tokens - 1
+        return len(self.prompt_logprobs)
 
     @property
     def is_done(self) -> bool:
@@ -95,6 +107,17 @@ class Scheduled(NamedTuple):
 
     request: Request
     num_tokens: int
+
+    @property
+    def scored_positions(self) -> range:
+        """Tokens of the chunk whose logits tell the log-probabilities of the prompt's next ones."""
+        request = self.request
+        if request.sampling.prompt_logprobs is None or request.output_token_ids:
+            return range(0)
+        num_scored = len(request.prompt_logprobs)
+        assert request.num_computed_tokens <= num_scored, "KV is reused of scored tokens alone"
+        end = request.num_computed_tokens + self.num_tokens
+        return range(num_scored, min(end, len(request.prompt_token_ids) - 1))
 
     @property
     def samples(self) -> bool:

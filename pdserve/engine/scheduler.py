@@ -84,8 +84,7 @@ class Queues:
         """
         pool = self.pool
         request.extend_hashes(request.num_tokens, pool.block_size)
-        # At least one token must be computed to have logits, however much is cached.
-        reusable = request.block_hashes[: (request.num_tokens - 1) // pool.block_size]
+        reusable = request.block_hashes[: request.num_reusable_tokens // pool.block_size]
         num_left = self._num_left(request.num_tokens, reusable, request)
         if (self.running or not is_alone) and 0 <= num_left < num_kept_free:
             self.held_back.start()
@@ -135,7 +134,8 @@ class Queues:
         is_claim = newcomer in self.claims
         num_tokens = newcomer.num_tokens + is_claim  # token 1 comes along
         newcomer.extend_hashes(newcomer.num_tokens, self.pool.block_size)
-        hashes = newcomer.block_hashes[: (num_tokens - 1) // self.pool.block_size]
+        num_reusable = newcomer.num_reusable_tokens + is_claim
+        hashes = newcomer.block_hashes[: num_reusable // self.pool.block_size]
         gained = self.pool.num_sole([b for request in preempted for b in request.block_table])
         return max(0, -self._num_left(num_tokens, hashes, newcomer, preempted) - gained)
 

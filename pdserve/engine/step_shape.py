@@ -17,6 +17,9 @@ def shape_of(rows: Sequence[Scheduled]) -> StepShape:
         num_output = len(request.output_token_ids)
         num_uncomputed = len(request.prompt_token_ids) + num_output - num_before
         num_sampled += num_row_tokens == num_uncomputed
+        if request.sampling.prompt_logprobs is not None and not num_output:
+            last = len(request.prompt_token_ids) - 1
+            num_sampled += min(num_before + num_row_tokens, last) - num_before
         if num_output and num_uncomputed == 1:  # it is decoding
             context += num_before + 1
         else:

@@ -1,4 +1,7 @@
-"""Which coordinator each leg belongs to, and the batching of its tokens: one message per step."""
+"""Which coordinator each leg belongs to, and the batching of its tokens: one message per step.
+
+But for the scores of a prompt, which are a message of their own.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,11 @@ class Legs:
     def add_event(self, event: TokenEvent) -> None:
         """Put tokens with more to say into the step's message to the leg's coordinator."""
         link = self._links.get(event.request_id)
-        if link is not None:
+        if link is None:
+            return
+        if event.prompt_logprobs:  # so much that several may be too large for one message
+            link.send(TokenBatch(events=[event]))
+        else:
             self._batches[link].events.append(event)
 
     def add_tokens(self, tokens: Iterable[tuple[str, int, int]]) -> None:

@@ -64,7 +64,7 @@ class PrefixQueue:
     ) -> bool:
         """Begin to, if there is anything to be fetched."""
         request.extend_hashes(request.num_tokens, self._block_size)
-        num_reusable = (request.num_tokens - 1) // self._block_size  # one token is always computed
+        num_reusable = request.num_reusable_tokens // self._block_size
         prefix = Prefix(
             request.token_slice(0, request.num_tokens),
             request.cache_salt,

@@ -93,6 +93,11 @@ class Reference:
         return output[0, len(prompt) :].tolist()
 
     @torch.inference_mode()
+    def logprobs(self, token_ids: list[int]) -> torch.Tensor:
+        """[num_tokens - 1, vocab_size], of each token but the first."""
+        return self._model(torch.tensor([token_ids])).logits[0, :-1].log_softmax(dim=-1)
+
+    @torch.inference_mode()
     def is_greedy(self, prompt: list[int], output: list[int]) -> bool:
         """Whether each token of a long output is the likeliest one after those before it."""
         logits = self._model(torch.tensor([prompt + output[:-1]])).logits[0, len(prompt) - 1 :]

@@ -19,8 +19,7 @@ def num_uncached(request: Request, pool: BlockPool) -> int:
     if request.matched_version != pool.cache_version:
         request.extend_hashes(request.num_tokens, block_size)
         hashes, num_matched = request.block_hashes, request.num_matched_blocks
-        # At least one token is computed, however much is cached.
-        num_reusable = (request.num_tokens - 1) // block_size
+        num_reusable = request.num_reusable_tokens // block_size
         if num_matched and hashes[num_matched - 1] not in pool:
             num_matched = 0
         while num_matched < num_reusable and hashes[num_matched] in pool:

@@ -128,7 +128,21 @@ class FakeGeneration:
             finish_reason=finish,
             stop_token_id=step.stop_token_id,
             cached_tokens=3 if index == 0 else 0,
+            prompt_logprobs=[] if index else self._prompt_logprobs(),
         )
+
+    def _prompt_logprobs(self) -> list[TokenLogprobs]:
+        """At position i: log-probability -i and rank i; tokens 1, 2 .. are likelier."""
+        num_top = self.request.sampling.prompt_logprobs
+        if num_top is None:
+            return []
+        top = list(range(1, num_top + 1))
+        return [
+            TokenLogprobs(
+                chosen=-float(i), top_ids=top, top_logprobs=[-0.1 * n for n in top], rank=i
+            )
+            for i in range(1, len(self.request.token_ids))
+        ]
 
 
 def _logprobs(token_id: int, count: int, chosen: float) -> TokenLogprobs:

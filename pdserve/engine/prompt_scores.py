@@ -1,0 +1,150 @@
+"""What the model gives a prompt's own tokens, found while the prompt is computed.
+
+The logits at a token tell the log-probability of the one behind it, so those of nearly every row
+of a chunk are wanted. All at once they would be [num_tokens, vocab_size]: too much for a long chunk
+and a large vocabulary. So the step is computed in parts, one after the other, each of which has as
+many such rows as memory is granted for. A part is a batch like any other: a chunk that is cut goes
+on in the next part, over the KV that the one before has written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import torch
+from torch import Tensor
+
+from pdserve.engine.attention import AttentionBatch
+from pdserve.engine.batch import Batch
+from pdserve.engine.request import Request, Scheduled
+from pdserve.engine.sampling.limits import unusable
+from pdserve.engine.sampling.logprobs import token_logprobs
+from pdserve.protocol import TokenLogprobs
+
+LOGITS_BYTES = 32 << 20  # of one part, at most; finding log-probabilities takes it once more
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A row that is scored."""
+
+    request: Request
+    position: int  # of its token; the next one is scored
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPart:
+    """A run of a step's rows."""
+
+    batch: Batch  # its sampled rows are the scored ones and the sampled ones
+    is_last: bool
+    _places: list[_Place | None]  # by sampled row; None: it is sampled from
+
+    def score(self, logits: Tensor) -> Tensor:
+        """Note the scores in their requests; returns [num_sampled, vocab_size], the other rows.
+
+        Args:
+            logits: [num rows, vocab_size] float32, of this part's batch.
+
+        Raises:
+            UnusableLogits: those of a request are not finite.
+        """
+        scored = [(row, place) for row, place in enumerate(self._places) if place is not None]
+        if scored:
+            places = [place for _, place in scored]
+            found = _scores(logits[[row for row, _ in scored]], places)
+            for place, logprobs in zip(places, found, strict=True):
+                if place.position == len(place.request.prompt_logprobs):
+                    place.request.prompt_logprobs.append(logprobs)
+        # A copy: the logits are good until the next part only.
+        return logits[[row for row, place in enumerate(self._places) if place is None]]
+
+
+def is_scored(rows: Sequence[Scheduled]) -> bool:
+    """Whether any row is of a prompt whose scores are asked for, and not known yet."""
+    return any(
+        row.request.sampling.prompt_logprobs is not None and len(row.scored_positions)
+        for row in rows
+    )
+
+
+def scored_parts(
+    rows: Sequence[Scheduled], batch: Batch, vocab_size: int, logits_bytes: int
+) -> Iterator[ScoredPart]:
+    """The parts of a step, to be computed in this order.
+
+    Args:
+        rows: the step's plan.
+        batch: the same as tensors, on the host.
+        vocab_size: of the model.
+        logits_bytes: of float32 logits in one part, at most; but one row there always is.
+    """
+    places = _places(rows, batch)  # row of the batch |-> what is scored there; None: sampled from
+    wanted = sorted(places)
+    requests = dict(zip(batch.sampled_rows.tolist(), batch.sampled_requests, strict=True))
+    num_rows = max(1, logits_bytes // (4 * vocab_size))
+    begin = 0
+    for first in range(0, len(wanted), num_rows):
+        here = wanted[first : first + num_rows]
+        is_last = first + num_rows >= len(wanted)
+        end = len(batch.token_ids) if is_last else here[-1] + 1
+        owners = [place.request if (place := places[row]) else requests[row] for row in here]
+        part = _cut(batch, begin, end, here, owners)
+        yield ScoredPart(part, is_last, [places[row] for row in here])
+        begin = end
+
+
+def _places(rows: Sequence[Scheduled], batch: Batch) -> dict[int, _Place | None]:
+    starts: list[int] = batch.attention.query_start.tolist()
+    places: dict[int, _Place | None] = {}
+    for start, row in zip(starts, rows, strict=False):
+        for position in row.scored_positions:
+            at = start + position - row.request.num_computed_tokens
+            places[at] = _Place(row.request, position)
+    return places | dict.fromkeys(batch.sampled_rows.tolist())
+
+
+def _cut(batch: Batch, begin: int, end: int, rows: list[int], owners: list[Request]) -> Batch:
+    """The rows [begin, end) as a batch; logits are wanted of `rows`, which are `owners`'."""
+    attention = batch.attention
+    ends = attention.query_start.clamp(begin, end)  # [num_requests + 1]
+    num_tokens = ends.diff()
+    is_here = num_tokens > 0
+    # What a request computes behind this part is no context of it yet.
+    num_behind = attention.query_start[1:] - ends[1:]
+    query_start = torch.zeros(int(is_here.sum()) + 1, dtype=torch.int32)
+    query_start[1:] = num_tokens[is_here].cumsum(0)
+    return Batch(
+        token_ids=batch.token_ids[begin:end],
+        positions=batch.positions[begin:end],
+        attention=AttentionBatch(
+            query_start=query_start,
+            context_lens=(attention.context_lens - num_behind)[is_here],
+            block_tables=attention.block_tables[is_here],
+            slot_mapping=attention.slot_mapping[begin:end],
+        ),
+        sampled_rows=torch.tensor(rows, dtype=torch.int64) - begin,
+        sampled_requests=owners,
+    )
+
+
+def _scores(logits: Tensor, places: Sequence[_Place]) -> list[TokenLogprobs]:
+    """[num_scored, vocab_size] -> what is reported of each place's next token."""
+    next_ids = [place.request.prompt_token_ids[place.position + 1] for place in places]
+    num_top = [place.request.sampling.prompt_logprobs or 0 for place in places]
+    is_usable = logits.amax(dim=-1).isfinite().tolist()
+    if not all(is_usable):
+        damaged = {
+            p.request: None for p, usable in zip(places, is_usable, strict=True) if not usable
+        }
+        raise unusable(list(damaged))
+    chosen = logits.gather(1, torch.tensor(next_ids, device=logits.device)[:, None])
+    # Bytes added up as int32: as booleans they would be added up one by one.
+    is_likelier = (logits > chosen).view(torch.uint8)
+    ranks: list[int] = is_likelier.sum(dim=-1, dtype=torch.int32).tolist()
+    return [
+        msgspec.structs.replace(found, rank=rank + 1)
+        for found, rank in zip(token_logprobs(logits, next_ids, num_top), ranks, strict=True)
+    ]

@@ -1,0 +1,91 @@
+"""Log-probabilities of prompts are those of transformers, disaggregated and co-located."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from tests.cluster.checkpoints import Reference, make_prompt
+from tests.cluster.client import MODEL
+from tests.cluster.fleet import Fleet, SecondCoordinator, fleet_config, running
+
+BUDGET = 37  # no chunk ends where a block of 16 ends
+NUM_TOP = 3
+
+
+@dataclass(frozen=True)
+class Served:
+    """One checkpoint, served both ways."""
+
+    urls: dict[str, str]  # by mode
+    reference: Reference
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def served(tiny_checkpoint: Path) -> AsyncIterator[Served]:
+    async with AsyncExitStack() as stack:
+        second = SecondCoordinator(tiny_checkpoint, mode="colocated")
+        stack.callback(second.release_ports)
+        await stack.enter_async_context(second)
+        config = fleet_config(tiny_checkpoint, engine={"token_budget": BUDGET, "block_size": 16})
+        fleet = Fleet(config, {"decode-0": [f"--coordinators={second.grpc_address}"]})
+        await stack.enter_async_context(running(fleet))
+        await second.wait_ready(["decode-0"])
+        urls = {"disaggregated": fleet.url, "colocated": second.url}
+        yield Served(urls, Reference(tiny_checkpoint))
+
+
+async def complete(url: str, **fields: Any) -> dict[str, Any]:
+    body = {"model": MODEL, "temperature": 0, "ignore_eos": True, "skip_special_tokens": False}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{url}/v1/completions", json=body | fields) as response,
+    ):
+        answer: dict[str, Any] = await response.json()
+        assert response.status == 200, answer
+        return answer
+
+
+@pytest.mark.parametrize("mode", ["disaggregated", "colocated"])
+async def test_echoed_prompts_have_the_logprobs_of_transformers(served: Served, mode: str) -> None:
+    url = served.urls[mode]
+    prompts = [make_prompt(length, "echo") for length in (1, 2, 90)]
+    await complete(url, prompt=prompts, max_tokens=2)  # what is cached must not go unscored
+    answer = await complete(url, prompt=prompts, echo=True, logprobs=NUM_TOP, max_tokens=4)
+    for prompt, choice in zip(prompts, answer["choices"], strict=True):
+        found = choice["logprobs"]
+        output = served.reference.greedy(prompt, 4)
+        expected = served.reference.logprobs(prompt + output)  # [num_tokens - 1, vocab_size]
+        chosen = expected.gather(1, expected.new_tensor(prompt + output)[1:, None].long())
+        assert found["token_logprobs"][0] is found["top_logprobs"][0] is None
+        assert found["token_logprobs"][1:] == pytest.approx(chosen[:, 0].tolist(), abs=1e-3)
+        best = [max(top.values()) for top in found["top_logprobs"][1:]]
+        assert best == pytest.approx(expected.amax(dim=1).tolist(), abs=1e-3)
+        assert len(found["tokens"]) == len(found["text_offset"]) == len(prompt) + 4
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+@pytest.mark.parametrize("mode", ["disaggregated", "colocated"])
+async def test_the_prompt_alone(served: Served, mode: str) -> None:
+    prompt = make_prompt(70, "alone")
+    answer = await complete(served.urls[mode], prompt=prompt, prompt_logprobs=NUM_TOP, max_tokens=0)
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("", "length")
+    assert answer["usage"]["completion_tokens"] == 0
+    expected = served.reference.logprobs(prompt)
+    shown = choice["prompt_logprobs"]
+    assert len(shown) == len(prompt)
+    assert shown[0] is None
+    for row, token_id, found in zip(expected, prompt[1:], shown[1:], strict=True):
+        wanted = {str(i) for i in [token_id, *row.topk(NUM_TOP).indices.tolist()]}
+        assert set(found) == wanted
+        for name, entry in found.items():
+            assert entry["logprob"] == pytest.approx(row[int(name)].item(), abs=1e-3)
+            assert entry["rank"] == int((row > row[int(name)]).sum()) + 1

@@ -1,0 +1,95 @@
+"""Prompts whose log-probabilities are asked for: KV is reused only of tokens that have theirs."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from pdserve.clock import ManualClock
+from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.core import EngineCore
+from pdserve.engine.prompts.uncached import num_uncached
+from pdserve.engine.request import Request, SampledToken
+from pdserve.engine.step_shape import shape_of
+from pdserve.protocol import FinishReason, TokenLogprobs
+from tests.unit.engine.fakes import make_request, prefill_policy
+
+BLOCK = 4
+PROMPT = 22
+
+
+def make_core() -> EngineCore:
+    pool = BlockPool(40, BLOCK)
+    return EngineCore(pool, prefill_policy(10, 8), ManualClock(), frozenset())
+
+
+def scored_request(max_tokens: int = 2) -> Request:
+    request = make_request(PROMPT, max_tokens, leg_token_limit=1)
+    request.sampling = structs.replace(request.sampling, prompt_logprobs=0)
+    return request
+
+
+def step(core: EngineCore) -> list[Request]:
+    """One step, in which a runner would have scored what it computes."""
+    rows = core.begin_step()
+    for row in rows:
+        scores = [TokenLogprobs(chosen=-1.0) for _ in row.scored_positions]
+        row.request.prompt_logprobs += scores
+    sampled = [SampledToken(7) if row.samples else None for row in rows]
+    done = core.end_step(rows, sampled, 1.0)
+    for request in done:
+        core.forget(request)
+    return done
+
+
+def with_prompt_cached(core: EngineCore) -> None:
+    core.submit(make_request(PROMPT, 1))
+    for _ in range(3):
+        step(core)
+    assert core.num_requests == 0
+
+
+def test_a_cached_prompt_is_computed_whole() -> None:
+    core = make_core()
+    with_prompt_cached(core)
+    plain, scored = make_request(PROMPT), scored_request()
+    assert num_uncached(plain, core.pool) == 2
+    assert num_uncached(scored, core.pool) == PROMPT
+    core.submit(scored)
+    (row,) = core.begin_step()
+    assert (scored.num_computed_tokens, scored.num_cached_tokens) == (0, 0)
+    assert shape_of([row]).num_sampled == row.num_tokens == 8
+
+
+def test_a_prompt_that_gave_way_goes_on_behind_what_is_scored() -> None:
+    core = make_core()
+    scored = scored_request()
+    core.submit(scored)
+    step(core)
+    core.queues.preempt(scored, for_priority=True)
+    assert len(scored.prompt_logprobs) == 8
+    step(core)
+    assert scored.num_computed_tokens == 15  # 8 were still cached; the rest comes in halves
+    step(core)
+    assert len(scored.prompt_logprobs) == PROMPT - 1
+    assert scored.output_token_ids == [7]
+
+
+def test_what_others_cached_meanwhile_is_not_skipped() -> None:
+    core = make_core()
+    with_prompt_cached(core)
+    scored = scored_request()
+    scored.prompt_logprobs = [TokenLogprobs(chosen=-1.0)] * 10
+    core.submit(scored)
+    core.begin_step()
+    assert scored.num_computed_tokens == 8
+
+
+def test_where_no_token_is_wanted_the_first_is_the_end() -> None:
+    core = make_core()
+    request = scored_request(max_tokens=0)
+    request.sampling = structs.replace(request.sampling, stop_token_ids=[7])
+    core.submit(request)
+    for _ in range(3):
+        step(core)
+    assert request.finish_reason is FinishReason.LENGTH
+    assert request.stop_token_id is None

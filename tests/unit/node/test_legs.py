@@ -1,0 +1,36 @@
+"""What of a step goes into one message, and what does not."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from pdserve.node.legs import Legs
+from pdserve.node.link import CoordinatorLink
+from pdserve.protocol import TokenBatch, TokenEvent, TokenLogprobs
+
+
+class Link:
+    """Keeps what is sent over it."""
+
+    def __init__(self) -> None:
+        self.sent: list[object] = []
+
+    def send(self, message: object) -> None:
+        self.sent.append(message)
+
+
+def test_scores_of_prompts_are_messages_of_their_own() -> None:
+    legs, link = Legs(), Link()
+    for name in ("plain", "scored", "other"):
+        legs.open(name, cast(CoordinatorLink, link))
+    scores = [TokenLogprobs(chosen=-1.0, rank=2)]
+    events = [
+        TokenEvent(request_id="plain", index=0, token_ids=[1]),
+        TokenEvent(request_id="scored", index=0, token_ids=[2], prompt_logprobs=scores),
+        TokenEvent(request_id="other", index=0, token_ids=[3]),
+        TokenEvent(request_id="gone", index=0, token_ids=[4], prompt_logprobs=scores),
+    ]
+    for event in events:
+        legs.add_event(event)
+    legs.flush()
+    assert link.sent == [TokenBatch(events=[events[1]]), TokenBatch(events=[events[0], events[2]])]
