@@ -63,7 +63,7 @@ async def test_thousands_of_pulls(
 @pytest.mark.parametrize("kind", TRANSPORTS)
 async def test_many_lives(kind: str) -> None:
     before = await held()
-    for _ in range(30):
+    for _ in range(12):
         async with open_pair(kind, SMALL) as pair:
             links = [await pair.puller.connect(pair.exporter.welcome(), 5) for _ in range(5)]
             await pair.pull(pair.exporter.issue("r", 0, 4, [1]), [2])
