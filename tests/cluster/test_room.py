@@ -54,7 +54,7 @@ async def fill(narrow: Fleet, client: Client, num_waiting: int = 3) -> list[Foll
 
     More than need to wait, so that enough still do when a busy machine has had its look.
     """
-    followers = [Follower(client, make_prompt(PROMPT, i), LIMIT) for i in range(num_waiting + 4)]
+    followers = [Follower(client, make_prompt(PROMPT, i), LIMIT) for i in range(num_waiting + 12)]
     await narrow.wait_for("decode-0", lambda gauges: gauges["waiting_requests"] >= num_waiting)
     await narrow.wait_for("prefill-0", lambda gauges: gauges["pinned_blocks"] >= 8 * num_waiting)
     return followers
@@ -73,7 +73,7 @@ async def test_requests_wait_their_turn_and_all_are_exact(
 
 
 async def test_kv_that_waits_keeps_new_prompts_out(narrow: Fleet, client: Client) -> None:
-    followers = [Follower(client, make_prompt(PROMPT, i), LIMIT) for i in range(12)]
+    followers = [Follower(client, make_prompt(PROMPT, i), LIMIT) for i in range(48)]
     gauges = await narrow.wait_for("prefill-0", lambda gauges: gauges["throttled"] == 1)
     assert gauges["pinned_blocks"] <= 0.15 * gauges["blocks"]
     await narrow.wait_for("decode-0", lambda gauges: gauges["room_waiting_requests"] > 0)

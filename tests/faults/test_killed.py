@@ -24,7 +24,7 @@ HEARD_S = 2.0  # until the client of a killed node has its error
 LIVENESS_S = 2.0
 PAUSE_S = 0.2
 LONG = 12_000  # tokens of a prompt that takes a while
-STREAMED = 250  # tokens of an output that takes a while
+STREAMED = 2500  # tokens of an output that takes a while
 NUM_STREAMS = 4
 
 PREFILL = ("prefill-0", "prefill-1")
