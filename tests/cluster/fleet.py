@@ -39,7 +39,7 @@ _TICK_S = 0.02
 # Gauges of a node that are 0 when it holds nothing for anybody.
 _AT_WORK = ("pinned_blocks", "legs", "running_requests", "waiting_requests", "queue_tokens")
 
-# What no process may ever write.
+# What no process may ever write, but for one line of grpc's (`_is_cut_call`).
 _COMPLAINTS = ("Traceback (most recent call last)", "never retrieved", "was never awaited")
 _LINES_SHOWN = 40
 
@@ -61,10 +61,16 @@ class Fleet(Cluster):
         found = [
             index
             for index, (_, line) in enumerate(self.lines)
-            if any(complaint in line for complaint in _COMPLAINTS)
+            if any(complaint in line for complaint in _COMPLAINTS) and not self._is_cut_call(index)
         ]
         shown = [self.lines[index : index + _LINES_SHOWN] for index in found]
         return "\n---\n".join("\n".join(f"{n}: {line}" for n, line in part) for part in shown)
+
+    def _is_cut_call(self, index: int) -> bool:
+        """Whether grpc tells, in its own way, that a server's stop has cut a call off."""
+        process = self.lines[index][0]
+        rest = [line for name, line in self.lines[index + 1 : index + 20] if name == process]
+        return any("_schedule_rpc_coro" in line for line in rest[:1])
 
     async def gauges(self, name: str) -> dict[str, float]:
         """A node's metrics without labels, by name without the prefix."""
