@@ -70,7 +70,7 @@ class Fleet(Cluster):
         """Whether grpc tells, in its own way, that a server's stop has cut a call off."""
         process = self.lines[index][0]
         rest = [line for name, line in self.lines[index + 1 : index + 20] if name == process]
-        return any("_schedule_rpc_coro" in line for line in rest[:1])
+        return bool(rest) and "_schedule_rpc_coro" in rest[0]
 
     async def gauges(self, name: str) -> dict[str, float]:
         """A node's metrics without labels, by name without the prefix."""

@@ -15,8 +15,8 @@ from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Follower, Output
 from tests.cluster.fleet import Fleet, fleet_config, poll, running
 
-STREAMED = 250
-LONG = 3000
+STREAMED = 2500
+LONG = 12_000
 
 
 @pytest_asyncio.fixture(loop_scope="session")
