@@ -409,5 +409,17 @@ class FleetView:
     def within(self, slots: NDArray[np.int64], tpot_s: float) -> float | None:
         """Seconds until one of these nodes has a place and keeps this pace; None: not foreseen."""
 
-def least(costs: NDArray[np.float64], slots: NDArray[np.int64], most: int) -> list[int]:
+def least(
+    costs: NDArray[np.float64],  # by slot
+    slots: NDArray[np.int64],
+    most: int,
+) -> list[int]:
     """Up to so many of the slots, those of the least costs, ascending; of equals the first."""
+
+def cheapest(
+    costs: NDArray[np.float64],  # by slot
+    loads: NDArray[np.int64],  # by slot
+    slots: NDArray[np.int64],
+    equal: float,
+) -> list[int]:
+    """Of the slots whose cost is at most 1 + `equal` times the least, those of the least load."""

@@ -184,9 +184,7 @@ class Router:
     def _pick(self, job: Job, outlook: Outlook, slots: Ints, cost: Floats, load: Ints) -> int:
         """One of the slots for a job."""
         members = self.fleet.members
-        return self._policy.pick(
-            Candidates(job, outlook.request, slots, cost.take(slots), load.take(slots), members)
-        )
+        return self._policy.pick(Candidates(job, outlook.request, slots, cost, load, members))
 
     def _slots(self, role: NodeRole) -> Ints:
         slots = self.fleet.ready(role)

@@ -22,9 +22,19 @@ using Floats = Column<const double>;
 using FloatsOut = Column<double>;
 using Ints = Column<const int64_t>;
 
-void check_slot(const FleetView& view, int64_t slot, const char* name) {
-    if (slot >= 0 && slot < view.num_slots()) return;
-    raise_value_error(name, "below " + std::to_string(view.num_slots()), std::to_string(slot));
+void check_slot(int64_t slot, int64_t num_slots) {
+    if (slot >= 0 && slot < num_slots) return;
+    raise_value_error("slots", "below " + std::to_string(num_slots), std::to_string(slot));
+}
+
+void check_slots(const Ints& slots, int64_t num_slots) {
+    for (int64_t i = 0; i < slots.size(); ++i) check_slot(slots[i], num_slots);
+}
+
+nb::list list_of(const std::vector<int64_t>& slots) {
+    nb::list list;
+    for (const int64_t slot : slots) list.append(slot);
+    return list;
 }
 
 // Where the prompt is computed, or brought over as far as somebody holds it.
@@ -36,9 +46,9 @@ void prompts(const FleetView& view, int64_t num_tokens, nb::handle slots_array,
     held.expect_size(slots.size(), "held");
     in_pool.expect_size(slots.size(), "in_pool");
     out.expect_size(view.num_slots(), "out");
+    check_slots(slots, view.num_slots());
     int64_t most = 0;
     for (int64_t i = 0; i < slots.size(); ++i) {
-        check_slot(view, slots[i], "slots");
         if (in_pool[i] < 0 || in_pool[i] > held[i] || held[i] >= num_tokens) {
             raise_value_error("held", "0 <= in_pool <= held < " + std::to_string(num_tokens),
                 std::to_string(in_pool[i]) + ", " + std::to_string(held[i]));
@@ -90,9 +100,9 @@ void on_one_node_each(const FleetView& view, nb::handle slots_array, nb::handle 
     prompt_s.expect_size(view.num_slots(), "prompt_s");
     out.expect_size(7, "out");
     out.expect_size(slots.size(), "out", 1);
+    check_slots(slots, view.num_slots());
     for (int64_t i = 0; i < slots.size(); ++i) {
         const int64_t slot = slots[i];
-        check_slot(view, slot, "slots");
         const Prompt prompt{queue_s[slot], prompt_s[slot], num_queued[slot]};
         const Outcome outcome = on_one_node(view, slot, prompt, promise);
         const double values[] = {outcome.begins_s, outcome.ttft_s, outcome.tpot_s,
@@ -104,7 +114,7 @@ void on_one_node_each(const FleetView& view, nb::handle slots_array, nb::handle 
 // The first place from a moment on: who is to join later has been sent there earlier, and goes
 // before the newcomer.
 nb::tuple place(const FleetView& view, int64_t slot, double ready_s) {
-    check_slot(view, slot, "slot");
+    check_slot(slot, view.num_slots());
     const Node node = view.node(slot);
     const auto with_s = [&](int64_t ahead) {
         return node.with_s(view.batch(slot, ahead), view.newcomer());
@@ -119,17 +129,32 @@ nb::tuple place(const FleetView& view, int64_t slot, double ready_s) {
     return nb::make_tuple((first - ready) * view.bucket_s(), with_s(first));
 }
 
+// Those of the slots whose costs are as good as the least, and of these the least loaded.
+nb::list cheapest(
+    nb::handle costs_array, nb::handle loads_array, nb::handle slots_array, double equal) {
+    const Floats costs(costs_array, "costs");
+    const Ints loads(loads_array, "loads"), slots(slots_array, "slots");
+    check_slots(slots, std::min(costs.size(), loads.size()));
+    double least_cost = std::numeric_limits<double>::infinity();
+    for (int64_t i = 0; i < slots.size(); ++i) {
+        least_cost = std::min(least_cost, costs[slots[i]]);
+    }
+    std::vector<int64_t> found;
+    for (int64_t i = 0; i < slots.size(); ++i) {
+        const int64_t slot = slots[i];
+        if (costs[slot] > least_cost * (1 + equal)) continue;
+        if (!found.empty() && loads[slot] < loads[found[0]]) found.clear();
+        if (found.empty() || loads[slot] == loads[found[0]]) found.push_back(slot);
+    }
+    return list_of(found);
+}
+
 // Those few of the slots that cost least, in ascending order.
 nb::list least(nb::handle costs_array, nb::handle slots_array, int64_t most) {
     const Floats costs(costs_array, "costs");
     const Ints slots(slots_array, "slots");
+    check_slots(slots, costs.size());
     std::vector<int64_t> found(slots.data(), slots.data() + slots.size());
-    for (const int64_t slot : found) {
-        if (slot < 0 || slot >= costs.size()) {
-            raise_value_error(
-                "slots", "below " + std::to_string(costs.size()), std::to_string(slot));
-        }
-    }
     if (most < 0) raise_value_error("most", "0 or more", std::to_string(most));
     if (most < slots.size()) {
         const auto is_less = [&](int64_t a, int64_t b) {
@@ -139,15 +164,13 @@ nb::list least(nb::handle costs_array, nb::handle slots_array, int64_t most) {
         found.resize(most);
         std::sort(found.begin(), found.end());
     }
-    nb::list result;
-    for (const int64_t slot : found) result.append(slot);
-    return result;
+    return list_of(found);
 }
 
 // When one of these nodes first has a place, and keeps a pace.
 nb::object within(const FleetView& view, nb::handle slots_array, double tpot_s) {
     const Ints slots(slots_array, "slots");
-    for (int64_t i = 0; i < slots.size(); ++i) check_slot(view, slots[i], "slots");
+    check_slots(slots, view.num_slots());
     for (int64_t ahead = 0; ahead < view.num_buckets(); ahead += kStride) {
         for (int64_t i = 0; i < slots.size(); ++i) {
             const Node node = view.node(slots[i]);
@@ -194,6 +217,7 @@ void bind_routing(nb::module_& m) {
             arg("tpot_s"), arg("output_tokens"), arg("out"))
         .def("place", &place, arg("slot"), arg("ready_s"))
         .def("within", &within, arg("slots"), arg("tpot_s"));
+    m.def("cheapest", &cheapest, arg("costs"), arg("loads"), arg("slots"), arg("equal"));
     m.def("least", &least, arg("costs"), arg("slots"), arg("most"));
 }
 

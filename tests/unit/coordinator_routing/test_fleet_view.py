@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from coordinator.routing.forecast import BUCKET_S, NUM_BUCKETS, Plan
 from coordinator.routing.waiting import Newcomer
-from pdserve._native import FleetView, least
+from pdserve._native import FleetView, cheapest, least
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeRole, PerfReport, StepCosts, TransferCosts
 from tests.unit.coordinator_routing.nodes import LAYOUT, NUM_BLOCKS, Nodes
@@ -239,6 +239,20 @@ def test_the_least_are_found_and_of_equals_the_first(costs: list[float], most: i
     assert least(np.array(costs), np.arange(len(costs)), most) == sorted(expected)
 
 
+@SETTINGS
+@given(
+    costs=st.lists(st.floats(0, 3), min_size=1, max_size=20),
+    loads=st.lists(st.integers(0, 2), min_size=20, max_size=20),
+)
+def test_the_cheapest_are_as_good_as_the_least_and_have_the_least_to_do(
+    costs: list[float], loads: list[int]
+) -> None:
+    good = [slot for slot, cost in enumerate(costs) if cost <= min(costs) * 1.1]
+    least_load = min(loads[slot] for slot in good)
+    found = cheapest(np.array(costs), np.array(loads), np.arange(len(costs)), 0.1)
+    assert found == [slot for slot in good if loads[slot] == least_load]
+
+
 def test_what_would_read_or_write_elsewhere_is_refused() -> None:
     world = World([PerfReport(step=StepCosts([1], [0.1]), token_budget=8, max_batch_size=4)], 1, [])
     view, out, n = world.view(Newcomer(1, 1, 0.0)), world.empty(), world.fleet.capacity
@@ -253,10 +267,12 @@ def test_what_would_read_or_write_elsewhere_is_refused() -> None:
         view.paces(0.0, 0.0, np.empty(n, np.float32))
     with pytest.raises(TypeError, match="out: expected a contiguous array"):
         view.paces(0.0, 0.0, np.empty(2 * n)[::2])
-    with pytest.raises(ValueError, match="slot: expected below"):
+    with pytest.raises(ValueError, match="slots: expected below 64, found -1"):
         view.place(-1, 0.0)
     with pytest.raises(ValueError, match="slots: expected below 1"):
         least(np.zeros(1), np.array([1]), 1)
+    with pytest.raises(ValueError, match="slots: expected below 1, found -1"):
+        cheapest(np.zeros(1), np.array([0]), np.array([-1]), 0.1)
     world.fleet.row[0] = 7
     with pytest.raises(ValueError, match=r"row\[0\]: expected one that is tabulated, found 7"):
         world.view(Newcomer(1, 1, 0.0))
