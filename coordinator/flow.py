@@ -96,7 +96,7 @@ class Flow:
             ContextLengthExceeded: the request cannot fit.
         """
         self._check_length(request)
-        is_reusable = request.sampling.prompt_logprobs is None  # else all of it is scored
+        is_reusable = request.sampling.reuses_prefix
         prompt = PromptHashes(request.token_ids, request.cache_salt, is_reusable=is_reusable)
         placement = self._place(request, prompt)
         now_s = self._clock.now()
@@ -223,7 +223,7 @@ class Flow:
         """Token 1 is here."""
         request, now_s = running.request, self._clock.now()
         block_size = sender.hello.layout.block_size
-        if request.sampling.prompt_logprobs is None:
+        if request.sampling.reuses_prefix:
             self._prefix_watch.prefilled(
                 request.token_ids, block_size, request.cache_salt, event.cached_tokens
             )

@@ -14,6 +14,7 @@ from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Policy, Queues
 from pdserve.engine.stopping import finish
+from pdserve.protocol import FinishReason
 
 
 class EngineCore:
@@ -115,6 +116,9 @@ class EngineCore:
                     if len(request.output_token_ids) == 1:
                         request.lifecycle.first_token_s = now_s
                     finish(request, self._eos_token_ids)
+                elif request.ends_with_prompt and request.num_uncomputed_tokens == 0:
+                    request.lifecycle.first_token_s = now_s
+                    request.finish_reason = FinishReason.LENGTH
             if request.is_done:
                 request.lifecycle.finished_s = now_s
                 done.append(request)
