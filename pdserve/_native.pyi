@@ -165,8 +165,11 @@ class Decoder:
         out: Tensor,  # [num_sampled, vocab_size] float32
         ends: list[int] = [],
         done: Callable[[int], None] | None = None,
+        state_rows: Tensor | None = None,  # [num_states] int64, ascending
+        states_out: Tensor | None = None,  # [num_states, hidden_size] float32
     ) -> None:
-        """Compute a step: keys and values into the pool, scores of the sampled rows into `out`.
+        """Compute a step: keys and values into the pool, scores of the sampled rows into `out`,
+        final states of other rows, or the same, into `states_out`.
 
         The lock of the interpreter is taken only to call `done`, with each number of layers in
         `ends` whose keys and values were written. What `done` raises ends the step.

@@ -14,6 +14,7 @@ from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Policy, Queues
 from pdserve.engine.stopping import finish
+from pdserve.protocol import FinishReason
 
 
 class EngineCore:
@@ -113,6 +114,10 @@ class EngineCore:
             if before // block_size != (before + num_tokens) // block_size:
                 self._publish_full_blocks(request, before)
             if token is None:
+                if request.ends_with_prompt and request.num_uncomputed_tokens == 0:
+                    request.lifecycle.first_token_s = now_s
+                    request.finish_reason = FinishReason.LENGTH
+                    done.append(request)
                 continue
             sampling, output = request.sampling, request.output_token_ids
             output.append(token.token_id)

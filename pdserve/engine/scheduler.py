@@ -54,7 +54,7 @@ class Queues:
     @property
     def streams(self) -> list[Request]:
         """Requests that decode here, or will as soon as their prompt's KV is complete."""
-        return [r for r in self.running if r.leg_token_limit is None] + list(self.arriving)
+        return [r for r in self.running if r.decodes_here] + list(self.arriving)
 
     @property
     def decoding(self) -> list[Request]:
@@ -181,7 +181,7 @@ class Queues:
         elif request not in self.preemptions.away:
             self.running.remove(request)
         self.preemptions.forget(request)
-        if request.finish_reason is not None and request.leg_token_limit is None:
+        if request.finish_reason is not None and request.decodes_here:
             self.headroom.estimate.observe(len(request.output_token_ids))
         self.pool.release(request.block_table)
         request.block_table = []
@@ -218,7 +218,7 @@ class Queues:
         pool = self.pool
         matched = pool.match_prefix(hashes)
         num_new = -(-num_tokens // pool.block_size) - len(matched)
-        if newcomer is not None and newcomer.leg_token_limit is not None:
+        if newcomer is not None and not newcomer.decodes_here:
             newcomer = None  # it ends without growing
         streams = [stream for stream in self.streams if stream not in preempted]
         num_kept = self.headroom.num_kept_free(streams, newcomer)
