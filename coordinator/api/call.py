@@ -17,7 +17,6 @@ from coordinator.api.responses import PromptTokensDetails, Usage
 from coordinator.api.sampling import TextOptions
 from coordinator.api.siblings import Follower
 from coordinator.generation import Generation, GenerationRequest
-from pdserve.errors import PdserveError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +65,7 @@ class Call:
                 self._generations.append(start() if is_leader else Follower(start))
         finally:
             if len(self._generations) < len(self._plan.requests):
-                await self._cancel_rest("another prompt of the same call was refused")
+                self._cancel_rest("another prompt of the same call was refused")
         self._arrivals = Arrivals(self._generations, self._context.clock)
         return self
 
@@ -81,10 +80,8 @@ class Call:
             reason = "coordinator is shutting down" if is_ours else "client disconnected"
         else:
             reason = "the call failed"
-        try:
-            await self._cancel_rest(reason)
-        finally:
-            await self._arrivals.close()
+        self._arrivals.close()
+        self._cancel_rest(reason)
 
     @property
     def is_finished(self) -> bool:
@@ -129,10 +126,8 @@ class Call:
             self._take_in(arrival)
         for index in {arrival.index for arrival in arrivals}:
             if self._choices[index].ended_by_string:
-                await self._arrivals.stop(index)
-                await self._cancel(index, "stop string")
-        if not arrivals and self._arrivals.is_exhausted and not self.is_finished:
-            raise PdserveError("a generation ended without a finish reason")
+                self._arrivals.stop(index)
+                self._cancel(index, "stop string")
         return bool(arrivals)
 
     def take(self) -> list[ChoiceDelta]:
@@ -197,17 +192,17 @@ class Call:
             self._last_token_s[arrival.index] = self._trace.last_token_s = last_s
         self._trace.num_completion_tokens += num_new_tokens
 
-    async def _cancel(self, index: int, reason: str) -> None:
-        await self._generations[index].cancel(reason)
+    def _cancel(self, index: int, reason: str) -> None:
+        self._generations[index].cancel(reason)
         self._cancelled.add(index)
 
-    async def _cancel_rest(self, reason: str) -> None:
+    def _cancel_rest(self, reason: str) -> None:
         """Every generation that was started and did not end by itself."""
         choices = self._choices[: len(self._generations)]
         ended = {c.index for c in choices if c.is_finished and not c.ended_by_string}
         rest = [c.index for c in choices if c.index not in ended | self._cancelled]
-        # Shielded: the client may go while a failed write to it is being cleaned up after.
-        await asyncio.shield(asyncio.gather(*(self._cancel(index, reason) for index in rest)))
+        for index in rest:
+            self._cancel(index, reason)
 
 
 def _joined(names: Iterable[str | None]) -> str:
