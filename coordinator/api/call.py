@@ -49,6 +49,7 @@ class Call:
             )
             for index, request in enumerate(plan.requests)
         ]
+        self._num_unfinished = len(self._choices)
         self._cancelled: set[int] = set()
         self._last_token_s: dict[int, float] = {}  # choice |-> arrival of its last token
 
@@ -86,7 +87,7 @@ class Call:
     @property
     def is_finished(self) -> bool:
         """Whether every choice is."""
-        return all(choice.is_finished for choice in self._choices)
+        return self._num_unfinished == 0
 
     @property
     def num_choices(self) -> int:
@@ -124,10 +125,6 @@ class Call:
         arrivals = await self._arrivals.take(timeout_s)
         for arrival in arrivals:
             self._take_in(arrival)
-        for index in {arrival.index for arrival in arrivals}:
-            if self._choices[index].ended_by_string:
-                self._arrivals.stop(index)
-                self._cancel(index, "stop string")
         return bool(arrivals)
 
     def take(self) -> list[ChoiceDelta]:
@@ -152,33 +149,38 @@ class Call:
         choice, trace = self._choices[arrival.index], self._trace
         if choice.is_finished:
             return
-        num_tokens, num_cached = choice.num_tokens, choice.num_cached_tokens
-        self._score_prompt(arrival)
+        num_tokens = choice.num_tokens
+        if arrival.event.index == 0 and arrival.index % self._plan.num_per_prompt == 0:
+            self._take_prompt(arrival)
         choice.push(arrival.event)
-        if arrival.index % self._plan.num_per_prompt == 0:
-            trace.num_cached_tokens += choice.num_cached_tokens - num_cached
-            self._let_follow(arrival.index)
         self._measure(arrival, choice.num_tokens - num_tokens)
         if trace.first_token_s is None and choice.has_shown_text:
             trace.first_token_s = arrival.at_s
             self._context.observer.first_token(
                 trace.endpoint or "", arrival.at_s - trace.received_s
             )
-        trace.finish_reason = self._choices[0].finish_reason
+        if choice.is_finished:
+            self._finished(choice, arrival.index)
 
-    def _score_prompt(self, arrival: Arrival) -> None:
-        """The scores come with token 1 of the first of a prompt's choices, for all of them."""
+    def _take_prompt(self, arrival: Arrival) -> None:
+        """It has been computed, for the first of its choices. What is known of it comes with
+        token 1, for all of them; the others may begin."""
         leader, event = arrival.index, arrival.event
-        is_scored = self._plan.requests[leader].sampling.prompt_logprobs is not None
-        if is_scored and event.index == 0:
-            for choice in self._choices[leader : leader + self._plan.num_per_prompt]:
+        self._trace.num_cached_tokens += event.cached_tokens
+        followers = slice(leader + 1, leader + self._plan.num_per_prompt)
+        if self._plan.requests[leader].sampling.prompt_logprobs is not None:
+            for choice in (self._choices[leader], *self._choices[followers]):
                 choice.score_prompt(event.prompt_logprobs)
-
-    def _let_follow(self, leader: int) -> None:
-        """Its prompt has been computed."""
-        for generation in self._generations[leader + 1 : leader + self._plan.num_per_prompt]:
+        for generation in self._generations[followers]:
             if isinstance(generation, Follower):
                 generation.begin()
+
+    def _finished(self, choice: Choice, index: int) -> None:
+        self._num_unfinished -= 1
+        self._trace.finish_reason = self._choices[0].finish_reason
+        if choice.ended_by_string:
+            self._arrivals.stop(index)
+            self._cancel(index, "stop string")
 
     def _measure(self, arrival: Arrival, num_new_tokens: int) -> None:
         """Tokens of one event came together: the first ends a gap, the others' gaps are empty."""

@@ -14,7 +14,7 @@ class Beat:
     """
 
     def __init__(self, step_s: float) -> None:
-        self._step_s = step_s
+        self.step_s = step_s
         self._listeners: list[Callable[[], None]] = []
 
     def listen(self, on_step: Callable[[], None]) -> None:
@@ -25,7 +25,7 @@ class Beat:
         """Begin; it goes on as long as the running event loop does."""
         loop = asyncio.get_running_loop()
         self._loop = loop
-        self._schedule(loop.time() + self._step_s)
+        self._schedule(loop.time() + self.step_s)
 
     def _schedule(self, due_s: float) -> None:
         self._loop.call_at(due_s, self._step, due_s)
@@ -33,4 +33,4 @@ class Beat:
     def _step(self, due_s: float) -> None:
         for on_step in self._listeners:
             on_step()
-        self._schedule(max(due_s + self._step_s, self._loop.time()))
+        self._schedule(max(due_s + self.step_s, self._loop.time()))

@@ -39,7 +39,7 @@ _LAYOUT = KvLayout(
 _NUM_BLOCKS = 1 << 20
 _MAX_MODEL_LEN = 1 << 16
 _NOWHERE = "127.0.0.1:1"  # nobody pulls KV from a node that has none
-_QUICK_S = 1e-6  # a step, as such a node's own forecast has it
+_QUICK_S = 1e-6  # what a prefill and a pull take
 
 
 @dataclass(slots=True)
@@ -57,6 +57,7 @@ class SimulatedNode:
     def __init__(
         self, node_id: str, role: NodeRole, model_id: str, coordinator: str, beat: Beat
     ) -> None:
+        self._step_s = beat.step_s if role is NodeRole.DECODE else _QUICK_S
         self._node_id = node_id
         self._role = role
         self._model_id = model_id
@@ -151,9 +152,8 @@ class SimulatedNode:
         self._legs.flush()
 
     def _attached(self, link: CoordinatorLink) -> None:
-        """A node must have said what it can do; this one promises never to be the bottleneck."""
-        knots = [1, 2048]
-        step = StepCosts(knot_tokens=knots, knot_s=[_QUICK_S, _QUICK_S])
+        """What it can do, which is just what it does: predictions come true."""
+        step = StepCosts(knot_tokens=[1, 2048], knot_s=[self._step_s, self._step_s])
         transfers = [TransferCosts(transport="shm", fixed_s=_QUICK_S, bytes_per_s=1e12)]
         link.send(
             PerfReport(step=step, token_budget=2048, max_batch_size=4096, transfers=transfers)
