@@ -66,7 +66,7 @@ class RunningRequest:
         self._started_s = started_s
         self._deadline_s = deadline_s
         self._on_end = on_end
-        self._unheard: list[TokenEvent | PdserveError] = []  # before there was a listener
+        self._unheard: list[TokenEvent | Exception] = []  # before there was a listener
         self._tell: Listener = self._unheard.append
         self._early: dict[int, TokenEvent] = {}  # by index: arrived before their turn
         self._has_ended = False

@@ -11,14 +11,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+
+import msgspec
 
 from coordinator.generation import Generation
 from pdserve.clock import Clock
 from pdserve.protocol import TokenEvent
 
 
-class Arrival(NamedTuple):
+class Arrival(msgspec.Struct, frozen=True):
     """An event, of which generation, and when it came."""
 
     index: int
