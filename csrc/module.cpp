@@ -7,6 +7,7 @@
 #include "cpu.h"
 #include "decoder/bind.h"
 #include "generations.h"
+#include "json_shape.h"
 #include "linear/launch.h"
 #include "rows/launch.h"
 #include "sampling/launch.h"
@@ -27,4 +28,5 @@ NB_MODULE(_native, m) {
     pdserve::bind_checksum(m);
     pdserve::bind_shared_memory(m);
     pdserve::bind_transfer(m);
+    pdserve::bind_json_shape(m);
 }
