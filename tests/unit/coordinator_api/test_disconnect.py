@@ -206,6 +206,14 @@ async def test_silence_is_filled_with_comments() -> None:
 
 
 @on_both_loops
+async def test_tokens_that_show_nothing_are_silence_too() -> None:
+    steps = [Pause(0.02), Tokens([EOS])] * 20  # which is skipped
+    generator = FakeGenerator(lambda _: [*steps, Tokens([EOS], FinishReason.STOP, EOS)])
+    async with served(generator, keep_alive_s=0.05) as api, api.complete(stream=True) as response:
+        assert b": keep-alive\n\n: keep-alive\n\n" in await response.read()
+
+
+@on_both_loops
 async def test_pipelined_requests_are_answered_in_turn() -> None:
     async with served() as api, connected(api) as client:
         client.writer.write(chat_request() + chat_request(stream=True))
