@@ -52,8 +52,8 @@ class AnswerFormat(Protocol):
 
 
 def error_event(error: responses.ErrorDetail) -> bytes:
-    """A failure in a stream of chunks."""
-    return framed(msgspec.json.encode(responses.ErrorBody(error)))
+    """A failure in a stream of chunks, and its end: some clients read on until they are told."""
+    return framed(msgspec.json.encode(responses.ErrorBody(error))) + DONE
 
 
 @dataclass(frozen=True, slots=True)

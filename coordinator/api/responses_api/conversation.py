@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from coordinator.api.requests import CalledFunction, Message, ToolCall
+from coordinator.api.json_text import JsonReader
+from coordinator.api.requests import MAX_MESSAGES, CalledFunction, Message, ToolCall
 from coordinator.api.responses_api.requests import InputItem, ItemText
 from pdserve.errors import InvalidRequest
 
@@ -21,7 +22,7 @@ _SERVED = frozenset(field.name for field in msgspec.structs.fields(InputItem)) |
 def check_items(values: dict[str, Any]) -> None:
     """Refuse fields of items that would make a difference. Raises InvalidRequest."""
     items = values.get("input")
-    for i, item in enumerate(items if isinstance(items, list) else []):
+    for i, item in enumerate(items[:MAX_MESSAGES] if isinstance(items, list) else []):
         for name, value in item.items() if isinstance(item, dict) else ():
             if name not in _SERVED and value not in (None, []):
                 where = f"input[{i}]"
@@ -41,6 +42,7 @@ def messages_of(given: str | Sequence[InputItem], earlier: Iterable[Message] = (
 class _Messages:
     def __init__(self, earlier: Iterable[Message]) -> None:
         self.messages: list[Message] = []
+        self._reader = JsonReader()
         self._called = {call.id for message in earlier for call in message.tool_calls or []}
 
     def add(self, item: InputItem, where: str) -> None:
@@ -69,11 +71,7 @@ class _Messages:
         call_id = _needed(item.call_id, "call_id", where)
         name = _needed(item.name, "name", where)
         arguments = _needed(item.arguments, "arguments", where)
-        param = f"{where}.arguments"
-        try:
-            msgspec.json.decode(arguments or "{}", type=dict[str, Any])
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise InvalidRequest(f"{param} is no JSON object: {error}", param) from error
+        self._reader.read_object(arguments, f"{where}.arguments")
         message = self._assistants(item)
         called = CalledFunction(name=name, arguments=arguments)
         message.tool_calls = [*(message.tool_calls or []), ToolCall(id=call_id, function=called)]
