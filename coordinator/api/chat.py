@@ -12,10 +12,16 @@ from coordinator.api.answer import answer
 from coordinator.api.body import read_request
 from coordinator.api.call import CallPlan
 from coordinator.api.chat_format import ChatFormat
-from coordinator.api.chat_parts import PartsPlan, call_grammar, check_tools, plan_parts
+from coordinator.api.chat_parts import (
+    PartsPlan,
+    call_grammar,
+    check_tools,
+    plan_parts,
+    with_allowed_tools,
+)
 from coordinator.api.context import CONTEXT, ApiContext
-from coordinator.api.endpoint import admit, answer_head, shows_usage
-from coordinator.api.formats import AnswerFormat, AnswerHead
+from coordinator.api.endpoint import admit, answer_head, usage_shown
+from coordinator.api.formats import AnswerFormat, AnswerHead, UsageShown
 from coordinator.api.limits import check_num_chars, output_limit
 from coordinator.api.messages import conversation
 from coordinator.api.requests import ChatRequest
@@ -33,7 +39,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     body = await read_request(request, ChatRequest, context.config)
     context.check_model(body.model)
     terms = service_terms(body, request.headers, context, trace)
-    usage = shows_usage(body)
+    usage = usage_shown(body)
 
     def make_format(head: AnswerHead, parts: PartsPlan) -> ChatFormat:
         return ChatFormat(
@@ -41,11 +47,12 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
             context.tokenizer,
             parts,
             shows_logprobs=bool(body.logprobs),
-            shows_usage=usage,
+            usage_shown=usage,
         )
 
     plan = await plan_chat(body, context, terms, f"chatcmpl-{trace.unique}", make_format)
-    return await answer(request, context, plan)
+    counts_along = usage is UsageShown.EVERYWHERE
+    return await answer(request, context, replace(plan, counts_along=counts_along))
 
 
 async def plan_chat(
@@ -56,6 +63,7 @@ async def plan_chat(
     make_format: Callable[[AnswerHead, PartsPlan], AnswerFormat],
 ) -> CallPlan:
     """Everything about the call that can be said before it runs. Raises RequestError."""
+    body = with_allowed_tools(body)
     check_tools(body, context.tokenizer, context.parts)
     num_logprobs = _num_logprobs(body)
     max_model_len = context.max_model_len()

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from coordinator.api import responses
 from coordinator.api.chat_parts import PartsPlan
 from coordinator.api.choice import ChoiceDelta, ScoredToken
-from coordinator.api.formats import AnswerHead, error_event
+from coordinator.api.formats import AnswerHead, UsageShown, error_event
 from coordinator.api.logprobs import chat_logprobs
 from coordinator.api.sse import DONE, framed
 from coordinator.text import Tokenizer
@@ -48,14 +48,14 @@ class ChatFormat:
         plan: PartsPlan,
         *,
         shows_logprobs: bool,
-        shows_usage: bool,
+        usage_shown: UsageShown,
     ) -> None:
         self._head = head
         self._tokenizer = tokenizer
         self._plan = plan
         self._shows_logprobs = shows_logprobs
-        self._shows_usage = shows_usage
-        self._null_usage: UnsetType | None = None if shows_usage else UNSET
+        self._shows_usage = usage_shown is not UsageShown.NOWHERE
+        self._null_usage: UnsetType | None = None if self._shows_usage else UNSET
         self._told: defaultdict[int, _Told] = defaultdict(lambda: _Told(plan.make()))
 
     def opening(self, index: int) -> Sequence[bytes]:
@@ -63,7 +63,7 @@ class ChatFormat:
         delta = responses.ChatDelta(role="assistant", content="")
         return [self._chunk([responses.ChatChunkChoice(index, delta)])]
 
-    def chunk(self, delta: ChoiceDelta) -> Sequence[bytes]:
+    def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
         """Text, reasoning, calls, or nothing but the end."""
         told = self._told[delta.index]
         parts = told.take_in(delta)
@@ -77,7 +77,7 @@ class ChatFormat:
         )
         logprobs = self._logprobs(told)
         choice = responses.ChatChunkChoice(delta.index, shown, logprobs, finish_reason)
-        return [self._chunk([choice])]
+        return [self._chunk([choice], usage)]
 
     def closing(self, usage: responses.Usage) -> Sequence[bytes]:
         """The tokens, without choices, for a client that asked for them."""

@@ -65,7 +65,7 @@ class ResponseFormat:
             [events.Created(response=self._response), events.InProgress(response=self._response)]
         )
 
-    def chunk(self, delta: ChoiceDelta) -> Sequence[bytes]:
+    def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
         """Items that begin, grow and end."""
         return self._framed(self._take_in(delta))
 

@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from coordinator.api.responses import TokenLogprob
-from coordinator.api.responses_api.requests import FunctionChoice, FunctionTool, TextFormat
+from coordinator.api.responses_api.requests import FunctionTool, TextFormat, ToolChoice
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -127,7 +127,7 @@ class Response(Struct, kw_only=True):
     store: bool
     temperature: float
     text: TextShown
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice
+    tool_choice: ToolChoice
     tools: list[FunctionTool]
     top_logprobs: int
     top_p: float

@@ -13,6 +13,7 @@ from coordinator.api.requests import (
     Count,
     NumLogprobs,
     Penalty,
+    Priority,
     Probability,
     StructuredOutputs,
     TokenId,
@@ -54,11 +55,20 @@ class FunctionTool(Struct, kw_only=True):
     strict: bool | None = None
 
 
-class FunctionChoice(Struct, kw_only=True):
+class FunctionChoice(Struct, kw_only=True, tag_field="type", tag="function"):
     """The one function that is to be called."""
 
-    type: Literal["function"]
     name: str
+
+
+class AllowedChoice(Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
+    """The functions that may be called, and whether one must."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FunctionChoice], Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+ToolChoice = Literal["none", "auto", "required"] | FunctionChoice | AllowedChoice
 
 
 class TextFormat(Struct, kw_only=True, omit_defaults=True, rename={"schema_": "schema"}):
@@ -114,7 +124,7 @@ class ResponseRequest(Struct, kw_only=True):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
         None
@@ -137,3 +147,4 @@ class ResponseRequest(Struct, kw_only=True):
     structured_outputs: StructuredOutputs | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     slo_class: str | None = None
+    priority: Priority | None = None
