@@ -18,6 +18,7 @@ from coordinator.api.middleware import answer_everything
 from coordinator.api.observer import NullObserver, Observer
 from coordinator.api.openapi import endpoint as openapi_endpoint
 from coordinator.api.responses_api import endpoint as responses_endpoint
+from coordinator.api.responses_api import kept as responses_kept
 from coordinator.api.responses_api.store import ResponseStore
 from coordinator.api.tokens import detokenize, tokenize
 from coordinator.generation import Generator
@@ -72,8 +73,11 @@ def create_app(
             web.post("/v1/chat/completions", chat_completions),
             web.post("/v1/completions", completions),
             web.post("/v1/responses", responses_endpoint.create_response),
-            web.get("/v1/responses/{response}", responses_endpoint.get_response),
-            web.delete("/v1/responses/{response}", responses_endpoint.delete_response),
+            web.post("/v1/responses/input_tokens", responses_endpoint.count_input_tokens),
+            web.get("/v1/responses/{response}", responses_kept.get_response),
+            web.delete("/v1/responses/{response}", responses_kept.delete_response),
+            web.get("/v1/responses/{response}/input_items", responses_kept.list_input_items),
+            web.post("/v1/responses/{response}/cancel", responses_kept.cancel_response),
             web.get("/v1/models", information.list_models),
             web.get("/v1/models/{model:.+}", information.get_model),
             web.post("/tokenize", tokenize),

@@ -64,14 +64,9 @@ async def plan_chat(
 ) -> CallPlan:
     """Everything about the call that can be said before it runs. Raises RequestError."""
     body = with_allowed_tools(body)
-    check_tools(body, context.tokenizer, context.parts)
     num_logprobs = _num_logprobs(body)
+    token_ids = await encode_chat(body, context)
     max_model_len = context.max_model_len()
-    chat = conversation(body)
-    check_num_chars(chat.num_chars, context.tokenizer, max_model_len, "messages")
-    token_ids = await context.tokenizer.encode_chat(chat)
-    if not token_ids:
-        raise InvalidRequest("the conversation has no tokens", "messages")
     requested = body.max_completion_tokens or body.max_tokens
     max_tokens = output_limit(len(token_ids), requested, None, max_model_len)
     parts = plan_parts(body, token_ids, context.tokenizer, context.parts)
@@ -110,6 +105,18 @@ async def plan_chat(
         format=make_format(head, parts),
         is_streaming=bool(body.stream),
     )
+
+
+async def encode_chat(body: ChatRequest, context: ApiContext) -> list[int]:
+    """The conversation as the model will see it, tools and all. Raises RequestError."""
+    body = with_allowed_tools(body)
+    check_tools(body, context.tokenizer, context.parts)
+    chat = conversation(body)
+    check_num_chars(chat.num_chars, context.tokenizer, context.max_model_len(), "messages")
+    token_ids = await context.tokenizer.encode_chat(chat)
+    if not token_ids:
+        raise InvalidRequest("the conversation has no tokens", "messages")
+    return token_ids
 
 
 def _num_logprobs(body: ChatRequest) -> int | None:

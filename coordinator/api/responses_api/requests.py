@@ -33,11 +33,18 @@ class ItemPart(Struct, kw_only=True):
 ItemText = str | Annotated[list[ItemPart], Meta(max_length=MAX_PARTS)]
 
 
+Role = Literal["user", "assistant", "system", "developer"]
+ItemType = Literal[
+    "message", "function_call", "function_call_output", "reasoning", "item_reference"
+]
+
+
 class InputItem(Struct, kw_only=True):
     """Something that was said or done; which fields it needs depends on its type."""
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
-    role: Literal["user", "assistant", "system", "developer"] | None = None  # of a message
+    type: ItemType = "message"
+    id: str | None = None  # of an item that is referred to; else a name for this one
+    role: Role | None = None  # of a message
     content: ItemText | None = None  # of a message, or of reasoning
     call_id: str | None = None  # of a call, and of its output
     name: str | None = None  # of a call, as are the
@@ -131,6 +138,10 @@ class ResponseRequest(Struct, kw_only=True):
     )
     top_logprobs: NumLogprobs | None = None
     service_tier: str | None = None
+    max_tool_calls: Count | None = None  # of built-in tools, which there are none of
+    prompt_cache_key: str | None = None  # caches are found without it
+    safety_identifier: str | None = None
+    user: str | None = None
     # Extensions, the same as of chat.
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None

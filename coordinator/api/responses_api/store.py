@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from coordinator.api.requests import Message
+from coordinator.api.responses_api.objects import KeptItem
 from pdserve.errors import ResponseNotFound
+
+RESPONSE_ID = "resp_{}"
+ITEM_ID = re.compile(r"[a-z]+_(?P<unique>[0-9a-f]{32})_\w+")  # made from the same as its response's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,13 +20,14 @@ class StoredResponse:
     id: str
     owner: str  # the tenant whose call it was: nobody else gets to see it
     body: bytes  # the response as JSON
-    messages: tuple[Message, ...]  # the conversation up to its end, without instructions
-    messages_bytes: int  # counted as if no other response shared them
+    items: tuple[KeptItem, ...]  # the conversation up to its end, without instructions
+    num_input_items: int  # of which so many were there before it began
+    items_bytes: int  # counted as if no other response shared them
 
     @property
     def num_bytes(self) -> int:
         """Roughly what it takes."""
-        return len(self.body) + self.messages_bytes
+        return len(self.body) + self.items_bytes
 
 
 class ResponseStore:
@@ -56,6 +61,15 @@ class ResponseStore:
             )
         self._by_id.move_to_end(response_id)
         return stored
+
+    def find_item(self, item_id: str, owner: str) -> KeptItem | None:
+        """One that a kept response begins or ends with; None: there is none of that id."""
+        made = ITEM_ID.fullmatch(item_id)
+        stored = None if made is None else self._by_id.get(RESPONSE_ID.format(made["unique"]))
+        if stored is None or stored.owner != owner:
+            return None
+        self._by_id.move_to_end(stored.id)
+        return next((item for item in stored.items if item.id == item_id), None)
 
     def delete(self, response_id: str, owner: str) -> None:
         """Raises ResponseNotFound."""
