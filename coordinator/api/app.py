@@ -20,7 +20,7 @@ from coordinator.api.openapi import endpoint as openapi_endpoint
 from coordinator.api.responses_api import endpoint as responses_endpoint
 from coordinator.api.responses_api import kept as responses_kept
 from coordinator.api.responses_api.store import ResponseStore
-from coordinator.api.tokens import detokenize, tokenize
+from coordinator.api.tokens import detokenize, tokenize, tokenizer_info
 from coordinator.generation import Generator
 from coordinator.tenants import Tenants
 from coordinator.text import Tokenizer
@@ -28,6 +28,8 @@ from coordinator.text.grammars import GrammarChecker
 from pdserve import __version__
 from pdserve.clock import SystemClock
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES, ServiceClasses, parse_slo_classes
+
+_RESPONSE = "/v1/responses/{response:(?!input_tokens$)[^/]+}"  # which is a path of its own
 
 
 def create_app(
@@ -74,14 +76,15 @@ def create_app(
             web.post("/v1/completions", completions),
             web.post("/v1/responses", responses_endpoint.create_response),
             web.post("/v1/responses/input_tokens", responses_endpoint.count_input_tokens),
-            web.get("/v1/responses/{response}", responses_kept.get_response),
-            web.delete("/v1/responses/{response}", responses_kept.delete_response),
-            web.get("/v1/responses/{response}/input_items", responses_kept.list_input_items),
-            web.post("/v1/responses/{response}/cancel", responses_kept.cancel_response),
+            web.get(_RESPONSE, responses_kept.get_response),
+            web.delete(_RESPONSE, responses_kept.delete_response),
+            web.get(f"{_RESPONSE}/input_items", responses_kept.list_input_items),
+            web.post(f"{_RESPONSE}/cancel", responses_kept.cancel_response),
             web.get("/v1/models", information.list_models),
             web.get("/v1/models/{model:.+}", information.get_model),
             web.post("/tokenize", tokenize),
             web.post("/detokenize", detokenize),
+            web.get("/tokenizer_info", tokenizer_info),
             web.get("/version", information.version),
             web.get("/health", information.health),
             web.get("/metrics", information.metrics),

@@ -21,6 +21,7 @@ from coordinator.api.tokens import (
     DetokenizeRequest,
     TokenizeAnswer,
     TokenizeRequest,
+    TokenizerInfo,
 )
 
 EVENTS = "text/event-stream"
@@ -247,6 +248,15 @@ OPERATIONS = (
         examples=({"tokens": [1, 2, 3]},),
         answer=DetokenizeAnswer,
         errors=READS_BODY,
+    ),
+    Operation(
+        method="get",
+        path="/tokenizer_info",
+        name="getTokenizerInfo",
+        tag="Models",
+        summary="The special tokens and the chat template.",
+        answer=TokenizerInfo,
+        errors=(401, 503),
     ),
     Operation(
         method="get",

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
+from coordinator.text.grammars.schemas import narrowed
 from pdserve.errors import InvalidRequest
 
 Part: TypeAlias = dict[str, Any]  # a grammar of a document, in the library's own form
@@ -58,7 +59,7 @@ def json_part(schema: Any, param: str) -> Part:
         raise InvalidRequest("no JSON value matches the schema 'false'", param)
     if _OPTIONS in schema:
         raise InvalidRequest(f"unsupported JSON schema keyword: {_OPTIONS!r}", param)
-    return {"json_schema": schema | {_OPTIONS: {"whitespace_pattern": _SPACE}}}
+    return {"json_schema": narrowed(schema) | {_OPTIONS: {"whitespace_pattern": _SPACE}}}
 
 
 def quoted(text: str) -> str:
