@@ -17,7 +17,7 @@ Part: TypeAlias = dict[str, Any]  # a grammar of a document, in the library's ow
 
 # Once between any two tokens of JSON: what printers write, indented or not. With any amount, a
 # model that has begun to write space may not find back.
-_SPACE = r"\x20|\n[\x20\t]{0,32}"
+_SPACE = r"\x20|\n(\x20{0,32}|\t{0,16})"
 _OPTIONS = "x-guidance"  # where the library looks for its own options in a schema
 
 

@@ -11,6 +11,13 @@ from collections.abc import Iterator
 from typing import Any
 
 MAX_INTEGER = 10**18 - 1  # programs can be expected to hold 64 bits
+# What the library's own dates may be besides: years without a number, 29 February in any year.
+_LEAP = "(0[48]|[2468][048]|[13579][26])"
+_CALENDAR = (
+    "^((\\d{3}[1-9]|\\d{2}[1-9]\\d|\\d[1-9]\\d{2}|[1-9]\\d{3})"
+    "-((0[13-9]|1[0-2])-\\d{2}|02-([01]\\d|2[0-8]))"
+    f"|(\\d{{2}}{_LEAP}|{_LEAP}00)-02-29)"
+)
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _VALUES = ("enum", "const")
 _COMBINE = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties", "if", "not")
@@ -20,7 +27,7 @@ _MAPPINGS = ("properties", "patternProperties", "$defs", "definitions")
 
 
 def narrowed(schema: dict[str, Any]) -> dict[str, Any]:
-    """No properties beyond those it lists, and no integers of 19 digits, unless it says so."""
+    """No properties beyond those it lists, no integers of 19 digits, no dates that never were."""
     if any("allOf" in node or _combines_a_reference(node) for node in _nodes(schema)):
         return schema  # what one part of it does not list, another may
     made = _narrowed(schema, is_combined=False)
@@ -48,6 +55,8 @@ def _narrowed(schema: Any, *, is_combined: bool) -> Any:
         made.setdefault("additionalProperties", False)
     if _is_integer(made) and not is_combined and not any(n in made for n in (*_BOUNDS, *_VALUES)):
         made |= {"minimum": -MAX_INTEGER, "maximum": MAX_INTEGER}
+    if made.get("format") in ("date", "date-time") and not is_combined:
+        made.setdefault("pattern", _CALENDAR)
     return made
 
 
