@@ -13,6 +13,7 @@ from coordinator.admission import Admission, WaitingLine
 from coordinator.api import ApiConfig, HttpServer, create_app
 from coordinator.api.admin import add_admin_routes
 from coordinator.api.context import CONTEXT
+from coordinator.embedding_model import EmbeddingModel, embedding_model
 from coordinator.flow import Flow
 from coordinator.measure import MetricsObserver
 from coordinator.pool_loads import PoolLoads
@@ -56,6 +57,7 @@ def run(config: CoordinatorConfig) -> None:
         with_weights=False,
     )
     tokenizer = Tokenizer.from_checkpoint(checkpoint.path)
+    embedders = embedding_model(checkpoint, config.answers.pooling)
     name = config.checkpoint.served_model_name or (
         checkpoint.model_id if config.checkpoint.model else DEMO_MODEL_NAME
     )
@@ -63,7 +65,7 @@ def run(config: CoordinatorConfig) -> None:
         config.access, config.host, classes.by_name, name, os.environ, SystemClock()
     )
     try:
-        uvloop.run(_serve(config, checkpoint, tokenizer, classes, tenants, name))
+        uvloop.run(_serve(config, checkpoint, tokenizer, embedders, classes, tenants, name))
     finally:
         tenants.close()
 
@@ -72,6 +74,7 @@ async def _serve(
     config: CoordinatorConfig,
     checkpoint: Checkpoint,
     tokenizer: Tokenizer,
+    embedders: EmbeddingModel,
     classes: ServiceClasses,
     tenants: Tenants,
     name: str,
@@ -104,6 +107,7 @@ async def _serve(
         metrics=metrics.exposition,
         classes=classes,
         tenants=tenants,
+        embedding_model=embedders,
     )
     app[CONTEXT].grammars.begin()  # while nodes are still loading the model
     changes = RoleChanges(registry, config.mode, metrics)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from aiohttp import web
@@ -21,8 +21,8 @@ from coordinator.api.chat_parts import (
 )
 from coordinator.api.context import CONTEXT, ApiContext
 from coordinator.api.endpoint import admit, answer_head, usage_shown
-from coordinator.api.formats import AnswerFormat, AnswerHead, UsageShown
-from coordinator.api.limits import check_num_chars, output_limit
+from coordinator.api.formats import AnswerFormat, AnswerHead, ScoredPrompts, UsageShown
+from coordinator.api.limits import check_num_chars, check_scores, output_limit
 from coordinator.api.messages import conversation
 from coordinator.api.requests import ChatRequest
 from coordinator.api.sampling import choice_seed, sampling_params, text_options
@@ -41,13 +41,15 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     terms = service_terms(body, request.headers, context, trace)
     usage = usage_shown(body)
 
-    def make_format(head: AnswerHead, parts: PartsPlan) -> ChatFormat:
+    def make_format(head: AnswerHead, parts: PartsPlan, prompt: Sequence[int]) -> ChatFormat:
+        num_top = body.prompt_logprobs
         return ChatFormat(
             head,
             context.tokenizer,
             parts,
             shows_logprobs=bool(body.logprobs),
             usage_shown=usage,
+            scored_prompt=None if num_top is None else ScoredPrompts([prompt], 1, num_top),
         )
 
     plan = await plan_chat(body, context, terms, f"chatcmpl-{trace.unique}", make_format)
@@ -60,15 +62,19 @@ async def plan_chat(
     context: ApiContext,
     terms: ServiceTerms,
     answer_id: str,
-    make_format: Callable[[AnswerHead, PartsPlan], AnswerFormat],
+    make_format: Callable[[AnswerHead, PartsPlan, Sequence[int]], AnswerFormat],
 ) -> CallPlan:
     """Everything about the call that can be said before it runs. Raises RequestError."""
     body = with_allowed_tools(body)
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidRequest("'prompt_logprobs' cannot be streamed", "prompt_logprobs")
     num_logprobs = _num_logprobs(body)
     token_ids = await encode_chat(body, context)
     max_model_len = context.max_model_len()
     requested = body.max_completion_tokens or body.max_tokens
     max_tokens = output_limit(len(token_ids), requested, None, max_model_len)
+    if body.prompt_logprobs is not None:
+        check_scores(len(token_ids), body.prompt_logprobs, "prompt_logprobs")
     parts = plan_parts(body, token_ids, context.tokenizer, context.parts)
     grammar = await answer_grammar(
         context,
@@ -90,7 +96,11 @@ async def plan_chat(
         GenerationRequest(
             request_id=head.id if choice == 0 else f"{head.id}-{choice}",
             token_ids=token_ids,
-            sampling=structs.replace(sampling, seed=choice_seed(sampling.seed, choice)),
+            sampling=structs.replace(
+                sampling,
+                seed=choice_seed(sampling.seed, choice),
+                prompt_logprobs=None if choice else body.prompt_logprobs,  # once is enough
+            ),
             cache_salt=terms.cache_salt,
             slo=terms.slo,
             waited_s=terms.waited_s(now_s),
@@ -102,7 +112,7 @@ async def plan_chat(
         requests=requests,
         num_per_prompt=num_choices,
         text=replace(text_options(body), kept_ids=parts.kept_ids),
-        format=make_format(head, parts),
+        format=make_format(head, parts, token_ids),
         is_streaming=bool(body.stream),
     )
 

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from coordinator.api import responses
 from coordinator.api.chat_parts import PartsPlan
 from coordinator.api.choice import ChoiceDelta, ScoredToken
-from coordinator.api.formats import AnswerHead, UsageShown, error_event
+from coordinator.api.formats import AnswerHead, ScoredPrompts, UsageShown, error_event
 from coordinator.api.logprobs import chat_logprobs
 from coordinator.api.sse import DONE, framed
 from coordinator.text import Tokenizer
@@ -49,11 +49,13 @@ class ChatFormat:
         *,
         shows_logprobs: bool,
         usage_shown: UsageShown,
+        scored_prompt: ScoredPrompts | None = None,
     ) -> None:
         self._head = head
         self._tokenizer = tokenizer
         self._plan = plan
         self._shows_logprobs = shows_logprobs
+        self._scored_prompt = scored_prompt
         self._shows_usage = usage_shown is not UsageShown.NOWHERE
         self._null_usage: UnsetType | None = None if self._shows_usage else UNSET
         self._told: defaultdict[int, _Told] = defaultdict(lambda: _Told(plan.make()))
@@ -90,16 +92,17 @@ class ChatFormat:
     def whole(self, deltas: Sequence[ChoiceDelta], usage: responses.Usage) -> bytes:
         """One message per choice."""
         head = self._head
-        return msgspec.json.encode(
-            responses.ChatCompletion(
-                id=head.id,
-                created=head.created,
-                model=head.model,
-                system_fingerprint=head.system_fingerprint,
-                choices=[self._choice(delta) for delta in deltas],
-                usage=usage,
-            )
+        answer = responses.ChatCompletion(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            system_fingerprint=head.system_fingerprint,
+            choices=[self._choice(delta) for delta in deltas],
+            usage=usage,
         )
+        if self._scored_prompt is not None:
+            answer.prompt_logprobs = self._scored_prompt.shown(deltas[0], self._tokenizer)
+        return msgspec.json.encode(answer)
 
     # ---- parts ---------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from coordinator.api.context import ApiContext, RequestTrace
-from coordinator.api.requests import GenerationFields
+from coordinator.api.requests import CallFields
 from coordinator.tenants import Tenant
 from coordinator.tenants.identity import ANYBODY
 from pdserve.errors import DeadlineExceeded, InvalidRequest, PermissionDenied
@@ -52,7 +52,7 @@ class ServiceTerms:
 
 
 def service_terms(
-    fields: GenerationFields,
+    fields: CallFields,
     headers: Mapping[str, str],
     context: ApiContext,
     trace: RequestTrace,
@@ -76,16 +76,14 @@ def service_terms(
     return ServiceTerms(trace.slo, trace.received_s, timeout_s, cache_salt)
 
 
-def _priority(
-    cls: SloClass, fields: GenerationFields, classes: ServiceClasses, tenant: Tenant
-) -> int:
+def _priority(cls: SloClass, fields: CallFields, classes: ServiceClasses, tenant: Tenant) -> int:
     """Its class's, raised or lowered as asked; no higher than naming a class could make it."""
     own = [c.priority for name, c in classes.by_name.items() if name in (tenant.classes or [name])]
     return min(cls.priority - (fields.priority or 0), max([cls.priority, *own]))
 
 
 def _service_class(
-    fields: GenerationFields, headers: Mapping[str, str], classes: ServiceClasses, tenant: Tenant
+    fields: CallFields, headers: Mapping[str, str], classes: ServiceClasses, tenant: Tenant
 ) -> SloClass:
     cls = _asked_class(fields, headers, classes)
     if cls is None:
@@ -97,7 +95,7 @@ def _service_class(
 
 
 def _asked_class(
-    fields: GenerationFields, headers: Mapping[str, str], classes: ServiceClasses
+    fields: CallFields, headers: Mapping[str, str], classes: ServiceClasses
 ) -> SloClass | None:
     for name, where in ((fields.slo_class, "slo_class"), (headers.get(CLASS_HEADER), CLASS_HEADER)):
         if name is None:

@@ -46,7 +46,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     terms = service_terms(asked.chat, request.headers, context, trace)
     response = _begun(body, RESPONSE_ID.format(trace.unique))
 
-    def make_format(head: AnswerHead, parts: PartsPlan) -> ResponseFormat:
+    def make_format(head: AnswerHead, parts: PartsPlan, prompt: Sequence[int]) -> ResponseFormat:
         keeper = _Keeper(context.stored, trace.owner, response, asked)
         return ResponseFormat(
             response,
