@@ -39,6 +39,7 @@ class Tokenizer:
         config = config or TokenizerConfig()
         self._backend = backend
         self.chat_template = chat_template
+        self.named_special_tokens = config.named_special_tokens  # bos_token and so on
         prepare_backend(backend, config)
         self._pieces = TokenPieces(backend)
         added = backend.get_added_tokens_decoder()
