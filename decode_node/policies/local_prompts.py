@@ -125,9 +125,7 @@ class LocalPrompts:
         in_hand_s = self._pace.least_in_hand_s(row.request for row in decodes)
         return max(limit_s, SAFETY * in_hand_s)
 
-    def _gets_least(
-        self, shape: StepShape, decodes: Sequence[Scheduled], limit_s: float
-    ) -> bool:
+    def _gets_least(self, shape: StepShape, decodes: Sequence[Scheduled], limit_s: float) -> bool:
         """Whether a step that takes longer than its limit is due, so that a prompt gets on.
 
         Behind much context a few tokens are much work already. In every step they would break

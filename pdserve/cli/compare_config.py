@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from pdserve.bench.compare_plan import ComparePlan
+from pdserve.bench.compare_plan import ComparePlan, Tuning
 from pdserve.bench.scenarios import ScenarioName
 from pdserve.config import (
     ConfigStruct,
@@ -23,7 +23,7 @@ from pdserve.errors import ConfigError
 _QUICK_RUN_S = 8.0
 _QUICK_IDLE = 5
 _QUICK_BUDGET_S = 540.0
-_QUICK_CHUNKS: Final = (0, 64, 256)
+_QUICK_CHUNKS: Final = (0, 64)
 _LEAST_REQUESTS = 12  # of a run; fewer say nothing
 _WARM_UP = 3  # requests after each start of a cluster
 
@@ -63,6 +63,9 @@ class CompareConfig(ConfigStruct, frozen=True):
         list[Annotated[int, Meta(ge=0)]],
         Meta(min_length=1, description="local chunks tried when co-located; 0: as TPOT allows"),
     ] = msgspec.field(default_factory=lambda: [0, 64, 128, 256, 512])
+    one_node: Annotated[bool, Meta(description="try co-location in one node of all cores, too")] = (
+        True
+    )
     length_scale: Annotated[
         Scale, Meta(description="times all lengths; 0: so that they fit the model")
     ] = 0.0
@@ -73,7 +76,7 @@ class CompareConfig(ConfigStruct, frozen=True):
     seed: Annotated[int, Meta(ge=0, description="of everything random")] = 0
     budget_s: Annotated[Seconds, Meta(description="no rate is begun that would end later")] = 3600.0
     quick: Annotated[
-        bool, Meta(description="within ten minutes: short runs, and three chunk sizes at most")
+        bool, Meta(description="within ten minutes: short runs, and two chunk sizes at most")
     ] = False
     out: Annotated[str, Meta(description="folder for plots, report and raw results")] = (
         "bench-compare"
@@ -98,10 +101,13 @@ class CompareConfig(ConfigStruct, frozen=True):
         if sorted(set(self.rates)) != self.rates:
             raise ConfigError(f"--rates {','.join(map(str, self.rates))}: must rise")
         quick = self.quick
-        chunks = [chunk for chunk in self.chunks if chunk in _QUICK_CHUNKS]
+        chunks = self.chunks
+        if quick:
+            chunks = [chunk for chunk in chunks if chunk in _QUICK_CHUNKS] or chunks[:1]
+        layouts = (False, True) if self.one_node else (False,)
         return ComparePlan(
             modes=self.modes,
-            chunks=(chunks or self.chunks[:1]) if quick else self.chunks,
+            tunings=[Tuning(chunk, one_node) for one_node in layouts for chunk in chunks],
             ttft_s=self.ttft_s,
             tpot_s=self.tpot_s,
             ttft_scale=self.ttft_scale,

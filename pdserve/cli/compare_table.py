@@ -27,7 +27,7 @@ def tables(report: CompareReport) -> Iterator[RenderableType]:
         yield rate_table(scenario, modes)
         yield mode_table(scenario, modes)
         if any(mode.trials for mode in modes):
-            yield chunk_table(modes)
+            yield tuning_table(modes)
     yield "\n".join(remarks(report))
 
 
@@ -68,7 +68,7 @@ def mode_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
         "goodput",
         "5-95 %",
         "of the best",
-        "local chunk",
+        "tuned",
         f"idle ITL ms {_PERCENTILES}",
         "quiet ITL p99",
         "disturbed ITL p99",
@@ -83,7 +83,7 @@ def mode_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
             mode.goodput_text,
             f"{low:.3g}-{high:.3g}",
             f"{mode.goodput / best:.0%}" if best else "-",
-            "-" if mode.local_chunk is None else str(mode.local_chunk or "auto"),
+            "-" if mode.tuning is None else mode.tuning.text,
             _three(mode.unloaded.itl_ms, 1),
             "-" if disturbed is None else _number(disturbed.quiet_itl_ms.p99, 1),
             "-" if disturbed is None else _number(disturbed.disturbed_itl_ms.p99, 1),
@@ -92,16 +92,22 @@ def mode_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
     return table
 
 
-def chunk_table(modes: Sequence[ModeReport]) -> Table:
+def tuning_table(modes: Sequence[ModeReport]) -> Table:
     """How the co-located mode was tuned."""
     trials = [trial for mode in modes for trial in mode.trials]
     table = Table(title=f"co-located, tuned at {trials[0].rate:.3g}/s")
-    columns = ("local chunk", "in time", "would meet promises x", "TTFT p90 ms", "TPOT p90 ms")
+    columns = (
+        "nodes and local chunks",
+        "in time",
+        "would meet promises x",
+        "TTFT p90 ms",
+        "TPOT p90 ms",
+    )
     for column in columns:
         table.add_column(column, justify="right")
     for trial in trials:
         table.add_row(
-            str(trial.local_chunk or "auto"),
+            trial.tuning.text,
             f"{trial.score.attainment:.0%}",
             _number(trial.score.slo_scale, 2),
             _number(trial.score.ttft_ms.p90, 0),
