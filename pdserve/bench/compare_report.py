@@ -39,7 +39,7 @@ class RateRow(msgspec.Struct, frozen=True):
     @property
     def point(self) -> RatePoint:
         """What goodput is made of."""
-        return RatePoint(self.rate, round(self.score.attainment * self.score.sent), self.score.sent)
+        return RatePoint(self.rate, self.score.worst_met, self.score.worst_sent)
 
 
 class Trial(msgspec.Struct, frozen=True):

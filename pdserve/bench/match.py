@@ -16,7 +16,7 @@ from pdserve.bench.subject import Subject
 from pdserve.config import Mode
 from pdserve.errors import ClusterError
 
-_START = 0.5  # of what the best mode takes at most: the first rate
+_START = 0.6  # of what the best mode takes at most: the first rate
 _TUNING = 0.7  # of it: the rate at which tunings are tried
 _RATE_DIGITS = 3
 

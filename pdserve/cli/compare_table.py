@@ -42,7 +42,7 @@ def rate_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
     )
     table.add_column("rate/s", justify="right")
     table.add_column("mode")
-    for column in ("in time", "95 %", "TTFT ok", "TPOT ok", "sent", "refused", "other"):
+    for column in ("in time", "95 %", "kind", "TTFT ok", "TPOT ok", "sent", "refused", "other"):
         table.add_column(column, justify="right")
     for column in ("TTFT ms", "TPOT ms", "ITL ms"):
         table.add_column(f"{column} {_PERCENTILES}", justify="right")
@@ -120,8 +120,9 @@ def remarks(report: CompareReport) -> list[str]:
     """What would be easy to overlook."""
     said = [
         "TTFT counts from when a request was due. Refused, failed and unfinished requests are "
-        "sent ones that were not in time. The client and the coordinators have no cores of their "
-        "own: what they use, the nodes do not get, in every mode."
+        "sent ones that were not in time. Of several kinds of requests, the one of which the "
+        "fewest were in time counts (column kind). The client and the coordinators have no cores "
+        "of their own: what they use, the nodes do not get, in every mode."
     ]
     load = report.setup.get("load_average")
     if isinstance(load, float) and load > BUSY:
@@ -151,6 +152,7 @@ def _rate_cells(row: RateRow) -> list[str]:
     return [
         f"{score.attainment:.0%}",
         f"{score.attainment_low:.0%}-{score.attainment_high:.0%}",
+        score.worst_kind,
         f"{score.ttft_attainment:.0%}",
         f"{score.tpot_attainment:.0%}",
         str(score.sent),

@@ -33,6 +33,7 @@ def test_quick_is_less_of_everything() -> None:
     assert quick.duration_s < plan.duration_s
     assert quick.idle_requests < plan.idle_requests
     assert set(quick.tunings) < set(plan.tunings)
+    assert quick.least_requests < plan.least_requests
     assert quick.budget_s < 600
     assert quick.modes == plan.modes
 
@@ -50,6 +51,7 @@ def test_quick_does_not_override_what_is_quicker_still() -> None:
         (["--modes=adaptive,adaptive"], "each can be named once"),
         (["--scenarios=conversation,conversation"], "each can be named once"),
         (["--rates=2,1"], "must rise"),
+        (["--shape=7b"], "there are demo-14m, 25m"),
         (["--trace=/nowhere/trace.csv"], "cannot read the trace"),
         (["--out=/dev/null/x"], "cannot write there"),
     ],
@@ -171,8 +173,10 @@ def test_the_report_is_one_json_object_and_files(
 
     monkeypatch.setattr(Clusters, "launch", launch)
     flags = "--scenarios short-prompts --modes disaggregated,colocated --chunks 0 --no-one-node"
-    short = "--rates 50,100 --duration-s 0.1 --idle-requests 1 --length-scale 0.1 --ttft-s 9 --tpot-s 9 --json"
-    assert main(["bench", "compare", f"--out={tmp_path}", *flags.split(), *short.split()]) == 0
+    short = "--rates 50,100 --duration-s 0.1 --idle-requests 1 --length-scale 0.1 --json"
+    promise = "--ttft-s 9 --tpot-s 9"
+    words = [*flags.split(), *short.split(), *promise.split()]
+    assert main(["bench", "compare", f"--out={tmp_path}", *words]) == 0
     captured = capsys.readouterr()
     report = json.loads(captured.out)
     assert [(mode["mode"], mode["goodput"]) for mode in report["modes"]] == [
