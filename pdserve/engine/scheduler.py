@@ -23,7 +23,7 @@ from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.kv_headroom import KvHeadroom
 from pdserve.engine.preemption import Preemptions
 from pdserve.engine.prompts.uncached import num_uncached
-from pdserve.engine.request import Request, Scheduled
+from pdserve.engine.request import Request, Scheduled, one_token_each
 from pdserve.engine.victims import Victims
 
 
@@ -59,7 +59,12 @@ class Queues:
     @property
     def decoding(self) -> list[Request]:
         """Running requests that are at one token a step, oldest first."""
-        return [request for request in self.running if request.is_decoding]
+        return [
+            request
+            for request in self.running
+            if (num_output := len(request.output_token_ids))  # `is_decoding`, written out
+            and len(request.prompt_token_ids) + num_output - request.num_computed_tokens == 1
+        ]
 
     @property
     def queued_tokens(self) -> int:
@@ -195,7 +200,7 @@ class Queues:
             num_slots = len(request.block_table) * block_size
             if 0 < num_slots <= request.num_computed_tokens:  # at 0 it has just given way
                 self.grow(request)
-        return [Scheduled(request, 1) for request in requests if request.block_table]
+        return one_token_each([request for request in requests if request.block_table])
 
     # ---- room ----------------------------------------------------------------------------------
 
