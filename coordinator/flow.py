@@ -37,6 +37,7 @@ from pdserve.protocol import (
 log = logging.getLogger(__name__)
 
 LINE_GAP_S = 0.005  # between two looks at the line
+MAX_ATTEMPTS = 2  # of a request whose node is lost before it has told anything
 
 
 class Flow:
@@ -104,7 +105,7 @@ class Flow:
             ContextLengthExceeded: the request cannot fit.
         """
         self._check_length(request)
-        is_reusable = request.sampling.prompt_logprobs is None  # else all of it is scored
+        is_reusable = request.sampling.reuses_prefix
         prompt = PromptHashes(request.token_ids, request.cache_salt, is_reusable=is_reusable)
         placement = self._place(request, prompt)
         now_s = self._clock.now()
@@ -172,6 +173,8 @@ class Flow:
             dispatch = running.dispatch
             if dispatch is None:
                 continue
+            if member in dispatch.members and self._goes_again(running, dispatch):
+                continue
             if dispatch.decode is member:
                 running.end(NodeLost(f"{member.node_id}, which was decoding, is gone"))
             elif dispatch.prefill is member and not running.has_token_one:
@@ -224,9 +227,30 @@ class Flow:
     def _dispatch(self, running: RunningRequest, placement: Placement, slo: Slo) -> None:
         request, now_s = running.request, self._clock.now()
         running.dispatch = Dispatch(self._router.dispatched(request, placement), now_s)
+        running.num_attempts += 1
         self._admission.dispatched(request.request_id, slo, placement, now_s)
         self._metrics.placements.labels(side=placement.side).inc()
         send_legs(request, placement, slo, self._router)
+
+    def _goes_again(self, running: RunningRequest, lost: Dispatch) -> bool:
+        """Send it to another node, after its own was lost, if nothing of it has been told yet.
+
+        Such are those that end with their prompt. One that takes a second node along is given up:
+        it may be what they die of.
+        """
+        request = running.request
+        if not request.ends_with_prompt or running.num_attempts >= MAX_ATTEMPTS:
+            return False
+        try:
+            placement = self._place(request, running.prompt)
+        except NoNodeAvailable:
+            return False
+        now_s = self._clock.now()
+        lost.booking.end(by_itself=False)
+        self._admission.ended(request.request_id, now_s)
+        log.info("%s is sent to another node, its own is gone", request.request_id)
+        self._dispatch(running, placement, running.slo_left(now_s))
+        return True
 
     def _prefilled(
         self, event: TokenEvent, running: RunningRequest, dispatch: Dispatch, sender: Member
@@ -234,7 +258,7 @@ class Flow:
         """Token 1 is here."""
         request, now_s = running.request, self._clock.now()
         block_size = sender.hello.layout.block_size
-        if request.sampling.prompt_logprobs is None:
+        if request.sampling.reuses_prefix:
             self._prefix_watch.prefilled(
                 request.token_ids, block_size, request.cache_salt, event.cached_tokens
             )

@@ -26,6 +26,11 @@ class GenerationRequest:
     waited_s: float = 0.0  # since receipt, until `start`
     deadline_s: float = 0.0  # seconds from start; 0 = the cluster's own, which always holds
 
+    @property
+    def ends_with_prompt(self) -> bool:
+        """Whether no token is wanted: its only event tells of the prompt."""
+        return self.sampling.max_tokens == 0
+
 
 @dataclass(frozen=True, slots=True)
 class Route:

@@ -14,6 +14,7 @@ from coordinator.admission import Admission, WaitingLine
 from coordinator.api import ApiConfig, HttpServer, create_app
 from coordinator.api.admin import add_admin_routes
 from coordinator.api.context import CONTEXT
+from coordinator.embedding_model import EmbeddingModel, embedding_model
 from coordinator.flow import Flow
 from coordinator.measure import MetricsObserver
 from coordinator.pool_loads import PoolLoads
@@ -57,6 +58,7 @@ def run(config: CoordinatorConfig) -> None:
         with_weights=False,
     )
     tokenizer = Tokenizer.from_checkpoint(checkpoint.path)
+    embedders = embedding_model(checkpoint, config.answers.pooling)
     name = config.checkpoint.served_model_name or (
         checkpoint.model_id if config.checkpoint.model else DEMO_MODEL_NAME
     )
@@ -64,7 +66,7 @@ def run(config: CoordinatorConfig) -> None:
         config.access, config.host, classes.by_name, name, os.environ, SystemClock()
     )
     try:
-        uvloop.run(_serve(config, checkpoint, tokenizer, classes, tenants, name))
+        uvloop.run(_serve(config, checkpoint, tokenizer, embedders, classes, tenants, name))
     finally:
         tenants.close()
 
@@ -73,6 +75,7 @@ async def _serve(
     config: CoordinatorConfig,
     checkpoint: Checkpoint,
     tokenizer: Tokenizer,
+    embedders: EmbeddingModel,
     classes: ServiceClasses,
     tenants: Tenants,
     name: str,
@@ -105,6 +108,7 @@ async def _serve(
         metrics=metrics.exposition,
         classes=classes,
         tenants=tenants,
+        embedding_model=embedders,
     )
     app[CONTEXT].grammars.begin()  # while nodes are still loading the model
     changes = RoleChanges(registry, config.mode, metrics)

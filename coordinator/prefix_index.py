@@ -31,6 +31,8 @@ _FEW_BITS = 12  # up to so many are taken one by one
 _SOURCES_LOOKED_AT = 32
 
 Ints: TypeAlias = npt.NDArray[np.int64]
+Holders: TypeAlias = Callable[[bytes], int | None]
+"""A block's hash |-> bits of the members that hold it; 0 and None: nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class PrefixIndex:
     def lookup(self, prompt: PromptHashes) -> Hits:
         """How much of this prompt each member holds."""
         pool, host = self._holders[KvTier.POOL], self._holders[KvTier.HOST]
-        in_pool = self._leading(prompt, lambda block_hash: pool.get(block_hash, 0))
+        in_pool = self._leading(prompt, pool.get)
         held = in_pool
         if host:
             held = self._leading(
@@ -130,7 +132,7 @@ class PrefixIndex:
             for index, member in ready[:MAX_SOURCES]
         ]
 
-    def _leading(self, prompt: PromptHashes, holders: Callable[[bytes], int]) -> Ints:
+    def _leading(self, prompt: PromptHashes, holders: Holders) -> Ints:
         """Tokens by slot that members hold of a prompt; `holders` has the bits of a block's."""
         tokens = np.zeros(self._num_slots, np.int64)
         for block_size, bits in self._bits.items():
@@ -147,7 +149,7 @@ class PrefixIndex:
         return holding
 
 
-def _drops(chain: HashChain, bits: int, holders: Callable[[bytes], int]) -> list[tuple[int, int]]:
+def _drops(chain: HashChain, bits: int, holders: Holders) -> list[tuple[int, int]]:
     """Where members drop out: (blocks, bits of those that hold so many and no more)."""
     drops: list[tuple[int, int]] = []
 
@@ -157,7 +159,7 @@ def _drops(chain: HashChain, bits: int, holders: Callable[[bytes], int]) -> list
             drops.append((start, at_start ^ at_end))
             return
         middle = (start + end) // 2
-        at_middle = at_start & holders(hashes[middle - 1]) | at_end
+        at_middle = at_start & (holders(hashes[middle - 1]) or 0) | at_end
         if at_middle != at_start:
             split(start, at_start, middle, at_middle)
         if at_middle != at_end:
@@ -167,7 +169,7 @@ def _drops(chain: HashChain, bits: int, holders: Callable[[bytes], int]) -> list
     while here < chain.num_blocks and bits:
         end = min(here + stride, chain.num_blocks)
         hashes = chain.known(end)
-        at_end = bits & holders(hashes[end - 1])
+        at_end = bits & (holders(hashes[end - 1]) or 0)
         if at_end != bits:
             split(here, bits, end, at_end)
         here, bits = end, at_end

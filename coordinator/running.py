@@ -63,6 +63,7 @@ class RunningRequest:
         self.prompt = prompt  # while it waits, it is placed again and again
         self.dispatch: Dispatch | None = None  # None: it waits in the coordinator
         self.num_tokens = 0  # of output, so far without a gap
+        self.num_attempts = 0  # times that it was dispatched
         self._started_s = started_s
         self._deadline_s = deadline_s
         self._on_end = on_end

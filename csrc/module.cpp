@@ -8,6 +8,7 @@
 #include "decoder/bind.h"
 #include "generations.h"
 #include "linear/launch.h"
+#include "routing/bind.h"
 #include "rows/launch.h"
 #include "sampling/launch.h"
 #include "shared_memory.h"
@@ -21,6 +22,7 @@ NB_MODULE(_native, m) {
     pdserve::bind_attention(m);
     pdserve::bind_linear(m);
     pdserve::bind_rows(m);
+    pdserve::bind_routing(m);
     pdserve::bind_decoder(m);
     pdserve::bind_sampling(m);
     pdserve::bind_generations(m);

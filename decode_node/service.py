@@ -110,15 +110,14 @@ class DecodeNode:
         for request, token in sampled:
             if request.lifecycle.adopted_s is not None and request.lifecycle.joined_s is None:
                 request.lifecycle.joined_s = started_s
-            if token is None:
-                continue
             index = len(request.output_token_ids) - 1
-            if index and request.finish_reason is None and token.logprobs is None:
+            is_further = index > 0 and request.finish_reason is None
+            if token is not None and is_further and token.logprobs is None:
                 plain.append((request.request_id, index, token.token_id))
-                continue
-            legs.add_event(_token_event(request, token))
-            if request.is_done:
-                legs.close(request.request_id)
+            elif token is not None or request.is_done:  # it may end with its prompt
+                legs.add_event(_token_event(request, token))
+                if request.is_done:
+                    legs.close(request.request_id)
         legs.add_tokens(plain)
 
     def step_done(self, sampled: Sequence[Sampled]) -> None:
@@ -171,17 +170,19 @@ class DecodeNode:
         legs.fail(request_id, error)
 
 
-def _token_event(request: Request, token: SampledToken) -> TokenEvent:
-    index = len(request.output_token_ids) - 1
-    is_wanted = request.sampling.max_tokens > 0
+def _token_event(request: Request, token: SampledToken | None) -> TokenEvent:
+    """Of a request that ends with its prompt, there is no token in it."""
+    token_ids = [] if token is None else [token.token_id]
+    index = len(request.output_token_ids) - len(token_ids)
     return TokenEvent(
         request_id=request.request_id,
         index=index,
-        token_ids=[token.token_id] if is_wanted else [],
-        logprobs=[token.logprobs] if token.logprobs and is_wanted else [],
+        token_ids=token_ids,
+        logprobs=[token.logprobs] if token and token.logprobs else [],
         finish_reason=request.finish_reason,
         stop_token_id=request.stop_token_id,
         cached_tokens=request.num_cached_tokens,
         prompt_logprobs=[] if index else request.prompt_logprobs,
+        embedding=request.embedding,
         times=request.lifecycle.phase_times() if request.is_done else None,
     )

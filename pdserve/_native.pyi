@@ -165,8 +165,11 @@ class Decoder:
         out: Tensor,  # [num_sampled, vocab_size] float32
         ends: list[int] = [],
         done: Callable[[int], None] | None = None,
+        state_rows: Tensor | None = None,  # [num_states] int64, ascending
+        states_out: Tensor | None = None,  # [num_states, hidden_size] float32
     ) -> None:
-        """Compute a step: keys and values into the pool, scores of the sampled rows into `out`.
+        """Compute a step: keys and values into the pool, scores of the sampled rows into `out`,
+        final states of other rows, or the same, into `states_out`.
 
         The lock of the interpreter is taken only to call `done`, with each number of layers in
         `ends` whose keys and values were written. What `done` raises ends the step.
@@ -286,3 +289,140 @@ def find_stale(
 
     Whatever was read before the call is older than the generations it looks at.
     """
+
+class _Tables(Protocol):
+    """What is read of a coordinator.routing.tables.StepTables; a step of no tokens takes 0."""
+
+    @property
+    def seconds(self) -> NDArray[np.float64]: ...  # [num_rows, most tokens + 1] of steps
+    @property
+    def rising(self) -> NDArray[np.float64]: ...  # the same, none less than one before it
+    @property
+    def num_tabulated(self) -> NDArray[np.int64]: ...  # [num_rows] most tokens of a row; ...
+    @property
+    def token_budget(self) -> NDArray[np.int64]: ...  # ... this and the next are no more
+    @property
+    def max_batch(self) -> NDArray[np.int64]: ...
+    @property
+    def full_step_s(self) -> NDArray[np.float64]: ...
+    @property
+    def sampled_s(self) -> NDArray[np.float64]: ...
+    @property
+    def pair_s(self) -> NDArray[np.float64]: ...
+    @property
+    def context_s(self) -> NDArray[np.float64]: ...
+
+class _Nodes(Protocol):
+    """What is read of a coordinator.routing.fleet.Fleet; all [num_slots]."""
+
+    @property
+    def row(self) -> NDArray[np.int64]: ...  # of the tables
+    @property
+    def kv_tokens(self) -> NDArray[np.int64]: ...
+    @property
+    def prefill_ratio(self) -> NDArray[np.float64]: ...
+    @property
+    def decode_ratio(self) -> NDArray[np.float64]: ...
+    @property
+    def pull_fixed_s(self) -> NDArray[np.float64]: ...
+    @property
+    def pull_token_s(self) -> NDArray[np.float64]: ...
+    @property
+    def tier_fixed_s(self) -> NDArray[np.float64]: ...
+    @property
+    def tier_token_s(self) -> NDArray[np.float64]: ...
+
+class _Loads(Protocol):
+    """What is read of a coordinator.routing.decode_load.DecodeLoad; all [num_slots]."""
+
+    @property
+    def others(self) -> NDArray[np.int64]: ...
+    @property
+    def others_context(self) -> NDArray[np.int64]: ...
+
+class _Calendar(Protocol):
+    """What is read of a coordinator.routing.forecast.LoadForecast: a ring of buckets."""
+
+    @property
+    def requests(self) -> NDArray[np.int64]: ...  # [num_buckets, num_slots]
+    @property
+    def tokens(self) -> NDArray[np.int64]: ...  # [num_buckets, num_slots]
+    @property
+    def present(self) -> int: ...  # this moment's bucket, counted from the clock's zero
+    @property
+    def bucket_s(self) -> float: ...
+
+class FleetView:
+    """All nodes at one moment, as one request sees them: a router's arithmetic.
+
+    Arrays are by slot where nothing else is said. It borrows those it is made of, so it is good
+    until a member joins or a cost is changed.
+    """
+
+    def __init__(
+        self,
+        tables: _Tables,
+        nodes: _Nodes,
+        loads: _Loads,
+        calendar: _Calendar,
+        now_s: float,
+        context: int,  # of the request, on average over its life
+        num_tokens: int,  # of its KV at its end
+        limit_s: float,  # of a step with it
+    ) -> None: ...
+    def prompts(
+        self,
+        num_tokens: int,
+        slots: NDArray[np.int64],  # [num_hits] who hold a part of the prompt, each once
+        held: NDArray[np.int64],  # [num_hits] tokens, less than the prompt has
+        in_pool: NDArray[np.int64],  # [num_hits] of these, not in the host tier
+        out: NDArray[np.float64],
+    ) -> None:
+        """Seconds of a prompt alone: computed, loaded, or pulled from who holds most of it."""
+
+    def paces(self, in_s: float, full_s: float, out: NDArray[np.float64]) -> None:
+        """Seconds a token in the batches of `in_s` from now, with the request in them.
+
+        `full_s` more where there is no place for it.
+        """
+
+    def on_one_node(
+        self,
+        slots: NDArray[np.int64],
+        queue_s: NDArray[np.float64],  # of prefill, that goes before the prompt
+        prompt_s: NDArray[np.float64],
+        num_prompts: NDArray[np.int64],  # in the queues
+        ttft_s: float,  # promised, or usual
+        tpot_s: float,
+        output_tokens: int,
+        out: NDArray[np.float64],  # [7, slots]
+    ) -> None:
+        """What becomes of a request that a node does alone, beside its streams.
+
+        Rows of `out`: when the prompt begins, TTFT, TPOT, how much of it is behind prompts, harm to
+        others, steps that the prompt takes part in, and 1 if there is no place for the stream.
+        """
+
+    def place(self, slot: int, ready_s: float) -> tuple[float, float]:
+        """(wait, pace) at the node's first place that is free for good, from `ready_s` on.
+
+        At the end of the calendar if there is none.
+        """
+
+    def within(self, slots: NDArray[np.int64], tpot_s: float) -> float | None:
+        """Seconds until one of these nodes has a place and keeps this pace; None: not foreseen."""
+
+def least(
+    costs: NDArray[np.float64],  # by slot
+    slots: NDArray[np.int64],
+    most: int,
+) -> list[int]:
+    """Up to so many of the slots, those of the least costs, ascending; of equals the first."""
+
+def cheapest(
+    costs: NDArray[np.float64],  # by slot
+    loads: NDArray[np.int64],  # by slot
+    slots: NDArray[np.int64],
+    equal: float,
+) -> list[int]:
+    """Of the slots whose cost is at most 1 + `equal` times the least, those of the least load."""

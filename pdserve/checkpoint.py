@@ -34,6 +34,8 @@ _SMALL_FILES = [
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
+    "modules.json",
+    "1_Pooling/config.json",
     INDEX_FILE,
 ]
 _WEIGHT_FILES = [SINGLE_FILE, "model-*-of-*.safetensors"]

@@ -25,6 +25,7 @@ Mode = Literal["disaggregated", "colocated", "adaptive"]
 PrefillPolicyName = Literal["fcfs-budget", "sjf-aging", "edf-slack", "buckets"]
 DecodePolicyName = Literal["max-batch", "tpot-cap", "slack-batch", "static"]
 Headroom = Literal["greedy", "reserve-static", "reserve-dynamic"]
+PoolingName = Literal["auto", "last", "mean", "cls"]
 ToolFormatName = Literal["auto", "hermes", "llama3", "mistral", "pythonic"]
 RouterName = Literal[
     "predicted", "least-loaded", "power-of-two", "round-robin", "random", "prefix-affinity"
@@ -236,7 +237,7 @@ API_KEY_VARIABLE = (
 
 
 class AnswerConfig(ConfigStruct, frozen=True):
-    """How a model's answers are to be read."""
+    """How a model's answers are to be read, and its embeddings made."""
 
     tool_format: Annotated[
         ToolFormatName, Meta(description="how it writes tool calls; auto: as its chat template")
@@ -244,6 +245,12 @@ class AnswerConfig(ConfigStruct, frozen=True):
     split_reasoning: Annotated[
         bool, Meta(description="text between <think> and </think> becomes reasoning_content")
     ] = False
+    pooling: Annotated[
+        PoolingName,
+        Meta(
+            description="states that embeddings are made of; auto: as the checkpoint says, or last"
+        ),
+    ] = "auto"
 
 
 class AccessConfig(ConfigStruct, frozen=True):

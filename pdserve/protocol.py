@@ -16,6 +16,7 @@ import msgspec
 
 from pdserve.errors import MalformedMessage
 from pdserve.kv_layout import KvLayout
+from pdserve.pooling import Pooling
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,13 +60,19 @@ class SamplingParams(Message, frozen=True):
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
     seed: int = 0  # always set: the coordinator draws one when the client gives none
-    max_tokens: int = 16  # 0: the prompt alone is of interest
+    max_tokens: int = 16  # 0: the request ends with its prompt, and nothing is sampled
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: list[int] = []
     logprobs: int | None = None  # None = none; n = the chosen token's and the n likeliest
     grammar: str = ""  # that the output must match (pdserve/grammar); empty: none
     prompt_logprobs: int | None = None  # as `logprobs`, of the prompt's tokens
+    pooling: Pooling | None = None  # what the prompt's embedding is made of; None = nothing
+
+    @property
+    def reuses_prefix(self) -> bool:
+        """Whether cached KV saves computing. What is told of a token itself needs more than KV."""
+        return self.prompt_logprobs is None and self.pooling in (None, Pooling.LAST)
 
 
 class TokenLogprobs(Message, frozen=True):
@@ -289,6 +296,7 @@ class TokenEvent(Message, frozen=True):
     stop_token_id: int | None = None  # the eos or stop token that ended the sequence
     cached_tokens: int = 0  # prompt tokens found in the prefix cache; with token 1
     prompt_logprobs: list[TokenLogprobs] = []  # of the prompt from its second token; with token 1
+    embedding: bytes = b""  # the mean of its pooled states: float32, little-endian; at its end
     times: PhaseTimes | None = None  # with the node's last event of this request
 
 

@@ -95,7 +95,7 @@ class PrefillNode:
     def add_tokens(self, sampled: Sequence[Sampled], started_s: float) -> None:
         """Token 1: TTFT waits for it."""
         for request, token in sampled:
-            if token is not None:
+            if token is not None or request.is_done:
                 self._parts.legs.add_event(_token_one(request, token))
 
     def step_done(self, sampled: Sequence[Sampled]) -> None:
@@ -147,27 +147,28 @@ class PrefillNode:
         self._parts.legs.fail(request_id, error)
 
     def _advance_handoff(self, request: Request, token: SampledToken | None) -> None:
-        if token is None:
+        if not request.is_done:
             self.handoffs.announce(request)
-            return
-        if request.finish_reason is None and request.request_id in self.handoffs:
+        elif token and request.finish_reason is None and request.request_id in self.handoffs:
+            # The leg stays open until the handoff is settled.
             self.handoffs.publish(request, _handoff_record(request, token))
-            return  # the leg stays open until the handoff is settled
-        self.handoffs.end(request.request_id, RequestEnded("token 1 was the last one"))
-        self._parts.legs.close(request.request_id)
+        else:
+            self.handoffs.end(request.request_id, RequestEnded("token 1 was the last one"))
+            self._parts.legs.close(request.request_id)
 
 
-def _token_one(request: Request, token: SampledToken) -> TokenEvent:
-    is_wanted = request.sampling.max_tokens > 0
+def _token_one(request: Request, token: SampledToken | None) -> TokenEvent:
+    """Of a request that ends with its prompt, there is no token in it."""
     return TokenEvent(
         request_id=request.request_id,
         index=0,
-        token_ids=[token.token_id] if is_wanted else [],
-        logprobs=[token.logprobs] if token.logprobs and is_wanted else [],
+        token_ids=[] if token is None else [token.token_id],
+        logprobs=[token.logprobs] if token and token.logprobs else [],
         finish_reason=request.finish_reason,
         stop_token_id=request.stop_token_id,
         cached_tokens=request.num_cached_tokens,
         prompt_logprobs=request.prompt_logprobs,
+        embedding=request.embedding,
         times=request.lifecycle.phase_times(),
     )
 

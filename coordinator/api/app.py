@@ -14,12 +14,14 @@ from coordinator.api.chat_parts import PartsOptions
 from coordinator.api.completions import completions
 from coordinator.api.config import ApiConfig
 from coordinator.api.context import CONTEXT, ApiContext
+from coordinator.api.embeddings_api.endpoint import embeddings
 from coordinator.api.middleware import answer_everything
 from coordinator.api.observer import NullObserver, Observer
 from coordinator.api.openapi import endpoint as openapi_endpoint
 from coordinator.api.responses_api import endpoint as responses_endpoint
 from coordinator.api.responses_api.store import ResponseStore
 from coordinator.api.tokens import detokenize, tokenize
+from coordinator.embedding_model import EmbeddingModel
 from coordinator.generation import Generator
 from coordinator.tenants import Tenants
 from coordinator.text import Tokenizer
@@ -39,12 +41,13 @@ def create_app(
     metrics: Callable[[], bytes] = bytes,
     classes: ServiceClasses | None = None,
     tenants: Tenants | None = None,
+    embedding_model: EmbeddingModel | None = None,
 ) -> web.Application:
     """The whole API in front of `generator`, for `HttpServer`.
 
     `model_names` are what clients may call the model, its own name first. `metrics` gives the
     body of GET /metrics. `classes` are those that requests may be of; default: pdserve's own.
-    `tenants` are who may ask; default: anybody.
+    `tenants` are who may ask; default: anybody. `embedding_model` says how embeddings are made.
     """
     if not model_names:
         raise ValueError("the model needs a name")
@@ -66,11 +69,13 @@ def create_app(
         grammars=GrammarChecker(tokenizer),
         clock=clock,
         stored=ResponseStore(config.max_stored_responses, config.max_stored_bytes),
+        embedding_model=embedding_model or EmbeddingModel(),
     )
     app.add_routes(
         [
             web.post("/v1/chat/completions", chat_completions),
             web.post("/v1/completions", completions),
+            web.post("/v1/embeddings", embeddings),
             web.post("/v1/responses", responses_endpoint.create_response),
             web.get("/v1/responses/{response}", responses_endpoint.get_response),
             web.delete("/v1/responses/{response}", responses_endpoint.delete_response),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -16,7 +16,7 @@ from coordinator.api.formats import AnswerFormat
 from coordinator.api.responses import PromptTokensDetails, Usage
 from coordinator.api.sampling import TextOptions
 from coordinator.api.siblings import Follower
-from coordinator.generation import Generation, GenerationRequest
+from coordinator.generation import Generation, GenerationRequest, Route
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,15 +96,9 @@ class Call:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Where it runs; no prefill node when the decode node prefills locally."""
+        """As of now."""
         routes = [generation.route for generation in self._generations]
-        named = {
-            "x-pdserve-prefill-node": _joined(route.prefill_node for route in routes),
-            "x-pdserve-decode-node": _joined(route.decode_node for route in routes),
-        }
-        found = {"x-request-id": self._trace.request_id}
-        found |= callers.limit_headers(self._context, self._trace)
-        return found | {k: v for k, v in named.items() if v}
+        return answer_headers(self._context, self._trace, routes)
 
     @property
     def usage(self) -> Usage:
@@ -149,6 +143,7 @@ class Call:
         choice, trace = self._choices[arrival.index], self._trace
         if choice.is_finished:
             return
+        trace.was_served = True
         num_tokens = choice.num_tokens
         if arrival.event.index == 0 and arrival.index % self._plan.num_per_prompt == 0:
             self._take_prompt(arrival)
@@ -205,6 +200,18 @@ class Call:
         rest = [c.index for c in choices if c.index not in ended | self._cancelled]
         for index in rest:
             self._cancel(index, reason)
+
+
+def answer_headers(
+    context: ApiContext, trace: RequestTrace, routes: Sequence[Route]
+) -> dict[str, str]:
+    """Where it runs; no prefill node when the decode node prefills locally."""
+    named = {
+        "x-pdserve-prefill-node": _joined(route.prefill_node for route in routes),
+        "x-pdserve-decode-node": _joined(route.decode_node for route in routes),
+    }
+    found = {"x-request-id": trace.request_id} | callers.limit_headers(context, trace)
+    return found | {k: v for k, v in named.items() if v}
 
 
 def _joined(names: Iterable[str | None]) -> str:

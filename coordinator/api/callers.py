@@ -48,11 +48,10 @@ def end(context: ApiContext, trace: RequestTrace, code: str | None) -> None:
     """A call is over."""
     if trace.caller is None or trace.endpoint is None:
         return
-    was_served = trace.num_completion_tokens > 0
     used = Amounts(
         requests=1,
         failed=int(code is not None),
-        prompt_tokens=trace.num_prompt_tokens if was_served else 0,
+        prompt_tokens=trace.num_prompt_tokens if trace.was_served else 0,
         cached_tokens=trace.num_cached_tokens,
         output_tokens=trace.num_completion_tokens,
     )

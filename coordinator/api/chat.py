@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from aiohttp import web
@@ -15,8 +15,8 @@ from coordinator.api.chat_format import ChatFormat
 from coordinator.api.chat_parts import PartsPlan, call_grammar, check_tools, plan_parts
 from coordinator.api.context import CONTEXT, ApiContext
 from coordinator.api.endpoint import admit, answer_head, shows_usage
-from coordinator.api.formats import AnswerFormat, AnswerHead
-from coordinator.api.limits import check_num_chars, output_limit
+from coordinator.api.formats import AnswerFormat, AnswerHead, ScoredPrompts
+from coordinator.api.limits import check_num_chars, check_scores, output_limit
 from coordinator.api.messages import conversation
 from coordinator.api.requests import ChatRequest
 from coordinator.api.sampling import choice_seed, sampling_params, text_options
@@ -35,12 +35,14 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     terms = service_terms(body, request.headers, context, trace)
     usage = shows_usage(body)
 
-    def make_format(head: AnswerHead, parts: PartsPlan) -> ChatFormat:
+    def make_format(head: AnswerHead, parts: PartsPlan, prompt: Sequence[int]) -> ChatFormat:
+        num_top = body.prompt_logprobs
         return ChatFormat(
             head,
             context.tokenizer,
             parts,
             shows_logprobs=bool(body.logprobs),
+            scored_prompt=None if num_top is None else ScoredPrompts([prompt], 1, num_top),
             shows_usage=usage,
         )
 
@@ -53,10 +55,12 @@ async def plan_chat(
     context: ApiContext,
     terms: ServiceTerms,
     answer_id: str,
-    make_format: Callable[[AnswerHead, PartsPlan], AnswerFormat],
+    make_format: Callable[[AnswerHead, PartsPlan, Sequence[int]], AnswerFormat],
 ) -> CallPlan:
     """Everything about the call that can be said before it runs. Raises RequestError."""
     check_tools(body, context.tokenizer, context.parts)
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidRequest("'prompt_logprobs' cannot be streamed", "prompt_logprobs")
     num_logprobs = _num_logprobs(body)
     max_model_len = context.max_model_len()
     chat = conversation(body)
@@ -66,6 +70,8 @@ async def plan_chat(
         raise InvalidRequest("the conversation has no tokens", "messages")
     requested = body.max_completion_tokens or body.max_tokens
     max_tokens = output_limit(len(token_ids), requested, None, max_model_len)
+    if body.prompt_logprobs is not None:
+        check_scores(len(token_ids), body.prompt_logprobs, "prompt_logprobs")
     parts = plan_parts(body, token_ids, context.tokenizer, context.parts)
     grammar = await answer_grammar(
         context,
@@ -87,7 +93,11 @@ async def plan_chat(
         GenerationRequest(
             request_id=head.id if choice == 0 else f"{head.id}-{choice}",
             token_ids=token_ids,
-            sampling=structs.replace(sampling, seed=choice_seed(sampling.seed, choice)),
+            sampling=structs.replace(
+                sampling,
+                seed=choice_seed(sampling.seed, choice),
+                prompt_logprobs=None if choice else body.prompt_logprobs,  # once is enough
+            ),
             cache_salt=terms.cache_salt,
             slo=terms.slo,
             waited_s=terms.waited_s(now_s),
@@ -99,7 +109,7 @@ async def plan_chat(
         requests=requests,
         num_per_prompt=num_choices,
         text=replace(text_options(body), kept_ids=parts.kept_ids),
-        format=make_format(head, parts),
+        format=make_format(head, parts, token_ids),
         is_streaming=bool(body.stream),
     )
 

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from coordinator.api import responses
 from coordinator.api.chat_parts import PartsPlan
 from coordinator.api.choice import ChoiceDelta, ScoredToken
-from coordinator.api.formats import AnswerHead, error_event
+from coordinator.api.formats import AnswerHead, ScoredPrompts, error_event
 from coordinator.api.logprobs import chat_logprobs
 from coordinator.api.sse import DONE, framed
 from coordinator.api.text_template import TextTemplate
@@ -51,12 +51,14 @@ class ChatFormat:
         *,
         shows_logprobs: bool,
         shows_usage: bool,
+        scored_prompt: ScoredPrompts | None = None,
     ) -> None:
         self._head = head
         self._tokenizer = tokenizer
         self._plan = plan
         self._shows_logprobs = shows_logprobs
         self._shows_usage = shows_usage
+        self._scored_prompt = scored_prompt
         self._null_usage: UnsetType | None = None if shows_usage else UNSET
         self._told: dict[int, _Told] = {}  # by choice
 
@@ -95,16 +97,17 @@ class ChatFormat:
     def whole(self, deltas: Sequence[ChoiceDelta], usage: responses.Usage) -> bytes:
         """One message per choice."""
         head = self._head
-        return msgspec.json.encode(
-            responses.ChatCompletion(
-                id=head.id,
-                created=head.created,
-                model=head.model,
-                system_fingerprint=head.system_fingerprint,
-                choices=[self._choice(delta) for delta in deltas],
-                usage=usage,
-            )
+        answer = responses.ChatCompletion(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            system_fingerprint=head.system_fingerprint,
+            choices=[self._choice(delta) for delta in deltas],
+            usage=usage,
         )
+        if self._scored_prompt is not None:
+            answer.prompt_logprobs = self._scored_prompt.shown(deltas[0], self._tokenizer)
+        return msgspec.json.encode(answer)
 
     # ---- parts ---------------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ from coordinator.api.call import CallPlan
 from coordinator.api.context import CONTEXT, ApiContext, RequestTrace
 from coordinator.api.endpoint import admit, answer_head, shows_usage
 from coordinator.api.formats import CompletionFormat, ScoredPrompts
-from coordinator.api.limits import output_limit
-from coordinator.api.prompts import encode_prompt, split_prompts
+from coordinator.api.limits import check_scores, output_limit
+from coordinator.api.prompts import PromptParameter
 from coordinator.api.requests import CompletionRequest
 from coordinator.api.sampling import choice_seed, sampling_params, text_options
 from coordinator.api.structured import answer_grammar, wanted_output
@@ -25,7 +25,7 @@ from pdserve.errors import InvalidRequest
 
 DEFAULT_MAX_TOKENS = 16
 MAX_GENERATED = 256  # answers of one request
-MAX_PROMPT_LOGPROBS = 1 << 20  # of one prompt: they are one message, and have to fit into it
+_PROMPT = PromptParameter("prompt", max_prompts=64)
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -47,13 +47,13 @@ async def _plan(
     text = text_options(body)
     max_model_len = context.max_model_len()
     prompts = [
-        await encode_prompt(
+        await _PROMPT.encode(
             prompt,
             context.tokenizer,
             add_special_tokens=body.add_special_tokens is not False,
             max_model_len=max_model_len,
         )
-        for prompt in split_prompts(body.prompt, max_model_len)
+        for prompt in _PROMPT.split(body.prompt, max_model_len)
     ]
     grammar = await answer_grammar(context, wanted_output(body))
     head = answer_head(context, f"cmpl-{trace.unique}", body.model)
@@ -160,12 +160,9 @@ def _generation(
 ) -> GenerationRequest:
     max_tokens = output_limit(len(token_ids), body.max_tokens, DEFAULT_MAX_TOKENS, max_model_len)
     num_top = _num_prompt_logprobs(body)
-    if num_top is not None and len(token_ids) * (num_top + 1) > MAX_PROMPT_LOGPROBS:
-        raise InvalidRequest(
-            f"{num_top} likeliest tokens at each of {len(token_ids)} of the prompt are more than "
-            f"{MAX_PROMPT_LOGPROBS} log-probabilities",
-            "logprobs" if body.prompt_logprobs is None else "prompt_logprobs",
-        )
+    if num_top is not None:
+        param = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+        check_scores(len(token_ids), num_top, param)
     now_s = context.clock.now()
     return GenerationRequest(
         request_id=request_id,

@@ -14,6 +14,7 @@ from coordinator.api.in_flight import InFlight
 from coordinator.api.observer import Observer, RequestSummary
 from coordinator.api.responses_api.store import ResponseStore
 from coordinator.api.sse import SseStream
+from coordinator.embedding_model import EmbeddingModel
 from coordinator.generation import Generator
 from coordinator.tenants import Admitted, Tenants
 from coordinator.text import Tokenizer
@@ -42,6 +43,7 @@ class ApiContext:
     grammars: GrammarChecker
     clock: Clock
     stored: ResponseStore
+    embedding_model: EmbeddingModel
     in_flight: InFlight = field(default_factory=InFlight)
 
     def check_model(self, name: str) -> None:
@@ -73,6 +75,7 @@ class RequestTrace:
     stream: SseStream | None = None
     format: AnswerFormat | None = None  # of the stream
     num_choices: int = 0
+    was_served: bool = False  # a prompt of it has been computed
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_completion_tokens: int = 0

@@ -64,6 +64,13 @@ class ScoredPrompts:
     num_choices: int  # that are shown, of each
     num_top: int
 
+    def shown(
+        self, delta: ChoiceDelta, tokenizer: Tokenizer
+    ) -> list[dict[str, responses.PromptLogprob] | None]:
+        """Of the prompt that this is a choice of."""
+        token_ids = self.token_ids[delta.index // self.num_choices]
+        return prompt_logprobs(token_ids, delta.prompt_logprobs, tokenizer, self.num_top)
+
 
 class CompletionFormat:
     """POST /v1/completions: whole and chunk are one shape."""
@@ -126,14 +133,8 @@ class CompletionFormat:
         if self._num_logprobs is not None:
             shown = completion_logprobs(delta.tokens, self._tokenizer, self._num_logprobs)
         choice = responses.CompletionChoice(delta.index, delta.text, shown, delta.finish_reason)
-        prompts = self._scored_prompts
-        if prompts is not None:
-            choice.prompt_logprobs = prompt_logprobs(
-                prompts.token_ids[delta.index // prompts.num_choices],
-                delta.prompt_logprobs,
-                self._tokenizer,
-                prompts.num_top,
-            )
+        if self._scored_prompts is not None:
+            choice.prompt_logprobs = self._scored_prompts.shown(delta, self._tokenizer)
         return choice
 
     def _encode(

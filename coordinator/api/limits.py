@@ -10,6 +10,8 @@ from collections.abc import Collection
 from coordinator.text import Tokenizer
 from pdserve.errors import ContextLengthExceeded, InvalidRequest
 
+MAX_PROMPT_LOGPROBS = 1 << 20  # of one prompt: they are one message, and have to fit into it
+
 
 def check_num_chars(num_chars: int, tokenizer: Tokenizer, max_model_len: int, param: str) -> None:
     """Raises ContextLengthExceeded when a text is too long however it is tokenised."""
@@ -29,6 +31,16 @@ def check_token_ids(token_ids: Collection[int], tokenizer: Tokenizer, param: str
                 f"{param!r} has token id {token_id}, but ids are 0 to {tokenizer.num_ids - 1}",
                 param,
             )
+
+
+def check_scores(num_tokens: int, num_top: int, param: str) -> None:
+    """Raises InvalidRequest when there are too many log-probabilities of a prompt to be told."""
+    if num_tokens * (num_top + 1) > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"{num_top} likeliest tokens at each of {num_tokens} of the prompt are more than "
+            f"{MAX_PROMPT_LOGPROBS} log-probabilities",
+            param,
+        )
 
 
 def output_limit(

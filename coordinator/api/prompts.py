@@ -1,55 +1,64 @@
-"""A /v1/completions prompt in its four shapes: a text, token ids, several texts, several ids."""
+"""A prompt in its four shapes: a text, token ids, several texts, several lists of token ids."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from coordinator.api.limits import check_num_chars, check_token_ids
 from coordinator.text import Tokenizer
 from pdserve.errors import ContextLengthExceeded, InvalidRequest
 
-MAX_PROMPTS = 64  # in one request
 Prompt = str | list[int]
 
 
-async def encode_prompt(
-    prompt: Prompt, tokenizer: Tokenizer, *, add_special_tokens: bool, max_model_len: int
-) -> list[int]:
-    """One prompt as token ids, at least one. Raises InvalidRequest or ContextLengthExceeded."""
-    if isinstance(prompt, str):
-        check_num_chars(len(prompt), tokenizer, max_model_len, "prompt")
-        prompt = await tokenizer.encode_text(prompt, add_special_tokens=add_special_tokens)
-    else:
-        check_token_ids(prompt, tokenizer, "prompt")
-    if not prompt:
-        raise InvalidRequest("'prompt' has no tokens", "prompt")
-    return prompt
+@dataclass(frozen=True, slots=True)
+class PromptParameter:
+    """The parameter of an endpoint that takes prompts."""
 
+    name: str
+    max_prompts: int  # in one request
 
-def split_prompts(prompt: Any, max_model_len: int) -> list[Prompt]:
-    """The single prompts. Raises InvalidRequest or ContextLengthExceeded."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if isinstance(prompt, list) and prompt:
-        if len(prompt) > max(max_model_len, MAX_PROMPTS):
-            raise ContextLengthExceeded(
-                f"'prompt' has {len(prompt)} items, but this model's maximum context length is "
-                f"{max_model_len} tokens",
-                "prompt",
-            )
-        if _is_ids(prompt):
+    def split(self, prompt: Any, max_model_len: int) -> list[Prompt]:
+        """The single prompts. Raises InvalidRequest or ContextLengthExceeded."""
+        name = self.name
+        if isinstance(prompt, str):
             return [prompt]
-        if len(prompt) > MAX_PROMPTS:
-            raise InvalidRequest(
-                f"'prompt' has {len(prompt)} prompts, but at most {MAX_PROMPTS} go in one request",
-                "prompt",
-            )
-        if all(isinstance(one, str) or _is_ids(one) for one in prompt):
-            return prompt
-    raise InvalidRequest(
-        "'prompt' must be a string, a list of strings, a list of token ids or a list of such lists",
-        "prompt",
-    )
+        if isinstance(prompt, list) and prompt:
+            if len(prompt) > max(max_model_len, self.max_prompts):
+                raise ContextLengthExceeded(
+                    f"{name!r} has {len(prompt)} items, but this model's maximum context length is "
+                    f"{max_model_len} tokens",
+                    name,
+                )
+            if _is_ids(prompt):
+                return [prompt]
+            if len(prompt) > self.max_prompts:
+                raise InvalidRequest(
+                    f"{name!r} has {len(prompt)} prompts, but at most {self.max_prompts} go in one "
+                    "request",
+                    name,
+                )
+            if all(isinstance(one, str) or _is_ids(one) for one in prompt):
+                return prompt
+        raise InvalidRequest(
+            f"{name!r} must be a string, a list of strings, a list of token ids or a list of such "
+            "lists",
+            name,
+        )
+
+    async def encode(
+        self, prompt: Prompt, tokenizer: Tokenizer, *, add_special_tokens: bool, max_model_len: int
+    ) -> list[int]:
+        """One prompt as token ids, at least one. Raises InvalidRequest or ContextLengthExceeded."""
+        if isinstance(prompt, str):
+            check_num_chars(len(prompt), tokenizer, max_model_len, self.name)
+            prompt = await tokenizer.encode_text(prompt, add_special_tokens=add_special_tokens)
+        else:
+            check_token_ids(prompt, tokenizer, self.name)
+        if not prompt:
+            raise InvalidRequest(f"{self.name!r} has no tokens", self.name)
+        return prompt
 
 
 def _is_ids(prompt: Any) -> bool:

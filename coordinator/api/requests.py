@@ -57,10 +57,18 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True, rename
     grammar: str | None = None
 
 
-class GenerationFields(Struct, kw_only=True):
-    """What both generating endpoints take."""
+class CallFields(Struct, kw_only=True):
+    """What every endpoint takes that has nodes work."""
 
     model: str
+    service_tier: str | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    slo_class: str | None = None  # which of the cluster's service classes it is of
+
+
+class GenerationFields(CallFields, kw_only=True):
+    """What both generating endpoints take."""
+
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -72,7 +80,6 @@ class GenerationFields(Struct, kw_only=True):
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: str | list[str] | None = None
-    service_tier: str | None = None
     response_format: ResponseFormat | None = None
     # Extensions, named as other servers name them.
     top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None  # 0 and -1 = off
@@ -89,8 +96,7 @@ class GenerationFields(Struct, kw_only=True):
     guided_regex: str | None = None
     guided_choice: AnswerList | None = None
     guided_grammar: str | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
-    slo_class: str | None = None  # which of the cluster's service classes it is of
+    prompt_logprobs: NumLogprobs | None = None  # as vLLM has them
 
 
 class ContentPart(Struct, kw_only=True):
@@ -187,7 +193,6 @@ class CompletionRequest(GenerationFields, kw_only=True):
     best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     logprobs: NumLogprobs | None = None
     echo: bool | None = None
-    prompt_logprobs: NumLogprobs | None = None  # as vLLM has them
     max_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None  # 0: the prompt is all
 
 

@@ -20,6 +20,14 @@ class Usage(Struct):
     prompt_tokens_details: PromptTokensDetails
 
 
+class PromptLogprob(Struct):
+    """How likely one token was in the place of a prompt's token."""
+
+    logprob: float
+    rank: int  # from 1, the likeliest
+    decoded_token: str
+
+
 # ---- chat --------------------------------------------------------------------------------------
 
 
@@ -92,6 +100,7 @@ class ChatCompletion(Struct, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
 
 
 class ChatDelta(Struct):
@@ -134,14 +143,6 @@ class CompletionLogprobs(Struct):
     token_logprobs: list[float | None]  # null: the first of an echoed prompt
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
-
-
-class PromptLogprob(Struct):
-    """How likely one token was in the place of a prompt's token."""
-
-    logprob: float
-    rank: int  # from 1, the likeliest
-    decoded_token: str
 
 
 class CompletionChoice(Struct):

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from coordinator.api.context import ApiContext, RequestTrace
-from coordinator.api.requests import GenerationFields
+from coordinator.api.requests import CallFields
 from coordinator.tenants import Tenant
 from coordinator.tenants.identity import ANYBODY
 from pdserve.errors import DeadlineExceeded, InvalidRequest, PermissionDenied
@@ -51,7 +51,7 @@ class ServiceTerms:
 
 
 def service_terms(
-    fields: GenerationFields,
+    fields: CallFields,
     headers: Mapping[str, str],
     context: ApiContext,
     trace: RequestTrace,
@@ -76,7 +76,7 @@ def service_terms(
 
 
 def _service_class(
-    fields: GenerationFields, headers: Mapping[str, str], classes: ServiceClasses, tenant: Tenant
+    fields: CallFields, headers: Mapping[str, str], classes: ServiceClasses, tenant: Tenant
 ) -> SloClass:
     cls = _asked_class(fields, headers, classes)
     if cls is None:
@@ -88,7 +88,7 @@ def _service_class(
 
 
 def _asked_class(
-    fields: GenerationFields, headers: Mapping[str, str], classes: ServiceClasses
+    fields: CallFields, headers: Mapping[str, str], classes: ServiceClasses
 ) -> SloClass | None:
     for name, where in ((fields.slo_class, "slo_class"), (headers.get(CLASS_HEADER), CLASS_HEADER)):
         if name is None:

@@ -94,7 +94,7 @@ class Books:
     def ended(self, booking: Booking, *, by_itself: bool) -> None:
         """Finished, failed or cancelled."""
         placement, now_s = booking.placement, self._clock.now()
-        if by_itself:
+        if by_itself and not booking.request.ends_with_prompt:
             self.lengths.observe(booking.num_tokens)
         decode, plan = placement.decode, booking.plan
         if decode is not None and plan is not None and self._is_member(decode):

@@ -15,7 +15,7 @@ Job = Literal["prefill", "decode", "local"]
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Ready nodes for one job of one request; arrays are in the order of `slots`."""
+    """Ready nodes for one job of one request. What a policy looks at is by slot."""
 
     job: Job
     request: GenerationRequest

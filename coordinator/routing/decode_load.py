@@ -9,7 +9,7 @@ import numpy as np
 from coordinator.registry import Member
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.forecast import LoadForecast
-from coordinator.routing.slots import Floats, Ints, SlotArrays
+from coordinator.routing.slots import Ints, SlotArrays
 from pdserve.protocol import NodeRole
 
 
@@ -28,8 +28,8 @@ class DecodeLoad(SlotArrays):
         n = self.capacity
         self.forecast = LoadForecast(n, now_s)
         self.legs: Ints = np.zeros(n, np.int64)  # ours, from dispatch to end
-        self._others: Ints = np.zeros(n, np.int64)
-        self._others_context: Ints = np.zeros(n, np.int64)
+        self.others: Ints = np.zeros(n, np.int64)
+        self.others_context: Ints = np.zeros(n, np.int64)
         # Of our legs, those that the node counts among its requests, and their context.
         self._active: Ints = np.zeros(n, np.int64)
         self._active_context: Ints = np.zeros(n, np.int64)
@@ -43,21 +43,11 @@ class DecodeLoad(SlotArrays):
     def at(self, now_s: float, moment_s: float) -> Batch:
         """Every node's at a moment."""
         requests, context = self.forecast.at(now_s, moment_s)
-        return Batch(requests + self._others, context + self._others_context)
-
-    def at_slots(self, now_s: float, moment_s: Floats, slots: Ints) -> Batch:
-        """The same of these slots, each at a moment of its own."""
-        requests, context = self.forecast.at_slots(now_s, moment_s, slots)
-        return Batch(requests + self._others[slots], context + self._others_context[slots])
-
-    def ahead(self, now_s: float, slots: Ints, stride: int) -> Batch:
-        """These nodes', from now to the horizon: shape [moments, slots]."""
-        requests, context = self.forecast.ahead(now_s, slots, stride)
-        return Batch(requests + self._others[slots], context + self._others_context[slots])
+        return Batch(requests + self.others, context + self.others_context)
 
     def legs_with_others(self) -> Ints:
         """Decode legs by slot, as far as we or the node know."""
-        return self.legs + self._others
+        return self.legs + self.others
 
     def activate(self, slot: int, sign: int, context: int) -> None:
         """A leg of ours has become a request there (1), or is none any more (-1)."""
@@ -73,15 +63,15 @@ class DecodeLoad(SlotArrays):
         if member.role is NodeRole.PREFILL:
             requests = 0  # prompts, as a rule: what others have it decode, it does not tell
         context = used_blocks * hello.layout.block_size
-        self._others[slot] = max(requests - int(self._active[slot]), 0)
+        self.others[slot] = max(requests - int(self._active[slot]), 0)
         # Blocks are of others only if somebody else's requests are there.
-        is_others = self._others[slot] > 0
-        self._others_context[slot] = (
+        is_others = self.others[slot] > 0
+        self.others_context[slot] = (
             max(context - int(self._active_context[slot]), 0) if is_others else 0
         )
 
     def clear(self, slot: int) -> None:
         """The node is gone."""
         self.forecast.clear(slot)
-        self.legs[slot] = self._others[slot] = self._others_context[slot] = 0
+        self.legs[slot] = self.others[slot] = self.others_context[slot] = 0
         self._active[slot] = self._active_context[slot] = 0

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from coordinator.registry import Member, Registry
-from coordinator.routing.slots import Bools, Floats, Ints, SlotArrays, Slots
-from coordinator.routing.tables import StepTables, num_pairs
+from coordinator.routing.slots import Bools, Floats, Ints, SlotArrays
+from coordinator.routing.tables import StepTables
 from pdserve.perf_model import GUESS
 from pdserve.protocol import NodeRole, PerfReport, TransferCosts
 
@@ -73,23 +73,6 @@ class Fleet(SlotArrays):
         assert member is not None
         return member
 
-    def prompt_s(self, num_uncached: int, num_cached: int) -> Floats:
-        """`PerfModel.prefill_s` of the same prompt on every node."""
-        prompt_s = self.tables.prompt_s(num_uncached, num_cached).take(self.row)
-        prompt_s *= self.prefill_ratio
-        return prompt_s
-
-    def prefill_s(self, slots: Ints, uncached: Ints, cached: Ints) -> Floats:
-        """`PerfModel.prefill_s` of a prompt that `slots` have cached to different extents."""
-        tables, row = self.tables, self.row.take(slots)
-        full, rest = np.divmod(uncached, tables.token_budget.take(row))
-        raw = tables.steps_s(row, rest)
-        raw += full * tables.full_step_s.take(row)
-        raw += tables.pair_s.take(row) * num_pairs(uncached, cached)
-        raw += tables.sampled_s.take(row)
-        raw *= self.prefill_ratio.take(slots)
-        return raw
-
     def token_s(self, slot: int) -> float:
         """Seconds of a prompt's token at one node, in steps as large as they may be."""
         row = self.row[slot]
@@ -97,24 +80,11 @@ class Fleet(SlotArrays):
             self.tables.full_step_s[row] * self.prefill_ratio[slot] / self.tables.token_budget[row]
         )
 
-    def decode_s(self, slots: Slots, num_requests: Ints, num_context: Ints) -> Floats:
-        """`PerfModel.decode_s` of so many requests of so much context together.
+    def decode_one_s(self, slot: int, num_requests: int, num_context: int) -> float:
+        """`PerfModel.decode_s` of so many requests of so much context together, at one node.
 
         Those beyond the most that a step takes have to take turns.
         """
-        tables, row = self.tables, self.row[slots]
-        most = tables.max_batch.take(row)
-        rows = np.minimum(num_requests, most)
-        raw = tables.steps_s(row, rows)
-        raw += tables.sampled_s.take(row) * rows
-        if (num_requests > most).any():
-            raw *= num_requests / np.maximum(rows, 1)
-        raw += tables.context_s.take(row) * num_context
-        raw *= self.decode_ratio[slots]
-        return raw
-
-    def decode_one_s(self, slot: int, num_requests: int, num_context: int) -> float:
-        """The same at one node."""
         tables, row = self.tables, int(self.row[slot])
         rows = min(num_requests, int(tables.max_batch[row]))
         step_s = float(tables.seconds[row, rows]) + float(tables.sampled_s[row]) * rows

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.routing.slots import Floats, Ints
+from coordinator.routing.slots import Ints
 
 BUCKET_S = 0.1
 NUM_BUCKETS = 256
@@ -34,10 +34,12 @@ class Plan:
 class LoadForecast:
     """Requests and tokens of context by bucket and slot; every change costs one or two slices."""
 
+    bucket_s = BUCKET_S
+
     def __init__(self, num_slots: int, now_s: float) -> None:
         self.requests: Ints = np.zeros((NUM_BUCKETS, num_slots), np.int64)
         self.tokens: Ints = np.zeros((NUM_BUCKETS, num_slots), np.int64)
-        self._present = _bucket(now_s)
+        self.present = _bucket(now_s)  # the present moment's bucket, counted from zero
 
     def reserve(self, num_slots: int) -> None:
         """Make sure that there are so many slots."""
@@ -49,8 +51,8 @@ class LoadForecast:
     def add(self, slot: int, now_s: float, join_s: float, end_s: float, num_tokens: int) -> Plan:
         """A leg is expected to decode from `join_s` to `end_s`, with so much context on average."""
         self._advance(now_s)
-        last = self._present + NUM_BUCKETS - 1
-        first = min(max(_bucket(join_s), self._present), last)
+        last = self.present + NUM_BUCKETS - 1
+        first = min(max(_bucket(join_s), self.present), last)
         end = max(_bucket(end_s), first) + 1
         plan = Plan(slot, first, end if end <= last else None, num_tokens)
         self._change(plan, 1)
@@ -68,31 +70,22 @@ class LoadForecast:
     def at(self, now_s: float, moment_s: float) -> tuple[Ints, Ints]:
         """(requests, tokens of context) by slot at a moment to come."""
         self._advance(now_s)
-        ahead = min(max(_bucket(moment_s) - self._present, 0), NUM_BUCKETS - 1)
-        column = (self._present + ahead) % NUM_BUCKETS
+        ahead = min(max(_bucket(moment_s) - self.present, 0), NUM_BUCKETS - 1)
+        column = (self.present + ahead) % NUM_BUCKETS
         return self.requests[column], self.tokens[column]
 
-    def at_slots(self, now_s: float, moment_s: Floats, slots: Ints) -> tuple[Ints, Ints]:
-        """The same of these slots, each at a moment of its own."""
+    def advanced(self, now_s: float) -> LoadForecast:
+        """Itself, with the present moment in `present`."""
         self._advance(now_s)
-        ahead = np.clip(moment_s / BUCKET_S - self._present, 0, NUM_BUCKETS - 1).astype(np.int64)
-        column = (self._present + ahead) % NUM_BUCKETS
-        return self.requests[column, slots], self.tokens[column, slots]
-
-    def ahead(self, now_s: float, slots: Ints, stride: int) -> tuple[Ints, Ints]:
-        """The same of these slots, from now to the horizon in steps of `stride` buckets."""
-        self._advance(now_s)
-        columns = (self._present + np.arange(0, NUM_BUCKETS, stride)) % NUM_BUCKETS
-        at = columns[:, None] * self.requests.shape[1] + slots
-        return self.requests.take(at), self.tokens.take(at)
+        return self
 
     def clear(self, slot: int) -> None:
         """Nothing is planned there any more."""
         self.requests[:, slot] = self.tokens[:, slot] = 0
 
     def _change(self, plan: Plan, sign: int) -> None:
-        horizon = self._present + NUM_BUCKETS
-        first, end = max(plan.first, self._present), plan.end or horizon
+        horizon = self.present + NUM_BUCKETS
+        first, end = max(plan.first, self.present), plan.end or horizon
         if first >= end:
             return
         a, b = first % NUM_BUCKETS, end % NUM_BUCKETS
@@ -103,14 +96,14 @@ class LoadForecast:
     def _advance(self, now_s: float) -> None:
         """Buckets that have passed become the latest ones, equal to the last."""
         bucket = _bucket(now_s)
-        if bucket <= self._present:
+        if bucket <= self.present:
             return
-        num_passed = min(bucket - self._present, NUM_BUCKETS)
-        last = (self._present - 1) % NUM_BUCKETS
-        passed = np.arange(self._present, self._present + num_passed) % NUM_BUCKETS
+        num_passed = min(bucket - self.present, NUM_BUCKETS)
+        last = (self.present - 1) % NUM_BUCKETS
+        passed = np.arange(self.present, self.present + num_passed) % NUM_BUCKETS
         self.requests[passed] = self.requests[last]
         self.tokens[passed] = self.tokens[last]
-        self._present = bucket
+        self.present = bucket
 
 
 def _bucket(moment_s: float) -> int:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from coordinator.routing.outlook import NO_PLACE_S, Outlook, Times
-from coordinator.routing.slots import ALL, Floats
-from coordinator.routing.waiting import has_place, pace_s
+from coordinator.routing.slots import Floats
 
 
 class HandedOver:
@@ -24,20 +23,17 @@ class HandedOver:
         self._begins_s = begins_s
         self._handover_s = _handover_s(outlook, prefill)
         self._line_s = np.maximum(begins_s - ttft_s, 0.0)
-        fleet, newcomer = outlook.fleet, outlook.newcomer
-        batch = outlook.decodes.at(outlook.now_s, outlook.now_s + ttft_s)
-        with_it_s = pace_s(fleet, ALL, batch, newcomer)
-        is_full = ~has_place(fleet, ALL, batch, newcomer, with_it_s)
-        between_s = (self._handover_s + self._line_s) / outlook.num_gaps
-        self.tpot_s: Floats = with_it_s + between_s + NO_PLACE_S * is_full
+        self.tpot_s: Floats = outlook.paces_s(ttft_s, NO_PLACE_S)
+        self.tpot_s += (self._handover_s + self._line_s) / outlook.num_gaps
 
     def times(self, decode: int) -> Times:
         """At one node, with the wait for a place there."""
         tpot_s = float(self.tpot_s[decode])
         if tpot_s >= NO_PLACE_S:
-            place = self._outlook.place(decode, max(self._ttft_s, float(self._begins_s[decode])))
-            between_s = float(self._handover_s[decode] + self._line_s[decode]) + place.wait_s
-            tpot_s = place.pace_s + between_s / self._outlook.num_gaps
+            ready_s = max(self._ttft_s, float(self._begins_s[decode]))
+            wait_s, pace_s = self._outlook.view.place(decode, ready_s)
+            between_s = float(self._handover_s[decode] + self._line_s[decode]) + wait_s
+            tpot_s = pace_s + between_s / self._outlook.num_gaps
         return Times(self._ttft_s, tpot_s)
 
     def idle_tpot_s(self, decode: int) -> float:

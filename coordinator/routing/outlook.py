@@ -19,8 +19,9 @@ from coordinator.routing.decode_load import DecodeLoad
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.prefill_queues import PrefillQueues, ServiceClass
 from coordinator.routing.sides import USUAL_TPOT_S, USUAL_TTFT_S
-from coordinator.routing.slots import ALL, Floats, Ints
-from coordinator.routing.waiting import Newcomer, Place, pace_s, place_at
+from coordinator.routing.slots import Floats, Ints
+from coordinator.routing.waiting import Newcomer
+from pdserve._native import FleetView
 
 NO_PLACE_S = 1e3  # added where the request has to wait for one: only if there is none anywhere
 
@@ -52,6 +53,11 @@ class Outlook:
         self.fleet = fleet
         self.decodes: DecodeLoad = books.decodes
         self.queues: PrefillQueues = books.queues
+
+    @cached_property
+    def view(self) -> FleetView:
+        """All nodes, as they are to this request."""
+        return self.newcomer.view(self.fleet, self.decodes, self.now_s)
 
     # ---- the prompt ----------------------------------------------------------------------------
 
@@ -86,20 +92,9 @@ class Outlook:
     @cached_property
     def prompt_s(self) -> Floats:
         """The prompt alone: computed, or brought over as far as somebody holds it."""
-        fleet, hits, n = self.fleet, self.hits, self.num_tokens
-        prompt_s = fleet.prompt_s(n, 0)
-        if len(hits.slots) == 0:
-            return prompt_s
-        at, (held, in_pool) = hits.slots, self.usable
-        computed_s = fleet.prefill_s(at, n - in_pool, in_pool)
-        if (held > in_pool).any():
-            load_s = fleet.tier_fixed_s[at] + fleet.tier_token_s[at] * (held - in_pool)
-            computed_s = np.minimum(computed_s, load_s + fleet.prefill_s(at, n - held, held))
-        prompt_s[at] = computed_s
-        best = int(held.max())
-        if best > 0:
-            pull_s = fleet.pull_fixed_s + fleet.pull_token_s * (best - self.held)
-            prompt_s = np.minimum(prompt_s, pull_s + fleet.prompt_s(n - best, best))
+        hits = self.hits
+        prompt_s = np.empty(self.fleet.capacity)
+        self.view.prompts(self.num_tokens, hits.slots, *self.usable, prompt_s)
         return prompt_s
 
     # ---- the tokens behind it ------------------------------------------------------------------
@@ -107,8 +102,7 @@ class Outlook:
     @cached_property
     def pace_now_s(self) -> Floats:
         """Of a token, with the request in the batches of now."""
-        batch = self.decodes.at(self.now_s, self.now_s)
-        return pace_s(self.fleet, ALL, batch, self.newcomer)
+        return self.paces_s(0.0)
 
     @cached_property
     def rough_cost(self) -> Floats:
@@ -122,7 +116,8 @@ class Outlook:
         """Of a token, in a batch of its own."""
         return self.fleet.decode_one_s(slot, 1, self.newcomer.context)
 
-    def place(self, slot: int, ready_s: float) -> Place:
-        """In a node's batch, from so many seconds on."""
-        ready_s += self.now_s
-        return place_at(self.fleet, self.decodes, slot, self.newcomer, self.now_s, ready_s)
+    def paces_s(self, in_s: float, full_s: float = 0.0) -> Floats:
+        """Of a token, with the request in the batches of then; `full_s` more without a place."""
+        paces_s = np.empty(self.fleet.capacity)
+        self.view.paces(in_s, full_s, paces_s)
+        return paces_s

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from coordinator.generation import GenerationRequest
 from coordinator.prefix_index import PrefixIndex
 from coordinator.prompt_hashes import PromptHashes
@@ -21,6 +19,7 @@ from coordinator.routing.policies import make_policy
 from coordinator.routing.sides import choose, score
 from coordinator.routing.slots import Floats, Ints
 from coordinator.routing.waiting import tpot_within_s
+from pdserve._native import least
 from pdserve.clock import Clock, SystemClock
 from pdserve.config import Mode, RouterName
 from pdserve.errors import NoNodeAvailable
@@ -123,7 +122,7 @@ class Router:
         return self._handed_over(outlook, outlook.ttft_s, outlook.ttft_s, outlook.queue_s)
 
     def _local(self, outlook: Outlook, slots: Ints) -> Placement:
-        near = OneNode(outlook, _least(outlook.rough_cost, slots))
+        near = OneNode(outlook, least(outlook.rough_cost, slots, FEW))
         return self._on_one_node(outlook, slots, near)[0]
 
     def _adaptive(self, outlook: Outlook) -> Placement:
@@ -134,12 +133,12 @@ class Router:
         if len(decodes) == 0:
             return self._local(outlook, prefills)
         anywhere = self.fleet.ready(None)
-        looked_at = [
-            _least(outlook.rough_cost, anywhere),
-            _least(outlook.ttft_s, prefills),
-            _least(outlook.pace_now_s, decodes),
-        ]
-        near = OneNode(outlook, np.unique(np.concatenate(looked_at)))
+        looked_at = {
+            *least(outlook.rough_cost, anywhere, FEW),
+            *least(outlook.ttft_s, prefills, FEW),
+            *least(outlook.pace_now_s, decodes, FEW),
+        }
+        near = OneNode(outlook, sorted(looked_at))
         local, harm, num_steps = self._on_one_node(outlook, anywhere, near)
         # Prefill nodes may have streams, and decode nodes prompts.
         ttft_s, begins_s = outlook.ttft_s.copy(), outlook.queue_s.copy()
@@ -173,21 +172,19 @@ class Router:
         cost = outlook.rough_cost + FAR_S
         cost[near.slots] = near.harm + score(outlook.request.slo, near.ttft_or_full_s, near.tpot_s)
         slot = self._pick("local", outlook, slots, cost, legs)
-        if slot not in near.slots:  # another policy's choice
-            near = OneNode(outlook, np.array([slot]))
-        times, idle_tpot_s = near.times(slot), outlook.alone_s(slot)
+        index = near.index(slot)
+        if index is None:  # another policy's choice
+            near, index = OneNode(outlook, [slot]), 0
+        times, idle_tpot_s = near.times(index), outlook.alone_s(slot)
         if outlook.request.sampling.max_tokens <= 1:
             times, idle_tpot_s = Times(times.ttft_s, 0.0), 0.0
         placement = self._placement(outlook, None, slot, times, idle_tpot_s)
-        index = near.index(slot)
         return placement, float(near.harm[index]), float(near.num_steps[index])
 
     def _pick(self, job: Job, outlook: Outlook, slots: Ints, cost: Floats, load: Ints) -> int:
         """One of the slots for a job."""
         members = self.fleet.members
-        return self._policy.pick(
-            Candidates(job, outlook.request, slots, cost[slots], load[slots], members)
-        )
+        return self._policy.pick(Candidates(job, outlook.request, slots, cost, load, members))
 
     def _slots(self, role: NodeRole) -> Ints:
         slots = self.fleet.ready(role)
@@ -223,11 +220,3 @@ class Router:
             output_tokens=outlook.output_tokens,
             hits=outlook.hits,
         )
-
-
-def _least(cost: Floats, slots: Ints) -> Ints:
-    """Those few of the slots that cost least."""
-    if len(slots) <= FEW:
-        return slots
-    least: Ints = slots[np.argpartition(cost[slots], FEW)[:FEW]]
-    return least

@@ -10,9 +10,6 @@ import numpy.typing as npt
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
-Slots: TypeAlias = Ints | slice  # some of them, or all
-
-ALL = slice(None)
 
 
 class SlotArrays:

@@ -1,9 +1,8 @@
-"""`pdserve.perf_model.PerfModel`'s formulas for many nodes at once.
+"""What nodes have said that steps cost, as csrc/routing/node.h reads it.
 
 Nodes that report the same costs share a row. The part of a step's time that is piecewise linear in
 its tokens is tabulated, one column for each number of tokens; the other costs stand in one array
-each. What is the same for all nodes of a row, such as a prompt that none of them has cached, is
-computed once for the row.
+each.
 """
 
 from __future__ import annotations
@@ -24,17 +23,14 @@ class StepTables(SlotArrays):
     def __init__(self) -> None:
         super().__init__(capacity=1)
         self.seconds: Floats = np.zeros((1, 1))  # of a step, by row and tokens
-        self._widths: Ints = np.zeros(1, np.int64)  # the most tokens that are tabulated
+        self.num_tabulated: Ints = np.zeros(1, np.int64)  # the most tokens in `seconds`
         self.token_budget: Ints = np.ones(1, np.int64)
         self.max_batch: Ints = np.ones(1, np.int64)
         self.full_step_s: Floats = np.ones(1)  # of a step of the whole budget
         self.sampled_s: Floats = np.zeros(1)
         self.pair_s: Floats = np.zeros(1)
         self.context_s: Floats = np.zeros(1)
-        # The same as `seconds`, one row after the other, with each row's own multiple of
-        # `_apart_s` added: so all of it ascends, and one search finds what many rows have.
-        self._ascending: Floats = np.zeros(1)
-        self._apart_s = 1.0
+        self.rising: Floats = np.zeros((1, 1))  # as `seconds`, none less than one before it
         self._rows: dict[bytes, int] = {}  # by the costs, encoded
         self._keys: list[bytes] = []  # by row
         self._num_users: list[int] = []
@@ -58,29 +54,6 @@ class StepTables(SlotArrays):
             del self._rows[self._keys[row]]
             heappush(self._free, row)
 
-    def prompt_s(self, num_uncached: int, num_cached: int) -> Floats:
-        """`PerfModel.prefill_s` by row, for a prompt that is the same everywhere."""
-        full, rest = np.divmod(num_uncached, self.token_budget)
-        last_s: Floats = self.seconds[np.arange(self.capacity), rest]
-        pairs = num_pairs(num_uncached, num_cached)
-        raw: Floats = full * self.full_step_s + last_s + self.sampled_s + self.pair_s * pairs
-        return raw
-
-    def steps_s(self, row: Ints, num_tokens: Ints) -> Floats:
-        """The tabulated part of steps of so many tokens each."""
-        width = self.seconds.shape[1]
-        seconds: Floats = self.seconds.ravel().take(row * width + num_tokens)
-        return seconds
-
-    def most_tokens(self, row: Ints, seconds: Floats) -> Ints:
-        """The most tokens whose tabulated part takes no longer, 0 if none do; the inverse of
-        `steps_s`."""
-        sought = np.minimum(np.maximum(seconds, 0.0), 0.5 * self._apart_s)
-        sought += row * self._apart_s
-        found: Ints = np.searchsorted(self._ascending, sought, side="right")
-        found -= row * self.seconds.shape[1] + 1
-        return found
-
     def _free_row(self) -> int:
         if self._free:
             return heappop(self._free)
@@ -98,23 +71,14 @@ class StepTables(SlotArrays):
         self.seconds[row] = 0.0  # a step of no tokens is none
         self.seconds[row, 1:width] = [model.step_s(StepShape(n)) for n in range(1, width)]
         self.full_step_s[row] = self.seconds[row, perf.token_budget]
-        self._widths[row] = width - 1
+        self.num_tabulated[row] = width - 1
         self.token_budget[row] = perf.token_budget
         self.max_batch[row] = perf.max_batch_size
         self.sampled_s[row] = perf.step.sampled_s
         self.pair_s[row] = perf.step.pair_s
         self.context_s[row] = perf.step.context_s
-        self._index()
-
-    def _index(self) -> None:
         # What was measured may descend a little; what counts is when a step first takes longer.
-        # Beyond a row's own width there is nothing.
-        filled = np.maximum.accumulate(self.seconds, axis=1)
-        self._apart_s = 4.0 * float(filled.max()) + 1.0
-        beyond = np.arange(self.seconds.shape[1]) > self._widths[:, None]
-        filled[beyond] = 0.75 * self._apart_s
-        filled += np.arange(self.capacity)[:, None] * self._apart_s
-        self._ascending = filled.ravel()
+        self.rising = np.maximum.accumulate(self.seconds, axis=1)
 
     def reserve(self, slot: int) -> None:
         """As SlotArrays, of rows; what is divided by is not 0."""
@@ -122,8 +86,3 @@ class StepTables(SlotArrays):
         super().reserve(slot)
         for ones in (self.token_budget, self.max_batch, self.full_step_s):
             ones[former:] = 1
-
-
-def num_pairs(num_tokens: Ints | int, num_before: Ints | int) -> Ints | int:
-    """As `pdserve.perf_model.chunk_pairs`, of arrays."""
-    return num_tokens * num_before + num_tokens * (num_tokens + 1) // 2

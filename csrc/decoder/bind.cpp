@@ -30,9 +30,10 @@ public:
 
     void logits(nb::handle token_ids, nb::handle query_start, nb::handle context_lens,
         nb::handle block_tables, nb::handle sampled_rows, nb::handle kv_pool, nb::handle out,
-        const std::vector<int64_t>& ends, nb::handle done) {
+        const std::vector<int64_t>& ends, nb::handle done, nb::handle state_rows,
+        nb::handle states_out) {
         const StepView step(owned_.model, token_ids, query_start, context_lens, block_tables,
-            sampled_rows, kv_pool, out);
+            sampled_rows, kv_pool, out, state_rows, states_out);
         Written written;
         if (!ends.empty()) {
             written = [&](int64_t num_layers) {
@@ -90,6 +91,7 @@ void bind_decoder(nb::module_& m) {
         .def("logits", &Decoder::logits, arg("token_ids"), arg("query_start"),
             arg("context_lens"), arg("block_tables"), arg("sampled_rows"), arg("kv_pool"),
             arg("out"), arg("ends") = std::vector<int64_t>(), arg("done") = nb::none(),
+            arg("state_rows") = nb::none(), arg("states_out") = nb::none(),
             "Compute a step: keys and values into the pool, scores of the sampled rows into out.")
         .def_prop_ro("workspace_bytes", &Decoder::workspace_bytes,
             "Memory for activations, as large as the largest step so far has needed.");

@@ -1,6 +1,6 @@
 // The residual stream is float32 throughout, so that only what products and attention read is
 // rounded to the model's type. In the last layer only keys and values are computed for all rows;
-// the rest is for the rows that are sampled.
+// the rest is for the rows that are sampled, or whose states are wanted.
 
 #include "forward.h"
 
@@ -41,7 +41,8 @@ void Forward::run(const Inputs& inputs, const Written& written) {
     pool_ = inputs.pool;
     locate(step_, pool_.block_size, buffers_.positions, buffers_.slots);
     turn(model_, buffers_.positions, num_rows_, buffers_.cos_sin);
-    make_plans(inputs);
+    const KeptRows kept(inputs.sampled, inputs.states);
+    make_plans(kept.all());
     rows::look_up({model_.embedding, inputs.token_ids, model_.sizes.hidden, buffers_.hidden},
         num_rows_, model_.is_bfloat16, variant_);
 
@@ -50,22 +51,24 @@ void Forward::run(const Inputs& inputs, const Written& written) {
         const Layer& layer = model_.layers[index];
         write_kv(layer, index);
         if (written) written(index + 1);
-        if (index == last && inputs.sampled.num_rows == 0) return;
+        if (index == last && kept.all().num_rows == 0) return;
         attend(index, index == last ? last_plan_ : plan_of(layer));
-        if (index == last) keep_rows(inputs.sampled);
+        if (index == last) keep_rows(kept.all());
         finish_layer(layer);
     }
-    compute_logits(inputs.logits);
+    compute_states(kept.states(), inputs.states_out);
+    if (kept.is_mixed()) keep_rows(kept.sampled());
+    if (num_rows_ > 0) compute_logits(inputs.logits);
 }
 
-void Forward::make_plans(const Inputs& inputs) {
+void Forward::make_plans(const attention::RowChoice& kept) {
     const int num_heads = static_cast<int>(model_.sizes.num_heads);
     for (WindowPlan& window : plans_) {
         window.plan.make(step_, pool_, num_heads, window.sliding_window);
     }
-    if (inputs.sampled.num_rows == 0) return;
+    if (kept.num_rows == 0) return;
     const int last_window = model_.layers.back().sliding_window;
-    last_plan_.make(step_, pool_, num_heads, last_window, inputs.sampled);
+    last_plan_.make(step_, pool_, num_heads, last_window, kept);
 }
 
 attention::Plan& Forward::plan_of(const Layer& layer) {
@@ -118,6 +121,18 @@ void Forward::finish_layer(const Layer& layer) {
     normalise(layer.mlp_norm);
     multiply(layer.gate_up, buffers_.normed, Result::kGatedSilu, buffers_.inner);
     multiply(layer.down, buffers_.inner, Result::kAdd, buffers_.hidden);
+}
+
+// Not rounded to the model's type: nothing is multiplied by them.
+void Forward::compute_states(const std::vector<int64_t>& rows, float* out) {
+    const int64_t size = model_.sizes.hidden;
+    for (size_t first = 0, end = 0; first < rows.size(); first = end) {
+        end = first + 1;
+        while (end < rows.size() && rows[end] == rows[end - 1] + 1) ++end;
+        const float* run = buffers_.hidden + rows[first] * size;
+        rows::normalise({run, model_.final_norm, model_.norm_eps, size, out + first * size},
+            static_cast<int64_t>(end - first), false, variant_);
+    }
 }
 
 void Forward::compute_logits(float* logits) {

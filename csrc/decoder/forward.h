@@ -10,6 +10,7 @@
 #include "../cpu.h"
 #include "../scratch_buffer.h"
 #include "buffers.h"
+#include "kept_rows.h"
 #include "model.h"
 
 namespace pdserve::decoder {
@@ -21,6 +22,8 @@ struct Inputs {
     attention::Pool pool;
     attention::RowChoice sampled;
     float* logits;  // [sampled.num_rows, vocab]
+    attention::RowChoice states{nullptr, 0};  // rows whose final states are wanted besides
+    float* states_out;                        // [states.num_rows, hidden], normalised
 };
 
 // Called after each layer whose keys and values were written, with the number of layers so far.
@@ -31,7 +34,7 @@ class Forward {
 public:
     Forward(const Model& model, Variant variant);
 
-    // The bits of a row of logits depend on that row and its request's KV alone.
+    // The bits of a row of logits, or of states, depend on that row and its request's KV alone.
     void run(const Inputs& inputs, const Written& written);
 
     size_t workspace_bytes() const { return memory_.num_bytes(); }
@@ -42,12 +45,13 @@ private:
         attention::Plan plan;
     };
 
-    void make_plans(const Inputs& inputs);
+    void make_plans(const attention::RowChoice& kept);
     attention::Plan& plan_of(const Layer& layer);
     void write_kv(const Layer& layer, int index);
     void attend(int index, attention::Plan& plan);
     void keep_rows(const attention::RowChoice& rows);
     void finish_layer(const Layer& layer);
+    void compute_states(const std::vector<int64_t>& rows, float* out);
     void compute_logits(float* logits);
     void normalise(const float* weight);
     void multiply(const linear::PackedMatrix& matrix, const void* x, linear::Result result,
@@ -58,7 +62,7 @@ private:
     const size_t element_bytes_;
     ScratchBuffer memory_;
     std::vector<WindowPlan> plans_;  // one for each sliding window that the model has
-    attention::Plan last_plan_;      // of the last layer: only the rows that are sampled
+    attention::Plan last_plan_;      // of the last layer: only the rows that are kept
 
     // Of the step that is running.
     Buffers buffers_;

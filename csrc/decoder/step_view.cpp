@@ -10,7 +10,7 @@ namespace pdserve::decoder {
 
 StepView::StepView(const Model& model, nb::handle token_ids, nb::handle query_start,
     nb::handle context_lens, nb::handle block_tables, nb::handle sampled_rows, nb::handle kv_pool,
-    nb::handle out)
+    nb::handle out, nb::handle state_rows, nb::handle states_out)
     : token_ids_(token_ids, "token_ids"),
       batch_(query_start, context_lens, block_tables),
       sampled_rows_(sampled_rows, "sampled_rows"),
@@ -20,6 +20,10 @@ StepView::StepView(const Model& model, nb::handle token_ids, nb::handle query_st
     check_pool(model);
     batch_.check_values(token_ids_.size(0), pool_);
     check_sampled(model);
+    if (state_rows.is_none() && states_out.is_none()) return;
+    state_rows_.emplace(state_rows, "state_rows");
+    states_out_.emplace(states_out, "states_out", Access::kWrite);
+    check_states(model);
 }
 
 void StepView::check_tokens(const Model& model) const {
@@ -46,6 +50,14 @@ void StepView::check_sampled(const Model& model) const {
     out_.expect_contiguous();
 }
 
+void StepView::check_states(const Model& model) const {
+    attention::check_rows(*state_rows_, token_ids_.size(0), "state_rows");
+    states_out_->expect_type({ElementType::kFloat32});
+    states_out_->expect_shape(
+        {state_rows_->size(0), model.sizes.hidden}, "[num_states, hidden_size]");
+    states_out_->expect_contiguous();
+}
+
 Inputs StepView::inputs() const {
     Inputs inputs{};
     inputs.token_ids = token_ids_.data<int64_t>();
@@ -58,6 +70,10 @@ Inputs StepView::inputs() const {
     inputs.pool = pool_.pool();
     inputs.sampled = {sampled_rows_.data<int64_t>(), sampled_rows_.size(0)};
     inputs.logits = out_.data<float>();
+    if (state_rows_) {
+        inputs.states = {state_rows_->data<int64_t>(), state_rows_->size(0)};
+        inputs.states_out = states_out_->data<float>();
+    }
     return inputs;
 }
 

@@ -1,6 +1,8 @@
 // The arguments of a step as Python passes them, and every check of them.
 #pragma once
 
+#include <optional>
+
 #include <nanobind/nanobind.h>
 
 #include "../attention/batch_view.h"
@@ -13,10 +15,12 @@ namespace pdserve::decoder {
 
 class StepView {
 public:
+    // `state_rows` and `states_out` are both None, or neither is.
     // Raises TypeError or ValueError: a dtype, shape, stride or value; or a pool of another model.
     StepView(const Model& model, nanobind::handle token_ids, nanobind::handle query_start,
         nanobind::handle context_lens, nanobind::handle block_tables,
-        nanobind::handle sampled_rows, nanobind::handle kv_pool, nanobind::handle out);
+        nanobind::handle sampled_rows, nanobind::handle kv_pool, nanobind::handle out,
+        nanobind::handle state_rows, nanobind::handle states_out);
 
     // Borrows the arrays.
     Inputs inputs() const;
@@ -25,12 +29,15 @@ private:
     void check_tokens(const Model& model) const;
     void check_pool(const Model& model) const;
     void check_sampled(const Model& model) const;
+    void check_states(const Model& model) const;
 
     TensorView token_ids_;
     attention::BatchView batch_;
     TensorView sampled_rows_;
     attention::PoolView pool_;
     TensorView out_;
+    std::optional<TensorView> state_rows_;  // none: no states are wanted
+    std::optional<TensorView> states_out_;
 };
 
 }  // namespace pdserve::decoder

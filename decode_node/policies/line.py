@@ -45,7 +45,7 @@ class Line:
 
     def first(self, queues: Queues) -> Request | None:
         """As DecodePolicy.first. Prefill legs join no batch, so nobody waits behind them."""
-        waiting = [r for r in queues.waiting if r.leg_token_limit is None]
+        waiting = [r for r in queues.waiting if r.decodes_here]
         in_line = self._prompts.sorted(waiting, queues.pool)[:1] + queues.claims
         if len(in_line) < 2:
             return in_line[0] if in_line else None

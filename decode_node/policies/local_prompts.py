@@ -70,7 +70,7 @@ class LocalPrompts:
             if num_left <= 0 or len(decodes) + len(rows) >= self._max_batch_size:
                 break
             request = prompt.request
-            joins = request.leg_token_limit is None
+            joins = request.decodes_here
             if not request.block_table and (a_leg_waits or (joins and queues.kept_out)):
                 continue  # before its chunk is predicted: many may wait
             most = min(num_left, prompt.num_uncached)
@@ -142,7 +142,7 @@ def _begin(queues: Queues, request: Request, policy: DecodePolicy) -> bool:
     It is the first of the prompts as this plan has them. Another one may have become the first
     since; the next plan will see to that.
     """
-    if request.leg_token_limit is None:
+    if request.decodes_here:
         if policy.first(queues) in queues.claims:
             return False
         if not policy.has_place(queues.streams, request):

@@ -15,6 +15,21 @@ from pdserve.engine.request import Request, Scheduled
 
 
 @dataclass(frozen=True, slots=True)
+class WantedStates:
+    """Rows whose final states are wanted, whatever else is. On the host, like `out`."""
+
+    rows: Tensor  # [num_states] int64, ascending
+    out: Tensor  # [num_states, hidden_size] float32: the decoder puts them there
+
+    def within(self, begin: int, end: int) -> WantedStates | None:
+        """Those of the rows [begin, end), as of a batch that begins there; None: there are none."""
+        first, last = torch.searchsorted(self.rows, torch.tensor([begin, end])).tolist()
+        if first == last:
+            return None
+        return WantedStates(self.rows[first:last] - begin, self.out[first:last])
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """One step. Chunks of prompts and decode tokens look alike: rows of the newest tokens."""
 
@@ -23,6 +38,7 @@ class Batch:
     attention: AttentionBatch
     sampled_rows: Tensor  # [num_sampled] int64, the rows whose logits are sampled from
     sampled_requests: list[Request]  # [num_sampled], in the plan's order
+    states: WantedStates | None = None  # final states that are wanted besides
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device; itself if it is there."""

@@ -14,6 +14,7 @@ from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Policy, Queues
 from pdserve.engine.stopping import finish
+from pdserve.protocol import FinishReason
 
 
 class EngineCore:
@@ -102,22 +103,38 @@ class EngineCore:
     ) -> list[Request]:
         """Advance every request of the step; returns those that are done, to be forgotten."""
         self._in_step = set()
-        block_size = self.pool.block_size
+        block_size, eos_token_ids = self.pool.block_size, self._eos_token_ids
         done = []
         for (request, num_tokens), token in zip(rows, sampled, strict=True):
-            if not request.is_cancelled:
-                before = request.num_computed_tokens
-                request.num_computed_tokens = before + num_tokens
-                if before // block_size != (before + num_tokens) // block_size:
-                    self._publish_full_blocks(request, before)
-                if token is not None:
-                    request.output_token_ids.append(token.token_id)
-                    if len(request.output_token_ids) == 1:
-                        request.lifecycle.first_token_s = now_s
-                    finish(request, self._eos_token_ids)
-            if request.is_done:
-                request.lifecycle.finished_s = now_s
+            if request.is_cancelled:
                 done.append(request)
+                continue
+            before = request.num_computed_tokens
+            request.num_computed_tokens = before + num_tokens
+            if before // block_size != (before + num_tokens) // block_size:
+                self._publish_full_blocks(request, before)
+            if token is None:
+                if request.ends_with_prompt and request.num_uncomputed_tokens == 0:
+                    request.lifecycle.first_token_s = now_s
+                    request.finish_reason = FinishReason.LENGTH
+                    done.append(request)
+                continue
+            sampling, output = request.sampling, request.output_token_ids
+            output.append(token.token_id)
+            if len(output) == 1:
+                request.lifecycle.first_token_s = now_s
+            # As a rule none of it holds, and nobody need be asked.
+            if (
+                len(output) >= sampling.max_tokens
+                or token.token_id in eos_token_ids
+                or token.token_id in sampling.stop_token_ids
+                or request.leg_token_limit is not None
+            ):
+                finish(request, eos_token_ids)
+                if request.is_done:
+                    done.append(request)
+        for request in done:
+            request.lifecycle.finished_s = now_s
         return done
 
     def abandon_step(self, rows: Sequence[Scheduled], failed: Sequence[Request]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -15,6 +16,7 @@ from pdserve.engine.grammar import GrammarProgress, no_vocabulary
 from pdserve.engine.kv_cache import KvCache
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.decoder import Decoder
+from pdserve.engine.pooling import pool, wanted_states
 from pdserve.engine.prompt_scores import LOGITS_BYTES, is_scored, scored_parts
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.sampling import sample
@@ -74,7 +76,8 @@ class ModelRunner:
 
         Requests are only read, so the same plan can be executed again: a step that raised for one
         request leaves the others as they were, to be planned anew. What is written into them is
-        the scores of their prompts, where these are asked for; a second time, it is left out.
+        the scores of their prompts and their states, where these are asked for; a second time, it
+        is left out.
 
         Args:
             rows: whose requests have blocks for the tokens; no request twice.
@@ -94,10 +97,7 @@ class ModelRunner:
     def _compute(
         self, rows: Sequence[Scheduled], batch: Batch, progress: LayerProgress | None
     ) -> list[SampledToken | None]:
-        if is_scored(rows):
-            logits = self._score(rows, batch, progress)
-        else:
-            logits = self._logits(batch, progress)
+        logits = self._all_logits(rows, batch, progress)
         if logits is None:
             if self._model.device.type == "cuda":
                 # The KV is announced, and its blocks may go to others, once the step is over.
@@ -110,6 +110,23 @@ class ModelRunner:
             return [*sampled]
         tokens = iter(sampled)
         return [next(tokens) if row.samples else None for row in rows]
+
+    def _all_logits(
+        self, rows: Sequence[Scheduled], batch: Batch, progress: LayerProgress | None
+    ) -> Tensor | None:
+        """As `_logits`, and whatever is asked for of the rows' prompts is noted in them."""
+        if len(batch.sampled_rows) == len(batch.token_ids):  # the usual step has no prompts
+            return self._logits(batch, progress)
+        states = wanted_states(rows, batch, self._model.config.hidden_size)
+        if states is not None:
+            batch = replace(batch, states=states)
+        if is_scored(rows):
+            logits = self._score(rows, batch, progress)
+        else:
+            logits = self._logits(batch, progress)
+        if states is not None:
+            pool(rows, states)
+        return logits
 
     def _score(
         self, rows: Sequence[Scheduled], batch: Batch, progress: LayerProgress | None

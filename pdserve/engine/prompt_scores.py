@@ -127,6 +127,7 @@ def _cut(batch: Batch, begin: int, end: int, rows: list[int], owners: list[Reque
         ),
         sampled_rows=torch.tensor(rows, dtype=torch.int64) - begin,
         sampled_requests=owners,
+        states=None if batch.states is None else batch.states.within(begin, end),
     )
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import repeat
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from pdserve.block_hash import extend_hashes
 from pdserve.lifecycle import NO_TARGETS, Lifecycle, Targets
@@ -42,6 +47,8 @@ class Request:
     is_cancelled: bool = False
     # Of the prompt's tokens from the second on, as far as known; only if they are asked for.
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_pooled_states: int = 0  # of its embedding's, the first so many are in ...
+    pooled_states: npt.NDArray[np.float64] | None = None  # ... their sum: [hidden_size]
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -67,14 +74,47 @@ class Request:
         )
 
     @property
+    def ends_with_prompt(self) -> bool:
+        """Whether it is over with its prompt's last token: nothing is sampled."""
+        return self.sampling.max_tokens == 0
+
+    @property
+    def decodes_here(self) -> bool:
+        """Whether it is to be one of this node's streams, and so will grow."""
+        return self.leg_token_limit is None and self.sampling.max_tokens > 0
+
+    @property
     def num_reusable_tokens(self) -> int:
         """Its first so many tokens need not be computed, if their KV is to be had.
 
-        At least one must be, to have logits; and all those that are still to be scored.
+        At least one must be, to have logits; and all those that are still to be scored or pooled.
         """
-        if self.sampling.prompt_logprobs is None or self.output_token_ids:
+        if self.output_token_ids or self.sampling.reuses_prefix:
             return self.num_tokens - 1
-        return len(self.prompt_logprobs)
+        if self.sampling.prompt_logprobs is not None:
+            return len(self.prompt_logprobs)
+        missing = self.missing_states
+        return missing.start if missing else self.num_tokens - 1
+
+    @property
+    def missing_states(self) -> range:
+        """Prompt tokens whose states its embedding still lacks."""
+        pooling = self.sampling.pooling
+        if pooling is None:
+            return range(0)
+        return pooling.positions(self.num_prompt_tokens)[self.num_pooled_states :]
+
+    @property
+    def embedding(self) -> bytes:
+        """The mean of its pooled states; empty: it has none."""
+        if self.pooled_states is None:
+            return b""
+        return (self.pooled_states / self.num_pooled_states).astype("<f4").tobytes()
+
+    def add_states(self, total: npt.NDArray[np.float64], num_states: int) -> None:
+        """The next states of its embedding, added up."""
+        self.num_pooled_states += num_states
+        self.pooled_states = total if self.pooled_states is None else self.pooled_states + total
 
     @property
     def is_done(self) -> bool:
@@ -120,11 +160,33 @@ class Scheduled(NamedTuple):
         return range(num_scored, min(end, len(request.prompt_token_ids) - 1))
 
     @property
+    def pooled_positions(self) -> range:
+        """Tokens of the chunk whose final states are the next ones of the prompt's embedding."""
+        request, missing = self.request, self.request.missing_states
+        begin = request.num_computed_tokens
+        assert not missing or begin <= missing.start, "KV is reused of pooled tokens alone"
+        return range(missing.start, min(begin + self.num_tokens, missing.stop))
+
+    @property
     def samples(self) -> bool:
         """Whether this step reaches the request's last token, so that one is sampled."""
         request = self.request
+        if request.sampling.max_tokens == 0:  # it ends with its prompt
+            return False
         num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
         return self.num_tokens == num_tokens - request.num_computed_tokens
+
+
+_MAKE_ROW = partial(tuple.__new__, Scheduled)
+
+
+def one_token_each(requests: Sequence[Request]) -> list[Scheduled]:
+    """Rows of decoding requests.
+
+    Made as `Scheduled._make` makes them, but without a call of Python for each: there is one for
+    each row of each step.
+    """
+    return list(map(_MAKE_ROW, zip(requests, repeat(1))))
 
 
 class SampledToken(msgspec.Struct, frozen=True):

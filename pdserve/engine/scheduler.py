@@ -23,7 +23,7 @@ from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.kv_headroom import KvHeadroom
 from pdserve.engine.preemption import Preemptions
 from pdserve.engine.prompts.uncached import num_uncached
-from pdserve.engine.request import Request, Scheduled
+from pdserve.engine.request import Request, Scheduled, one_token_each
 from pdserve.engine.victims import Victims
 
 
@@ -54,12 +54,17 @@ class Queues:
     @property
     def streams(self) -> list[Request]:
         """Requests that decode here, or will as soon as their prompt's KV is complete."""
-        return [r for r in self.running if r.leg_token_limit is None] + list(self.arriving)
+        return [r for r in self.running if r.decodes_here] + list(self.arriving)
 
     @property
     def decoding(self) -> list[Request]:
         """Running requests that are at one token a step, oldest first."""
-        return [request for request in self.running if request.is_decoding]
+        return [
+            request
+            for request in self.running
+            if (num_output := len(request.output_token_ids))  # `is_decoding`, written out
+            and len(request.prompt_token_ids) + num_output - request.num_computed_tokens == 1
+        ]
 
     @property
     def queued_tokens(self) -> int:
@@ -176,7 +181,7 @@ class Queues:
         elif request not in self.preemptions.away:
             self.running.remove(request)
         self.preemptions.forget(request)
-        if request.finish_reason is not None and request.leg_token_limit is None:
+        if request.finish_reason is not None and request.decodes_here:
             self.headroom.estimate.observe(len(request.output_token_ids))
         self.pool.release(request.block_table)
         request.block_table = []
@@ -195,7 +200,7 @@ class Queues:
             num_slots = len(request.block_table) * block_size
             if 0 < num_slots <= request.num_computed_tokens:  # at 0 it has just given way
                 self.grow(request)
-        return [Scheduled(request, 1) for request in requests if request.block_table]
+        return one_token_each([request for request in requests if request.block_table])
 
     # ---- room ----------------------------------------------------------------------------------
 
@@ -213,7 +218,7 @@ class Queues:
         pool = self.pool
         matched = pool.match_prefix(hashes)
         num_new = -(-num_tokens // pool.block_size) - len(matched)
-        if newcomer is not None and newcomer.leg_token_limit is not None:
+        if newcomer is not None and not newcomer.decodes_here:
             newcomer = None  # it ends without growing
         streams = [stream for stream in self.streams if stream not in preempted]
         num_kept = self.headroom.num_kept_free(streams, newcomer)

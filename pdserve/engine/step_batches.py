@@ -25,6 +25,8 @@ class _Foreseen:
 
     requests: list[Request]
     computed: list[int]  # of each: tokens that have KV by then, which is its token's position
+    num_blocks: int  # of the longest, its token's included
+    begins_block: list[int]  # rows whose token is the first of a block
 
 
 class StepBatches:
@@ -85,15 +87,14 @@ class StepBatches:
         num_rows, spare, size = len(rows), self._spare, self._block_size
         spare.make_room(num_rows, num_rows)
         spare.count_rows(num_rows)
-        computed = [row.request.num_computed_tokens + row.num_tokens for row in rows]
         positions = spare.positions[:num_rows]
-        positions[:] = computed
+        positions[:] = [row.request.num_computed_tokens + row.num_tokens for row in rows]
         spare.context_lens[:num_rows] = positions + 1
         blocks, offsets = np.divmod(positions, size)
         blocks[offsets == 0] = 0  # such a block is not there yet: `_complete` sees to it
         block_ids = self._block_rows.array[spare.sampled_rows[:num_rows], blocks]
         spare.slots[:num_rows] = block_ids.astype(np.int64) * size + offsets
-        return _Foreseen([row.request for row in rows], computed)
+        return self._next([row.request for row in rows])
 
     def _one_further(self, last: _Foreseen) -> _Foreseen:
         """After a step that had come as it was foreseen: everything is one more."""
@@ -103,7 +104,14 @@ class StepBatches:
         np.add(arrays.positions[:num_rows], 1, out=spare.positions[:num_rows])
         np.add(arrays.context_lens[:num_rows], 1, out=spare.context_lens[:num_rows])
         np.add(arrays.slots[:num_rows], 1, out=spare.slots[:num_rows])
-        return _Foreseen(last.requests, [computed + 1 for computed in last.computed])
+        return self._next(last.requests)
+
+    def _next(self, requests: list[Request]) -> _Foreseen:
+        """The step whose positions are in the spare arrays."""
+        positions = self._spare.positions[: len(requests)]
+        begins_block = np.flatnonzero(positions % self._block_size == 0)
+        num_blocks = int(positions.max()) // self._block_size + 1
+        return _Foreseen(requests, positions.tolist(), num_blocks, begins_block.tolist())
 
     def _has_come_true(self, foreseen: _Foreseen, rows: Sequence[Scheduled]) -> bool:
         """Whether the plan has the same requests, by their block tables, and all went on.
@@ -118,14 +126,12 @@ class StepBatches:
         """With the tokens that the step before has sampled, and the blocks that they begin."""
         arrays, size, num_rows = self._spare, self._block_size, len(foreseen.requests)
         arrays.token_ids[:num_rows] = [r.output_token_ids[-1] for r in foreseen.requests]
-        num_blocks = max(foreseen.computed) // size + 1
-        self._block_rows.make_room(num_rows, num_blocks)
-        for row, computed in enumerate(foreseen.computed):
-            if computed % size == 0:
-                block = computed // size
-                self._block_rows.extend(row, block + 1)
-                arrays.slots[row] = int(self._block_rows.array[row, block]) * size
-        return Extent(num_rows, num_rows, num_rows, num_blocks)
+        self._block_rows.make_room(num_rows, foreseen.num_blocks)
+        for row in foreseen.begins_block:
+            block = foreseen.computed[row] // size
+            self._block_rows.extend(row, block + 1)
+            arrays.slots[row] = int(self._block_rows.array[row, block]) * size
+        return Extent(num_rows, num_rows, num_rows, foreseen.num_blocks)
 
     # ---- anew ----------------------------------------------------------------------------------
 

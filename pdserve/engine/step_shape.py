@@ -16,7 +16,7 @@ def shape_of(rows: Sequence[Scheduled]) -> StepShape:
         num_before = request.num_computed_tokens
         num_output = len(request.output_token_ids)
         num_uncomputed = len(request.prompt_token_ids) + num_output - num_before
-        num_sampled += num_row_tokens == num_uncomputed
+        num_sampled += num_row_tokens == num_uncomputed and request.sampling.max_tokens > 0
         if request.sampling.prompt_logprobs is not None and not num_output:
             last = len(request.prompt_token_ids) - 1
             num_sampled += min(num_before + num_row_tokens, last) - num_before

@@ -10,8 +10,7 @@ def finish(request: Request, eos_token_ids: frozenset[int]) -> None:
     """Set `finish_reason` and `stop_token_id` if the newest output token ends the request.
 
     Called once after each token is appended. A token that both ends the sequence and is the last
-    one allowed is a STOP: the model was done. Where none is allowed, the prompt was all, and the
-    token is nobody's.
+    one allowed is a STOP: the model was done.
 
     Args:
         request: with at least one output token.
@@ -23,9 +22,7 @@ def finish(request: Request, eos_token_ids: frozenset[int]) -> None:
     is_ending = token_id in sampling.stop_token_ids or (  # as `ending_token_ids`, without the set
         token_id in eos_token_ids and not sampling.ignore_eos
     )
-    if sampling.max_tokens == 0:
-        request.finish_reason = FinishReason.LENGTH
-    elif is_ending and num_output_tokens >= sampling.min_tokens:
+    if is_ending and num_output_tokens >= sampling.min_tokens:
         request.finish_reason = FinishReason.STOP
         request.stop_token_id = token_id
     elif num_output_tokens >= sampling.max_tokens:

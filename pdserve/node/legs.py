@@ -1,6 +1,6 @@
 """Which coordinator each leg belongs to, and the batching of its tokens: one message per step.
 
-But for the scores of a prompt, which are a message of their own.
+But for what is told of a prompt, which is a message of its own.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Legs:
         link = self._links.get(event.request_id)
         if link is None:
             return
-        if event.prompt_logprobs:  # so much that several may be too large for one message
+        # So much that several may be too large for one message.
+        if event.prompt_logprobs or event.embedding:
             link.send(TokenBatch(events=[event]))
         else:
             self._batches[link].events.append(event)

@@ -136,13 +136,13 @@ def accepts(parts: NodeParts, leg: PrefillLeg | DecodeLeg, link: CoordinatorLink
         refuse(leg, link, NoNodeAvailable(f"{parts.node_id} is loading its model"))
     elif leg.request_id in parts.legs:
         refuse(leg, link, InvalidRequest(f"{leg.request_id} is running on {parts.node_id}"))
-    elif not 0 < length < parts.max_model_len:
+    elif not 0 < length <= parts.max_model_len:
         refuse(
             leg,
             link,
             ContextLengthExceeded(
                 f"a prompt of {length} tokens: max_model_len {parts.max_model_len} allows "
-                f"1 to {parts.max_model_len - 1}"
+                f"1 to {parts.max_model_len}"
             ),
         )
     elif length + leg.sampling.max_tokens > parts.max_model_len:

@@ -98,6 +98,12 @@ class Reference:
         return self._model(torch.tensor([token_ids])).logits[0, :-1].log_softmax(dim=-1)
 
     @torch.inference_mode()
+    def states(self, token_ids: list[int]) -> torch.Tensor:
+        """[num_tokens, hidden_size], behind the final norm."""
+        found = self._model(torch.tensor([token_ids]), output_hidden_states=True)
+        return found.hidden_states[-1][0]
+
+    @torch.inference_mode()
     def is_greedy(self, prompt: list[int], output: list[int]) -> bool:
         """Whether each token of a long output is the likeliest one after those before it."""
         logits = self._model(torch.tensor([prompt + output[:-1]])).logits[0, len(prompt) - 1 :]

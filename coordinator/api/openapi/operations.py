@@ -8,6 +8,8 @@ from typing import Any
 from msgspec import Struct
 
 from coordinator.api.admin import RoleAnswer, RoleRequest
+from coordinator.api.embeddings_api.objects import EmbeddingList
+from coordinator.api.embeddings_api.requests import EmbeddingRequest
 from coordinator.api.information import Health, Version
 from coordinator.api.requests import ChatRequest, CompletionRequest
 from coordinator.api.responses import ChatChunk, ChatCompletion, Completion, Model, ModelList
@@ -139,6 +141,21 @@ OPERATIONS = (
         ),
         answer=Response,
         events=StreamEvent,
+        errors=GENERATES,
+        parameters=_TERMS,
+    ),
+    Operation(
+        method="post",
+        path="/v1/embeddings",
+        name="createEmbedding",
+        tag="Embeddings",
+        summary="A vector for each input.",
+        body=EmbeddingRequest,
+        examples=(
+            {"model": "M", "input": "Once upon"},
+            {"model": "M", "input": [[1, 2], [3]], "encoding_format": "base64"},
+        ),
+        answer=EmbeddingList,
         errors=GENERATES,
         parameters=_TERMS,
     ),

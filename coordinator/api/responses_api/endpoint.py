@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -49,7 +50,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     terms = service_terms(chat, request.headers, context, trace)
     response = _begun(body, f"resp_{trace.unique}")
 
-    def make_format(head: AnswerHead, parts: PartsPlan) -> ResponseFormat:
+    def make_format(head: AnswerHead, parts: PartsPlan, prompt: Sequence[int]) -> ResponseFormat:
         keeper = _Keeper(context.stored, _owner(trace), response, earlier, new)
         return ResponseFormat(
             response,

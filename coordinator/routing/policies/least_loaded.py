@@ -10,4 +10,5 @@ class LeastLoaded:
 
     def pick(self, candidates: Candidates) -> int:
         """As Policy."""
-        return int(candidates.slots[candidates.load.argmin()])
+        slots = candidates.slots
+        return int(slots[candidates.load.take(slots).argmin()])

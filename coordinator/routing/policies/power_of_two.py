@@ -18,7 +18,6 @@ class PowerOfTwo:
 
     def pick(self, candidates: Candidates) -> int:
         """As Policy."""
-        num = len(candidates.slots)
-        first, second = self._random.randrange(num), self._random.randrange(num)
-        load = candidates.load
-        return int(candidates.slots[first if load[first] <= load[second] else second])
+        slots, load = candidates.slots, candidates.load
+        first, second = (int(slots[self._random.randrange(len(slots))]) for _ in range(2))
+        return first if load[first] <= load[second] else second

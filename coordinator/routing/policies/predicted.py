@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from itertools import count
 
-import numpy as np
-
 from coordinator.routing.candidates import Candidates
+from pdserve._native import cheapest
 
 EQUAL = 0.1  # predictions that differ by less are equal: they are not better than that
 
@@ -23,10 +22,5 @@ class Predicted:
 
     def pick(self, candidates: Candidates) -> int:
         """As Policy."""
-        cost_s = candidates.cost_s
-        best = (cost_s <= cost_s.min() * (1 + EQUAL)).nonzero()[0]
-        if len(best) > 1:
-            load = candidates.load[best]
-            best = best[load == load.min()]
-        index = best[next(self._turns) % len(best)] if len(best) > 1 else best[0]
-        return int(candidates.slots[np.intp(index)])
+        best = cheapest(candidates.cost_s, candidates.load, candidates.slots, EQUAL)
+        return best[next(self._turns) % len(best)] if len(best) > 1 else best[0]

@@ -40,7 +40,7 @@ class PrefixAffinity:
 
     def pick(self, candidates: Candidates) -> int:
         """As Policy."""
-        ring, load = self._ring(candidates), candidates.load
+        ring, load = self._ring(candidates), candidates.load.take(candidates.slots)
         bound = LOAD_BOUND * (float(load.mean()) + 1)
         at = int(ring.points.searchsorted(_key_of(candidates.request))) % len(ring.points)
         while load[ring.owners[at]] > bound:  # it ends: somebody is not above the mean

@@ -84,7 +84,9 @@ class CudaDecoder:
         graphs = self._graphs_over(kv_pool)
         if progress is None and graphs is not None and graphs.takes(batch):
             return graphs.logits(batch)
-        inputs = StepInputs(batch.token_ids, batch.positions, batch.attention, batch.sampled_rows)
+        inputs = StepInputs(
+            batch.token_ids, batch.positions, batch.attention, batch.sampled_rows, batch.states
+        )
         logits = self._forward.logits(inputs, kv_pool, self._attention.attend, progress)
         return None if logits is None else logits.float()
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pdserve.engine.attention.interface import AttentionBatch
+from pdserve.engine.batch import WantedStates
 from pdserve.engine.cuda.rows import Rotation, add_rms_norm, rotate_and_write, silu_mul
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
@@ -44,10 +45,11 @@ class StepInputs:
     positions: Tensor  # [num_tokens] int64
     attention: AttentionBatch
     sampled_rows: Tensor | None  # [num_sampled] int64; None: every row, in order
+    states: WantedStates | None = None
 
 
 class Forward:
-    """The layers of one model. Launches only: it never waits for the GPU."""
+    """The layers of one model. Launches only, but for states: else it never waits for the GPU."""
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
         self._config = config
@@ -87,6 +89,9 @@ class Forward:
                 sliding_window=self._config.sliding_windows[index],
             )
             delta = self._mlp(layer, residual, layer.attention_out(attended.flatten(1)))
+        if inputs.states is not None:
+            rows = inputs.states.rows.to(residual.device)
+            inputs.states.out.copy_(self._final(residual, delta, rows))  # waits for the GPU
         return self._sampled(residual, delta, inputs.sampled_rows)
 
     def _mlp(self, layer: LayerWeights, residual: Tensor, delta: Tensor) -> Tensor:
@@ -96,11 +101,14 @@ class Forward:
     def _sampled(
         self, residual: Tensor, delta: Tensor | None, sampled_rows: Tensor | None
     ) -> Tensor | None:
-        if sampled_rows is not None:
-            if len(sampled_rows) == 0:
-                return None
-            residual = residual[sampled_rows]
-            delta = None if delta is None else delta[sampled_rows]
-        weights = self._weights
-        normed = add_rms_norm(residual, delta, weights.final_norm, self._config.rms_norm_eps)
-        return functional.linear(normed, weights.lm_head)
+        if sampled_rows is not None and len(sampled_rows) == 0:
+            return None
+        return functional.linear(self._final(residual, delta, sampled_rows), self._weights.lm_head)
+
+    def _final(self, residual: Tensor, delta: Tensor | None, rows: Tensor | None) -> Tensor:
+        """[num rows, hidden_size] in the model's dtype, behind the last norm."""
+        if rows is not None:
+            residual = residual[rows]
+            delta = None if delta is None else delta[rows]
+        eps = self._config.rms_norm_eps
+        return add_rms_norm(residual, delta, self._weights.final_norm, eps)

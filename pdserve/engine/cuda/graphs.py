@@ -143,10 +143,11 @@ class DecodeGraphs:
         return self._buckets[len(self._recordings) - 1] if self._recordings else 0
 
     def takes(self, batch: Batch) -> bool:
-        """Whether a graph can compute this step: every request has one row, which is sampled."""
+        """Whether a graph can compute this step: every request has one row, to be sampled alone."""
         num_rows, width = batch.attention.block_tables.shape
         is_decode = len(batch.token_ids) == len(batch.sampled_rows) == num_rows
-        return is_decode and 0 < num_rows <= self.largest and width <= self._inputs.max_blocks
+        has_room = 0 < num_rows <= self.largest and width <= self._inputs.max_blocks
+        return is_decode and batch.states is None and has_room
 
     def logits(self, batch: Batch) -> Tensor:
         """[num_requests, vocab_size] float32 of a batch that `takes` accepts, on the device."""

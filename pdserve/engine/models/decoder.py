@@ -17,7 +17,7 @@ from pdserve.engine.models.config import ModelConfig
 
 
 class Decoder(Protocol):
-    """Token ids in, logits out; reads and writes the KV pool on the way."""
+    """Token ids in, logits and states out; reads and writes the KV pool on the way."""
 
     @property
     def config(self) -> ModelConfig:
@@ -35,6 +35,9 @@ class Decoder(Protocol):
         self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None = None
     ) -> Tensor | None:
         """Compute one step, and write its keys and values into the pool.
+
+        The final states of the rows in `batch.states`, which are the hidden states behind the last
+        norm, are there when this returns.
 
         Args:
             batch: the step's rows, on the host or on the device; token ids below vocab_size,

@@ -47,12 +47,15 @@ class TorchDecoder:
         """See Decoder.logits."""
         batch = batch.to(self.device)
         hidden = self._forward(batch, kv_pool, progress)
+        if batch.states is not None:
+            batch.states.out.copy_(self._normed(hidden, batch.states.rows.to(self.device)))
         if len(batch.sampled_rows) == 0:
             return None
-        normed = rms_norm(
-            hidden[batch.sampled_rows], self._weights.final_norm, self.config.rms_norm_eps
-        )
+        normed = self._normed(hidden, batch.sampled_rows)
         return functional.linear(normed, self._weights.lm_head).float()
+
+    def _normed(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        return rms_norm(hidden[rows], self._weights.final_norm, self.config.rms_norm_eps)
 
     def _forward(self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None) -> Tensor:
         """[num_tokens, hidden_size], before the final norm."""

@@ -65,7 +65,8 @@ class NativeDecoder:
         if num_sampled > len(self._logits):
             self._logits = torch.empty(num_sampled, self.config.vocab_size)
         logits = self._logits[:num_sampled]
-        listener = () if progress is None else (list(progress.ends), progress.done)
+        ends, done = ([], None) if progress is None else (list(progress.ends), progress.done)
+        states = () if batch.states is None else (batch.states.rows, batch.states.out)
         self._decoder.logits(
             batch.token_ids,
             batch.attention.query_start,
@@ -74,6 +75,8 @@ class NativeDecoder:
             batch.sampled_rows,
             kv_pool,
             logits,
-            *listener,
+            ends,
+            done,
+            *states,
         )
         return logits if num_sampled else None

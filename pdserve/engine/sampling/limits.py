@@ -12,10 +12,10 @@ GREEDY_BELOW = 1e-5
 
 
 def unusable(requests: Sequence[Request]) -> UnusableLogits:
-    """The error for requests whose largest logit is not finite."""
+    """The error for requests whose logits, or states, are not finite."""
     request_ids = [request.request_id for request in requests]
     return UnusableLogits(
-        f"the model's logits for {', '.join(request_ids)} are not finite: its weights, or the KV "
+        f"the model's outputs for {', '.join(request_ids)} are not finite: its weights, or the KV "
         "it read, are damaged",
         request_ids,
     )

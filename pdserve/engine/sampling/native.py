@@ -16,7 +16,7 @@ from pdserve.engine.grammar import TokenMasks
 from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.sampling.limits import GREEDY_BELOW, unusable
 from pdserve.engine.stopping import ending_token_ids
-from pdserve.protocol import SamplingParams, TokenLogprobs
+from pdserve.protocol import TokenLogprobs
 
 # temperature, top_p, min_p, top_k, seed, position, logprobs: csrc/sampling/row.h: RowParams.
 _PARAMS = struct.Struct("=dddqQQq")
@@ -42,11 +42,22 @@ def sample_natively(
         variant: a kernel build of `_native.kernel_variants()`; "" is the best this CPU can run.
         masks: see `sampler.sample`.
     """
-    params = b"".join([_packed(request.sampling, request) for request in requests])
+    # What most rows need is written out: a call for each would be half of a step's sampling.
+    wanted = [request.sampling for request in requests]
+    params = b"".join(
+        [
+            _GREEDY if s.temperature < GREEDY_BELOW and s.logprobs is None else _packed(request)
+            for s, request in zip(wanted, requests, strict=True)
+        ]
+    )
     edits = [
-        _edits(row, request, eos_token_ids)
-        for row, request in enumerate(requests)
-        if _has_edits(request)
+        _edits(row, requests[row], eos_token_ids)
+        for row, s in enumerate(wanted)
+        if s.logit_bias
+        or s.repetition_penalty != 1.0
+        or s.frequency_penalty
+        or s.presence_penalty
+        or (s.min_tokens and len(requests[row].output_token_ids) < s.min_tokens)
     ]
     token_ids, logprobs = _native.sample(
         logits,
@@ -65,30 +76,16 @@ def sample_natively(
     return tokens
 
 
-def _packed(sampling: SamplingParams, request: Request) -> bytes:
-    is_greedy = sampling.temperature < GREEDY_BELOW
-    if is_greedy and sampling.logprobs is None:
-        return _GREEDY
+def _packed(request: Request) -> bytes:
+    sampling = request.sampling
     return _PARAMS.pack(
-        0.0 if is_greedy else sampling.temperature,
+        0.0 if sampling.temperature < GREEDY_BELOW else sampling.temperature,
         sampling.top_p,
         sampling.min_p,
         sampling.top_k,
         sampling.seed % 2**64,
         request.num_tokens,
         -1 if sampling.logprobs is None else sampling.logprobs,
-    )
-
-
-def _has_edits(request: Request) -> bool:
-    """Whether its logits may have to be changed before a token is chosen."""
-    sampling = request.sampling
-    return bool(
-        len(request.output_token_ids) < sampling.min_tokens
-        or sampling.logit_bias
-        or sampling.repetition_penalty != 1.0
-        or sampling.frequency_penalty
-        or sampling.presence_penalty
     )
 
 

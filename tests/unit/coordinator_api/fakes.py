@@ -11,9 +11,11 @@ from functools import cache
 from typing import Any
 
 import aiohttp
+import numpy as np
 import tokenizers
 
 from coordinator.api import ApiConfig, HttpServer, RequestSummary, create_app
+from coordinator.embedding_model import EmbeddingModel
 from coordinator.generation import GenerationRequest, Listener, Route
 from coordinator.tenants import Tenants
 from coordinator.text import ChatTemplate, Tokenizer
@@ -134,7 +136,13 @@ class FakeGeneration:
             stop_token_id=step.stop_token_id,
             cached_tokens=3 if index == 0 else 0,
             prompt_logprobs=[] if index else self._prompt_logprobs(),
+            embedding=b"" if self.request.sampling.pooling is None else self._embedding(),
         )
+
+    def _embedding(self) -> bytes:
+        """Four dimensions that tell prompts apart."""
+        ids = self.request.token_ids
+        return np.array([len(ids), ids[0], ids[-1], -1.0], "<f4").tobytes()
 
     def _prompt_logprobs(self) -> list[TokenLogprobs]:
         """At position i: log-probability -i and rank i; tokens 1, 2 .. are likelier."""
@@ -232,12 +240,18 @@ class Harness:
         whole = {"model": MODEL, "prompt": "Hi there", **body}
         return self.client.post("/v1/completions", json=whole, headers=headers)
 
+    def embed(self, headers: dict[str, str] | None = None, **body: Any) -> Any:
+        """POST /v1/embeddings."""
+        whole = {"model": MODEL, "input": "Hi there", **body}
+        return self.client.post("/v1/embeddings", json=whole, headers=headers)
+
 
 @asynccontextmanager
 async def served(
     generator: FakeGenerator | None = None,
     tokenizer: Tokenizer | None = None,
     tenants: Tenants | None = None,
+    embedding_model: EmbeddingModel | None = None,
     **config: Any,
 ) -> AsyncIterator[Harness]:
     """The API on a real socket."""
@@ -251,6 +265,7 @@ async def served(
         observer=observer,
         metrics=lambda: b"pdserve_up 1\n",
         tenants=tenants,
+        embedding_model=embedding_model,
     )
     timeout = aiohttp.ClientTimeout(total=30)
     async with (

@@ -176,3 +176,28 @@ async def test_more_than_a_message_holds_is_refused() -> None:
             assert response.status == 200
             shown = (await response.json())["choices"][0]["logprobs"]
     assert len(shown["tokens"]) >= 60_000
+
+
+async def test_chat_has_them_too() -> None:
+    """As vLLM: beside the choices, since the prompt is the same for all of them."""
+    generator = FakeGenerator()
+    async with served(generator) as api, api.chat(prompt_logprobs=2, n=2) as response:
+        answer = await response.json()
+        assert response.status == 200, answer
+    first, second = (generation.request for generation in generator.generations)
+    assert (first.sampling.prompt_logprobs, second.sampling.prompt_logprobs) == (2, None)
+    shown = answer["prompt_logprobs"]
+    assert len(shown) == len(first.token_ids)
+    assert shown[0] is None
+    for i, (token_id, entry) in enumerate(zip(first.token_ids[1:], shown[1:], strict=True), 1):
+        assert entry[str(token_id)]["logprob"] == -float(i)
+        assert set(entry) == {str(token_id), "1", "2"}
+
+
+async def test_chat_without_them_says_nothing_of_the_prompt() -> None:
+    async with served() as api, api.chat() as response:
+        assert "prompt_logprobs" not in await response.json()
+    for body in ({"prompt_logprobs": 1, "stream": True}, {"prompt_logprobs": 21}):
+        async with served() as api, api.chat(**body) as response:
+            assert response.status == 400
+            assert (await response.json())["error"]["param"] == "prompt_logprobs"

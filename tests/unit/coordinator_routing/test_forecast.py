@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,14 +45,6 @@ def test_a_column_has_the_legs_that_are_planned_then(moves: list[Move], removed:
             then = [p for p in plans.values() if p.slot == slot and covers(p, present + ahead)]
             assert requests[slot] == len(then)
             assert tokens_then[slot] == sum(plan.num_tokens for plan in then)
-
-
-def test_each_node_may_be_asked_about_a_moment_of_its_own() -> None:
-    forecast = LoadForecast(2, 0.0)
-    forecast.add(0, 0.0, join_s=1.0, end_s=2.0, num_tokens=10)
-    forecast.add(1, 0.0, join_s=1.0, end_s=2.0, num_tokens=20)
-    requests, tokens = forecast.at_slots(0.0, np.array([1.5, 0.5]), np.array([0, 1]))
-    assert (requests.tolist(), tokens.tolist()) == ([1, 0], [10, 0])
 
 
 def test_a_leg_beyond_the_horizon_is_there_until_it_ends() -> None:

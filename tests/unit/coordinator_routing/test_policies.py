@@ -26,15 +26,12 @@ def candidates(
 ) -> Candidates:
     request = GenerationRequest(request_id="r", token_ids=[prompt] * 200, sampling=SamplingParams())
     assert isinstance(slots, np.ndarray)
-    n = len(slots)
-    return Candidates(
-        "prefill",
-        request,
-        slots,
-        np.array(cost_s if cost_s is not None else [1.0] * n),
-        np.array(load if load is not None else [0] * n),
-        NODES.router.fleet.members,
-    )
+    by_slot = np.ones(20), np.zeros(20, np.int64)
+    if cost_s is not None:
+        by_slot[0][slots] = cost_s
+    if load is not None:
+        by_slot[1][slots] = load
+    return Candidates("prefill", request, slots, *by_slot, NODES.router.fleet.members)
 
 
 def test_predicted_takes_the_least_time_then_the_least_load_then_turns() -> None:

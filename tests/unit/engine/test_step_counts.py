@@ -7,6 +7,7 @@ is to be written down here.
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -95,18 +96,20 @@ def made_stream(request_id: str, engine: Engine) -> Request:
 
 
 def num_calls(function: Callable[[], object]) -> int:
-    """Calls of Python functions in it, its own included."""
+    """Calls of Python functions in it, its own included; not those of hooks of the collector."""
     count = 0
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
         nonlocal count
         count += event == "call"
 
+    gc.disable()  # Hypothesis, for one, has a callback
     sys.setprofile(profile)
     try:
         function()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return count
 
 
@@ -123,8 +126,8 @@ async def per_stream(of_step: Callable[[Streams], int]) -> float:
 
 
 async def test_python_calls_for_each_row_of_a_step() -> None:
-    """Planned: is_decoding, and its row is made. Ended: finish, is_done. Reported: none."""
-    assert await per_stream(lambda streams: num_calls(streams.step)) == 4
+    """Neither planned, nor ended, nor reported."""
+    assert await per_stream(lambda streams: num_calls(streams.step)) == 0
 
 
 async def test_no_python_calls_for_each_row_that_is_laid_out() -> None:

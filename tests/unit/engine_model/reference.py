@@ -24,6 +24,12 @@ class Reference:
         return self._model(torch.tensor([token_ids])).logits[0].float()
 
     @torch.inference_mode()
+    def states(self, token_ids: list[int]) -> torch.Tensor:
+        """[num_tokens, hidden_size] float32, behind the final norm."""
+        found = self._model(torch.tensor([token_ids]), output_hidden_states=True)
+        return found.hidden_states[-1][0].float()
+
+    @torch.inference_mode()
     def greedy(self, prompt: list[int], num_tokens: int) -> list[int]:
         """Output of generate(), not stopping at eos."""
         self._model.generation_config.eos_token_id = None

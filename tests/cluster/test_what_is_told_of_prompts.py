@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts are those of transformers, disaggregated and co-located."""
+"""Log-probabilities and embeddings of prompts are transformers', disaggregated and co-located."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import openai
 import pytest
 import pytest_asyncio
 
+from pdserve.config import AnswerConfig
 from tests.cluster.checkpoints import Reference, make_prompt
 from tests.cluster.client import MODEL
 from tests.cluster.fleet import Fleet, SecondCoordinator, fleet_config, running
@@ -31,7 +33,9 @@ class Served:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def served(tiny_checkpoint: Path) -> AsyncIterator[Served]:
     async with AsyncExitStack() as stack:
-        second = SecondCoordinator(tiny_checkpoint, mode="colocated")
+        second = SecondCoordinator(
+            tiny_checkpoint, mode="colocated", answers=AnswerConfig(pooling="mean")
+        )
         stack.callback(second.release_ports)
         await stack.enter_async_context(second)
         config = fleet_config(tiny_checkpoint, engine={"token_budget": BUDGET, "block_size": 16})
@@ -89,3 +93,45 @@ async def test_the_prompt_alone(served: Served, mode: str) -> None:
         for name, entry in found.items():
             assert entry["logprob"] == pytest.approx(row[int(name)].item(), abs=1e-3)
             assert entry["rank"] == int((row > row[int(name)]).sum()) + 1
+
+
+async def test_chats_have_them_beside_their_choices(served: Served) -> None:
+    messages = [{"role": "user", "content": "How are you?"}]
+    body = {"model": MODEL, "messages": messages, "prompt_logprobs": 0, "max_completion_tokens": 2}
+    async with aiohttp.ClientSession(served.urls["disaggregated"]) as session:
+        async with session.post("/tokenize", json={"messages": messages}) as response:
+            prompt = (await response.json())["tokens"]
+        async with session.post("/v1/chat/completions", json=body) as response:
+            shown = (await response.json())["prompt_logprobs"]
+    expected = served.reference.logprobs(prompt)
+    for row, token_id, found in zip(expected, prompt[1:], shown[1:], strict=True):
+        assert found[str(token_id)]["logprob"] == pytest.approx(row[token_id].item(), abs=1e-3)
+
+
+@pytest.mark.parametrize("mode", ["disaggregated", "colocated"])
+async def test_embeddings_are_pooled_states(served: Served, mode: str) -> None:
+    """The last one's, and of the other coordinator the mean; among prompts that are cached."""
+    prompts = [make_prompt(length, "embed") for length in (1, 37, 90)]
+    url = served.urls[mode]
+    await complete(url, prompt=prompts, max_tokens=2)
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client:
+        plain, packed = [
+            await client.embeddings.create(model=MODEL, input=prompts, encoding_format=form)
+            for form in ("float", openai.NOT_GIVEN)
+        ]
+    for prompt, one, other in zip(prompts, plain.data, packed.data, strict=True):
+        states = served.reference.states(prompt)
+        pooled = states[-1] if mode == "disaggregated" else states.mean(dim=0)
+        assert one.embedding == pytest.approx((pooled / pooled.norm()).tolist(), abs=1e-4)
+        assert other.embedding == pytest.approx(one.embedding, abs=1e-6)
+    assert plain.usage.prompt_tokens == plain.usage.total_tokens == 128
+
+
+async def test_embedding_takes_a_prefill_node_and_no_other(served: Served) -> None:
+    body = {"model": MODEL, "input": ["Once upon a time", "there was"]}
+    async with (
+        aiohttp.ClientSession(served.urls["disaggregated"]) as session,
+        session.post("/v1/embeddings", json=body) as response,
+    ):
+        assert response.headers["x-pdserve-prefill-node"] == "prefill-0"
+        assert "x-pdserve-decode-node" not in response.headers

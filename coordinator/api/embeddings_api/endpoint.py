@@ -1,0 +1,105 @@
+"""POST /v1/embeddings."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+
+import msgspec
+from aiohttp import web
+
+from coordinator.api import callers
+from coordinator.api.body import read_request
+from coordinator.api.call import answer_headers
+from coordinator.api.context import CONTEXT, ApiContext, RequestTrace
+from coordinator.api.embeddings_api.objects import Embedding, EmbeddingList, EmbeddingUsage
+from coordinator.api.embeddings_api.requests import MAX_INPUTS, EmbeddingRequest
+from coordinator.api.embeddings_api.run import PromptRun
+from coordinator.api.endpoint import admit
+from coordinator.api.prompts import PromptParameter
+from coordinator.api.terms import ServiceTerms, service_terms
+from coordinator.generation import Generation, GenerationRequest
+from pdserve.errors import ContextLengthExceeded, InvalidRequest
+from pdserve.protocol import SamplingParams, TokenEvent
+
+_INPUT = PromptParameter("input", MAX_INPUTS)
+
+
+async def embeddings(request: web.Request) -> web.Response:
+    """A vector for each input."""
+    context = request.app[CONTEXT]
+    trace = admit(request, context)
+    body = await read_request(request, EmbeddingRequest, context.config)
+    context.check_model(body.model)
+    context.embedding_model.check(body.dimensions)
+    terms = service_terms(body, request.headers, context, trace)
+    prompts = await _prompts(body, context)
+    trace.num_choices = len(prompts)
+    trace.num_prompt_tokens = sum(map(len, prompts))
+    callers.take_prompt(context, trace)
+
+    def start(index: int) -> Generation:
+        embedder = _embedder(context, trace, terms, index, prompts[index])
+        return context.generator.start(embedder)
+
+    async with PromptRun(start, len(prompts)) as run:
+        events = await run.events()
+    trace.was_served = True
+    trace.num_cached_tokens = sum(event.cached_tokens for event in events)
+    trace.finish_reason = "stop"
+    return web.Response(
+        body=msgspec.json.encode(_answer(body, context, trace, events)),
+        content_type="application/json",
+        headers=answer_headers(context, trace, run.routes),
+    )
+
+
+async def _prompts(body: EmbeddingRequest, context: ApiContext) -> list[list[int]]:
+    """The inputs as token ids. Raises InvalidRequest or ContextLengthExceeded."""
+    max_model_len = context.max_model_len()
+    prompts = []
+    for index, text in enumerate(_INPUT.split(body.input, max_model_len)):
+        if text == "":
+            raise InvalidRequest("'input' cannot have an empty string", "input")
+        token_ids = await _INPUT.encode(
+            text,
+            context.tokenizer,
+            add_special_tokens=body.add_special_tokens is not False,
+            max_model_len=max_model_len,
+        )
+        if len(token_ids) > max_model_len:
+            raise ContextLengthExceeded(
+                f"this model's maximum context length is {max_model_len} tokens, but number "
+                f"{index} of 'input' has {len(token_ids)}",
+                "input",
+            )
+        prompts.append(token_ids)
+    return prompts
+
+
+def _embedder(
+    context: ApiContext, trace: RequestTrace, terms: ServiceTerms, index: int, token_ids: list[int]
+) -> GenerationRequest:
+    now_s = context.clock.now()  # it may have waited for others of its call
+    return GenerationRequest(
+        request_id=f"embd-{trace.unique}-{index}",
+        token_ids=token_ids,
+        sampling=SamplingParams(max_tokens=0, pooling=context.embedding_model.pooling),
+        cache_salt=terms.cache_salt,
+        slo=terms.slo,
+        waited_s=terms.waited_s(now_s),
+        deadline_s=terms.deadline_s(now_s),
+    )
+
+
+def _answer(
+    body: EmbeddingRequest, context: ApiContext, trace: RequestTrace, events: Sequence[TokenEvent]
+) -> EmbeddingList:
+    data = []
+    for index, event in enumerate(events):
+        vector = context.embedding_model.finished(event.embedding, body.dimensions)
+        is_base64 = body.encoding_format == "base64"
+        shown = base64.b64encode(vector.tobytes()).decode("ascii") if is_base64 else vector.tolist()
+        data.append(Embedding(index=index, embedding=shown))
+    num_tokens = trace.num_prompt_tokens
+    return EmbeddingList(data=data, model=body.model, usage=EmbeddingUsage(num_tokens, num_tokens))

@@ -1,0 +1,93 @@
+// All nodes at one moment, as one request sees them. Slots are checked when they come in: `node`
+// and `batch` trust them.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include <nanobind/nanobind.h>
+
+#include "column.h"
+#include "node.h"
+
+namespace pdserve::routing {
+
+class FleetView {
+public:
+    // Reads what the protocols in _native.pyi name.
+    // Raises TypeError and ValueError: an array is not of its type or size, or points outside.
+    FleetView(nanobind::handle tables, nanobind::handle nodes, nanobind::handle loads,
+        nanobind::handle calendar, double now_s, const Newcomer& newcomer);
+
+    int64_t num_slots() const { return row_.size(); }
+    int64_t num_buckets() const { return requests_.size(0); }
+    double bucket_s() const { return bucket_s_; }
+    double now_s() const { return now_s_; }
+    const Newcomer& newcomer() const { return newcomer_; }
+
+    Node node(int64_t slot) const {
+        const int64_t row = row_[slot];
+        const int64_t first = row * seconds_.size(1);
+        return {
+            .seconds = seconds_.data() + first,
+            .rising = rising_.data() + first,
+            .num_tabulated = num_tabulated_[row],
+            .token_budget = token_budget_[row],
+            .max_batch = max_batch_[row],
+            .full_step_s = full_step_s_[row],
+            .sampled_s = sampled_s_[row],
+            .pair_s = pair_s_[row],
+            .context_s = context_s_[row],
+            .prefill_ratio = prefill_ratio_[slot],
+            .decode_ratio = decode_ratio_[slot],
+            .kv_tokens = kv_tokens_[slot],
+        };
+    }
+
+    // What a node decodes so many buckets from now; those beyond the last one are like it.
+    Batch batch(int64_t slot, int64_t ahead) const {
+        const int64_t bucket = (present_ + std::min(ahead, num_buckets() - 1)) % num_buckets();
+        const int64_t at = bucket * num_slots() + slot;
+        return {requests_[at] + others_[slot], tokens_[at] + others_context_[slot]};
+    }
+
+    // The bucket that is so many seconds from now, counted from the present one.
+    int64_t bucket_in(double seconds) const {
+        const double moment_s = now_s_ + seconds;
+        // As Python's //, by which the calendar is kept.
+        const double bucket = std::round((moment_s - std::fmod(moment_s, bucket_s_)) / bucket_s_);
+        return static_cast<int64_t>(std::clamp(bucket - present_, 0.0, num_buckets() - 1.0));
+    }
+
+    double pull_s(int64_t slot, int64_t num_tokens) const {
+        return pull_fixed_s_[slot] + pull_token_s_[slot] * num_tokens;
+    }
+    double tier_s(int64_t slot, int64_t num_tokens) const {
+        return tier_fixed_s_[slot] + tier_token_s_[slot] * num_tokens;
+    }
+
+private:
+    void check_tables() const;
+    void check_slots() const;
+
+    using Floats = Column<const double>;
+    using Ints = Column<const int64_t>;
+    // By row of the tables.
+    Floats seconds_, rising_;  // [num_rows, most tokens + 1]
+    Ints num_tabulated_, token_budget_, max_batch_;
+    Floats full_step_s_, sampled_s_, pair_s_, context_s_;
+    // By slot.
+    Ints row_, kv_tokens_;
+    Floats prefill_ratio_, decode_ratio_;
+    Floats pull_fixed_s_, pull_token_s_, tier_fixed_s_, tier_token_s_;
+    Ints others_, others_context_;
+    // The calendar, a ring of buckets: [num_buckets, num_slots].
+    Ints requests_, tokens_;
+    int64_t present_;
+    double bucket_s_;
+    double now_s_;
+    Newcomer newcomer_;
+};
+
+}  // namespace pdserve::routing

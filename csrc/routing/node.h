@@ -1,0 +1,71 @@
+// What one node can do, and what it has to do: `pdserve.perf_model.PerfModel`'s formulas.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace pdserve::routing {
+
+// What a node decodes together at a moment.
+struct Batch {
+    int64_t requests;
+    int64_t context;  // tokens
+};
+
+// What a request takes of a batch, and asks of it.
+struct Newcomer {
+    int64_t context;  // tokens that it reads at each step, on average over its life
+    int64_t num_tokens;  // of KV at its end
+    double limit_s;  // of a step with it; infinite: nothing was promised
+};
+
+struct Node {
+    const double* seconds;  // [num_tabulated + 1] of a step, by tokens
+    const double* rising;  // the same, none less than one before it
+    int64_t num_tabulated;
+    int64_t token_budget;
+    int64_t max_batch;
+    double full_step_s;  // of a step of the whole budget
+    double sampled_s;
+    double pair_s;
+    double context_s;
+    double prefill_ratio;
+    double decode_ratio;
+    int64_t kv_tokens;  // that there is room for
+
+    // A prompt alone, in chunks of the budget.
+    double prompt_s(int64_t uncached, int64_t cached) const {
+        const int64_t full = uncached / token_budget, rest = uncached % token_budget;
+        const int64_t pairs = uncached * cached + uncached * (uncached + 1) / 2;
+        const double raw_s = full * full_step_s + seconds[rest] + sampled_s + pair_s * pairs;
+        return raw_s * prefill_ratio;
+    }
+
+    // A step of a batch. Those beyond the most that it takes have to take turns.
+    double decode_s(const Batch& batch) const {
+        const int64_t rows = std::min(batch.requests, max_batch);
+        double raw_s = seconds[rows] + sampled_s * rows;
+        if (batch.requests > rows) raw_s *= static_cast<double>(batch.requests) / rows;
+        return (raw_s + context_s * batch.context) * decode_ratio;
+    }
+
+    // A step of a batch that the newcomer has joined.
+    double with_s(const Batch& batch, const Newcomer& newcomer) const {
+        return decode_s({batch.requests + 1, batch.context + newcomer.context});
+    }
+
+    // Whether it may join; a request alone may. `step_s`: `with_s` of the two.
+    bool has_place(const Batch& batch, const Newcomer& newcomer, double step_s) const {
+        if (batch.requests == 0) return true;
+        return batch.requests < max_batch && step_s <= newcomer.limit_s &&
+            batch.context + newcomer.num_tokens <= kv_tokens;
+    }
+
+    // The most tokens whose tabulated part takes no longer; 0 if none do.
+    int64_t most_tokens(double limit_s) const {
+        const double* end = rising + num_tabulated + 1;
+        return std::max<int64_t>(std::upper_bound(rising, end, limit_s) - rising - 1, 0);
+    }
+};
+
+}  // namespace pdserve::routing

@@ -1,0 +1,128 @@
+#include "one_node.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace pdserve::routing {
+
+namespace {
+
+// Tokens: so many a prompt gets that has begun, whatever streams were promised.
+constexpr int64_t kLeastChunk = 16;
+
+// A step with a chunk of a prompt beside a batch.
+struct MixedStep {
+    int64_t rows;  // of streams
+    int64_t context;  // of theirs
+    double step_s;
+    double without_s;  // the same without the chunk
+    double alone_s;  // the chunk's part of a step of prompts only
+
+    // What a second of it brings.
+    double speed() const { return alone_s / step_s; }
+};
+
+int64_t largest_chunk(const Node& node, int64_t rows, double beside_s, double limit_s) {
+    const int64_t most = std::max<int64_t>(node.token_budget - rows, 1);
+    if (rows == 0 || std::isinf(limit_s)) return most;
+    const int64_t fits = node.most_tokens(limit_s / node.prefill_ratio - beside_s) - rows;
+    return std::min(std::max(fits, std::min(most, kLeastChunk)), most);
+}
+
+MixedStep mixed_step(const Node& node, const Batch& batch, double limit_s) {
+    const int64_t rows = std::min(batch.requests, node.max_batch - 1);
+    // What the streams add, besides their tokens.
+    const double beside_s = node.sampled_s * rows + node.context_s * batch.context;
+    const int64_t chunk = largest_chunk(node, rows, beside_s, limit_s);
+    const double full_s = node.full_step_s * node.prefill_ratio;
+    return {
+        .rows = rows,
+        .context = batch.context,
+        .step_s = (node.seconds[chunk + rows] + beside_s) * node.prefill_ratio,
+        .without_s = (node.seconds[rows] + beside_s) * node.prefill_ratio,
+        .alone_s = chunk * (full_s / node.token_budget),
+    };
+}
+
+// How prompts get on at a node: with the speed of the present moment, then of the next, and with
+// that of the last one from there on.
+class Progress {
+public:
+    Progress(const FleetView& view, const Node& node, int64_t slot)
+        : view_(view), node_(node), slot_(slot), step_(at(0)) {}
+
+    // The step at a moment.
+    MixedStep at(int64_t moment) const {
+        return mixed_step(node_, view_.batch(slot_, moment * kStride), view_.newcomer().limit_s);
+    }
+
+    MixedStep in(double seconds) const {
+        const double moment = std::min(seconds / moment_s(), num_moments() - 1.0);
+        return at(static_cast<int64_t>(moment));
+    }
+
+    // Seconds until what would take so long alone is done; not less than in the call before.
+    double takes_s(double alone_s) {
+        double left_s = alone_s - done_s_;
+        while (moment_ + 1 < num_moments() && left_s >= step_.speed() * moment_s()) {
+            done_s_ += step_.speed() * moment_s();
+            left_s = alone_s - done_s_;
+            step_ = at(++moment_);
+        }
+        return moment_ * moment_s() + left_s / step_.speed();
+    }
+
+private:
+    double moment_s() const { return kStride * view_.bucket_s(); }
+    int64_t num_moments() const { return (view_.num_buckets() + kStride - 1) / kStride; }
+
+    const FleetView& view_;
+    const Node& node_;
+    int64_t slot_;
+    int64_t moment_ = 0;
+    MixedStep step_;  // at that moment
+    double done_s_ = 0.0;  // before it
+};
+
+}  // namespace
+
+Outcome on_one_node(
+    const FleetView& view, int64_t slot, const Prompt& prompt, const Promise& promise) {
+    const Node node = view.node(slot);
+    const Newcomer& newcomer = view.newcomer();
+    Progress progress(view, node, slot);
+    Outcome outcome;
+    outcome.begins_s = progress.takes_s(prompt.queue_s);
+    const double ends_s = progress.takes_s(prompt.queue_s + prompt.prompt_s);
+    const MixedStep step = progress.in(outcome.begins_s);
+    // A step at least, however small the prompt.
+    const double first_s = std::min(step.step_s, prompt.prompt_s + step.without_s);
+    outcome.ttft_s = std::max(ends_s, outcome.begins_s + first_s);
+
+    const Batch batch = view.batch(slot, view.bucket_in(outcome.ttft_s));
+    const double with_s = node.with_s(batch, newcomer);
+    outcome.is_full = !node.has_place(batch, newcomer, with_s);
+    const double stall_s = step.rows > 0 ? std::max(step.step_s - with_s, 0.0) : 0.0;
+    // Steps with chunks, ours and those before us, among the steps of a stream's life.
+    const double share = outcome.ttft_s / step.step_s / promise.output_tokens;
+    outcome.stalled_s = std::min(share, 1.0) * stall_s;
+    outcome.tpot_s = with_s + outcome.stalled_s;
+
+    outcome.num_steps = prompt.prompt_s / step.alone_s;
+    const double stalls_s = step.rows * stall_s * outcome.num_steps / promise.output_tokens;
+    outcome.harm = stalls_s / promise.tpot_s;
+    if (prompt.num_queued > 0) {
+        // Of each step this stream takes its part, which prompts lose: the first stream takes most.
+        // Of a queue that is longer than the promise, the end is late in any case.
+        const Batch with_it{step.rows + 1, step.context + newcomer.context};
+        const double slower = mixed_step(node, with_it, newcomer.limit_s).speed();
+        const double lost = std::max(step.speed() - slower, 0.0);
+        const double paced_s = std::isinf(newcomer.limit_s) ? 0.0 : newcomer.limit_s;
+        const double lost_s = lost * promise.output_tokens * std::max(with_s, paced_s);
+        const double in_time = std::min(promise.ttft_s / std::max(prompt.queue_s, 1e-9), 1.0);
+        outcome.harm += prompt.num_queued * in_time * lost_s / promise.ttft_s;
+    }
+    return outcome;
+}
+
+}  // namespace pdserve::routing
