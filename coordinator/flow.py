@@ -118,7 +118,7 @@ class Flow:
         if isinstance(decision, Admit):
             self._dispatch(running, placement, decision.slo)
         else:
-            self._line.join(request.request_id, running, now_s)
+            self._admission.wait(request.request_id, running, request.slo, now_s)
         return running
 
     # ---- what nodes say ------------------------------------------------------------------------
