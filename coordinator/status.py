@@ -1,17 +1,43 @@
-"""The nodes as GET /status shows them."""
+"""The nodes, and who waits, as GET /status shows them."""
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 
 from coordinator.registry import Member, Registry
 from coordinator.routing import NodeOutlook, Router
+from coordinator.running import RunningRequest
+
+MOST_PAYERS: Final = 20  # that are shown
 
 
 def describe_nodes(registry: Registry, router: Router) -> list[dict[str, object]]:
     """Every member, JSON-ready, by name."""
     members = sorted(registry, key=lambda m: m.node_id)
     return [_describe_node(member, router.node_outlook(member)) for member in members]
+
+
+def describe_waiting(waiting: Iterable[RunningRequest], now_s: float) -> list[dict[str, object]]:
+    """The payers who have most requests in the line, with these; JSON-ready."""
+    oldest: dict[str, RunningRequest] = {}
+    counts: Counter[str] = Counter()
+    for running in waiting:
+        payer = running.request.slo.payer
+        counts[payer] += 1
+        oldest.setdefault(payer, running)
+    return [
+        {"payer": payer, "requests": count, "oldest_s": oldest[payer].waited_s(now_s)}
+        for payer, count in counts.most_common(MOST_PAYERS)
+    ]
+
+
+def waiting_by_class(waiting: Iterable[RunningRequest]) -> Counter[str]:
+    """Class |-> how many of its requests wait."""
+    return Counter(running.request.slo.name for running in waiting)
 
 
 def _describe_node(member: Member, outlook: NodeOutlook) -> dict[str, object]:

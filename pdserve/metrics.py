@@ -8,10 +8,10 @@ receipt of the request; the phases come from the nodes that ran them (`protocol.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from pdserve.protocol import PhaseTimes
@@ -50,6 +50,12 @@ class _Registry:
         """A gauge whose value is read when it is scraped."""
         self._gauge(name, text).set_function(read)
 
+    def watch_each(
+        self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]
+    ) -> None:
+        """As `watch`: one gauge for each value of the label that there is at the moment."""
+        self.registry.register(_ReadGauges(f"pdserve_{name}", text, label, read))
+
     def count(self, name: str, text: str, read: Callable[[], float]) -> None:
         """A counter that somebody else keeps; read when it is scraped."""
         self.registry.register(_ReadCounter(f"pdserve_{name}", text, read))
@@ -65,6 +71,24 @@ class _ReadCounter(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         yield CounterMetricFamily(self._name, self._text, value=self._read())
+
+
+class _ReadGauges(Collector):
+    """prometheus-client's Gauge keeps every label it has ever seen; this one only asks."""
+
+    def __init__(
+        self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]
+    ) -> None:
+        self._name = name
+        self._text = text
+        self._label = label
+        self._read = read
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        family = GaugeMetricFamily(self._name, self._text, labels=[self._label])
+        for value, level in self._read().items():
+            family.add_metric([value], level)
+        yield family
 
 
 class CoordinatorMetrics(_Registry):
@@ -161,6 +185,12 @@ class CoordinatorMetrics(_Registry):
         )
         self.class_tpot = self._histogram(
             "slo_tpot_seconds", "TPOT by class", SHORT_BUCKETS_S, "slo_class"
+        )
+        self.class_waited = self._histogram(
+            "slo_waited_seconds",
+            "Time in the coordinator's line, of requests that had to wait, by class",
+            LONG_BUCKETS_S,
+            "slo_class",
         )
         self.refused = self._counter(
             "refused",

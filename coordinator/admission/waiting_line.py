@@ -8,6 +8,7 @@ head. To find it takes a logarithm of the number of payers, however many request
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -38,8 +39,17 @@ class WaitingLine(Generic[T]):
     def __len__(self) -> int:
         return len(self._places)
 
+    def __iter__(self) -> Iterator[T]:
+        """All who wait, oldest first."""
+        return (place.waiter for place in self._places.values())
+
     def __contains__(self, waiter_id: str) -> bool:
         return waiter_id in self._places
+
+    @property
+    def num_payers(self) -> int:
+        """Who have requests in it; one of two priorities counts twice."""
+        return len(self._queues)
 
     @property
     def head(self) -> T | None:
@@ -99,15 +109,6 @@ class WaitingLine(Generic[T]):
         places = self._queues.get(_key(payer), self._places)
         first = next(iter(places.values()), None)
         return 0.0 if first is None else (now_s - first.since_s) / len(places)
-
-    def waiting_by_payer(self, now_s: float) -> dict[str, tuple[int, float]]:
-        """Payer |-> how many of its requests wait, and for how long the first of them has."""
-        found: dict[str, tuple[int, float]] = {}
-        for (_, name), queue in self._queues.items():
-            count, waited_s = found.get(name, (0, 0.0))
-            first = next(iter(queue.values()))
-            found[name] = count + len(queue), max(waited_s, now_s - first.since_s)
-        return found
 
 
 def _key(payer: Payer) -> tuple[int, str]:

@@ -125,6 +125,7 @@ class Coordinator:
         return GenerationRequest(
             request_id=call.call_id,
             token_ids=call.token_ids,
+            cache_salt=call.cache_salt,
             sampling=SamplingParams(max_tokens=call.max_tokens),
             slo=call.slo,
         )
