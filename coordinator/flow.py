@@ -93,7 +93,7 @@ class Flow:
             "ready": self.is_ready(),
             "inflight": self.num_inflight - len(self._line),
             "waiting": len(self._line),
-            "waiting_payers": describe_waiting(self._line, self._clock.now()),
+            "waiting_by_class": describe_waiting(self._line, self._clock.now()),
             "refused": dict(self._admission.num_refused),
             "prefixes": self._prefix_watch.status(),
             "nodes": describe_nodes(self._registry, self._router),

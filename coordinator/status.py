@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Final
 
 import msgspec
 
 from coordinator.registry import Member, Registry
 from coordinator.routing import NodeOutlook, Router
 from coordinator.running import RunningRequest
-
-MOST_PAYERS: Final = 20  # that are shown
 
 
 def describe_nodes(registry: Registry, router: Router) -> list[dict[str, object]]:
@@ -22,16 +19,18 @@ def describe_nodes(registry: Registry, router: Router) -> list[dict[str, object]
 
 
 def describe_waiting(waiting: Iterable[RunningRequest], now_s: float) -> list[dict[str, object]]:
-    """The payers who have most requests in the line, with these; JSON-ready."""
-    oldest: dict[str, RunningRequest] = {}
-    counts: Counter[str] = Counter()
-    for running in waiting:
-        payer = running.request.slo.payer
-        counts[payer] += 1
-        oldest.setdefault(payer, running)
+    """The line by class, JSON-ready. Of tenants only how many: anybody may look at this."""
+    by_class: dict[str, list[RunningRequest]] = {}
+    for running in waiting:  # oldest first
+        by_class.setdefault(running.request.slo.name, []).append(running)
     return [
-        {"payer": payer, "requests": count, "oldest_s": oldest[payer].waited_s(now_s)}
-        for payer, count in counts.most_common(MOST_PAYERS)
+        {
+            "slo_class": name,
+            "requests": len(members),
+            "tenants": len({running.request.slo.tenant for running in members}),
+            "oldest_s": members[0].waited_s(now_s),
+        }
+        for name, members in by_class.items()
     ]
 
 

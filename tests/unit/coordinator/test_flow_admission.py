@@ -166,9 +166,8 @@ async def test_what_waits_is_on_no_node_until_there_is_room(nodes: Nodes) -> Non
     nodes.clock.advance(3.0)
     assert nodes.value('pdserve_slo_waiting_requests{slo_class="batch"}') == 1
     assert nodes.value("pdserve_waiting_payers") == 1
-    assert nodes.flow.status()["waiting_payers"] == [
-        {"payer": "batch", "requests": 1, "oldest_s": 3.0}
-    ]
+    (of_class,) = nodes.flow.status()["waiting_by_class"]  # type: ignore[misc]
+    assert of_class == {"slo_class": "batch", "requests": 1, "tenants": 1, "oldest_s": 3.0}
     nodes.admission.has_room = True
     report(nodes.registry, nodes.decode, NodeRole.DECODE)
     await settled()
