@@ -20,7 +20,7 @@ from coordinator.prompt_hashes import PromptHashes
 from coordinator.registry import Member, Registry
 from coordinator.routing import Placement, Router
 from coordinator.running import Dispatch, RunningRequest, slo_left
-from coordinator.status import describe_nodes
+from coordinator.status import describe_nodes, describe_waiting, waiting_by_class
 from pdserve.clock import Clock, SystemClock
 from pdserve.errors import ContextLengthExceeded, NodeLost, NoNodeAvailable, from_code
 from pdserve.metrics import CoordinatorMetrics
@@ -65,6 +65,17 @@ class Flow:
         self._next_look: asyncio.TimerHandle | None = None  # at the line
         self._prefix_watch = PrefixWatch(metrics, self._clock)
         metrics.watch("waiting_requests", "Requests that wait for room", lambda: len(self._line))
+        metrics.watch_each(
+            "slo_waiting_requests",
+            "Of these, by class",
+            "slo_class",
+            lambda: waiting_by_class(self._line),
+        )
+        metrics.watch(
+            "waiting_payers",
+            "Classes, or tenants within one, whose requests wait for room",
+            lambda: self._line.num_payers,
+        )
         registry.on_lost(self._member_lost)
         registry.on_changed(lambda member: self._look_at_line())
 
@@ -90,6 +101,7 @@ class Flow:
             "ready": self.is_ready(),
             "inflight": self.num_inflight - len(self._line),
             "waiting": len(self._line),
+            "waiting_by_class": describe_waiting(self._line, self._clock.now()),
             "refused": dict(self._admission.num_refused),
             "prefixes": self._prefix_watch.status(),
             "nodes": describe_nodes(self._registry, self._router),
@@ -126,7 +138,7 @@ class Flow:
         if isinstance(decision, Admit):
             self._dispatch(running, placement, decision.slo)
         else:
-            self._line.join(request.request_id, running, now_s)
+            self._admission.wait(request.request_id, running, request.slo, now_s)
         return running
 
     # ---- what nodes say ------------------------------------------------------------------------
@@ -209,6 +221,8 @@ class Flow:
             if not isinstance(decision, Admit):
                 return
             self._line.leave(running.request.request_id)
+            waited = self._metrics.class_waited.labels(slo_class=running.request.slo.name)
+            waited.observe(running.waited_s(now_s))
             self._dispatch(running, placement, decision.slo)
 
     # ---- parts ---------------------------------------------------------------------------------

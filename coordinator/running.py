@@ -88,6 +88,10 @@ class RunningRequest:
         """Whether the prefill is over, as far as the client is concerned."""
         return self.num_tokens > 0
 
+    def waited_s(self, now_s: float) -> float:
+        """Since it was started."""
+        return now_s - self._started_s
+
     def slo_left(self, now_s: float) -> Slo:
         """What is left of what it was promised."""
         return slo_left(self.request, self._deadline_s, now_s - self._started_s)

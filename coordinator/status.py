@@ -1,17 +1,42 @@
-"""The nodes as GET /status shows them."""
+"""The nodes, and who waits, as GET /status shows them."""
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
 
 import msgspec
 
 from coordinator.registry import Member, Registry
 from coordinator.routing import NodeOutlook, Router
+from coordinator.running import RunningRequest
 
 
 def describe_nodes(registry: Registry, router: Router) -> list[dict[str, object]]:
     """Every member, JSON-ready, by name."""
     members = sorted(registry, key=lambda m: m.node_id)
     return [_describe_node(member, router.node_outlook(member)) for member in members]
+
+
+def describe_waiting(waiting: Iterable[RunningRequest], now_s: float) -> list[dict[str, object]]:
+    """The line by class, JSON-ready. Of tenants only how many: anybody may look at this."""
+    by_class: dict[str, list[RunningRequest]] = {}
+    for running in waiting:  # oldest first
+        by_class.setdefault(running.request.slo.name, []).append(running)
+    return [
+        {
+            "slo_class": name,
+            "requests": len(members),
+            "tenants": len({running.request.slo.tenant for running in members}),
+            "oldest_s": members[0].waited_s(now_s),
+        }
+        for name, members in by_class.items()
+    ]
+
+
+def waiting_by_class(waiting: Iterable[RunningRequest]) -> Counter[str]:
+    """Class |-> how many of its requests wait."""
+    return Counter(running.request.slo.name for running in waiting)
 
 
 def _describe_node(member: Member, outlook: NodeOutlook) -> dict[str, object]:

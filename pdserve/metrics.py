@@ -9,11 +9,15 @@ receipt of the request; the phases come from the nodes that ran them (`protocol.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -52,6 +56,12 @@ class _Registry:
     def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
         """A gauge whose value is read when it is scraped."""
         self._gauge(name, text).set_function(read)
+
+    def watch_each(
+        self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]
+    ) -> None:
+        """As `watch`: one gauge for each value of the label that there is at the moment."""
+        self.registry.register(_ReadGauges(f"pdserve_{name}", text, label, read))
 
     def count(self, name: str, text: str, read: Callable[[], float]) -> None:
         """A counter that somebody else keeps; read when it is scraped."""
@@ -93,6 +103,24 @@ class TokenHistogram(Collector):
         bounds = map(floatToGoString, self._bounds)
         buckets = list(zip(bounds, accumulate(self._counts), strict=True))
         yield HistogramMetricFamily(self._name, self._text, buckets, self._sum)
+
+
+class _ReadGauges(Collector):
+    """prometheus-client's Gauge keeps every label it has ever seen; this one only asks."""
+
+    def __init__(
+        self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]
+    ) -> None:
+        self._name = name
+        self._text = text
+        self._label = label
+        self._read = read
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        family = GaugeMetricFamily(self._name, self._text, labels=[self._label])
+        for value, level in self._read().items():
+            family.add_metric([value], level)
+        yield family
 
 
 class CoordinatorMetrics(_Registry):
@@ -190,6 +218,12 @@ class CoordinatorMetrics(_Registry):
         )
         self.class_tpot = self._histogram(
             "slo_tpot_seconds", "TPOT by class", SHORT_BUCKETS_S, "slo_class"
+        )
+        self.class_waited = self._histogram(
+            "slo_waited_seconds",
+            "Time in the coordinator's line, of requests that had to wait, by class",
+            LONG_BUCKETS_S,
+            "slo_class",
         )
         self.refused = self._counter(
             "refused",

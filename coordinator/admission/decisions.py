@@ -31,6 +31,16 @@ class Predicted(Protocol):
         ...
 
     @property
+    def uncached_tokens(self) -> int:
+        """Of its prompt: to be computed."""
+        ...
+
+    @property
+    def output_tokens(self) -> int:
+        """Expected."""
+        ...
+
+    @property
     def idle_tpot_s(self) -> float:
         """As `tpot_s`, if nothing else were there."""
         ...

@@ -10,10 +10,11 @@ A class that was refused is taken again when a tenth of its room (`rooms.py`) is
 does not flap; that is also what Retry-After tells: when the queue will be so short, or so many
 decodes over.
 
-Requests without a promise wait in a line of the coordinator's while they would take more than a
-share of the room of those who have one and are around (`presence.py`). With nobody else around they
-are held back only beyond what keeps the pools busy. Requests whose promise even idle nodes could
-not keep are treated alike: no later time would be better, so refusing them helps nobody.
+Requests without a promise wait in a line of the coordinator's, which their payers share, while
+they would take more than a share of the room of those who have one and are around (`presence.py`).
+With nobody else around they are held back only beyond what keeps the pools busy. Requests whose
+promise even idle nodes could not keep are treated alike: no later time would be better, so refusing
+them helps nobody.
 
 No clock and no event loop in here: times are arguments.
 """
@@ -46,6 +47,7 @@ T = TypeVar("T")  # who waits
 HYSTERESIS = 0.1  # of the room must be free again before a refused class is taken
 SPARE_SHARE = 0.5  # of the room of promises that requests without one may use
 BACKLOG_S = 2.0  # of prefill, queued for requests without promises when they are alone
+OUTPUT_COST = 4  # tokens of a prompt that one of output is worth, as in most price lists
 UNFORESEEN_S = 30.0  # Retry-After when no forecast reaches as far as the time when it would fit
 
 _WHAT: dict[Reason, str] = {"ttft": "token 1", "tpot": "each further token"}
@@ -104,6 +106,10 @@ class Admission(Generic[T]):
             self.num_refused[decision.reason] += 1
         return decision
 
+    def wait(self, request_id: str, waiter: T, slo: Slo, now_s: float) -> None:
+        """A request that was told to."""
+        self.line.join(request_id, waiter, without_promise(slo, self._lowest_priority), now_s)
+
     def reconsider(self, slo: Slo, predicted: Predicted, now_s: float) -> Admit | Wait:
         """What to do now with the head of the line."""
         if self._has_spare(slo, predicted, now_s):
@@ -121,6 +127,9 @@ class Admission(Generic[T]):
         self._running[request_id] = _Running(slo, predicted, now_s)
         if has_promise(slo):
             self._presence.dispatched(slo, now_s)
+        else:
+            num_tokens = predicted.uncached_tokens + OUTPUT_COST * predicted.output_tokens
+            self.line.charge(slo, num_tokens)
 
     def first_token(self, request_id: str, now_s: float) -> None:
         """Its token 1 is here."""
@@ -135,11 +144,14 @@ class Admission(Generic[T]):
         request = self._running.pop(request_id, None)
         if request is None:
             return
-        if has_promise(request.slo):
-            self._presence.ended(request.slo, now_s)
+        slo, predicted = request.slo, request.predicted
+        if has_promise(slo):
+            self._presence.ended(slo, now_s)
+        elif num_tokens:
+            self.line.charge(slo, OUTPUT_COST * (num_tokens - predicted.output_tokens))
         if num_tokens > 1 and request.first_token_s is not None:
             real_s = (now_s - request.first_token_s) / (num_tokens - 1)
-            self._rooms_of(request.slo).learn_tpot(request.slo.tpot_s, request.predicted, real_s)
+            self._rooms_of(slo).learn_tpot(slo.tpot_s, predicted, real_s)
 
     # ---- parts ---------------------------------------------------------------------------------
 
@@ -187,13 +199,15 @@ class Admission(Generic[T]):
         return Admit(slo)
 
     def _by_line(self, slo: Slo, predicted: Predicted, now_s: float) -> Decision:
+        unpromised = without_promise(slo, self._lowest_priority)
         if len(self.line) == 0 and self._has_spare(slo, predicted, now_s):
-            return Admit(without_promise(slo, self._lowest_priority))
-        if not self.line.is_full:
+            return Admit(unpromised)
+        if not self.line.is_full(unpromised):
             return Wait()
         error = Overloaded(
-            f"{len(self.line)} requests that nothing was promised are waiting already",
-            self.line.advance_s(now_s),
+            f"{len(self.line)} requests that nothing was promised are waiting already, "
+            f"{self.line.num_waiting(unpromised)} of them of {unpromised.payer}",
+            self.line.advance_s(unpromised, now_s),
         )
         return Refuse("waiting", error)
 

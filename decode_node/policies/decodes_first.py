@@ -11,11 +11,11 @@ from decode_node.policies.pace import Pace
 from decode_node.policies.precedence import make_way
 from pdserve.clock import Clock
 from pdserve.config import EngineConfig, PolicyConfig
-from pdserve.engine.fair_share import FairShare
 from pdserve.engine.prompts import make_prompt_order
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.step_shape import shape_of
+from pdserve.fair_share import FairShare
 from pdserve.perf_model import PerfModel
 
 
@@ -31,9 +31,9 @@ class DecodesFirst(ABC):
     ) -> None:
         self.max_batch_size = engine.max_batch_size
         self.pace = Pace(perf, clock, policy.default_tpot_s)
-        shares = FairShare(clock)
+        shares = FairShare()
         order = make_prompt_order(policy.prefill_policy, perf, clock, engine.token_budget, shares)
-        self.line = Line(order, shares, self.pace, clock)
+        self.line = Line(order, shares, self.pace)
         self.prompts = LocalPrompts(
             self.pace, self.line, engine.token_budget, engine.max_batch_size, policy.local_chunk
         )
@@ -42,6 +42,7 @@ class DecodesFirst(ABC):
         """As Policy.plan."""
         queues.held_back.stop()
         queues.kept_out = None
+        self.line.look(queues)
         make_way(queues, self)
         decodes, chunks = self.compose(queues)
         self._charge(queues, decodes, chunks)

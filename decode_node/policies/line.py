@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from decode_node.policies.pace import Pace
-from pdserve.clock import Clock
-from pdserve.engine.fair_share import FairShare
 from pdserve.engine.prompts.order import Prompt, PromptOrder
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
+from pdserve.fair_share import FairShare
+from pdserve.lifecycle import Targets
 
 LATE_SHARE: Final = 0.05  # of the places in the batch, while others can still be in time
+LATE: Final = Targets(payer="late", weight=LATE_SHARE)
+TIMELY: Final = Targets(payer="timely", weight=1 - LATE_SHARE)
 
 
 class Line:
@@ -25,18 +27,25 @@ class Line:
     which chunks are given as well.
     """
 
-    def __init__(self, prompts: PromptOrder, shares: FairShare, pace: Pace, clock: Clock) -> None:
+    def __init__(self, prompts: PromptOrder, shares: FairShare, pace: Pace) -> None:
         """
         Args:
             prompts: their order.
-            shares: of the classes; those by which `prompts` goes.
+            shares: of the payers; those by which `prompts` goes.
             pace: what was promised.
-            clock: the node's.
         """
         self._prompts = prompts
         self._shares = shares
         self._pace = pace
-        self._late = FairShare(clock)
+        self._late = FairShare(burst=1.0, lead=0.0)  # of places
+
+    def look(self, queues: Queues) -> None:
+        """A step is planned: who wants something now?"""
+        self._prompts.present([*queues.running, *queues.waiting, *queues.claims])
+
+    def may_join(self, newcomer: Request, first: Request) -> bool:
+        """As PromptOrder.may_join."""
+        return self._prompts.may_join(newcomer, first)
 
     def prompts(self, queues: Queues) -> list[Prompt]:
         """Those that have begun, and those that wait, in the order in which they get chunks."""
@@ -49,15 +58,17 @@ class Line:
         in_line = self._prompts.sorted(waiting, queues.pool)[:1] + queues.claims
         if len(in_line) < 2:
             return in_line[0] if in_line else None
-        is_turn_of_late = self._late.rank("late") < self._late.rank("timely")
+        late = {request for request in in_line if self._is_late(request, queues)}
+        self._late.present([LATE, TIMELY] if late else [TIMELY])
+        is_turn_of_late = self._late.rank(LATE) < self._late.rank(TIMELY)
 
         def rank(request: Request) -> tuple[int, bool, float, bool, float]:
             targets = request.targets
             return (
                 -targets.priority,
                 request.num_preemptions == 0,
-                self._shares.rank(targets.payer),
-                self._is_late(request, queues) is not is_turn_of_late,
+                self._shares.rank(targets),
+                (request in late) is not is_turn_of_late,
                 request.lifecycle.received_s,
             )
 
@@ -69,20 +80,20 @@ class Line:
 
     def charge_decodes(self, queues: Queues, rows: Sequence[Scheduled], seconds: float) -> None:
         """A step spends so much time on these decodes, all of them alike."""
-        num_rows: dict[tuple[str, float], int] = {}
+        rows_of: dict[tuple[int, str], list[Request]] = {}
         for request, _ in rows:
-            key = request.targets.payer, request.targets.weight
-            num_rows[key] = num_rows.get(key, 0) + 1
+            key = request.targets.priority, request.targets.payer
+            rows_of.setdefault(key, []).append(request)
             if len(request.output_token_ids) == 1:  # it has just joined
                 self._charge_place(request, queues)
-        for (payer, weight), count in num_rows.items():
-            self._shares.charge(payer, weight, seconds * count / len(rows))
+        for requests in rows_of.values():
+            self._shares.charge(requests[0].targets, seconds * len(requests) / len(rows))
 
     def _charge_place(self, request: Request, queues: Queues) -> None:
         if self._is_late(request, queues):
-            self._late.charge("late", LATE_SHARE, 1.0)
+            self._late.charge(LATE, 1.0)
         else:
-            self._late.charge("timely", 1 - LATE_SHARE, 1.0)
+            self._late.charge(TIMELY, 1.0)
 
     def _is_late(self, request: Request, queues: Queues) -> bool:
         num_tokens_left = queues.headroom.estimate.remaining(request)

@@ -72,6 +72,8 @@ class LocalPrompts:
             if num_left <= 0 or len(decodes) + len(rows) >= self._max_batch_size:
                 break
             request = prompt.request
+            if rows and not self._line.may_join(request, rows[0].request):
+                break
             joins = request.decodes_here
             if not request.block_table and (a_leg_waits or (joins and queues.kept_out)):
                 continue  # before its chunk is predicted: many may wait

@@ -38,6 +38,7 @@ class PromptBatches:
 
     def plan(self, queues: Queues) -> list[Scheduled]:
         """One token for each leftover stream, then prompts."""
+        self.order.present([*queues.running, *queues.waiting])
         has_begun_prompt = any(not request.is_decoding for request in queues.running)
         rows = queues.plan_decodes(self.max_batch_size - has_begun_prompt)
         rows += self._plan_prompts(queues, len(rows))
@@ -63,6 +64,8 @@ class PromptBatches:
             if is_waiting and queues.kept_out is not None:
                 continue
             if rows and prompt.batch != batch:
+                break
+            if rows and not self.order.may_join(request, rows[0].request):
                 break
             is_whole = prompt.num_uncached <= num_left
             if is_waiting and not self._begin(queues, rows, request, is_whole=is_whole):

@@ -100,6 +100,7 @@ class Cluster:
             request_id=call.call_id,
             prompt_token_ids=call.token_ids,
             sampling=SamplingParams(max_tokens=call.max_tokens, stop_token_ids=[STOP_TOKEN]),
+            cache_salt=call.cache_salt,
             lifecycle=Lifecycle(received_s=now_s),
             leg_token_limit=None if prefill is None else 1,
             targets=Targets.of(slo or left_of(call, now_s), now_s),

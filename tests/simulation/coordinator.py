@@ -73,7 +73,7 @@ class Coordinator:
             case Refuse():
                 self._cluster.refuse(call)
             case Wait():
-                self._line.join(call.call_id, call, now_s)
+                self.admission.wait(call.call_id, call, call.slo, now_s)
 
     def progressed(self, call: Call, num_tokens: int) -> None:
         """It has so many tokens."""
@@ -125,6 +125,7 @@ class Coordinator:
         return GenerationRequest(
             request_id=call.call_id,
             token_ids=call.token_ids,
+            cache_salt=call.cache_salt,
             sampling=SamplingParams(max_tokens=call.max_tokens),
             slo=call.slo,
         )

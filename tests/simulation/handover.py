@@ -68,6 +68,7 @@ class Handover:
             request_id=prefilled.request_id,
             prompt_token_ids=prefilled.prompt_token_ids,
             sampling=prefilled.sampling,
+            cache_salt=prefilled.cache_salt,
             lifecycle=Lifecycle(received_s=prefilled.lifecycle.received_s),
             targets=prefilled.targets,
         )

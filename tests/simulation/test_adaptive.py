@@ -69,5 +69,5 @@ def test_adaptive_borrows_decode_nodes_when_there_are_too_few_for_prompts():
     load = documents(2.5)
     apart = fleet(1, 3, "disaggregated", load, POLICY).score
     adaptive = fleet(1, 3, "adaptive", load, POLICY).score
-    assert apart.attainment < 0.85
+    assert apart.attainment < 0.9
     assert adaptive.attainment > 0.95

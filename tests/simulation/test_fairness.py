@@ -1,16 +1,24 @@
-"""A flood from one tenant is its own affair."""
+"""A flood from one tenant, or of one class, is its own affair."""
 
 from functools import cache
 
 import pytest
 
-from pdserve.config import PolicyConfig, PrefillPolicyName
+from coordinator.admission.policy import OUTPUT_COST
+from pdserve.config import Mode, PolicyConfig, PrefillPolicyName
 from pdserve.protocol import Slo
 from tests.simulation.scenarios import fleet
 from tests.simulation.score import Score
 from tests.simulation.workload import Call, calls, lognormal, merged, poisson
 
 ROBBED = 1.2  # times the TTFT without the flood
+POLICY = PolicyConfig(prefill_policy="edf-slack", decode_policy="tpot-cap")
+NODES: dict[Mode, tuple[int, int]] = {
+    "disaggregated": (1, 1),
+    "colocated": (0, 2),
+    "adaptive": (1, 1),
+}
+HAS_BEGUN_S = 5.0  # before, nobody has a history, and both are served alike
 
 
 def two_tenants(flood: float, priority: int, slo: tuple[float, float]) -> list[Call]:
@@ -23,6 +31,12 @@ def two_tenants(flood: float, priority: int, slo: tuple[float, float]) -> list[C
         calls("alice", poisson(2.0, 40, seed=1), prompt, answer, alice),
         calls("bob", poisson(2.0 * flood, 40, seed=2), prompt, answer, bob),
     )
+
+
+ALICE, BOB = (
+    Slo(name="standard", tenant=tenant, ttft_s=2.0, tpot_s=0.1) for tenant in ("alice", "bob")
+)
+SEEDS = (1, 2, 3, 4)
 
 
 @cache
@@ -53,6 +67,57 @@ def test_shares_hold_on_the_nodes_alone():
     calm, flooded = alice("edf-slack", 1, 0, False), alice("edf-slack", 4, 0, False)
     assert flooded.ttft_s(99) < ROBBED * calm.ttft_s(99)
     assert flooded.attainment > 0.98
+
+
+@cache
+def tenants(mode: Mode, flood: float) -> Score:
+    """Two tenants of one class, without any calls of the first seconds; a few seeds together."""
+    outcomes = []
+    for seed in SEEDS:
+        prompt, answer = lognormal(600, 0.7, 3000), lognormal(20, 0.5, 60)
+        load = merged(
+            calls("alice", poisson(2.0, 30, seed), prompt, answer, ALICE),
+            calls("bob", poisson(2.0 * flood, 30, seed + 100), prompt, answer, BOB),
+        )
+        outcomes += fleet(*NODES[mode], mode, load, POLICY, admission=True).score.outcomes
+    return Score(outcomes).where(lambda call: call.at_s > HAS_BEGUN_S)
+
+
+@pytest.mark.parametrize("mode", NODES)
+def test_a_flood_of_a_tenant_does_not_delay_another_in_any_mode(mode: Mode):
+    calm, flooded = tenants(mode, 1), tenants(mode, 10)
+    alice_calm, alice_flooded = (score.where(is_alices) for score in (calm, flooded))
+    assert alice_flooded.ttft_s(99) < ROBBED * alice_calm.ttft_s(99)
+    assert alice_flooded.attainment > 0.98
+    assert flooded.goodput > 2 * calm.goodput, "what is free is Bob's, and kept in time"
+
+
+def test_tenants_without_promises_share_the_line_by_weight():
+    """Both ask for more than there is, and wait in the coordinator."""
+    batch = [Slo(name="batch", tenant=t, weight=w) for t, w in (("alice", 2.0), ("bob", 1.0))]
+    prompt, answer = lognormal(600, 0.7, 3000), lognormal(20, 0.5, 60)
+    load = merged(
+        *(calls(s.tenant, poisson(12, 40, seed=7), prompt, answer, s) for s in batch),
+    )
+    score = fleet(1, 1, "disaggregated", load, POLICY, admission=True).score
+    assert score.num_refused == 0
+    assert cost_until(score, "alice", 40) / cost_until(score, "bob", 40) == pytest.approx(
+        2.0, rel=0.05
+    )
+
+
+def cost_until(score: Score, tenant: str, end_s: float) -> float:
+    """Tokens given to a tenant by then, as the line counts them."""
+    done = [
+        o.call
+        for o in score.outcomes
+        if o.call.slo.tenant == tenant and o.token_times_s[-1] < end_s
+    ]
+    return sum(len(call.token_ids) + OUTPUT_COST * call.num_output for call in done)
+
+
+def is_alices(call: Call) -> bool:
+    return call.slo.tenant == "alice"
 
 
 def test_shares_go_by_weight():

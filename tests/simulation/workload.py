@@ -25,6 +25,7 @@ class Call:
     num_output: int
     slo: Slo = NO_PROMISE
     most_output: int = MOST_OUTPUT  # the user allows; nobody knows that it will be `num_output`
+    cache_salt: str = ""
 
     @property
     def max_tokens(self) -> int:

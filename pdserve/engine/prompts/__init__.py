@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pdserve.clock import Clock
 from pdserve.config import PrefillPolicyName
-from pdserve.engine.fair_share import FairShare
 from pdserve.engine.prompts.arrival import Arrival
 from pdserve.engine.prompts.buckets import Buckets
 from pdserve.engine.prompts.order import PromptOrder, PromptRule
 from pdserve.engine.prompts.shortest import ShortestFirst
 from pdserve.engine.prompts.slack import DueWithSlack
+from pdserve.fair_share import FairShare
 from pdserve.perf_model import PerfModel
 
 
@@ -34,4 +34,4 @@ def make_prompt_order(
             rule = DueWithSlack(perf, token_budget, clock)
         case "buckets":
             rule = Buckets()
-    return PromptOrder(rule, shares or FairShare(clock), clock)
+    return PromptOrder(rule, shares or FairShare(), clock)

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from pdserve.clock import Clock
 from pdserve.engine.block_pool import BlockPool
-from pdserve.engine.fair_share import FairShare
 from pdserve.engine.prompts.uncached import num_uncached
 from pdserve.engine.request import Request, Scheduled
+from pdserve.fair_share import FairShare
 
 UNPROMISED_S = 30.0  # from receipt: when token 1 is due to those who were promised nothing
 
@@ -43,7 +43,7 @@ class PromptOrder:
     """Who is served next.
 
     Priority comes first. In it, requests that have streamed already and lost their KV; then the
-    class that got least of late; then the rule.
+    payer that got least; then the rule.
     """
 
     def __init__(self, rule: PromptRule, shares: FairShare, clock: Clock) -> None:
@@ -57,31 +57,46 @@ class PromptOrder:
 
     def prompts(self, requests: Iterable[Request], pool: BlockPool) -> list[Prompt]:
         """As `sorted`, with what the order went by."""
-        gives_way = self.rule.gives_way
         peers: defaultdict[tuple[int, bool, str], list[Prompt]] = defaultdict(list)
         for request in requests:
             targets = request.targets
-            is_ahead = bool(request.output_token_ids or (not gives_way and request.block_table))
+            is_ahead = self._is_ahead(request)
             prompt = Prompt(request, num_uncached(request, pool))
             peers[targets.priority, is_ahead, targets.payer].append(prompt)
         now_s = self._clock.now()
         ordered: list[Prompt] = []
-        for group in sorted(peers, key=self._rank):
-            ordered += self.rule.order(peers[group], now_s)
+        for group in sorted(peers.values(), key=self._rank):
+            ordered += self.rule.order(group, now_s)
         return ordered
+
+    def may_join(self, newcomer: Request, first: Request) -> bool:
+        """Whether it may fill up a step that the other one is in, and make that longer."""
+        return not self._shares.is_owed(first.targets) or self._shares.is_owed(newcomer.targets)
+
+    def present(self, requests: Iterable[Request]) -> None:
+        """All who want something of the node, before they are put in order for a step."""
+        there = {(r.targets.priority, r.targets.payer): r.targets for r in requests}
+        self._shares.present(there.values())
 
     def charge(self, rows: Sequence[Scheduled], seconds: float) -> None:
         """A step that takes `seconds` computes these rows, which share its time by their tokens."""
         token_s = seconds / sum(row.num_tokens for row in rows)
         for row in rows:
             request, row_s = row.request, row.num_tokens * token_s
-            self._shares.charge(request.targets.payer, request.targets.weight, row_s)
+            self._shares.charge(request.targets, row_s)
             if not request.is_decoding:
                 self.rule.served(request, row_s)
 
-    def _rank(self, group: tuple[int, bool, str]) -> tuple[int, bool, float]:
-        priority, is_ahead, payer = group
-        return (-priority, not is_ahead, self._shares.rank(payer))
+    def _rank(self, group: list[Prompt]) -> tuple[int, bool, float]:
+        request = group[0].request
+        targets = request.targets
+        return (-targets.priority, not self._is_ahead(request), self._shares.rank(targets))
+
+    def _is_ahead(self, request: Request) -> bool:
+        """Whether it goes before fair shares: somebody reads its answer, or it is to be finished
+        once it was begun."""
+        has_begun = bool(request.block_table) and not self.rule.gives_way
+        return bool(request.output_token_ids) or has_begun
 
 
 def due_s(request: Request) -> float:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pdserve.clock import Clock
-from pdserve.engine.fair_share import FairShare
 from pdserve.engine.prompts.order import Prompt, PromptRule, due_s
 from pdserve.engine.request import Request
+from pdserve.fair_share import FairShare
+from pdserve.lifecycle import Targets
 from pdserve.perf_model import PerfModel
 
 NEEDED = 1.5  # times the predicted time, to be begun: it will not have each step for itself
-LATE_SHARE = 0.03  # of a class's time, while others of it can still be in time
-LATE_HALF_LIFE_S = 1.0  # short, so that the late ones never save up for long
+LATE_SHARE = 0.03  # of a payer's time, while others of its can still be in time
+OLDEST = Targets(payer="the oldest late one", weight=LATE_SHARE)
+OTHERS = Targets(payer="all others", weight=1 - LATE_SHARE)
 
 
 @dataclass(slots=True)
 class _Late:
-    """The late prompts of one class."""
+    """The late prompts of one payer."""
 
-    shares: FairShare  # between the oldest one and all others
+    shares: FairShare = field(default_factory=lambda: FairShare(burst=0.0, lead=0.0))
     oldest: Request | None = None
 
 
@@ -51,21 +53,22 @@ class DueWithSlack(PromptRule):
         late.sort(key=lambda prompt: prompt.request.lifecycle.received_s)
         of_class = self._late_of(prompts[0].request)
         of_class.oldest = late[0].request if late else None
-        is_late_turn = of_class.shares.rank("oldest") < of_class.shares.rank("others")
+        of_class.shares.present([OLDEST, OTHERS] if late and timely else [OTHERS])
+        is_late_turn = of_class.shares.rank(OLDEST) < of_class.shares.rank(OTHERS)
         return late + timely if is_late_turn else timely + late
 
     def served(self, request: Request, seconds: float) -> None:
         """Watch the late ones' share."""
         of_class = self._late_of(request)
         if request is of_class.oldest:
-            of_class.shares.charge("oldest", LATE_SHARE, seconds)
+            of_class.shares.charge(OLDEST, seconds)
         else:
-            of_class.shares.charge("others", 1 - LATE_SHARE, seconds)
+            of_class.shares.charge(OTHERS, seconds)
 
     def _late_of(self, request: Request) -> _Late:
         payer = request.targets.payer
         if payer not in self._late:
-            self._late[payer] = _Late(FairShare(self._clock, LATE_HALF_LIFE_S))
+            self._late[payer] = _Late()
         return self._late[payer]
 
     def _slack_s(self, prompt: Prompt, now_s: float) -> float:

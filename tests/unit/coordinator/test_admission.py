@@ -30,6 +30,8 @@ class Predicted:
     tpot_s: float = 0.02
     idle_ttft_s: float = 0.5
     idle_tpot_s: float = 0.02
+    uncached_tokens: int = 100
+    output_tokens: int = 20
 
 
 IDLE = Predicted()
@@ -52,7 +54,7 @@ class Door:
         self.admission.dispatched(request_id, slo, predicted, self.clock.now())
 
     def wait_in_line(self, request_id: str) -> None:
-        self.line.join(request_id, BATCH, self.clock.now())
+        self.admission.wait(request_id, BATCH, BATCH, self.clock.now())
 
 
 def queued(seconds: float) -> Predicted:

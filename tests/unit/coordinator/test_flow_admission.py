@@ -158,12 +158,18 @@ async def test_what_waits_is_on_no_node_until_there_is_room(nodes: Nodes) -> Non
     assert nodes.value("pdserve_waiting_requests") == 1
     status = nodes.flow.status()
     assert (status["inflight"], status["waiting"]) == (0, 1)
+    nodes.clock.advance(3.0)
+    assert nodes.value('pdserve_slo_waiting_requests{slo_class="batch"}') == 1
+    assert nodes.value("pdserve_waiting_payers") == 1
+    (of_class,) = nodes.flow.status()["waiting_by_class"]  # type: ignore[misc]
+    assert of_class == {"slo_class": "batch", "requests": 1, "tenants": 1, "oldest_s": 3.0}
     nodes.admission.has_room = True
     report(nodes.registry, nodes.decode, NodeRole.DECODE)
     await settled()
     assert nodes.dispatched() == ["r"]
     assert running.route == Route("p", "d")
     assert (nodes.flow.status()["inflight"], nodes.flow.status()["waiting"]) == (1, 0)
+    assert nodes.value('pdserve_slo_waited_seconds_sum{slo_class="batch"}') == 3.0
     nodes.finish("r")
     assert await output(running) == [0, 1]
     assert nodes.flow.num_inflight == 0

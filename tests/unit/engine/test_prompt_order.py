@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from pdserve.clock import ManualClock
 from pdserve.config import PrefillPolicyName
 from pdserve.engine.block_pool import BlockPool
-from pdserve.engine.fair_share import FairShare
 from pdserve.engine.prompts import make_prompt_order
 from pdserve.engine.prompts.buckets import bucket_of
 from pdserve.engine.prompts.uncached import num_uncached
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
+from pdserve.fair_share import FairShare
 from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.perf_model import PerfModel
 from tests.unit.engine.fakes import make_request
@@ -43,8 +43,8 @@ def in_order(
 
 @every_rule
 def test_priority_then_fair_share_then_the_rule(name: PrefillPolicyName) -> None:
-    shares = FairShare(ManualClock())
-    shares.charge("greedy", 1.0, 5.0)
+    shares = FairShare()
+    shares.charge(Targets("greedy"), 5.0)
     important = waiting(50, 4.0, priority=1, payer="greedy")
     modest = [waiting(10, 2.0, payer="modest"), waiting(10, 3.0, payer="modest")]
     greedy = waiting(10, 1.0, payer="greedy")
@@ -62,13 +62,12 @@ def test_who_has_streamed_already_goes_first_in_its_priority(name: PrefillPolicy
 
 @every_rule
 def test_a_step_is_charged_to_classes_by_their_tokens(name: PrefillPolicyName) -> None:
-    shares = FairShare(ManualClock())
+    shares = FairShare(burst=0.0, lead=0.0)
     order = make_prompt_order(name, PerfModel(), ManualClock(), 512, shares)
     rows = [Scheduled(waiting(30, payer="a"), 30), Scheduled(waiting(10, payer="b"), 10)]
     order.charge(rows, 2.0)
-    shares.charge("", 1.0, 0.0)
-    assert shares.rank("a") == pytest.approx(1.5)
-    assert shares.rank("b") == pytest.approx(0.5)
+    assert shares.rank(Targets("a")) == pytest.approx(1.5)
+    assert shares.rank(Targets("b")) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(("num_tokens", "bucket"), [(1, 6), (64, 6), (65, 7), (128, 7), (129, 8)])
