@@ -55,8 +55,9 @@ async def _send(call: Call, plan: CallPlan, stream: SseStream, deltas: list[Choi
         await stream.open(call.headers)
         for index in range(call.num_choices):
             events += plan.format.opening(index)
+    usage = call.usage if plan.counts_along else None
     for delta in deltas:
-        events += plan.format.chunk(delta)
+        events += plan.format.chunk(delta, usage)
     if call.is_finished:
         events += plan.format.closing(call.usage)
     if events:

@@ -21,8 +21,9 @@ from coordinator.api.middleware import answer_everything
 from coordinator.api.observer import NullObserver, Observer
 from coordinator.api.openapi import endpoint as openapi_endpoint
 from coordinator.api.responses_api import endpoint as responses_endpoint
+from coordinator.api.responses_api import kept as responses_kept
 from coordinator.api.responses_api.store import ResponseStore
-from coordinator.api.tokens import detokenize, tokenize
+from coordinator.api.tokens import detokenize, tokenize, tokenizer_info
 from coordinator.embedding_model import EmbeddingModel
 from coordinator.generation import Generator
 from coordinator.tenants import Tenants
@@ -33,6 +34,7 @@ from pdserve.clock import SystemClock
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES, ServiceClasses, parse_slo_classes
 
 _post = partial(web.post, expect_handler=expect_nothing)
+_RESPONSE = "/v1/responses/{response:(?!input_tokens$)[^/]+}"  # which is a path of its own
 
 
 def create_app(
@@ -81,12 +83,16 @@ def create_app(
             _post("/v1/completions", completions),
             _post("/v1/embeddings", embeddings),
             _post("/v1/responses", responses_endpoint.create_response),
-            web.get("/v1/responses/{response}", responses_endpoint.get_response),
-            web.delete("/v1/responses/{response}", responses_endpoint.delete_response),
+            _post("/v1/responses/input_tokens", responses_endpoint.count_input_tokens),
+            web.get(_RESPONSE, responses_kept.get_response),
+            web.delete(_RESPONSE, responses_kept.delete_response),
+            web.get(f"{_RESPONSE}/input_items", responses_kept.list_input_items),
+            _post(f"{_RESPONSE}/cancel", responses_kept.cancel_response),
             web.get("/v1/models", information.list_models),
             web.get("/v1/models/{model:.+}", information.get_model),
             _post("/tokenize", tokenize),
             _post("/detokenize", detokenize),
+            web.get("/tokenizer_info", tokenizer_info),
             web.get("/version", information.version),
             web.get("/health", information.health),
             web.get("/metrics", information.metrics),

@@ -84,6 +84,11 @@ class RequestTrace:
     last_token_s: float | None = None
     finish_reason: str | None = None
 
+    @property
+    def owner(self) -> str:
+        """The tenant's name; empty where no keys are in use."""
+        return "" if self.caller is None else self.caller.tenant.name
+
     def summary(self, endpoint: str, status: int, code: str | None, now_s: float) -> RequestSummary:
         """The request after its end."""
         succeeded = code is None and self.last_token_s is not None

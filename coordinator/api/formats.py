@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Protocol
 
 import msgspec
@@ -13,6 +14,7 @@ from coordinator.api import responses
 from coordinator.api.choice import ChoiceDelta
 from coordinator.api.logprobs import completion_logprobs, prompt_logprobs
 from coordinator.api.sse import DONE, framed
+from coordinator.api.text_template import TextTemplate
 from coordinator.text import Tokenizer
 
 
@@ -26,6 +28,14 @@ class AnswerHead:
     system_fingerprint: str
 
 
+class UsageShown(Enum):
+    """Which chunks of a stream have token counts."""
+
+    NOWHERE = auto()
+    LAST = auto()  # a chunk of its own
+    EVERYWHERE = auto()  # that chunk, and those with text: so far
+
+
 class AnswerFormat(Protocol):
     """How an endpoint puts things: a whole answer as JSON, a stream as framed events."""
 
@@ -33,8 +43,11 @@ class AnswerFormat(Protocol):
         """A choice's first events, before any text."""
         ...
 
-    def chunk(self, delta: ChoiceDelta) -> Sequence[bytes]:
-        """What is new in a choice; none when nothing can be shown of it yet."""
+    def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
+        """What is new in a choice; none when nothing can be shown of it yet.
+
+        `usage`: so far, where every chunk is to have it.
+        """
         ...
 
     def closing(self, usage: responses.Usage) -> Sequence[bytes]:
@@ -81,22 +94,25 @@ class CompletionFormat:
         *,
         num_logprobs: int | None,
         scored_prompts: ScoredPrompts | None,
-        shows_usage: bool,
+        usage_shown: UsageShown,
     ) -> None:
         self._head = head
         self._tokenizer = tokenizer
         self._num_logprobs = num_logprobs
         self._scored_prompts = scored_prompts
-        self._shows_usage = shows_usage
-        self._null_usage: UnsetType | None = None if shows_usage else UNSET
+        self._shows_usage = usage_shown is not UsageShown.NOWHERE
+        self._null_usage: UnsetType | None = None if self._shows_usage else UNSET
+        self._text_chunks: dict[int, TextTemplate] = {}  # by choice
 
     def opening(self, index: int) -> Sequence[bytes]:
         """Text needs no opening."""
         return []
 
-    def chunk(self, delta: ChoiceDelta) -> Sequence[bytes]:
+    def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
         """New text, or the end."""
-        return [framed(self._encode([self._choice(delta)], self._null_usage))]
+        if usage is None and delta.finish_reason is None and self._num_logprobs is None:
+            return [self._text_chunk(delta.index).filled(delta.text)]
+        return [self._framed_choice(self._choice(delta), usage)]
 
     def closing(self, usage: responses.Usage) -> Sequence[bytes]:
         """The tokens, without choices, for a client that asked for them."""
@@ -109,6 +125,22 @@ class CompletionFormat:
     def whole(self, deltas: Sequence[ChoiceDelta], usage: responses.Usage) -> bytes:
         """One choice per prompt."""
         return self._encode([self._choice(delta) for delta in deltas], usage)
+
+    def _text_chunk(self, index: int) -> TextTemplate:
+        """What has text and nothing else; scored prompts are not streamed."""
+        found = self._text_chunks.get(index)
+        if found is None:
+            found = self._text_chunks[index] = TextTemplate(
+                lambda text: self._framed_choice(
+                    responses.CompletionChoice(index, text, None, None), None
+                )
+            )
+        return found
+
+    def _framed_choice(
+        self, choice: responses.CompletionChoice, usage: responses.Usage | None
+    ) -> bytes:
+        return framed(self._encode([choice], usage or self._null_usage))
 
     def _choice(self, delta: ChoiceDelta) -> responses.CompletionChoice:
         shown = None

@@ -77,7 +77,7 @@ def _unsupported(name: str) -> str:
 
 _MESSAGE_FIELDS = field_names(Message)
 _MESSAGE_NOT_SERVED = frozenset({"function_call", "audio"})
-_MESSAGE_IGNORED = frozenset({"annotations", "refusal", "reasoning"})
+_MESSAGE_IGNORED = frozenset({"annotations", "parsed", "refusal", "reasoning"})  # of answers
 
 
 def _check_message(message: dict[str, Any], where: str) -> None:

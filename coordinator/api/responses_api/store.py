@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from coordinator.api.requests import Message
+from coordinator.api.responses_api.objects import KeptItem
 from pdserve.errors import ResponseNotFound
+
+RESPONSE_ID = "resp_{}"
+ITEM_ID = re.compile(r"[a-z]+_(?P<unique>[0-9a-f]{32})_\w+")  # made from the same as its response's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,13 +20,14 @@ class StoredResponse:
     id: str
     owner: str  # the tenant whose call it was: nobody else gets to see it
     body: bytes  # the response as JSON
-    messages: tuple[Message, ...]  # the conversation up to its end, without instructions
-    messages_bytes: int  # counted as if no other response shared them
+    items: tuple[KeptItem, ...]  # the conversation up to its end, without instructions
+    num_input_items: int  # of which so many were there before it began
+    items_bytes: int  # counted as if no other response shared them
 
     @property
     def num_bytes(self) -> int:
         """Roughly what it takes."""
-        return len(self.body) + self.messages_bytes
+        return len(self.body) + self.items_bytes
 
 
 class _Shelf:
@@ -64,19 +69,32 @@ class ResponseStore:
 
     def get(self, response_id: str, owner: str, param: str | None = None) -> StoredResponse:
         """Raises ResponseNotFound, which names the parameter."""
-        shelf = self._shelves.get(owner)
-        stored = None if shelf is None else shelf.by_id.get(response_id)
-        if shelf is None or stored is None:
+        stored = self._found(response_id, owner)
+        if stored is None:
             raise ResponseNotFound(
                 f"there is no response {response_id[:128]!r} here, or no longer", param
             )
-        shelf.by_id.move_to_end(response_id)
         return stored
+
+    def find_item(self, item_id: str, owner: str) -> KeptItem | None:
+        """One that a kept response begins or ends with; None: there is none of that id."""
+        made = ITEM_ID.fullmatch(item_id)
+        stored = None if made is None else self._found(RESPONSE_ID.format(made["unique"]), owner)
+        items = () if stored is None else stored.items
+        return next((item for item in items if item.id == item_id), None)
 
     def delete(self, response_id: str, owner: str) -> None:
         """Raises ResponseNotFound."""
         self.get(response_id, owner)
         self._remove(owner, response_id)
+
+    def _found(self, response_id: str, owner: str) -> StoredResponse | None:
+        """It was used."""
+        shelf = self._shelves.get(owner)
+        if shelf is None or response_id not in shelf.by_id:
+            return None
+        shelf.by_id.move_to_end(response_id)
+        return shelf.by_id[response_id]
 
     @property
     def _num_bytes(self) -> int:
