@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
+import sys
 from types import TracebackType
 
 from aiohttp import web
@@ -13,6 +15,7 @@ from coordinator.api.connection import Connection
 from coordinator.api.context import CONTEXT
 from pdserve.errors import ConfigError
 
+_OTHER_FILES = 256  # than connections of clients
 ABORT_TIMEOUT_S = 1.0  # for telling clients that their request is cut off
 _NOT_OURS = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
 _log = logging.getLogger(__name__)
@@ -29,6 +32,7 @@ class HttpServer:
         self._listener: asyncio.Server | None = None
         self._in_flight = app[CONTEXT].in_flight
         self._config = app[CONTEXT].config
+        self._max_connections = min(self._config.max_connections, _num_free_files())
         _protocol_log.addFilter(_is_worth_logging)
         self._runner = web.AppRunner(
             app,
@@ -73,7 +77,7 @@ class HttpServer:
         return Connection(self._runner.server, self._config, _protocol_log, self._has_room)
 
     def _has_room(self) -> bool:
-        server, limit = self._runner.server, self._config.max_connections
+        server, limit = self._runner.server, self._max_connections
         was_full, self._is_full = self._is_full, server is None or len(server.connections) >= limit
         if self._is_full and not was_full:
             _log.warning("there are %d connections: more are turned away", limit)
@@ -101,6 +105,14 @@ class HttpServer:
         traceback: TracebackType | None,
     ) -> None:
         await self.stop(grace_s=0.0)
+
+
+def _num_free_files() -> int:
+    """How many connections this process may open, if it keeps some files for nodes and logs."""
+    soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft_limit == resource.RLIM_INFINITY:
+        return sys.maxsize
+    return max(1, soft_limit - _OTHER_FILES)
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:

@@ -177,6 +177,8 @@ nb::tuple sample(nb::handle logits_object, nb::bytes packed_params, nb::list edi
     if (!masks_object.is_none()) {
         masks.emplace(masks_object, "masks");
         attach_masks(*masks, masked_rows, rows);
+    } else if (masked_rows.size()) {
+        raise_value_error("masked_rows", "none without masks", std::to_string(masked_rows.size()));
     }
     const std::vector<Edits> edits = attach_edits(edit_fields, rows);
     const Kernels& kernels = PDSERVE_OF_VARIANT(variant_from(variant_name), Kernels);

@@ -35,8 +35,12 @@ async def read_stream(stream: aiohttp.StreamReader, outcome: Outcome, start_s: f
                 last.append(event.removeprefix(_DATA))
         outcome.num_received = len(outcome.arrivals_s)
     if last and last[-1] == _DONE:
-        _finish(outcome, last)
-        return
+        if len(last) == 1 or not error_in(last[-2]):
+            _finish(outcome, last)
+            return
+        last.pop()  # it only ends what the error has ended
+        outcome.arrivals_s.pop()
+        outcome.num_received -= 1
     error = error_in(last[-1]) if last else ""
     if error:  # instead of a token
         outcome.arrivals_s.pop()

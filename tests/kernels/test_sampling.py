@@ -285,6 +285,7 @@ ERRORS: list[tuple[str, Any, type[Exception], str]] = [
     ("masks", np.zeros((1, 1), np.uint32), TypeError, "masks: expected dtype int32"),
     ("masks", np.zeros((2, 1), np.int32), ValueError, r"masks: .*\[1, 1\], found \[2, 1\]"),
     ("masks", np.zeros((1, 2), np.int32), ValueError, r"masks: .*\[1, 1\], found \[1, 2\]"),
+    ("masks", None, ValueError, "masked_rows: expected none without masks, found 1"),
     ("masked_rows", [2], ValueError, "masked_rows: expected rows below 2, found 2"),
     ("masked_rows", [-1], ValueError, "masked_rows: expected rows below 2, found -1"),
     ("masked_rows", ["a"], TypeError, "masked_rows: expected the number of a row, found str"),

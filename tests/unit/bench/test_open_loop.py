@@ -103,9 +103,10 @@ async def test_another_status_is_a_failure() -> None:
     assert (outcome.end, outcome.error) == ("failed", "502 ")
 
 
-async def test_an_error_in_mid_stream_is_no_token() -> None:
+@pytest.mark.parametrize("end_mark", [b"", b"data: [DONE]\n\n"])
+async def test_an_error_in_mid_stream_is_no_token(end_mark: bytes) -> None:
     async def answer(request: web.Request, body: Body) -> web.StreamResponse:
-        return await stream(request, token(), token(), error("node_lost"))
+        return await stream(request, token(), token(), error("node_lost"), end_mark)
 
     outcome = await outcome_of(answer)
     assert (outcome.end, outcome.error) == ("failed", "the stream broke off: node_lost")
