@@ -32,8 +32,6 @@ struct Place {
     int tile_start;
 };
 
-// Asks for the memory of a tile, a few lines at a time: when all were asked for at once, the core
-// would wait for its few misses in flight instead of computing.
 constexpr int kLineBytes = 64;
 
 // How many lines of the next tile are asked for at a time, at an even pace for few queries, which
@@ -45,6 +43,8 @@ constexpr int kLinesAtScoring = 3;
 constexpr int kLinesAtQuad = 4;
 constexpr int kLinesAtAdding = 4;
 
+// Asks for the memory of a tile, a few lines at a time: when all were asked for at once, the core
+// would wait for its few misses in flight instead of computing.
 class Prefetcher {
 public:
     void reset() { count_ = next_ = 0, at_ = end_ = nullptr; }
