@@ -131,6 +131,9 @@ PDSERVE_INLINE FloatLanes exp2_of_nonpositive(FloatLanes x) {
 }
 
 PDSERVE_INLINE float largest_of(FloatLanes lanes) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)lanes);
+#else
     float values[kLanes];
     store(values, lanes);
 #pragma GCC unroll 4
@@ -141,6 +144,7 @@ PDSERVE_INLINE float largest_of(FloatLanes lanes) {
         }
     }
     return values[0];
+#endif
 }
 
 // Halves are added, then their halves: always in the same order.

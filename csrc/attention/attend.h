@@ -2,7 +2,7 @@
 //
 // Flash attention over tiles of 64 keys at aligned positions. A tile is processed as:
 //   gather    pointers to its K and V rows, through the block table
-//   pack      K transposed, so that keys stand side by side
+//   bring     keys into the form that scores read: transposed_keys.h, or quads.h
 // and then for a few queries at a time:
 //   score     queries x keys
 //   weigh     the mask, then one step of the online softmax, in float32
@@ -16,13 +16,27 @@
 #include <type_traits>
 
 #include "products.h"
+#include "quads.h"
 #include "seeing.h"
 #include "softmax.h"
+#include "transposed_keys.h"
 
 namespace pdserve::attention {
 namespace {
 
 constexpr float kLog2E = 1.44269504088896341f;
+
+// How T's keys are scored.
+template <class T>
+struct KeyForm {
+    using type = TransposedKeys<T>;
+};
+#if defined(__AVX512BF16__)
+template <>
+struct KeyForm<BFloat16> {
+    using type = QuadKeys;
+};
+#endif
 
 template <class T>
 class Attend {
@@ -37,6 +51,7 @@ public:
           num_queries_(item.num_rows * seeing_.group_size),
           padded_dim_(padded_head_dim(call.head_dim)),
           scratch_(buffer, num_queries_, call.head_dim),
+          keys_(call, scratch_),
           run_(state_at(scratch_.run, num_queries_, call.head_dim)),
           result_(state_at(scratch_.result, num_queries_, call.head_dim)) {
         __builtin_memset(scratch_.zero_row, 0, padded_dim_ * sizeof(float));
@@ -116,10 +131,8 @@ private:
             const T* source = static_cast<const T*>(call_.query) + query_offset(head, q);
             U* target = queries() + static_cast<int64_t>(q) * padded_dim_;
             if constexpr (kIsPair) {
-                __builtin_memcpy(target, source, call_.head_dim / 2 * sizeof(U));
-                if (call_.head_dim % 2 != 0) {
-                    target[call_.head_dim / 2] = pair_of(source[call_.head_dim - 1], {0});
-                }
+                __builtin_memset(target, 0, padded_dim_ / 2 * sizeof(U));
+                __builtin_memcpy(target, source, call_.head_dim * sizeof(T));
             } else {
                 int d = 0;
                 for (; d + kLanes <= call_.head_dim; d += kLanes) {
@@ -137,27 +150,15 @@ private:
     }
 
     void process(int tile_start, const TileRows<T>& tile, TileRows<T>& next) {
-        const bool packs = padded_dim_ != call_.head_dim || num_queries_ > 2 * kMaxQueries
-            || (kIsPair && call_.head_dim % 32 != 0);
-        pack_keys(tile, next.prefetcher);
-        if (packs) {
+        keys_.bring(tile, num_queries_, next);
+        if (num_queries_ > kMostQueriesInPlace || padded_dim_ != call_.head_dim
+            || (kIsPair && call_.head_dim % 32 != 0)) {
             pack_values<T>(tile, call_.head_dim, padded_dim_, packed_values());
             compute(tile_start, tile, PackedValues<U>{packed_values(), padded_dim_}, next);
         } else {
             compute(tile_start, tile, ValuesInPlace<T>{tile.values}, next);
         }
         next.prefetcher.ask_rest();
-    }
-
-    void pack_keys(const TileRows<T>& tile, Prefetcher& next) {
-        for (int k = 0; k < tile.last; k += kTransposeSize) {
-            U* packed = packed_keys() + k;
-            if (num_queries_ == 1) {
-                pack_16_keys<kLinesAtPackingForOne>(tile.keys + k, call_.head_dim, next, packed);
-            } else {
-                pack_16_keys<kLinesAtPacking>(tile.keys + k, call_.head_dim, next, packed);
-            }
-        }
     }
 
     template <class Values>
@@ -170,7 +171,8 @@ private:
             const int last_seen = seeing_.position(q + kQueries - 1) + 1 - tile_start;
             const int last = last_seen < tile.last ? last_seen : tile.last;
             const int num_keys = (last + kTransposeSize - 1) / kTransposeSize * kTransposeSize;
-            score<kQueries>(q, num_keys, next.prefetcher);
+            keys_.template score<kQueries>(queries() + static_cast<int64_t>(q) * padded_dim_,
+                num_keys, next.prefetcher, scratch_.scores);
             for (int i = 0; i < kQueries; ++i) {
                 const Range keys = seeing_.keys(q + i, tile_start);
                 mask(scratch_.scores + i * kTileKeys, keys.first, keys.last, num_keys);
@@ -178,17 +180,6 @@ private:
             weigh<kQueries, kIsPair>(scratch_.scores, call_.scale * kLog2E, num_keys,
                 run_.maxima + q, run_.totals + q * kSumLanes, scratch_.decays);
             add<kQueries>(q, {tile.first, last}, values, next.prefetcher);
-        });
-    }
-
-    template <int Q>
-    PDSERVE_INLINE void score(int q, int num_keys, Prefetcher& next) {
-        const U* query = queries() + static_cast<int64_t>(q) * padded_dim_;
-        const int num_units = kIsPair ? (call_.head_dim + 1) / 2 : call_.head_dim;
-        for_columns<columns_for(Q)>(num_keys / kLanes, [&](int column, auto num) {
-            const int k = column * kLanes;
-            score_keys<Q, num.value>(
-                query, padded_dim_, packed_keys() + k, num_units, next, scratch_.scores + k);
         });
     }
 
@@ -228,7 +219,6 @@ private:
     }
 
     U* queries() { return reinterpret_cast<U*>(scratch_.queries); }
-    U* packed_keys() { return reinterpret_cast<U*>(scratch_.packed_keys); }
     U* packed_values() { return reinterpret_cast<U*>(scratch_.values); }
 
     const Call& call_;
@@ -237,6 +227,7 @@ private:
     const int num_queries_;
     const int padded_dim_;
     const Scratch scratch_;
+    typename KeyForm<T>::type keys_;
     State run_;
     const State result_;
 };

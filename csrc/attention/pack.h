@@ -7,28 +7,19 @@
 namespace pdserve::attention {
 namespace {
 
-// How many lines of the next tile are asked for at a time: in each quarter of a block of keys that
-// is transposed, with each unit of head_dim that is scored, with each unit of values that is added.
-// A tile has 8 lines for each quarter; these are about an even pace for few queries, which have
-// most to wait for. The fewer they are, the more of the time goes into packing.
-constexpr int kLinesAtScoring = 3;
-constexpr int kLinesAtAdding = 3;
-constexpr int kLinesAtPackingForOne = 5;
-constexpr int kLinesAtPacking = 2;
-
-// packed[u * kTileKeys + k] = unit u of keys[k], for the 16 keys at `keys`. Meanwhile the next
+// packed[d * kTileKeys + k] = element d of keys[k], for the 16 keys at `keys`. Meanwhile the next
 // tile's memory is asked for.
 template <int kLinesAtOnce, class T>
-void pack_16_keys(const T* const* keys, int head_dim, Prefetcher& next,
-    typename Unit<T>::type* packed) {
+void pack_16_keys(
+    const T* const* keys, int head_dim, Prefetcher& next, float* packed) {
     constexpr int kElements = 4 / sizeof(T);  // in 32 bits
     const char* cursors[kTransposeSize];
     for (int k = 0; k < kTransposeSize; ++k) cursors[k] = reinterpret_cast<const char*>(keys[k]);
     const auto ask = [&] { next.ask<kLinesAtOnce>(); };
     int d = 0;
     for (; d + kTransposeSize * kElements <= head_dim; d += kTransposeSize * kElements) {
-        if constexpr (kElements == 1 || Unit<T>::is_pair) {
-            auto* target = reinterpret_cast<uint32_t*>(packed + d / kElements * kTileKeys);
+        if constexpr (kElements == 1) {
+            auto* target = reinterpret_cast<uint32_t*>(packed + d * kTileKeys);
             transpose16(cursors, target, kTileKeys, ask);
         } else {
             alignas(64) uint32_t pairs[kTransposeSize * kTransposeSize];
@@ -44,15 +35,8 @@ void pack_16_keys(const T* const* keys, int head_dim, Prefetcher& next,
         }
         for (const char*& cursor : cursors) cursor += kTransposeSize * 4;
     }
-    for (; d < head_dim; d += Unit<T>::is_pair ? 2 : 1) {
-        for (int k = 0; k < kTransposeSize; ++k) {
-            if constexpr (Unit<T>::is_pair) {
-                const BFloat16 high = d + 1 < head_dim ? keys[k][d + 1] : BFloat16{0};
-                packed[d / 2 * kTileKeys + k] = pair_of(keys[k][d], high);
-            } else {
-                packed[d * kTileKeys + k] = to_float(keys[k][d]);
-            }
-        }
+    for (; d < head_dim; ++d) {
+        for (int k = 0; k < kTransposeSize; ++k) packed[d * kTileKeys + k] = to_float(keys[k][d]);
     }
 }
 

@@ -1,4 +1,5 @@
-// The two inner products of attention, for a few queries at a time so that sums stay in registers.
+// The inner products of attention are done for a few queries at a time, so that sums stay in
+// registers: scores in quads.h and transposed_keys.h, weights times values here.
 //
 // What a sum adds up, and in which order, never depends on how many queries or columns are done
 // together: that is what makes a row's result independent of its batch and of its chunk.
@@ -55,32 +56,6 @@ PDSERVE_INLINE void for_columns(int num_columns, const Body& body) {
     }
     if constexpr (kFewest == 1) {
         for (; column < num_columns; ++column) body(column, Count<1>{});
-    }
-}
-
-// scores[q * kTileKeys + k] = sum over u of queries[q * query_stride + u] * keys[u * kTileKeys + k]
-// for Q queries and C vectors of keys. A unit is a float32, or a pair of bfloat16.
-template <int Q, int C, class U>
-PDSERVE_INLINE void score_keys(
-    const U* queries, int64_t query_stride, const U* keys, int num_units, Prefetcher& next,
-    float* scores) {
-    FloatLanes sums[Q][C] = {};
-    for (int u = 0; u < num_units; ++u) {
-        if constexpr (Q > 1) next.ask<kLinesAtScoring>();
-        decltype(load(keys)) key_lanes[C];
-#pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) key_lanes[c] = load(keys + u * kTileKeys + c * kLanes);
-#pragma GCC unroll 8
-        for (int q = 0; q < Q; ++q) {
-            const auto query = splat(queries[q * query_stride + u]);
-#pragma GCC unroll 8
-            for (int c = 0; c < C; ++c) sums[q][c] = multiply_add(sums[q][c], query, key_lanes[c]);
-        }
-    }
-#pragma GCC unroll 8
-    for (int q = 0; q < Q; ++q) {
-#pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) store(scores + q * kTileKeys + c * kLanes, sums[q][c]);
     }
 }
 

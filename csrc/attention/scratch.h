@@ -8,9 +8,13 @@ namespace {
 
 constexpr int kMaxQueries = 6;  // that are done together
 
+// More of them have keys and values packed; fewer use them where they are, if that can be.
+constexpr int kMostQueriesInPlace = 2 * kMaxQueries;
+
 struct Scratch {
     float* queries;      // [num_queries][padded_dim], or as many pairs of bfloat16
-    float* packed_keys;  // [head_dim][kTileKeys], or as many pairs
+    float* packed_keys;  // [padded_dim][kTileKeys], or as many pairs
+    float* key_rows;     // [kTileKeys][padded_dim] of bfloat16, where they are not side by side
     float* values;       // [kTileKeys][padded_dim], where they cannot be used in place
     float* zero_row;     // [padded_dim], stands in for keys and values that nobody sees
     float* scores;       // [kMaxQueries][kTileKeys], then the softmax weights
@@ -29,6 +33,7 @@ struct Scratch {
         };
         queries = carve(static_cast<size_t>(num_queries) * padded_dim);
         packed_keys = carve(kTileKeys * padded_dim);
+        key_rows = carve(kTileKeys * padded_dim / 2);
         values = carve(kTileKeys * padded_dim);
         zero_row = carve(padded_dim);
         scores = carve(kMaxQueries * kTileKeys);

@@ -15,6 +15,22 @@ PDSERVE_INLINE void mask(float* scores, int first, int last, int num_keys) {
     for (int k = last; k < num_keys; ++k) scores[k] = kMinusInfinity;
 }
 
+#if defined(__AVX512BF16__)
+// 2**x for x <= 0 that is to be rounded to bfloat16: its error is a sixteenth of that rounding's.
+// The exponent is added to the bits: what comes out below 2**-126 is rounded to 0, since the
+// conversion takes denormals for zero. NaN stays NaN: its low bits are zero, as bfloat16's are.
+PDSERVE_INLINE FloatLanes exp2_for_pairs(FloatLanes x) {
+    const auto clamped = (FloatLanes)_mm512_max_ps(_mm512_set1_ps(-127.0f), (__m512)x);
+    const FloatLanes shifted = clamped + splat(12582912.0f);  // see exp2_of_nonpositive
+    const FloatLanes fraction = clamped - (shifted - splat(12582912.0f));
+    FloatLanes p = splat(5.50089068710804e-2f);
+    p = multiply_add(splat(2.422109842300415e-1f), p, fraction);
+    p = multiply_add(splat(6.93282961845398e-1f), p, fraction);
+    p = multiply_add(splat(1.0f), p, fraction);
+    return (FloatLanes)((IntLanes)p + ((IntLanes)shifted << 23));
+}
+#endif
+
 // The weights of 16 lanes' worth of keys after `k`, added to `totals`; they take the scores' place.
 // As pairs they are rounded before they are added, so that what is divided by is what was weighed.
 template <bool kAsPairs>
@@ -25,10 +41,10 @@ PDSERVE_INLINE void weigh_query(float* scores, FloatLanes maximum, int num_keys,
         const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
         FloatLanes total = load(totals) * decay;
         for (int k = 0; k < num_keys; k += 2 * kLanes) {
-            const FloatLanes low = exp2_of_nonpositive(load(scores + k) - maximum);
+            const FloatLanes low = exp2_for_pairs(load(scores + k) - maximum);
             FloatLanes high = {};
             if (k + kLanes < num_keys) {
-                high = exp2_of_nonpositive(load(scores + k + kLanes) - maximum);
+                high = exp2_for_pairs(load(scores + k + kLanes) - maximum);
             }
             const __m512bh pairs = _mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
             store(scores + k / 2, pairs);

@@ -32,10 +32,19 @@ struct Place {
     int tile_start;
 };
 
-// Asks for the memory of a tile, a few lines at a time: when all were asked for at once, the core
-// would wait for its few misses in flight instead of computing.
 constexpr int kLineBytes = 64;
 
+// How many lines of the next tile are asked for at a time, at an even pace for few queries, which
+// have most to wait for: in each quarter of a block of keys that is transposed, with each unit of
+// head_dim, or quad of 16 keys, that is scored, with each unit of values that is added.
+constexpr int kLinesAtPackingForOne = 5;
+constexpr int kLinesAtPacking = 2;
+constexpr int kLinesAtScoring = 3;
+constexpr int kLinesAtQuad = 4;
+constexpr int kLinesAtAdding = 4;
+
+// Asks for the memory of a tile, a few lines at a time: when all were asked for at once, the core
+// would wait for its few misses in flight instead of computing.
 class Prefetcher {
 public:
     void reset() { count_ = next_ = 0, at_ = end_ = nullptr; }
@@ -47,18 +56,20 @@ public:
     template <int kNumLines>
     PDSERVE_INLINE void ask() {
         if (end_ - at_ < kNumLines * kLineBytes) {
-            ask_slowly(kNumLines);
+            ask_rest_of(kNumLines);
             return;
         }
         prefetch(at_, kNumLines * kLineBytes);
         at_ += kNumLines * kLineBytes;
     }
 
-    void ask_rest() {
-        if (at_ < end_ || next_ < count_) ask_slowly(INT32_MAX);
-    }
+    void ask_rest() { ask_rest_of(INT32_MAX); }
 
 private:
+    PDSERVE_INLINE void ask_rest_of(int num_lines) {
+        if (at_ < end_ || next_ < count_) ask_slowly(num_lines);
+    }
+
     // From one span to the next.
     [[gnu::noinline]] void ask_slowly(int num_lines) {
         for (; num_lines > 0; --num_lines) {
@@ -86,7 +97,7 @@ private:
 
 template <class T>
 struct TileRows {
-    // Those that nobody sees are a row of zeros.
+    // Keys that nobody sees may be anything that is there; values that nobody sees, zeros.
     const T* keys[kTileKeys];
     const T* values[kTileKeys];
     int first;  // keys [first, last) of the tile are seen by at least one query
@@ -105,20 +116,22 @@ struct TileRows {
         const int64_t value_offset = call.num_kv_heads * head_elements;
         const T* head_pool = static_cast<const T*>(call.layer_pool) + place.head * head_elements;
         int k = 0;
-        for (; k < first; ++k) keys[k] = values[k] = zero_row;
-        int block = (start + k) / call.block_size;
-        int offset = (start + k) % call.block_size;
-        for (; k < last; ++block, offset = 0) {
+        const int skipped = (start + first) / call.block_size * call.block_size - start;
+        for (; k < skipped; ++k) keys[k] = values[k] = zero_row;
+        for (int block = (start + first) / call.block_size; k < last; ++block) {
+            const int offset = start + k - block * call.block_size;
             const T* key = head_pool + table[block] * call.block_stride
                 + static_cast<int64_t>(offset) * call.head_dim;
-            const int left = call.block_size - offset;
-            const int end = k + left < last ? k + left : last;
-            const int64_t num_bytes = sizeof(T) * call.head_dim * (end - k);
-            prefetcher.add(key, num_bytes);
-            prefetcher.add(key + value_offset, num_bytes);
+            const int left = k + call.block_size - offset;
+            const int end = left < kTileKeys ? left : kTileKeys;
+            const int seen_from = k < first ? first : k, seen_to = end < last ? end : last;
+            const T* seen = key + static_cast<int64_t>(seen_from - k) * call.head_dim;
+            const int64_t num_bytes = sizeof(T) * call.head_dim * (seen_to - seen_from);
+            prefetcher.add(seen, num_bytes);
+            prefetcher.add(seen + value_offset, num_bytes);
             for (; k < end; ++k, key += call.head_dim) {
                 keys[k] = key;
-                values[k] = key + value_offset;
+                values[k] = k >= first && k < last ? key + value_offset : zero_row;
             }
         }
         for (; k < kTileKeys; ++k) keys[k] = values[k] = zero_row;

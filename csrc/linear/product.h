@@ -73,7 +73,7 @@ public:
             } else if (Reader::kSteps == 1 || item_.num_rows <= kMaxNarrowRows<Reader>) {
                 multiply_chunk<Reader, Ahead::kNext>(chunk, fetch);
             } else {
-                multiply_chunk<WideReader, Ahead::kNext>(widened(chunk), fetch);
+                widen_chunk(chunk, fetch);
             }
             panel += num_panels;
         }
@@ -89,39 +89,65 @@ private:
         return panels_left >= 2 ? 2 : 1;
     }
 
-    Chunk widened(const Chunk& chunk) const {
-        widen<Reader>(chunk.panels, chunk.num_panels * chunk.num_units, scratch_);
-        return {chunk.first_panel, chunk.num_panels, scratch_,
+    template <class TileReader, Ahead kAhead>
+    void multiply_chunk(const Chunk& chunk, Fetch& fetch) const {
+        const int64_t num_pieces = pieces_for(chunk);
+        for (int64_t i = 0; i < num_pieces; ++i) {
+            multiply_piece<TileReader, kAhead>(chunk, fetch, i, num_pieces);
+        }
+    }
+
+    // The first rows widen the weights as they use them, beside the products' arithmetic; the
+    // others use what those have left in the cache.
+    void widen_chunk(const Chunk& chunk, Fetch& fetch) const {
+        const Chunk wide{chunk.first_panel, chunk.num_panels, scratch_,
             chunk.panel_bytes * Reader::kSteps, chunk.num_units * Reader::kSteps};
+        const int64_t num_pieces = pieces_for(chunk);
+        multiply_piece<Reader, Ahead::kWiden>(chunk, fetch, 0, num_pieces);
+        for (int64_t i = 1; i < num_pieces; ++i) {
+            multiply_piece<WideReader, Ahead::kNext>(wide, fetch, i, num_pieces);
+        }
+    }
+
+    // Of rows, as many as a tile holds.
+    int64_t pieces_for(const Chunk& chunk) const {
+        const int max_rows = max_tile_rows(tile_panels(chunk));
+        return (item_.num_rows + max_rows - 1) / max_rows;
+    }
+
+    static int tile_panels(const Chunk& chunk) {
+        return chunk.num_panels < kWidestTile ? chunk.num_panels : kWidestTile;
     }
 
     template <class TileReader, Ahead kAhead>
-    void multiply_chunk(const Chunk& chunk, Fetch& fetch) const {
-        const int tile_panels =
-            chunk.num_panels < kWidestTile ? chunk.num_panels : kWidestTile;
-        const int max_rows = max_tile_rows(tile_panels);
-        const int64_t num_pieces = (item_.num_rows + max_rows - 1) / max_rows;
+    void multiply_piece(
+        const Chunk& chunk, Fetch& fetch, int64_t piece, int64_t num_pieces) const {
+        // Pieces of nearly equal size, larger ones first.
+        const auto start = [&](int64_t i) {
+            return (item_.num_rows * i + num_pieces - 1) / num_pieces;
+        };
+        const int64_t first_row = start(piece);
+        const int num_rows = static_cast<int>(start(piece + 1) - first_row);
+        const int64_t row = item_.first_row + first_row;
         alignas(64) float sums[kMaxTileRows * kSumStride];
         Tile tile{};
+        tile.x = static_cast<const uint8_t*>(call_.x) + row * call_.x_row_bytes;
         tile.x_row_bytes = call_.x_row_bytes;
         tile.panel_bytes = chunk.panel_bytes;
         tile.num_units = chunk.num_units;
-        for (int64_t i = 0; i < num_pieces; ++i) {
-            // Pieces of nearly equal size.
-            const int64_t first_row = item_.num_rows * i / num_pieces;
-            const int num_rows =
-                static_cast<int>(item_.num_rows * (i + 1) / num_pieces - first_row);
-            const int64_t row = item_.first_row + first_row;
-            tile.x = static_cast<const uint8_t*>(call_.x) + row * call_.x_row_bytes;
-            const auto sum_tile = pick_tile<TileReader, kAhead>(num_rows, tile_panels);
-            for (int p = 0; p < chunk.num_panels; p += tile_panels) {
-                tile.panels = chunk.panels + p * chunk.panel_bytes;
-                tile.sums = sums + p * kPanelOutputs;
-                if constexpr (kAhead == Ahead::kNext) fetch.take(tile);
-                sum_tile(tile);
+        tile.widened_panel_bytes = chunk.panel_bytes * TileReader::kSteps;
+        const int num_panels = tile_panels(chunk);
+        const auto sum_tile = pick_tile<TileReader, kAhead>(num_rows, num_panels);
+        for (int p = 0; p < chunk.num_panels; p += num_panels) {
+            tile.panels = chunk.panels + p * chunk.panel_bytes;
+            if constexpr (kAhead == Ahead::kWiden) {
+                tile.widened = scratch_ + p * tile.widened_panel_bytes;
             }
-            finish_.run(sums, row, num_rows, chunk.first_panel, chunk.num_panels);
+            tile.sums = sums + p * kPanelOutputs;
+            if constexpr (kAhead != Ahead::kStream) fetch.take(tile);
+            sum_tile(tile);
         }
+        finish_.run(sums, row, num_rows, chunk.first_panel, chunk.num_panels);
     }
 
     const Call& call_;

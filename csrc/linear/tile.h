@@ -32,6 +32,7 @@ constexpr int64_t kStreamDistance = 2048;
 enum class Ahead {
     kStream,  // the tile's own panels, kStreamDistance bytes ahead; up to kMaxStreamingRows
     kNext,    // two lines for each unit, at `next`, which then moves on by `next_step` bytes
+    kWiden,   // as kNext; and what the reader makes of the panels is kept at `widened`
 };
 
 struct Tile {
@@ -42,6 +43,8 @@ struct Tile {
     int64_t num_units;
     const uint8_t* next;
     int64_t next_step;
+    uint8_t* widened;  // a unit for each step of the reader
+    int64_t widened_panel_bytes;
     float* sums;  // [rows][kSumStride]
 };
 
@@ -84,6 +87,7 @@ void sum_tile(const Tile& tile) {
     using Scalar = typename Reader::Scalar;
     const uint8_t* unit = tile.panels;
     const uint8_t* next = tile.next;
+    uint8_t* widened = tile.widened;
     RowCursor<kRows> rows(tile.x, tile.x_row_bytes);
     FloatLanes totals[kRows][kVectors] = {};
     for (int64_t u = 0; u < tile.num_units; ++u, unit += kUnitBytes) {
@@ -102,6 +106,14 @@ void sum_tile(const Tile& tile) {
 #pragma GCC unroll 4
             for (int p = 0; p < kPanels; ++p) {
                 Reader::read(unit + p * tile.panel_bytes, step, lanes[p]);
+            }
+            if constexpr (kAhead == Ahead::kWiden) {
+#pragma GCC unroll 4
+                for (int p = 0; p < kPanels; ++p) {
+                    __builtin_memcpy(
+                        widened + p * tile.widened_panel_bytes, lanes[p], kUnitBytes);
+                }
+                widened += kUnitBytes;
             }
 #pragma GCC unroll 12
             for (int r = 0; r < kRows; ++r) {

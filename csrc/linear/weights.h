@@ -102,18 +102,5 @@ struct OneStep<uint32_t> {
 
 #endif
 
-// Writes what a reader makes of `num_units` units.
-template <class Reader>
-void widen(const uint8_t* units, int64_t num_units, uint8_t* target) {
-    for (int64_t u = 0; u < num_units; ++u) {
-#pragma GCC unroll 4
-        for (int step = 0; step < Reader::kSteps; ++step, target += kUnitBytes) {
-            typename Reader::Lanes lanes[kPanelVectors];
-            Reader::read(units + u * kUnitBytes, step, lanes);
-            __builtin_memcpy(target, lanes, sizeof(lanes));
-        }
-    }
-}
-
 }  // namespace
 }  // namespace pdserve::linear

@@ -1,0 +1,195 @@
+// Keys and queries as pairs of bfloat16: scores without transposing the keys.
+//
+// 4 pairs are a quad. A quad of 16 keys is 4 vectors: vector r has, in its 128-bit lane L, the
+// quad of key 4 L + r, so that loads alone put it there. Multiplied by the query's quad in every
+// lane, it adds to 4 partial scores of each key, which are summed up at the end, always in the same
+// order. Few queries read keys where they are in the pool; many read them packed, quad by quad.
+#pragma once
+
+#include "scratch.h"
+#include "tile.h"
+
+namespace pdserve::attention {
+namespace {
+
+#if defined(__AVX512BF16__)
+
+constexpr int kGroupKeys = 16;
+constexpr int kQuadElements = 8;
+
+struct Quad {
+    PairLanes of_keys[4];
+};
+
+// 16 rows at even distance. They are gone through side by side, an order in which no core foresees
+// memory: so the next group's lines are brought into the L1 cache meanwhile, one after the other.
+class KeyRows {
+public:
+    KeyRows(const BFloat16* first, int64_t stride, const BFloat16* next_group)
+        : stride_(stride), next_(reinterpret_cast<const char*>(next_group)) {
+#pragma GCC unroll 4
+        for (int lane = 0; lane < 4; ++lane) starts_[lane] = first + 4 * lane * stride;
+    }
+
+    PDSERVE_INLINE Quad next_quad() {
+        Quad quad;
+#pragma GCC unroll 4
+        for (int r = 0; r < 4; ++r) {
+            const auto of_row = [&](int lane) {
+                return _mm_loadu_si128(
+                    reinterpret_cast<const __m128i*>(starts_[lane] + r * stride_));
+            };
+            // Under masks these are loads; inserts would be shuffles besides.
+            __m512i lanes = _mm512_castsi128_si512(of_row(0));
+            lanes = _mm512_mask_broadcast_i32x4(lanes, 0x00f0, of_row(1));
+            lanes = _mm512_mask_broadcast_i32x4(lanes, 0x0f00, of_row(2));
+            lanes = _mm512_mask_broadcast_i32x4(lanes, 0xf000, of_row(3));
+            quad.of_keys[r] = (PairLanes)lanes;
+        }
+#pragma GCC unroll 4
+        for (const BFloat16*& start : starts_) start += kQuadElements;
+#pragma GCC unroll 4
+        for (int i = 0; i < kQuadLines; ++i) __builtin_prefetch(next_ + i * kLineBytes, 0, 3);
+        next_ += kQuadLines * kLineBytes;
+        return quad;
+    }
+
+private:
+    static constexpr int kQuadLines = kGroupKeys * kQuadElements * 2 / kLineBytes;
+
+    const BFloat16* starts_[4];
+    const int64_t stride_;
+    const char* next_;
+};
+
+// The quads of 16 keys one after the other.
+class PackedKeys {
+public:
+    explicit PackedKeys(const uint32_t* start) : at_(start) {}
+
+    PDSERVE_INLINE Quad next_quad() {
+        Quad quad;
+        __builtin_memcpy(&quad, at_, sizeof(quad));
+        at_ += sizeof(quad) / sizeof(*at_);
+        return quad;
+    }
+
+private:
+    const uint32_t* at_;
+};
+
+// Lane k: the sum of the 4 partial scores of key k.
+PDSERVE_INLINE FloatLanes sum_of_partials(const FloatLanes (&partials)[4]) {
+    const auto add_halves = [](__m512 a, __m512 b) {
+        return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    };
+    const auto low = (__m512d)add_halves((__m512)partials[0], (__m512)partials[1]);
+    const auto high = (__m512d)add_halves((__m512)partials[2], (__m512)partials[3]);
+    return (FloatLanes)_mm512_add_ps(
+        (__m512)_mm512_unpacklo_pd(low, high), (__m512)_mm512_unpackhi_pd(low, high));
+}
+
+// scores[q * kTileKeys + k] = queries[q] times key k, for Q queries and 16 keys.
+template <int Q, class Keys>
+PDSERVE_INLINE void score_16_keys(const uint32_t* queries, int64_t query_stride, Keys keys,
+    int num_quads, Prefetcher& next, float* scores) {
+    FloatLanes partials[Q][4] = {};
+#pragma GCC unroll 2
+    for (int i = 0; i < num_quads; ++i, queries += kQuadElements / 2) {
+        const Quad quad = keys.next_quad();
+        next.ask<kLinesAtQuad>();
+#pragma GCC unroll 8
+        for (int q = 0; q < Q; ++q) {
+            const auto query = (PairLanes)_mm512_broadcast_i32x4(_mm_loadu_si128(
+                reinterpret_cast<const __m128i*>(queries + q * query_stride)));
+#pragma GCC unroll 4
+            for (int r = 0; r < 4; ++r) {
+                partials[q][r] = multiply_add(partials[q][r], query, quad.of_keys[r]);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int q = 0; q < Q; ++q) store(scores + q * kTileKeys, sum_of_partials(partials[q]));
+}
+
+// The keys of one tile after the other.
+class QuadKeys {
+public:
+    QuadKeys(const Call& call, const Scratch& scratch)
+        : head_dim_(call.head_dim),
+          padded_dim_(padded_head_dim(call.head_dim)),
+          is_in_place_(padded_dim_ == head_dim_ && call.block_size % kGroupKeys == 0),
+          rows_(reinterpret_cast<BFloat16*>(scratch.key_rows)),
+          packed_(reinterpret_cast<uint32_t*>(scratch.packed_keys)) {}
+
+    void bring(
+        const TileRows<BFloat16>& tile, int num_queries, const TileRows<BFloat16>& next) {
+        is_packed_ = num_queries > kMostQueriesInPlace;
+        for (int k = 0; k < tile.last; k += kGroupKeys) {
+            const BFloat16* const* keys = tile.keys + k;
+            Group& group = groups_[k / kGroupKeys];
+            group.first = is_in_place_ ? keys[0] : copied(keys, k);
+            group.stride = is_in_place_ ? keys[1] - keys[0] : padded_dim_;
+            group.next = k + kGroupKeys < tile.last ? keys[kGroupKeys] : next.keys[0];
+            if (is_packed_) pack(group.rows(), packed_at(k));
+        }
+    }
+
+    // For keys [0, num_keys) of the tile: whole groups of 16.
+    template <int Q>
+    PDSERVE_INLINE void score(
+        const uint32_t* queries, int num_keys, Prefetcher& next, float* scores) const {
+        const int num_quads = padded_dim_ / kQuadElements;
+        for (int k = 0; k < num_keys; k += kGroupKeys) {
+            if (is_packed_) {
+                score_16_keys<Q>(
+                    queries, padded_dim_, PackedKeys(packed_at(k)), num_quads, next, scores + k);
+            } else {
+                score_16_keys<Q>(queries, padded_dim_, groups_[k / kGroupKeys].rows(), num_quads,
+                    next, scores + k);
+            }
+        }
+    }
+
+private:
+    struct Group {
+        const BFloat16* first;
+        int64_t stride;
+        const BFloat16* next;
+
+        KeyRows rows() const { return {first, stride, next}; }
+    };
+
+    uint32_t* packed_at(int k) const { return packed_ + k * padded_dim_ / 2; }
+
+    // Rows that do not lie side by side, or are not whole quads.
+    const BFloat16* copied(const BFloat16* const* keys, int k) const {
+        BFloat16* rows = rows_ + k * padded_dim_;
+        for (int i = 0; i < kGroupKeys; ++i) {
+            BFloat16* row = rows + i * padded_dim_;
+            __builtin_memcpy(row, keys[i], head_dim_ * sizeof(BFloat16));
+            for (int d = head_dim_; d < padded_dim_; ++d) row[d] = {0};
+        }
+        return rows;
+    }
+
+    void pack(KeyRows rows, uint32_t* target) const {
+        for (int d = 0; d < padded_dim_; d += kQuadElements, target += sizeof(Quad) / 4) {
+            const Quad quad = rows.next_quad();
+            __builtin_memcpy(target, &quad, sizeof(quad));
+        }
+    }
+
+    const int head_dim_;
+    const int padded_dim_;
+    const bool is_in_place_;
+    BFloat16* const rows_;
+    uint32_t* const packed_;
+    Group groups_[kTileKeys / kGroupKeys];
+    bool is_packed_ = false;
+};
+
+#endif
+
+}  // namespace
+}  // namespace pdserve::attention

@@ -1,0 +1,74 @@
+// Keys as float32, transposed before they are scored: a score is then one chain of multiply-adds,
+// and needs no sum across lanes.
+#pragma once
+
+#include "pack.h"
+#include "products.h"
+
+namespace pdserve::attention {
+namespace {
+
+// scores[q * kTileKeys + k] = sum over d of queries[q * query_stride + d] * keys[d * kTileKeys + k]
+// for Q queries and C vectors of keys.
+template <int Q, int C>
+PDSERVE_INLINE void score_keys(const float* queries, int64_t query_stride, const float* keys,
+    int head_dim, Prefetcher& next, float* scores) {
+    FloatLanes sums[Q][C] = {};
+    for (int d = 0; d < head_dim; ++d) {
+        if constexpr (Q > 1) next.ask<kLinesAtScoring>();
+        FloatLanes key_lanes[C];
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) key_lanes[c] = load(keys + d * kTileKeys + c * kLanes);
+#pragma GCC unroll 8
+        for (int q = 0; q < Q; ++q) {
+            const auto query = splat(queries[q * query_stride + d]);
+#pragma GCC unroll 8
+            for (int c = 0; c < C; ++c) sums[q][c] = multiply_add(sums[q][c], query, key_lanes[c]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int q = 0; q < Q; ++q) {
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) store(scores + q * kTileKeys + c * kLanes, sums[q][c]);
+    }
+}
+
+// The keys of one tile after the other.
+template <class T>
+class TransposedKeys {
+public:
+    TransposedKeys(const Call& call, const Scratch& scratch)
+        : head_dim_(call.head_dim),
+          padded_dim_(padded_head_dim(call.head_dim)),
+          packed_(scratch.packed_keys) {}
+
+    void bring(const TileRows<T>& tile, int num_queries, TileRows<T>& next) const {
+        Prefetcher& ahead = next.prefetcher;
+        for (int k = 0; k < tile.last; k += kTransposeSize) {
+            if (num_queries == 1) {
+                pack_16_keys<kLinesAtPackingForOne>(tile.keys + k, head_dim_, ahead, packed_ + k);
+            } else {
+                pack_16_keys<kLinesAtPacking>(tile.keys + k, head_dim_, ahead, packed_ + k);
+            }
+        }
+    }
+
+    // For keys [0, num_keys) of the tile: whole groups of 16.
+    template <int Q>
+    PDSERVE_INLINE void score(
+        const float* queries, int num_keys, Prefetcher& next, float* scores) const {
+        for_columns<columns_for(Q)>(num_keys / kLanes, [&](int column, auto num) {
+            const int k = column * kLanes;
+            score_keys<Q, num.value>(
+                queries, padded_dim_, packed_ + k, head_dim_, next, scores + k);
+        });
+    }
+
+private:
+    const int head_dim_;
+    const int padded_dim_;
+    float* const packed_;
+};
+
+}  // namespace
+}  // namespace pdserve::attention
