@@ -73,7 +73,7 @@ class CompareConfig(ConfigStruct, frozen=True):
         Scale, Meta(description="times all lengths; 0: so that they fit the model")
     ] = 0.0
     admission: Annotated[bool, Meta(description="let coordinators refuse what would be late")] = (
-        True
+        False
     )
     idle_requests: Annotated[Count, Meta(description="to each idle cluster")] = 20
     seed: Annotated[int, Meta(ge=0, description="of everything random")] = 0
