@@ -15,6 +15,9 @@ USUAL_TTFT_S = 10.0
 USUAL_TPOT_S = 0.25
 SAFETY = 0.9  # of a promise is aimed at, as nodes do
 MISS = 10.0  # so much worse is what is beyond a promise than what is within it
+# What a local prompt takes from others counts so much more than what it gains: while a promise is
+# kept, being sooner is a kindness, but time that streams lose is lost to all that come later.
+HARM = 4.0
 
 
 def score(slo: Slo, ttft_s: F, tpot_s: F) -> F:
@@ -42,7 +45,7 @@ def choose(slo: Slo, pair: Placement, local: Placement, harm: float, num_steps: 
     if num_steps <= 1 and _keeps(slo, local, SAFETY):
         return local
     pair_score = score(slo, pair.ttft_s, pair.tpot_s)
-    local_score = score(slo, local.ttft_s, local.tpot_s) + harm
+    local_score = score(slo, local.ttft_s, local.tpot_s) + HARM * harm
     return local if local_score < pair_score else pair
 
 

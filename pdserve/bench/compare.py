@@ -49,7 +49,8 @@ async def compare(
     scenarios: list[ScenarioReport] = []
     for number, subject in enumerate(subjects):
         started_s = stage.clock.now()
-        until_s = started_s + (end_s - started_s) / (len(subjects) - number)
+        shares = [later.share for later in subjects[number:]]
+        until_s = started_s + (end_s - started_s) * shares[0] / sum(shares)
         promise, promise_is = promise_of(stage.plan, subject, idle[subject.name].values())
         result = await Match(stage, subject, promise, idle[subject.name]).play(until_s)
         modes += _mode_reports(stage.plan, subject, idle[subject.name], result)

@@ -52,6 +52,7 @@ class Scenario:
     ttft_scale: float  # promised TTFT, in times of the slowest on an idle cluster
     tpot_scale: float  # promised TPOT, in times of the median on an idle cluster
     disturbed_by: str = ""  # the kind whose effect on the others' ITL is measured by itself
+    share: float = 1.0  # of the time that there is for several scenarios
 
     @property
     def deck(self) -> int:
@@ -99,6 +100,7 @@ LONG_PROMPTS = Scenario(
     ttft_scale=3.0,
     tpot_scale=2.0,
     disturbed_by="long",
+    share=3.0,
 )
 
 # Hardly any prefill: a core that does nothing else is a core lost.

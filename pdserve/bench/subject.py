@@ -28,6 +28,11 @@ class Subject:
     num_cut: int = 0  # requests that were cut to fit the model
     scenario: Scenario | None = None  # None: a trace
 
+    @property
+    def share(self) -> float:
+        """Of the time that there is for several subjects."""
+        return self.scenario.share if self.scenario is not None else 1.0
+
     def whole_decks(self, count: int) -> int:
         """So many requests or a few more: as many as have the mixture."""
         return -(-count // self.deck) * self.deck

@@ -26,7 +26,7 @@ _QUICK_IDLE = 5
 _QUICK_BUDGET_S = 560.0
 _QUICK_CHUNKS: Final = (0,)
 _LEAST_REQUESTS = 200  # of a run; fewer say little
-_QUICK_REQUESTS = 72
+_QUICK_REQUESTS = 54
 _WARM_UP = 3  # requests after each start of a cluster
 
 Scale = Annotated[float, Meta(ge=0)]
@@ -73,7 +73,7 @@ class CompareConfig(ConfigStruct, frozen=True):
         Scale, Meta(description="times all lengths; 0: so that they fit the model")
     ] = 0.0
     admission: Annotated[bool, Meta(description="let coordinators refuse what would be late")] = (
-        True
+        False
     )
     idle_requests: Annotated[Count, Meta(description="to each idle cluster")] = 20
     seed: Annotated[int, Meta(ge=0, description="of everything random")] = 0

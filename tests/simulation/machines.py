@@ -67,3 +67,21 @@ A100_13B = Machine(
     kv_token_bytes=160 * 1024,
     transfer=TransferCosts(transport="ucx", fixed_s=0.002, bytes_per_s=20e9),
 )
+
+# 25 million weights on one Zen 4 core, as `pdserve bench perf-model` has them: there attention of a
+# chunk behind much context takes longer than all else.
+ONE_CORE_25M = Machine(
+    costs=StepCosts(
+        knot_tokens=[1, 8, 16, 32, 64, 128, 256, 512],
+        knot_s=[0.0029, 0.0034, 0.0052, 0.0090, 0.0161, 0.0304, 0.0591, 0.1163],
+        sampled_s=7.6e-5,
+        pair_s=8.4e-8,
+        context_s=2.7e-7,
+    ),
+    num_kv_tokens=128 * 1024,
+    kv_token_bytes=3 * 1024,
+    transfer=TransferCosts(transport="shm", fixed_s=0.001, bytes_per_s=5e9),
+    token_budget=512,
+    max_batch_size=64,
+    block_size=16,
+)

@@ -4,6 +4,7 @@ from functools import cache
 
 from pdserve.config import DecodePolicyName, PolicyConfig
 from pdserve.protocol import Slo
+from tests.simulation.machines import ONE_CORE_25M
 from tests.simulation.scenarios import colocated, disaggregated
 from tests.simulation.score import Score
 from tests.simulation.workload import Call, calls, fixed, lognormal, merged, poisson, uniform
@@ -48,6 +49,20 @@ def test_a_budget_small_enough_for_the_promise_makes_prompts_wait():
     assert small.gap_s(99) < TPOT_S
     assert tuned.mean_ttft_s < 0.8 * small.mean_ttft_s
     assert tuned.ttft_s(99) < 0.8 * small.ttft_s(99)
+
+
+def test_a_prompt_behind_much_context_gets_on_only_as_streams_have_time_in_hand():
+    """There even 16 tokens more than double a step, which may take 1.7 times as long on average."""
+    tpot_s = 1.7 * ONE_CORE_25M.perf().decode_s(1, 400)
+    relaxed, urgent = (Slo(name="a", ttft_s=ttft_s, tpot_s=tpot_s) for ttft_s in (8.0, 0.5))
+    load = merged(
+        calls("l", [0.0], fixed(4096), fixed(2), relaxed),
+        calls("s", [0.7], fixed(100), fixed(60), urgent),
+    )
+    document, stream = colocated(load, PolicyConfig(), ONE_CORE_25M).score.outcomes
+    assert stream.keeps_ttft
+    assert stream.keeps_tpot
+    assert document.keeps_ttft
 
 
 def test_another_machine_for_prompts_keeps_gaps_even_shorter():

@@ -74,7 +74,9 @@ def clusters(**changes: object) -> Clusters:
 
 def test_every_mode_gets_the_same_nodes_and_promises() -> None:
     configs = [
-        clusters(prefill=2, decode=3).cluster_config(Contender(mode, tuning), PROMISE)
+        clusters(prefill=2, decode=3, admission=True).cluster_config(
+            Contender(mode, tuning), PROMISE
+        )
         for mode, tuning in (
             ("disaggregated", None),
             ("adaptive", None),
@@ -109,7 +111,6 @@ def test_what_the_user_says_of_nodes_holds() -> None:
     config = clusters(
         engine=EngineConfig(kv_memory="1GiB"),
         policy=PolicyConfig(decode_policy="max-batch", local_chunk=32),
-        admission=False,
     ).cluster_config(Contender("adaptive"), PROMISE)
     assert config.engine.kv_memory == "1GiB"
     assert (config.policy.decode_policy, config.policy.local_chunk) == ("max-batch", 32)
