@@ -24,7 +24,15 @@ from coordinator.status import describe_nodes
 from pdserve.clock import Clock, SystemClock
 from pdserve.errors import ContextLengthExceeded, NodeLost, NoNodeAvailable, from_code
 from pdserve.metrics import CoordinatorMetrics
-from pdserve.protocol import KvEvents, LegFailed, NodeState, Slo, TokenBatch, TokenEvent
+from pdserve.protocol import (
+    KvEvents,
+    LegFailed,
+    NodeState,
+    PhaseTimes,
+    Slo,
+    TokenBatch,
+    TokenEvent,
+)
 
 log = logging.getLogger(__name__)
 
@@ -129,15 +137,18 @@ class Flow:
         Raises:
             MalformedMessage: as TokenBatch.each.
         """
+        num_tokens = 0
         for event in batch.each():
             running = self._running.get(event.request_id)
             if running is None or running.dispatch is None:
                 continue  # ended meanwhile
             if event.index == 0 and not running.has_token_one:
                 self._prefilled(event, running, running.dispatch, sender)
-            self._metrics.output_tokens.inc(len(event.token_ids))
-            self._observe_times(event, running.dispatch, sender)
+            num_tokens += len(event.token_ids)
+            if event.times is not None:
+                self._observe_times(event.times, running.dispatch, sender)
             running.deliver(event, sender)
+        self._metrics.output_tokens.inc(num_tokens)
 
     def kv_events(self, events: KvEvents, sender: Member) -> None:
         """What a node holds has changed.
@@ -265,11 +276,9 @@ class Flow:
         self._admission.ended(request_id, self._clock.now(), num_tokens)
         self._look_at_line()
 
-    def _observe_times(self, event: TokenEvent, dispatch: Dispatch, sender: Member) -> None:
-        if event.times is None:
-            return
+    def _observe_times(self, times: PhaseTimes, dispatch: Dispatch, sender: Member) -> None:
         if dispatch.prefill is sender or dispatch.prefill is None:
-            self._metrics.observe_prefill_leg(event.times)
+            self._metrics.observe_prefill_leg(times)
         if dispatch.decode is sender:
             was_handed_over = dispatch.prefill is not None
-            self._metrics.observe_decode_leg(event.times, was_handed_over=was_handed_over)
+            self._metrics.observe_decode_leg(times, was_handed_over=was_handed_over)

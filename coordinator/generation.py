@@ -7,9 +7,9 @@ business (`coordinator/flow.py`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from pdserve.protocol import SamplingParams, Slo, TokenEvent
 
@@ -40,23 +40,28 @@ class Route:
     decode_node: str | None  # None = one token is all that is wanted
 
 
+Listener: TypeAlias = Callable[[TokenEvent | Exception], None]
+
+
 class Generation(Protocol):
-    """One running request. Has one reader."""
+    """One running request. Has one listener."""
 
     @property
     def route(self) -> Route:
         """As of now; a request that waits for room runs nowhere yet."""
         ...
 
-    def __aiter__(self) -> AsyncIterator[TokenEvent]:
-        """Its tokens: contiguous by index, ending after the event that has a finish_reason.
+    def listen(self, listener: Listener) -> None:
+        """Have its tokens told as they come, and at once what has come already. Once.
 
-        Raises a PdserveError when the request cannot go on: NodeLost, DeadlineExceeded,
-        NoNodeAvailable, or whatever a node reported.
+        Events are contiguous by index, and the one with a finish_reason is the last. A request that
+        cannot go on ends with an error instead: NodeLost, DeadlineExceeded, NoNodeAvailable,
+        RequestCancelled, or whatever a node reported. A listener is called in the middle of a
+        node's message: it takes note, and neither waits nor raises.
         """
         ...
 
-    async def cancel(self, reason: str) -> None:
+    def cancel(self, reason: str) -> None:
         """Stop it and free what it holds on all its nodes. Idempotent; harmless after the end."""
         ...
 

@@ -11,12 +11,12 @@ behind this file.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
-from coordinator.generation import GenerationRequest, Route
+from coordinator.generation import GenerationRequest, Listener, Route
 from coordinator.prompt_hashes import PromptHashes
 from coordinator.registry import Member
 from coordinator.routing import Booking
@@ -67,7 +67,8 @@ class RunningRequest:
         self._started_s = started_s
         self._deadline_s = deadline_s
         self._on_end = on_end
-        self._events: asyncio.Queue[TokenEvent | PdserveError] = asyncio.Queue()
+        self._unheard: list[TokenEvent | Exception] = []  # before there was a listener
+        self._tell: Listener = self._unheard.append
         self._early: dict[int, TokenEvent] = {}  # by index: arrived before their turn
         self._has_ended = False
         self._deadline = asyncio.get_running_loop().call_later(deadline_s, self._expire)
@@ -91,17 +92,14 @@ class RunningRequest:
         """What is left of what it was promised."""
         return slo_left(self.request, self._deadline_s, now_s - self._started_s)
 
-    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
-        """Events in order; raises the error that ended the request early."""
-        while True:
-            event = await self._events.get()
-            if isinstance(event, PdserveError):
-                raise event
-            yield event
-            if event.finish_reason is not None:
-                return
+    def listen(self, listener: Listener) -> None:
+        """As Generation.listen."""
+        self._tell = listener
+        for event in self._unheard:
+            listener(event)
+        self._unheard.clear()
 
-    async def cancel(self, reason: str) -> None:
+    def cancel(self, reason: str) -> None:
         """Stop both legs, or leave the line."""
         self.end(RequestCancelled(reason))
 
@@ -113,7 +111,7 @@ class RunningRequest:
         while (ready := self._early.pop(self.num_tokens, None)) is not None:
             self.num_tokens += len(ready.token_ids)
             self.dispatch.booking.progressed(self.num_tokens)
-            self._events.put_nowait(ready)
+            self._tell(ready)
             if ready.finish_reason is not None:
                 self._finish(self.dispatch, sender)
                 return
@@ -122,7 +120,7 @@ class RunningRequest:
         """Fail or cancel: the client gets `error`, both nodes a cancel."""
         if self._has_ended:
             return
-        self._events.put_nowait(error)
+        self._tell(error)
         for member in self.dispatch.members if self.dispatch else []:
             member.send(CancelLeg(request_id=self.request.request_id, reason=error.message))
         self._leave(by_itself=False)

@@ -17,7 +17,6 @@ from coordinator.api.responses import PromptTokensDetails, Usage
 from coordinator.api.sampling import TextOptions
 from coordinator.api.siblings import Follower
 from coordinator.generation import Generation, GenerationRequest, Route
-from pdserve.errors import PdserveError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +50,7 @@ class Call:
             )
             for index, request in enumerate(plan.requests)
         ]
+        self._num_unfinished = len(self._choices)
         self._cancelled: set[int] = set()
         self._last_token_s: dict[int, float] = {}  # choice |-> arrival of its last token
 
@@ -67,7 +67,7 @@ class Call:
                 self._generations.append(start() if is_leader else Follower(start))
         finally:
             if len(self._generations) < len(self._plan.requests):
-                await self._cancel_rest("another prompt of the same call was refused")
+                self._cancel_rest("another prompt of the same call was refused")
         self._arrivals = Arrivals(self._generations, self._context.clock)
         return self
 
@@ -82,15 +82,13 @@ class Call:
             reason = "coordinator is shutting down" if is_ours else "client disconnected"
         else:
             reason = "the call failed"
-        try:
-            await self._cancel_rest(reason)
-        finally:
-            await self._arrivals.close()
+        self._arrivals.close()
+        self._cancel_rest(reason)
 
     @property
     def is_finished(self) -> bool:
         """Whether every choice is."""
-        return all(choice.is_finished for choice in self._choices)
+        return self._num_unfinished == 0
 
     @property
     def num_choices(self) -> int:
@@ -122,12 +120,6 @@ class Call:
         arrivals = await self._arrivals.take(timeout_s)
         for arrival in arrivals:
             self._take_in(arrival)
-        for index in {arrival.index for arrival in arrivals}:
-            if self._choices[index].ended_by_string:
-                await self._arrivals.stop(index)
-                await self._cancel(index, "stop string")
-        if not arrivals and self._arrivals.is_exhausted and not self.is_finished:
-            raise PdserveError("a generation ended without a finish reason")
         return bool(arrivals)
 
     def take(self) -> list[ChoiceDelta]:
@@ -153,33 +145,38 @@ class Call:
         if choice.is_finished:
             return
         trace.was_served = True
-        num_tokens, num_cached = choice.num_tokens, choice.num_cached_tokens
-        self._score_prompt(arrival)
+        num_tokens = choice.num_tokens
+        if arrival.event.index == 0 and arrival.index % self._plan.num_per_prompt == 0:
+            self._take_prompt(arrival)
         choice.push(arrival.event)
-        if arrival.index % self._plan.num_per_prompt == 0:
-            trace.num_cached_tokens += choice.num_cached_tokens - num_cached
-            self._let_follow(arrival.index)
         self._measure(arrival, choice.num_tokens - num_tokens)
         if trace.first_token_s is None and choice.has_shown_text:
             trace.first_token_s = arrival.at_s
             self._context.observer.first_token(
                 trace.endpoint or "", arrival.at_s - trace.received_s
             )
-        trace.finish_reason = self._choices[0].finish_reason
+        if choice.is_finished:
+            self._finished(choice, arrival.index)
 
-    def _score_prompt(self, arrival: Arrival) -> None:
-        """The scores come with token 1 of the first of a prompt's choices, for all of them."""
+    def _take_prompt(self, arrival: Arrival) -> None:
+        """It has been computed, for the first of its choices. What is known of it comes with
+        token 1, for all of them; the others may begin."""
         leader, event = arrival.index, arrival.event
-        is_scored = self._plan.requests[leader].sampling.prompt_logprobs is not None
-        if is_scored and event.index == 0:
-            for choice in self._choices[leader : leader + self._plan.num_per_prompt]:
+        self._trace.num_cached_tokens += event.cached_tokens
+        followers = slice(leader + 1, leader + self._plan.num_per_prompt)
+        if self._plan.requests[leader].sampling.prompt_logprobs is not None:
+            for choice in (self._choices[leader], *self._choices[followers]):
                 choice.score_prompt(event.prompt_logprobs)
-
-    def _let_follow(self, leader: int) -> None:
-        """Its prompt has been computed."""
-        for generation in self._generations[leader + 1 : leader + self._plan.num_per_prompt]:
+        for generation in self._generations[followers]:
             if isinstance(generation, Follower):
                 generation.begin()
+
+    def _finished(self, choice: Choice, index: int) -> None:
+        self._num_unfinished -= 1
+        self._trace.finish_reason = self._choices[0].finish_reason
+        if choice.ended_by_string:
+            self._arrivals.stop(index)
+            self._cancel(index, "stop string")
 
     def _measure(self, arrival: Arrival, num_new_tokens: int) -> None:
         """Tokens of one event came together: the first ends a gap, the others' gaps are empty."""
@@ -193,17 +190,17 @@ class Call:
             self._last_token_s[arrival.index] = self._trace.last_token_s = last_s
         self._trace.num_completion_tokens += num_new_tokens
 
-    async def _cancel(self, index: int, reason: str) -> None:
-        await self._generations[index].cancel(reason)
+    def _cancel(self, index: int, reason: str) -> None:
+        self._generations[index].cancel(reason)
         self._cancelled.add(index)
 
-    async def _cancel_rest(self, reason: str) -> None:
+    def _cancel_rest(self, reason: str) -> None:
         """Every generation that was started and did not end by itself."""
         choices = self._choices[: len(self._generations)]
         ended = {c.index for c in choices if c.is_finished and not c.ended_by_string}
         rest = [c.index for c in choices if c.index not in ended | self._cancelled]
-        # Shielded: the client may go while a failed write to it is being cleaned up after.
-        await asyncio.shield(asyncio.gather(*(self._cancel(index, reason) for index in rest)))
+        for index in rest:
+            self._cancel(index, reason)
 
 
 def answer_headers(

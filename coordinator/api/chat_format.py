@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -15,6 +15,7 @@ from coordinator.api.choice import ChoiceDelta, ScoredToken
 from coordinator.api.formats import AnswerHead, ScoredPrompts, UsageShown, error_event
 from coordinator.api.logprobs import chat_logprobs
 from coordinator.api.sse import DONE, framed
+from coordinator.api.text_template import TextTemplate
 from coordinator.text import Tokenizer
 from coordinator.text.parts import AnswerParts, CallPiece, Parts
 
@@ -24,6 +25,7 @@ class _Told:
     """One choice, as far as it has been told apart."""
 
     parts: AnswerParts
+    text_chunk: TextTemplate  # one that has text and nothing else
     unshown: list[ScoredToken] = field(default_factory=list)  # of text that is held back
 
     def take_in(self, delta: ChoiceDelta) -> Parts:
@@ -58,7 +60,7 @@ class ChatFormat:
         self._scored_prompt = scored_prompt
         self._shows_usage = usage_shown is not UsageShown.NOWHERE
         self._null_usage: UnsetType | None = None if self._shows_usage else UNSET
-        self._told: defaultdict[int, _Told] = defaultdict(lambda: _Told(plan.make()))
+        self._told: dict[int, _Told] = {}  # by choice
 
     def opening(self, index: int) -> Sequence[bytes]:
         """The role, and text that is still empty."""
@@ -67,11 +69,14 @@ class ChatFormat:
 
     def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
         """Text, reasoning, calls, or nothing but the end."""
-        told = self._told[delta.index]
+        told = self._told_of(delta.index)
         parts = told.take_in(delta)
         finish_reason = told.finish_reason(delta)
-        if not parts and finish_reason is None:
-            return []
+        if finish_reason is None:
+            if not parts:
+                return []
+            if parts.is_content_only and not self._shows_logprobs and usage is None:
+                return [told.text_chunk.filled(parts.content)]
         shown = responses.ChatDelta(
             content=parts.content or UNSET,
             reasoning_content=parts.reasoning or UNSET,
@@ -106,8 +111,18 @@ class ChatFormat:
 
     # ---- parts ---------------------------------------------------------------------------------
 
+    def _told_of(self, index: int) -> _Told:
+        told = self._told.get(index)
+        if told is None:
+            template = TextTemplate(partial(self._text_chunk, index))
+            told = self._told[index] = _Told(self._plan.make(), template)
+        return told
+
+    def _text_chunk(self, index: int, text: str) -> bytes:
+        return self._chunk([responses.ChatChunkChoice(index, responses.ChatDelta(content=text))])
+
     def _choice(self, delta: ChoiceDelta) -> responses.ChatChoice:
-        told = self._told[delta.index]
+        told = self._told_of(delta.index)
         parts = told.take_in(delta)
         calls: list[responses.MadeCall] = []
         for piece in parts.calls:

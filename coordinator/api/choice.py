@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from coordinator.api.sampling import TextOptions
 from coordinator.text import IncrementalDetokenizer, StopMatcher, Tokenizer
@@ -17,8 +18,7 @@ from pdserve.protocol import FinishReason, TokenEvent, TokenLogprobs
 _FINISH_WORDS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredToken:
+class ScoredToken(msgspec.Struct, frozen=True):
     """A token whose log-probabilities are to be shown."""
 
     token_id: int
@@ -26,8 +26,7 @@ class ScoredToken:
     logprobs: TokenLogprobs | None  # None: it is the first of all, and follows from nothing
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceDelta:
+class ChoiceDelta(msgspec.Struct, frozen=True):
     """What is new in a choice."""
 
     index: int
@@ -51,7 +50,6 @@ class Choice:
         """`echoed_ids`: the prompt, if it is to be shown before the answer."""
         self.index = index
         self.num_tokens = 0
-        self.num_cached_tokens = 0  # of its prompt
         self.finish_reason: str | None = None
         self._logprob = 0.0  # of the tokens so far, if they come with theirs
         self._options = options
@@ -100,7 +98,6 @@ class Choice:
         if not self._has_begun:
             self._has_begun = True
             self._echo()
-        self.num_cached_tokens = max(self.num_cached_tokens, event.cached_tokens)
         last = len(event.token_ids) - 1
         for i, token_id in enumerate(event.token_ids):
             if self.is_finished:

@@ -50,7 +50,8 @@ class ApiContext:
         """Raises ModelNotFound."""
         if name not in self.model_names:
             raise ModelNotFound(
-                f"there is no model {name!r} here; there is {', '.join(self.model_names)}", "model"
+                f"there is no model {name[:128]!r} here; there is {', '.join(self.model_names)}",
+                "model",
             )
 
     def max_model_len(self) -> int:

@@ -14,6 +14,7 @@ from coordinator.api import responses
 from coordinator.api.choice import ChoiceDelta
 from coordinator.api.logprobs import completion_logprobs, prompt_logprobs
 from coordinator.api.sse import DONE, framed
+from coordinator.api.text_template import TextTemplate
 from coordinator.text import Tokenizer
 
 
@@ -63,8 +64,8 @@ class AnswerFormat(Protocol):
 
 
 def error_event(error: responses.ErrorDetail) -> bytes:
-    """A failure in a stream of chunks."""
-    return framed(msgspec.json.encode(responses.ErrorBody(error)))
+    """A failure in a stream of chunks, and its end: some clients read on until they are told."""
+    return framed(msgspec.json.encode(responses.ErrorBody(error))) + DONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,7 @@ class CompletionFormat:
         self._scored_prompts = scored_prompts
         self._shows_usage = usage_shown is not UsageShown.NOWHERE
         self._null_usage: UnsetType | None = None if self._shows_usage else UNSET
+        self._text_chunks: dict[int, TextTemplate] = {}  # by choice
 
     def opening(self, index: int) -> Sequence[bytes]:
         """Text needs no opening."""
@@ -108,7 +110,9 @@ class CompletionFormat:
 
     def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
         """New text, or the end."""
-        return [framed(self._encode([self._choice(delta)], usage or self._null_usage))]
+        if delta.finish_reason is None and self._num_logprobs is None and usage is None:
+            return [self._text_chunk(delta.index).filled(delta.text)]
+        return [self._framed_choice(self._choice(delta), usage)]
 
     def closing(self, usage: responses.Usage) -> Sequence[bytes]:
         """The tokens, without choices, for a client that asked for them."""
@@ -121,6 +125,22 @@ class CompletionFormat:
     def whole(self, deltas: Sequence[ChoiceDelta], usage: responses.Usage) -> bytes:
         """One choice per prompt."""
         return self._encode([self._choice(delta) for delta in deltas], usage)
+
+    def _text_chunk(self, index: int) -> TextTemplate:
+        """What has text and nothing else; scored prompts are not streamed."""
+        found = self._text_chunks.get(index)
+        if found is None:
+            found = self._text_chunks[index] = TextTemplate(
+                lambda text: self._framed_choice(
+                    responses.CompletionChoice(index, text, None, None)
+                )
+            )
+        return found
+
+    def _framed_choice(
+        self, choice: responses.CompletionChoice, usage: responses.Usage | None = None
+    ) -> bytes:
+        return framed(self._encode([choice], usage or self._null_usage))
 
     def _choice(self, delta: ChoiceDelta) -> responses.CompletionChoice:
         shown = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
 Probability = Annotated[float, Meta(ge=0, le=1)]
@@ -214,4 +213,4 @@ class CompletionRequest(GenerationFields, kw_only=True):
 
 def field_names(schema: type[Struct]) -> frozenset[str]:
     """The fields of a request, by their JSON names."""
-    return frozenset(field.encode_name for field in msgspec.structs.fields(schema))
+    return frozenset(schema.__struct_encode_fields__)

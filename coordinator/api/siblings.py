@@ -7,12 +7,10 @@ decoded.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
-from coordinator.generation import Generation, Route
-from pdserve.errors import RequestCancelled
-from pdserve.protocol import TokenEvent
+from coordinator.generation import Generation, Listener, Route
+from pdserve.errors import PdserveError, RequestCancelled
 
 
 class Follower:
@@ -20,9 +18,9 @@ class Follower:
 
     def __init__(self, start: Callable[[], Generation]) -> None:
         self._start = start
-        self._may_begin = asyncio.Event()
+        self._listener: Listener | None = None
         self._started: Generation | None = None
-        self._cancelled: str | None = None
+        self._is_over = False
 
     @property
     def route(self) -> Route:
@@ -30,21 +28,29 @@ class Follower:
         return Route(None, None) if self._started is None else self._started.route
 
     def begin(self) -> None:
-        """The prompt has been computed."""
-        self._may_begin.set()
+        """The prompt has been computed; it has a listener by now. Harmless when repeated."""
+        assert self._listener is not None
+        if self._started is not None or self._is_over:
+            return
+        try:
+            self._started = self._start()
+        except PdserveError as error:
+            self._end(error)
+        else:
+            self._started.listen(self._listener)
 
-    async def cancel(self, reason: str) -> None:
+    def listen(self, listener: Listener) -> None:
+        """See Generation.listen; an error of starting it is told as well."""
+        self._listener = listener
+
+    def cancel(self, reason: str) -> None:
         """See Generation.cancel."""
-        self._cancelled = reason
-        self._may_begin.set()
         if self._started is not None:
-            await self._started.cancel(reason)
+            self._started.cancel(reason)
+        elif not self._is_over:
+            self._end(RequestCancelled(reason))
 
-    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
-        """See Generation.__aiter__; raises what starting it raises, besides."""
-        await self._may_begin.wait()
-        if self._cancelled is not None:
-            raise RequestCancelled(self._cancelled)
-        self._started = self._start()
-        async for event in self._started:
-            yield event
+    def _end(self, error: PdserveError) -> None:
+        self._is_over = True
+        if self._listener is not None:
+            self._listener(error)

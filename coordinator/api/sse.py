@@ -12,6 +12,7 @@ _HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # proxies should pass events on at once
 }
+_ROOM_BYTES = 16 * 1024  # behind a client, below which no connection holds a writer up
 _KEEP_ALIVE = b": keep-alive\n\n"
 DONE_DATA = "[DONE]"  # of the last event of most streams
 DONE = f"data: {DONE_DATA}\n\n".encode()
@@ -64,7 +65,15 @@ class SseStream:
         await self._in_time(self._response.write_eof())
 
     async def _write(self, text: bytes) -> None:
-        await self._in_time(self._response.write(text))
+        writing = self._response.write(text)
+        await (writing if self._has_room(text) else self._in_time(writing))
+
+    def _has_room(self, text: bytes) -> bool:
+        """Whether the connection takes this at once, so that nothing has to be timed."""
+        transport = self._request.transport
+        if transport is None:
+            return False
+        return transport.get_write_buffer_size() + len(text) < _ROOM_BYTES
 
     async def _in_time(self, sending: Awaitable[None]) -> None:
         try:

@@ -38,6 +38,7 @@ class IncrementalDetokenizer:
         self._kept_ids = kept_ids
         self._skip_special_tokens = skip_special_tokens
         self._utf8 = _UTF8(errors="replace")
+        self._is_inside_character = False
         self._context: list[int] = []
         self._context_text = ""
 
@@ -45,11 +46,15 @@ class IncrementalDetokenizer:
         """The text that is certain now that this token follows; often, but not always, its own."""
         if self._skip_special_tokens and self._tokenizer.is_special(token_id):
             return self._kept(token_id) if token_id in self._kept_ids else ""
+        if not self._is_inside_character:
+            whole = self._tokenizer.whole_text(token_id)
+            if whole is not None:
+                return whole
         piece = self._tokenizer.exact_bytes(token_id)
         if piece is None:
-            return self._utf8.decode(b"", final=True) + self._push_behind_context(token_id)
+            return self.finish() + self._push_behind_context(token_id)
         if self._tokenizer.is_byte_level or not piece:
-            return self._utf8.decode(piece)
+            return self._decode_bytes(piece)
         return self._push_fallback_byte(token_id, piece)
 
     def _kept(self, token_id: int) -> str:
@@ -57,7 +62,13 @@ class IncrementalDetokenizer:
 
     def finish(self) -> str:
         """The stream is over: a character that was never completed shows as U+FFFD."""
+        self._is_inside_character = False
         return self._utf8.decode(b"", final=True)
+
+    def _decode_bytes(self, piece: bytes) -> str:
+        text = self._utf8.decode(piece)
+        self._is_inside_character = bool(self._utf8.getstate()[0])
+        return text
 
     def _push_behind_context(self, token_id: int) -> str:
         text = self._decode([*self._context, token_id])
@@ -71,7 +82,7 @@ class IncrementalDetokenizer:
     def _push_fallback_byte(self, token_id: int, piece: bytes) -> str:
         is_first = not self._context
         self._set_context([token_id])
-        text = self._utf8.decode(piece)
+        text = self._decode_bytes(piece)
         if is_first and text:  # the decoder may drop a space at the start of a text
             return self._context_text
         return text

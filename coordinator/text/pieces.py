@@ -38,6 +38,7 @@ class TokenPieces:
         self._has_byte_fallback = "ByteFallback" in kinds
         self._alphabet = _byte_of_character() if self.is_byte_level else {}
         self._exact: dict[int, bytes | None] = {}
+        self._whole: dict[int, str | None] = {}
 
     def exact(self, token_id: int) -> bytes | None:
         """The token's bytes wherever it stands; None when they depend on what precedes it."""
@@ -46,6 +47,15 @@ class TokenPieces:
         except KeyError:
             piece = self._exact[token_id] = self._find_exact(token_id)
             return piece
+
+    def whole(self, token_id: int) -> str | None:
+        """The token's text, if it is exact and has no part of a character at either end."""
+        try:
+            return self._whole[token_id]
+        except KeyError:
+            piece = self.exact(token_id) if self.is_byte_level else None
+            text = self._whole[token_id] = _decoded(piece) if piece is not None else None
+            return text
 
     def shown(self, token_id: int) -> bytes:
         """The token's bytes in the middle of a text."""
@@ -66,6 +76,13 @@ class TokenPieces:
             return bytes(known) if len(known) == len(values) else token.encode()
         if self._has_byte_fallback and (match := _FALLBACK_TOKEN.fullmatch(token)):
             return bytes([int(match[1], 16)])
+        return None
+
+
+def _decoded(piece: bytes) -> str | None:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
         return None
 
 

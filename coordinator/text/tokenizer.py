@@ -139,6 +139,10 @@ class Tokenizer:
         """What the token stands for wherever it stands, if that can be said; see `pieces`."""
         return self._pieces.exact(token_id)
 
+    def whole_text(self, token_id: int) -> str | None:
+        """What the token is if no character is begun before it; None: that cannot be said."""
+        return self._pieces.whole(token_id)
+
     def shown_bytes(self, token_id: int) -> bytes:
         """What the token adds in the middle of a text; may be a part of a character."""
         return self._pieces.shown(token_id)

@@ -18,6 +18,7 @@ from pdserve.cli.bench_config import (
     RouterBenchConfig,
     TransferConfig,
 )
+from pdserve.cli.bench_gateway_config import CoordinatorBenchConfig
 from pdserve.cli.bench_speed_config import ServeBenchConfig, StepBenchConfig
 from pdserve.cli.cluster_config import ClusterConfig
 from pdserve.cli.compare_config import CompareConfig
@@ -96,6 +97,10 @@ def build_parser() -> FlagParser:
     serve = benches.add_parser("serve", help="any servers of completions under the same load")
     serve.set_defaults(command=_bench_serve, name="bench serve")
     add_flags(serve, ServeBenchConfig)
+    coordinator = benches.add_parser("coordinator", help="what a request and a token cost there")
+    coordinator.set_defaults(command=_bench_coordinator, name="bench coordinator")
+    add_flags(coordinator, CoordinatorBenchConfig)
+    _add_simulated_nodes(benches.add_parser("simulated-nodes"))
     _add_transfer_end(benches.add_parser("transfer-end"))
     demo = add("demo", "start a cluster, ask the demo model something, stop the cluster", _demo)
     add_flags(demo, DemoConfig)
@@ -152,6 +157,16 @@ def _add_transfer_end(parser: FlagParser) -> None:
     for flag in ("--fd", "--num-blocks", "--block-bytes", "--die-with-parent"):
         parser.add_argument(flag, type=int, required=True)
     parser.add_argument("--commit", action="store_true")
+
+
+def _add_simulated_nodes(parser: FlagParser) -> None:
+    """The other process of `pdserve bench coordinator`; nothing for people, so without help."""
+    parser.set_defaults(command=_bench_simulated_nodes, name="bench simulated-nodes")
+    parser.add_argument("--coordinator", required=True)
+    parser.add_argument("--model-id", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--step-ms", type=float, required=True)
+    parser.add_argument("--die-with-parent", type=int, required=True)
 
 
 # ---- commands: each loads only what it needs ----------------------------------------------------
@@ -285,6 +300,24 @@ def _bench_serve(arguments: argparse.Namespace) -> int:
     from pdserve.cli import bench_serve
 
     return bench_serve.run(config_from(ServeBenchConfig, arguments))
+
+
+def _bench_coordinator(arguments: argparse.Namespace) -> int:
+    from pdserve.cli import bench_coordinator
+
+    return bench_coordinator.run(config_from(CoordinatorBenchConfig, arguments))
+
+
+def _bench_simulated_nodes(arguments: argparse.Namespace) -> int:
+    die_with_parent(arguments.die_with_parent)
+    from pdserve.cli import simulated_nodes
+
+    simulated_nodes.run(
+        simulated_nodes.NodesPlan(
+            arguments.coordinator, arguments.port, arguments.model_id, arguments.step_ms
+        )
+    )
+    return OK
 
 
 def _bench_transfer_end(arguments: argparse.Namespace) -> int:

@@ -42,7 +42,7 @@ async def embeddings(request: web.Request) -> web.Response:
         embedder = _embedder(context, trace, terms, index, prompts[index])
         return context.generator.start(embedder)
 
-    async with PromptRun(start, len(prompts)) as run:
+    async with PromptRun(start, len(prompts), context.clock) as run:
         events = await run.events()
     trace.was_served = True
     trace.num_cached_tokens = sum(event.cached_tokens for event in events)

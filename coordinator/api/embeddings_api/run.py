@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from types import TracebackType
 
+from coordinator.api.arrivals import Arrivals
 from coordinator.generation import Generation, Route
+from pdserve.clock import Clock
 from pdserve.errors import Overloaded, PdserveError
 from pdserve.protocol import TokenEvent
 
@@ -20,13 +21,12 @@ class PromptRun:
     refused for its first prompts, and not when most of the work is done.
     """
 
-    def __init__(self, start: Callable[[int], Generation], num_prompts: int) -> None:
+    def __init__(self, start: Callable[[int], Generation], num_prompts: int, clock: Clock) -> None:
         """`start` begins a prompt, by its index."""
-        self.routes: list[Route] = []
         self._start = start
         self._num_prompts = num_prompts
-        self._num_started = 0
-        self._running: dict[asyncio.Task[TokenEvent], tuple[int, Generation]] = {}
+        self._generations: list[Generation] = []  # begun so far, by prompt
+        self._arrivals = Arrivals((), clock)
 
     async def __aenter__(self) -> PromptRun:
         return self
@@ -37,8 +37,14 @@ class PromptRun:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # Shielded: who waits for the answer may be gone already, and is cancelled.
-        await asyncio.shield(self._cancel_rest())
+        self._arrivals.close()
+        for generation in self._generations:
+            generation.cancel("the call failed, or its client is gone")
+
+    @property
+    def routes(self) -> list[Route]:
+        """Where its prompts ran, or run."""
+        return [generation.route for generation in self._generations]
 
     async def events(self) -> list[TokenEvent]:
         """The one event of each prompt, in their order.
@@ -48,39 +54,21 @@ class PromptRun:
         """
         found: dict[int, TokenEvent] = {}
         while len(found) < self._num_prompts:
-            self._start_more()
-            ended, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
-            for reader in ended:
-                event = reader.result()
-                index, generation = self._running.pop(reader)
-                self.routes.append(generation.route)
-                found[index] = event
+            self._start_more(num_found=len(found))
+            for arrival in await self._arrivals.take():
+                if not arrival.event.embedding:
+                    raise PdserveError("a prompt ended without an embedding")
+                found[arrival.index] = arrival.event
         return [found[index] for index in range(self._num_prompts)]
 
-    def _start_more(self) -> None:
-        while len(self._running) < AT_ONCE and self._num_started < self._num_prompts:
+    def _start_more(self, num_found: int) -> None:
+        begun = self._generations
+        while len(begun) < min(self._num_prompts, num_found + AT_ONCE):
             try:
-                generation = self._start(self._num_started)
+                generation = self._start(len(begun))
             except Overloaded:
-                if not self._running:
+                if len(begun) == num_found:
                     raise
                 return
-            self._running[asyncio.create_task(_only_event(generation))] = (
-                self._num_started,
-                generation,
-            )
-            self._num_started += 1
-
-    async def _cancel_rest(self) -> None:
-        readers = list(self._running)
-        for reader, (_, generation) in self._running.items():
-            reader.cancel()
-            await generation.cancel("the call failed, or its client is gone")
-        await asyncio.gather(*readers, return_exceptions=True)
-
-
-async def _only_event(generation: Generation) -> TokenEvent:
-    events = [event async for event in generation]
-    if not events or not events[-1].embedding:
-        raise PdserveError("a prompt ended without an embedding")
-    return events[-1]
+            begun.append(generation)
+            self._arrivals.add(generation)

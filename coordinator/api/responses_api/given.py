@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from coordinator.api.json_text import JsonReader
+from coordinator.api.requests import MAX_MESSAGES
 from coordinator.api.responses_api.objects import (
     CallItem,
     CallOutputItem,
@@ -30,7 +32,7 @@ _SERVED = frozenset(field.name for field in msgspec.structs.fields(InputItem)) |
 def check_items(values: dict[str, Any]) -> None:
     """Refuse fields of items that would make a difference. Raises InvalidRequest."""
     items = values.get("input")
-    for i, item in enumerate(items if isinstance(items, list) else []):
+    for i, item in enumerate(items[:MAX_MESSAGES] if isinstance(items, list) else []):
         for name, value in item.items() if isinstance(item, dict) else ():
             if name not in _SERVED and value not in (None, []):
                 where = f"input[{i}]"
@@ -45,9 +47,10 @@ def items_of(
         given = [InputItem(role="user", content=given)]
     called = {item.call_id for item in earlier if isinstance(item, CallItem)}
     items: list[KeptItem] = []
+    reader = JsonReader()
     for i, one in enumerate(given):
         where = f"input[{i}]"
-        item = _item(one, where, f"{unique}_in{i}", find)
+        item = _item(one, where, f"{unique}_in{i}", find, reader)
         if isinstance(item, CallItem):
             called.add(item.call_id)
         elif isinstance(item, CallOutputItem) and item.call_id not in called:
@@ -59,7 +62,7 @@ def items_of(
     return items
 
 
-def _item(item: InputItem, where: str, unique: str, find: Find) -> KeptItem:
+def _item(item: InputItem, where: str, unique: str, find: Find, reader: JsonReader) -> KeptItem:
     match item.type:
         case "message":
             return _message(item, where, item.id or f"msg_{unique}")
@@ -71,7 +74,7 @@ def _item(item: InputItem, where: str, unique: str, find: Find) -> KeptItem:
                 id=item.id or f"fc_{unique}",
                 call_id=_needed(item.call_id, "call_id", where),
                 name=_needed(item.name, "name", where),
-                arguments=_arguments(item, where),
+                arguments=_arguments(item, where, reader),
                 status="completed",
             )
         case "function_call_output":
@@ -115,13 +118,9 @@ def _parts(text: ItemText, where: str) -> list[str]:
     return [_needed(part.text, "text", f"{where}[{i}]") for i, part in enumerate(text)]
 
 
-def _arguments(item: InputItem, where: str) -> str:
+def _arguments(item: InputItem, where: str, reader: JsonReader) -> str:
     arguments = _needed(item.arguments, "arguments", where)
-    param = f"{where}.arguments"
-    try:
-        msgspec.json.decode(arguments or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequest(f"{param} is no JSON object: {error}", param) from error
+    reader.read_object(arguments, f"{where}.arguments")
     return arguments
 
 

@@ -30,48 +30,82 @@ class StoredResponse:
         return len(self.body) + self.items_bytes
 
 
+class _Shelf:
+    """What one owner has in the store."""
+
+    def __init__(self) -> None:
+        self.by_id: OrderedDict[str, StoredResponse] = OrderedDict()  # the next to go first
+        self.num_bytes = 0
+
+    def add(self, stored: StoredResponse) -> None:
+        self.by_id[stored.id] = stored
+        self.num_bytes += stored.num_bytes
+
+    def remove(self, response_id: str) -> None:
+        self.num_bytes -= self.by_id.pop(response_id).num_bytes
+
+
 class ResponseStore:
-    """Those that were used least recently give way, when there are too many or too large ones."""
+    """When there are too many, or too large ones, whoever has most of the room gives way: of its
+    responses, the one that was used least recently. So nobody can push out another's that hold less
+    than an even part."""
 
     def __init__(self, max_responses: int, max_bytes: int) -> None:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
-        self._num_bytes = 0
-        self._by_id: OrderedDict[str, StoredResponse] = OrderedDict()  # the next to go first
+        self._shelves: dict[str, _Shelf] = {}  # by owner; none is empty
 
     def __len__(self) -> int:
-        return len(self._by_id)
+        return sum(len(shelf.by_id) for shelf in self._shelves.values())
 
     def put(self, stored: StoredResponse) -> None:
         """Keep a new one; one that is larger than the whole store is not kept."""
         if stored.num_bytes > self._max_bytes:
             return
-        self._by_id[stored.id] = stored
-        self._num_bytes += stored.num_bytes
-        while len(self._by_id) > self._max_responses or self._num_bytes > self._max_bytes:
-            _, oldest = self._by_id.popitem(last=False)
-            self._num_bytes -= oldest.num_bytes
+        self._shelves.setdefault(stored.owner, _Shelf()).add(stored)
+        while len(self) > self._max_responses or self._num_bytes > self._max_bytes:
+            owner = max(self._shelves, key=self._part_of)
+            self._remove(owner, next(iter(self._shelves[owner].by_id)))
 
     def get(self, response_id: str, owner: str, param: str | None = None) -> StoredResponse:
         """Raises ResponseNotFound, which names the parameter."""
-        stored = self._by_id.get(response_id)
-        if stored is None or stored.owner != owner:
+        shelf = self._shelves.get(owner)
+        stored = None if shelf is None else shelf.by_id.get(response_id)
+        if shelf is None or stored is None:
             raise ResponseNotFound(
                 f"there is no response {response_id[:128]!r} here, or no longer", param
             )
-        self._by_id.move_to_end(response_id)
+        shelf.by_id.move_to_end(response_id)
         return stored
 
     def find_item(self, item_id: str, owner: str) -> KeptItem | None:
         """One that a kept response begins or ends with; None: there is none of that id."""
         made = ITEM_ID.fullmatch(item_id)
-        stored = None if made is None else self._by_id.get(RESPONSE_ID.format(made["unique"]))
-        if stored is None or stored.owner != owner:
+        shelf = self._shelves.get(owner)
+        if made is None or shelf is None:
             return None
-        self._by_id.move_to_end(stored.id)
-        return next((item for item in stored.items if item.id == item_id), None)
+        response_id = RESPONSE_ID.format(made["unique"])
+        if response_id not in shelf.by_id:
+            return None
+        shelf.by_id.move_to_end(response_id)
+        return next((i for i in shelf.by_id[response_id].items if i.id == item_id), None)
 
     def delete(self, response_id: str, owner: str) -> None:
         """Raises ResponseNotFound."""
-        self._num_bytes -= self.get(response_id, owner).num_bytes
-        del self._by_id[response_id]
+        self.get(response_id, owner)
+        self._remove(owner, response_id)
+
+    @property
+    def _num_bytes(self) -> int:
+        return sum(shelf.num_bytes for shelf in self._shelves.values())
+
+    def _part_of(self, owner: str) -> float:
+        """Of the room that there is, in number or in bytes."""
+        shelf = self._shelves[owner]
+        return max(len(shelf.by_id) / self._max_responses, shelf.num_bytes / self._max_bytes)
+
+    def _remove(self, owner: str, response_id: str) -> None:
+        shelf = self._shelves[owner]
+        shelf.remove(response_id)
+        if not shelf.by_id:
+            del self._shelves[owner]

@@ -23,6 +23,11 @@ class Parts:
     reasoning: str = ""
     calls: list[CallPiece] = field(default_factory=list)
 
+    @property
+    def is_content_only(self) -> bool:
+        """Whether it is text and nothing else."""
+        return not (self.reasoning or self.calls)
+
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.calls)
 

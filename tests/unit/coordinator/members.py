@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from coordinator.registry import Member, Registry
+from coordinator.running import RunningRequest
 from pdserve.introduction import new_key
 from pdserve.kv_layout import KvDtype, KvLayout
-from pdserve.protocol import LoadReport, NodeHello, NodeRole, NodeState
+from pdserve.protocol import LoadReport, NodeHello, NodeRole, NodeState, TokenEvent
 
 LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, head_dim=8, block_size=4, dtype=KvDtype.FLOAT32)
 NUM_BLOCKS = 100
@@ -54,3 +57,27 @@ def report(registry: Registry, member: Member, role: NodeRole, **fields: object)
     """It says how it is doing."""
     load = LoadReport(state=NodeState.READY, role=role)
     registry.report(member, msgspec.structs.replace(load, **fields))
+
+
+async def output(running: RunningRequest) -> list[int]:
+    """All its tokens, when it has ended; raises the error that it ended with."""
+    return [token_id for event in await events(running) for token_id in event.token_ids]
+
+
+async def events(running: RunningRequest) -> list[TokenEvent]:
+    """All that is told of it, when it has ended; raises the error that it ended with."""
+    told: list[TokenEvent] = []
+    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def listener(event: TokenEvent | Exception) -> None:
+        if isinstance(event, Exception):
+            over.set_exception(event)
+            return
+        told.append(event)
+        if event.finish_reason is not None:
+            over.set_result(None)
+
+    running.listen(listener)
+    async with asyncio.timeout(1):
+        await over
+    return told

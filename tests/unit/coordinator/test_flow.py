@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from itertools import permutations
 
@@ -45,6 +44,7 @@ from pdserve.protocol import (
     TokenBatch,
     TokenEvent,
 )
+from tests.unit.coordinator.members import output
 
 LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, head_dim=8, block_size=4, dtype=KvDtype.FLOAT32)
 
@@ -136,11 +136,6 @@ def token(index: int, *, last: bool = False, request_id: str = "r") -> TokenEven
     )
 
 
-async def output(running: RunningRequest) -> list[int]:
-    async with asyncio.timeout(1):
-        return [t async for event in running for t in event.token_ids]
-
-
 @pytest.fixture
 def nodes() -> Iterator[Nodes]:
     nodes = Nodes()
@@ -188,7 +183,7 @@ async def test_columns_of_different_lengths_are_refused_as_a_whole(nodes: Nodes)
     with pytest.raises(MalformedMessage, match="different lengths"):
         nodes.flow.tokens(batch, decode)
     assert running.num_tokens == 0
-    await running.cancel("done")
+    running.cancel("done")
 
 
 async def test_the_decode_node_is_introduced_to_this_life_of_the_prefill_node(
@@ -205,7 +200,7 @@ async def test_the_decode_node_is_introduced_to_this_life_of_the_prefill_node(
     assert is_introduced(key_of("p", "7"), "7", "9", shown)
     assert not is_introduced(key_of("p", "8"), "7", "9", shown)
     assert not is_introduced(key_of("p", "7"), "7", "10", shown)
-    await running.cancel("done")
+    running.cancel("done")
 
 
 async def test_a_single_token_needs_no_decode_node(nodes: Nodes) -> None:
@@ -243,8 +238,8 @@ async def test_cancel_tells_both_nodes_once(nodes: Nodes) -> None:
     prefill, decode = nodes.join("p", NodeRole.PREFILL), nodes.join("d", NodeRole.DECODE)
     running = nodes.start()
     sent(prefill), sent(decode)
-    await running.cancel("client disconnected")
-    await running.cancel("again")
+    running.cancel("client disconnected")
+    running.cancel("again")
     for member in (prefill, decode):
         (cancel,) = sent(member)
         assert cancel == CancelLeg(request_id="r", reason="client disconnected")
@@ -303,7 +298,7 @@ async def test_another_life_of_a_node_ends_what_the_former_one_had(nodes: Nodes)
         await output(running)
     again = nodes.start("again")
     assert again.route.decode_node == "d"
-    await again.cancel("done")
+    again.cancel("done")
 
 
 async def test_the_deadline_ends_a_request(nodes: Nodes) -> None:
@@ -340,8 +335,8 @@ async def test_too_many_requests_are_refused() -> None:
     promise = Slo(name="standard", ttft_s=10.0)
     with pytest.raises(Overloaded):
         nodes.start("two", slo=promise)
-    await running.cancel("room for others")
-    await nodes.start("three", slo=promise).cancel("done")
+    running.cancel("room for others")
+    nodes.start("three", slo=promise).cancel("done")
 
 
 async def test_colocated_requests_have_one_leg(nodes: Nodes) -> None:
@@ -367,4 +362,4 @@ async def test_the_least_loaded_of_each_pool_is_chosen() -> None:
     assert [r.route.prefill_node for r in started] == ["p1", "p2", "p1", "p2"]
     assert {r.route.decode_node for r in started} == {"d2"}
     for running in started:
-        await running.cancel("done")
+        running.cancel("done")

@@ -31,7 +31,7 @@ from pdserve.protocol import (
     TokenBatch,
     TokenEvent,
 )
-from tests.unit.coordinator.members import join, report, said_to
+from tests.unit.coordinator.members import join, output, report, said_to
 
 INTERACTIVE = Slo(name="interactive", priority=2, ttft_s=2.0, tpot_s=0.1)
 BATCH = Slo(name="batch")
@@ -139,11 +139,6 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def output(running: RunningRequest) -> list[int]:
-    async with asyncio.timeout(1):
-        return [t async for event in running for t in event.token_ids]
-
-
 async def test_what_is_refused_leaves_no_trace(nodes: Nodes) -> None:
     nodes.admission.refusal = SloUnreachable("too slow", 3.0)
     with pytest.raises(SloUnreachable) as refusal:
@@ -194,7 +189,7 @@ async def test_the_line_is_looked_at_when_something_has_changed(nodes: Nodes, ev
         case "failed":
             nodes.flow.leg_failed(LegFailed(request_id="first", code="x", message=""), nodes.decode)
         case "cancelled":
-            await first.cancel("done")
+            first.cancel("done")
         case "report":
             report(nodes.registry, nodes.prefill, NodeRole.PREFILL)
     await settled()
@@ -234,14 +229,14 @@ async def test_who_waits_is_hashed_once_however_often_it_is_placed(
 async def test_cancelling_in_the_line_tells_no_node(nodes: Nodes) -> None:
     nodes.admission.has_room = False
     running, other = nodes.start("r"), nodes.start("other")
-    await running.cancel("client disconnected")
+    running.cancel("client disconnected")
     with pytest.raises(RequestCancelled, match="disconnected"):
         await output(running)
     assert said_to(nodes.prefill) == said_to(nodes.decode) == []
     nodes.admission.has_room = True
     await settled()
     assert nodes.dispatched() == ["other"]
-    await other.cancel("done")
+    other.cancel("done")
     assert nodes.flow.num_inflight == 0
     assert [type(m) for m in said_to(nodes.decode)] == [DecodeLeg, CancelLeg]
 
@@ -315,7 +310,7 @@ async def test_admission_hears_what_becomes_of_requests(nodes: Nodes) -> None:
     nodes.say(nodes.prefill, "whole", 0)  # once more
     nodes.clock.advance(1.0)
     nodes.say(nodes.decode, "whole", 1)
-    await cut.cancel("client disconnected")
+    cut.cancel("client disconnected")
     assert nodes.admission.told == [
         ("dispatched", "whole", 1000.0),
         ("dispatched", "cut", 1000.0),

@@ -18,6 +18,7 @@ from pdserve.protocol import (
     SamplingParams,
     TokenEvent,
 )
+from tests.unit.coordinator.members import events
 from tests.unit.coordinator.test_flow import Nodes, sent
 
 PREFILL, DECODE = NodeRole.PREFILL, NodeRole.DECODE
@@ -51,7 +52,7 @@ def answer() -> TokenEvent:
 
 
 async def embeddings(running: RunningRequest) -> list[bytes]:
-    return [event.embedding async for event in running]
+    return [event.embedding for event in await events(running)]
 
 
 def prefilling_role(nodes: Nodes) -> NodeRole:
@@ -131,5 +132,5 @@ async def expected_tokens(nodes: Nodes) -> int:
     """Of an answer that might be long."""
     running = nodes.start(max_tokens=60)
     assert running.dispatch is not None
-    await running.cancel("it was only to see")
+    running.cancel("it was only to see")
     return running.dispatch.booking.placement.output_tokens

@@ -86,7 +86,7 @@ class Cluster:
             sampling=SamplingParams(max_tokens=4),
         )
         running = self.flow.start(request)
-        await running.cancel("seen enough")
+        running.cancel("seen enough")
         assert isinstance(member.outbox, Outbox)
         (leg,) = [leg for leg in member.outbox.legs if leg.request_id == request.request_id]
         return [_summary(source) for source in leg.prefix_sources]

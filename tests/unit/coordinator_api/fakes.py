@@ -16,7 +16,7 @@ import tokenizers
 
 from coordinator.api import ApiConfig, HttpServer, RequestSummary, create_app
 from coordinator.embedding_model import EmbeddingModel
-from coordinator.generation import GenerationRequest, Route
+from coordinator.generation import GenerationRequest, Listener, Route
 from coordinator.tenants import Tenants
 from coordinator.text import ChatTemplate, Tokenizer
 from pdserve.errors import RequestCancelled
@@ -70,7 +70,7 @@ def says(text: str, *, per_event: int = 1, pause_s: float = 0.0) -> Script:
 
 
 class FakeGeneration:
-    """One scripted request; after `cancel` its reader gets RequestCancelled."""
+    """One scripted request; after `cancel` its listener is told RequestCancelled."""
 
     def __init__(self, request: GenerationRequest, script: Sequence[Step]) -> None:
         self.request = request
@@ -79,28 +79,33 @@ class FakeGeneration:
         self.is_over = False
         self._script = script
         self._cancelled = asyncio.Event()
+        self._playing: asyncio.Task[None] | None = None
 
-    async def cancel(self, reason: str) -> None:
+    def cancel(self, reason: str) -> None:
         self.cancels.append(reason)
         self._cancelled.set()
 
-    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
+    def listen(self, listener: Listener) -> None:
+        self._playing = asyncio.create_task(self._play(listener))
+
+    async def _play(self, listener: Listener) -> None:
         index = 0
         max_tokens = self.request.sampling.max_tokens
         for step in self._script:
             if isinstance(step, Pause):
                 await self._pause(step)
             if self._cancelled.is_set():
-                raise RequestCancelled(self.cancels[0])
+                step = RequestCancelled(self.cancels[0])
             if isinstance(step, Exception):
-                raise step
+                listener(step)
+                return
             if isinstance(step, Tokens):
                 ids = step.ids[: max_tokens - index]
                 ends = index + len(ids) == max_tokens
-                yield self._event(step, ids, index, ends=ends)
+                self.is_over = ends or step.finish is not None
+                listener(self._event(step, ids, index, ends=ends))
                 index += len(ids)
-                if ends or step.finish is not None:
-                    self.is_over = True
+                if self.is_over:
                     return
 
     async def _pause(self, step: Pause) -> None:

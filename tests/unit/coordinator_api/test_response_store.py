@@ -53,6 +53,17 @@ def test_another_owner_cannot_even_delete() -> None:
     assert not has(store, "a")
 
 
+@pytest.mark.parametrize("num_bytes", [1, 20])  # too many, too large
+def test_a_flood_pushes_out_its_own(num_bytes: int) -> None:
+    store = ResponseStore(max_responses=10, max_bytes=200)
+    for i in range(3):
+        store.put(made(f"mine {i}", num_bytes, "acme"))
+    for i in range(50):
+        store.put(made(f"flood {i}", num_bytes, "night"))
+    assert [i for i in range(3) if has(store, f"mine {i}")] == [0, 1, 2]
+    assert [i for i in range(50) if has(store, f"flood {i}", "night")] == list(range(43, 50))
+
+
 @given(
     st.lists(
         st.tuples(st.sampled_from(["put", "get", "delete"]), st.integers(0, 9), st.integers(0, 40)),

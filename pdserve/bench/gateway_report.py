@@ -1,0 +1,99 @@
+"""What loads on gateways come to: rates by time and by the core's own seconds, and added TTFT."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from pdserve.bench.gateway_load import LoadRound
+from pdserve.bench.slo_score import Outcome, Percentiles
+
+Load = Literal["full", "half"]
+
+
+class AddedTtft(msgspec.Struct, frozen=True):
+    """By how much a percentile is later than without the gateway, in milliseconds."""
+
+    p50: float | None
+    p99: float | None
+
+    @classmethod
+    def of(cls, through: Percentiles, direct: Percentiles) -> AddedTtft:
+        """None where there was no token."""
+        return cls(_less(through.p50, direct.p50), _less(through.p99, direct.p99))
+
+
+def _less(through: float | None, direct: float | None) -> float | None:
+    return None if through is None or direct is None else through - direct
+
+
+class GatewayRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One gateway under one load, all rounds together."""
+
+    case: str
+    gateway: str
+    load: Load
+    requests_per_s: float
+    tokens_per_s: float
+    core_share: float | None  # of one core, that the gateway's process took; None: not known
+    requests_per_core_s: float | None  # by second of a core that it took
+    tokens_per_core_s: float | None
+    tokens_per_event: float  # above 1: it had fallen behind, and put some together
+    ttft_ms: Percentiles
+    direct_ttft_ms: Percentiles  # the same load without the gateway
+    added_ttft_ms: AddedTtft
+    direct_tokens_per_s: float
+    sent: int
+    failed: int  # or refused
+    errors: dict[str, int]  # what was said |-> how often
+
+
+class GatewayReport(msgspec.Struct, frozen=True):
+    """All that `pdserve bench coordinator` has measured."""
+
+    streams: int  # of the closed loop that is full load
+    rows: list[GatewayRow]
+
+
+def gateway_row(
+    case: str, gateway: str, load: Load, rounds: Sequence[tuple[LoadRound, LoadRound]]
+) -> GatewayRow:
+    """Rounds of a load: through the gateway, and without it."""
+    through, direct = [pair[0] for pair in rounds], [pair[1] for pair in rounds]
+    outcomes = _outcomes(through)
+    seconds = sum(some.seconds for some in through)
+    cpu_s = sum(some.cpu_s for some in through)
+    num_requests = sum(some.num_requests for some in through)
+    num_tokens = sum(some.num_tokens for some in through)
+    ttft_ms, direct_ttft_ms = _ttft_ms(outcomes), _ttft_ms(_outcomes(direct))
+    return GatewayRow(
+        case=case,
+        gateway=gateway,
+        load=load,
+        requests_per_s=num_requests / seconds,
+        tokens_per_s=num_tokens / seconds,
+        core_share=cpu_s / seconds if cpu_s else None,
+        requests_per_core_s=num_requests / cpu_s if cpu_s else None,
+        tokens_per_core_s=num_tokens / cpu_s if cpu_s else None,
+        tokens_per_event=sum(outcome.num_received for outcome in outcomes)
+        / max(1, sum(len(outcome.arrivals_s) for outcome in outcomes)),
+        ttft_ms=ttft_ms,
+        direct_ttft_ms=direct_ttft_ms,
+        added_ttft_ms=AddedTtft.of(ttft_ms, direct_ttft_ms),
+        direct_tokens_per_s=sum(some.num_tokens for some in direct)
+        / sum(some.seconds for some in direct),
+        sent=len(outcomes),
+        failed=sum(outcome.end != "finished" for outcome in outcomes),
+        errors=dict(Counter(outcome.error for outcome in outcomes if outcome.error)),
+    )
+
+
+def _outcomes(rounds: Sequence[LoadRound]) -> list[Outcome]:
+    return [outcome for some in rounds for outcome in some.outcomes]
+
+
+def _ttft_ms(outcomes: Sequence[Outcome]) -> Percentiles:
+    return Percentiles.of([outcome.ttft_s for outcome in outcomes])

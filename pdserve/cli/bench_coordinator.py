@@ -1,0 +1,171 @@
+"""`pdserve bench coordinator`: a real coordinator, all of whose nodes are simulated.
+
+The coordinator has one core to itself, as far as there are several; the simulated nodes, in one
+process, and the client share the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Set
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import msgspec
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from pdserve.bench.chat_stream import chat_target
+from pdserve.bench.gateway import measure_gateways
+from pdserve.bench.gateway_load import Gateway
+from pdserve.bench.gateway_report import GatewayReport
+from pdserve.bench.slo_score import Percentiles
+from pdserve.bench.sse_server import MODEL
+from pdserve.checkpoint import resolve_checkpoint
+from pdserve.cli.bench_gateway_config import CoordinatorBenchConfig
+from pdserve.cli.child import Child, Exit
+from pdserve.cli.cluster_status import fetch_status
+from pdserve.cli.credentials import key_headers
+from pdserve.cli.exit_codes import FAILED, OK
+from pdserve.cli.flags import as_flags
+from pdserve.cli.plan import COORDINATOR
+from pdserve.cli.ports import ReservedPort
+from pdserve.cli.readiness import wait_until
+from pdserve.cli.simulated_nodes import NODE_IDS, SIMULATED, NodesPlan
+from pdserve.cli.supervisor import OWN_COMMAND
+from pdserve.config import CoordinatorConfig
+from pdserve.demo_model import CHECKPOINT_PATH
+
+_STOP_S = 5.0
+_WIDTH = 160  # where no terminal says how wide it is
+
+
+def run(config: CoordinatorBenchConfig) -> int:
+    """Measure and print; the exit code is 1 if a request failed.
+
+    Raises:
+        PdserveError: a process did not start, or a server does not answer.
+    """
+    progress = Console(stderr=True)
+    report = uvloop.run(
+        _measure(config, lambda text: progress.print(text, style="dim", highlight=False))
+    )
+    if config.json:
+        print(msgspec.json.encode(report).decode())
+    else:
+        console = Console()
+        if not console.is_terminal:
+            console = Console(width=_WIDTH)
+        console.print(_table(report))
+        console.print("\n".join(_remarks(report)), highlight=False)
+    return FAILED if any(row.failed for row in report.rows) else OK
+
+
+async def _measure(config: CoordinatorBenchConfig, tell: Callable[[str], None]) -> GatewayReport:
+    async with AsyncExitStack() as stack:
+        servers = await stack.enter_async_context(_servers(config))
+        against = config.against
+        if against:
+            target = chat_target(against, config.against_model, key_headers())
+            other = await stack.enter_async_context(target)
+            servers.append(Gateway(against, other, config.against_pid))
+        direct, *gateways = servers
+        return await measure_gateways(gateways, direct, config.plan, tell)
+
+
+@asynccontextmanager
+async def _servers(config: CoordinatorBenchConfig) -> AsyncIterator[list[Gateway]]:
+    """The simulated server without a gateway, and the coordinator; both ready."""
+    given = config.checkpoint
+    checkpoint = resolve_checkpoint(
+        given.model or str(CHECKPOINT_PATH), given.revision, with_weights=False
+    )
+    ports = [ReservedPort("127.0.0.1", port) for port in (0, 0, config.upstream_port)]
+    http, grpc, upstream = (reserved.port for reserved in ports)
+    coordinator = CoordinatorConfig(port=http, grpc_port=grpc, checkpoint=given)
+    nodes = NodesPlan(f"127.0.0.1:{grpc}", upstream, checkpoint.model_id, config.step_ms)
+    url, parent = f"http://127.0.0.1:{http}", f"--die-with-parent={os.getpid()}"
+    cores, all_cores = _shares(os.sched_getaffinity(0)), os.sched_getaffinity(0)
+    children: list[Child] = []
+    try:
+        for name, words, share in (
+            (COORDINATOR, [COORDINATOR, *as_flags(coordinator)], cores[0]),
+            (SIMULATED, nodes.arguments, cores[1]),
+        ):
+            child = Child(name, [*OWN_COMMAND, *words, parent], _ignore_line, _ignore_end)
+            children.append(child)
+            os.sched_setaffinity(child.pid, share)
+        os.sched_setaffinity(0, cores[1])
+        await wait_until(lambda s: not s.waiting_for(NODE_IDS), url, children, config.start_s)
+        model = (await fetch_status(url)).model
+        async with (
+            chat_target(f"http://127.0.0.1:{upstream}", MODEL) as direct,
+            chat_target(url, model) as ours,
+        ):
+            yield [Gateway("direct", direct, 0), Gateway(COORDINATOR, ours, children[0].pid)]
+    finally:
+        os.sched_setaffinity(0, all_cores)
+        await asyncio.gather(*(child.stop(_STOP_S) for child in children))
+        for reserved in ports:
+            reserved.close()
+
+
+def _shares(cores: Set[int]) -> tuple[Set[int], Set[int]]:
+    """The coordinator's core, and those of everything else; one core is shared."""
+    first, *others = sorted(cores)
+    return {first}, set(others) or {first}
+
+
+def _ignore_line(name: str, line: str) -> None:
+    """A child keeps its last lines itself, for the error that says how it ended."""
+
+
+def _ignore_end(end: Exit) -> None:
+    """Readiness and the client notice it."""
+
+
+def _table(report: GatewayReport) -> Table:
+    table = Table(title=f"full load: {report.streams} streams; half: as many requests/s, halved")
+    table.add_column("answers of")
+    table.add_column("gateway")
+    table.add_column("load")
+    columns = ("requests/s", "tokens/s", "of a core", "requests/core-s", "tokens/core-s")
+    times = ("TTFT ms", "direct", "added p50", "added p99")
+    for column in (*columns, "tokens an event", *times, "failed"):
+        table.add_column(column, justify="right")
+    for row in report.rows:
+        table.add_row(
+            row.case,
+            row.gateway,
+            row.load,
+            f"{row.requests_per_s:,.0f}",
+            f"{row.tokens_per_s:,.0f}",
+            "-" if row.core_share is None else f"{row.core_share:.0%}",
+            _figure(row.requests_per_core_s, 0),
+            _figure(row.tokens_per_core_s, 0),
+            f"{row.tokens_per_event:.2f}",
+            _two(row.ttft_ms),
+            _two(row.direct_ttft_ms),
+            _figure(row.added_ttft_ms.p50, 1),
+            _figure(row.added_ttft_ms.p99, 1),
+            str(row.failed),
+        )
+    return table
+
+
+def _remarks(report: GatewayReport) -> list[str]:
+    """What would be easy to overlook."""
+    said = ["TTFT is p50/p99 from when a request was due; added: to a direct call, same load"]
+    for row in report.rows:
+        where = f"{row.gateway}, {row.case}, {row.load} load"
+        said += [f"{where}: {count} times: {text}" for text, count in row.errors.items()]
+    return said
+
+
+def _figure(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _two(figures: Percentiles) -> str:
+    return f"{_figure(figures.p50, 1)}/{_figure(figures.p99, 1)}"

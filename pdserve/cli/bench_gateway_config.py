@@ -1,0 +1,58 @@
+"""What `pdserve bench coordinator` can be told."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from pdserve.bench.gateway import GatewayPlan
+from pdserve.bench.gateway_load import Chats
+from pdserve.config import ConfigStruct, Count, ModelConfig, Seconds
+
+_QUICK_S = 2.0
+
+
+class CoordinatorBenchConfig(ConfigStruct, frozen=True):
+    """What `pdserve bench coordinator` can be told."""
+
+    streams: Annotated[Count, Meta(description="at a time, at full load")] = 128
+    step_ms: Annotated[
+        float, Meta(gt=0, description="between two tokens of a stream, as simulated nodes have it")
+    ] = 4.0
+    output_tokens: Annotated[
+        list[Count], Meta(description="of an answer; each is measured by itself")
+    ] = msgspec.field(default_factory=lambda: [256, 2])
+    prompt_words: Annotated[Count, Meta(description="of each prompt")] = 64
+    duration_s: Annotated[Seconds, Meta(description="of each load")] = 5.0
+    rounds: Annotated[Count, Meta(description="of each load")] = 2
+    quick: Annotated[bool, Meta(description="one round, and 2 s a load")] = False
+    against: Annotated[
+        str, Meta(description="URL of another gateway, to be measured in the same run")
+    ] = ""
+    against_model: Annotated[str, Meta(description="what to ask it for")] = "simulated"
+    against_pid: Annotated[
+        int, Meta(ge=0, description="its process, for what it computes; 0: only by time")
+    ] = 0
+    upstream_port: Annotated[
+        int,
+        Meta(ge=0, le=65535, description="where a simulated OpenAI API stands behind it; 0: any"),
+    ] = 0
+    drain_s: Annotated[Seconds, Meta(description="for what still runs when a load is over")] = 60.0
+    start_s: Annotated[Seconds, Meta(description="for everything to be ready")] = 60.0
+    json: Annotated[bool, Meta(description="for programs")] = False
+    checkpoint: ModelConfig = ModelConfig()
+
+    @property
+    def plan(self) -> GatewayPlan:
+        """What is sent."""
+        return GatewayPlan(
+            cases=[
+                Chats(f"{count} tokens", self.prompt_words, count) for count in self.output_tokens
+            ],
+            streams=self.streams,
+            duration_s=min(self.duration_s, _QUICK_S) if self.quick else self.duration_s,
+            drain_s=self.drain_s,
+            rounds=1 if self.quick else self.rounds,
+        )
