@@ -33,8 +33,8 @@ from pdserve import __version__
 from pdserve.clock import SystemClock
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES, ServiceClasses, parse_slo_classes
 
-_RESPONSE = "/v1/responses/{response:(?!input_tokens$)[^/]+}"  # which is a path of its own
 _post = partial(web.post, expect_handler=expect_nothing)
+_RESPONSE = "/v1/responses/{response:(?!input_tokens$)[^/]+}"  # which is a path of its own
 
 
 def create_app(

@@ -75,7 +75,7 @@ class ChatFormat:
         if finish_reason is None:
             if not parts:
                 return []
-            if parts.is_content_only and not self._shows_logprobs and usage is None:
+            if usage is None and parts.is_content_only and not self._shows_logprobs:
                 return [told.text_chunk.filled(parts.content)]
         shown = responses.ChatDelta(
             content=parts.content or UNSET,

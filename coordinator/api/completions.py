@@ -46,15 +46,12 @@ async def _plan(
     _check_prompt_options(body)
     text = text_options(body)
     max_model_len = context.max_model_len()
-    prompts = [
-        await _PROMPT.encode(
-            prompt,
-            context.tokenizer,
-            add_special_tokens=body.add_special_tokens is not False,
-            max_model_len=max_model_len,
-        )
-        for prompt in _PROMPT.split(body.prompt, max_model_len)
-    ]
+    prompts = await _PROMPT.encode(
+        _PROMPT.split(body.prompt, max_model_len),
+        context.tokenizer,
+        add_special_tokens=body.add_special_tokens is not False,
+        max_model_len=max_model_len,
+    )
     grammar = await answer_grammar(context, wanted_output(body))
     head = answer_head(context, f"cmpl-{trace.unique}", body.model)
     num_per_prompt = _num_generated(body)

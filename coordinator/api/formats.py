@@ -110,7 +110,7 @@ class CompletionFormat:
 
     def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
         """New text, or the end."""
-        if delta.finish_reason is None and self._num_logprobs is None and usage is None:
+        if usage is None and delta.finish_reason is None and self._num_logprobs is None:
             return [self._text_chunk(delta.index).filled(delta.text)]
         return [self._framed_choice(self._choice(delta), usage)]
 
@@ -132,13 +132,13 @@ class CompletionFormat:
         if found is None:
             found = self._text_chunks[index] = TextTemplate(
                 lambda text: self._framed_choice(
-                    responses.CompletionChoice(index, text, None, None)
+                    responses.CompletionChoice(index, text, None, None), None
                 )
             )
         return found
 
     def _framed_choice(
-        self, choice: responses.CompletionChoice, usage: responses.Usage | None = None
+        self, choice: responses.CompletionChoice, usage: responses.Usage | None
     ) -> bytes:
         return framed(self._encode([choice], usage or self._null_usage))
 

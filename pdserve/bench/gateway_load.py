@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from pdserve.bench.chat_stream import ChatTarget
-from pdserve.bench.cpu_time import cpu_seconds
+from pdserve.bench.cpu_time import cpu_seconds, starved_seconds
 from pdserve.bench.open_loop import as_text
 from pdserve.bench.slo_score import Outcome
 from pdserve.bench.workload import random_ids
@@ -45,9 +45,12 @@ class Chats:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class Look:
+    """At a gateway's process, so far; zeros where it is not known."""
+
     at_s: float
-    cpu_s: float
+    cpu_s: float = 0.0
+    starved_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +58,8 @@ class LoadRound:
     """What one load came to. Times in seconds since its start."""
 
     outcomes: list[Outcome]
-    begin: _Look
-    end: _Look
+    begin: Look
+    end: Look
 
     @property
     def seconds(self) -> float:
@@ -67,6 +70,11 @@ class LoadRound:
     def cpu_s(self) -> float:
         """Of a core, in the window; 0 where the process is not known."""
         return self.end.cpu_s - self.begin.cpu_s
+
+    @property
+    def starved_s(self) -> float:
+        """How long the process could have run and had no core."""
+        return self.end.starved_s - self.begin.starved_s
 
     @property
     def num_requests(self) -> float:
@@ -136,6 +144,7 @@ class GatewayLoad:
 
         async def when_due(request: bytes, outcome: Outcome) -> None:
             await asyncio.sleep(start_s + outcome.due_s - time.perf_counter())
+            outcome.due_s = min(outcome.due_s, time.perf_counter() - start_s)  # timers are coarse
             await gateway.target.send(request, outcome, start_s)
 
         sending = [when_due(*pair) for pair in zip(requests, outcomes, strict=False)]
@@ -167,10 +176,10 @@ class GatewayLoad:
         outcomes: list[Outcome],
         sending: Sequence[Coroutine[Any, Any, None]],
     ) -> LoadRound:
-        async def look_at(at_s: float) -> _Look:
+        async def look_at(at_s: float) -> Look:
             await asyncio.sleep(start_s + at_s - time.perf_counter())
-            cpu_s = cpu_seconds(gateway.pid) if gateway.pid else 0.0
-            return _Look(time.perf_counter() - start_s, cpu_s)
+            pid, now_s = gateway.pid, time.perf_counter() - start_s
+            return Look(now_s, cpu_seconds(pid), starved_seconds(pid)) if pid else Look(now_s)
 
         failure: ClusterError | None = None
         try:

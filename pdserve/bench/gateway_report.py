@@ -39,6 +39,7 @@ class GatewayRow(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_s: float
     tokens_per_s: float
     core_share: float | None  # of one core, that the gateway's process took; None: not known
+    starved_share: float | None  # of the time, in which it could have run and had no core
     requests_per_core_s: float | None  # by second of a core that it took
     tokens_per_core_s: float | None
     tokens_per_event: float  # above 1: it had fallen behind, and put some together
@@ -76,6 +77,7 @@ def gateway_row(
         requests_per_s=num_requests / seconds,
         tokens_per_s=num_tokens / seconds,
         core_share=cpu_s / seconds if cpu_s else None,
+        starved_share=sum(some.starved_s for some in through) / seconds if cpu_s else None,
         requests_per_core_s=num_requests / cpu_s if cpu_s else None,
         tokens_per_core_s=num_tokens / cpu_s if cpu_s else None,
         tokens_per_event=sum(outcome.num_received for outcome in outcomes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Set
+from collections.abc import AsyncIterator, Callable, Sequence, Set
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
@@ -19,7 +19,7 @@ from rich.table import Table
 from pdserve.bench.chat_stream import chat_target
 from pdserve.bench.gateway import measure_gateways
 from pdserve.bench.gateway_load import Gateway
-from pdserve.bench.gateway_report import GatewayReport
+from pdserve.bench.gateway_report import AddedTtft, GatewayReport
 from pdserve.bench.slo_score import Percentiles
 from pdserve.bench.sse_server import MODEL
 from pdserve.checkpoint import resolve_checkpoint
@@ -38,7 +38,7 @@ from pdserve.config import CoordinatorConfig
 from pdserve.demo_model import CHECKPOINT_PATH
 
 _STOP_S = 5.0
-_WIDTH = 160  # where no terminal says how wide it is
+_WIDTH = 200  # where no terminal says how wide it is
 
 
 def run(config: CoordinatorBenchConfig) -> int:
@@ -85,18 +85,14 @@ async def _servers(config: CoordinatorBenchConfig) -> AsyncIterator[list[Gateway
     http, grpc, upstream = (reserved.port for reserved in ports)
     coordinator = CoordinatorConfig(port=http, grpc_port=grpc, checkpoint=given)
     nodes = NodesPlan(f"127.0.0.1:{grpc}", upstream, checkpoint.model_id, config.step_ms)
-    url, parent = f"http://127.0.0.1:{http}", f"--die-with-parent={os.getpid()}"
-    cores, all_cores = _shares(os.sched_getaffinity(0)), os.sched_getaffinity(0)
+    url = f"http://127.0.0.1:{http}"
+    all_cores = os.sched_getaffinity(0)
+    its_core, others = _shares(all_cores)
     children: list[Child] = []
     try:
-        for name, words, share in (
-            (COORDINATOR, [COORDINATOR, *as_flags(coordinator)], cores[0]),
-            (SIMULATED, nodes.arguments, cores[1]),
-        ):
-            child = Child(name, [*OWN_COMMAND, *words, parent], _ignore_line, _ignore_end)
-            children.append(child)
-            os.sched_setaffinity(child.pid, share)
-        os.sched_setaffinity(0, cores[1])
+        children.append(_spawn(COORDINATOR, [COORDINATOR, *as_flags(coordinator)], its_core))
+        children.append(_spawn(SIMULATED, nodes.arguments, others))
+        os.sched_setaffinity(0, others)
         await wait_until(lambda s: not s.waiting_for(NODE_IDS), url, children, config.start_s)
         model = (await fetch_status(url)).model
         async with (
@@ -109,6 +105,13 @@ async def _servers(config: CoordinatorBenchConfig) -> AsyncIterator[list[Gateway
         await asyncio.gather(*(child.stop(_STOP_S) for child in children))
         for reserved in ports:
             reserved.close()
+
+
+def _spawn(name: str, words: Sequence[str], cores: Set[int]) -> Child:
+    argv = [*OWN_COMMAND, *words, f"--die-with-parent={os.getpid()}"]
+    child = Child(name, argv, _ignore_line, _ignore_end)
+    os.sched_setaffinity(child.pid, cores)  # all its threads: it has only begun
+    return child
 
 
 def _shares(cores: Set[int]) -> tuple[Set[int], Set[int]]:
@@ -126,13 +129,15 @@ def _ignore_end(end: Exit) -> None:
 
 
 def _table(report: GatewayReport) -> Table:
-    table = Table(title=f"full load: {report.streams} streams; half: as many requests/s, halved")
+    table = Table(
+        title=f"full: {report.streams} streams at a time; half: half its requests a second"
+    )
     table.add_column("answers of")
     table.add_column("gateway")
     table.add_column("load")
-    columns = ("requests/s", "tokens/s", "of a core", "requests/core-s", "tokens/core-s")
-    times = ("TTFT ms", "direct", "added p50", "added p99")
-    for column in (*columns, "tokens an event", *times, "failed"):
+    rates = ("requests/s", "tokens/s", "of a core", "starved", "requests/core-s", "tokens/core-s")
+    times = ("TTFT ms", "direct ms", "added ms")
+    for column in (*rates, "tokens/event", *times, "failed"):
         table.add_column(column, justify="right")
     for row in report.rows:
         table.add_row(
@@ -141,14 +146,14 @@ def _table(report: GatewayReport) -> Table:
             row.load,
             f"{row.requests_per_s:,.0f}",
             f"{row.tokens_per_s:,.0f}",
-            "-" if row.core_share is None else f"{row.core_share:.0%}",
+            _share(row.core_share),
+            _share(row.starved_share),
             _figure(row.requests_per_core_s, 0),
             _figure(row.tokens_per_core_s, 0),
             f"{row.tokens_per_event:.2f}",
             _two(row.ttft_ms),
             _two(row.direct_ttft_ms),
-            _figure(row.added_ttft_ms.p50, 1),
-            _figure(row.added_ttft_ms.p99, 1),
+            _two(row.added_ttft_ms),
             str(row.failed),
         )
     return table
@@ -156,16 +161,23 @@ def _table(report: GatewayReport) -> Table:
 
 def _remarks(report: GatewayReport) -> list[str]:
     """What would be easy to overlook."""
-    said = ["TTFT is p50/p99 from when a request was due; added: to a direct call, same load"]
+    said = [
+        "times are p50/p99: TTFT from when a request was due, directly, and what the gateway adds",
+        "starved: the share of the time in which the gateway could have run and had no core",
+    ]
     for row in report.rows:
         where = f"{row.gateway}, {row.case}, {row.load} load"
         said += [f"{where}: {count} times: {text}" for text, count in row.errors.items()]
     return said
 
 
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
 def _figure(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
-def _two(figures: Percentiles) -> str:
+def _two(figures: Percentiles | AddedTtft) -> str:
     return f"{_figure(figures.p50, 1)}/{_figure(figures.p99, 1)}"

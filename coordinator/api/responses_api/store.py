@@ -69,31 +69,32 @@ class ResponseStore:
 
     def get(self, response_id: str, owner: str, param: str | None = None) -> StoredResponse:
         """Raises ResponseNotFound, which names the parameter."""
-        shelf = self._shelves.get(owner)
-        stored = None if shelf is None else shelf.by_id.get(response_id)
-        if shelf is None or stored is None:
+        stored = self._found(response_id, owner)
+        if stored is None:
             raise ResponseNotFound(
                 f"there is no response {response_id[:128]!r} here, or no longer", param
             )
-        shelf.by_id.move_to_end(response_id)
         return stored
 
     def find_item(self, item_id: str, owner: str) -> KeptItem | None:
         """One that a kept response begins or ends with; None: there is none of that id."""
         made = ITEM_ID.fullmatch(item_id)
-        shelf = self._shelves.get(owner)
-        if made is None or shelf is None:
-            return None
-        response_id = RESPONSE_ID.format(made["unique"])
-        if response_id not in shelf.by_id:
-            return None
-        shelf.by_id.move_to_end(response_id)
-        return next((i for i in shelf.by_id[response_id].items if i.id == item_id), None)
+        stored = None if made is None else self._found(RESPONSE_ID.format(made["unique"]), owner)
+        items = () if stored is None else stored.items
+        return next((item for item in items if item.id == item_id), None)
 
     def delete(self, response_id: str, owner: str) -> None:
         """Raises ResponseNotFound."""
         self.get(response_id, owner)
         self._remove(owner, response_id)
+
+    def _found(self, response_id: str, owner: str) -> StoredResponse | None:
+        """It was used."""
+        shelf = self._shelves.get(owner)
+        if shelf is None or response_id not in shelf.by_id:
+            return None
+        shelf.by_id.move_to_end(response_id)
+        return shelf.by_id[response_id]
 
     @property
     def _num_bytes(self) -> int:

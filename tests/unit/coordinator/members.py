@@ -59,25 +59,25 @@ def report(registry: Registry, member: Member, role: NodeRole, **fields: object)
     registry.report(member, msgspec.structs.replace(load, **fields))
 
 
-async def output(running: RunningRequest) -> list[int]:
-    """All its tokens, when it has ended; raises the error that it ended with."""
-    return [token_id for event in await events(running) for token_id in event.token_ids]
-
-
-async def events(running: RunningRequest) -> list[TokenEvent]:
+async def heard(running: RunningRequest) -> list[TokenEvent]:
     """All that is told of it, when it has ended; raises the error that it ended with."""
-    told: list[TokenEvent] = []
+    events: list[TokenEvent] = []
     over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def listener(event: TokenEvent | Exception) -> None:
         if isinstance(event, Exception):
             over.set_exception(event)
             return
-        told.append(event)
+        events.append(event)
         if event.finish_reason is not None:
             over.set_result(None)
 
     running.listen(listener)
     async with asyncio.timeout(1):
         await over
-    return told
+    return events
+
+
+async def output(running: RunningRequest) -> list[int]:
+    """As `heard`, all its tokens."""
+    return [token_id for event in await heard(running) for token_id in event.token_ids]

@@ -18,7 +18,7 @@ from pdserve.protocol import (
     SamplingParams,
     TokenEvent,
 )
-from tests.unit.coordinator.members import events
+from tests.unit.coordinator.members import heard
 from tests.unit.coordinator.test_flow import Nodes, sent
 
 PREFILL, DECODE = NodeRole.PREFILL, NodeRole.DECODE
@@ -52,7 +52,7 @@ def answer() -> TokenEvent:
 
 
 async def embeddings(running: RunningRequest) -> list[bytes]:
-    return [event.embedding for event in await events(running)]
+    return [event.embedding for event in await heard(running)]
 
 
 def prefilling_role(nodes: Nodes) -> NodeRole:
