@@ -169,17 +169,21 @@ class Flow:
     def _member_lost(self, member: Member) -> None:
         if member.load.state is not NodeState.DRAINING:
             self._metrics.nodes_lost.labels(role=member.role.name.lower()).inc()
+        num_sent_again = 0
         for running in list(self._running.values()):
             dispatch = running.dispatch
             if dispatch is None:
                 continue
             if member in dispatch.members and self._goes_again(running, dispatch):
+                num_sent_again += 1
                 continue
             if dispatch.decode is member:
                 running.end(NodeLost(f"{member.node_id}, which was decoding, is gone"))
             elif dispatch.prefill is member and not running.has_token_one:
                 running.end(NodeLost(f"{member.node_id}, which was prefilling, is gone"))
             # Otherwise the decode node has all it needs, or fails its leg itself for lack of it.
+        if num_sent_again:
+            log.info("%d prompts of %s went to other nodes", num_sent_again, member.node_id)
 
     # ---- the line ------------------------------------------------------------------------------
 
@@ -248,7 +252,6 @@ class Flow:
         now_s = self._clock.now()
         lost.booking.end(by_itself=False)
         self._admission.ended(request.request_id, now_s)
-        log.info("%s is sent to another node, its own is gone", request.request_id)
         self._dispatch(running, placement, running.slo_left(now_s))
         return True
 

@@ -7,6 +7,7 @@
 #include "cpu.h"
 #include "decoder/bind.h"
 #include "generations.h"
+#include "json_shape.h"
 #include "linear/launch.h"
 #include "routing/bind.h"
 #include "rows/launch.h"
@@ -29,4 +30,5 @@ NB_MODULE(_native, m) {
     pdserve::bind_checksum(m);
     pdserve::bind_shared_memory(m);
     pdserve::bind_transfer(m);
+    pdserve::bind_json_shape(m);
 }

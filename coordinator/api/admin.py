@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from coordinator.api.body import read_request
+from coordinator.api.body import expect_nothing, read_request
 from coordinator.api.context import CONTEXT
 from coordinator.role_changes import RoleChanges
 from pdserve.protocol import NodeRole
@@ -36,7 +36,7 @@ class RoleAnswer(msgspec.Struct, frozen=True, kw_only=True):
 def add_admin_routes(app: web.Application, changes: RoleChanges) -> None:
     """Let clients change roles. Where keys are in use, operators may."""
     app[_CHANGES] = changes
-    app.add_routes([web.post("/admin/role", change_role)])
+    app.add_routes([web.post("/admin/role", change_role, expect_handler=expect_nothing)])
 
 
 async def change_role(request: web.Request) -> web.Response:

@@ -19,7 +19,7 @@ async def answer(request: web.Request, context: ApiContext, plan: CallPlan) -> w
             return await _whole(call, plan)
         trace.stream = SseStream(request, context.config.stall_timeout_s)
         trace.format = plan.format
-        return await _streamed(call, plan, trace.stream, context.config.keep_alive_s)
+        return await _streamed(call, plan, trace.stream, context)
 
 
 async def _whole(call: Call, plan: CallPlan) -> web.Response:
@@ -33,28 +33,33 @@ async def _whole(call: Call, plan: CallPlan) -> web.Response:
 
 
 async def _streamed(
-    call: Call, plan: CallPlan, stream: SseStream, keep_alive_s: float
+    call: Call, plan: CallPlan, stream: SseStream, context: ApiContext
 ) -> web.StreamResponse:
+    clock, sent_s = context.clock, context.clock.now()
+    keep_alive_s = context.config.keep_alive_s
     while not call.is_finished:
-        if await call.wait(keep_alive_s):
-            await _send(call, plan, stream, call.take())
-        else:
-            await _send(call, plan, stream, [])
+        await call.wait(max(0.0, sent_s + keep_alive_s - clock.now()))
+        if await _send(call, plan, stream, call.take()):
+            sent_s = clock.now()
+        elif clock.now() >= sent_s + keep_alive_s:  # tokens may come, and show nothing
             await stream.keep_alive()
+            sent_s = clock.now()
     await stream.close()
     return stream.response
 
 
-async def _send(call: Call, plan: CallPlan, stream: SseStream, deltas: list[ChoiceDelta]) -> None:
-    """All that is there goes out in one write."""
+async def _send(call: Call, plan: CallPlan, stream: SseStream, deltas: list[ChoiceDelta]) -> bool:
+    """All that is there goes out in one write; returns whether there was anything."""
     events: list[bytes] = []
     if not stream.is_open:
         await stream.open(call.headers)
         for index in range(call.num_choices):
             events += plan.format.opening(index)
+    usage = call.usage if plan.counts_along else None
     for delta in deltas:
-        events += plan.format.chunk(delta)
+        events += plan.format.chunk(delta, usage)
     if call.is_finished:
         events += plan.format.closing(call.usage)
     if events:
         await stream.send(events)
+    return bool(events)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from aiohttp import web
 
 from coordinator.api import information
+from coordinator.api.body import expect_nothing
 from coordinator.api.chat import chat_completions
 from coordinator.api.chat_parts import PartsOptions
 from coordinator.api.completions import completions
@@ -19,8 +21,9 @@ from coordinator.api.middleware import answer_everything
 from coordinator.api.observer import NullObserver, Observer
 from coordinator.api.openapi import endpoint as openapi_endpoint
 from coordinator.api.responses_api import endpoint as responses_endpoint
+from coordinator.api.responses_api import kept as responses_kept
 from coordinator.api.responses_api.store import ResponseStore
-from coordinator.api.tokens import detokenize, tokenize
+from coordinator.api.tokens import detokenize, tokenize, tokenizer_info
 from coordinator.embedding_model import EmbeddingModel
 from coordinator.generation import Generator
 from coordinator.tenants import Tenants
@@ -29,6 +32,9 @@ from coordinator.text.grammars import GrammarChecker
 from pdserve import __version__
 from pdserve.clock import SystemClock
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES, ServiceClasses, parse_slo_classes
+
+_post = partial(web.post, expect_handler=expect_nothing)
+_RESPONSE = "/v1/responses/{response:(?!input_tokens$)[^/]+}"  # which is a path of its own
 
 
 def create_app(
@@ -73,16 +79,20 @@ def create_app(
     )
     app.add_routes(
         [
-            web.post("/v1/chat/completions", chat_completions),
-            web.post("/v1/completions", completions),
-            web.post("/v1/embeddings", embeddings),
-            web.post("/v1/responses", responses_endpoint.create_response),
-            web.get("/v1/responses/{response}", responses_endpoint.get_response),
-            web.delete("/v1/responses/{response}", responses_endpoint.delete_response),
+            _post("/v1/chat/completions", chat_completions),
+            _post("/v1/completions", completions),
+            _post("/v1/embeddings", embeddings),
+            _post("/v1/responses", responses_endpoint.create_response),
+            _post("/v1/responses/input_tokens", responses_endpoint.count_input_tokens),
+            web.get(_RESPONSE, responses_kept.get_response),
+            web.delete(_RESPONSE, responses_kept.delete_response),
+            web.get(f"{_RESPONSE}/input_items", responses_kept.list_input_items),
+            _post(f"{_RESPONSE}/cancel", responses_kept.cancel_response),
             web.get("/v1/models", information.list_models),
             web.get("/v1/models/{model:.+}", information.get_model),
-            web.post("/tokenize", tokenize),
-            web.post("/detokenize", detokenize),
+            _post("/tokenize", tokenize),
+            _post("/detokenize", detokenize),
+            web.get("/tokenizer_info", tokenizer_info),
             web.get("/version", information.version),
             web.get("/health", information.health),
             web.get("/metrics", information.metrics),

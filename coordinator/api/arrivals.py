@@ -34,12 +34,20 @@ class Arrivals:
         self._clock = clock
         self._ready: list[Arrival] = []
         self._error: Exception | None = None
-        self._heeded = set(range(len(generations)))
+        self._heeded: set[int] = set()
+        self._num_added = 0
         self._waiter: asyncio.Future[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None  # rings at `_quiet_until_s` or before
         self._quiet_until_s = 0.0  # by the event loop's clock
-        for index, generation in enumerate(generations):
-            generation.listen(partial(self._arrived, index))
+        for generation in generations:
+            self.add(generation)
+
+    def add(self, generation: Generation) -> None:
+        """Hear one more; its index is the number of those before it."""
+        index = self._num_added
+        self._num_added += 1
+        self._heeded.add(index)
+        generation.listen(partial(self._arrived, index))
 
     async def take(self, timeout_s: float | None = None) -> list[Arrival]:
         """Everything that has arrived, in order, waiting for something if need be.

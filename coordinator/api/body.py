@@ -7,16 +7,21 @@ import re
 from typing import Any, TypeVar
 
 import msgspec
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from coordinator.api.config import ApiConfig
+from coordinator.api.json_text import JsonReader
 from coordinator.api.parameters import check_parameters
 from pdserve.errors import InvalidRequest
 
-MAX_NESTING = 128  # objects and lists inside each other
+_PART_CHARS = 500  # of a message
 _T = TypeVar("_T", bound=msgspec.Struct)
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _FIELD = re.compile(r"(?:missing required|contains unknown) field `(?P<name>[^`]*)`")
+
+
+async def expect_nothing(request: web.Request) -> None:
+    """For routes: a client that asks whether to go on is told when its body is read."""
 
 
 async def read_request(request: web.Request, schema: type[_T], config: ApiConfig) -> _T:
@@ -26,14 +31,11 @@ async def read_request(request: web.Request, schema: type[_T], config: ApiConfig
 
 async def read_object(request: web.Request, config: ApiConfig) -> dict[str, Any]:
     """Read a JSON body that is an object. Raises InvalidRequest or an aiohttp HTTP error."""
+    _check_head(request, config)
     body = await _read_body(request, config)
-    try:
-        values = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the request body is not valid JSON: {error}") from error
+    values = await JsonReader().read_long(body, "the request body")
     if not isinstance(values, dict):
         raise InvalidRequest("the request body must be a JSON object")
-    _check_nesting(values)
     return values
 
 
@@ -46,24 +48,29 @@ def convert_request(values: dict[str, Any], schema: type[_T]) -> _T:
         raise _at_parameter(str(error)) from error
 
 
-def _check_nesting(values: dict[str, Any]) -> None:
-    """Nothing that works on a body later has to reckon with running out of stack."""
-    level: list[Any] = [values]
-    for _ in range(MAX_NESTING):
-        inner = [value.values() if type(value) is dict else value for value in level]
-        level = [one for children in inner for one in children if type(one) in (dict, list)]
-        if not level:
-            return
-    raise InvalidRequest(f"the request body is nested deeper than {MAX_NESTING} levels")
-
-
-async def _read_body(request: web.Request, config: ApiConfig) -> bytes:
+def _check_head(request: web.Request, config: ApiConfig) -> None:
+    """Refuse a body by what is said of it, before it is sent."""
     kind = request.content_type
     is_json = kind == "application/json" or kind.endswith("+json")
     if "Content-Type" in request.headers and not is_json:
         raise web.HTTPUnsupportedMediaType(
             text=f"the request body must be application/json, not {kind}"
         )
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding.lower() not in ("identity", ""):
+        raise web.HTTPUnsupportedMediaType(
+            text=f"the request body must not be compressed, as it is by {encoding[:64]!r}"
+        )
+    size = request.content_length
+    if size is not None and size > config.max_body_bytes:
+        raise web.HTTPRequestEntityTooLarge(config.max_body_bytes, size)
+
+
+async def _read_body(request: web.Request, config: ApiConfig) -> bytes:
+    is_asked = request.headers.get("Expect", "").lower() == "100-continue"
+    if is_asked and request.version >= HttpVersion11:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # of the answer, nothing has been sent
     try:
         async with asyncio.timeout(config.body_timeout_s):
             return await request.read()
@@ -78,6 +85,8 @@ async def _read_body(request: web.Request, config: ApiConfig) -> bytes:
 
 def _at_parameter(message: str) -> InvalidRequest:
     """The decoder's message says `what` and, unless it is the top, `where`."""
+    if len(message) > 2 * _PART_CHARS:  # it repeats what the client has sent
+        message = f"{message[:_PART_CHARS]} ... {message[-_PART_CHARS:]}"
     match = _PLACE.match(message)
     what, path = (match["what"], match["path"] or "") if match else (message, "")
     if field := _FIELD.search(what):

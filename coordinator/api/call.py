@@ -29,6 +29,7 @@ class CallPlan:
     text: TextOptions
     format: AnswerFormat
     is_streaming: bool
+    counts_along: bool = False  # each event of a stream says how many tokens there are so far
     echoes_prompt: bool = False
 
 

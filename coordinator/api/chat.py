@@ -12,10 +12,16 @@ from coordinator.api.answer import answer
 from coordinator.api.body import read_request
 from coordinator.api.call import CallPlan
 from coordinator.api.chat_format import ChatFormat
-from coordinator.api.chat_parts import PartsPlan, call_grammar, check_tools, plan_parts
+from coordinator.api.chat_parts import (
+    PartsPlan,
+    call_grammar,
+    check_tools,
+    plan_parts,
+    with_allowed_tools,
+)
 from coordinator.api.context import CONTEXT, ApiContext
-from coordinator.api.endpoint import admit, answer_head, shows_usage
-from coordinator.api.formats import AnswerFormat, AnswerHead, ScoredPrompts
+from coordinator.api.endpoint import admit, answer_head, usage_shown
+from coordinator.api.formats import AnswerFormat, AnswerHead, ScoredPrompts, UsageShown
 from coordinator.api.limits import check_num_chars, check_scores, output_limit
 from coordinator.api.messages import conversation
 from coordinator.api.requests import ChatRequest
@@ -33,7 +39,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     body = await read_request(request, ChatRequest, context.config)
     context.check_model(body.model)
     terms = service_terms(body, request.headers, context, trace)
-    usage = shows_usage(body)
+    usage = usage_shown(body)
 
     def make_format(head: AnswerHead, parts: PartsPlan, prompt: Sequence[int]) -> ChatFormat:
         num_top = body.prompt_logprobs
@@ -42,12 +48,13 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
             context.tokenizer,
             parts,
             shows_logprobs=bool(body.logprobs),
+            usage_shown=usage,
             scored_prompt=None if num_top is None else ScoredPrompts([prompt], 1, num_top),
-            shows_usage=usage,
         )
 
     plan = await plan_chat(body, context, terms, f"chatcmpl-{trace.unique}", make_format)
-    return await answer(request, context, plan)
+    counts_along = usage is UsageShown.EVERYWHERE
+    return await answer(request, context, replace(plan, counts_along=counts_along))
 
 
 async def plan_chat(
@@ -58,16 +65,12 @@ async def plan_chat(
     make_format: Callable[[AnswerHead, PartsPlan, Sequence[int]], AnswerFormat],
 ) -> CallPlan:
     """Everything about the call that can be said before it runs. Raises RequestError."""
-    check_tools(body, context.tokenizer, context.parts)
+    body = with_allowed_tools(body)
     if body.prompt_logprobs is not None and body.stream:
         raise InvalidRequest("'prompt_logprobs' cannot be streamed", "prompt_logprobs")
     num_logprobs = _num_logprobs(body)
+    token_ids = await encode_chat(body, context)
     max_model_len = context.max_model_len()
-    chat = conversation(body)
-    check_num_chars(chat.num_chars, context.tokenizer, max_model_len, "messages")
-    token_ids = await context.tokenizer.encode_chat(chat)
-    if not token_ids:
-        raise InvalidRequest("the conversation has no tokens", "messages")
     requested = body.max_completion_tokens or body.max_tokens
     max_tokens = output_limit(len(token_ids), requested, None, max_model_len)
     if body.prompt_logprobs is not None:
@@ -112,6 +115,18 @@ async def plan_chat(
         format=make_format(head, parts, token_ids),
         is_streaming=bool(body.stream),
     )
+
+
+async def encode_chat(body: ChatRequest, context: ApiContext) -> list[int]:
+    """The conversation as the model will see it, tools and all. Raises RequestError."""
+    body = with_allowed_tools(body)
+    check_tools(body, context.tokenizer, context.parts)
+    chat = conversation(body)
+    check_num_chars(chat.num_chars, context.tokenizer, context.max_model_len(), "messages")
+    token_ids = await context.tokenizer.encode_chat(chat)
+    if not token_ids:
+        raise InvalidRequest("the conversation has no tokens", "messages")
+    return token_ids
 
 
 def _num_logprobs(body: ChatRequest) -> int | None:

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from coordinator.api import responses
 from coordinator.api.chat_parts import PartsPlan
 from coordinator.api.choice import ChoiceDelta, ScoredToken
-from coordinator.api.formats import AnswerHead, ScoredPrompts, error_event
+from coordinator.api.formats import AnswerHead, ScoredPrompts, UsageShown, error_event
 from coordinator.api.logprobs import chat_logprobs
 from coordinator.api.sse import DONE, framed
 from coordinator.api.text_template import TextTemplate
@@ -50,16 +50,16 @@ class ChatFormat:
         plan: PartsPlan,
         *,
         shows_logprobs: bool,
-        shows_usage: bool,
+        usage_shown: UsageShown,
         scored_prompt: ScoredPrompts | None = None,
     ) -> None:
         self._head = head
         self._tokenizer = tokenizer
         self._plan = plan
         self._shows_logprobs = shows_logprobs
-        self._shows_usage = shows_usage
         self._scored_prompt = scored_prompt
-        self._null_usage: UnsetType | None = None if shows_usage else UNSET
+        self._shows_usage = usage_shown is not UsageShown.NOWHERE
+        self._null_usage: UnsetType | None = None if self._shows_usage else UNSET
         self._told: dict[int, _Told] = {}  # by choice
 
     def opening(self, index: int) -> Sequence[bytes]:
@@ -67,7 +67,7 @@ class ChatFormat:
         delta = responses.ChatDelta(role="assistant", content="")
         return [self._chunk([responses.ChatChunkChoice(index, delta)])]
 
-    def chunk(self, delta: ChoiceDelta) -> Sequence[bytes]:
+    def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
         """Text, reasoning, calls, or nothing but the end."""
         told = self._told_of(delta.index)
         parts = told.take_in(delta)
@@ -75,7 +75,7 @@ class ChatFormat:
         if finish_reason is None:
             if not parts:
                 return []
-            if parts.is_content_only and not self._shows_logprobs:
+            if usage is None and parts.is_content_only and not self._shows_logprobs:
                 return [told.text_chunk.filled(parts.content)]
         shown = responses.ChatDelta(
             content=parts.content or UNSET,
@@ -84,7 +84,7 @@ class ChatFormat:
         )
         logprobs = self._logprobs(told)
         choice = responses.ChatChunkChoice(delta.index, shown, logprobs, finish_reason)
-        return [self._chunk([choice])]
+        return [self._chunk([choice], usage)]
 
     def closing(self, usage: responses.Usage) -> Sequence[bytes]:
         """The tokens, without choices, for a client that asked for them."""

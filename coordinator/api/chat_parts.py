@@ -7,7 +7,9 @@ import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from coordinator.api.requests import ChatRequest, NamedToolChoice, Tool
+from msgspec import structs
+
+from coordinator.api.requests import AllowedToolChoice, ChatRequest, NamedTool, Tool
 from coordinator.text import Tokenizer
 from coordinator.text.grammars import CallGrammar, OfferedTool, Thinking
 from coordinator.text.parts import AnswerParts, ToolFormat
@@ -34,6 +36,20 @@ class PartsPlan:
     make_id: Callable[[], str]  # of a tool call
     kept_ids: frozenset[int]  # special tokens that mark tool calls
     thinking: Thinking | None  # that may come before what is wanted
+
+
+def with_allowed_tools(body: ChatRequest) -> ChatRequest:
+    """As if the tools that may not be called were not there. Raises InvalidRequest."""
+    if not isinstance(body.tool_choice, AllowedToolChoice):
+        return body
+    allowed = body.tool_choice.allowed_tools
+    names = {tool.function.name for tool in allowed.tools}
+    tools = [tool for tool in body.tools or [] if tool.function.name in names]
+    if unknown := names.difference(tool.function.name for tool in tools):
+        raise InvalidRequest(
+            f"'tool_choice' allows {min(unknown)!r}, which is none of the tools", "tool_choice"
+        )
+    return structs.replace(body, tools=tools, tool_choice=allowed.mode)
 
 
 def check_tools(body: ChatRequest, tokenizer: Tokenizer, options: PartsOptions) -> None:
@@ -98,22 +114,22 @@ def call_grammar(
         raise InvalidRequest(
             f"'tool_choice' names {_choice(body)}, which is none of the tools", "tool_choice"
         )
-    is_single = body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedToolChoice)
+    is_single = body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool)
     return CallGrammar(tool_format, tools, is_single, tokenizer.special_id), must_call
 
 
 def _must_call(body: ChatRequest) -> bool:
-    return body.tool_choice == "required" or isinstance(body.tool_choice, NamedToolChoice)
+    return body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
 
 
 def _may_be_called(tool: Tool, body: ChatRequest) -> bool:
     choice = body.tool_choice
-    return not isinstance(choice, NamedToolChoice) or choice.function.name == tool.function.name
+    return not isinstance(choice, NamedTool) or choice.function.name == tool.function.name
 
 
 def _choice(body: ChatRequest) -> str:
     choice = body.tool_choice
-    return repr(choice.function.name if isinstance(choice, NamedToolChoice) else choice)
+    return repr(choice.function.name if isinstance(choice, NamedTool) else choice)
 
 
 def _ends_with_mark(token_ids: Sequence[int], tokenizer: Tokenizer) -> bool:

@@ -12,8 +12,8 @@ from coordinator.api.answer import answer
 from coordinator.api.body import read_request
 from coordinator.api.call import CallPlan
 from coordinator.api.context import CONTEXT, ApiContext, RequestTrace
-from coordinator.api.endpoint import admit, answer_head, shows_usage
-from coordinator.api.formats import CompletionFormat, ScoredPrompts
+from coordinator.api.endpoint import admit, answer_head, usage_shown
+from coordinator.api.formats import CompletionFormat, ScoredPrompts, UsageShown
 from coordinator.api.limits import check_scores, output_limit
 from coordinator.api.prompts import PromptParameter
 from coordinator.api.requests import CompletionRequest
@@ -42,19 +42,16 @@ async def _plan(
     body: CompletionRequest, context: ApiContext, trace: RequestTrace, terms: ServiceTerms
 ) -> CallPlan:
     """Everything about the call that can be said before it runs. Raises RequestError."""
-    usage = shows_usage(body)
+    usage = usage_shown(body)
     _check_prompt_options(body)
     text = text_options(body)
     max_model_len = context.max_model_len()
-    prompts = [
-        await _PROMPT.encode(
-            prompt,
-            context.tokenizer,
-            add_special_tokens=body.add_special_tokens is not False,
-            max_model_len=max_model_len,
-        )
-        for prompt in _PROMPT.split(body.prompt, max_model_len)
-    ]
+    prompts = await _PROMPT.encode(
+        _PROMPT.split(body.prompt, max_model_len),
+        context.tokenizer,
+        add_special_tokens=body.add_special_tokens is not False,
+        max_model_len=max_model_len,
+    )
     grammar = await answer_grammar(context, wanted_output(body))
     head = answer_head(context, f"cmpl-{trace.unique}", body.model)
     num_per_prompt = _num_generated(body)
@@ -82,9 +79,10 @@ async def _plan(
             context.tokenizer,
             num_logprobs=body.logprobs,
             scored_prompts=_scored_prompts(body, prompts),
-            shows_usage=usage,
+            usage_shown=usage,
         ),
         is_streaming=bool(body.stream),
+        counts_along=usage is UsageShown.EVERYWHERE,
         echoes_prompt=bool(body.echo),
     )
 

@@ -14,6 +14,7 @@ class ApiConfig:
     max_body_bytes: int = 32 * 2**20
     body_timeout_s: float = 60.0  # for reading one request's body
     idle_timeout_s: float = 75.0  # of a connection: also the time to send a request's headers
+    max_connections: int = 8192  # of clients; each takes a file descriptor
     keep_alive_s: float = 15.0  # a stream with nothing to say sends a comment this often
     stall_timeout_s: float = 120.0  # a reader that takes nothing for so long is given up
     retry_after_s: int = 1  # what a refused client is told to wait, unless more is known

@@ -50,7 +50,8 @@ class ApiContext:
         """Raises ModelNotFound."""
         if name not in self.model_names:
             raise ModelNotFound(
-                f"there is no model {name!r} here; there is {', '.join(self.model_names)}", "model"
+                f"there is no model {name[:128]!r} here; there is {', '.join(self.model_names)}",
+                "model",
             )
 
     def max_model_len(self) -> int:
@@ -82,6 +83,11 @@ class RequestTrace:
     first_token_s: float | None = None  # the first with text
     last_token_s: float | None = None
     finish_reason: str | None = None
+
+    @property
+    def owner(self) -> str:
+        """The tenant's name; empty where no keys are in use."""
+        return "" if self.caller is None else self.caller.tenant.name
 
     def summary(self, endpoint: str, status: int, code: str | None, now_s: float) -> RequestSummary:
         """The request after its end."""

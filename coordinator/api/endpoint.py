@@ -8,7 +8,7 @@ from aiohttp import web
 
 from coordinator.api import callers
 from coordinator.api.context import TRACE, ApiContext, RequestTrace
-from coordinator.api.formats import AnswerHead
+from coordinator.api.formats import AnswerHead, UsageShown
 from coordinator.api.requests import GenerationFields
 from pdserve.errors import InvalidRequest, NodeDraining
 
@@ -24,14 +24,16 @@ def admit(request: web.Request, context: ApiContext) -> RequestTrace:
     return trace
 
 
-def shows_usage(body: GenerationFields) -> bool:
-    """Whether the stream ends with a chunk of token counts. Raises InvalidRequest."""
+def usage_shown(body: GenerationFields) -> UsageShown:
+    """Where the stream has token counts. Raises InvalidRequest."""
     options = body.stream_options
     if options is None:
-        return False
+        return UsageShown.NOWHERE
     if not body.stream:
         raise InvalidRequest("'stream_options' needs 'stream' to be true", "stream_options")
-    return bool(options.include_usage)
+    if not options.include_usage:
+        return UsageShown.NOWHERE
+    return UsageShown.EVERYWHERE if options.continuous_usage_stats else UsageShown.LAST
 
 
 def answer_head(context: ApiContext, answer_id: str, model: str) -> AnswerHead:

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from coordinator.api.responses import ErrorBody, ErrorDetail
 from pdserve import errors
 
 _INVALID = "invalid_request_error"
 _SERVER = "server_error"
+_MAX_MESSAGE_CHARS = 2000
 
 # error class |-> (status, type, whether trying again later makes sense)
 _BY_CLASS: dict[type[BaseException], tuple[int, str, bool]] = {
@@ -32,11 +34,14 @@ _BY_CLASS: dict[type[BaseException], tuple[int, str, bool]] = {
     errors.DeadlineExceeded: (504, "timeout_error", False),
 }
 _CODE_OF_STATUS = {
+    400: "invalid_request",
     404: "not_found",
     405: "method_not_allowed",
     408: "request_timeout",
     413: "request_too_large",
     415: "unsupported_media_type",
+    417: "expectation_failed",
+    431: "request_too_large",
 }
 
 
@@ -75,7 +80,8 @@ def describe(error: BaseException, request_id: str, retry_after_s: int) -> Error
             headers = {"Retry-After": _retry_after(error, retry_after_s)} if is_retryable else {}
             if status == web.HTTPUnauthorized.status_code:
                 headers["WWW-Authenticate"] = "Bearer"
-            return ErrorReply(status, ErrorDetail(error.message, kind, param, error.code), headers)
+            detail = ErrorDetail(_shortened(error.message), kind, param, error.code)
+            return ErrorReply(status, detail, headers)
     message = f"internal error; quote the request id {request_id} when you report it"
     return ErrorReply(500, ErrorDetail(message, _SERVER, None, "internal_error"))
 
@@ -86,7 +92,7 @@ def _retry_after(error: errors.PdserveError, default_s: int) -> str:
     return str(math.ceil(predicted_s) if predicted_s > 0 else default_s)
 
 
-def describe_http(error: web.HTTPException, request: web.Request) -> ErrorReply:
+def describe_http(error: web.HTTPException, request: web.BaseRequest) -> ErrorReply:
     """An error that aiohttp's routing and body reading raised, in the API's form."""
     messages = {
         404: f"there is nothing at {request.path}",
@@ -97,3 +103,24 @@ def describe_http(error: web.HTTPException, request: web.Request) -> ErrorReply:
     headers = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
     code = _CODE_OF_STATUS.get(error.status)
     return ErrorReply(error.status, ErrorDetail(message, _INVALID, None, code), headers)
+
+
+def describe_protocol(error: HttpProcessingError) -> ErrorReply:
+    """What was sent is no HTTP, or more of it than is read."""
+    if isinstance(error, LineTooLong):
+        status, message = (
+            431,
+            f"the request line and each header have at most {error.args[1]} bytes",
+        )
+    else:
+        first_line = error.message.partition("\n")[0].rstrip(":")
+        status = web.HTTPBadRequest.status_code
+        message = f"this cannot be read as HTTP: {first_line[:_MAX_MESSAGE_CHARS]}"
+    return ErrorReply(status, ErrorDetail(message, _INVALID, None, _CODE_OF_STATUS[status]))
+
+
+def _shortened(message: str) -> str:
+    """It may repeat what the client has sent, however much that was."""
+    if len(message) <= _MAX_MESSAGE_CHARS:
+        return message
+    return f"{message[:_MAX_MESSAGE_CHARS]} ... ({len(message)} characters)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Protocol
 
 import msgspec
@@ -27,6 +28,14 @@ class AnswerHead:
     system_fingerprint: str
 
 
+class UsageShown(Enum):
+    """Which chunks of a stream have token counts."""
+
+    NOWHERE = auto()
+    LAST = auto()  # a chunk of its own
+    EVERYWHERE = auto()  # that chunk, and those with text: so far
+
+
 class AnswerFormat(Protocol):
     """How an endpoint puts things: a whole answer as JSON, a stream as framed events."""
 
@@ -34,8 +43,11 @@ class AnswerFormat(Protocol):
         """A choice's first events, before any text."""
         ...
 
-    def chunk(self, delta: ChoiceDelta) -> Sequence[bytes]:
-        """What is new in a choice; none when nothing can be shown of it yet."""
+    def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
+        """What is new in a choice; none when nothing can be shown of it yet.
+
+        `usage`: so far, where every chunk is to have it.
+        """
         ...
 
     def closing(self, usage: responses.Usage) -> Sequence[bytes]:
@@ -52,8 +64,8 @@ class AnswerFormat(Protocol):
 
 
 def error_event(error: responses.ErrorDetail) -> bytes:
-    """A failure in a stream of chunks."""
-    return framed(msgspec.json.encode(responses.ErrorBody(error)))
+    """A failure in a stream of chunks, and its end: some clients read on until they are told."""
+    return framed(msgspec.json.encode(responses.ErrorBody(error))) + DONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +94,25 @@ class CompletionFormat:
         *,
         num_logprobs: int | None,
         scored_prompts: ScoredPrompts | None,
-        shows_usage: bool,
+        usage_shown: UsageShown,
     ) -> None:
         self._head = head
         self._tokenizer = tokenizer
         self._num_logprobs = num_logprobs
         self._scored_prompts = scored_prompts
-        self._shows_usage = shows_usage
-        self._null_usage: UnsetType | None = None if shows_usage else UNSET
+        self._shows_usage = usage_shown is not UsageShown.NOWHERE
+        self._null_usage: UnsetType | None = None if self._shows_usage else UNSET
         self._text_chunks: dict[int, TextTemplate] = {}  # by choice
 
     def opening(self, index: int) -> Sequence[bytes]:
         """Text needs no opening."""
         return []
 
-    def chunk(self, delta: ChoiceDelta) -> Sequence[bytes]:
+    def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
         """New text, or the end."""
-        if delta.finish_reason is None and self._num_logprobs is None:
+        if usage is None and delta.finish_reason is None and self._num_logprobs is None:
             return [self._text_chunk(delta.index).filled(delta.text)]
-        return [self._framed_choice(self._choice(delta))]
+        return [self._framed_choice(self._choice(delta), usage)]
 
     def closing(self, usage: responses.Usage) -> Sequence[bytes]:
         """The tokens, without choices, for a client that asked for them."""
@@ -120,13 +132,15 @@ class CompletionFormat:
         if found is None:
             found = self._text_chunks[index] = TextTemplate(
                 lambda text: self._framed_choice(
-                    responses.CompletionChoice(index, text, None, None)
+                    responses.CompletionChoice(index, text, None, None), None
                 )
             )
         return found
 
-    def _framed_choice(self, choice: responses.CompletionChoice) -> bytes:
-        return framed(self._encode([choice], self._null_usage))
+    def _framed_choice(
+        self, choice: responses.CompletionChoice, usage: responses.Usage | None
+    ) -> bytes:
+        return framed(self._encode([choice], usage or self._null_usage))
 
     def _choice(self, delta: ChoiceDelta) -> responses.CompletionChoice:
         shown = None

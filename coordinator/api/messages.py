@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from coordinator.api.json_text import JsonReader
 from coordinator.api.requests import ChatRequest, Message, ToolCall
 from coordinator.text import Conversation
 from pdserve.errors import InvalidRequest
@@ -22,9 +23,10 @@ def conversation(request: ChatRequest) -> Conversation:
             "continue_final_message",
         )
     prompts = request.add_generation_prompt
+    reader = JsonReader()
     return Conversation(
         messages=[
-            _template_message(message, f"messages[{i}]")
+            _template_message(message, f"messages[{i}]", reader)
             for i, message in enumerate(request.messages)
         ],
         add_generation_prompt=not continues if prompts is None else prompts,
@@ -37,7 +39,7 @@ def conversation(request: ChatRequest) -> Conversation:
     )
 
 
-def _template_message(message: Message, where: str) -> dict[str, Any]:
+def _template_message(message: Message, where: str, reader: JsonReader) -> dict[str, Any]:
     if message.tool_calls and message.role != "assistant":
         raise InvalidRequest(
             f"{where} has tool_calls, but is no assistant's", f"{where}.tool_calls"
@@ -56,18 +58,15 @@ def _template_message(message: Message, where: str) -> dict[str, Any]:
     if message.tool_calls:
         calls = enumerate(message.tool_calls)
         values["tool_calls"] = [
-            _template_call(call, f"{where}.tool_calls[{i}]") for i, call in calls
+            _template_call(call, f"{where}.tool_calls[{i}]", reader) for i, call in calls
         ]
     return values
 
 
-def _template_call(call: ToolCall, where: str) -> dict[str, Any]:
+def _template_call(call: ToolCall, where: str, reader: JsonReader) -> dict[str, Any]:
     """Templates want the arguments as a mapping, which they then write in the model's own way."""
     param = f"{where}.function.arguments"
-    try:
-        arguments = msgspec.json.decode(call.function.arguments or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequest(f"{param} is no JSON object: {error}", param) from error
+    arguments = reader.read_object(call.function.arguments, param)
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id or "", "type": "function", "function": function}
 
@@ -84,7 +83,7 @@ def _text(message: Message, where: str, may_be_empty: bool) -> str:
         param = f"{where}.content[{i}]"
         if part.type != "text":
             raise InvalidRequest(
-                f"{param} is of type {part.type!r}, but this server takes only 'text'", param
+                f"{param} is of type {part.type[:128]!r}, but this server takes only 'text'", param
             )
         if part.text is None:
             raise InvalidRequest(f"{param} has no text", f"{param}.text")

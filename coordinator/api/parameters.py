@@ -60,7 +60,7 @@ def check_parameters(body: dict[str, Any], schema: type[Struct]) -> None:
         if name in served or name in IGNORED or value is None:
             continue
         if name not in NEUTRAL:
-            raise InvalidRequest(f"unrecognized parameter: {name!r}", name)
+            raise InvalidRequest(f"unrecognized parameter: {name[:128]!r}", name[:128])
         if not any(type(value) is type(neutral) and value == neutral for neutral in NEUTRAL[name]):
             raise InvalidRequest(_unsupported(name), name)
     messages = body.get("messages")
@@ -77,13 +77,13 @@ def _unsupported(name: str) -> str:
 
 _MESSAGE_FIELDS = field_names(Message)
 _MESSAGE_NOT_SERVED = frozenset({"function_call", "audio"})
-_MESSAGE_IGNORED = frozenset({"annotations", "refusal", "reasoning"})
+_MESSAGE_IGNORED = frozenset({"annotations", "parsed", "refusal", "reasoning"})  # of answers
 
 
 def _check_message(message: dict[str, Any], where: str) -> None:
     for name, value in message.items():
         if name in _MESSAGE_FIELDS or name in _MESSAGE_IGNORED or value in (None, []):
             continue
-        known = name in _MESSAGE_NOT_SERVED
+        known, name = name in _MESSAGE_NOT_SERVED, name[:128]
         problem = f"{name!r} is not supported" if known else f"unrecognized parameter: {name!r}"
         raise InvalidRequest(f"{problem} in {where}", f"{where}.{name}")

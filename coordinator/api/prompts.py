@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,17 +49,24 @@ class PromptParameter:
         )
 
     async def encode(
-        self, prompt: Prompt, tokenizer: Tokenizer, *, add_special_tokens: bool, max_model_len: int
-    ) -> list[int]:
-        """One prompt as token ids, at least one. Raises InvalidRequest or ContextLengthExceeded."""
-        if isinstance(prompt, str):
-            check_num_chars(len(prompt), tokenizer, max_model_len, self.name)
-            prompt = await tokenizer.encode_text(prompt, add_special_tokens=add_special_tokens)
-        else:
-            check_token_ids(prompt, tokenizer, self.name)
-        if not prompt:
-            raise InvalidRequest(f"{self.name!r} has no tokens", self.name)
-        return prompt
+        self,
+        prompts: Sequence[Prompt],
+        tokenizer: Tokenizer,
+        *,
+        add_special_tokens: bool,
+        max_model_len: int,
+    ) -> list[list[int]]:
+        """Each as token ids, at least one. Raises InvalidRequest or ContextLengthExceeded."""
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        for text in texts:
+            check_num_chars(len(text), tokenizer, max_model_len, self.name)
+        encoded = iter(await tokenizer.encode_texts(texts, add_special_tokens=add_special_tokens))
+        found = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
+        for token_ids in found:
+            if not token_ids:
+                raise InvalidRequest(f"{self.name!r} has no tokens", self.name)
+            check_token_ids(token_ids, tokenizer, self.name)
+        return found
 
 
 def _is_ids(prompt: Any) -> bool:

@@ -14,6 +14,7 @@ Probability = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Count = Annotated[int, Meta(ge=1, lt=2**31)]
+Priority = Annotated[int, Meta(ge=-(2**30), le=2**30)]  # lower ones go first, as vLLM has it
 MAX_MESSAGES = 16384
 MAX_PARTS = 16384
 MAX_CHOICES = 128  # of one prompt
@@ -24,6 +25,7 @@ class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
     """How a stream is sent."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # with every chunk, as vLLM has it
     include_obfuscation: bool | None = None  # padding against traffic analysis: not done
 
 
@@ -64,6 +66,7 @@ class CallFields(Struct, kw_only=True):
     service_tier: str | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     slo_class: str | None = None  # which of the cluster's service classes it is of
+    priority: Priority | None = None
 
 
 class GenerationFields(CallFields, kw_only=True):
@@ -97,6 +100,10 @@ class GenerationFields(CallFields, kw_only=True):
     guided_choice: AnswerList | None = None
     guided_grammar: str | None = None
     prompt_logprobs: NumLogprobs | None = None  # as vLLM has them
+
+
+MAX_TOOLS = 128
+MAX_CALLS = 128
 
 
 class ContentPart(Struct, kw_only=True):
@@ -143,15 +150,23 @@ class NamedFunction(Struct, kw_only=True):
     name: str
 
 
-class NamedToolChoice(Struct, kw_only=True):
-    """The one tool that is to be called."""
+class NamedTool(Struct, kw_only=True, tag_field="type", tag="function"):
+    """One of the tools."""
 
-    type: Literal["function"]
     function: NamedFunction
 
 
-MAX_TOOLS = 128
-MAX_CALLS = 128
+class AllowedTools(Struct, kw_only=True):
+    """Those that may be called, and whether one must."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedToolChoice(Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
+    """Some of the tools are as good as not there."""
+
+    allowed_tools: AllowedTools
 
 
 class Message(Struct, kw_only=True):
@@ -176,7 +191,7 @@ class ChatRequest(GenerationFields, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
 

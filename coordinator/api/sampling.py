@@ -101,7 +101,7 @@ def _logit_bias(bias: dict[str, float], tokenizer: Tokenizer) -> dict[int, float
     by_id: dict[int, float] = {}
     for key, value in bias.items():
         if not (key.isascii() and key.isdigit() and len(key) < 10):
-            raise InvalidRequest(f"'logit_bias' has key {key!r}, not a token id", "logit_bias")
+            raise InvalidRequest(f"'logit_bias' has key {key[:64]!r}, not a token id", "logit_bias")
         by_id[int(key)] = value
     check_token_ids(by_id, tokenizer, "logit_bias")
     return by_id

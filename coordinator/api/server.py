@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from types import TracebackType
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from coordinator.api.connection import Connection
 from coordinator.api.context import CONTEXT
 from pdserve.errors import ConfigError
 
 ABORT_TIMEOUT_S = 1.0  # for telling clients that their request is cut off
 _NOT_OURS = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
+_log = logging.getLogger(__name__)
 _protocol_log = logging.getLogger(f"{__name__}.protocol")
 
 
@@ -22,15 +25,14 @@ class HttpServer:
     def __init__(self, app: web.Application, *, host: str = "127.0.0.1", port: int = 0) -> None:
         self._host = host
         self._port = port
-        self._is_closed = False
+        self._is_closed = self._is_full = False
+        self._listener: asyncio.Server | None = None
         self._in_flight = app[CONTEXT].in_flight
+        self._config = app[CONTEXT].config
         _protocol_log.addFilter(_is_worth_logging)
         self._runner = web.AppRunner(
             app,
             handler_cancellation=True,  # a client that goes away ends its request at once
-            access_log=None,
-            logger=_protocol_log,
-            keepalive_timeout=app[CONTEXT].config.idle_timeout_s,
             shutdown_timeout=ABORT_TIMEOUT_S,
         )
 
@@ -48,23 +50,34 @@ class HttpServer:
     async def start(self) -> None:
         """Listen. Raises ConfigError when the address cannot be had."""
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self._port)
+        loop = asyncio.get_running_loop()
         try:
-            await site.start()
+            self._listener = await loop.create_server(self._accepted, self._host, self._port)
         except OSError as error:
             await self._runner.cleanup()
             raise ConfigError(f"cannot listen on {self._host}:{self._port}: {error}") from error
-        self._port = self._runner.addresses[0][1]
+        self._port = self._listener.sockets[0].getsockname()[1]
 
     async def stop(self, grace_s: float = 30.0) -> None:
         """Take no new requests, let running ones end for `grace_s`, then tell the rest and go."""
-        for site in self._runner.sites:
-            await site.stop()
+        if self._listener is not None:
+            self._listener.close()
         try:
             await self._in_flight.drain(grace_s)
         finally:  # also when this is cancelled, because somebody is in a hurry
             await self._in_flight.abort(ABORT_TIMEOUT_S)
             await self._close_connections()
+
+    def _accepted(self) -> Connection:
+        assert self._runner.server is not None
+        return Connection(self._runner.server, self._config, _protocol_log, self._has_room)
+
+    def _has_room(self) -> bool:
+        server, limit = self._runner.server, self._config.max_connections
+        was_full, self._is_full = self._is_full, server is None or len(server.connections) >= limit
+        if self._is_full and not was_full:
+            _log.warning("there are %d connections: more are turned away", limit)
+        return not self._is_full
 
     async def _close_connections(self) -> None:
         if self._is_closed:

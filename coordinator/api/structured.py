@@ -7,10 +7,12 @@ from typing import Any
 import msgspec
 
 from coordinator.api.context import ApiContext
+from coordinator.api.json_text import JsonReader
 from coordinator.api.requests import GenerationFields, StructuredOutputs
 from coordinator.text.grammars import AnswerGrammar, CallGrammar, Output, OutputKind, Thinking
 from coordinator.text.grammars.calls import check_format
 from pdserve.errors import InvalidRequest
+from pdserve.grammar import MAX_GRAMMAR_CHARS
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
@@ -47,11 +49,27 @@ async def answer_grammar(
         output = None
     elif output is None:
         return ""  # whether there are calls is up to the model, and they as it likes to write them
+    _check_size(output, calls)
     param = "tools" if output is None else output.param
     if calls is not None:
         check_format(calls.tool_format, has_output=output is not None)
     answer = AnswerGrammar(output, calls, thinking)
     return await context.grammars.checked(answer.text, param)
+
+
+def _check_size(output: Output | None, calls: CallGrammar | None) -> None:
+    """Nothing is made of what is too large in any case. Raises InvalidRequest."""
+    sources = [] if output is None else [(output.value, output.param)]
+    sources += [] if calls is None else [(tool.parameters, tool.param) for tool in calls.tools]
+    num_chars = 0
+    for value, param in sources:
+        num_chars += len(msgspec.json.encode(value))
+        if num_chars > MAX_GRAMMAR_CHARS:
+            raise InvalidRequest(
+                f"{param!r} makes what is asked for larger than {MAX_GRAMMAR_CHARS} characters; a "
+                "grammar must be smaller",
+                param,
+            )
 
 
 def _by_format(body: GenerationFields) -> list[Output]:
@@ -93,10 +111,7 @@ def _by_structured_outputs(wanted: StructuredOutputs | None) -> list[Output]:
 def _output(kind: OutputKind, value: Any, param: str) -> Output:
     """A schema may come as text. Raises InvalidRequest."""
     if kind is OutputKind.JSON and isinstance(value, str):
-        try:
-            value = msgspec.json.decode(value)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise InvalidRequest(f"{param!r} is not valid JSON: {error}", param) from error
+        value = JsonReader().read(value.encode(), repr(param), param)
         if not isinstance(value, dict | bool):
             raise InvalidRequest(f"{param!r} is no JSON schema", param)
     return Output(kind, value, param)

@@ -2,7 +2,8 @@
 
 The service class is named by the body's `slo_class` or the header `X-SLO-Class`; else OpenAI's
 `service_tier` picks one: "priority" the class that goes first, "flex" the one that goes last. All
-other calls are of their tenant's default class, or of the cluster's. `X-Request-Timeout` is in
+other calls are of their tenant's default class, or of the cluster's. vLLM's `priority` counts from
+the class's own. `X-Request-Timeout` is in
 seconds from receipt to the end of the answer; what is not complete by then is given up everywhere.
 The cluster's own limit holds besides.
 """
@@ -65,7 +66,7 @@ def service_terms(
     trace.slo = Slo(
         name=cls.name,
         tenant=tenant.name,
-        priority=cls.priority,
+        priority=_priority(cls, fields, context.classes, tenant),
         weight=cls.weight * tenant.weight,
         ttft_s=cls.ttft_s,
         tpot_s=cls.tpot_s,
@@ -73,6 +74,12 @@ def service_terms(
     timeout_s = _timeout_s(headers) or context.config.deadline_s
     cache_salt = tenant.cache_salt(fields.cache_salt or "")
     return ServiceTerms(trace.slo, trace.received_s, timeout_s, cache_salt)
+
+
+def _priority(cls: SloClass, fields: CallFields, classes: ServiceClasses, tenant: Tenant) -> int:
+    """Its class's, raised or lowered as asked; no higher than naming a class could make it."""
+    own = [c.priority for name, c in classes.by_name.items() if name in (tenant.classes or [name])]
+    return min(cls.priority - (fields.priority or 0), max([cls.priority, *own]))
 
 
 def _service_class(

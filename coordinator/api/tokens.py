@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, as vLLM has them: what the model would see of a text."""
+"""/tokenize, /detokenize and /tokenizer_info, as vLLM has them: what the model sees of a text."""
 
 from __future__ import annotations
 
@@ -53,6 +53,17 @@ class DetokenizeAnswer(Struct, kw_only=True):
     prompt: str
 
 
+class TokenizerInfo(Struct, kw_only=True):
+    """What a client needs besides, to write prompts as the model knows them."""
+
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    chat_template: str | None
+    model_max_length: int
+
+
 async def tokenize(request: web.Request) -> web.Response:
     """Text to tokens."""
     context = request.app[CONTEXT]
@@ -87,6 +98,21 @@ async def detokenize(request: web.Request) -> web.Response:
     check_token_ids(body.tokens, context.tokenizer, "tokens")
     text = context.tokenizer.decode(body.tokens, skip_special_tokens=False)
     return _json(DetokenizeAnswer(prompt=text))
+
+
+async def tokenizer_info(request: web.Request) -> web.Response:
+    """Special tokens and the chat template."""
+    context = request.app[CONTEXT]
+    named, template = context.tokenizer.named_special_tokens, context.tokenizer.chat_template
+    answer = TokenizerInfo(
+        bos_token=named.get("bos_token"),
+        eos_token=named.get("eos_token"),
+        pad_token=named.get("pad_token"),
+        unk_token=named.get("unk_token"),
+        chat_template=None if template is None else template.source,
+        model_max_length=context.max_model_len(),
+    )
+    return _json(answer)
 
 
 async def _token_ids(body: TokenizeRequest, context: ApiContext) -> list[int]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import tokenizers
 
@@ -21,6 +21,8 @@ from coordinator.text.parts import ToolFormat, detect_tool_format
 from coordinator.text.pieces import TokenPieces
 from pdserve.errors import InvalidRequest
 from pdserve.tokenizer_files import TokenizerConfig, prepare_backend, read_tokenizer
+
+T = TypeVar("T")
 
 LONG_TEXT_CHARS = 8192  # about a millisecond of work: longer texts leave the event loop alone
 _NUM_THREADS = 2
@@ -39,6 +41,7 @@ class Tokenizer:
         config = config or TokenizerConfig()
         self._backend = backend
         self.chat_template = chat_template
+        self.named_special_tokens = config.named_special_tokens  # bos_token and so on
         prepare_backend(backend, config)
         self._pieces = TokenPieces(backend)
         added = backend.get_added_tokens_decoder()
@@ -107,8 +110,18 @@ class Tokenizer:
 
     async def encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Like `encode`; a long text is encoded in a thread."""
-        encode = partial(self.encode, text, add_special_tokens=add_special_tokens)
-        return await self._run(encode, len(text))
+        (encoded,) = await self.encode_texts([text], add_special_tokens=add_special_tokens)
+        return encoded
+
+    async def encode_texts(
+        self, texts: Sequence[str], *, add_special_tokens: bool
+    ) -> list[list[int]]:
+        """Each like `encode`; if they are long together, in a thread."""
+
+        def encode() -> list[list[int]]:
+            return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
+        return await self._run(encode, sum(map(len, texts)))
 
     async def encode_chat(self, conversation: Conversation) -> list[int]:
         """Token ids of a conversation. Raises InvalidRequest when the template refuses it."""
@@ -125,7 +138,7 @@ class Tokenizer:
 
         return await self._run(render_and_encode, conversation.num_chars)
 
-    async def _run(self, work: Callable[[], list[int]], num_chars: int) -> list[int]:
+    async def _run(self, work: Callable[[], T], num_chars: int) -> T:
         if num_chars <= LONG_TEXT_CHARS:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

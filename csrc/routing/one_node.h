@@ -4,8 +4,9 @@
 // TPOT that it was promised allow (Sarathi-Serve); the same is taken to hold for the prompts that
 // are queued there. A batch that is full leaves next to nothing to prompts, but not for long, since
 // its streams end. So what counts are the batches to come, and not the one of now. And each step
-// with a chunk in it makes streams wait, while each stream takes its part of the steps from prompts:
-// who places a request where it is best for the request alone makes it worse for all (`harm`).
+// with a chunk in it makes streams wait, while each stream takes its part of the steps from
+// prompts: who places a request where it is best for the request alone makes it worse for all
+// (`harm`).
 #pragma once
 
 #include <cstdint>

@@ -22,6 +22,7 @@ from pdserve.engine.step_shape import shape_of
 from pdserve.perf_model import StepShape, chunk_pairs
 
 MIN_CHUNK: Final = 16  # tokens: a prompt that has begun gets on, whatever the decodes' promises are
+MOST_SKIPPED: Final = 8  # steps that it may be put off for them
 
 
 class LocalPrompts:
@@ -43,6 +44,7 @@ class LocalPrompts:
         self._token_budget = token_budget
         self._max_batch_size = max_batch_size
         self._local_chunk = local_chunk
+        self._num_skipped = 0  # steps since the first prompt last got on
 
     def plan(
         self,
@@ -54,8 +56,8 @@ class LocalPrompts:
         """Rows to go with these decodes, so that the step takes `limit_s` at most.
 
         A prompt is begun when the policy has a place for it in the batch and there is room for its
-        KV, and when nobody comes before it who has to wait. The first prompt that has begun gets a
-        few tokens in any case.
+        KV, and when nobody comes before it who has to wait. The first prompt gets at least a few
+        tokens: in this step if the decodes have the time in hand, else in one of the next.
         """
         prompts = self._line.prompts(queues)
         if not prompts:
@@ -86,8 +88,10 @@ class LocalPrompts:
                     a_leg_waits = a_leg_waits or not joins
                     continue
                 has_begun = True
-            if not rows:
-                num_tokens = max(num_tokens, least)
+            if not rows and num_tokens < least:
+                if not self._gets_least(_with_chunk(shape, prompt, least), decodes, limit_s):
+                    break
+                num_tokens = least
             num_tokens = min(num_tokens, request.num_uncomputed_tokens)
             if num_tokens:
                 rows.append(Scheduled(request, num_tokens))
@@ -120,6 +124,18 @@ class LocalPrompts:
             return limit_s
         in_hand_s = self._pace.least_in_hand_s(row.request for row in decodes)
         return max(limit_s, SAFETY * in_hand_s)
+
+    def _gets_least(self, shape: StepShape, decodes: Sequence[Scheduled], limit_s: float) -> bool:
+        """Whether a step that takes longer than its limit is due, so that a prompt gets on.
+
+        Behind much context a few tokens are much work already. In every step they would break
+        promises that are kept if decodes first put as much time in hand as the step takes of it.
+        """
+        in_hand_s = self._pace.least_in_hand_s(row.request for row in decodes)
+        spare_s = max(limit_s, SAFETY * in_hand_s)
+        is_due = self._num_skipped >= MOST_SKIPPED or self._pace.perf.step_s(shape) <= spare_s
+        self._num_skipped = 0 if is_due else self._num_skipped + 1
+        return is_due
 
     def _largest_chunk(self, shape: StepShape, prompt: Prompt, most: int, limit_s: float) -> int:
         """The most tokens, up to `most`, with which the step stays within the limit."""

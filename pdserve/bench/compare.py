@@ -3,8 +3,9 @@
 1. Each mode, started without promises, is sent requests one at a time, and then all at once: what
    it does when idle, and about what it takes at most.
 2. A scenario's promises are multiples of the best idle figures of all modes, so the same for all.
-3. The co-located mode is tuned: each size of local chunks is tried at a rate somewhat below what
-   the modes take, and the one that would have met the tightest promises stays.
+3. The co-located mode is tuned: as many nodes as the others have, or one of all cores, each with
+   several sizes of local chunks, are tried at a rate somewhat below what the modes take, and what
+   would have met the tightest promises stays.
 4. All modes are started with the promises. Rates are measured as `ladder` says, every mode at every
    rate, in an order that rotates: what else happens on the machine hits all of them alike.
 
@@ -123,7 +124,7 @@ def _mode_reports(
             subject.name,
             mode,
             goodput([row.point for row in rows], plan.target, plan.seed),
-            local_chunk=result.local_chunk if mode == COLOCATED else None,
+            tuning=result.tuning if mode == COLOCATED else None,
             unloaded=idle[mode],
             interference=result.interference.get(mode),
             trials=result.trials if mode == COLOCATED else [],

@@ -6,9 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from pdserve.config import Mode
 
 COLOCATED: Final[Mode] = "colocated"
+
+
+class Tuning(msgspec.Struct, frozen=True):
+    """One way to set up the co-located mode."""
+
+    local_chunk: int  # prompt tokens in steps that decode; 0: what the TPOT allows
+    one_node: bool = False  # of all cores, else as many nodes as other modes have
+
+    @property
+    def text(self) -> str:
+        """For people: "one node, chunks as TPOT allows"."""
+        chunks = f"chunks of {self.local_chunk}" if self.local_chunk else "chunks as TPOT allows"
+        return f"{'one node' if self.one_node else 'several nodes'}, {chunks}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +31,7 @@ class ComparePlan:
     """How much is measured."""
 
     modes: Sequence[Mode]
-    chunks: Sequence[int]  # local chunks to try when co-located; 0: what the TPOT allows
+    tunings: Sequence[Tuning]  # to try when co-located; at least one
     ttft_s: float  # promised; 0: follows from the idle clusters,
     tpot_s: float
     ttft_scale: float  # as a multiple of what they do; 0: the subject's own

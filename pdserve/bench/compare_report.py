@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from pdserve.bench.compare_plan import Tuning
 from pdserve.bench.goodput import Goodput, RatePoint, Where
 from pdserve.bench.interference import Interference
 from pdserve.bench.slo_score import Percentiles, Promise, Score
@@ -38,13 +39,13 @@ class RateRow(msgspec.Struct, frozen=True):
     @property
     def point(self) -> RatePoint:
         """What goodput is made of."""
-        return RatePoint(self.rate, round(self.score.attainment * self.score.sent), self.score.sent)
+        return RatePoint(self.rate, self.score.worst_met, self.score.worst_sent)
 
 
-class ChunkTrial(msgspec.Struct, frozen=True):
-    """The co-located mode with one size of local chunks, at one rate."""
+class Trial(msgspec.Struct, frozen=True):
+    """The co-located mode set up in one way, at one rate."""
 
-    local_chunk: int  # 0: what the TPOT allows
+    tuning: Tuning
     rate: float
     score: Score
 
@@ -63,10 +64,10 @@ class ModeReport(msgspec.Struct, frozen=True, kw_only=True):
     goodput: float  # requests a second of the whole cluster
     goodput_is: Where
     goodput_interval: tuple[float, float]  # 5 to 95 %, bootstrapped
-    local_chunk: int | None  # of prompts in a decode node's steps; 0: what the TPOT allows
+    tuning: Tuning | None  # the one that served best, of the co-located mode
     unloaded: Unloaded
     interference: Interference | None
-    trials: list[ChunkTrial]
+    trials: list[Trial]
     rows: list[RateRow]  # by rate
 
     @classmethod
@@ -76,10 +77,10 @@ class ModeReport(msgspec.Struct, frozen=True, kw_only=True):
         mode: str,
         goodput: Goodput,
         *,
-        local_chunk: int | None,
+        tuning: Tuning | None,
         unloaded: Unloaded,
         interference: Interference | None,
-        trials: list[ChunkTrial],
+        trials: list[Trial],
         rows: list[RateRow],
     ) -> ModeReport:
         """With the goodput's parts beside each other."""
@@ -89,7 +90,7 @@ class ModeReport(msgspec.Struct, frozen=True, kw_only=True):
             goodput=goodput.rate,
             goodput_is=goodput.where,
             goodput_interval=(goodput.low, goodput.high),
-            local_chunk=local_chunk,
+            tuning=tuning,
             unloaded=unloaded,
             interference=interference,
             trials=trials,

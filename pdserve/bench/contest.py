@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from pdserve.bench.compare_plan import Tuning
 from pdserve.bench.compare_report import KEPT_UP_MS, RateRow, Unloaded
 from pdserve.bench.interference import Interference, compare_itl, steady_requests
 from pdserve.bench.open_loop import Run, open_loop_client
@@ -29,7 +30,7 @@ class Contender:
     """One way of serving."""
 
     mode: Mode
-    local_chunk: int | None = None  # of prompts in steps that decode; None: as configured
+    tuning: Tuning | None = None  # None: as configured
     refuses: bool = True  # what would miss its promise
 
 
@@ -70,7 +71,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     what: str  # "rate", "tuning", "idle", "burst", "quiet", "disturbed", "warm-up"
     scenario: str
     mode: str
-    local_chunk: int | None
+    tuning: Tuning | None
     rate: float | None
     outcomes: list[Outcome]
 
@@ -163,10 +164,8 @@ class Bout:
         return f"{self._scenario}-{what}-{self._num_runs}"
 
     def _record(self, what: str, outcomes: list[Outcome], rate: float | None = None) -> None:
-        contender = self.contender
-        self._keep(
-            RunRecord(what, self._scenario, contender.mode, contender.local_chunk, rate, outcomes)
-        )
+        mode, tuning = self.contender.mode, self.contender.tuning
+        self._keep(RunRecord(what, self._scenario, mode, tuning, rate, outcomes))
 
 
 def drain_s(promise: Promise, requests: Sequence[TimedRequest]) -> float:

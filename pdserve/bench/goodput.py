@@ -1,4 +1,5 @@
-"""Goodput: the highest rate at which enough requests meet both promises, and how sure that is."""
+"""Goodput: the highest rate at which enough requests of every kind meet both promises, and how
+sure that is."""
 
 from __future__ import annotations
 

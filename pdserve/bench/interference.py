@@ -16,7 +16,7 @@ from pdserve.bench.slo_score import Outcome, Percentiles
 from pdserve.bench.workload import TimedRequest, draw_prompt
 
 STREAMS = 4
-STREAM_TOKENS = 700
+STREAM_TOKENS = 1500  # so long that all the prompts come meanwhile
 PROMPTS = 3
 FIRST_S = 0.5
 EVERY_S = 1.5

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
-from pdserve.bench.compare_plan import COLOCATED
-from pdserve.bench.compare_report import ChunkTrial, RateRow, Unloaded
+from pdserve.bench.compare_plan import COLOCATED, Tuning
+from pdserve.bench.compare_report import RateRow, Trial, Unloaded
 from pdserve.bench.contest import Bout, Contender, rate_row
 from pdserve.bench.interference import Interference
 from pdserve.bench.ladder import next_rate
@@ -16,8 +16,8 @@ from pdserve.bench.subject import Subject
 from pdserve.config import Mode
 from pdserve.errors import ClusterError
 
-_START = 0.5  # of what the best mode takes at most: the first rate
-_TUNING = 0.7  # of it: the rate at which chunk sizes are tried
+_START = 0.6  # of what the best mode takes at most: the first rate
+_TUNING = 0.7  # of it: the rate at which tunings are tried
 _RATE_DIGITS = 3
 
 
@@ -25,8 +25,8 @@ _RATE_DIGITS = 3
 class Result:
     """What was found. Modes that failed are not in it."""
 
-    local_chunk: int
-    trials: list[ChunkTrial]
+    tuning: Tuning  # of the co-located mode
+    trials: list[Trial]
     interference: dict[Mode, Interference] = field(default_factory=dict)
     rows: dict[Mode, list[RateRow]] = field(default_factory=dict)
     stopped: str = ""  # why there are no more rates
@@ -54,9 +54,9 @@ class Match:
         """Measure; begin no further rate that would not be done by `until_s`."""
         trials = await self._tune()
         best = min(trials, key=lambda trial: trial.merit, default=None)
-        chunk = best.local_chunk if best is not None else self._plan.chunks[0]
-        result = Result(chunk, trials)
-        contenders = [Contender(mode, chunk if mode == COLOCATED else None) for mode in self._idle]
+        tuning = best.tuning if best is not None else self._plan.tunings[0]
+        result = Result(tuning, trials)
+        contenders = [Contender(mode, tuning if mode == COLOCATED else None) for mode in self._idle]
         await self._disturb(contenders, result)
         async with AsyncExitStack() as running:
             bouts: dict[Mode, Bout] = {}
@@ -71,17 +71,17 @@ class Match:
             await self._climb(bouts, result, until_s)
         return result
 
-    async def _tune(self) -> list[ChunkTrial]:
-        """Every chunk size at the same rate, each in a cluster of its own."""
-        chunks = self._plan.chunks
-        if COLOCATED not in self._idle or len(chunks) == 1:
+    async def _tune(self) -> list[Trial]:
+        """Every tuning at the same rate, each in a cluster of its own."""
+        tunings = self._plan.tunings
+        if COLOCATED not in self._idle or len(tunings) == 1:
             return []
         trials = []
         rate = round(self._takes * _TUNING, _RATE_DIGITS)
         requests, _ = self._stage.requests_at(self._subject, rate)
-        for chunk in chunks:
-            self._tell(f"{COLOCATED}, local chunks of {chunk or 'any size'}, at {rate:g}/s")
-            contender = Contender(COLOCATED, chunk)
+        for tuning in tunings:
+            self._tell(f"{COLOCATED}, {tuning.text}, at {rate:g}/s")
+            contender = Contender(COLOCATED, tuning)
             try:
                 async with self._stage.launch(contender, self._promise) as server:
                     bout = await self._stage.begin(server, contender, self._subject)
@@ -89,9 +89,9 @@ class Match:
                         "tuning", requests, rate, self._promise, self._plan.target
                     )
             except ClusterError as error:
-                self._stage.fail(f"{COLOCATED} with local chunks of {chunk}", error)
+                self._stage.fail(f"{COLOCATED}, {tuning.text}", error)
             else:
-                trials.append(ChunkTrial(chunk, rate, scored))
+                trials.append(Trial(tuning, rate, scored))
         return trials
 
     async def _disturb(self, contenders: list[Contender], result: Result) -> None:

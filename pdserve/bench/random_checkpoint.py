@@ -31,8 +31,7 @@ from pdserve.bench.checkpoint_shapes import SHAPES, Shape
 from pdserve.checkpoint import SINGLE_FILE
 from pdserve.demo_model import CHECKPOINT_PATH
 
-SHAPE: Final = SHAPES["demo-14m"]
-
+_SMALLEST: Final = SHAPES["demo-14m"]
 _FORMAT = 1  # of what is written for a shape; another one is another checkpoint
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _SPACE = "Ġ"  # as byte-level vocabularies write it
@@ -44,7 +43,7 @@ Weights = NDArray[np.uint16]  # bfloat16, which numpy does not have
 Plan = dict[str, tuple[int, ...]]  # tensor name |-> shape
 
 
-def write_random_checkpoint(folder: Path, *, seed: int = 0, shape: Shape = SHAPE) -> Path:
+def write_random_checkpoint(folder: Path, *, seed: int = 0, shape: Shape = _SMALLEST) -> Path:
     """Write config, weights in bfloat16, and the demo model's tokenizer; the same for a seed.
 
     Args:

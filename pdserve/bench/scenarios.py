@@ -87,13 +87,13 @@ def _always(tokens: int) -> Lengths:
     return Lengths(tokens, 0.0, tokens, tokens)
 
 
-# 4k prompts are every fifth request and four fifths of all prefill; a step that computes even a
-# small chunk of one misses a TPOT this tight for every stream in it.
+# One prompt of 4k for eight chats: as much work for a prefill node as their answers are for a
+# decode node at this TPOT, so that one of each is the right number of both.
 LONG_PROMPTS = Scenario(
     name="long-prompts",
     shows="4k-token prompts among chat streams, tight TPOT",
     kinds=(
-        Kind("chat", 4, Lengths(128, 0.5, 32, 512), Lengths(192, 0.4, 64, 384)),
+        Kind("chat", 8, Lengths(96, 0.4, 32, 256), Lengths(256, 0.3, 128, 512)),
         Kind("long", 1, _always(4096), _always(16)),
     ),
     ttft_scale=3.0,

@@ -7,6 +7,8 @@
 * ITL is each gap between two tokens. Tokens that come in one piece have gaps of 0 between them.
 * Attainment is the share of *all* requests sent that met both promises: what was refused, failed
   or did not end counts as missed. For TTFT alone it is enough that token 1 came in time.
+* Where requests are of several kinds, attainment is that of the kind that fares worst. Else whoever
+  refuses the few requests that are much work would look best.
 """
 
 from __future__ import annotations
@@ -114,12 +116,15 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     refused: int
     failed: int
     unfinished: int
-    attainment: float  # of both promises
+    worst_kind: str  # of requests,
+    worst_sent: int
+    worst_met: int
+    attainment: float  # of both promises, by that kind
     attainment_low: float  # Wilson's 95 % interval
     attainment_high: float
     ttft_attainment: float  # of each alone
     tpot_attainment: float
-    slo_scale: float | None  # both promises times this would be met by `target`; None: by none
+    slo_scale: float | None  # by it `target` of each kind would meet both promises; None: never
     ttft_ms: Percentiles
     ttft_sent_ms: Percentiles
     tpot_ms: Percentiles
@@ -133,10 +138,15 @@ def score(outcomes: Sequence[Outcome], promise: Promise, target: float) -> Score
     """Everything about a run that follows from what became of its requests (at least one)."""
     ends = [outcome.end for outcome in outcomes]
     sent = len(outcomes)
-    factors = sorted(promise.factor(outcome) for outcome in outcomes)
-    met = sum(factor <= 1 for factor in factors)
-    low, high = wilson(met, sent)
-    enough = factors[int(np.ceil(target * sent)) - 1]
+    factors = {  # kind |-> by what promises must be multiplied for each request, ascending
+        kind: sorted(promise.factor(o) for o in outcomes if o.kind == kind)
+        for kind in sorted({outcome.kind for outcome in outcomes})
+    }
+    met = {kind: sum(factor <= 1 for factor in of_kind) for kind, of_kind in factors.items()}
+    worst = min(factors, key=lambda kind: met[kind] / len(factors[kind]))
+    worst_met, worst_sent = met[worst], len(factors[worst])
+    low, high = wilson(worst_met, worst_sent)
+    enough = max(of_kind[int(np.ceil(target * len(of_kind))) - 1] for of_kind in factors.values())
     said = [outcome.error for outcome in outcomes if outcome.error]
     return Score(
         sent=sent,
@@ -144,7 +154,10 @@ def score(outcomes: Sequence[Outcome], promise: Promise, target: float) -> Score
         refused=ends.count("refused"),
         failed=ends.count("failed"),
         unfinished=ends.count("unfinished"),
-        attainment=met / sent,
+        worst_kind=worst,
+        worst_sent=worst_sent,
+        worst_met=worst_met,
+        attainment=worst_met / worst_sent,
         attainment_low=low,
         attainment_high=high,
         ttft_attainment=sum(o.ttft_s <= promise.ttft_s for o in outcomes) / sent,

@@ -17,11 +17,12 @@ import msgspec
 from rich.console import Console
 
 import pdserve
+from pdserve.bench.checkpoint_shapes import SHAPES
 from pdserve.bench.compare import compare
 from pdserve.bench.compare_report import CompareReport
 from pdserve.bench.contest import RunRecord
 from pdserve.bench.plot import save_plots
-from pdserve.bench.random_checkpoint import SHAPE, write_random_checkpoint
+from pdserve.bench.random_checkpoint import write_random_checkpoint
 from pdserve.bench.stage import Stage
 from pdserve.bench.subject import Subject, made_up, replayed
 from pdserve.bench.traces import read_trace
@@ -58,7 +59,8 @@ def run(config: CompareConfig) -> int:
         model = config.model
         if not model:
             temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="pdserve-bench-"))
-            model = str(write_random_checkpoint(Path(temporary) / "random-weights"))
+            weights = Path(temporary) / f"random-weights-{config.shape}"
+            model = str(write_random_checkpoint(weights, shape=SHAPES[config.shape]))
 
         def keep(record: RunRecord) -> None:
             requests.write(msgspec.json.encode(record) + b"\n")
@@ -114,7 +116,7 @@ def setup(config: CompareConfig) -> dict[str, object]:
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "config": msgspec.to_builtins(config),
-        "model": config.model or {"random weights": SHAPE},
+        "model": config.model or {config.shape: SHAPES[config.shape]},
         "machine": {finding.name: finding.detail for finding in machine_findings()},
         "load_average": os.getloadavg()[0],  # over a minute
         "python": platform.python_version(),

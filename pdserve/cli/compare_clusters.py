@@ -16,7 +16,7 @@ from pdserve.cli.child import LineSink
 from pdserve.cli.cluster_config import ClusterConfig
 from pdserve.cli.compare_config import CompareConfig
 from pdserve.cli.supervisor import Cluster
-from pdserve.config import ModelConfig, RoutingConfig
+from pdserve.config import EngineConfig, ModelConfig, RoutingConfig, parse_bytes
 from pdserve.errors import ClusterError
 
 _START_S = 120.0
@@ -39,17 +39,21 @@ class Clusters:
         """Every request is of one class, with this promise; without one nothing is refused."""
         config = self._config
         is_colocated = contender.mode == "colocated"
-        engine, policy = config.engine, config.policy
+        num_nodes = config.prefill + config.decode
+        engine, policy, tuning = config.engine, config.policy, contender.tuning
         if engine.kv_memory == "auto":
             engine = replace(engine, kv_memory=_KV_MEMORY)
-        if contender.local_chunk is not None:
-            policy = replace(policy, local_chunk=contender.local_chunk)
+        if tuning is not None:
+            policy = replace(policy, local_chunk=tuning.local_chunk)
+            if tuning.one_node:
+                engine = _together(engine, num_nodes)
+                num_nodes = 1
         promised = f" ttft={promise.ttft_s:.6f} tpot={promise.tpot_s:.6f}" if promise else ""
         return ClusterConfig(
             port=0,
             mode=contender.mode,
             prefill=None if is_colocated else config.prefill,
-            decode=config.prefill + config.decode if is_colocated else config.decode,
+            decode=num_nodes if is_colocated else config.decode,
             max_inflight=4096,
             transports=config.transports,
             start_s=_START_S,
@@ -70,6 +74,16 @@ class Clusters:
         async with cluster as running:
             model = (await running.status()).model
             yield _RunningServer(running, model, await _max_model_len(running.url, model))
+
+
+def _together(engine: EngineConfig, num_nodes: int) -> EngineConfig:
+    """One node with all that so many would have."""
+    memory = parse_bytes(engine.kv_memory)
+    return replace(
+        engine,
+        threads=num_nodes * engine.threads,  # 0 stays 0: one on each core that it gets
+        kv_memory=str(num_nodes * memory),
+    )
 
 
 class _RunningServer:

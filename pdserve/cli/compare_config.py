@@ -7,7 +7,8 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from pdserve.bench.compare_plan import ComparePlan
+from pdserve.bench.checkpoint_shapes import SHAPES
+from pdserve.bench.compare_plan import ComparePlan, Tuning
 from pdserve.bench.scenarios import ScenarioName
 from pdserve.config import (
     ConfigStruct,
@@ -22,9 +23,10 @@ from pdserve.errors import ConfigError
 
 _QUICK_RUN_S = 8.0
 _QUICK_IDLE = 5
-_QUICK_BUDGET_S = 540.0
-_QUICK_CHUNKS: Final = (0, 64, 256)
-_LEAST_REQUESTS = 12  # of a run; fewer say nothing
+_QUICK_BUDGET_S = 560.0
+_QUICK_CHUNKS: Final = (0,)
+_LEAST_REQUESTS = 200  # of a run; fewer say little
+_QUICK_REQUESTS = 72
 _WARM_UP = 3  # requests after each start of a cluster
 
 Scale = Annotated[float, Meta(ge=0)]
@@ -47,6 +49,7 @@ class CompareConfig(ConfigStruct, frozen=True):
     model: Annotated[
         str, Meta(description="checkpoint directory or hub id; empty: random weights, made here")
     ] = ""
+    shape: Annotated[str, Meta(description=f"of the random weights: {', '.join(SHAPES)}")] = "25m"
     rates: Annotated[
         list[Seconds], Meta(description="requests a second; empty: around what modes take")
     ] = msgspec.field(default_factory=list)
@@ -63,6 +66,9 @@ class CompareConfig(ConfigStruct, frozen=True):
         list[Annotated[int, Meta(ge=0)]],
         Meta(min_length=1, description="local chunks tried when co-located; 0: as TPOT allows"),
     ] = msgspec.field(default_factory=lambda: [0, 64, 128, 256, 512])
+    one_node: Annotated[bool, Meta(description="try co-location in one node of all cores, too")] = (
+        True
+    )
     length_scale: Annotated[
         Scale, Meta(description="times all lengths; 0: so that they fit the model")
     ] = 0.0
@@ -73,7 +79,7 @@ class CompareConfig(ConfigStruct, frozen=True):
     seed: Annotated[int, Meta(ge=0, description="of everything random")] = 0
     budget_s: Annotated[Seconds, Meta(description="no rate is begun that would end later")] = 3600.0
     quick: Annotated[
-        bool, Meta(description="within ten minutes: short runs, and three chunk sizes at most")
+        bool, Meta(description="within ten minutes: short runs, chunks as TPOT allows")
     ] = False
     out: Annotated[str, Meta(description="folder for plots, report and raw results")] = (
         "bench-compare"
@@ -90,18 +96,23 @@ class CompareConfig(ConfigStruct, frozen=True):
         """How much is measured; less of it if it must be quick.
 
         Raises:
-            ConfigError: a mode or scenario is named twice, or rates do not rise.
+            ConfigError: a mode or scenario is named twice, rates do not rise, or no such shape.
         """
         for flag, names in (("--modes", self.modes), ("--scenarios", self.scenarios)):
             if len(set(names)) < len(names):
                 raise ConfigError(f"{flag} {','.join(names)}: each can be named once")
+        if self.shape not in SHAPES:
+            raise ConfigError(f'--shape "{self.shape}": there are {", ".join(SHAPES)}')
         if sorted(set(self.rates)) != self.rates:
             raise ConfigError(f"--rates {','.join(map(str, self.rates))}: must rise")
         quick = self.quick
-        chunks = [chunk for chunk in self.chunks if chunk in _QUICK_CHUNKS]
+        chunks = self.chunks
+        if quick:
+            chunks = [chunk for chunk in chunks if chunk in _QUICK_CHUNKS] or chunks[:1]
+        layouts = (False, True) if self.one_node else (False,)
         return ComparePlan(
             modes=self.modes,
-            chunks=(chunks or self.chunks[:1]) if quick else self.chunks,
+            tunings=[Tuning(chunk, one_node) for one_node in layouts for chunk in chunks],
             ttft_s=self.ttft_s,
             tpot_s=self.tpot_s,
             ttft_scale=self.ttft_scale,
@@ -111,7 +122,7 @@ class CompareConfig(ConfigStruct, frozen=True):
             rates=self.rates,
             most_rates=max(self.most_rates, len(self.rates)),
             duration_s=min(self.duration_s, _QUICK_RUN_S) if quick else self.duration_s,
-            least_requests=_LEAST_REQUESTS,
+            least_requests=_QUICK_REQUESTS if quick else _LEAST_REQUESTS,
             idle_requests=min(self.idle_requests, _QUICK_IDLE) if quick else self.idle_requests,
             warm_up=_WARM_UP,
             budget_s=min(self.budget_s, _QUICK_BUDGET_S) if quick else self.budget_s,

@@ -27,7 +27,7 @@ def tables(report: CompareReport) -> Iterator[RenderableType]:
         yield rate_table(scenario, modes)
         yield mode_table(scenario, modes)
         if any(mode.trials for mode in modes):
-            yield chunk_table(modes)
+            yield tuning_table(modes)
     yield "\n".join(remarks(report))
 
 
@@ -42,7 +42,7 @@ def rate_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
     )
     table.add_column("rate/s", justify="right")
     table.add_column("mode")
-    for column in ("in time", "95 %", "TTFT ok", "TPOT ok", "sent", "refused", "other"):
+    for column in ("in time", "95 %", "kind", "TTFT ok", "TPOT ok", "sent", "refused", "other"):
         table.add_column(column, justify="right")
     for column in ("TTFT ms", "TPOT ms", "ITL ms"):
         table.add_column(f"{column} {_PERCENTILES}", justify="right")
@@ -68,7 +68,7 @@ def mode_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
         "goodput",
         "5-95 %",
         "of the best",
-        "local chunk",
+        "tuned",
         f"idle ITL ms {_PERCENTILES}",
         "quiet ITL p99",
         "disturbed ITL p99",
@@ -83,7 +83,7 @@ def mode_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
             mode.goodput_text,
             f"{low:.3g}-{high:.3g}",
             f"{mode.goodput / best:.0%}" if best else "-",
-            "-" if mode.local_chunk is None else str(mode.local_chunk or "auto"),
+            "-" if mode.tuning is None else mode.tuning.text,
             _three(mode.unloaded.itl_ms, 1),
             "-" if disturbed is None else _number(disturbed.quiet_itl_ms.p99, 1),
             "-" if disturbed is None else _number(disturbed.disturbed_itl_ms.p99, 1),
@@ -92,16 +92,22 @@ def mode_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
     return table
 
 
-def chunk_table(modes: Sequence[ModeReport]) -> Table:
+def tuning_table(modes: Sequence[ModeReport]) -> Table:
     """How the co-located mode was tuned."""
     trials = [trial for mode in modes for trial in mode.trials]
     table = Table(title=f"co-located, tuned at {trials[0].rate:.3g}/s")
-    columns = ("local chunk", "in time", "would meet promises x", "TTFT p90 ms", "TPOT p90 ms")
+    columns = (
+        "nodes and local chunks",
+        "in time",
+        "would meet promises x",
+        "TTFT p90 ms",
+        "TPOT p90 ms",
+    )
     for column in columns:
         table.add_column(column, justify="right")
     for trial in trials:
         table.add_row(
-            str(trial.local_chunk or "auto"),
+            trial.tuning.text,
             f"{trial.score.attainment:.0%}",
             _number(trial.score.slo_scale, 2),
             _number(trial.score.ttft_ms.p90, 0),
@@ -114,8 +120,9 @@ def remarks(report: CompareReport) -> list[str]:
     """What would be easy to overlook."""
     said = [
         "TTFT counts from when a request was due. Refused, failed and unfinished requests are "
-        "sent ones that were not in time. The client and the coordinators have no cores of their "
-        "own: what they use, the nodes do not get, in every mode."
+        "sent ones that were not in time. Of several kinds of requests, the one of which the "
+        "fewest were in time counts (column kind). The client and the coordinators have no cores "
+        "of their own: what they use, the nodes do not get, in every mode."
     ]
     load = report.setup.get("load_average")
     if isinstance(load, float) and load > BUSY:
@@ -145,6 +152,7 @@ def _rate_cells(row: RateRow) -> list[str]:
     return [
         f"{score.attainment:.0%}",
         f"{score.attainment_low:.0%}-{score.attainment_high:.0%}",
+        score.worst_kind,
         f"{score.ttft_attainment:.0%}",
         f"{score.tpot_attainment:.0%}",
         str(score.sent),

@@ -22,14 +22,10 @@ ROLE_TOKENS: Final = {
 SPECIAL_TOKENS: Final = (END_OF_TEXT, BOS, *ROLE_TOKENS.values(), END)
 """In the order of their ids, from 0."""
 
-# Content may be a string or the list of parts of the OpenAI API; null content is empty.
+# Content may be a string or the list of parts of the OpenAI API; null content is empty. The model
+# has not been taught to call functions: what is said of them serves answers that must be calls.
 CHAT_TEMPLATE: Final = """\
-{{- bos_token -}}
-{%- for message in messages -%}
-    {%- if message['role'] not in ['system', 'user', 'assistant'] -%}
-        {{- raise_exception('unknown role: ' ~ message['role']) -}}
-    {%- endif -%}
-    {{- '<|' ~ message['role'] ~ '|>' -}}
+{%- macro text_of(message) -%}
     {%- if message['content'] is string -%}
         {{- message['content'] | trim -}}
     {%- elif message['content'] -%}
@@ -37,7 +33,31 @@ CHAT_TEMPLATE: Final = """\
             {{- part['text'] -}}
         {%- endfor -%}
     {%- endif -%}
-    {{- '<|end|>' -}}
+{%- endmacro -%}
+{{- bos_token -}}
+{%- if tools -%}
+    {{- '<|system|><tools>' -}}
+    {%- for tool in tools -%}
+        {{- '\\n' ~ (tool['function'] | tojson) -}}
+    {%- endfor -%}
+    {{- '\\n</tools><|end|>' -}}
+{%- endif -%}
+{%- for message in messages -%}
+    {%- if message['role'] == 'tool' -%}
+        {{- '<|user|><tool_response>\\n' ~ text_of(message) ~ '\\n</tool_response><|end|>' -}}
+    {%- elif message['role'] in ['system', 'user', 'assistant'] -%}
+        {{- '<|' ~ message['role'] ~ '|>' ~ text_of(message) -}}
+        {%- for call in message['tool_calls'] or [] -%}
+            {%- if text_of(message) or not loop.first -%}
+                {{- '\\n' -}}
+            {%- endif -%}
+            {{- '<tool_call>\\n{"name": "' ~ call['function']['name'] ~ '", "arguments": ' -}}
+            {{- call['function']['arguments'] | tojson ~ '}\\n</tool_call>' -}}
+        {%- endfor -%}
+        {{- '<|end|>' -}}
+    {%- else -%}
+        {{- raise_exception('unknown role: ' ~ message['role']) -}}
+    {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
     {{- '<|assistant|>' -}}

@@ -168,9 +168,14 @@ class Scheduled(NamedTuple):
         return range(missing.start, min(begin + self.num_tokens, missing.stop))
 
     @property
+    def reaches_end(self) -> bool:
+        """Whether this step computes the request's last token."""
+        return self.num_tokens == self.request.num_uncomputed_tokens
+
+    @property
     def samples(self) -> bool:
-        """Whether this step reaches the request's last token, so that one is sampled."""
-        request = self.request
+        """Whether it does, and another one is sampled."""
+        request = self.request  # written out: it is asked for each row
         if request.sampling.max_tokens == 0:  # it ends with its prompt
             return False
         num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)

@@ -68,5 +68,9 @@ def _settle(future: asyncio.Future[T], result: T) -> None:
 
 
 def _fail(future: asyncio.Future[T], error: BaseException) -> None:
-    if not future.done():
-        future.set_exception(error)
+    if future.done():
+        return
+    if isinstance(error, StopIteration):  # a future takes no such error: its waiter would end by it
+        stopped, error = error, RuntimeError("an iterator was exhausted")
+        error.__cause__ = stopped
+    future.set_exception(error)

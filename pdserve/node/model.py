@@ -140,6 +140,7 @@ def load_runner(
         load_vocabulary, plan.checkpoint.path, model.vocab_size, model.eos_token_ids
     )
     grammars = GrammarProgress(vocabulary, _native.num_threads())
+    grammars.load()
     runner = ModelRunner(decoder, kv_cache, grammars=grammars)
     loaded_s = time.perf_counter()
     runner.warmup(min(WARMUP_TOKENS, plan.max_model_len))

@@ -105,7 +105,7 @@ def _num_half_done(queues: Queues, rows: Sequence[Scheduled], newcomer: Request)
 
     Those of lower priority do not count, as they must not keep the newcomer out.
     """
-    ending = {row.request for row in rows if row.samples}
+    ending = {row.request for row in rows if row.reaches_end}
     return sum(
         request.targets.priority >= newcomer.targets.priority
         for request in queues.running

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from coordinator.routing.decode_load import DecodeLoad
-from coordinator.routing.forecast import LoadForecast
+from coordinator.routing.outlook import Outlook
 from pdserve.config import PolicyConfig, RouterName
 from pdserve.protocol import Slo, TransferCosts
 from tests.simulation.machines import A100_13B
@@ -105,9 +105,11 @@ def overloaded() -> tuple[float, float]:
 def test_pools_swing_when_load_is_taken_as_it_is_now(monkeypatch: pytest.MonkeyPatch):
     """A prefill takes so long that the decode node that is empty now is full by then (Mooncake)."""
     goodput, swings = overloaded()
-    at = LoadForecast.at
-    monkeypatch.setattr(LoadForecast, "at", lambda self, now_s, moment_s: at(self, now_s, now_s))
-    in_batches = "_active", "_others"  # requests that nodes decode, and nobody on his way to them
+    paces_s = Outlook.paces_s
+    monkeypatch.setattr(
+        Outlook, "paces_s", lambda self, in_s, full_s=0.0: paces_s(self, 0.0, full_s)
+    )
+    in_batches = "_active", "others"  # requests that nodes decode, and nobody on his way to them
     monkeypatch.setattr(
         DecodeLoad, "legs_with_others", lambda self: sum(getattr(self, name) for name in in_batches)
     )

@@ -42,7 +42,7 @@ async def embeddings(request: web.Request) -> web.Response:
         embedder = _embedder(context, trace, terms, index, prompts[index])
         return context.generator.start(embedder)
 
-    async with PromptRun(start, len(prompts)) as run:
+    async with PromptRun(start, len(prompts), context.clock) as run:
         events = await run.events()
     trace.was_served = True
     trace.num_cached_tokens = sum(event.cached_tokens for event in events)
@@ -57,23 +57,22 @@ async def embeddings(request: web.Request) -> web.Response:
 async def _prompts(body: EmbeddingRequest, context: ApiContext) -> list[list[int]]:
     """The inputs as token ids. Raises InvalidRequest or ContextLengthExceeded."""
     max_model_len = context.max_model_len()
-    prompts = []
-    for index, text in enumerate(_INPUT.split(body.input, max_model_len)):
-        if text == "":
-            raise InvalidRequest("'input' cannot have an empty string", "input")
-        token_ids = await _INPUT.encode(
-            text,
-            context.tokenizer,
-            add_special_tokens=body.add_special_tokens is not False,
-            max_model_len=max_model_len,
-        )
+    inputs = _INPUT.split(body.input, max_model_len)
+    if "" in inputs:
+        raise InvalidRequest("'input' cannot have an empty string", "input")
+    prompts = await _INPUT.encode(
+        inputs,
+        context.tokenizer,
+        add_special_tokens=body.add_special_tokens is not False,
+        max_model_len=max_model_len,
+    )
+    for index, token_ids in enumerate(prompts):
         if len(token_ids) > max_model_len:
             raise ContextLengthExceeded(
                 f"this model's maximum context length is {max_model_len} tokens, but number "
                 f"{index} of 'input' has {len(token_ids)}",
                 "input",
             )
-        prompts.append(token_ids)
     return prompts
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from functools import partial
 from types import TracebackType
 
+from coordinator.api.arrivals import Arrivals
 from coordinator.generation import Generation, Route
+from pdserve.clock import Clock
 from pdserve.errors import Overloaded, PdserveError
 from pdserve.protocol import TokenEvent
 
@@ -21,16 +21,12 @@ class PromptRun:
     refused for its first prompts, and not when most of the work is done.
     """
 
-    def __init__(self, start: Callable[[int], Generation], num_prompts: int) -> None:
+    def __init__(self, start: Callable[[int], Generation], num_prompts: int, clock: Clock) -> None:
         """`start` begins a prompt, by its index."""
-        self.routes: list[Route] = []
         self._start = start
         self._num_prompts = num_prompts
-        self._num_started = 0
-        self._running: dict[int, Generation] = {}  # by prompt
-        self._found: dict[int, TokenEvent] = {}
-        self._error: Exception | None = None
-        self._news = asyncio.Event()
+        self._generations: list[Generation] = []  # begun so far, by prompt
+        self._arrivals = Arrivals((), clock)
 
     async def __aenter__(self) -> PromptRun:
         return self
@@ -41,8 +37,14 @@ class PromptRun:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for generation in self._running.values():
+        self._arrivals.close()
+        for generation in self._generations:
             generation.cancel("the call failed, or its client is gone")
+
+    @property
+    def routes(self) -> list[Route]:
+        """Where its prompts ran, or run."""
+        return [generation.route for generation in self._generations]
 
     async def events(self) -> list[TokenEvent]:
         """The one event of each prompt, in their order.
@@ -50,33 +52,23 @@ class PromptRun:
         Raises:
             PdserveError: whatever the first to fail has raised.
         """
-        while len(self._found) < self._num_prompts:
-            self._start_more()
-            await self._news.wait()
-            self._news.clear()
-            if self._error is not None:
-                raise self._error
-        return [self._found[index] for index in range(self._num_prompts)]
+        found: dict[int, TokenEvent] = {}
+        while len(found) < self._num_prompts:
+            self._start_more(num_found=len(found))
+            for arrival in await self._arrivals.take():
+                if not arrival.event.embedding:
+                    raise PdserveError("a prompt ended without an embedding")
+                found[arrival.index] = arrival.event
+        return [found[index] for index in range(self._num_prompts)]
 
-    def _start_more(self) -> None:
-        while len(self._running) < AT_ONCE and self._num_started < self._num_prompts:
-            index = self._num_started
+    def _start_more(self, num_found: int) -> None:
+        begun = self._generations
+        while len(begun) < min(self._num_prompts, num_found + AT_ONCE):
             try:
-                generation = self._start(index)
+                generation = self._start(len(begun))
             except Overloaded:
-                if not self._running:
+                if len(begun) == num_found:
                     raise
                 return
-            self._num_started += 1
-            self._running[index] = generation
-            generation.listen(partial(self._told, index))
-
-    def _told(self, index: int, event: TokenEvent | Exception) -> None:
-        if isinstance(event, Exception):
-            self._error = self._error or event
-        elif not event.embedding:
-            self._error = PdserveError("a prompt ended without an embedding")
-        else:
-            self._found[index] = event
-            self.routes.append(self._running.pop(index).route)
-        self._news.set()
+            begun.append(generation)
+            self._arrivals.add(generation)

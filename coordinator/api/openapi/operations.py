@@ -14,7 +14,8 @@ from coordinator.api.information import Health, Version
 from coordinator.api.requests import ChatRequest, CompletionRequest
 from coordinator.api.responses import ChatChunk, ChatCompletion, Completion, Model, ModelList
 from coordinator.api.responses_api.events import StreamEvent
-from coordinator.api.responses_api.objects import DeletedResponse, Response
+from coordinator.api.responses_api.kept import DEFAULT_ITEMS, MAX_ITEMS
+from coordinator.api.responses_api.objects import DeletedResponse, InputTokens, ItemList, Response
 from coordinator.api.responses_api.requests import ResponseRequest
 from coordinator.api.terms import CLASS_HEADER, TIMEOUT_HEADER
 from coordinator.api.tokens import (
@@ -22,6 +23,7 @@ from coordinator.api.tokens import (
     DetokenizeRequest,
     TokenizeAnswer,
     TokenizeRequest,
+    TokenizerInfo,
 )
 
 EVENTS = "text/event-stream"
@@ -181,6 +183,51 @@ OPERATIONS = (
     ),
     Operation(
         method="get",
+        path="/v1/responses/{response}/input_items",
+        name="listInputItems",
+        tag="Generation",
+        summary="The conversation that a stored response answers, in pages.",
+        answer=ItemList,
+        errors=(400, 401, 404),
+        parameters=(
+            _RESPONSE_ID,
+            Parameter(
+                "query",
+                "limit",
+                {"type": "integer", "minimum": 1, "maximum": MAX_ITEMS, "default": DEFAULT_ITEMS},
+                "Items of a page.",
+            ),
+            Parameter(
+                "query",
+                "order",
+                {"enum": ["asc", "desc"], "default": "desc"},
+                "The oldest or the newest first.",
+            ),
+            Parameter("query", "after", {"type": "string"}, "The id of the last page's last item."),
+        ),
+    ),
+    Operation(
+        method="post",
+        path="/v1/responses/{response}/cancel",
+        name="cancelResponse",
+        tag="Generation",
+        summary="Always refused: no response is made in the background.",
+        errors=(400, 401, 404),
+        parameters=(_RESPONSE_ID,),
+    ),
+    Operation(
+        method="post",
+        path="/v1/responses/input_tokens",
+        name="countInputTokens",
+        tag="Generation",
+        summary="How many tokens the model would read.",
+        body=ResponseRequest,
+        examples=({"model": "M", "input": "Hi"},),
+        answer=InputTokens,
+        errors=READS_BODY,
+    ),
+    Operation(
+        method="get",
         path="/v1/models",
         name="listModels",
         tag="Models",
@@ -218,6 +265,15 @@ OPERATIONS = (
         examples=({"tokens": [1, 2, 3]},),
         answer=DetokenizeAnswer,
         errors=READS_BODY,
+    ),
+    Operation(
+        method="get",
+        path="/tokenizer_info",
+        name="getTokenizerInfo",
+        tag="Models",
+        summary="The special tokens and the chat template.",
+        answer=TokenizerInfo,
+        errors=(401, 503),
     ),
     Operation(
         method="get",

@@ -16,6 +16,7 @@ from coordinator.api.body import convert_request
 from coordinator.api.requests import ChatRequest, Message, field_names
 from coordinator.api.responses_api.requests import (
     LOGPROBS,
+    AllowedChoice,
     FunctionChoice,
     FunctionTool,
     ResponseRequest,
@@ -86,9 +87,17 @@ def _tool(tool: FunctionTool) -> dict[str, Any]:
 
 
 def _choice(body: ResponseRequest) -> Any:
-    if isinstance(body.tool_choice, FunctionChoice):
-        return {"type": "function", "function": {"name": body.tool_choice.name}}
+    match body.tool_choice:
+        case FunctionChoice() as named:
+            return _named(named)
+        case AllowedChoice(mode=mode, tools=tools):
+            allowed = {"mode": mode, "tools": [_named(tool) for tool in tools]}
+            return {"type": "allowed_tools", "allowed_tools": allowed}
     return body.tool_choice
+
+
+def _named(choice: FunctionChoice) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": choice.name}}
 
 
 def _format(text: TextConfig | None) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""POST /v1/responses, GET and DELETE /v1/responses/{id}."""
+"""POST /v1/responses, and how many tokens it would read: POST /v1/responses/input_tokens."""
 
 from __future__ import annotations
 
@@ -11,47 +11,43 @@ from aiohttp import web
 
 from coordinator.api.answer import answer
 from coordinator.api.body import convert_request, read_object
-from coordinator.api.chat import plan_chat
+from coordinator.api.chat import encode_chat, plan_chat
 from coordinator.api.chat_parts import PartsPlan
 from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
 from coordinator.api.endpoint import admit
 from coordinator.api.formats import AnswerHead
-from coordinator.api.requests import Message
+from coordinator.api.requests import ChatRequest
 from coordinator.api.responses_api.chat_request import chat_request, in_our_words
-from coordinator.api.responses_api.conversation import check_items, messages_of
+from coordinator.api.responses_api.conversation import messages_of
 from coordinator.api.responses_api.format import ResponseFormat
+from coordinator.api.responses_api.given import check_items, items_of
 from coordinator.api.responses_api.objects import (
-    DeletedResponse,
+    InputTokens,
+    Item,
+    KeptItem,
     ReasoningShown,
     Response,
     TextShown,
 )
 from coordinator.api.responses_api.requests import LOGPROBS, ResponseRequest, TextFormat
-from coordinator.api.responses_api.store import ResponseStore, StoredResponse
+from coordinator.api.responses_api.store import RESPONSE_ID, ResponseStore, StoredResponse
 from coordinator.api.terms import service_terms
-from pdserve.errors import InvalidRequest
 
-_JSON = "application/json"
+_TIERS = ("flex", "priority")  # that make a difference
 
 
 async def create_response(request: web.Request) -> web.StreamResponse:
     """Answer a conversation, or go on with one."""
     context = request.app[CONTEXT]
     trace = admit(request, context)
-    values = await read_object(request, context.config)
-    check_items(values)
-    body = convert_request(values, ResponseRequest)
-    context.check_model(body.model)
-    earlier = _earlier(body, context, trace)
-    new = messages_of(body.input, earlier.messages)
-    with in_our_words():
-        chat = chat_request(body, [*earlier.messages, *new])
-    chat.stream = body.stream
-    terms = service_terms(chat, request.headers, context, trace)
-    response = _begun(body, f"resp_{trace.unique}")
+    asked = await _read(request, context, trace)
+    body = asked.body
+    asked.chat.stream = body.stream
+    terms = service_terms(asked.chat, request.headers, context, trace)
+    response = _begun(body, RESPONSE_ID.format(trace.unique))
 
     def make_format(head: AnswerHead, parts: PartsPlan, prompt: Sequence[int]) -> ResponseFormat:
-        keeper = _Keeper(context.stored, _owner(trace), response, earlier, new)
+        keeper = _Keeper(context.stored, trace.owner, response, asked)
         return ResponseFormat(
             response,
             context.tokenizer,
@@ -61,42 +57,49 @@ async def create_response(request: web.Request) -> web.StreamResponse:
         )
 
     with in_our_words():
-        plan = await plan_chat(chat, context, terms, response.id, make_format)
+        plan = await plan_chat(asked.chat, context, terms, response.id, make_format)
     return await answer(request, context, plan)
 
 
-async def get_response(request: web.Request) -> web.Response:
-    """One that was stored."""
-    for name in ("stream", "starting_after", "include"):
-        if request.query.get(name, "false").lower() != "false":
-            raise InvalidRequest(f"{name!r} is not supported for a stored response", name)
-    stored = request.app[CONTEXT].stored.get(request.match_info["response"], _owner(request[TRACE]))
-    return web.Response(body=stored.body, content_type=_JSON)
-
-
-async def delete_response(request: web.Request) -> web.Response:
-    """It can be fetched no more, nor gone on from; those that went on from it stay."""
-    response_id = request.match_info["response"]
-    request.app[CONTEXT].stored.delete(response_id, _owner(request[TRACE]))
-    return web.Response(
-        body=msgspec.json.encode(DeletedResponse(id=response_id)), content_type=_JSON
-    )
+async def count_input_tokens(request: web.Request) -> web.Response:
+    """Nothing is answered, so nothing is kept."""
+    context = request.app[CONTEXT]
+    asked = await _read(request, context, request[TRACE])
+    with in_our_words():
+        token_ids = await encode_chat(asked.chat, context)
+    body = msgspec.json.encode(InputTokens(input_tokens=len(token_ids)))
+    return web.Response(body=body, content_type="application/json")
 
 
 @dataclass(frozen=True, slots=True)
-class _Earlier:
-    """The conversation that a response goes on with."""
+class _Asked:
+    """What a body asks for, in the words of chat too."""
 
-    messages: tuple[Message, ...] = ()
-    num_bytes: int = 0
+    body: ResponseRequest
+    chat: ChatRequest
+    earlier: Sequence[KeptItem]  # the conversation that is gone on with
+    earlier_bytes: int
+    new: Sequence[KeptItem]
 
 
-def _earlier(body: ResponseRequest, context: ApiContext, trace: RequestTrace) -> _Earlier:
-    """Raises ResponseNotFound."""
-    if body.previous_response_id is None:
-        return _Earlier()
-    stored = context.stored.get(body.previous_response_id, _owner(trace), "previous_response_id")
-    return _Earlier(stored.messages, stored.messages_bytes)
+async def _read(request: web.Request, context: ApiContext, trace: RequestTrace) -> _Asked:
+    """Raises InvalidRequest, ModelNotFound or ResponseNotFound."""
+    values = await read_object(request, context.config)
+    check_items(values)
+    body = convert_request(values, ResponseRequest)
+    context.check_model(body.model)
+    stored, owner = context.stored, trace.owner
+    earlier: Sequence[KeptItem] = ()
+    earlier_bytes = 0
+    if body.previous_response_id is not None:
+        before = stored.get(body.previous_response_id, owner, "previous_response_id")
+        earlier, earlier_bytes = before.items, before.items_bytes
+    new = items_of(
+        body.input, trace.unique, earlier, lambda item_id: stored.find_item(item_id, owner)
+    )
+    with in_our_words():
+        chat = chat_request(body, messages_of([*earlier, *new]))
+    return _Asked(body, chat, earlier, earlier_bytes, new)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,28 +109,24 @@ class _Keeper:
     stored: ResponseStore
     owner: str
     response: Response
-    earlier: _Earlier
-    new: list[Message]
+    asked: _Asked
 
-    def keep(self, body: bytes, said: Message) -> None:
+    def keep(self, body: bytes, output: Sequence[Item]) -> None:
         """See ResponseFormat."""
         if not self.response.store:
             return
-        new = (*self.new, said)
+        asked = self.asked
+        new = (*asked.new, *output)
         self.stored.put(
             StoredResponse(
                 id=self.response.id,
                 owner=self.owner,
                 body=body,
-                messages=self.earlier.messages + new,
-                messages_bytes=self.earlier.num_bytes + len(msgspec.json.encode(new)),
+                items=(*asked.earlier, *new),
+                num_input_items=len(asked.earlier) + len(asked.new),
+                items_bytes=asked.earlier_bytes + len(msgspec.json.encode(new)),
             )
         )
-
-
-def _owner(trace: RequestTrace) -> str:
-    """The tenant's name; empty where no keys are in use."""
-    return "" if trace.caller is None else trace.caller.tenant.name
 
 
 def _begun(body: ResponseRequest, response_id: str) -> Response:
@@ -137,13 +136,19 @@ def _begun(body: ResponseRequest, response_id: str) -> Response:
     return Response(
         id=response_id,
         created_at=int(time.time()),
+        frequency_penalty=body.frequency_penalty or 0.0,
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
         metadata=body.metadata or {},
         model=body.model,
         parallel_tool_calls=body.parallel_tool_calls is not False,
+        presence_penalty=body.presence_penalty or 0.0,
         previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
         reasoning=ReasoningShown(effort),
+        safety_identifier=body.safety_identifier,
+        service_tier=body.service_tier if body.service_tier in _TIERS else "default",
         store=body.store is not False,
         temperature=1.0 if body.temperature is None else body.temperature,
         text=TextShown(wanted or TextFormat(type="text")),
@@ -151,4 +156,5 @@ def _begun(body: ResponseRequest, response_id: str) -> Response:
         tools=body.tools or [],
         top_logprobs=body.top_logprobs or 0,
         top_p=1.0 if body.top_p is None else body.top_p,
+        user=body.user,
     )

@@ -11,18 +11,12 @@ from coordinator.api import responses
 from coordinator.api.chat_parts import PartsPlan
 from coordinator.api.choice import ChoiceDelta, ScoredToken
 from coordinator.api.logprobs import chat_logprobs
-from coordinator.api.requests import CalledFunction, Message, ToolCall
 from coordinator.api.responses_api import events
 from coordinator.api.responses_api.objects import (
-    CallItem,
     IncompleteDetails,
     InputTokensDetails,
     Item,
-    MessageItem,
-    OutputText,
     OutputTokensDetails,
-    ReasoningItem,
-    ReasoningText,
     Response,
     ResponseError,
     ResponseUsage,
@@ -31,7 +25,7 @@ from coordinator.api.responses_api.output import Output
 from coordinator.api.responses_api.told import Piece, ToldApart
 from coordinator.text import Tokenizer
 
-Keep = Callable[[bytes, Message], None]  # a finished response, and what the model has said in it
+Keep = Callable[[bytes, Sequence[Item]], None]  # a finished response, and what is in it
 
 
 class ResponseFormat:
@@ -65,7 +59,7 @@ class ResponseFormat:
             [events.Created(response=self._response), events.InProgress(response=self._response)]
         )
 
-    def chunk(self, delta: ChoiceDelta) -> Sequence[bytes]:
+    def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
         """Items that begin, grow and end."""
         return self._framed(self._take_in(delta))
 
@@ -138,25 +132,8 @@ class ResponseFormat:
         else:
             response.completed_at = int(time.time())
         body = msgspec.json.encode(response)
-        self._keep(body, _said(response.output))
+        self._keep(body, response.output)
         return body
 
     def _framed(self, told: Sequence[events.Event]) -> list[bytes]:
         return [self._numbering.framed(event) for event in told]
-
-
-def _said(items: Sequence[Item]) -> Message:
-    """An answer as a message of the conversation that goes on from it."""
-    message = Message(role="assistant", content="")
-    calls: list[ToolCall] = []
-    for item in items:
-        match item:
-            case MessageItem(content=[OutputText(text=text)]):
-                message.content = f"{message.content}{text}"
-            case CallItem(status="completed"):
-                called = CalledFunction(name=item.name, arguments=item.arguments)
-                calls.append(ToolCall(id=item.call_id, function=called))
-            case ReasoningItem(content=[ReasoningText(text=text)]):
-                message.reasoning_content = text
-    message.tool_calls = calls or None
-    return message

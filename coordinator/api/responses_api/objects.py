@@ -7,13 +7,19 @@ from typing import Literal
 from msgspec import Struct
 
 from coordinator.api.responses import TokenLogprob
-from coordinator.api.responses_api.requests import FunctionChoice, FunctionTool, TextFormat
+from coordinator.api.responses_api.requests import FunctionTool, Role, TextFormat, ToolChoice
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
+class InputText(Struct, kw_only=True, tag_field="type", tag="input_text"):
+    """Text that the model was given."""
+
+    text: str
+
+
 class OutputText(Struct, kw_only=True, tag_field="type", tag="output_text"):
-    """Text of a message."""
+    """Text that the model wrote."""
 
     text: str = ""
     annotations: list[str] = []  # there never are any
@@ -27,12 +33,12 @@ class ReasoningText(Struct, kw_only=True, tag_field="type", tag="reasoning_text"
 
 
 class MessageItem(Struct, kw_only=True, tag_field="type", tag="message"):
-    """What the model says."""
+    """What the model says, or was told."""
 
     id: str
     status: ItemStatus = "in_progress"
-    role: Literal["assistant"] = "assistant"
-    content: list[OutputText] = []
+    role: Role = "assistant"
+    content: list[OutputText | InputText] = []
 
 
 class ReasoningItem(Struct, kw_only=True, tag_field="type", tag="reasoning"):
@@ -54,13 +60,24 @@ class CallItem(Struct, kw_only=True, tag_field="type", tag="function_call"):
     status: ItemStatus = "in_progress"
 
 
+class CallOutputItem(Struct, kw_only=True, tag_field="type", tag="function_call_output"):
+    """What came of a call: for the model to read, never written by it."""
+
+    id: str
+    call_id: str
+    output: str | list[InputText]
+    status: ItemStatus = "completed"
+
+
 Item = MessageItem | ReasoningItem | CallItem
+KeptItem = Item | CallOutputItem  # of a conversation
 
 
 class InputTokensDetails(Struct):
     """Where the prompt's KV came from."""
 
     cached_tokens: int
+    cache_write_tokens: int = 0  # that are charged for being cached: caching costs nothing here
 
 
 class OutputTokensDetails(Struct):
@@ -116,23 +133,30 @@ class Response(Struct, kw_only=True):
     background: bool = False
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
+    frequency_penalty: float
     instructions: str | None
     max_output_tokens: int | None
+    max_tool_calls: int | None
     metadata: dict[str, str]
     model: str
     output: list[Item] = []
     parallel_tool_calls: bool
+    presence_penalty: float
     previous_response_id: str | None
+    prompt_cache_key: str | None
     reasoning: ReasoningShown
+    safety_identifier: str | None
+    service_tier: str
     store: bool
     temperature: float
     text: TextShown
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice
+    tool_choice: ToolChoice
     tools: list[FunctionTool]
     top_logprobs: int
     top_p: float
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None = None
+    user: str | None
 
 
 class DeletedResponse(Struct, kw_only=True):
@@ -141,3 +165,20 @@ class DeletedResponse(Struct, kw_only=True):
     id: str
     object: Literal["response"] = "response"
     deleted: bool = True
+
+
+class ItemList(Struct, kw_only=True):
+    """A page of a response's input."""
+
+    object: Literal["list"] = "list"
+    data: list[KeptItem]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class InputTokens(Struct, kw_only=True):
+    """How many tokens a request's input has."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int

@@ -98,10 +98,11 @@ class Output:
                     events.PartDone(**place, part=item.content[0]),
                 ]
             case MessageItem():
-                item.content = [OutputText(text=text, logprobs=logprobs)]
+                said = OutputText(text=text, logprobs=logprobs)
+                item.content = [said]
                 told = [
                     events.TextDone(**place, text=text, logprobs=logprobs),
-                    events.PartDone(**place, part=item.content[0]),
+                    events.PartDone(**place, part=said),
                 ]
         return [*told, events.ItemDone(output_index=len(self.items) - 1, item=item)]
 

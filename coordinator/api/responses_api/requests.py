@@ -13,6 +13,7 @@ from coordinator.api.requests import (
     Count,
     NumLogprobs,
     Penalty,
+    Priority,
     Probability,
     StructuredOutputs,
     TokenId,
@@ -32,11 +33,18 @@ class ItemPart(Struct, kw_only=True):
 ItemText = str | Annotated[list[ItemPart], Meta(max_length=MAX_PARTS)]
 
 
+Role = Literal["user", "assistant", "system", "developer"]
+ItemType = Literal[
+    "message", "function_call", "function_call_output", "reasoning", "item_reference"
+]
+
+
 class InputItem(Struct, kw_only=True):
     """Something that was said or done; which fields it needs depends on its type."""
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
-    role: Literal["user", "assistant", "system", "developer"] | None = None  # of a message
+    type: ItemType = "message"
+    id: str | None = None  # of an item that is referred to; else a name for this one
+    role: Role | None = None  # of a message
     content: ItemText | None = None  # of a message, or of reasoning
     call_id: str | None = None  # of a call, and of its output
     name: str | None = None  # of a call, as are the
@@ -54,11 +62,20 @@ class FunctionTool(Struct, kw_only=True):
     strict: bool | None = None
 
 
-class FunctionChoice(Struct, kw_only=True):
+class FunctionChoice(Struct, kw_only=True, tag_field="type", tag="function"):
     """The one function that is to be called."""
 
-    type: Literal["function"]
     name: str
+
+
+class AllowedChoice(Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
+    """The functions that may be called, and whether one must."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FunctionChoice], Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+ToolChoice = Literal["none", "auto", "required"] | FunctionChoice | AllowedChoice
 
 
 class TextFormat(Struct, kw_only=True, omit_defaults=True, rename={"schema_": "schema"}):
@@ -114,13 +131,17 @@ class ResponseRequest(Struct, kw_only=True):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
         None
     )
     top_logprobs: NumLogprobs | None = None
     service_tier: str | None = None
+    max_tool_calls: Count | None = None  # of built-in tools, which there are none of
+    prompt_cache_key: str | None = None  # caches are found without it
+    safety_identifier: str | None = None
+    user: str | None = None
     # Extensions, the same as of chat.
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
@@ -137,3 +158,4 @@ class ResponseRequest(Struct, kw_only=True):
     structured_outputs: StructuredOutputs | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     slo_class: str | None = None
+    priority: Priority | None = None

@@ -19,6 +19,7 @@ from pdserve.grammar import (
     MAX_GRAMMAR_CHARS,
     DeepThreads,
     Vocabulary,
+    excess,
     make_vocabulary,
     new_matcher,
 )
@@ -69,6 +70,8 @@ class GrammarChecker:
                 f"{MAX_GRAMMAR_CHARS} are taken",
                 param,
             )
+        if too_much := excess(grammar):
+            raise InvalidRequest(f"{param!r} cannot be enforced: {too_much}", param)
         fault = self._verdicts.get(grammar)
         if fault is None:
             fault = await self._within(

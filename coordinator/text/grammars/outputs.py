@@ -10,13 +10,14 @@ from typing import Any, TypeAlias
 import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
+from coordinator.text.grammars.schemas import narrowed
 from pdserve.errors import InvalidRequest
 
 Part: TypeAlias = dict[str, Any]  # a grammar of a document, in the library's own form
 
 # Once between any two tokens of JSON: what printers write, indented or not. With any amount, a
 # model that has begun to write space may not find back.
-_SPACE = r"\x20|\n[\x20\t]{0,32}"
+_SPACE = r"\x20|\n(\x20{0,32}|\t{0,16})"
 _OPTIONS = "x-guidance"  # where the library looks for its own options in a schema
 
 
@@ -58,7 +59,7 @@ def json_part(schema: Any, param: str) -> Part:
         raise InvalidRequest("no JSON value matches the schema 'false'", param)
     if _OPTIONS in schema:
         raise InvalidRequest(f"unsupported JSON schema keyword: {_OPTIONS!r}", param)
-    return {"json_schema": schema | {_OPTIONS: {"whitespace_pattern": _SPACE}}}
+    return {"json_schema": narrowed(schema) | {_OPTIONS: {"whitespace_pattern": _SPACE}}}
 
 
 def quoted(text: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -56,7 +57,7 @@ class GrammarProgress:
     ) -> None:
         """
         Args:
-            load_vocabulary: slow; called with the first request that has a grammar.
+            load_vocabulary: slow; called by `load`, or with the first request that has a grammar.
             num_threads: that find masks at the same time.
             mask_s: time for one mask, seconds.
         """
@@ -71,6 +72,12 @@ class GrammarProgress:
     def num_answers(self) -> int:
         """How many positions are kept."""
         return len(self._answers)
+
+    def load(self) -> None:
+        """Have the vocabulary before anybody waits for it. Where there is none, only requests that
+        have a grammar fail."""
+        with suppress(TokenizerError):
+            self._vocabulary = self._load_vocabulary()
 
     def masks(self, requests: Sequence[Request]) -> TokenMasks | None:
         """What may come next in each answer that has a grammar; None: no answer has one.

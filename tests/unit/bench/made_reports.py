@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pdserve.bench.compare_plan import Tuning
 from pdserve.bench.compare_report import (
-    ChunkTrial,
     CompareReport,
     ModeReport,
     RateRow,
     ScenarioReport,
+    Trial,
     Unloaded,
 )
 from pdserve.bench.contest import rate_row
@@ -61,12 +62,15 @@ def made_report() -> CompareReport:
             "made-up",
             mode,
             goodput([one.point for one in mode_rows], TARGET, 0),
-            local_chunk=64 if mode == "colocated" else None,
+            tuning=Tuning(64) if mode == "colocated" else None,
             unloaded=unloaded(),
             interference=Interference(4, times, times, 1.25, 4, 4, 8)
             if mode == "disaggregated"
             else None,
-            trials=[ChunkTrial(0, 1.5, row(1.5, 5).score), ChunkTrial(64, 1.5, row(1.5, 9).score)]
+            trials=[
+                Trial(Tuning(0), 1.5, row(1.5, 5).score),
+                Trial(Tuning(64), 1.5, row(1.5, 9).score),
+            ]
             if mode == "colocated"
             else [],
             rows=mode_rows,

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from pdserve.bench import interference
 from pdserve.bench.compare import compare, promise_of
-from pdserve.bench.compare_plan import ComparePlan
+from pdserve.bench.compare_plan import ComparePlan, Tuning
 from pdserve.bench.compare_report import ModeReport, RateRow, ScenarioReport, Unloaded
 from pdserve.bench.contest import Contender, RunRecord, Server, rate_row
 from pdserve.bench.open_loop import Run
@@ -27,7 +27,7 @@ NOTHING = Percentiles(None, None, None)
 FOR_EVER_S = 60.0  # promised: whoever answers is in time
 PLAN = ComparePlan(
     modes=["disaggregated", "colocated", "adaptive"],
-    chunks=[0, 64],
+    tunings=[Tuning(0), Tuning(64)],
     ttft_s=FOR_EVER_S,
     tpot_s=FOR_EVER_S,
     ttft_scale=0.0,
@@ -158,23 +158,25 @@ async def test_idle_clusters_are_promised_nothing_and_all_others_the_same() -> N
     assert report.promise_is == "as given"
 
 
-async def test_the_chunk_that_serves_best_is_kept() -> None:
-    world = World(answers={Contender("colocated", 0): refuse})
+async def test_the_tuning_that_serves_best_is_kept() -> None:
+    world = World(answers={Contender("colocated", Tuning(0)): refuse})
     modes, _, _ = await world.run()
     colocated = modes["colocated"]
-    tried = [(trial.local_chunk, trial.score.attainment) for trial in colocated.trials]
-    assert tried == [(0, 0.0), (64, 1.0)]
-    assert colocated.local_chunk == 64
+    tried = [(trial.tuning, trial.score.attainment) for trial in colocated.trials]
+    assert tried == [(Tuning(0), 0.0), (Tuning(64), 1.0)]
+    assert colocated.tuning == Tuning(64)
     assert colocated.rows[0].score.attainment == 1.0
-    assert (Contender("colocated", 64), Promise(FOR_EVER_S, FOR_EVER_S)) == world.launched[-2]
-    assert modes["disaggregated"].local_chunk is None
+    assert (Contender("colocated", Tuning(64)), Promise(FOR_EVER_S, FOR_EVER_S)) == world.launched[
+        -2
+    ]
+    assert modes["disaggregated"].tuning is None
 
 
-async def test_one_chunk_needs_no_trial() -> None:
+async def test_one_tuning_needs_no_trial() -> None:
     world = World()
-    modes, _, _ = await world.run(change(PLAN, chunks=[128]))
+    modes, _, _ = await world.run(change(PLAN, tunings=[Tuning(128, one_node=True)]))
     assert modes["colocated"].trials == []
-    assert modes["colocated"].local_chunk == 128
+    assert modes["colocated"].tuning == Tuning(128, one_node=True)
 
 
 async def test_refusals_are_misses() -> None:
@@ -260,7 +262,7 @@ async def test_the_ladder_starts_below_what_a_burst_was_served_at() -> None:
     world = World()
     modes, report, _ = await world.run(change(PLAN, rates=[], most_rates=2))
     burst = max(mode.unloaded.burst_per_s for mode in modes.values())
-    assert report.rates == pytest.approx([burst / 2, burst], rel=1e-3)  # all was in time
+    assert report.rates == pytest.approx([0.6 * burst, 1.2 * burst], rel=1e-3)  # all was in time
     assert report.stopped == "2 rates were measured"
 
 

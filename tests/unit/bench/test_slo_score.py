@@ -80,6 +80,16 @@ def test_attainment_is_joint_and_of_all_that_were_sent() -> None:
     assert scored.ttft_ms.p50 == pytest.approx(500)  # of 200, 500, 500, 1000, 1500
 
 
+def test_who_refuses_the_few_that_are_much_work_attains_nothing() -> None:
+    chats = [outcome([0.5, 0.55, 0.6]) for _ in range(9)]
+    long = outcome([], end="refused")
+    long.kind = "long"
+    scored = score([*chats, long], PROMISE, 0.9)
+    assert (scored.worst_kind, scored.worst_met, scored.worst_sent) == ("long", 0, 1)
+    assert (scored.attainment, scored.slo_scale) == (0.0, None)
+    assert score(chats, PROMISE, 0.9).attainment == 1.0
+
+
 def test_two_marginal_attainments_may_be_less_together() -> None:
     late = [outcome([2.0, 2.05])] * 1
     slow = [outcome([0.5, 0.9])] * 1

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
+from pdserve.bench.compare_plan import Tuning
 from pdserve.bench.contest import Contender, Server
 from pdserve.bench.slo_score import Promise
 from pdserve.cli import bench_compare
@@ -18,7 +19,7 @@ from pdserve.cli.compare_clusters import Clusters
 from pdserve.cli.compare_config import CompareConfig
 from pdserve.cli.compare_table import remarks, tables
 from pdserve.cli.main import build_parser, main
-from pdserve.config import EngineConfig, PolicyConfig
+from pdserve.config import EngineConfig, PolicyConfig, parse_bytes
 from pdserve.errors import ConfigError
 from pdserve.slo import parse_slo_classes
 from tests.unit.bench.fake_server import FakeServer
@@ -31,7 +32,8 @@ def test_quick_is_less_of_everything() -> None:
     plan, quick = CompareConfig().plan, CompareConfig(quick=True).plan
     assert quick.duration_s < plan.duration_s
     assert quick.idle_requests < plan.idle_requests
-    assert set(quick.chunks) < set(plan.chunks)
+    assert set(quick.tunings) < set(plan.tunings)
+    assert quick.least_requests < plan.least_requests
     assert quick.budget_s < 600
     assert quick.modes == plan.modes
 
@@ -39,7 +41,8 @@ def test_quick_is_less_of_everything() -> None:
 def test_quick_does_not_override_what_is_quicker_still() -> None:
     config = CompareConfig(quick=True, duration_s=2.0, budget_s=60.0, chunks=[512, 128])
     plan = config.plan
-    assert (plan.duration_s, plan.budget_s, plan.chunks) == (2.0, 60.0, [512])
+    assert (plan.duration_s, plan.budget_s) == (2.0, 60.0)
+    assert plan.tunings == [Tuning(512), Tuning(512, one_node=True)]
 
 
 @pytest.mark.parametrize(
@@ -48,6 +51,7 @@ def test_quick_does_not_override_what_is_quicker_still() -> None:
         (["--modes=adaptive,adaptive"], "each can be named once"),
         (["--scenarios=conversation,conversation"], "each can be named once"),
         (["--rates=2,1"], "must rise"),
+        (["--shape=7b"], "there are demo-14m, 25m"),
         (["--trace=/nowhere/trace.csv"], "cannot read the trace"),
         (["--out=/dev/null/x"], "cannot write there"),
     ],
@@ -70,8 +74,12 @@ def clusters(**changes: object) -> Clusters:
 
 def test_every_mode_gets_the_same_nodes_and_promises() -> None:
     configs = [
-        clusters(prefill=2, decode=3).cluster_config(Contender(mode, chunk), PROMISE)
-        for mode, chunk in (("disaggregated", None), ("adaptive", None), ("colocated", 64))
+        clusters(prefill=2, decode=3).cluster_config(Contender(mode, tuning), PROMISE)
+        for mode, tuning in (
+            ("disaggregated", None),
+            ("adaptive", None),
+            ("colocated", Tuning(64)),
+        )
     ]
     assert [(c.num_prefill, c.decode) for c in configs] == [(2, 3), (2, 3), (0, 5)]
     assert [c.policy.local_chunk for c in configs] == [0, 0, 64]
@@ -82,6 +90,13 @@ def test_every_mode_gets_the_same_nodes_and_promises() -> None:
         routing = config.routing
         promised = parse_slo_classes(routing.slo_classes, routing.default_class).default
         assert (promised.ttft_s, promised.tpot_s) == (1.5, 0.0071)
+
+
+def test_one_node_has_all_that_several_would_have() -> None:
+    config = clusters(prefill=2, decode=1, engine=EngineConfig(threads=4, kv_memory="1GiB"))
+    one = config.cluster_config(Contender("colocated", Tuning(0, one_node=True)), PROMISE)
+    assert (one.num_prefill, one.decode, one.engine.threads) == (0, 1, 12)
+    assert parse_bytes(one.engine.kv_memory) == 3 << 30
 
 
 def test_idle_clusters_promise_and_refuse_nothing() -> None:
@@ -157,9 +172,11 @@ def test_the_report_is_one_json_object_and_files(
             yield server
 
     monkeypatch.setattr(Clusters, "launch", launch)
-    flags = "--scenarios short-prompts --modes disaggregated,colocated --chunks 0 --rates 50,100"
-    short = "--duration-s 0.1 --idle-requests 1 --length-scale 0.1 --ttft-s 9 --tpot-s 9 --json"
-    assert main(["bench", "compare", f"--out={tmp_path}", *flags.split(), *short.split()]) == 0
+    flags = "--scenarios short-prompts --modes disaggregated,colocated --chunks 0 --no-one-node"
+    short = "--rates 50,100 --duration-s 0.1 --idle-requests 1 --length-scale 0.1 --json"
+    promise = "--ttft-s 9 --tpot-s 9"
+    words = [*flags.split(), *short.split(), *promise.split()]
+    assert main(["bench", "compare", f"--out={tmp_path}", *words]) == 0
     captured = capsys.readouterr()
     report = json.loads(captured.out)
     assert [(mode["mode"], mode["goodput"]) for mode in report["modes"]] == [

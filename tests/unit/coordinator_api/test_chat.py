@@ -240,3 +240,20 @@ async def test_many_at_once() -> None:
         assert await asyncio.gather(*(ask() for _ in range(50))) == [text] * 50
     assert len({g.request.request_id for g in api.generator.generations}) == 50
     assert len({g.request.sampling.seed for g in api.generator.generations}) == 50
+
+
+@pytest.mark.parametrize("kind", ["chat", "complete"])
+async def test_tokens_can_be_counted_along(kind: str) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    async with (
+        served(FakeGenerator(says("Hello world", pause_s=0.001))) as api,
+        getattr(api, kind)(stream=True, stream_options=options) as response,
+    ):
+        events = events_of(await response.read())[:-1]
+    usages = [event["usage"] for event in events if event["usage"] is not None]
+    counts = [usage["completion_tokens"] for usage in usages]
+    assert len(counts) >= 3
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1]
+    assert usages[-1] == events[-1]["usage"]
+    assert events[-1]["choices"] == []

@@ -156,6 +156,21 @@ async def test_a_reader_that_stops_is_given_up() -> None:
 
 
 @on_both_loops
+async def test_nobody_keeps_a_whole_answer_by_not_reading_it() -> None:
+    tokenizer, _ = tokenizer_with_a_long_token()
+    async with (
+        served(floods(500), tokenizer, stall_timeout_s=0.1) as api,
+        connected(api, receive_buffer=4096) as client,
+    ):
+        client.writer.write(post("/v1/completions", FLOOD | {"stream": False}))
+        await api.observer.over.wait()
+        head = await client.reader.readuntil(b"\r\n\r\n")
+        size = int(head.partition(b"Content-Length: ")[2].split()[0])
+        await asyncio.sleep(0.4)  # a reader that does nothing
+        assert len(await client.read_until_broken()) < size
+
+
+@on_both_loops
 async def test_a_slow_reader_gets_everything_in_the_end() -> None:
     tokenizer, _ = tokenizer_with_a_long_token()
     async with (
@@ -188,6 +203,14 @@ async def test_silence_is_filled_with_comments() -> None:
     assert events[1] == ": keep-alive"
     texts = [e["choices"][0]["delta"].get("content", "") for e in events if isinstance(e, dict)]
     assert "".join(texts) == "Hello"
+
+
+@on_both_loops
+async def test_tokens_that_show_nothing_are_silence_too() -> None:
+    steps = [Pause(0.02), Tokens([EOS])] * 20  # which is skipped
+    generator = FakeGenerator(lambda _: [*steps, Tokens([EOS], FinishReason.STOP, EOS)])
+    async with served(generator, keep_alive_s=0.05) as api, api.complete(stream=True) as response:
+        assert b": keep-alive\n\n: keep-alive\n\n" in await response.read()
 
 
 @on_both_loops

@@ -26,7 +26,7 @@ MESSAGES: Any = [{"role": "user", "content": "x"}]
         (b'{"a":' * 100_000, {}, 400),
         (b"{}", {"Content-Type": "text/plain"}, 415),
         (b"a=b", {"Content-Type": "application/x-www-form-urlencoded"}, 415),
-        (b"{}", {"Content-Encoding": "gzip"}, 400),
+        (b"{}", {"Content-Encoding": "gzip"}, 415),
         (b"x" * 3000, {}, 413),
     ],
 )

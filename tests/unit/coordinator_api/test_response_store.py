@@ -12,7 +12,7 @@ from pdserve.errors import ResponseNotFound
 
 def made(name: str, num_bytes: int = 10, owner: str = "acme") -> StoredResponse:
     return StoredResponse(
-        id=name, owner=owner, body=b"x" * num_bytes, messages=(), messages_bytes=0
+        id=name, owner=owner, body=b"x" * num_bytes, items=(), num_input_items=0, items_bytes=0
     )
 
 
@@ -34,9 +34,11 @@ def test_bytes_are_bounded_and_the_least_recently_used_goes() -> None:
     assert [name for name in "abcde" if has(store, name)] == ["a", "d"]
 
 
-def test_messages_count() -> None:
+def test_items_count() -> None:
     store = ResponseStore(max_responses=10, max_bytes=30)
-    store.put(StoredResponse(id="a", owner="", body=b"x", messages=(), messages_bytes=30))
+    store.put(
+        StoredResponse(id="a", owner="", body=b"x", items=(), num_input_items=0, items_bytes=30)
+    )
     assert len(store) == 0
 
 
@@ -49,6 +51,17 @@ def test_another_owner_cannot_even_delete() -> None:
     assert not has(store, "a", "night")
     store.delete("a", "acme")
     assert not has(store, "a")
+
+
+@pytest.mark.parametrize("num_bytes", [1, 20])  # too many, too large
+def test_a_flood_pushes_out_its_own(num_bytes: int) -> None:
+    store = ResponseStore(max_responses=10, max_bytes=200)
+    for i in range(3):
+        store.put(made(f"mine {i}", num_bytes, "acme"))
+    for i in range(50):
+        store.put(made(f"flood {i}", num_bytes, "night"))
+    assert [i for i in range(3) if has(store, f"mine {i}")] == [0, 1, 2]
+    assert [i for i in range(50) if has(store, f"flood {i}", "night")] == list(range(43, 50))
 
 
 @given(

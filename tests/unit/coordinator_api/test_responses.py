@@ -323,6 +323,72 @@ async def test_old_ones_give_way() -> None:
             await client.responses.retrieve(made[1].id)
 
 
+async def test_the_input_can_be_listed_and_referred_to() -> None:
+    async with served(None, tool_tokenizer()) as api, client_of(api) as client:
+        first = await client.responses.create(model=MODEL, input="One")
+        second = await client.responses.create(
+            model=MODEL,
+            previous_response_id=first.id,
+            input=[{"role": "user", "content": "Two"}, {"role": "assistant", "content": "Three"}],
+        )
+        said = first.output[0].id
+        pages = client.responses.input_items.list(second.id, order="asc", limit=3)
+        items: list[Any] = [item async for item in pages]
+        assert [item.content[0].text for item in items] == ["One", "Hello world", "Two", "Three"]
+        assert [item.content[0].type for item in items[:2]] == ["input_text", "output_text"]
+        newest = await client.responses.input_items.list(second.id, after=items[2].id)
+        assert [item.id for item in newest.data] == [items[1].id, items[0].id]
+        assert items[1].id == said
+        referred: Any = [{"type": "item_reference", "id": i} for i in (items[2].id, said)]
+        await client.responses.create(model=MODEL, input=referred, store=False)
+        assert tail_of_prompt(api) == "<|user|>Two<|assistant|>Hello world<|assistant|>"
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [("limit=0", "limit"), ("limit=x", "limit"), ("order=up", "order"), ("after=y", "after")],
+)
+async def test_a_page_that_cannot_be_is_refused(query: str, param: str) -> None:
+    async with served() as api, client_of(api) as client:
+        made = await client.responses.create(model=MODEL, input="Hi")
+        url = f"/v1/responses/{made.id}/input_items?{query}"
+        async with api.client.get(url) as response:
+            assert response.status == 400
+            assert (await response.json())["error"]["param"] == param
+
+
+async def test_input_is_counted_without_an_answer() -> None:
+    async with served(None, tool_tokenizer()) as api, client_of(api) as client:
+        counted = await client.responses.input_tokens.count(model=MODEL, input="Hi", tools=TOOLS)
+        assert api.generator.generations == []
+        answer = await client.responses.create(model=MODEL, input="Hi", tools=TOOLS)
+        with pytest.raises(openai.BadRequestError, match="background"):
+            await client.responses.cancel(answer.id)
+    assert answer.usage is not None
+    assert counted.input_tokens == answer.usage.input_tokens
+
+
+async def test_a_response_repeats_what_was_asked_for() -> None:
+    asked = {
+        "frequency_penalty": 0.5,
+        "max_tool_calls": 3,
+        "presence_penalty": -0.5,
+        "prompt_cache_key": "k",
+        "safety_identifier": "s",
+        "service_tier": "flex",
+        "user": "u",
+    }
+    neutral: dict[str, Any] = dict.fromkeys(asked) | {
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "service_tier": "default",
+    }
+    for body, expected in ((asked, asked), ({}, neutral)):
+        async with served() as api, post(api, **body) as response:
+            answer = await response.json()
+        assert {name: answer[name] for name in asked} == expected
+
+
 # ---- errors ------------------------------------------------------------------------------------
 
 
@@ -332,7 +398,8 @@ async def test_old_ones_give_way() -> None:
         ({"input": None}, "input"),
         ({"input": []}, "input"),
         ({"input": 3}, "input"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].id"),
+        ({"input": [{"type": "item_reference"}]}, "input[0].id"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": "x", "audio": 1}]}, "input[0].audio"),

@@ -19,6 +19,7 @@ from tests.unit.coordinator_api.fakes import (
     Step,
     Tokens,
     events_of,
+    is_error_body,
     says,
     served,
     tiny_tokenizer,
@@ -109,6 +110,39 @@ async def test_slow_bodies() -> None:
             assert b"did not arrive" in await client.reader.readuntil(b"}}")
 
 
+EXPECTING = (
+    "POST /v1/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
+    "Content-Type: {kind}\r\nContent-Length: {size}\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "answer"),
+    [
+        ("application/json", 2001, b"HTTP/1.1 413"),
+        ("text/plain", 10, b"HTTP/1.1 415"),
+        ("application/json", 10, b"HTTP/1.1 100"),
+    ],
+)
+async def test_bodies_are_refused_before_they_are_sent(kind: str, size: int, answer: bytes) -> None:
+    async with served(max_body_bytes=2000) as api, connected(api) as client:
+        client.writer.write(EXPECTING.format(kind=kind, size=size).encode())
+        async with asyncio.timeout(5):
+            assert (await client.reader.readuntil(b"\r\n")).startswith(answer)
+
+
+async def test_a_client_with_one_connection_too_many_is_turned_away() -> None:
+    request = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with served(max_connections=1) as api, connected(api) as first, asyncio.timeout(5):
+        first.writer.write(request)
+        assert (await first.reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
+        async with connected(api) as second:
+            second.writer.write(request)
+            assert await second.read_until_broken() == b""
+        first.writer.write(request)
+        assert b'"version"' in await first.reader.readuntil(b"}")
+
+
 async def test_long_answers_outlive_the_idle_limit() -> None:
     generator = FakeGenerator(says("one two three four five six", pause_s=0.08))
     async with served(generator, idle_timeout_s=0.2) as api, api.chat(stream=True) as response:
@@ -141,7 +175,11 @@ async def test_garbage_is_harmless(raw: bytes, caplog: pytest.LogCaptureFixture)
             client.writer.write(raw)
             async with asyncio.timeout(5):
                 answer = await client.read_until_broken()
-        assert answer == b"" or answer.split()[1][:1] in (b"2", b"4")
+        if not answer.startswith(b"HTTP/1.1 200"):
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert head.split()[1][:1] == b"4"
+            assert b"\r\nx-request-id: req-" in head
+            assert is_error_body(json.loads(body))
         async with api.client.get("/health") as response:
             assert response.status == 200
     assert [r for r in caplog.records if r.levelno >= logging.ERROR] == []

@@ -181,6 +181,21 @@ async def test_usage_is_written_down(tenants: Tenants, usage: Path) -> None:
     assert row.output_tokens == told["completion_tokens"]
 
 
+async def test_prompts_without_answers_are_paid_for(tenants: Tenants, usage: Path) -> None:
+    async with served(tenants=tenants) as api:
+        async with api.embed(bearer("night"), input=[[5, 6, 7], [8]]) as response:
+            assert response.status == 200, await response.text()
+        async with api.complete(
+            bearer("night"), prompt=[5, 6], echo=True, max_tokens=0
+        ) as response:
+            assert response.status == 200, await response.text()
+        async with api.embed(bearer("night"), slo_class="interactive") as response:
+            assert response.status == 403
+    tenants.close()
+    (row,) = read_usage(usage, "tenant")
+    assert (row.requests, row.failed, row.prompt_tokens, row.output_tokens) == (3, 1, 6, 0)
+
+
 async def test_only_operators_change_the_cluster(tenants: Tenants) -> None:
     async with served(tenants=tenants) as api:
         for key, status in (("acme-1", 403), ("friend", 404)):

@@ -134,3 +134,22 @@ async def test_the_sdk_can_say_all_of_it() -> None:
         assert api.generator.last.request.deadline_s > 25
         await client.completions.create(model=MODEL, prompt="x", extra_body={"slo_class": "batch"})
         assert api.generator.last.request.slo.name == "batch"
+
+
+@pytest.mark.parametrize(
+    ("body", "priority"),
+    [
+        ({"priority": 0}, 1),
+        ({"priority": 5}, -4),
+        ({"priority": -1}, 2),
+        ({"priority": -(2**30)}, 2),
+        ({"priority": -1, "slo_class": "batch"}, 1),
+    ],
+)
+async def test_a_priority_counts_from_that_of_the_class(
+    body: dict[str, Any], priority: int
+) -> None:
+    """Lower goes first, as in vLLM; no call gets beyond the highest class."""
+    async with served() as api, api.chat(**body) as response:
+        assert response.status == 200
+    assert api.generator.last.request.slo.priority == priority

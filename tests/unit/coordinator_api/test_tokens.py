@@ -77,3 +77,13 @@ async def test_before_a_node_has_come_nothing_is_known() -> None:
 async def test_the_version() -> None:
     async with served() as api, api.client.get("/version") as response:
         assert await response.json() == {"version": __version__}
+
+
+async def test_special_tokens_and_the_template_can_be_asked_for() -> None:
+    async with served() as api, api.client.get("/tokenizer_info") as response:
+        info = await response.json()
+    template = tiny_tokenizer().chat_template
+    assert template is not None
+    assert info["chat_template"] == template.source
+    assert info["model_max_length"] == api.generator.max_model_len
+    assert info["eos_token"] is None, "this tokenizer names none"

@@ -145,3 +145,35 @@ async def test_a_model_whose_calls_are_not_understood_takes_no_tools() -> None:
         ):
             assert response.status == 400
             assert said in (await response.json())["error"]["message"]
+
+
+async def test_only_allowed_tools_are_there() -> None:
+    tools: Any = [{"type": "function", "function": {"name": name}} for name in ("rain", "sun")]
+    choice: Any = {
+        "type": "allowed_tools",
+        "allowed_tools": {
+            "mode": "required",
+            "tools": [{"type": "function", "function": {"name": "sun"}}],
+        },
+    }
+    async with served(None, tool_tokenizer()) as api, client_of(api) as client:
+        await client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, tools=tools, tool_choice=choice
+        )
+        grammar = api.generator.last.request.sampling.grammar
+        assert ("sun" in grammar, "rain" in grammar) == (True, False)
+        assert "rain" not in prompt_of(api)
+        allowed: Any = {"type": "allowed_tools", "mode": "auto"}
+        await client.responses.create(
+            model=MODEL,
+            input="Hi",
+            tools=[{"type": "function", **tool["function"]} for tool in tools],
+            tool_choice=allowed | {"tools": [{"type": "function", "name": "sun"}]},
+        )
+        assert not api.generator.last.request.sampling.grammar
+        assert "rain" not in prompt_of(api)
+        choice["allowed_tools"]["tools"][0]["function"]["name"] = "snow"
+        with pytest.raises(openai.BadRequestError, match="'snow', which is none of the tools"):
+            await client.chat.completions.create(
+                model=MODEL, messages=MESSAGES, tools=tools, tool_choice=choice
+            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from decode_node.policies import DecodePolicy
-from decode_node.policies.local_prompts import MIN_CHUNK
+from decode_node.policies.local_prompts import MIN_CHUNK, MOST_SKIPPED
 from tests.unit.decode_node.batches import Batch, tokens_of
 from tests.unit.engine.fakes import decode_policy, make_request
 
@@ -115,7 +115,20 @@ def test_a_prompt_that_has_begun_gets_on_whatever_was_promised() -> None:
     for _ in range(20):
         batch.decoding(tpot_s=0.020)
     prompt = batch.begun(100)
-    assert tokens_of(prompt, tpot_cap(batch).plan(batch.queues)) == MIN_CHUNK
+    policy = tpot_cap(batch)
+    given = [tokens_of(prompt, policy.plan(batch.queues)) for _ in range(2 * MOST_SKIPPED + 2)]
+    assert given == 2 * [*[0] * MOST_SKIPPED, MIN_CHUNK]
+
+
+def test_a_prompt_gets_on_as_soon_as_decodes_have_the_time_in_hand() -> None:
+    """A step with the decode and 16 tokens takes 26 ms, twice what was promised."""
+    batch = Batch()
+    stream = batch.decoding(num_tokens=10, num_outputs=2, tpot_s=0.013)
+    prompt = batch.begun(100)
+    policy = tpot_cap(batch)
+    assert tokens_of(prompt, policy.plan(batch.queues)) == 0, "26 ms are in hand, to the last one"
+    stream.lifecycle.first_token_s = 100.01  # and so 10 ms more
+    assert tokens_of(prompt, policy.plan(batch.queues)) == MIN_CHUNK
 
 
 def test_a_prompt_is_not_begun_where_it_would_not_get_on() -> None:
@@ -207,7 +220,8 @@ def test_a_prompt_of_a_former_role_is_begun_beside_streams_that_leave_it_no_time
     local = batch.waiting(100)
     leg, next_leg = (batch.waiting(100, leg_token_limit=1) for _ in range(2))
     policy = tpot_cap(batch)
-    rows = policy.plan(batch.queues)
+    plans = [policy.plan(batch.queues) for _ in range(MOST_SKIPPED + 1)]
+    rows = plans[-1]
     assert tokens_of(leg, rows) == MIN_CHUNK
     assert tokens_of(next_leg, rows) == 0, "one at a time"
     assert tokens_of(local, rows) == 0, "it joins the streams, and so makes them fewer"

@@ -135,6 +135,22 @@ def test_the_template_renders_every_role(tokenizer):
     assert render(tokenizer, *messages) == text + "<|assistant|>"
 
 
+def test_the_template_renders_tools_and_their_calls(tokenizer):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    call = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "", "tool_calls": [call, call]},
+        {"role": "tool", "content": "2"},
+    ]
+    called = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+    assert tokenizer.apply_chat_template(messages, tools=[tool], tokenize=False) == (
+        '<|bos|><|system|><tools>\n{"name": "f", "parameters": {"type": "object"}}\n</tools><|end|>'
+        f"<|user|>Hi<|end|><|assistant|>{called}\n{called}<|end|>"
+        "<|user|><tool_response>\n2\n</tool_response><|end|>"
+    )
+
+
 def test_the_template_refuses_an_unknown_role(tokenizer):
     with pytest.raises(jinja2.exceptions.TemplateError, match="unknown role: wizard"):
         render(tokenizer, {"role": "wizard", "content": "Hi"})

@@ -195,14 +195,17 @@ async def test_cancelled_during_a_step_it_is_freed_after_it() -> None:
         await observer.until(lambda: other.request_id in observer.done)
 
 
-async def test_a_failed_step_fails_its_requests_and_the_engine_goes_on() -> None:
+@pytest.mark.parametrize(
+    "error", [RuntimeError("boom"), StopIteration("boom")]
+)  # a future takes no StopIteration
+async def test_a_failed_step_fails_its_requests_and_the_engine_goes_on(error: Exception) -> None:
     async with running_engine(20) as (engine, runner, observer):
-        runner.error = RuntimeError("boom")
+        runner.error = error
         bad = make_request(5)
         engine.submit(bad)
         await observer.until(lambda: observer.failed)
         assert observer.failed[0][0] is bad
-        assert "boom" in str(observer.failed[0][1])
+        assert "the engine's step failed" in str(observer.failed[0][1])
         good = make_request(5)
         engine.submit(good)
         await observer.until(lambda: good.request_id in observer.done)

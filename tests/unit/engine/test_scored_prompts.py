@@ -93,3 +93,13 @@ def test_where_no_token_is_wanted_the_first_is_the_end() -> None:
         step(core)
     assert request.finish_reason is FinishReason.LENGTH
     assert request.stop_token_id is None
+
+
+def test_prompts_that_are_all_there_is_fill_steps_like_others() -> None:
+    plans = []
+    for max_tokens in (0, 1):
+        core = make_core()
+        for num_tokens in (6, PROMPT):
+            core.submit(make_request(num_tokens, max_tokens, leg_token_limit=1))
+        plans.append([row.num_tokens for row in core.begin_step()])
+    assert plans == [[6, 4], [6, 4]], "the first is over with this step, and not half-done"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,8 @@ from pdserve.checkpoint import resolve_checkpoint
 from pdserve.engine.attention.reference import ReferenceAttention
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.models.torch_decoder import TorchDecoder
+from pdserve.engine.request import Scheduled
+from pdserve.pooling import Pooling
 from tests.checkpoints import make_checkpoint
 from tests.unit.engine_cuda.decoders import make_node, random_weights
 from tests.unit.engine_cuda.late_copies import PromptCopies
@@ -73,6 +76,19 @@ def test_tokens_of_chunked_prompts_and_decode_steps(both: Both) -> None:
 
 
 @pytest.mark.parametrize("both", ["llama"], indirect=True)
+def test_states_of_prompts_among_ordinary_ones(both: Both) -> None:
+    found = []
+    for node in (both.torch, both.cuda):
+        embedders = [make_request(make_prompt(9, p), max_tokens=0, pooling=p) for p in Pooling]
+        rows = [*embedders, make_request(make_prompt(4), max_tokens=2)]
+        for num_tokens in (4, 5):
+            node.step([Scheduled(r, min(num_tokens, r.num_uncomputed_tokens)) for r in rows])
+        found.append([np.frombuffer(request.embedding, "<f4") for request in embedders])
+        assert len(rows[-1].output_token_ids) == 2
+    np.testing.assert_allclose(found[0], found[1], atol=1e-4)
+
+
+@pytest.mark.parametrize("both", ["llama"], indirect=True)
 def test_filling_rows_leave_the_pool_alone(both: Both) -> None:
     """What the pool held before is NaN: a filling row's write, or read, would show."""
     node = both.cuda
@@ -91,7 +107,6 @@ def test_filling_rows_leave_the_pool_alone(both: Both) -> None:
 @pytest.mark.parametrize("both", ["llama"], indirect=True)
 def test_layers_are_reported_and_then_no_graph_is_used(both: Both) -> None:
     from pdserve.engine.layer_progress import LayerProgress
-    from pdserve.engine.request import Scheduled
 
     node = both.cuda
     request = make_request(make_prompt(6))

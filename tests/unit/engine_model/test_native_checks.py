@@ -44,6 +44,11 @@ STEP_ERRORS: list[tuple[str, Any, type[Exception], str]] = [
     ("sampled_rows", torch.tensor([-1, 2]), ValueError, r"sampled_rows\[0\]: .*found -1"),
     ("out", torch.zeros(1, 320), ValueError, r"out: expected shape .*= \[2, 320\]"),
     ("out", torch.zeros(2, 320).bfloat16(), TypeError, "out: expected dtype float32"),
+    ("state_rows", torch.tensor([0, 4]), ValueError,
+     r"state_rows\[1\]: expected a row from 1 to 3, found 4"),
+    ("state_rows", None, TypeError, "state_rows"),
+    ("states_out", torch.zeros(2, 63), ValueError, r"states_out: expected shape .*= \[2, 64\]"),
+    ("states_out", torch.zeros(2, 64).bfloat16(), TypeError, "states_out: expected dtype float32"),
     ("kv_pool", torch.zeros(8, 2, 2, 2, 16, 32), ValueError, r"kv_pool: .*\[any, 3, 2, 2, any, 32"),
     ("kv_pool", torch.zeros(8, 3, 2, 2, 16, 32).bfloat16(), TypeError,
      "kv_pool: expected dtype float32, found bfloat16"),
@@ -67,6 +72,8 @@ def test_a_step_that_makes_no_sense_is_refused_before_it_begins(
         "sampled_rows": torch.tensor([2, 3]),
         "kv_pool": kv_cache.pool,
         "out": torch.zeros(2, 320),
+        "state_rows": torch.tensor([0, 3]),
+        "states_out": torch.zeros(2, 64),
     }
     native = make_native(small)
     with pytest.raises(error, match=message):

@@ -47,6 +47,7 @@ from pdserve.wire import coordinator_pb2_grpc
 from pdserve.wire.channel import Server, open_channel
 from pdserve.wire.coordinator_pb2_grpc import CoordinatorStub
 from pdserve.wire.envelopes import FROM_COORDINATOR, FROM_NODE
+from tests.unit.coordinator.members import output
 
 TIMEOUTS = Timeouts(heartbeat_s=0.05, liveness_s=0.4, connect_s=0.4, reconnect_s=0.02)
 RawContext: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
@@ -220,7 +221,7 @@ async def test_a_request_goes_there_and_back(coordinator: Coordinator) -> None:
         await until(lambda: receiver.started == ["r"])
         receiver.finish("r")
         async with asyncio.timeout(3):
-            assert [event.token_ids async for event in running] == [[7]]
+            assert await output(running) == [7]
     await until(lambda: coordinator.num_members == 0)
 
 
@@ -381,7 +382,7 @@ async def test_a_receiver_that_raises_does_not_end_the_membership(
         running = start(coordinator, "r")
         with pytest.raises(NodeLost):
             async with asyncio.timeout(3):
-                _ = [event async for event in running]
+                await output(running)
         await until(coordinator.flow.is_ready)
 
 

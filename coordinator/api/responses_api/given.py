@@ -1,0 +1,140 @@
+"""A request's input as items of a conversation, whole and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from coordinator.api.json_text import JsonReader
+from coordinator.api.requests import MAX_MESSAGES
+from coordinator.api.responses_api.objects import (
+    CallItem,
+    CallOutputItem,
+    InputText,
+    KeptItem,
+    MessageItem,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+)
+from coordinator.api.responses_api.requests import InputItem, ItemText, Role
+from pdserve.errors import InvalidRequest
+
+T = TypeVar("T")
+Find = Callable[[str], KeptItem | None]  # an item of an earlier response, by its id
+
+_IGNORED = frozenset({"status", "phase", "summary", "encrypted_content"})
+_SERVED = frozenset(field.name for field in msgspec.structs.fields(InputItem)) | _IGNORED
+
+
+def check_items(values: dict[str, Any]) -> None:
+    """Refuse fields of items that would make a difference. Raises InvalidRequest."""
+    items = values.get("input")
+    for i, item in enumerate(items[:MAX_MESSAGES] if isinstance(items, list) else []):
+        for name, value in item.items() if isinstance(item, dict) else ():
+            if name not in _SERVED and value not in (None, []):
+                where = f"input[{i}]"
+                raise InvalidRequest(f"{name!r} is not supported in {where}", f"{where}.{name}")
+
+
+def items_of(
+    given: str | Sequence[InputItem], unique: str, earlier: Sequence[KeptItem], find: Find
+) -> list[KeptItem]:
+    """What follows the earlier items; `unique` is what ids are made from. Raises InvalidRequest."""
+    if isinstance(given, str):
+        given = [InputItem(role="user", content=given)]
+    called = {item.call_id for item in earlier if isinstance(item, CallItem)}
+    items: list[KeptItem] = []
+    reader = JsonReader()
+    for i, one in enumerate(given):
+        where = f"input[{i}]"
+        item = _item(one, where, f"{unique}_in{i}", find, reader)
+        if isinstance(item, CallItem):
+            called.add(item.call_id)
+        elif isinstance(item, CallOutputItem) and item.call_id not in called:
+            param = f"{where}.call_id"
+            raise InvalidRequest(
+                f"no call before it has the 'call_id' {item.call_id[:128]!r}", param
+            )
+        items.append(item)
+    return items
+
+
+def _item(item: InputItem, where: str, unique: str, find: Find, reader: JsonReader) -> KeptItem:
+    match item.type:
+        case "message":
+            return _message(item, where, item.id or f"msg_{unique}")
+        case "reasoning":
+            thoughts = [ReasoningText(text=text) for text in _texts(item.content or [], where)]
+            return ReasoningItem(id=item.id or f"rs_{unique}", status="completed", content=thoughts)
+        case "function_call":
+            return CallItem(
+                id=item.id or f"fc_{unique}",
+                call_id=_needed(item.call_id, "call_id", where),
+                name=_needed(item.name, "name", where),
+                arguments=_arguments(item, where, reader),
+                status="completed",
+            )
+        case "function_call_output":
+            output = _text(item.output, "output", where)
+            return CallOutputItem(
+                id=item.id or f"fco_{unique}",
+                call_id=_needed(item.call_id, "call_id", where),
+                output=output if isinstance(output, str) else _told(output, f"{where}.output"),
+            )
+        case "item_reference":
+            found = find(_needed(item.id, "id", where))
+            if found is None:
+                param = f"{where}.id"
+                raise InvalidRequest(
+                    f"no item has the 'id' {str(item.id)[:128]!r} here, or no longer", param
+                )
+            return found
+
+
+def _message(item: InputItem, where: str, item_id: str) -> MessageItem:
+    content = _text(item.content, "content", where)
+    role: Role = _needed(item.role, "role", where)
+    if role == "assistant":
+        said = [OutputText(text=text) for text in _texts(content, where)]
+        return MessageItem(id=item_id, status="completed", content=[*said])
+    told = _told(content, f"{where}.content")
+    return MessageItem(id=item_id, status="completed", role=role, content=[*told])
+
+
+def _told(text: ItemText, where: str) -> list[InputText]:
+    return [InputText(text=one) for one in _parts(text, where)]
+
+
+def _texts(text: ItemText, where: str) -> list[str]:
+    return _parts(text, f"{where}.content")
+
+
+def _parts(text: ItemText, where: str) -> list[str]:
+    if isinstance(text, str):
+        return [text]
+    return [_needed(part.text, "text", f"{where}[{i}]") for i, part in enumerate(text)]
+
+
+def _arguments(item: InputItem, where: str, reader: JsonReader) -> str:
+    arguments = _needed(item.arguments, "arguments", where)
+    reader.read_object(arguments, f"{where}.arguments")
+    return arguments
+
+
+def _text(text: ItemText | None, name: str, where: str) -> ItemText:
+    if text is None:
+        raise _missing(name, where)
+    return text
+
+
+def _needed(value: T | None, name: str, where: str) -> T:
+    if value is None:
+        raise _missing(name, where)
+    return value
+
+
+def _missing(name: str, where: str) -> InvalidRequest:
+    return InvalidRequest(f"{where} has no {name!r}", f"{where}.{name}")
