@@ -13,26 +13,15 @@ so does less for each: `tokens_per_event` says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from pdserve.bench.gateway_load import Chats, Gateway, GatewayLoad, LoadRound
+from pdserve.bench.gateway_load import Gateway, GatewayLoad, LoadRound
+from pdserve.bench.gateway_plan import Chats, GatewayPlan
 from pdserve.bench.gateway_report import GatewayReport, GatewayRow, gateway_row
 from pdserve.errors import ClusterError
 
 _HALF = 0.5
 _WARM_UP = Chats("warm-up", 8, 2)
 _WARM_UP_S, _WARM_UP_STREAMS = 0.5, 4
-
-
-@dataclass(frozen=True, slots=True)
-class GatewayPlan:
-    """What is sent."""
-
-    cases: Sequence[Chats]
-    streams: int  # of the closed loop
-    duration_s: float  # of a load
-    drain_s: float  # for what still runs when a load is over
-    rounds: int
 
 
 async def measure_gateways(

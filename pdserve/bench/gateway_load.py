@@ -18,6 +18,7 @@ import numpy as np
 
 from pdserve.bench.chat_stream import ChatTarget
 from pdserve.bench.cpu_time import cpu_seconds, starved_seconds
+from pdserve.bench.gateway_plan import Chats
 from pdserve.bench.open_loop import as_text
 from pdserve.bench.slo_score import Outcome
 from pdserve.bench.workload import random_ids
@@ -33,15 +34,6 @@ class Gateway:
     name: str
     target: ChatTarget
     pid: int  # 0: not known
-
-
-@dataclass(frozen=True, slots=True)
-class Chats:
-    """What is asked for."""
-
-    name: str
-    prompt_words: int
-    output_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from pdserve.bench.gateway import GatewayPlan
-from pdserve.bench.gateway_load import Chats
+from pdserve.bench.gateway_plan import Chats, GatewayPlan
 from pdserve.config import ConfigStruct, Count, ModelConfig, Seconds
 
 _QUICK_S = 2.0

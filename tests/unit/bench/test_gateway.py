@@ -16,8 +16,9 @@ from aiohttp import web
 from pdserve.bench.beat import Beat
 from pdserve.bench.chat_stream import ChatTarget, chat_target
 from pdserve.bench.cpu_time import cpu_seconds, starved_seconds
-from pdserve.bench.gateway import GatewayPlan, measure_gateways
-from pdserve.bench.gateway_load import Chats, Gateway, LoadRound, Look
+from pdserve.bench.gateway import measure_gateways
+from pdserve.bench.gateway_load import Gateway, LoadRound, Look
+from pdserve.bench.gateway_plan import Chats, GatewayPlan
 from pdserve.bench.gateway_report import gateway_row
 from pdserve.bench.slo_score import Outcome
 from pdserve.bench.sse_server import MODEL, SseServer
