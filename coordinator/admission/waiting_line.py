@@ -7,6 +7,7 @@ head. To find it takes a logarithm of the number of payers, however many request
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
@@ -34,6 +35,7 @@ class WaitingLine(Generic[T]):
         self._max_waiting = max_waiting
         self._places: dict[str, _Place[T]] = {}  # by id, oldest first: dicts keep the order
         self._queues: dict[tuple[int, str], dict[str, _Place[T]]] = {}  # of payers; none is empty
+        self._num_waiting: Counter[str] = Counter()  # by payer, of all priorities; none is 0
         self._turns: dict[int, Turns] = {}  # by priority, the last one charged or joined last
         self._most_turns = FEW  # forget old ones when there are more: clients choose priorities
 
@@ -63,8 +65,8 @@ class WaitingLine(Generic[T]):
         return next(iter(self._queues[_key(payer)].values())).waiter
 
     def num_waiting(self, payer: Payer) -> int:
-        """Requests of this payer's."""
-        return len(self._queues.get(_key(payer), ()))
+        """Requests of this payer's, whatever their priorities: those it may choose."""
+        return self._num_waiting[payer.payer]
 
     def is_full(self, payer: Payer) -> bool:
         """Whether no more of this payer's may join.
@@ -84,13 +86,17 @@ class WaitingLine(Generic[T]):
             self._queues[_key(payer)] = {}
             self._turns_of(payer).join(payer)
         self._queues[_key(payer)][waiter_id] = place
+        self._num_waiting[payer.payer] += 1
 
     def leave(self, waiter_id: str) -> None:
         """Served or gone; harmless when it is not in the line."""
         place = self._places.pop(waiter_id, None)
         if place is None:
             return
-        key = _key(place.payer)
+        key, name = _key(place.payer), place.payer.payer
+        self._num_waiting[name] -= 1
+        if not self._num_waiting[name]:
+            del self._num_waiting[name]
         del self._queues[key][waiter_id]
         if not self._queues[key]:
             del self._queues[key]

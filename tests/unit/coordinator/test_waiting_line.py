@@ -213,3 +213,15 @@ def test_priorities_that_nobody_waits_in_are_forgotten() -> None:
         line.charge(payer, 5.0)
     assert len(line._turns) <= 10 * FEW // 10 + 2 * FEW
     assert [serve(line, ALICE, 1.0) for _ in range(3)] == ["0", "10", "20"]
+
+
+def test_other_priorities_give_nobody_more_places() -> None:
+    line, num_taken = WaitingLine[str](100), 0
+    while not line.is_full(payer := Slo(name="batch", tenant="alice", priority=-num_taken)):
+        line.join(str(num_taken), "A", payer, 0.0)
+        num_taken += 1
+    assert num_taken == 90
+    assert not line.is_full(BOB)
+    for number in range(num_taken):
+        line.leave(str(number))
+    assert line.num_waiting(ALICE) == 0
