@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from coordinator.api.openapi.operations import EVENTS, JSON, OPERATIONS, Operation, Parameter
+from coordinator.api.openapi.operation import EVENTS, JSON, Operation, Parameter
+from coordinator.api.openapi.operations import OPERATIONS
 from coordinator.api.parameters import IGNORED, NEUTRAL
 from coordinator.api.responses import ErrorBody
 from coordinator.api.sse import DONE_DATA
@@ -23,6 +24,7 @@ _ERRORS = {
     409: "It cannot be done now.",
     413: "The request's body is too large.",
     415: "The request's body is no JSON.",
+    417: "What the request expects is not 100-continue.",
     429: "Too much is asked for now, by this tenant or by all.",
     500: "A fault of the server.",
     502: "A node failed while it worked on the request.",

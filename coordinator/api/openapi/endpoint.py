@@ -8,7 +8,7 @@ from importlib.resources import files
 from aiohttp import web
 
 from coordinator.api.openapi.document import openapi_document
-from coordinator.api.openapi.operations import HTML, JSON
+from coordinator.api.openapi.operation import HTML, JSON
 
 
 async def get_document(request: web.Request) -> web.Response:

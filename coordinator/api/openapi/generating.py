@@ -1,0 +1,87 @@
+"""The operations that have nodes work."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from coordinator.api.embeddings_api.objects import EmbeddingList
+from coordinator.api.embeddings_api.requests import EmbeddingRequest
+from coordinator.api.openapi.operation import GENERATES, TERMS, Operation
+from coordinator.api.requests import ChatRequest, CompletionRequest
+from coordinator.api.responses import ChatChunk, ChatCompletion, Completion
+from coordinator.api.responses_api.events import StreamEvent
+from coordinator.api.responses_api.objects import Response
+from coordinator.api.responses_api.requests import ResponseRequest
+
+_generates = partial(Operation, method="post", errors=GENERATES, parameters=TERMS)
+
+GENERATING = (
+    _generates(
+        path="/v1/chat/completions",
+        name="createChatCompletion",
+        tag="Generation",
+        summary="Answer a conversation.",
+        body=ChatRequest,
+        examples=(
+            {"model": "M", "messages": [{"role": "user", "content": "Hi"}]},
+            {
+                "model": "M",
+                "messages": [{"role": "user", "content": "Hi"}],
+                "max_completion_tokens": 16,
+                "temperature": 0.7,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            },
+        ),
+        answer=ChatCompletion,
+        events=ChatChunk,
+    ),
+    _generates(
+        path="/v1/completions",
+        name="createCompletion",
+        tag="Generation",
+        summary="Continue one prompt or several.",
+        body=CompletionRequest,
+        examples=({"model": "M", "prompt": "Once upon", "max_tokens": 16},),
+        answer=Completion,
+        events=Completion,
+    ),
+    _generates(
+        path="/v1/responses",
+        name="createResponse",
+        tag="Generation",
+        summary="Answer a conversation in items, or go on from an earlier response.",
+        body=ResponseRequest,
+        examples=(
+            {"model": "M", "input": "Hi", "instructions": "Be brief."},
+            {
+                "model": "M",
+                "input": [
+                    {"role": "user", "content": "Rain?"},
+                    {
+                        "type": "function_call",
+                        "call_id": "call_1",
+                        "name": "weather",
+                        "arguments": "{}",
+                    },
+                    {"type": "function_call_output", "call_id": "call_1", "output": "No."},
+                ],
+                "stream": True,
+            },
+        ),
+        answer=Response,
+        events=StreamEvent,
+    ),
+    _generates(
+        path="/v1/embeddings",
+        name="createEmbedding",
+        tag="Embeddings",
+        summary="A vector for each input.",
+        body=EmbeddingRequest,
+        examples=(
+            {"model": "M", "input": "Once upon"},
+            {"model": "M", "input": [[1, 2], [3]], "encoding_format": "base64"},
+        ),
+        answer=EmbeddingList,
+    ),
+)

@@ -1,0 +1,109 @@
+"""The operations that tell of the model, the cluster and the API itself."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from coordinator.api.admin import RoleAnswer, RoleRequest
+from coordinator.api.information import Health, Version
+from coordinator.api.openapi.operation import HTML, METRICS, READS_BODY, Operation, Parameter
+from coordinator.api.responses import Model, ModelList
+from coordinator.api.responses_api.objects import InputTokens
+from coordinator.api.responses_api.requests import ResponseRequest
+from coordinator.api.tokens import (
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    TokenizeAnswer,
+    TokenizeRequest,
+    TokenizerInfo,
+)
+
+_MODEL = Parameter("path", "model", {"type": "string"}, "A name of the model; may have slashes.")
+_reads = partial(Operation, method="post", errors=READS_BODY)
+_of_models = partial(Operation, method="get", tag="Models")
+_of_cluster = partial(Operation, method="get", tag="Cluster", errors=())
+_of_description = partial(Operation, method="get", tag="Description", errors=())
+
+INFORMING = (
+    _reads(
+        path="/v1/responses/input_tokens",
+        name="countInputTokens",
+        tag="Generation",
+        summary="How many tokens the model would read.",
+        body=ResponseRequest,
+        examples=({"model": "M", "input": "Hi"},),
+        answer=InputTokens,
+    ),
+    _of_models(
+        path="/v1/models",
+        name="listModels",
+        summary="All names of the model that is served.",
+        answer=ModelList,
+    ),
+    _of_models(
+        path="/v1/models/{model}",
+        name="getModel",
+        summary="One name of the model.",
+        answer=Model,
+        errors=(401, 404),
+        parameters=(_MODEL,),
+    ),
+    _reads(
+        path="/tokenize",
+        name="tokenize",
+        tag="Models",
+        summary="The tokens of a text or of a conversation.",
+        body=TokenizeRequest,
+        examples=({"prompt": "Once upon", "return_token_strs": True},),
+        answer=TokenizeAnswer,
+    ),
+    _reads(
+        path="/detokenize",
+        name="detokenize",
+        tag="Models",
+        summary="The text of tokens.",
+        body=DetokenizeRequest,
+        examples=({"tokens": [1, 2, 3]},),
+        answer=DetokenizeAnswer,
+    ),
+    _of_models(
+        path="/tokenizer_info",
+        name="getTokenizerInfo",
+        summary="The special tokens and the chat template.",
+        answer=TokenizerInfo,
+        errors=(401, 503),
+    ),
+    _of_cluster(
+        path="/version", name="getVersion", summary="The version of pdserve.", answer=Version
+    ),
+    _of_cluster(
+        path="/health",
+        name="getHealth",
+        summary="Whether a request could be served now: 200, else 503.",
+        answer=Health,
+        also=(503,),
+    ),
+    _of_cluster(
+        path="/metrics",
+        name="getMetrics",
+        summary="Metrics in Prometheus' text format.",
+        media=METRICS,
+    ),
+    _of_cluster(
+        path="/status",
+        name="getStatus",
+        summary="The cluster as the coordinator sees it, for people and scripts.",
+    ),
+    _of_cluster(
+        method="post",
+        path="/admin/role",
+        name="changeRole",
+        summary="Turn a node over to the other pool.",
+        body=RoleRequest,
+        examples=({"node": "prefill-0", "role": "decode"},),
+        answer=RoleAnswer,
+        errors=(400, 401, 403, 404, 408, 409, 413, 415, 417, 502, 503, 504),
+    ),
+    _of_description(path="/openapi.json", name="getOpenapi", summary="This document."),
+    _of_description(path="/docs", name="getDocs", summary="This document as a page.", media=HTML),
+)
