@@ -318,7 +318,7 @@ async def test_a_node_waits_for_a_coordinator_and_finds_it_again() -> None:
         await until(lambda: receiver.started == ["r"])
         await first.server.stop(0)
         await until(lambda: receiver.cancelled == ["r"])
-        await running.cancel("the test is over")
+        running.cancel("the test is over")
         second = Coordinator()
         await second.start(first.port)
         await until(second.flow.is_ready)
@@ -440,5 +440,5 @@ async def test_a_message_that_cannot_be_sent_breaks_the_stream_instead_of_being_
             LoadReport(state=NodeState.READY, role=NodeRole.DECODE, queued_tokens=1 << 40)
         )  # an int32 on the wire
         await until(lambda: receiver.cancelled == ["r"])
-        await running.cancel("the test is over")
+        running.cancel("the test is over")
         await until(coordinator.flow.is_ready)  # attached again
