@@ -23,6 +23,7 @@ from typing import Final, NamedTuple, Protocol
 BURST_S: Final = 2.0  # of service
 LEAD_S: Final = 0.25  # so far ahead gets who is being served
 FEW: Final = 64  # payers that are not worth forgetting
+MOST_SCALES: Final = 256  # priorities of which it is known who was given what
 
 
 class Payer(Protocol):
@@ -71,7 +72,7 @@ class FairShare:
     def __init__(self, burst: float = BURST_S, lead: float = LEAD_S) -> None:
         self._burst = burst
         self._lead = lead
-        self._scales: dict[int, _Scale] = {}  # by priority
+        self._scales: dict[int, _Scale] = {}  # by priority, the last one charged last
 
     def present(self, payers: Iterable[Payer]) -> None:
         """These want something, or are being served, at this moment: all of their priorities.
@@ -88,7 +89,10 @@ class FairShare:
 
     def charge(self, payer: Payer, amount: float) -> None:
         """It has been given so much; less than 0 corrects a former charge."""
-        scale = self._scale(payer.priority)
+        scale = self._scales.pop(payer.priority, None) or _Scale()
+        self._scales[payer.priority] = scale
+        while len(self._scales) > MOST_SCALES:  # clients choose priorities
+            del self._scales[next(iter(self._scales))]
         at = self._at(scale, payer) + amount / payer.weight
         scale.tags[payer.payer] = _Tag(at, self._burst / payer.weight)
         scale.served = payer.payer
