@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from math import inf
+
+from pdserve.errors import MalformedMessage
 from pdserve.protocol.message import Message
+
+_MOST_ROWS = 1 << 20  # of a step; whoever predicts for a node tabulates as many
 
 
 class StepCosts(Message, frozen=True):
@@ -34,3 +40,27 @@ class PerfReport(Message, frozen=True):
     token_budget: int  # most tokens of a step
     max_batch_size: int  # most requests of a step
     transfers: list[TransferCosts] = []
+
+    def check(self) -> None:
+        """That what came from elsewhere can be true: steps take time, and are of some size.
+
+        Raises:
+            MalformedMessage: it cannot.
+        """
+        if not all(0 < size <= _MOST_ROWS for size in (self.token_budget, self.max_batch_size)):
+            raise MalformedMessage(
+                f"PerfReport: a step of {self.token_budget} tokens and {self.max_batch_size} "
+                f"requests at most, instead of 1 to {_MOST_ROWS}"
+            )
+        step = self.step
+        knots = step.knot_tokens
+        is_line = (
+            knots and len(knots) == len(step.knot_s) and all(a < b for a, b in pairwise(knots))
+        )
+        if not (is_line and knots[0] > 0):
+            raise MalformedMessage(f"PerfReport: no line through the knots of {step}")
+        above_0 = [*step.knot_s, *(costs.bytes_per_s for costs in self.transfers)]
+        others = [step.sampled_s, step.pair_s, step.context_s]
+        others += [costs.fixed_s for costs in self.transfers]
+        if not (all(0 < x < inf for x in above_0) and all(0 <= x < inf for x in others)):
+            raise MalformedMessage(f"PerfReport: costs that are no times or speeds: {self}")

@@ -5,5 +5,5 @@ from __future__ import annotations
 import msgspec
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of every message: immutable, fields by name."""
+class Message(msgspec.Struct, frozen=True):
+    """Base of every message: immutable."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from math import inf
 
+from pdserve.errors import MalformedMessage
 from pdserve.kv_layout import KvLayout
 from pdserve.protocol.message import Message
 
@@ -93,6 +95,26 @@ class LoadReport(Message, frozen=True):
     prefill_ratio: float = 0.0
     decode_ratio: float = 0.0
     links: list[LinkState] = []  # open sessions that this node pulls over
+
+    def check(self) -> None:
+        """That what came from elsewhere can be true.
+
+        Raises:
+            MalformedMessage: it cannot.
+        """
+        numbers = (
+            self.queued_tokens,
+            self.running_requests,
+            self.waiting_requests,
+            self.free_blocks,
+            self.cached_blocks,
+            self.pinned_blocks,
+            self.step_time_s,
+            self.prefill_ratio,
+            self.decode_ratio,
+        )
+        if not all(0 <= number < inf for number in numbers):
+            raise MalformedMessage(f"LoadReport: neither counts nor times: {self}")
 
 
 class KvTier(IntEnum):
