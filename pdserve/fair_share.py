@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, Protocol
 
 BURST_S: Final = 2.0  # of service
 LEAD_S: Final = 0.25  # so far ahead gets who is being served
-FEW: Final = 64  # payers that are not worth forgetting
+FEW: Final = 64  # payers, and priorities, that are not worth forgetting
 
 
 class Payer(Protocol):
@@ -72,6 +72,7 @@ class FairShare:
         self._burst = burst
         self._lead = lead
         self._scales: dict[int, _Scale] = {}  # by priority
+        self._most_scales = FEW  # forget idle ones when there are more: clients may name any
 
     def present(self, payers: Iterable[Payer]) -> None:
         """These want something, or are being served, at this moment: all of their priorities.
@@ -85,6 +86,9 @@ class FairShare:
         for priority, at in lowest.items():
             scale = self._scale(priority)
             scale.now = max(scale.now, at)
+        if len(self._scales) > self._most_scales:
+            self._scales = {p: scale for p, scale in self._scales.items() if p in lowest}
+            self._most_scales = 2 * len(self._scales) + FEW
 
     def charge(self, payer: Payer, amount: float) -> None:
         """It has been given so much; less than 0 corrects a former charge."""
@@ -107,7 +111,10 @@ class FairShare:
         return self._at(scale, payer) < scale.now
 
     def _scale(self, priority: int) -> _Scale:
-        return self._scales.setdefault(priority, _Scale())
+        scale = self._scales.get(priority)
+        if scale is None:
+            scale = self._scales[priority] = _Scale()
+        return scale
 
     def _at(self, scale: _Scale, payer: Payer) -> float:
         earliest = max(0.0, scale.now - self._burst / payer.weight)  # before 0 nobody was away

@@ -137,3 +137,12 @@ def test_payers_of_long_ago_are_forgotten() -> None:
         serve(shares, [Tenant(f"t{number}")], 1.0)
         serve(shares, [A], 1.0)
     assert len(shares._scales[0].tags) < 500
+
+
+def test_priorities_of_long_ago_are_forgotten() -> None:
+    shares = FairShare()
+    shares.charge(A, 10.0)
+    for priority in range(1, 5000):
+        serve(shares, [Tenant("a", priority=priority), A, B], 1.0)
+    assert len(shares._scales) < 500
+    assert shares.rank(B) < shares.rank(A), "who is there all the time is not"
