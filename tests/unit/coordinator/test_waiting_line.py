@@ -200,3 +200,14 @@ def test_what_is_kept_is_bounded() -> None:
     turns = line._turns[0]
     assert len(turns._heap) < 200
     assert len(turns._shares._scales[0].tags) < 200
+
+
+def test_priorities_of_long_ago_are_forgotten() -> None:
+    line = line_of("a")
+    for priority in range(1, 5000):
+        someone = Slo(name="batch", priority=-priority)
+        line.join("b", "B", someone, 0.0)
+        line.leave("b")
+        line.charge(someone, 100.0)
+    assert len(line._turns) < 500
+    assert line.head == "A"
