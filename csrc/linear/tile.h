@@ -26,7 +26,7 @@ constexpr int kSumStride = kMaxChunkPanels * kPanelOutputs;
 
 // Rows that are so few that memory decides how long they take.
 constexpr int kMaxStreamingRows = 6;
-constexpr int64_t kStreamDistance = 2048;
+constexpr int64_t kStreamDistance = 1024;
 
 // What is fetched from memory during a tile.
 enum class Ahead {
