@@ -91,10 +91,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             case TokenBatch():
                 self._flow.tokens(message, member)
             case LoadReport():
+                message.check()
                 self._registry.report(member, message)
                 if message.state is NodeState.DRAINING:
                     member.send(DrainSeen())
             case PerfReport():
+                message.check()
                 self._registry.profiled(member, message)
             case LegFailed():
                 self._flow.leg_failed(message, member)

@@ -3,6 +3,7 @@
 #include "bind.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <string>
 #include <vector>
@@ -47,6 +48,9 @@ void prompts(const FleetView& view, int64_t num_tokens, nb::handle slots_array,
     in_pool.expect_size(slots.size(), "in_pool");
     out.expect_size(view.num_slots(), "out");
     check_slots(slots, view.num_slots());
+    if (num_tokens < 0) {
+        raise_value_error("num_tokens", "0 or more", std::to_string(num_tokens));
+    }
     int64_t most = 0;
     for (int64_t i = 0; i < slots.size(); ++i) {
         if (in_pool[i] < 0 || in_pool[i] > held[i] || held[i] >= num_tokens) {
@@ -119,7 +123,7 @@ nb::tuple place(const FleetView& view, int64_t slot, double ready_s) {
     const auto with_s = [&](int64_t ahead) {
         return node.with_s(view.batch(slot, ahead), view.newcomer());
     };
-    const int64_t ready = std::min<int64_t>(ready_s / view.bucket_s(), view.num_buckets() - 1);
+    const int64_t ready = view.nearest_bucket(ready_s / view.bucket_s());
     int64_t first = view.num_buckets();
     while (first > ready &&
         node.has_place(view.batch(slot, first - 1), view.newcomer(), with_s(first - 1))) {
@@ -157,8 +161,11 @@ nb::list least(nb::handle costs_array, nb::handle slots_array, int64_t most) {
     std::vector<int64_t> found(slots.data(), slots.data() + slots.size());
     if (most < 0) raise_value_error("most", "0 or more", std::to_string(most));
     if (most < slots.size()) {
+        const auto cost = [&](int64_t slot) {  // what is no number has no order
+            return std::isnan(costs[slot]) ? std::numeric_limits<double>::infinity() : costs[slot];
+        };
         const auto is_less = [&](int64_t a, int64_t b) {
-            return costs[a] < costs[b] || (costs[a] == costs[b] && a < b);
+            return cost(a) < cost(b) || (cost(a) == cost(b) && a < b);
         };
         std::nth_element(found.begin(), found.begin() + most, found.end(), is_less);
         found.resize(most);

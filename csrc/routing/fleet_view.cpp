@@ -35,6 +35,7 @@ FleetView::FleetView(nb::handle tables, nb::handle nodes, nb::handle loads, nb::
       newcomer_(newcomer) {
     check_tables();
     check_slots();
+    check_calendar();
 }
 
 void FleetView::check_tables() const {
@@ -57,10 +58,6 @@ void FleetView::check_slots() const {
              &tier_fixed_s_, &tier_token_s_}) {
         column->expect_size(num_slots(), "seconds by slot");
     }
-    for (const Ints* column : {&requests_, &tokens_}) {
-        column->expect_size(num_slots(), "the calendar", 1);
-        column->expect_size(requests_.size(), "the calendar");
-    }
     const int64_t last = seconds_.size(1) - 1;
     for (int64_t slot = 0; slot < num_slots(); ++slot) {
         const int64_t row = row_[slot];
@@ -71,6 +68,18 @@ void FleetView::check_slots() const {
             raise_value_error("row[" + std::to_string(slot) + "]", "one that is tabulated",
                 std::to_string(row));
         }
+    }
+}
+
+void FleetView::check_calendar() const {
+    for (const Ints* column : {&requests_, &tokens_}) {
+        column->expect_size(num_slots(), "the calendar", 1);
+        column->expect_size(requests_.size(), "the calendar");
+    }
+    if (num_buckets() < 1 || present_ < 0 || !(bucket_s_ > 0)) {
+        raise_value_error("the calendar", "buckets of some seconds, counted from 0",
+            std::to_string(num_buckets()) + " of " + std::to_string(bucket_s_) + " s, from " +
+                std::to_string(present_));
     }
 }
 

@@ -57,7 +57,12 @@ public:
         const double moment_s = now_s_ + seconds;
         // As Python's //, by which the calendar is kept.
         const double bucket = std::round((moment_s - std::fmod(moment_s, bucket_s_)) / bucket_s_);
-        return static_cast<int64_t>(std::clamp(bucket - present_, 0.0, num_buckets() - 1.0));
+        return nearest_bucket(bucket - present_);
+    }
+
+    // The last bucket is as good for all that is later, and for what is no number the first.
+    int64_t nearest_bucket(double ahead) const {
+        return static_cast<int64_t>(std::fmin(std::fmax(ahead, 0.0), num_buckets() - 1.0));
     }
 
     double pull_s(int64_t slot, int64_t num_tokens) const {
@@ -70,6 +75,7 @@ public:
 private:
     void check_tables() const;
     void check_slots() const;
+    void check_calendar() const;
 
     using Floats = Column<const double>;
     using Ints = Column<const int64_t>;

@@ -43,7 +43,7 @@ struct Node {
 
     // A step of a batch. Those beyond the most that it takes have to take turns.
     double decode_s(const Batch& batch) const {
-        const int64_t rows = std::min(batch.requests, max_batch);
+        const int64_t rows = std::clamp<int64_t>(batch.requests, 0, max_batch);
         double raw_s = seconds[rows] + sampled_s * rows;
         if (batch.requests > rows) raw_s *= static_cast<double>(batch.requests) / rows;
         return (raw_s + context_s * batch.context) * decode_ratio;

@@ -30,7 +30,7 @@ int64_t largest_chunk(const Node& node, int64_t rows, double beside_s, double li
 }
 
 MixedStep mixed_step(const Node& node, const Batch& batch, double limit_s) {
-    const int64_t rows = std::min(batch.requests, node.max_batch - 1);
+    const int64_t rows = std::clamp<int64_t>(batch.requests, 0, node.max_batch - 1);
     // What the streams add, besides their tokens.
     const double beside_s = node.sampled_s * rows + node.context_s * batch.context;
     const int64_t chunk = largest_chunk(node, rows, beside_s, limit_s);
@@ -57,8 +57,7 @@ public:
     }
 
     MixedStep in(double seconds) const {
-        const double moment = std::min(seconds / moment_s(), num_moments() - 1.0);
-        return at(static_cast<int64_t>(moment));
+        return at(view_.nearest_bucket(seconds / view_.bucket_s()) / kStride);
     }
 
     // Seconds until what would take so long alone is done; not less than in the call before.

@@ -99,6 +99,8 @@ class LocalPrompts:
                 rows.append(Scheduled(request, num_tokens))
                 num_left -= num_tokens
                 shape = _with_chunk(shape, prompt, num_tokens)
+        if rows:
+            self._num_skipped = 0
         return rows
 
     # ---- parts ---------------------------------------------------------------------------------
@@ -136,7 +138,7 @@ class LocalPrompts:
         in_hand_s = self._pace.least_in_hand_s(row.request for row in decodes)
         spare_s = max(limit_s, SAFETY * in_hand_s)
         is_due = self._num_skipped >= MOST_SKIPPED or self._pace.perf.step_s(shape) <= spare_s
-        self._num_skipped = 0 if is_due else self._num_skipped + 1
+        self._num_skipped += not is_due
         return is_due
 
     def _largest_chunk(self, shape: StepShape, prompt: Prompt, most: int, limit_s: float) -> int:

@@ -1,7 +1,7 @@
-"""protocol.py's messages <-> protobuf, field by field of the same name. The only such place.
+"""The messages of pdserve/protocol <-> protobuf, field by field of the same name.
 
-Codecs are built once per struct from its annotations, so a new field needs a line in protocol.py
-and a line in the .proto file, and a test fails when one is missing.
+The only such place. Codecs are built once per struct from its annotations, so a new field needs a
+line there and a line in the .proto file, and a test fails when one is missing.
 """
 
 from __future__ import annotations

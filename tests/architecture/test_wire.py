@@ -1,4 +1,4 @@
-"""protocol.py, the .proto files, the generated stubs and the conversion say the same."""
+"""pdserve/protocol, the .proto files, the generated stubs and the conversion say the same."""
 
 import sys
 import types

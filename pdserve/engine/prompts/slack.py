@@ -15,6 +15,8 @@ NEEDED = 1.5  # times the predicted time, to be begun: it will not have each ste
 LATE_SHARE = 0.03  # of a payer's time, while others of its can still be in time
 OLDEST = Targets(payer="the oldest late one", weight=LATE_SHARE)
 OTHERS = Targets(payer="all others", weight=1 - LATE_SHARE)
+FEW = 64  # payers that are not worth forgetting
+LONG_S = 60.0  # after so long without a prompt they are, where there are more
 
 
 @dataclass(slots=True)
@@ -22,7 +24,8 @@ class _Late:
     """The late prompts of one payer."""
 
     shares: FairShare = field(default_factory=lambda: FairShare(burst=0.0, lead=0.0))
-    oldest: Request | None = None
+    oldest_id: str = ""  # a request's
+    ordered_s: float = 0.0  # when it last had prompts
 
 
 class DueWithSlack(PromptRule):
@@ -30,7 +33,7 @@ class DueWithSlack(PromptRule):
 
     Prompts whose slack is negative can hardly be in time and go last, oldest first. Plain EDF would
     serve just these in an overload, and make everybody late; this keeps whom it still can. A small
-    share of its class's time belongs to the oldest of them nevertheless, so that each one ends.
+    share of its payer's time belongs to the oldest of them nevertheless, so that each one ends.
 
     Among the others the one that is due first goes first, not the one of least slack: a long prompt
     has little of it well before it is due, and short ones that are due earlier would be late for
@@ -41,7 +44,8 @@ class DueWithSlack(PromptRule):
         self._perf = perf
         self._token_budget = token_budget
         self._clock = clock
-        self._late: dict[str, _Late] = {}  # by class
+        self._late: dict[tuple[int, str], _Late] = {}  # by priority and payer
+        self._most_payers = FEW  # forget some when there are more
 
     def order(self, prompts: list[Prompt], now_s: float) -> list[Prompt]:
         """Those that can be in time, then the late ones; now and then the other way round."""
@@ -51,25 +55,34 @@ class DueWithSlack(PromptRule):
             (timely if self._slack_s(prompt, now_s) >= 0 else late).append(prompt)
         timely.sort(key=lambda prompt: due_s(prompt.request))
         late.sort(key=lambda prompt: prompt.request.lifecycle.received_s)
-        of_class = self._late_of(prompts[0].request)
-        of_class.oldest = late[0].request if late else None
-        of_class.shares.present([OLDEST, OTHERS] if late and timely else [OTHERS])
-        is_late_turn = of_class.shares.rank(OLDEST) < of_class.shares.rank(OTHERS)
+        of_payer = self._late_of(prompts[0].request)
+        of_payer.oldest_id = late[0].request.request_id if late else ""
+        of_payer.ordered_s = now_s
+        if len(self._late) > self._most_payers:
+            self._forget(now_s)
+        of_payer.shares.present([OLDEST, OTHERS] if late and timely else [OTHERS])
+        is_late_turn = of_payer.shares.rank(OLDEST) < of_payer.shares.rank(OTHERS)
         return late + timely if is_late_turn else timely + late
 
     def served(self, request: Request, seconds: float) -> None:
         """Watch the late ones' share."""
-        of_class = self._late_of(request)
-        if request is of_class.oldest:
-            of_class.shares.charge(OLDEST, seconds)
-        else:
-            of_class.shares.charge(OTHERS, seconds)
+        of_payer = self._late_of(request)
+        is_oldest = request.request_id == of_payer.oldest_id
+        of_payer.shares.charge(OLDEST if is_oldest else OTHERS, seconds)
 
     def _late_of(self, request: Request) -> _Late:
-        payer = request.targets.payer
-        if payer not in self._late:
-            self._late[payer] = _Late()
-        return self._late[payer]
+        key = request.targets.priority, request.targets.payer
+        late = self._late.get(key)
+        if late is None:
+            late = self._late[key] = _Late()
+        return late
+
+    def _forget(self, now_s: float) -> None:
+        """Payers of long ago. Those who have prompts are ordered at each step."""
+        self._late = {
+            payer: late for payer, late in self._late.items() if late.ordered_s > now_s - LONG_S
+        }
+        self._most_payers = 2 * len(self._late) + FEW
 
     def _slack_s(self, prompt: Prompt, now_s: float) -> float:
         num_cached = prompt.request.num_tokens - prompt.num_uncached

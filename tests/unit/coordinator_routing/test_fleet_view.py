@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, nan
 
 import numpy as np
 import pytest
@@ -273,6 +273,34 @@ def test_what_would_read_or_write_elsewhere_is_refused() -> None:
         least(np.zeros(1), np.array([1]), 1)
     with pytest.raises(ValueError, match="slots: expected below 1, found -1"):
         cheapest(np.zeros(1), np.array([0]), np.array([-1]), 0.1)
+    with pytest.raises(ValueError, match="num_tokens: expected 0 or more, found -1"):
+        view.prompts(-1, np.array([], np.int64), *2 * [np.array([], np.int64)], out)
+    world.decodes.forecast.bucket_s = 0.0
+    with pytest.raises(ValueError, match="the calendar: expected buckets of some seconds"):
+        world.view(Newcomer(1, 1, 0.0))
+    world.decodes.forecast.bucket_s = BUCKET_S
     world.fleet.row[0] = 7
     with pytest.raises(ValueError, match=r"row\[0\]: expected one that is tabulated, found 7"):
         world.view(Newcomer(1, 1, 0.0))
+
+
+def test_what_is_no_number_and_what_never_comes_are_looked_up_nowhere_else() -> None:
+    world = World([PerfReport(step=StepCosts([1], [0.1]), token_budget=8, max_batch_size=4)], 1, [])
+    view = world.view(Newcomer(1, 1, 0.0))
+    assert view.place(0, nan) == view.place(0, -5.0) == view.place(0, 0.0)
+    assert view.place(0, inf) == (0.0, pytest.approx(0.1))
+    pace_s = world.empty()
+    for in_s in (nan, inf, -inf):
+        view.paces(in_s, 0.0, pace_s)
+        assert pace_s[0] == pytest.approx(0.1)
+    outcome = np.full((7, 1), -1.0)
+    slots, none = np.array([0]), np.zeros(world.fleet.capacity, np.int64)
+    for queue_s in (nan, inf):
+        queues_s = np.full(world.fleet.capacity, queue_s)
+        view.on_one_node(slots, queues_s, world.empty(), none, 1.0, 1.0, 1, outcome)
+        assert not outcome[1, 0] < inf
+    world.decodes.forecast.requests -= 3  # more have ended than have begun
+    world.view(Newcomer(1, 1, 0.0)).paces(0.0, 0.0, pace_s)
+    assert pace_s[0] == 0.0
+    costs = np.array([nan, 3.0, nan, 1.0] * 20)
+    assert least(costs, np.arange(80), 21) == [1, *range(3, 80, 4)]

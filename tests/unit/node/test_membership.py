@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from math import inf, nan
 from typing import TypeAlias
 
 import grpc
@@ -21,7 +22,7 @@ from coordinator.routing import Router
 from coordinator.running import RunningRequest
 from coordinator.service import CoordinatorService
 from pdserve.config import Timeouts
-from pdserve.errors import NodeLost
+from pdserve.errors import MalformedMessage, NodeLost
 from pdserve.introduction import new_key
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.metrics import CoordinatorMetrics
@@ -36,11 +37,14 @@ from pdserve.protocol import (
     NodeHello,
     NodeRole,
     NodeState,
+    PerfReport,
     PrefillLeg,
     SamplingParams,
     SetRole,
+    StepCosts,
     TokenBatch,
     TokenEvent,
+    TransferCosts,
     Welcome,
 )
 from pdserve.wire import coordinator_pb2_grpc
@@ -253,6 +257,48 @@ async def test_another_message_instead_of_a_hello_is_refused(coordinator: Coordi
             await stream.read()
 
 
+COSTS = StepCosts(knot_tokens=[1, 8], knot_s=[0.001, 0.002])
+PERF = PerfReport(step=COSTS, token_budget=512, max_batch_size=64)
+LOAD = LoadReport(state=NodeState.READY, role=NodeRole.DECODE)
+
+
+@pytest.mark.parametrize(
+    ("report", "complaint"),
+    [
+        (replace(PERF, token_budget=0), "a step of 0 tokens"),
+        (replace(PERF, max_batch_size=2**31 - 1), "2147483647 requests at most"),
+        (replace(PERF, step=replace(COSTS, knot_s=[0.001])), "no line"),
+        (replace(PERF, step=replace(COSTS, knot_tokens=[8, 8])), "no line"),
+        (replace(PERF, step=replace(COSTS, knot_tokens=[], knot_s=[])), "no line"),
+        (replace(PERF, step=replace(COSTS, knot_s=[0.0, 0.002])), "no times"),
+        (replace(PERF, step=replace(COSTS, pair_s=nan)), "no times"),
+        (replace(PERF, step=replace(COSTS, context_s=-1.0)), "no times"),
+        (replace(PERF, transfers=[TransferCosts("shm", 0.0, inf)]), "no times"),
+        (replace(LOAD, prefill_ratio=nan), "neither counts nor times"),
+        (replace(LOAD, decode_ratio=inf), "neither counts nor times"),
+        (replace(LOAD, queued_tokens=-1), "neither counts nor times"),
+    ],
+)
+def test_a_report_that_cannot_be_true_is_refused(
+    report: PerfReport | LoadReport, complaint: str
+) -> None:
+    for plausible in (PERF, LOAD):
+        plausible.check()
+    with pytest.raises(MalformedMessage, match=complaint):
+        report.check()
+
+
+async def test_who_reports_what_cannot_be_true_is_cut_off(coordinator: Coordinator) -> None:
+    async with open_channel(f"127.0.0.1:{coordinator.port}", 60) as channel:
+        stream = CoordinatorStub(channel).Attach()
+        await stream.write(FROM_NODE.wrap(hello()))
+        await stream.read()
+        await stream.write(FROM_NODE.wrap(replace(PERF, token_budget=0)))
+        with pytest.raises(grpc.aio.AioRpcError, match="PerfReport: a step of 0 tokens"):
+            await stream.read()
+    await until(lambda: coordinator.num_members == 0)
+
+
 @pytest.mark.parametrize(
     ("theirs", "message"),
     [(hello(model_id="x"), "serves 'x'"), (hello("d2", revision="x"), "their weights differ")],
@@ -318,7 +364,7 @@ async def test_a_node_waits_for_a_coordinator_and_finds_it_again() -> None:
         await until(lambda: receiver.started == ["r"])
         await first.server.stop(0)
         await until(lambda: receiver.cancelled == ["r"])
-        await running.cancel("the test is over")
+        running.cancel("the test is over")
         second = Coordinator()
         await second.start(first.port)
         await until(second.flow.is_ready)
@@ -440,5 +486,5 @@ async def test_a_message_that_cannot_be_sent_breaks_the_stream_instead_of_being_
             LoadReport(state=NodeState.READY, role=NodeRole.DECODE, queued_tokens=1 << 40)
         )  # an int32 on the wire
         await until(lambda: receiver.cancelled == ["r"])
-        await running.cancel("the test is over")
+        running.cancel("the test is over")
         await until(coordinator.flow.is_ready)  # attached again

@@ -11,9 +11,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from pdserve.clock import ManualClock
 from pdserve.config import PrefillPolicyName
+from pdserve.engine.prompts.order import Prompt
+from pdserve.engine.prompts.slack import DueWithSlack
 from pdserve.engine.request import Request
-from tests.unit.prefill_node.prefills import BLOCK, TOKEN_S, Prefills
+from pdserve.lifecycle import Targets
+from tests.unit.engine.fakes import make_request
+from tests.unit.prefill_node.prefills import BLOCK, BUDGET, TOKEN_S, Prefills, make_perf
 
 NAMES: list[PrefillPolicyName] = list(get_args(PrefillPolicyName))
 
@@ -168,3 +173,15 @@ def mean_wait_s(name: PrefillPolicyName, seed: int) -> float:
     ]
     assert len(waits) == len(requests)
     return sum(waits) / len(waits)
+
+
+def test_payers_of_long_ago_are_forgotten() -> None:
+    """Tenants come and go for as long as a node lives; each had a prompt that was late."""
+    clock = ManualClock()
+    rule = DueWithSlack(make_perf(), BUDGET, clock)
+    for number in range(1000):
+        request = make_request([1] * 20, targets=Targets(payer=f"t{number}", first_token_s=0.0))
+        rule.order([Prompt(request, 20)], clock.now())
+        rule.served(request, 0.1)
+        clock.advance(1.0)
+    assert len(rule._late) < 200
