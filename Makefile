@@ -6,7 +6,8 @@ VENV ?= .venv
 # that torch brings otherwise are several gigabytes.
 PIP_FLAGS ?=
 PROTO_OUT ?= .
-PYTEST_FLAGS ?=
+# Two workers: one soon has the tests that start clusters, the other everything else.
+PYTEST_FLAGS ?= -n 2 --no-loadscope-reorder
 
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)

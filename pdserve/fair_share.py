@@ -22,7 +22,8 @@ from typing import Final, NamedTuple, Protocol
 
 BURST_S: Final = 2.0  # of service
 LEAD_S: Final = 0.25  # so far ahead gets who is being served
-FEW: Final = 64  # payers, and priorities, that are not worth forgetting
+FEW: Final = 64  # payers that are not worth forgetting
+MOST_SCALES: Final = 256  # priorities of which it is known who was given what
 
 
 class Payer(Protocol):
@@ -71,8 +72,7 @@ class FairShare:
     def __init__(self, burst: float = BURST_S, lead: float = LEAD_S) -> None:
         self._burst = burst
         self._lead = lead
-        self._scales: dict[int, _Scale] = {}  # by priority
-        self._most_scales = FEW  # forget idle ones when there are more: clients may name any
+        self._scales: dict[int, _Scale] = {}  # by priority, the last one charged last
 
     def present(self, payers: Iterable[Payer]) -> None:
         """These want something, or are being served, at this moment: all of their priorities.
@@ -86,13 +86,13 @@ class FairShare:
         for priority, at in lowest.items():
             scale = self._scale(priority)
             scale.now = max(scale.now, at)
-        if len(self._scales) > self._most_scales:
-            self._scales = {p: scale for p, scale in self._scales.items() if p in lowest}
-            self._most_scales = 2 * len(self._scales) + FEW
 
     def charge(self, payer: Payer, amount: float) -> None:
         """It has been given so much; less than 0 corrects a former charge."""
-        scale = self._scale(payer.priority)
+        scale = self._scales.pop(payer.priority, None) or _Scale()
+        self._scales[payer.priority] = scale
+        while len(self._scales) > MOST_SCALES:  # clients choose priorities
+            del self._scales[next(iter(self._scales))]
         at = self._at(scale, payer) + amount / payer.weight
         scale.tags[payer.payer] = _Tag(at, self._burst / payer.weight)
         scale.served = payer.payer
@@ -111,10 +111,7 @@ class FairShare:
         return self._at(scale, payer) < scale.now
 
     def _scale(self, priority: int) -> _Scale:
-        scale = self._scales.get(priority)
-        if scale is None:
-            scale = self._scales[priority] = _Scale()
-        return scale
+        return self._scales.setdefault(priority, _Scale())
 
     def _at(self, scale: _Scale, payer: Payer) -> float:
         earliest = max(0.0, scale.now - self._burst / payer.weight)  # before 0 nobody was away

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:  # the unit tests need none of it
     from tests.cluster.client import Client
@@ -19,16 +21,29 @@ if not Path("/proc/driver/nvidia/version").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 
 MAX_INFLIGHT = 64  # requests that the shared cluster takes
-_WITH_PROCESSES = [Path(__file__).parent / name for name in ("cluster", "faults")]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A cluster lives as long as the event loop that started it: these tests share one."""
     for item in items:
-        if any(folder in item.path.parents for folder in _WITH_PROCESSES) and (
-            pytest_asyncio.is_async_test(item)
-        ):
+        if _has_processes(item.nodeid) and pytest_asyncio.is_async_test(item):
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+
+
+class _Workers(LoadScopeScheduling):
+    """pytest-xdist's: what shares a module's fixtures stays together, and so do all clusters."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "processes" if _has_processes(nodeid) else nodeid.partition("::")[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Workers:
+    """How tests are shared out to workers, where there are any."""
+    return _Workers(config, log)
+
+
+def _has_processes(nodeid: str) -> bool:
+    return nodeid.startswith(("tests/cluster/", "tests/faults/"))
 
 
 @pytest.fixture(scope="session", autouse=True)

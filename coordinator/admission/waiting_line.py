@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from coordinator.admission.turns import FEW, Turns
+from coordinator.admission.turns import Turns
 from pdserve.fair_share import Payer
 
 T = TypeVar("T")
 
 MOST_TIMES_FREE: Final = 9  # a payer may have so many times the places that are free
+FEW: Final = 64  # priorities that are not worth forgetting
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,8 @@ class WaitingLine(Generic[T]):
         self._max_waiting = max_waiting
         self._places: dict[str, _Place[T]] = {}  # by id, oldest first: dicts keep the order
         self._queues: dict[tuple[int, str], dict[str, _Place[T]]] = {}  # of payers; none is empty
-        self._turns: dict[int, Turns] = {}  # by priority
-        self._most_turns = FEW  # forget idle ones when there are more: clients may name any
+        self._turns: dict[int, Turns] = {}  # by priority, the last one charged or joined last
+        self._most_turns = FEW  # forget old ones when there are more: clients choose priorities
 
     def __len__(self) -> int:
         return len(self._places)
@@ -81,7 +82,7 @@ class WaitingLine(Generic[T]):
         place = self._places[waiter_id] = _Place(waiter, payer, now_s)
         if _key(payer) not in self._queues:
             self._queues[_key(payer)] = {}
-            self._turns_of(payer.priority).join(payer)
+            self._turns_of(payer).join(payer)
         self._queues[_key(payer)][waiter_id] = place
 
     def leave(self, waiter_id: str) -> None:
@@ -98,7 +99,9 @@ class WaitingLine(Generic[T]):
     def charge(self, payer: Payer, num_tokens: float) -> None:
         """A request of this payer's is given so much, whether it has waited or not; less than 0:
         what was charged for one was too much."""
-        self._turns_of(payer.priority).charge(payer, num_tokens)
+        self._turns_of(payer).charge(payer, num_tokens)
+        if len(self._turns) > self._most_turns:
+            self._forget_turns()
 
     def advance_s(self, payer: Payer, now_s: float) -> float:
         """Seconds until one of this payer's leaves, at the pace at which its first one has come to
@@ -110,14 +113,18 @@ class WaitingLine(Generic[T]):
         first = next(iter(places.values()), None)
         return 0.0 if first is None else (now_s - first.since_s) / len(places)
 
-    def _turns_of(self, priority: int) -> Turns:
-        found = self._turns.get(priority)
-        if found is None:
-            if len(self._turns) >= self._most_turns:
-                self._turns = {p: turns for p, turns in self._turns.items() if len(turns)}
-                self._most_turns = 2 * len(self._turns) + FEW
-            found = self._turns[priority] = Turns()
-        return found
+    def _turns_of(self, payer: Payer) -> Turns:
+        turns = self._turns.pop(payer.priority, None)
+        if turns is None:  # one that nobody waits in is false
+            turns = Turns()
+        self._turns[payer.priority] = turns
+        return turns
+
+    def _forget_turns(self) -> None:
+        """Who was given what in priorities that nobody waits in; but for the last few."""
+        kept = [*self._turns][-FEW:]
+        self._turns = {p: turns for p, turns in self._turns.items() if len(turns) or p in kept}
+        self._most_turns = len(self._turns) + FEW
 
 
 def _key(payer: Payer) -> tuple[int, str]:

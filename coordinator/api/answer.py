@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
 from aiohttp import web
 
 from coordinator.api.call import Call, CallPlan
 from coordinator.api.choice import ChoiceDelta
 from coordinator.api.context import TRACE, ApiContext
 from coordinator.api.sse import SseStream
+
+T = TypeVar("T")
 
 
 async def answer(request: web.Request, context: ApiContext, plan: CallPlan) -> web.StreamResponse:
@@ -26,7 +32,7 @@ async def _whole(call: Call, plan: CallPlan) -> web.Response:
     while not call.is_finished:
         await call.wait()
     return web.Response(
-        body=plan.format.whole(call.take(), call.usage),
+        body=await _made(plan, lambda: plan.format.whole(call.take(), call.usage)),
         content_type="application/json",
         headers=call.headers,
     )
@@ -55,11 +61,20 @@ async def _send(call: Call, plan: CallPlan, stream: SseStream, deltas: list[Choi
         await stream.open(call.headers)
         for index in range(call.num_choices):
             events += plan.format.opening(index)
-    usage = call.usage if plan.counts_along else None
-    for delta in deltas:
-        events += plan.format.chunk(delta, usage)
+    if deltas:
+        events += await _made(plan, lambda: _chunks(call, plan, deltas))
     if call.is_finished:
         events += plan.format.closing(call.usage)
     if events:
         await stream.send(events)
     return bool(events)
+
+
+def _chunks(call: Call, plan: CallPlan, deltas: list[ChoiceDelta]) -> list[bytes]:
+    usage = call.usage if plan.counts_along else None
+    return [event for delta in deltas for event in plan.format.chunk(delta, usage)]
+
+
+async def _made(plan: CallPlan, make: Callable[[], T]) -> T:
+    """In a thread, where it may take seconds."""
+    return await asyncio.to_thread(make) if plan.scores_prompts else make()

@@ -15,6 +15,7 @@ from coordinator.api.parameters import check_parameters
 from pdserve.errors import InvalidRequest
 
 _PART_CHARS = 500  # of a message
+_CONTINUE = "100-continue"
 _T = TypeVar("_T", bound=msgspec.Struct)
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _FIELD = re.compile(r"(?:missing required|contains unknown) field `(?P<name>[^`]*)`")
@@ -61,14 +62,16 @@ def _check_head(request: web.Request, config: ApiConfig) -> None:
         raise web.HTTPUnsupportedMediaType(
             text=f"the request body must not be compressed, as it is by {encoding[:64]!r}"
         )
+    expected = request.headers.get("Expect", _CONTINUE)
+    if expected.lower() != _CONTINUE:
+        raise web.HTTPExpectationFailed(text=f"what is expected cannot be met: {expected[:64]!r}")
     size = request.content_length
     if size is not None and size > config.max_body_bytes:
         raise web.HTTPRequestEntityTooLarge(config.max_body_bytes, size)
 
 
 async def _read_body(request: web.Request, config: ApiConfig) -> bytes:
-    is_asked = request.headers.get("Expect", "").lower() == "100-continue"
-    if is_asked and request.version >= HttpVersion11:
+    if "Expect" in request.headers and request.version >= HttpVersion11:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # of the answer, nothing has been sent
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 
@@ -17,6 +17,7 @@ from coordinator.api.responses import PromptTokensDetails, Usage
 from coordinator.api.sampling import TextOptions
 from coordinator.api.siblings import Follower
 from coordinator.generation import Generation, GenerationRequest, Route
+from pdserve.errors import DeadlineExceeded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,11 @@ class CallPlan:
     is_streaming: bool
     counts_along: bool = False  # each event of a stream says how many tokens there are so far
     echoes_prompt: bool = False
+
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether the answer may tell of every token of long prompts."""
+        return any(r.sampling.prompt_logprobs is not None for r in self.requests)
 
 
 class Call:
@@ -62,9 +68,12 @@ class Call:
         callers.take_prompt(self._context, self._trace)
         try:
             for index, request in enumerate(requests):
-                start = partial(self._context.generator.start, request)
                 is_leader = index % num_per_prompt == 0
-                self._generations.append(start() if is_leader else Follower(start))
+                self._generations.append(
+                    self._context.generator.start(request)
+                    if is_leader
+                    else Follower(partial(self._start_later, request, self._context.clock.now()))
+                )
         finally:
             if len(self._generations) < len(self._plan.requests):
                 self._cancel_rest("another prompt of the same call was refused")
@@ -190,17 +199,25 @@ class Call:
             self._last_token_s[arrival.index] = self._trace.last_token_s = last_s
         self._trace.num_completion_tokens += num_new_tokens
 
+    def _start_later(self, request: GenerationRequest, planned_s: float) -> Generation:
+        """The client's time-out has been running meanwhile. Raises DeadlineExceeded."""
+        if request.deadline_s:
+            left_s = request.deadline_s - (self._context.clock.now() - planned_s)
+            if left_s <= 0:
+                raise DeadlineExceeded("the request's time-out passed with the first answer")
+            request = replace(request, deadline_s=left_s)
+        return self._context.generator.start(request)
+
     def _cancel(self, index: int, reason: str) -> None:
         self._generations[index].cancel(reason)
         self._cancelled.add(index)
 
     def _cancel_rest(self, reason: str) -> None:
         """Every generation that was started and did not end by itself."""
-        choices = self._choices[: len(self._generations)]
-        ended = {c.index for c in choices if c.is_finished and not c.ended_by_string}
-        rest = [c.index for c in choices if c.index not in ended | self._cancelled]
-        for index in rest:
-            self._cancel(index, reason)
+        for index, choice in enumerate(self._choices[: len(self._generations)]):
+            has_ended = choice.is_finished and not choice.ended_by_string
+            if not has_ended and index not in self._cancelled:
+                self._cancel(index, reason)
 
 
 def answer_headers(

@@ -22,7 +22,8 @@ def new_key() -> str:
 
 def hash_key(key: str) -> str:
     """What is kept of a key: "sha256:" and 64 hexadecimal digits."""
-    return "sha256:" + hashlib.sha256(key.encode()).hexdigest()
+    sent = key.encode(errors="surrogateescape")  # in a header, what is no UTF-8 is read as these
+    return "sha256:" + hashlib.sha256(sent).hexdigest()
 
 
 def is_key_hash(text: str) -> bool:

@@ -68,7 +68,7 @@ class Tenants:
     def end(self, admitted: Admitted, used: Amounts) -> None:
         """It is over; `used` is what it came to."""
         if admitted.quota is not None:
-            spent = used.prompt_tokens + used.output_tokens if used.output_tokens else 0
+            spent = used.prompt_tokens + used.output_tokens
             admitted.quota.charge(spent - admitted.num_charged, self._clock.now())
         if self._ledger is not None:
             hour = int(time.time()) // HOUR_S

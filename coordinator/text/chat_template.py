@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jinja2
+import msgspec
 
 from coordinator.text.sandbox import ChatEnvironment, render
 from pdserve.errors import InvalidRequest, TokenizerError
@@ -39,8 +40,14 @@ class Conversation:
 
     @property
     def num_chars(self) -> int:
-        """How much text there is, for deciding where to work on it."""
+        """Of the messages' contents, which are in the prompt whatever the template."""
         return sum(len(message["content"]) for message in self.messages)
+
+    def is_longer_than(self, num_chars: int) -> bool:
+        """With all that a template may put into the prompt; roughly."""
+        if self.num_chars > num_chars:
+            return True
+        return len(msgspec.json.encode((self.messages, self.tools, self.variables))) > num_chars
 
 
 class ChatTemplate:

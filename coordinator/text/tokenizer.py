@@ -121,7 +121,7 @@ class Tokenizer:
         def encode() -> list[list[int]]:
             return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
-        return await self._run(encode, sum(map(len, texts)))
+        return await self._run(encode, sum(map(len, texts)) > LONG_TEXT_CHARS)
 
     async def encode_chat(self, conversation: Conversation) -> list[int]:
         """Token ids of a conversation. Raises InvalidRequest when the template refuses it."""
@@ -136,10 +136,10 @@ class Tokenizer:
             text = template.render(conversation)
             return self.encode(text, add_special_tokens=conversation.add_special_tokens)
 
-        return await self._run(render_and_encode, conversation.num_chars)
+        return await self._run(render_and_encode, conversation.is_longer_than(LONG_TEXT_CHARS))
 
-    async def _run(self, work: Callable[[], T], num_chars: int) -> T:
-        if num_chars <= LONG_TEXT_CHARS:
+    async def _run(self, work: Callable[[], T], is_long: bool) -> T:
+        if not is_long:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 

@@ -179,20 +179,55 @@ private:
             }
             weigh<kQueries, kIsPair>(scratch_.scores, call_.scale * kLog2E, num_keys,
                 run_.maxima + q, run_.totals + q * kSumLanes, scratch_.decays);
-            add<kQueries>(q, {tile.first, last}, values, next.prefetcher);
+            if (see_alike(q, q + kQueries - 1, tile, tile_start)) {
+                add<kQueries>(q, 0, tile, tile_start, values, next.prefetcher);
+            } else {
+                add_by_rows(q, q + kQueries, tile, tile_start, values, next.prefetcher);
+            }
         });
     }
 
+    // Of the keys of a tile that its item sees, those that a query sees.
+    PDSERVE_INLINE Range keys_of(int q, const TileRows<T>& tile, int tile_start) const {
+        Range keys = seeing_.keys(q, tile_start);
+        if (keys.first < tile.first) keys.first = tile.first;
+        if (keys.last > tile.last) keys.last = tile.last;
+        return keys;
+    }
+
+    PDSERVE_INLINE bool see_alike(
+        int first, int last, const TileRows<T>& tile, int tile_start) const {
+        const Range a = keys_of(first, tile, tile_start), b = keys_of(last, tile, tile_start);
+        return a.first == b.first && a.last == b.last;
+    }
+
+    // Queries [first, last), which see different keys: a weight of 0 would not hide a NaN.
+    template <class Values>
+    PDSERVE_INLINE void add_by_rows(int first, int last, const TileRows<T>& tile, int tile_start,
+        const Values& values, Prefetcher& next) {
+        for (int q = first; q < last;) {
+            const int row_end = (q / seeing_.group_size + 1) * seeing_.group_size;
+            const int end = row_end < last ? row_end : last;
+            for_queries(q, end, [&](int piece, auto num_queries) {
+                add<num_queries.value>(
+                    piece, piece - first, tile, tile_start, values, next);
+            });
+            q = end;
+        }
+    }
+
+    // For Q queries that see the same keys of the tile; the first is scored in row `row`.
     template <int Q, class Values>
-    PDSERVE_INLINE void add(int q, Range units, const Values& values, Prefetcher& next) {
+    PDSERVE_INLINE void add(int q, int row, const TileRows<T>& tile, int tile_start,
+        const Values& values, Prefetcher& next) {
         constexpr bool kIsInPlace = !std::is_same_v<Values, PackedValues<U>>;
-        if constexpr (kIsPair) units = {units.first / 2, (units.last + 1) / 2};
-        const U* weights = reinterpret_cast<const U*>(scratch_.scores);
+        const Range keys = keys_of(q, tile, tile_start);
+        const U* weights = reinterpret_cast<const U*>(scratch_.scores) + row * kTileKeys;
         float* sums = run_.sums + static_cast<int64_t>(q) * padded_dim_;
         for_columns<kIsPair ? 4 : columns_for(Q), kIsPair && kIsInPlace ? 2 : 1>(
             padded_dim_ / kLanes, [&](int column, auto num) {
-                add_values<Q, num.value>(weights, values, units, next, column * kLanes,
-                    scratch_.decays, sums, padded_dim_);
+                add_values<Q, num.value>(weights, values, keys, next, column * kLanes,
+                    scratch_.decays + row, sums, padded_dim_);
             });
     }
 

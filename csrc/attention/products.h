@@ -5,6 +5,8 @@
 // together: that is what makes a row's result independent of its batch and of its chunk.
 #pragma once
 
+#include <type_traits>
+
 #include "pack.h"
 #include "scratch.h"
 #include "seeing.h"
@@ -97,11 +99,11 @@ struct ValuesInPlace {
     }
 };
 
-// sums[q * sum_stride + d] is multiplied by decays[q], and gets the sum over units u of
-// weights[q * kTileKeys + u] * value[u][d] added, for Q queries and C vectors of dimensions d,
-// units in ascending order.
+// sums[q * sum_stride + d] is multiplied by decays[q], and gets the sum over `keys` k of
+// weights[q][k] * value[k][d] added, for Q queries and C vectors of dimensions d, keys in ascending
+// order. Of a pair that is not all among the keys the other value is taken for 0: it may be NaN.
 template <int Q, int C, class U, class Values>
-PDSERVE_INLINE void add_values(const U* weights, const Values& values, Range units,
+PDSERVE_INLINE void add_values(const U* weights, const Values& values, Range keys,
     Prefetcher& next, int64_t column, const float* decays, float* sums, int64_t sum_stride) {
     FloatLanes totals[Q][C];
 #pragma GCC unroll 8
@@ -111,10 +113,12 @@ PDSERVE_INLINE void add_values(const U* weights, const Values& values, Range uni
             totals[q][c] = load(sums + q * sum_stride + column + c * kLanes) * splat(decays[q]);
         }
     }
-    for (int u = units.first; u < units.last; ++u) {
+    const auto add_unit = [&](int u, const auto& masked) {
         decltype(load(weights)) lanes[C];
         values.load_columns(u, column, lanes);
         next.ask<kLinesAtAdding>();
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) lanes[c] = masked(lanes[c]);
 #pragma GCC unroll 8
         for (int q = 0; q < Q; ++q) {
             const auto weight = splat(weights[q * kTileKeys + u]);
@@ -123,6 +127,15 @@ PDSERVE_INLINE void add_values(const U* weights, const Values& values, Range uni
                 totals[q][c] = multiply_add(totals[q][c], weight, lanes[c]);
             }
         }
+    };
+    const auto whole = [](auto lanes) { return lanes; };
+    if constexpr (std::is_same_v<U, uint32_t>) {
+        int u = keys.first / 2;
+        if (keys.first % 2 != 0) add_unit(u++, [](auto pair) { return pair & 0xffff0000u; });
+        for (; u < keys.last / 2; ++u) add_unit(u, whole);
+        if (keys.last % 2 != 0) add_unit(u, [](auto pair) { return pair & 0x0000ffffu; });
+    } else {
+        for (int u = keys.first; u < keys.last; ++u) add_unit(u, whole);
     }
 #pragma GCC unroll 8
     for (int q = 0; q < Q; ++q) {

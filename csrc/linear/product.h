@@ -144,7 +144,11 @@ private:
                 tile.widened = scratch_ + p * tile.widened_panel_bytes;
             }
             tile.sums = sums + p * kPanelOutputs;
-            if constexpr (kAhead != Ahead::kStream) fetch.take(tile);
+            if constexpr (kAhead == Ahead::kStream) {
+                tile.next = tile.panels + num_panels * chunk.panel_bytes;
+            } else {
+                fetch.take(tile);
+            }
             sum_tile(tile);
         }
         finish_.run(sums, row, num_rows, chunk.first_panel, chunk.num_panels);

@@ -26,11 +26,12 @@ constexpr int kSumStride = kMaxChunkPanels * kPanelOutputs;
 
 // Rows that are so few that memory decides how long they take.
 constexpr int kMaxStreamingRows = 6;
-constexpr int64_t kStreamDistance = 2048;
+constexpr int64_t kStreamDistance = 1024;
 
 // What is fetched from memory during a tile.
 enum class Ahead {
-    kStream,  // the tile's own panels, kStreamDistance bytes ahead; up to kMaxStreamingRows
+    kStream,  // the tile's panels kStreamDistance bytes ahead, at their end the beginnings of those
+              // at `next`; up to kMaxStreamingRows
     kNext,    // two lines for each unit, at `next`, which then moves on by `next_step` bytes
     kWiden,   // as kNext; and what the reader makes of the panels is kept at `widened`
 };
@@ -87,15 +88,16 @@ void sum_tile(const Tile& tile) {
     using Scalar = typename Reader::Scalar;
     const uint8_t* unit = tile.panels;
     const uint8_t* next = tile.next;
+    const int64_t last_own = tile.num_units - kStreamDistance / kUnitBytes;
+    const uint8_t* ahead = last_own > 0 ? unit + kStreamDistance : next;
     uint8_t* widened = tile.widened;
     RowCursor<kRows> rows(tile.x, tile.x_row_bytes);
     FloatLanes totals[kRows][kVectors] = {};
     for (int64_t u = 0; u < tile.num_units; ++u, unit += kUnitBytes) {
         if constexpr (kAhead == Ahead::kStream) {
 #pragma GCC unroll 4
-            for (int p = 0; p < kPanels; ++p) {
-                prefetch(unit + p * tile.panel_bytes + kStreamDistance, 1);
-            }
+            for (int p = 0; p < kPanels; ++p) prefetch(ahead + p * tile.panel_bytes, 1);
+            ahead = u + 1 == last_own ? next : ahead + kUnitBytes;
         } else {
             prefetch(next, 128);
             next += tile.next_step;

@@ -104,10 +104,9 @@ def packed_cache(engine: EngineConfig, timeouts: Timeouts) -> PackedCache | None
         ConfigError: packed_limit is no size.
     """
     folder = weights_folder(engine)
-    limit_bytes = parse_bytes(engine.packed_limit)
-    if folder is None or limit_bytes == 0:
+    if folder is None:
         return None
-    return PackedCache(folder, limit_bytes, timeouts.packing_s)
+    return PackedCache(folder, parse_bytes(engine.packed_limit), timeouts.packing_s)
 
 
 def load_runner(

@@ -10,7 +10,7 @@ import logging
 import threading
 from pathlib import Path
 
-from pdserve.config import EngineConfig, NodeConfig
+from pdserve.config import EngineConfig, NodeConfig, parse_bytes
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.native.packed_folder import files_of_model
 from pdserve.engine.native.packed_pages import map_pages
@@ -20,7 +20,11 @@ log = logging.getLogger(__name__)
 
 
 def prefetch_weights(config: NodeConfig) -> None:
-    """Start to read the file that was last used for a model of that name, and return."""
+    """Start to read the file that was last used for a model of that name, and return.
+
+    Raises:
+        ConfigError: packed_limit is no size.
+    """
     folder = weights_folder(config.engine)
     if folder is None:
         return
@@ -32,7 +36,13 @@ def prefetch_weights(config: NodeConfig) -> None:
 
 
 def weights_folder(engine: EngineConfig) -> Path | None:
-    """Where packed weights are kept, if they are; None: there is no such place."""
+    """Where packed weights are kept, if they are; None: they are not to be, or have no place.
+
+    Raises:
+        ConfigError: packed_limit is no size.
+    """
+    if parse_bytes(engine.packed_limit) == 0:
+        return None
     return Path(engine.packed_dir) if engine.packed_dir else cache_folder("weights")
 
 

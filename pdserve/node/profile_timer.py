@@ -26,7 +26,8 @@ _GREEDY = SamplingParams(temperature=0.0)
 class StepTimer:
     """For use before there is anything in the pool: it writes over the blocks.
 
-    It counts all that `execute` does, the batch's layout and sampling included. What the event loop
+    It counts all that a step does between two others of its kind, sampling included; a batch's
+    layout as far as it cannot be done while the step before is computed. What the event loop
     adds to that is not here, nor what other processes take: the ratio that the node learns while it
     serves has both. A profile outlives the moment, so one that was made beside a busy neighbour
     must not differ from others.
@@ -59,6 +60,8 @@ class StepTimer:
         """Compute it once."""
         self._before_each()
         rows = self._rows(step)
+        if StepShape.of(step).is_decode:
+            self._foresee(rows)
         with self._waits() as waited_s:
             started_s = self._now()
             before_s = waited_s()  # within what is timed, so that no other wait is taken off
@@ -111,6 +114,17 @@ class StepTimer:
             rows.append(Scheduled(_request(f"profile-{number}", row, blocks), row.num_tokens))
             first_block += num_blocks
         return rows
+
+    def _foresee(self, rows: Sequence[Scheduled]) -> None:
+        """Lay them out as in service: in advance, seen from the step that gave them their token."""
+        for row in rows:
+            row.request.output_token_ids.pop()
+            row.request.num_computed_tokens -= 1
+        self._runner.prepare(rows)  # and do not compute it
+        self._runner.foresee(rows)
+        for row in rows:
+            row.request.output_token_ids.append(0)
+            row.request.num_computed_tokens += 1
 
 
 def _request(request_id: str, row: StepRow, blocks: list[int]) -> Request:

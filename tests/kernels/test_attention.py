@@ -219,6 +219,30 @@ def test_nan_in_a_query_reaches_its_row_and_no_other(variant: str) -> None:
     assert torch.equal(found, clean)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("group_size", "num_rows"), [(1, 9), (3, 9), (8, 5), (1, 70)])
+@pytest.mark.parametrize("window", [None, 4])
+def test_nan_in_a_value_reaches_those_who_see_it_and_no_others(
+    variant: str, dtype: torch.dtype, group_size: int, num_rows: int, window: int | None
+) -> None:
+    """A weight of 0 hides no NaN: a row's result must not depend on later rows of its chunk."""
+    earlier, shape = 30, Shape(1, group_size, dtype=dtype)
+    case = make_case(shape, [(num_rows, earlier)])
+    clean = attend(case, window, variant=variant)
+    for row in (1, num_rows // 2, num_rows - 1):
+        block, offset = divmod(earlier + row, shape.block_size)
+        value = case.kv_pool[case.batch.block_tables[0, block], 0, 1, 0, offset]
+        before = value.clone()
+        value.fill_(float("nan"))
+        found = attend(case, window, variant=variant)
+        value.copy_(before)
+        end = num_rows if window is None else min(num_rows, row + window)
+        assert found[row:end].isnan().all()
+        found[row:end] = clean[row:end]
+        assert torch.equal(found, clean)
+
+
 def test_nan_in_a_visible_key_is_not_hidden() -> None:
     case = make_case(Shape(1, 1, block_size=16), [(1, 79)])
     case.kv_pool[case.batch.block_tables[0, 1], 0, 0, 0, 3] = float("nan")

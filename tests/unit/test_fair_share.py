@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.fair_share import BURST_S, LEAD_S, FairShare
+from pdserve.fair_share import BURST_S, LEAD_S, MOST_SCALES, FairShare
 
 
 @dataclass(frozen=True)
@@ -139,10 +139,12 @@ def test_payers_of_long_ago_are_forgotten() -> None:
     assert len(shares._scales[0].tags) < 500
 
 
-def test_priorities_of_long_ago_are_forgotten() -> None:
+def test_only_so_many_priorities_are_remembered() -> None:
     shares = FairShare()
-    shares.charge(A, 10.0)
-    for priority in range(1, 5000):
-        serve(shares, [Tenant("a", priority=priority), A, B], 1.0)
-    assert len(shares._scales) < 500
-    assert shares.rank(B) < shares.rank(A), "who is there all the time is not"
+    for priority in range(-3 * MOST_SCALES, 0):
+        unserved = Tenant("a", priority=priority - 2**20)
+        shares.present([unserved])
+        shares.charge(Tenant("a", priority=priority), 5.0)
+        shares.charge(A, 1.0)
+    assert len(shares._scales) <= MOST_SCALES + 1
+    assert shares.rank(A) > shares.rank(B), "whoever is charged is not forgotten"

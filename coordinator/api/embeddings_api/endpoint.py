@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from aiohttp import web
@@ -43,12 +44,13 @@ async def embeddings(request: web.Request) -> web.Response:
         return context.generator.start(embedder)
 
     async with PromptRun(start, len(prompts), context.clock) as run:
-        events = await run.events()
-    trace.was_served = True
-    trace.num_cached_tokens = sum(event.cached_tokens for event in events)
+        try:
+            events = await run.events()
+        finally:
+            _account(trace, prompts, run.found)
     trace.finish_reason = "stop"
     return web.Response(
-        body=msgspec.json.encode(_answer(body, context, trace, events)),
+        body=await asyncio.to_thread(_answer, body, context, trace, events),
         content_type="application/json",
         headers=answer_headers(context, trace, run.routes),
     )
@@ -91,14 +93,27 @@ def _embedder(
     )
 
 
+def _account(
+    trace: RequestTrace, prompts: Sequence[Sequence[int]], found: Mapping[int, TokenEvent]
+) -> None:
+    """What was computed is paid for, also by a call that fails."""
+    if found:
+        trace.was_served = True
+        trace.num_prompt_tokens = sum(len(prompts[index]) for index in found)
+        trace.num_cached_tokens = sum(event.cached_tokens for event in found.values())
+
+
 def _answer(
     body: EmbeddingRequest, context: ApiContext, trace: RequestTrace, events: Sequence[TokenEvent]
-) -> EmbeddingList:
+) -> bytes:
+    """The answer as JSON, one embedding at a time: millions of numbers at once would keep the
+    interpreter from everybody else for seconds."""
     data = []
     for index, event in enumerate(events):
         vector = context.embedding_model.finished(event.embedding, body.dimensions)
         is_base64 = body.encoding_format == "base64"
         shown = base64.b64encode(vector.tobytes()).decode("ascii") if is_base64 else vector.tolist()
-        data.append(Embedding(index=index, embedding=shown))
+        data.append(msgspec.Raw(msgspec.json.encode(Embedding(index=index, embedding=shown))))
     num_tokens = trace.num_prompt_tokens
-    return EmbeddingList(data=data, model=body.model, usage=EmbeddingUsage(num_tokens, num_tokens))
+    answer = EmbeddingList(data=[], model=body.model, usage=EmbeddingUsage(num_tokens, num_tokens))
+    return msgspec.json.encode(msgspec.structs.asdict(answer) | {"data": data})

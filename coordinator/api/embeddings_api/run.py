@@ -25,6 +25,7 @@ class PromptRun:
         """`start` begins a prompt, by its index."""
         self._start = start
         self._num_prompts = num_prompts
+        self.found: dict[int, TokenEvent] = {}  # so far: of each prompt, its one event
         self._generations: list[Generation] = []  # begun so far, by prompt
         self._arrivals = Arrivals((), clock)
 
@@ -52,7 +53,7 @@ class PromptRun:
         Raises:
             PdserveError: whatever the first to fail has raised.
         """
-        found: dict[int, TokenEvent] = {}
+        found = self.found
         while len(found) < self._num_prompts:
             self._start_more(num_found=len(found))
             for arrival in await self._arrivals.take():

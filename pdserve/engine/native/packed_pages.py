@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 HUGE_PAGE_BYTES = 2 << 20
 
 _WORTH_IT_BYTES = 64 << 20  # smaller files are quick to stream in any case
+_TRIED_BYTES = 4 * HUGE_PAGE_BYTES  # quick to read for nothing
 _MOSTLY = 0.5
 _HUGE_PAGES = re.compile(r"^FilePmdMapped:\s+(\d+) kB$", re.MULTILINE)
 
@@ -41,8 +42,8 @@ def map_pages(fd: int) -> NDArray[np.uint8]:
     if size < _WORTH_IT_BYTES or huge_share(mapped) > _MOSTLY:
         return mapped
     del mapped  # mapped pages cannot be given back
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    mapped = _mapped(fd, size)
+    is_of_use = huge_share(_read_anew(fd, min(size, _TRIED_BYTES))) > _MOSTLY
+    mapped = _read_anew(fd, size) if is_of_use else _mapped(fd, size)
     log.info("%.0f %% of the weights are in huge pages", 100 * huge_share(mapped))
     return mapped
 
@@ -65,6 +66,11 @@ def huge_share(mapped: NDArray[np.uint8]) -> float:
     start = text.find(f"{mapped.ctypes.data:x}-")
     found = _HUGE_PAGES.search(text, start) if start >= 0 else None
     return int(found[1]) * 1024 / mapped.nbytes if found else 0.0
+
+
+def _read_anew(fd: int, num_bytes: int) -> NDArray[np.uint8]:
+    os.posix_fadvise(fd, 0, num_bytes, os.POSIX_FADV_DONTNEED)
+    return _mapped(fd, num_bytes)
 
 
 def _mapped(fd: int, size: int) -> NDArray[np.uint8]:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.admission import WaitingLine
+from coordinator.admission.waiting_line import FEW
 from pdserve.protocol import Slo
 
 ALICE = Slo(name="batch", tenant="alice")
@@ -202,12 +203,13 @@ def test_what_is_kept_is_bounded() -> None:
     assert len(turns._shares._scales[0].tags) < 200
 
 
-def test_priorities_of_long_ago_are_forgotten() -> None:
-    line = line_of("a")
-    for priority in range(1, 5000):
-        someone = Slo(name="batch", priority=-priority)
-        line.join("b", "B", someone, 0.0)
-        line.leave("b")
-        line.charge(someone, 100.0)
-    assert len(line._turns) < 500
-    assert line.head == "A"
+def test_priorities_that_nobody_waits_in_are_forgotten() -> None:
+    line = line_of(max_waiting=1000)
+    for priority in range(10 * FEW):
+        payer = Slo(name="batch", priority=-priority)
+        line.join(str(priority), str(priority), payer, 0.0)
+        if priority % 10:
+            line.leave(str(priority))
+        line.charge(payer, 5.0)
+    assert len(line._turns) <= 10 * FEW // 10 + 2 * FEW
+    assert [serve(line, ALICE, 1.0) for _ in range(3)] == ["0", "10", "20"]

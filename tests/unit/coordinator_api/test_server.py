@@ -111,22 +111,25 @@ async def test_slow_bodies() -> None:
 
 
 EXPECTING = (
-    "POST /v1/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
+    "POST /v1/completions HTTP/1.1\r\nHost: x\r\nExpect: {expected}\r\n"
     "Content-Type: {kind}\r\nContent-Length: {size}\r\n\r\n"
 )
 
 
 @pytest.mark.parametrize(
-    ("kind", "size", "answer"),
+    ("expected", "kind", "size", "answer"),
     [
-        ("application/json", 2001, b"HTTP/1.1 413"),
-        ("text/plain", 10, b"HTTP/1.1 415"),
-        ("application/json", 10, b"HTTP/1.1 100"),
+        ("100-continue", "application/json", 2001, b"HTTP/1.1 413"),
+        ("100-continue", "text/plain", 10, b"HTTP/1.1 415"),
+        ("miracles", "application/json", 10, b"HTTP/1.1 417"),
+        ("100-Continue", "application/json", 10, b"HTTP/1.1 100"),
     ],
 )
-async def test_bodies_are_refused_before_they_are_sent(kind: str, size: int, answer: bytes) -> None:
+async def test_bodies_are_refused_before_they_are_sent(
+    expected: str, kind: str, size: int, answer: bytes
+) -> None:
     async with served(max_body_bytes=2000) as api, connected(api) as client:
-        client.writer.write(EXPECTING.format(kind=kind, size=size).encode())
+        client.writer.write(EXPECTING.format(expected=expected, kind=kind, size=size).encode())
         async with asyncio.timeout(5):
             assert (await client.reader.readuntil(b"\r\n")).startswith(answer)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.generation import GenerationRequest
 from coordinator.tenants import Tenants
 from coordinator.tenants.key_book import KeyBook
 from coordinator.tenants.keys import hash_key
@@ -16,8 +17,18 @@ from coordinator.tenants.opening import open_tenants
 from coordinator.tenants.report import read_usage
 from pdserve.clock import ManualClock
 from pdserve.config import AccessConfig
-from pdserve.errors import ConfigError, Overloaded
-from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, is_error_body, says, served
+from pdserve.errors import ConfigError, NodeLost, Overloaded
+from tests.unit.coordinator_api.fakes import (
+    MODEL,
+    FakeGenerator,
+    Pause,
+    Step,
+    Tokens,
+    is_error_body,
+    says,
+    served,
+)
+from tests.unit.coordinator_api.raw_client import connected
 
 CLASSES = ("interactive", "standard", "batch")
 FILE = f"""
@@ -163,6 +174,38 @@ async def test_tokens_of_prompt_and_answer_are_charged(tenants: Tenants) -> None
             assert response.headers["Retry-After"] == "3"
         async with api.client.get("/v1/models", headers=bearer("acme-1")) as response:
             assert int(response.headers["x-ratelimit-remaining-tokens"]) == left, "given back"
+
+
+async def test_prompts_without_answers_are_charged_too(tenants: Tenants) -> None:
+    generator = FakeGenerator(script=lambda request: [Tokens([])])
+    async with served(generator, tenants=tenants) as api:
+        async with api.embed(bearer("acme-1"), input=[[3] * 400, [4] * 300]) as response:
+            assert response.status == 200
+        async with api.client.get("/v1/models", headers=bearer("acme-1")) as response:
+            assert response.headers["x-ratelimit-remaining-tokens"] == "300"
+        async with api.embed(bearer("acme-1"), input=[3] * 400) as response:
+            assert response.status == 429
+
+
+async def test_what_was_computed_of_a_call_that_fails_is_charged(tenants: Tenants) -> None:
+    def script(request: GenerationRequest) -> list[Step]:
+        is_first = request.token_ids[0] == 3
+        return [Tokens([])] if is_first else [Pause(0.0), NodeLost("it is gone")]
+
+    async with served(FakeGenerator(script), tenants=tenants) as api:
+        async with api.embed(bearer("acme-1"), input=[[3] * 400, [4] * 300]) as response:
+            assert response.status == 502
+        async with api.client.get("/v1/models", headers=bearer("acme-1")) as response:
+            assert response.headers["x-ratelimit-remaining-tokens"] == "600"
+
+
+async def test_a_key_that_is_no_text_is_nobodys(tenants: Tenants) -> None:
+    async with served(tenants=tenants) as api, connected(api) as client:
+        client.writer.write(
+            b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\xfe\r\n\r\n"
+        )
+        answer = await client.read_until(b"}}")
+    assert answer.startswith(b"HTTP/1.1 401 ")
 
 
 async def test_usage_is_written_down(tenants: Tenants, usage: Path) -> None:

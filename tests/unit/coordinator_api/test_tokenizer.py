@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from coordinator.text import Conversation, Tokenizer
 from coordinator.text.tokenizer import LONG_TEXT_CHARS
 from pdserve.errors import InvalidRequest, TokenizerError
 from tests.unit.coordinator_api import made_tokenizers as made
+from tests.unit.coordinator_api.fakes import tiny_tokenizer
 
 TEXTS = [
     "Hello world",
@@ -131,3 +133,25 @@ async def test_long_texts_leave_the_event_loop_alone(tmp_path: Path) -> None:
         longest_s, last_s = max(longest_s, time.perf_counter() - last_s), time.perf_counter()
     assert await encoding == expected
     assert longest_s < max(0.5 * encode_s, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("beside", "is_long"),
+    [
+        ({}, False),
+        ({"tools": [{"description": "x" * LONG_TEXT_CHARS}]}, True),
+        ({"variables": {"hints": ["x"] * LONG_TEXT_CHARS}}, True),
+    ],
+)
+async def test_long_tools_leave_the_event_loop_alone(
+    beside: dict[str, Any], is_long: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, threads = tiny_tokenizer(), []
+
+    def encode(text: str, *, add_special_tokens: bool) -> list[int]:
+        threads.append(threading.current_thread())
+        return [1]
+
+    monkeypatch.setattr(ours, "encode", encode)
+    await ours.encode_chat(Conversation(messages=[{"role": "user", "content": "x"}], **beside))
+    assert [thread is not threading.main_thread() for thread in threads] == [is_long]

@@ -59,6 +59,20 @@ def test_small_pages_are_exchanged_for_huge_ones(fd: int, monkeypatch: pytest.Mo
     assert np.array_equal(mapped, CONTENT)
 
 
+def test_a_file_that_stays_in_small_pages_is_read_once(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a file system knows no huge pages, every start would read all of it anew."""
+    given_back: list[int] = []
+    monkeypatch.setattr(packed_pages, "_WORTH_IT_BYTES", 0)
+    monkeypatch.setattr(packed_pages, "huge_share", lambda mapped: 0.0)
+    monkeypatch.setattr(
+        os, "posix_fadvise", lambda fd, start, num_bytes, advice: given_back.append(num_bytes)
+    )
+    assert np.array_equal(map_pages(fd), CONTENT)
+    assert given_back == [packed_pages._TRIED_BYTES]
+
+
 def test_a_kernel_that_cannot_read_in_is_helped(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(_native, "read_in", lambda region: False)

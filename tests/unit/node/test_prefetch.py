@@ -23,9 +23,10 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def prefetch_and_wait(folder: Path, model: str) -> None:
+def prefetch_and_wait(folder: Path, model: str, limit: str = "1GiB") -> None:
     config = NodeConfig(
-        checkpoint=ModelConfig(model=model), engine=EngineConfig(packed_dir=str(folder))
+        checkpoint=ModelConfig(model=model),
+        engine=EngineConfig(packed_dir=str(folder), packed_limit=limit),
     )
     before = set(threading.enumerate())
     prefetch_weights(config)
@@ -52,6 +53,14 @@ def test_nothing_is_read_where_nothing_is(tmp_path: Path, read: list[str]) -> No
     (tmp_path / "Llama-bfloat16-1.packed").touch()
     prefetch_and_wait(tmp_path, "Qwen3")
     assert read == []
+
+
+def test_nothing_is_read_where_none_are_kept(tmp_path: Path, read: list[str]) -> None:
+    (tmp_path / "Qwen3-float32-1.packed").touch()
+    prefetch_and_wait(tmp_path, "Qwen3", limit="0")
+    assert read == []
+    prefetch_and_wait(tmp_path, "Qwen3")
+    assert len(read) == 1
 
 
 @pytest.mark.filterwarnings("error")

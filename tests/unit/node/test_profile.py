@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.clock import ManualClock
+from pdserve.engine.batch import build_batch
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import SampledToken, Scheduled
+from pdserve.engine.step_batches import StepBatches
 from pdserve.engine.step_shape import shape_of
 from pdserve.errors import RequestCancelled
 from pdserve.node.core_waits import core_waits
@@ -21,6 +23,7 @@ from pdserve.node.profile_steps import StepLimits, steps_to_profile, work
 from pdserve.node.profile_timer import MOST_ROUNDS, StepTimer
 from pdserve.perf_model import PerfModel, StepRow, StepShape
 from pdserve.protocol import StepCosts
+from tests.unit.engine.batches import CPU, assert_same
 from tests.unit.engine.fakes import FakeRunner
 
 BLOCK = 16
@@ -148,6 +151,35 @@ def test_moments_that_are_bad_do_not_bend_the_costs() -> None:
     costs = fit_costs(timer.sample(steps_to_profile(LIMITS), 30.0))
     assert costs.pair_s == pytest.approx(COSTS.pair_s, rel=0.1)
     assert costs.context_s == pytest.approx(COSTS.context_s, rel=0.1)
+
+
+class LayingOut(TimedRunner):
+    """Lays its batches out as the engine's runner does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches = StepBatches(BLOCK)
+
+    def prepare(
+        self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
+    ) -> Callable[[], list[SampledToken | None]]:
+        assert_same(self.batches.lay_out(rows), build_batch(rows, BLOCK, CPU))
+        return super().prepare(rows, progress)
+
+    def foresee(self, rows: Sequence[Scheduled]) -> None:
+        self.batches.foresee(rows)
+
+
+@pytest.mark.parametrize("context", [1, BLOCK - 1, BLOCK, BLOCK + 1])
+def test_decode_steps_are_laid_out_in_advance_as_in_service(context: int) -> None:
+    runner = LayingOut()
+    decode = tuple(StepRow(1, context + i, is_decoding=True) for i in range(3))
+    for num_times in (1, 2):
+        runner.timer.seconds(decode)
+        assert runner.batches.num_foreseen == num_times, "the step that is timed"
+        assert runner.shapes[-1] == StepShape.of(decode)
+    runner.timer.seconds((StepRow(64, 0),))
+    assert (runner.batches.num_foreseen, len(runner.shapes)) == (2, 3)
 
 
 def test_it_can_be_ended_between_two_steps() -> None:
