@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from pdserve.fair_share import FairShare, Payer
 
-FEW: Final = 64  # turns, and priorities, that are not worth tidying up
+FEW: Final = 64  # turns that are not worth tidying up
 
 
 class _Turn(NamedTuple):

@@ -59,23 +59,26 @@ void prompts(const FleetView& view, int64_t num_tokens, nb::handle slots_array,
         }
         most = std::max(most, held[i]);
     }
-    const auto pulled_s = [&](int64_t slot, const Node& node, int64_t own) {
-        return view.pull_s(slot, most - own) + node.prompt_s(num_tokens - most, most);
-    };
     for (int64_t slot = 0; slot < view.num_slots(); ++slot) {
         const Node node = view.node(slot);
         out[slot] = node.prompt_s(num_tokens, 0);
-        if (most > 0) out[slot] = std::min(out[slot], pulled_s(slot, node, 0));
+        if (most == 0) continue;
+        const double rest_s = node.prompt_s(num_tokens - most, most);
+        out[slot] = std::min(out[slot], view.pull_s(slot, most) + rest_s);
     }
     for (int64_t i = 0; i < slots.size(); ++i) {
         const int64_t slot = slots[i];
         const Node node = view.node(slot);
         out[slot] = node.prompt_s(num_tokens - in_pool[i], in_pool[i]);
+        double load_s = 0.0;  // what is in its tier
         if (held[i] > in_pool[i]) {
-            const double load_s = view.tier_s(slot, held[i] - in_pool[i]);
+            load_s = view.tier_s(slot, held[i] - in_pool[i]);
             out[slot] = std::min(out[slot], load_s + node.prompt_s(num_tokens - held[i], held[i]));
         }
-        if (most > 0) out[slot] = std::min(out[slot], pulled_s(slot, node, held[i]));
+        if (held[i] == most) continue;  // nobody has more
+        const double bring_s = std::min(
+            load_s + view.pull_s(slot, most - held[i]), view.pull_s(slot, most - in_pool[i]));
+        out[slot] = std::min(out[slot], bring_s + node.prompt_s(num_tokens - most, most));
     }
 }
 

@@ -34,7 +34,7 @@ class SamplingParams(Message, frozen=True):
     logprobs: int | None = None  # None = none; n = the chosen token's and the n likeliest
     grammar: str = ""  # that the output must match (pdserve/grammar); empty: none
     prompt_logprobs: int | None = None  # as `logprobs`, of the prompt's tokens
-    pooling: Pooling | None = None  # what the prompt's embedding is made of; None = nothing
+    pooling: Pooling | None = None  # of the prompt's embedding, if max_tokens is 0; None = none
 
     @property
     def reuses_prefix(self) -> bool:

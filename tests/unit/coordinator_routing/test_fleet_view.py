@@ -120,12 +120,17 @@ def test_a_prompt_is_computed_loaded_or_pulled_whichever_is_soonest(
         model = PerfModel(perf.step, ratio)
         pull, tier = perf.transfers
         load_s = tier.fixed_s + (held - in_pool) * TOKEN_BYTES / tier.bytes_per_s
-        pull_s = pull.fixed_s + (most - held) * TOKEN_BYTES / pull.bytes_per_s
+        load_s *= held > in_pool
+        pulls_s = [
+            load_s + pull.fixed_s + (most - held) * TOKEN_BYTES / pull.bytes_per_s,
+            pull.fixed_s + (most - in_pool) * TOKEN_BYTES / pull.bytes_per_s,
+        ]
         ways_s = [model.prefill_s(num_tokens - in_pool, in_pool, perf.token_budget)]
         if held > in_pool:
             ways_s.append(load_s + model.prefill_s(num_tokens - held, held, perf.token_budget))
-        if most:
-            ways_s.append(pull_s + model.prefill_s(num_tokens - most, most, perf.token_budget))
+        if most > held:
+            rest_s = model.prefill_s(num_tokens - most, most, perf.token_budget)
+            ways_s.append(min(pulls_s) + rest_s)
         assert out[slot] == pytest.approx(min(ways_s))
 
 
