@@ -60,7 +60,8 @@ async def test_echo_with_logprobs_lists_the_prompt_first() -> None:
 async def test_streamed_echo_comes_first_and_adds_up() -> None:
     fields = {"prompt": PROMPT, "echo": True, "logprobs": 1}
     (expected,) = await choices_of(**fields)
-    async with served() as api, api.complete(stream=True, **fields) as response:
+    generator = FakeGenerator(says("Hello world", pause_s=0.01))
+    async with served(generator) as api, api.complete(stream=True, **fields) as response:
         chunks = [event["choices"][0] for event in events_of(await response.read())[:-1]]
     assert chunks[0]["text"].startswith(PROMPT)
     assert len(chunks) > 2
