@@ -14,10 +14,10 @@ F = TypeVar("F", float, Floats)
 USUAL_TTFT_S = 10.0
 USUAL_TPOT_S = 0.25
 SAFETY = 0.9  # of a promise is aimed at, as nodes do
+SPARE = 0.5  # of a TTFT: who needs more of it for a pair has little in hand, should others come
+BRIEF = 0.1  # of its prefill: an answer that takes less is no burden to a node of prompts
+HARMLESS = 0.05  # of others' promises
 MISS = 10.0  # so much worse is what is beyond a promise than what is within it
-# What a local prompt takes from others counts so much more than what it gains: while a promise is
-# kept, being sooner is a kindness, but time that streams lose is lost to all that come later.
-HARM = 4.0
 
 
 def score(slo: Slo, ttft_s: F, tpot_s: F) -> F:
@@ -31,22 +31,39 @@ def score(slo: Slo, ttft_s: F, tpot_s: F) -> F:
 
 
 def choose(slo: Slo, pair: Placement, local: Placement, harm: float, num_steps: float) -> Placement:
-    """The one that does better by the promise; what a local prompt does to others counts, too.
+    """What is promised is passed on while that keeps the promise; else one node does all of it, if
+    it keeps more. Where it harms hardly anybody it stays on one node if passing it on gains little
+    (`_stays`). What nothing is promised to goes where it does better, with all that it does to
+    others (`harm`).
 
-    `num_steps` is how many steps of the local node the prompt would take part in. With a single one
-    passing it on is more work than computing it, for both nodes.
+    Streams pay for a prompt that is computed beside them, those to come as well as those that are
+    there; a pool of its own spares them that, and being sooner than promised helps nobody.
 
     If both would break the promise there is more to do than can be done. A local request then waits
     before token 1, where its node can put off what is late already; a pair, when half of its work
     is done.
+
+    `num_steps` is how many steps of the local node the prompt would take part in. With a single one
+    passing it on is more work than computing it, for both nodes.
     """
-    if not (_keeps(slo, pair) or _keeps(slo, local)):
-        return local
-    if num_steps <= 1 and _keeps(slo, local, SAFETY):
-        return local
-    pair_score = score(slo, pair.ttft_s, pair.tpot_s)
-    local_score = score(slo, local.ttft_s, local.tpot_s) + HARM * harm
-    return local if local_score < pair_score else pair
+    if not (slo.ttft_s or slo.tpot_s):
+        pair_score = score(slo, pair.ttft_s, pair.tpot_s)
+        is_better = score(slo, local.ttft_s, local.tpot_s) + harm < pair_score
+        return local if num_steps <= 1 or is_better else pair
+    if _keeps(slo, pair, SAFETY):
+        is_harmless = harm <= HARMLESS and _keeps(slo, local, SAFETY)
+        return local if is_harmless and _stays(slo, pair, local, num_steps) else pair
+    breaks_more = harm > 1 or not _keeps(slo, local)  # than its own promise is worth
+    return pair if _keeps(slo, pair) and breaks_more else local
+
+
+def _stays(slo: Slo, pair: Placement, local: Placement, num_steps: float) -> bool:
+    """Whether passing it on gains less than it costs, where nobody is harmed by a local prompt."""
+    is_cached = 2 * local.idle_ttft_s < pair.idle_ttft_s
+    is_risky = SPARE * slo.ttft_s < pair.ttft_s > local.ttft_s
+    is_brief = local.tpot_s * local.output_tokens < BRIEF * local.idle_ttft_s
+    prefills_anyway = local.decode is pair.prefill
+    return num_steps <= 1 or is_cached or is_risky or (is_brief and prefills_anyway)
 
 
 def _keeps(slo: Slo, placement: Placement, share: float = 1.0) -> bool:

@@ -8,10 +8,10 @@ import pytest
 
 from pdserve.config import Mode, PolicyConfig
 from pdserve.protocol import Slo
-from tests.simulation.machines import A100_13B, Machine
+from tests.simulation.machines import A100_13B, ONE_CORE_25M, Machine
 from tests.simulation.scenarios import fleet
 from tests.simulation.score import Score
-from tests.simulation.workload import Call, calls, lognormal, poisson
+from tests.simulation.workload import Call, calls, fixed, lognormal, merged, poisson
 
 POLICY = PolicyConfig(prefill_policy="edf-slack", decode_policy="tpot-cap")
 SMALL_BATCHES = replace(A100_13B, max_batch_size=64)
@@ -71,3 +71,28 @@ def test_adaptive_borrows_decode_nodes_when_there_are_too_few_for_prompts():
     adaptive = fleet(1, 3, "adaptive", load, POLICY).score
     assert apart.attainment < 0.9
     assert adaptive.attainment > 0.95
+
+
+def _is_long(call: Call) -> bool:
+    return len(call.token_ids) > 1000
+
+
+def worst_of_two_kinds(chats_per_s: float, long_per_s: float, mode: Mode) -> float:
+    """Attainment of chats or of long prompts, whichever is less: nine of ten may be chats."""
+    slo = Slo(name="mixed", ttft_s=7.0, tpot_s=0.006)
+    chat = lognormal(96, 0.4, 256), lognormal(256, 0.3, 512)
+    load = merged(
+        calls("chat", poisson(chats_per_s, 20, seed=1), *chat, slo, most_output=1),
+        calls("long", poisson(long_per_s, 20, seed=2), fixed(4096), fixed(16), slo, most_output=1),
+    )
+    score = served(load, 2, mode, ONE_CORE_25M)
+    kinds = score.where(_is_long), score.where(lambda call: not _is_long(call))
+    return min(kind.attainment for kind in kinds if kind.outcomes)
+
+
+@pytest.mark.parametrize("rates", [(2.4, 0.3), (3.2, 0.4)])
+def test_adaptive_keeps_up_with_the_better_mode_on_long_prompts_between_chats(
+    rates: tuple[float, float],
+):
+    apart, together = (worst_of_two_kinds(*rates, mode) for mode in ("disaggregated", "colocated"))
+    assert worst_of_two_kinds(*rates, "adaptive") >= 0.95 * max(apart, together)
