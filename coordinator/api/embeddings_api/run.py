@@ -17,8 +17,8 @@ AT_ONCE = 64  # prompts of one call on nodes, or in line
 class PromptRun:
     """Requests that end with their prompts. Use as a context: leaving it frees whatever runs.
 
-    What is refused while others of the call are under way waits for one of them to end: a call is
-    refused for its first prompts, and not when most of the work is done.
+    What is refused while others of the call are under way waits for one of them to end. What is
+    refused when none is, fails the call: as a rule that happens to its first prompts only.
     """
 
     def __init__(self, start: Callable[[int], Generation], num_prompts: int, clock: Clock) -> None:
