@@ -24,6 +24,8 @@
     │   ├── ContextLengthExceeded
     │   ├── ModelNotFound
     │   ├── ResponseNotFound
+    │   ├── ConversationNotFound
+    │   ├── ItemNotFound
     │   └── NodeNotFound
     ├── RequestEnded                 why a running request stopped early
     │   ├── RequestCancelled
@@ -214,6 +216,18 @@ class ResponseNotFound(RequestError):
     """The request names a response that is not kept here, or not for its tenant."""
 
     code = "response_not_found"
+
+
+class ConversationNotFound(RequestError):
+    """The request names a conversation that is not kept here, or not for its tenant."""
+
+    code = "conversation_not_found"
+
+
+class ItemNotFound(RequestError):
+    """The request names an item that its conversation does not have."""
+
+    code = "item_not_found"
 
 
 class NodeNotFound(RequestError):

@@ -45,7 +45,7 @@ async def _streamed(
     keep_alive_s = context.config.keep_alive_s
     while not call.is_finished:
         await call.wait(max(0.0, sent_s + keep_alive_s - clock.now()))
-        if await _send(call, plan, stream, call.take()):
+        if await _send(call, plan, stream):
             sent_s = clock.now()
         elif clock.now() >= sent_s + keep_alive_s:  # tokens may come, and show nothing
             await stream.keep_alive()
@@ -54,20 +54,28 @@ async def _streamed(
     return stream.response
 
 
-async def _send(call: Call, plan: CallPlan, stream: SseStream, deltas: list[ChoiceDelta]) -> bool:
+async def _send(call: Call, plan: CallPlan, stream: SseStream) -> bool:
     """All that is there goes out in one write; returns whether there was anything."""
-    events: list[bytes] = []
-    if not stream.is_open:
+    is_first = not stream.is_open
+    if is_first:
         await stream.open(call.headers)
-        for index in range(call.num_choices):
-            events += plan.format.opening(index)
-    if deltas:
-        events += await _made(plan, lambda: _chunks(call, plan, deltas))
-    if call.is_finished:
-        events += plan.format.closing(call.usage)
+    events = await new_events(call, plan, is_first=is_first)
     if events:
         await stream.send(events)
     return bool(events)
+
+
+async def new_events(call: Call, plan: CallPlan, *, is_first: bool) -> list[bytes]:
+    """What is there and has not been told yet; the first ones open the answer."""
+    events: list[bytes] = []
+    if is_first:
+        for index in range(call.num_choices):
+            events += plan.format.opening(index)
+    if deltas := call.take():
+        events += await _made(plan, lambda: _chunks(call, plan, deltas))
+    if call.is_finished:
+        events += plan.format.closing(call.usage)
+    return events
 
 
 def _chunks(call: Call, plan: CallPlan, deltas: list[ChoiceDelta]) -> list[bytes]:

@@ -20,6 +20,7 @@ from coordinator.api.embeddings_api.endpoint import embeddings
 from coordinator.api.middleware import answer_everything
 from coordinator.api.observer import NullObserver, Observer
 from coordinator.api.openapi import endpoint as openapi_endpoint
+from coordinator.api.responses_api import conversations
 from coordinator.api.responses_api import endpoint as responses_endpoint
 from coordinator.api.responses_api import kept as responses_kept
 from coordinator.api.responses_api.store import ResponseStore
@@ -35,6 +36,7 @@ from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES, ServiceClasses, parse_sl
 
 _post = partial(web.post, expect_handler=expect_nothing)
 _RESPONSE = "/v1/responses/{response:(?!input_tokens$)[^/]+}"  # which is a path of its own
+_CONVERSATION = "/v1/conversations/{conversation}"
 
 
 def create_app(
@@ -88,6 +90,14 @@ def create_app(
             web.delete(_RESPONSE, responses_kept.delete_response),
             web.get(f"{_RESPONSE}/input_items", responses_kept.list_input_items),
             _post(f"{_RESPONSE}/cancel", responses_kept.cancel_response),
+            _post("/v1/conversations", conversations.create_conversation),
+            web.get(_CONVERSATION, conversations.get_conversation),
+            _post(_CONVERSATION, conversations.update_conversation),
+            web.delete(_CONVERSATION, conversations.delete_conversation),
+            _post(f"{_CONVERSATION}/items", conversations.add_items),
+            web.get(f"{_CONVERSATION}/items", conversations.list_items),
+            web.get(f"{_CONVERSATION}/items/{{item}}", conversations.get_item),
+            web.delete(f"{_CONVERSATION}/items/{{item}}", conversations.delete_item),
             web.get("/v1/models", information.list_models),
             web.get("/v1/models/{model:.+}", information.get_model),
             _post("/tokenize", tokenize),

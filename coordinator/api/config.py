@@ -21,6 +21,6 @@ class ApiConfig:
     deadline_s: float = 0.0  # of every request that sets none itself; 0 = none
     tool_format: ToolFormat | None = None  # None = as the model's chat template tells
     splits_reasoning: bool = False  # text between <think> and </think> is reasoning_content
-    max_stored_responses: int = 4096  # of POST /v1/responses, for those who go on from them
+    max_stored_responses: int = 4096  # and conversations, for those who go on from them
     max_stored_bytes: int = 256 * 2**20
     system_fingerprint: str = ""  # "" = derived from the model's name and pdserve's version

@@ -89,6 +89,15 @@ class RequestTrace:
         """The tenant's name; empty where no keys are in use."""
         return "" if self.caller is None else self.caller.tenant.name
 
+    def without_call(self) -> RequestTrace:
+        """Of the HTTP request alone, when its call goes on in the background with this one."""
+        return RequestTrace(
+            unique=self.unique,
+            request_id=self.request_id,
+            received_s=self.received_s,
+            caller=self.caller,
+        )
+
     def summary(self, endpoint: str, status: int, code: str | None, now_s: float) -> RequestSummary:
         """The request after its end."""
         succeeded = code is None and self.last_token_s is not None

@@ -3,139 +3,125 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
 
 from coordinator.api.answer import answer
-from coordinator.api.body import convert_request, read_object
+from coordinator.api.call import CallPlan
 from coordinator.api.chat import encode_chat, plan_chat
 from coordinator.api.chat_parts import PartsPlan
-from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
+from coordinator.api.context import CONTEXT, TRACE
 from coordinator.api.endpoint import admit
 from coordinator.api.formats import AnswerHead
-from coordinator.api.requests import ChatRequest
-from coordinator.api.responses_api.chat_request import chat_request, in_our_words
-from coordinator.api.responses_api.conversation import messages_of
+from coordinator.api.limits import output_limit
+from coordinator.api.responses_api.asked import Asked, read_asked
+from coordinator.api.responses_api.background import BackgroundRun
+from coordinator.api.responses_api.chat_request import in_our_words
+from coordinator.api.responses_api.follow import follow
 from coordinator.api.responses_api.format import ResponseFormat
-from coordinator.api.responses_api.given import check_items, items_of
+from coordinator.api.responses_api.keeper import make_keeper
 from coordinator.api.responses_api.objects import (
     InputTokens,
-    Item,
     KeptItem,
     ReasoningShown,
     Response,
     TextShown,
 )
-from coordinator.api.responses_api.requests import LOGPROBS, ResponseRequest, TextFormat
-from coordinator.api.responses_api.store import RESPONSE_ID, ResponseStore, StoredResponse
+from coordinator.api.responses_api.requests import (
+    LOGPROBS,
+    ConversationReference,
+    TextFormat,
+)
+from coordinator.api.responses_api.stored import RESPONSE_ID, StoredResponse
+from coordinator.api.responses_api.truncation import fitted
 from coordinator.api.terms import service_terms
 
+T = TypeVar("T")
 _TIERS = ("flex", "priority")  # that make a difference
+_JSON = "application/json"
 
 
 async def create_response(request: web.Request) -> web.StreamResponse:
     """Answer a conversation, or go on with one."""
     context = request.app[CONTEXT]
     trace = admit(request, context)
-    asked = await _read(request, context, trace)
+    asked = await read_asked(request, context, trace)
     body = asked.body
-    asked.chat.stream = body.stream
-    terms = service_terms(asked.chat, request.headers, context, trace)
-    response = _begun(body, RESPONSE_ID.format(trace.unique))
+    terms = service_terms(body, request.headers, context, trace)
+    response = _begun(asked, RESPONSE_ID.format(trace.unique))
+    keeper = make_keeper(context.stored, asked, response, trace.owner)
 
     def make_format(head: AnswerHead, parts: PartsPlan, prompt: Sequence[int]) -> ResponseFormat:
-        keeper = _Keeper(context.stored, trace.owner, response, asked)
+        shows_logprobs = LOGPROBS in (body.include or [])
         return ResponseFormat(
-            response,
-            context.tokenizer,
-            parts,
-            keeper.keep,
-            shows_logprobs=LOGPROBS in (body.include or []),
+            response, context.tokenizer, parts, keeper.keep, shows_logprobs=shows_logprobs
         )
 
+    async def plan_for(items: Sequence[KeptItem]) -> CallPlan:
+        return await plan_chat(asked.chat(items), context, terms, response.id, make_format)
+
     with in_our_words():
-        plan = await plan_chat(asked.chat, context, terms, response.id, make_format)
-    return await answer(request, context, plan)
+        plan = await _fitted(asked, plan_for)
+    if not body.background:
+        return await answer(request, context, plan)
+    return await _in_background(request, plan, keeper.stored)
 
 
 async def count_input_tokens(request: web.Request) -> web.Response:
     """Nothing is answered, so nothing is kept."""
     context = request.app[CONTEXT]
-    asked = await _read(request, context, request[TRACE])
+    asked = await read_asked(request, context, request[TRACE])
+
+    async def count(items: Sequence[KeptItem]) -> int:
+        num_tokens = len(await encode_chat(asked.chat(items), context))
+        if asked.body.truncation == "auto":
+            limit = asked.body.max_output_tokens
+            output_limit(num_tokens, limit, None, context.max_model_len())
+        return num_tokens
+
     with in_our_words():
-        token_ids = await encode_chat(asked.chat, context)
-    body = msgspec.json.encode(InputTokens(input_tokens=len(token_ids)))
-    return web.Response(body=body, content_type="application/json")
+        num_tokens = await _fitted(asked, count)
+    body = msgspec.json.encode(InputTokens(input_tokens=num_tokens))
+    return web.Response(body=body, content_type=_JSON)
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What a body asks for, in the words of chat too."""
+async def _in_background(
+    request: web.Request, plan: CallPlan, stored: StoredResponse
+) -> web.StreamResponse:
+    """The response as it is once its call has begun, or the stream of it."""
+    context, trace = request.app[CONTEXT], request[TRACE]
 
-    body: ResponseRequest
-    chat: ChatRequest
-    earlier: Sequence[KeptItem]  # the conversation that is gone on with
-    earlier_bytes: int
-    new: Sequence[KeptItem]
+    def take_over() -> None:
+        request[TRACE] = trace.without_call()
 
-
-async def _read(request: web.Request, context: ApiContext, trace: RequestTrace) -> _Asked:
-    """Raises InvalidRequest, ModelNotFound or ResponseNotFound."""
-    values = await read_object(request, context.config)
-    check_items(values)
-    body = convert_request(values, ResponseRequest)
-    context.check_model(body.model)
-    stored, owner = context.stored, trace.owner
-    earlier: Sequence[KeptItem] = ()
-    earlier_bytes = 0
-    if body.previous_response_id is not None:
-        before = stored.get(body.previous_response_id, owner, "previous_response_id")
-        earlier, earlier_bytes = before.items, before.items_bytes
-    new = items_of(
-        body.input, trace.unique, earlier, lambda item_id: stored.find_item(item_id, owner)
-    )
-    with in_our_words():
-        chat = chat_request(body, messages_of([*earlier, *new]))
-    return _Asked(body, chat, earlier, earlier_bytes, new)
+    assert isinstance(plan.format, ResponseFormat)
+    trace.is_streaming = plan.is_streaming
+    await BackgroundRun(context, trace, plan, plan.format, stored, take_over).begin()
+    if stored.log is not None:
+        return await follow(request, stored.log, 0)
+    return web.Response(body=stored.body, content_type=_JSON)
 
 
-@dataclass(frozen=True, slots=True)
-class _Keeper:
-    """Puts one response into the store, if it is to be kept."""
-
-    stored: ResponseStore
-    owner: str
-    response: Response
-    asked: _Asked
-
-    def keep(self, body: bytes, output: Sequence[Item]) -> None:
-        """See ResponseFormat."""
-        if not self.response.store:
-            return
-        asked = self.asked
-        new = (*asked.new, *output)
-        self.stored.put(
-            StoredResponse(
-                id=self.response.id,
-                owner=self.owner,
-                body=body,
-                items=(*asked.earlier, *new),
-                num_input_items=len(asked.earlier) + len(asked.new),
-                items_bytes=asked.earlier_bytes + len(msgspec.json.encode(new)),
-            )
-        )
+async def _fitted(asked: Asked, attempt: Callable[[Sequence[KeptItem]], Awaitable[T]]) -> T:
+    """What the attempt makes of all items, or of as many as fit if the rest may be left out."""
+    if asked.body.truncation == "auto":
+        return await fitted(asked.items, attempt)
+    return await attempt(asked.items)
 
 
-def _begun(body: ResponseRequest, response_id: str) -> Response:
+def _begun(asked: Asked, response_id: str) -> Response:
     """A response of which nothing has been made yet."""
+    body, conversation = asked.body, asked.conversation
     wanted = None if body.text is None else body.text.format
     effort = None if body.reasoning is None else body.reasoning.effort
     return Response(
         id=response_id,
         created_at=int(time.time()),
+        background=bool(body.background),
+        conversation=None if conversation is None else ConversationReference(id=conversation.id),
         frequency_penalty=body.frequency_penalty or 0.0,
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
@@ -156,5 +142,6 @@ def _begun(body: ResponseRequest, response_id: str) -> Response:
         tools=body.tools or [],
         top_logprobs=body.top_logprobs or 0,
         top_p=1.0 if body.top_p is None else body.top_p,
+        truncation=body.truncation or "disabled",
         user=body.user,
     )

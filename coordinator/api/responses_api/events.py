@@ -23,7 +23,11 @@ class LifeEvent(Event, kw_only=True):
 
 
 class Created(LifeEvent, tag="response.created"):
-    """It has begun: its first tokens are there."""
+    """It has begun: its first tokens are there, or it is to be made in the background."""
+
+
+class Queued(LifeEvent, tag="response.queued"):
+    """It is to be made in the background."""
 
 
 class InProgress(LifeEvent, tag="response.in_progress"):
@@ -35,7 +39,7 @@ class Completed(LifeEvent, tag="response.completed"):
 
 
 class Incomplete(LifeEvent, tag="response.incomplete"):
-    """It was cut off."""
+    """It was cut off, or cancelled."""
 
 
 class Failed(LifeEvent, tag="response.failed"):
@@ -125,6 +129,7 @@ class ArgumentsDone(InItem, kw_only=True, tag="response.function_call_arguments.
 
 StreamEvent = (
     Created
+    | Queued
     | InProgress
     | Completed
     | Incomplete

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -53,11 +54,20 @@ class ResponseFormat:
         self._output = Output(response.id.removeprefix("resp_"), plan.make_id)
         self._numbering = events.Numbering()
 
+    def queued(self) -> Sequence[bytes]:
+        """It will be made in the background; the rest comes as for any other."""
+        response = self._response
+        response.status = "queued"
+        return self._framed([events.Created(response=response), events.Queued(response=response)])
+
     def opening(self, index: int) -> Sequence[bytes]:
         """The response, still without items."""
-        return self._framed(
-            [events.Created(response=self._response), events.InProgress(response=self._response)]
-        )
+        response = self._response
+        told: list[events.Event] = [events.InProgress(response=response)]
+        if response.status != "queued":
+            told.insert(0, events.Created(response=response))
+        response.status = "in_progress"
+        return self._framed(told)
 
     def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
         """Items that begin, grow and end."""
@@ -73,12 +83,17 @@ class ResponseFormat:
 
     def failure(self, error: responses.ErrorDetail) -> bytes:
         """The response as far as it got, and the error."""
-        self._output.close("incomplete")
-        response = self._response
-        response.output = self._output.items
-        response.status = "failed"
+        response = self._cut_off("failed")
         response.error = ResponseError(error.code or error.type, error.message)
         return self._numbering.framed(events.Failed(response=response))
+
+    def cancelled(self) -> bytes:
+        """The response as far as it got."""
+        return self._numbering.framed(events.Incomplete(response=self._cut_off("cancelled")))
+
+    def body(self) -> bytes:
+        """The response as it is now; its items are shown when it is over."""
+        return msgspec.json.encode(self._response)
 
     def whole(self, deltas: Sequence[ChoiceDelta], usage: responses.Usage) -> bytes:
         """The response, without events."""
@@ -87,6 +102,13 @@ class ResponseFormat:
         return self._end(usage)
 
     # ---- parts ---------------------------------------------------------------------------------
+
+    def _cut_off(self, status: Literal["failed", "cancelled"]) -> Response:
+        self._output.close("incomplete")
+        response = self._response
+        response.output = self._output.items
+        response.status = status
+        return response
 
     def _take_in(self, delta: ChoiceDelta) -> list[events.Event]:
         told: list[events.Event] = []
@@ -131,7 +153,7 @@ class ResponseFormat:
             response.status = "incomplete"
         else:
             response.completed_at = int(time.time())
-        body = msgspec.json.encode(response)
+        body = self.body()
         self._keep(body, response.output)
         return body
 

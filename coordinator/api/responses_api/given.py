@@ -29,34 +29,41 @@ _IGNORED = frozenset({"status", "phase", "summary", "encrypted_content"})
 _SERVED = frozenset(field.name for field in msgspec.structs.fields(InputItem)) | _IGNORED
 
 
-def check_items(values: dict[str, Any]) -> None:
+def check_items(values: dict[str, Any], param: str) -> None:
     """Refuse fields of items that would make a difference. Raises InvalidRequest."""
-    items = values.get("input")
+    items = values.get(param)
     for i, item in enumerate(items[:MAX_MESSAGES] if isinstance(items, list) else []):
         for name, value in item.items() if isinstance(item, dict) else ():
             if name not in _SERVED and value not in (None, []):
-                where = f"input[{i}]"
+                where = f"{param}[{i}]"
                 raise InvalidRequest(f"{name!r} is not supported in {where}", f"{where}.{name}")
 
 
 def items_of(
-    given: str | Sequence[InputItem], unique: str, earlier: Sequence[KeptItem], find: Find
+    given: str | Sequence[InputItem],
+    param: str,
+    unique: str,
+    earlier: Sequence[KeptItem],
+    find: Find,
 ) -> list[KeptItem]:
-    """What follows the earlier items; `unique` is what ids are made from. Raises InvalidRequest."""
+    """What follows the earlier items, as the parameter has it; ids are made from `unique`.
+
+    Raises InvalidRequest.
+    """
     if isinstance(given, str):
         given = [InputItem(role="user", content=given)]
     called = {item.call_id for item in earlier if isinstance(item, CallItem)}
+    known = {item.id: item for item in earlier}
     items: list[KeptItem] = []
     reader = JsonReader()
     for i, one in enumerate(given):
-        where = f"input[{i}]"
-        item = _item(one, where, f"{unique}_in{i}", find, reader)
+        where = f"{param}[{i}]"
+        item = _item(one, where, f"{unique}_in{i}", lambda j: known.get(j) or find(j), reader)
         if isinstance(item, CallItem):
             called.add(item.call_id)
         elif isinstance(item, CallOutputItem) and item.call_id not in called:
-            param = f"{where}.call_id"
             raise InvalidRequest(
-                f"no call before it has the 'call_id' {item.call_id[:128]!r}", param
+                f"no call before it has the 'call_id' {item.call_id[:128]!r}", f"{where}.call_id"
             )
         items.append(item)
     return items

@@ -7,8 +7,15 @@ from typing import Literal
 from msgspec import Struct
 
 from coordinator.api.responses import TokenLogprob
-from coordinator.api.responses_api.requests import FunctionTool, Role, TextFormat, ToolChoice
+from coordinator.api.responses_api.requests import (
+    ConversationReference,
+    FunctionTool,
+    Role,
+    TextFormat,
+    ToolChoice,
+)
 
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -110,7 +117,7 @@ class ResponseError(Struct):
 
 
 class ReasoningShown(Struct):
-    """What was asked of reasoning: nothing."""
+    """What was asked of reasoning; there is no summary."""
 
     effort: str | None = None
     summary: None = None
@@ -129,8 +136,9 @@ class Response(Struct, kw_only=True):
     object: Literal["response"] = "response"
     created_at: int
     completed_at: int | None = None
-    status: Literal["in_progress", "completed", "incomplete", "failed"] = "in_progress"
-    background: bool = False
+    status: ResponseStatus = "in_progress"
+    background: bool
+    conversation: ConversationReference | None
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
     frequency_penalty: float
@@ -154,7 +162,7 @@ class Response(Struct, kw_only=True):
     tools: list[FunctionTool]
     top_logprobs: int
     top_p: float
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None = None
     user: str | None
 
@@ -167,8 +175,25 @@ class DeletedResponse(Struct, kw_only=True):
     deleted: bool = True
 
 
+class Conversation(Struct, kw_only=True):
+    """What is told of a conversation; its items are told by themselves."""
+
+    id: str
+    object: Literal["conversation"] = "conversation"
+    created_at: int
+    metadata: dict[str, str]
+
+
+class DeletedConversation(Struct, kw_only=True):
+    """The answer to DELETE /v1/conversations/{id}."""
+
+    id: str
+    object: Literal["conversation.deleted"] = "conversation.deleted"
+    deleted: bool = True
+
+
 class ItemList(Struct, kw_only=True):
-    """A page of a response's input."""
+    """Items of a conversation: a page, or those just added to it."""
 
     object: Literal["list"] = "list"
     data: list[KeptItem]

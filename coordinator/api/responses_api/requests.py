@@ -1,4 +1,7 @@
-"""The body of POST /v1/responses, as far as it is served. `null` stands for the default."""
+"""The bodies of requests about responses and conversations, as far as they are served.
+
+`null` stands for the default.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,21 @@ from coordinator.api.requests import (
     MAX_MESSAGES,
     MAX_PARTS,
     MAX_TOOLS,
+    CallFields,
     Count,
     NumLogprobs,
     Penalty,
-    Priority,
     Probability,
     StructuredOutputs,
     TokenId,
 )
 
 LOGPROBS = "message.output_text.logprobs"
-ENCRYPTED = "reasoning.encrypted_content"  # reasoning is given in plain text: nothing to add
+Includable = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",  # reasoning is given in plain text: nothing to add
+]
+MAX_NEW_ITEMS = 20  # of a conversation, at a time
 
 
 class ItemPart(Struct, kw_only=True):
@@ -95,12 +102,15 @@ class TextConfig(Struct, kw_only=True, forbid_unknown_fields=True):
     verbosity: Literal["medium"] | None = None
 
 
-class ReasoningConfig(Struct, kw_only=True, forbid_unknown_fields=True):
-    """About reasoning: models are not told how much of it is wanted, and it is not summed up."""
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
-    effort: Literal["none"] | None = None
-    summary: None = None
-    generate_summary: None = None
+
+class ReasoningConfig(Struct, kw_only=True, forbid_unknown_fields=True):
+    """About reasoning. It is not summed up: "auto" asks for a summary where there is one."""
+
+    effort: Effort | None = None  # a hint, which chat templates that know it pass on
+    summary: Literal["auto"] | None = None
+    generate_summary: Literal["auto"] | None = None
 
 
 class ResponseStreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -114,13 +124,40 @@ MetadataValue = Annotated[str, Meta(max_length=512)]
 Metadata = Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)]
 
 
-class ResponseRequest(Struct, kw_only=True):
+class ConversationReference(Struct, kw_only=True):
+    """A conversation by its id."""
+
+    id: str
+
+
+class ConversationRequest(Struct, kw_only=True):
+    """POST /v1/conversations."""
+
+    items: Annotated[list[InputItem], Meta(max_length=MAX_NEW_ITEMS)] | None = None
+    metadata: Metadata | None = None
+
+
+class ConversationUpdate(Struct, kw_only=True):
+    """POST /v1/conversations/{id}: what its metadata are from now on."""
+
+    metadata: Metadata
+
+
+class NewItems(Struct, kw_only=True):
+    """POST /v1/conversations/{id}/items."""
+
+    items: Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_NEW_ITEMS)]
+
+
+class ResponseRequest(CallFields, kw_only=True):
     """POST /v1/responses."""
 
-    model: str
     input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_MESSAGES)]
     instructions: str | None = None
     previous_response_id: str | None = None
+    conversation: str | ConversationReference | None = None
+    background: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None  # default: true
     metadata: Metadata | None = None
     stream: bool | None = None
@@ -133,11 +170,8 @@ class ResponseRequest(Struct, kw_only=True):
     tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
-        None
-    )
+    include: list[Includable] | None = None
     top_logprobs: NumLogprobs | None = None
-    service_tier: str | None = None
     max_tool_calls: Count | None = None  # of built-in tools, which there are none of
     prompt_cache_key: str | None = None  # caches are found without it
     safety_identifier: str | None = None
@@ -156,6 +190,3 @@ class ResponseRequest(Struct, kw_only=True):
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     structured_outputs: StructuredOutputs | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
-    slo_class: str | None = None
-    priority: Priority | None = None

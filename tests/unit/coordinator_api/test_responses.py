@@ -362,7 +362,7 @@ async def test_input_is_counted_without_an_answer() -> None:
         counted = await client.responses.input_tokens.count(model=MODEL, input="Hi", tools=TOOLS)
         assert api.generator.generations == []
         answer = await client.responses.create(model=MODEL, input="Hi", tools=TOOLS)
-        with pytest.raises(openai.BadRequestError, match="background"):
+        with pytest.raises(openai.BadRequestError, match="synchronous"):
             await client.responses.cancel(answer.id)
     assert answer.usage is not None
     assert counted.input_tokens == answer.usage.input_tokens
@@ -416,11 +416,13 @@ async def test_a_response_repeats_what_was_asked_for() -> None:
             "input[0].arguments",
         ),
         ({"input": [{"role": "user", "content": [{"type": "text"}]}]}, "input[0].content[0].text"),
-        ({"background": True}, "background"),
-        ({"conversation": "conv_1"}, "conversation"),
+        ({"background": True, "store": False}, "background"),
+        ({"conversation": 3}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"truncation": "auto"}, "truncation"),
-        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ({"truncation": "middle"}, "truncation"),
+        ({"truncation": "auto", "input": "x" * 100_000}, "input"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "name": "no space"}]}, "tools[0].name"),
         ({"include": ["file_search_call.results"]}, "include[0]"),
