@@ -48,12 +48,15 @@ class BackgroundRun:
         self._format = response_format
         self._stored = stored
         self._take_over = take_over
-        self._has_begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._has_begun: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
-    async def begin(self) -> None:
-        """Have it made; returns when it is in the store. Raises what refuses the call."""
+    async def begin(self) -> bytes:
+        """Have it made; returns the response as it was put into the store, still queued.
+
+        Raises what refuses the call.
+        """
         self._stored.making = self._context.in_flight.start(self._make())
-        await asyncio.shield(self._has_begun)
+        return await asyncio.shield(self._has_begun)
 
     async def _make(self) -> None:
         """The top-level handler of what has no HTTP request any more."""
@@ -62,7 +65,7 @@ class BackgroundRun:
                 self._take_over()
                 self._tell(self._format.queued())
                 self._context.stored.put(self._stored)
-                self._has_begun.set_result(None)
+                self._has_begun.set_result(self._stored.body)
                 await self._follow(call)
             self._end(200, None)
         except asyncio.CancelledError:

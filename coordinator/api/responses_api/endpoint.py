@@ -99,10 +99,10 @@ async def _in_background(
 
     assert isinstance(plan.format, ResponseFormat)
     trace.is_streaming = plan.is_streaming
-    await BackgroundRun(context, trace, plan, plan.format, stored, take_over).begin()
+    body = await BackgroundRun(context, trace, plan, plan.format, stored, take_over).begin()
     if stored.log is not None:
         return await follow(request, stored.log, 0)
-    return web.Response(body=stored.body, content_type=_JSON)
+    return web.Response(body=body, content_type=_JSON)
 
 
 async def _fitted(asked: Asked, attempt: Callable[[Sequence[KeptItem]], Awaitable[T]]) -> T:

@@ -389,6 +389,35 @@ async def test_a_response_repeats_what_was_asked_for() -> None:
         assert {name: answer[name] for name in asked} == expected
 
 
+@pytest.mark.parametrize(
+    ("effort", "thinks"),
+    [(None, "- -"), ("none", "none False"), ("low", "low True"), ("max", "max True")],
+)
+async def test_effort_is_told_to_templates_that_know_it(effort: Any, thinks: str) -> None:
+    knows = (
+        "{{ reasoning_effort | default('-') }} {{ enable_thinking | default('-') }}"
+        "{% for message in messages %}{{ message.content }}{% endfor %}"
+    )
+    for template, expected in ((knows, f"{thinks}Hi"), ("{{ messages[0].content }}", "Hi")):
+        async with served(None, tool_tokenizer(template)) as api, client_of(api) as client:
+            asked: Any = {"effort": effort, "summary": "auto"}
+            answer = await client.responses.create(model=MODEL, input="Hi", reasoning=asked)
+            assert answer.reasoning is not None
+            assert answer.reasoning.effort == effort
+            assert tail_of_prompt(api) == expected
+
+
+async def test_what_a_client_says_to_the_template_goes_first() -> None:
+    template = "{{ enable_thinking }} {{ reasoning_effort }}"
+    variables = {"enable_thinking": 7}
+    async with (
+        served(None, tool_tokenizer(template)) as api,
+        post(api, reasoning={"effort": "low"}, chat_template_kwargs=variables) as response,
+    ):
+        assert response.status == 200
+        assert tail_of_prompt(api) == "7 low"
+
+
 # ---- errors ------------------------------------------------------------------------------------
 
 
