@@ -24,6 +24,7 @@
     │   ├── ContextLengthExceeded
     │   ├── ModelNotFound
     │   ├── ResponseNotFound
+    │   │   └── PreviousResponseNotFound
     │   ├── ConversationNotFound
     │   ├── ItemNotFound
     │   └── NodeNotFound
@@ -216,6 +217,12 @@ class ResponseNotFound(RequestError):
     """The request names a response that is not kept here, or not for its tenant."""
 
     code = "response_not_found"
+
+
+class PreviousResponseNotFound(ResponseNotFound):
+    """What the request goes on from is not kept here, or not for its tenant."""
+
+    code = "previous_response_not_found"
 
 
 class ConversationNotFound(RequestError):

@@ -57,12 +57,7 @@ async def read_asked(request: web.Request, context: ApiContext, trace: RequestTr
     if conversation is not None:
         earlier, earlier_bytes = tuple(conversation.items), conversation.items_bytes
     elif body.previous_response_id is not None:
-        before = store.get(body.previous_response_id, owner, "previous_response_id")
-        if not before.is_answer:
-            raise InvalidRequest(
-                f"{before.id!r} has no answer to go on from: it is not complete",
-                "previous_response_id",
-            )
+        before = store.get_previous(body.previous_response_id, owner)
         earlier, earlier_bytes = before.items, before.items_bytes
     return Asked(
         body=body,

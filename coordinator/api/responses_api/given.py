@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from coordinator.api.json_text import JsonReader
-from coordinator.api.requests import MAX_MESSAGES
+from coordinator.api.requests import MAX_MESSAGES, MAX_PARTS
 from coordinator.api.responses_api.objects import (
     CallItem,
     CallOutputItem,
@@ -26,6 +26,7 @@ T = TypeVar("T")
 Find = Callable[[str], KeptItem | None]  # an item of an earlier response, by its id
 
 _IGNORED = frozenset({"status", "phase", "summary", "encrypted_content"})
+_NO_TEXT = ("input_image", "input_file", "input_audio", "computer_screenshot")
 _SERVED = frozenset(field.name for field in msgspec.structs.fields(InputItem)) | _IGNORED
 
 
@@ -34,9 +35,19 @@ def check_items(values: dict[str, Any], param: str) -> None:
     items = values.get(param)
     for i, item in enumerate(items[:MAX_MESSAGES] if isinstance(items, list) else []):
         for name, value in item.items() if isinstance(item, dict) else ():
+            where = f"{param}[{i}]"
             if name not in _SERVED and value not in (None, []):
-                where = f"{param}[{i}]"
                 raise InvalidRequest(f"{name!r} is not supported in {where}", f"{where}.{name}")
+            if name in ("content", "output") and isinstance(value, list):
+                _check_parts(value, f"{where}.{name}")
+
+
+def _check_parts(parts: list[Any], where: str) -> None:
+    for i, part in enumerate(parts[:MAX_PARTS]):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in _NO_TEXT:
+            param = f"{where}[{i}].type"
+            raise InvalidRequest(f"{param!r} is {kind!r}, but this model takes only text", param)
 
 
 def items_of(

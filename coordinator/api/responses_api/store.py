@@ -7,7 +7,12 @@ from collections import OrderedDict
 
 from coordinator.api.responses_api.objects import KeptItem
 from coordinator.api.responses_api.stored import RESPONSE_ID, StoredConversation, StoredResponse
-from pdserve.errors import ConversationNotFound, ResponseNotFound
+from pdserve.errors import (
+    ConversationNotFound,
+    InvalidRequest,
+    PreviousResponseNotFound,
+    ResponseNotFound,
+)
 
 ITEM_ID = re.compile(r"[a-z]+_(?P<unique>[0-9a-f]{32})_\w+")  # made from the same as its response's
 Stored = StoredResponse | StoredConversation
@@ -65,11 +70,26 @@ class ResponseStore:
         else:
             self.put(stored)
 
-    def get(self, response_id: str, owner: str, param: str | None = None) -> StoredResponse:
-        """Raises ResponseNotFound, which names the parameter."""
+    def get(self, response_id: str, owner: str) -> StoredResponse:
+        """Raises ResponseNotFound."""
         stored = self._found(response_id, owner)
         if not isinstance(stored, StoredResponse):
-            raise ResponseNotFound(f"Response with id {response_id[:128]!r} not found.", param)
+            raise ResponseNotFound(f"Response with id {response_id[:128]!r} not found.")
+        return stored
+
+    def get_previous(self, response_id: str, owner: str) -> StoredResponse:
+        """One to go on from. Raises PreviousResponseNotFound, or InvalidRequest for one that has no
+        answer."""
+        stored = self._found(response_id, owner)
+        param = "previous_response_id"
+        if not isinstance(stored, StoredResponse):
+            raise PreviousResponseNotFound(
+                f"Previous response with id {response_id[:128]!r} not found.", param
+            )
+        if not stored.is_answer:
+            raise InvalidRequest(
+                f"{stored.id!r} has no answer to go on from: it is not complete", param
+            )
         return stored
 
     def get_conversation(

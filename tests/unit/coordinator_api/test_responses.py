@@ -302,7 +302,7 @@ async def test_a_stored_response_can_be_fetched_and_deleted() -> None:
                     model=MODEL, input="Hi", previous_response_id=response.id
                 )
             assert refused.value.param == "previous_response_id"
-            assert refused.value.code == "response_not_found"
+            assert refused.value.code == "previous_response_not_found"
 
 
 async def test_what_is_not_to_be_stored_is_not() -> None:
