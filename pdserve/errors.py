@@ -26,6 +26,7 @@
     │   ├── ResponseNotFound
     │   │   └── PreviousResponseNotFound
     │   ├── ConversationNotFound
+    │   ├── ConnectionExpired
     │   ├── ItemNotFound
     │   └── NodeNotFound
     ├── RequestEnded                 why a running request stopped early
@@ -223,6 +224,12 @@ class PreviousResponseNotFound(ResponseNotFound):
     """What the request goes on from is not kept here, or not for its tenant."""
 
     code = "previous_response_not_found"
+
+
+class ConnectionExpired(RequestError):
+    """A client has to open a new connection."""
+
+    code = "websocket_connection_limit_reached"
 
 
 class ConversationNotFound(RequestError):

@@ -24,6 +24,7 @@ from coordinator.api.responses_api import conversations
 from coordinator.api.responses_api import endpoint as responses_endpoint
 from coordinator.api.responses_api import kept as responses_kept
 from coordinator.api.responses_api.store import ResponseStore
+from coordinator.api.responses_api.websocket import respond_over_websocket
 from coordinator.api.tokens import detokenize, tokenize, tokenizer_info
 from coordinator.embedding_model import EmbeddingModel
 from coordinator.generation import Generator
@@ -85,6 +86,7 @@ def create_app(
             _post("/v1/completions", completions),
             _post("/v1/embeddings", embeddings),
             _post("/v1/responses", responses_endpoint.create_response),
+            web.get("/v1/responses", respond_over_websocket, allow_head=False),
             _post("/v1/responses/input_tokens", responses_endpoint.count_input_tokens),
             web.get(_RESPONSE, responses_kept.get_response),
             web.delete(_RESPONSE, responses_kept.delete_response),

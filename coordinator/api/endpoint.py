@@ -18,12 +18,17 @@ CLIENT_GONE = 499  # nginx's number for it; nobody is there to read it
 def admit(request: web.Request, context: ApiContext) -> RequestTrace:
     """Begin a call. Raises NodeDraining when the server is about to stop, or RateLimited."""
     trace = request[TRACE]
-    trace.endpoint = request.path
-    context.observer.request_started(trace.endpoint)
+    begin_call(trace, request.path, context)
+    return trace
+
+
+def begin_call(trace: RequestTrace, endpoint: str, context: ApiContext) -> None:
+    """The request is a call of that endpoint. Raises what `admit` raises."""
+    trace.endpoint = endpoint
+    context.observer.request_started(endpoint)
     if context.in_flight.is_draining:
         raise NodeDraining("the coordinator is shutting down")
     callers.begin(context, trace)
-    return trace
 
 
 def conclude(context: ApiContext, trace: RequestTrace, status: int, code: str | None) -> None:

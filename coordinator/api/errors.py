@@ -43,6 +43,7 @@ _CODE_OF_STATUS = {
     413: "request_too_large",
     415: "unsupported_media_type",
     417: "expectation_failed",
+    426: "upgrade_required",
     431: "request_too_large",
 }
 

@@ -12,13 +12,13 @@ class InFlight:
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[object]] = set()
-        self._is_draining = False
+        self.draining = asyncio.Event()  # for whoever is in flight only to wait for work
         self._is_aborting = False
 
     @property
     def is_draining(self) -> bool:
         """Whether no new request is admitted."""
-        return self._is_draining
+        return self.draining.is_set()
 
     @property
     def is_aborting(self) -> bool:
@@ -48,7 +48,7 @@ class InFlight:
 
     async def drain(self, grace_s: float) -> None:
         """Admit nothing new and wait for what runs, but no longer than `grace_s`."""
-        self._is_draining = True
+        self.draining.set()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 while self._tasks:  # a request may leave a task behind

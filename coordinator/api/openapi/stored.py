@@ -69,6 +69,15 @@ _of_conversation = partial(
 _MESSAGE = {"role": "user", "content": "Hi"}
 
 STORED = (
+    Operation(
+        method="get",
+        path="/v1/responses",
+        name="respondOverWebsocket",
+        tag="Generation",
+        summary="A WebSocket: every message is a createResponse, and answered by its events.",
+        also=(),
+        errors=(401, 426),
+    ),
     _of_response(
         method="get",
         path="/v1/responses/{response}",

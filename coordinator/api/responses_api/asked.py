@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from aiohttp import web
 
@@ -16,8 +17,14 @@ from coordinator.api.responses_api.given import check_items, items_of
 from coordinator.api.responses_api.objects import KeptItem
 from coordinator.api.responses_api.requests import ResponseRequest
 from coordinator.api.responses_api.store import ResponseStore
-from coordinator.api.responses_api.stored import StoredConversation
+from coordinator.api.responses_api.stored import StoredConversation, StoredResponse
 from pdserve.errors import InvalidRequest
+
+FindResponse = Callable[[str], StoredResponse | None]  # by its id
+
+
+def _find_nothing(response_id: str) -> None:
+    """There are only those that are stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +51,20 @@ class Asked:
 
 
 async def read_asked(request: web.Request, context: ApiContext, trace: RequestTrace) -> Asked:
-    """Raises InvalidRequest, ModelNotFound, ResponseNotFound or ConversationNotFound."""
-    values = await read_object(request, context.config)
+    """What the request's body asks for. Raises what `asked_by` raises."""
+    return asked_by(await read_object(request, context.config), context, trace)
+
+
+def asked_by(
+    values: dict[str, Any],
+    context: ApiContext,
+    trace: RequestTrace,
+    find_local: FindResponse = _find_nothing,
+) -> Asked:
+    """What a body asks for; what `find_local` knows can be gone on from without being stored.
+
+    Raises InvalidRequest, ModelNotFound, ResponseNotFound or ConversationNotFound.
+    """
     check_items(values, "input")
     body = convert_request(values, ResponseRequest)
     context.check_model(body.model)
@@ -57,7 +76,9 @@ async def read_asked(request: web.Request, context: ApiContext, trace: RequestTr
     if conversation is not None:
         earlier, earlier_bytes = tuple(conversation.items), conversation.items_bytes
     elif body.previous_response_id is not None:
-        before = store.get_previous(body.previous_response_id, owner)
+        before = find_local(body.previous_response_id)
+        if before is None:
+            before = store.get_previous(body.previous_response_id, owner)
         earlier, earlier_bytes = before.items, before.items_bytes
     return Asked(
         body=body,

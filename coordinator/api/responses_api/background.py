@@ -12,12 +12,11 @@ import logging
 from collections.abc import Callable, Sequence
 
 from coordinator.api.answer import new_events
-from coordinator.api.call import Call, CallPlan
+from coordinator.api.call import Call
 from coordinator.api.context import ApiContext, RequestTrace
 from coordinator.api.endpoint import CLIENT_GONE, conclude
 from coordinator.api.errors import describe
-from coordinator.api.responses_api.format import ResponseFormat
-from coordinator.api.responses_api.stored import StoredResponse
+from coordinator.api.responses_api.plan import Planned
 from pdserve.errors import NodeDraining
 
 _log = logging.getLogger(__name__)
@@ -28,8 +27,7 @@ class BackgroundRun:
 
     Args:
         trace: of the call.
-        plan: whose format is `response_format`.
-        stored: is kept up to date, in the store too.
+        planned: what is stored of it is kept up to date.
         take_over: called when the call has begun, which is the run's to conclude from then on.
     """
 
@@ -37,16 +35,14 @@ class BackgroundRun:
         self,
         context: ApiContext,
         trace: RequestTrace,
-        plan: CallPlan,
-        response_format: ResponseFormat,
-        stored: StoredResponse,
+        planned: Planned,
         take_over: Callable[[], None],
     ) -> None:
         self._context = context
         self._trace = trace
-        self._plan = plan
-        self._format = response_format
-        self._stored = stored
+        self._plan = planned.call
+        self._format = planned.format
+        self._stored = planned.stored
         self._take_over = take_over
         self._has_begun: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 

@@ -56,7 +56,7 @@ async def update_conversation(request: web.Request) -> web.Response:
 async def delete_conversation(request: web.Request) -> web.Response:
     """It is kept no longer; responses in it are."""
     stored = _stored(request)
-    request.app[CONTEXT].stored.delete(stored)
+    request.app[CONTEXT].stored.discard(stored)
     return _json(DeletedConversation(id=stored.id))
 
 

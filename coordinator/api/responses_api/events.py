@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 from msgspec import Struct
 
 from coordinator.api.responses import TokenLogprob
 from coordinator.api.responses_api.objects import Item, OutputText, ReasoningText, Response
-from coordinator.api.sse import framed
 
 
 class Event(Struct, kw_only=True, tag_field="type"):
@@ -147,14 +148,18 @@ StreamEvent = (
 )
 
 
+Frame = Callable[[bytes, str], bytes]  # an event as JSON, and its kind |-> as it is sent
+
+
 class Numbering:
     """Of one stream's events."""
 
-    def __init__(self) -> None:
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
         self._num_sent = 0
 
     def framed(self, event: Event) -> bytes:
         """As it is sent."""
         event.sequence_number = self._num_sent
         self._num_sent += 1
-        return framed(msgspec.json.encode(event), str(event.__struct_config__.tag))
+        return self._frame(msgspec.json.encode(event), str(event.__struct_config__.tag))

@@ -35,6 +35,7 @@ class ResponseFormat:
     Args:
         response: as it begins; becomes what the call comes to.
         keep: is told of the end, unless it is a failure.
+        frame: makes of an event what is sent.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class ResponseFormat:
         tokenizer: Tokenizer,
         plan: PartsPlan,
         keep: Keep,
+        frame: events.Frame,
         *,
         shows_logprobs: bool,
     ) -> None:
@@ -52,7 +54,7 @@ class ResponseFormat:
         self._shows_logprobs = shows_logprobs
         self._told = ToldApart(plan.make())
         self._output = Output(response.id.removeprefix("resp_"), plan.make_id)
-        self._numbering = events.Numbering()
+        self._numbering = events.Numbering(frame)
 
     def queued(self) -> Sequence[bytes]:
         """It will be made in the background; the rest comes as for any other."""

@@ -40,7 +40,7 @@ async def delete_response(request: web.Request) -> web.Response:
     """It can be fetched no more, nor gone on from; those that went on from it stay. If it is still
     being made in the background, that ends."""
     stored = _stored(request)
-    request.app[CONTEXT].stored.delete(stored)
+    request.app[CONTEXT].stored.discard(stored)
     return _json(DeletedResponse(id=stored.id))
 
 

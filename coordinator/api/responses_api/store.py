@@ -63,7 +63,7 @@ class ResponseStore:
 
     def changed(self, stored: Stored) -> None:
         """It takes more or less room than before, if it is still here."""
-        if self._found(stored.id, stored.owner) is not stored:
+        if not self.has(stored):
             return
         if stored.num_bytes > self._max_bytes:
             self._remove(stored.owner, stored.id)
@@ -110,9 +110,14 @@ class ResponseStore:
         items = () if stored is None else stored.items
         return next((item for item in items if item.id == item_id), None)
 
-    def delete(self, stored: Stored) -> None:
-        """It is here."""
-        self._remove(stored.owner, stored.id)
+    def has(self, stored: Stored) -> bool:
+        """Whether this very one is still here; if so, it was used."""
+        return self._found(stored.id, stored.owner) is stored
+
+    def discard(self, stored: Stored) -> None:
+        """Keep it no longer, if it is still here."""
+        if self.has(stored):
+            self._remove(stored.owner, stored.id)
 
     def _found(self, stored_id: str, owner: str) -> Stored | None:
         """It was used."""
