@@ -23,6 +23,7 @@ from coordinator.api.openapi import endpoint as openapi_endpoint
 from coordinator.api.responses_api import conversations
 from coordinator.api.responses_api import endpoint as responses_endpoint
 from coordinator.api.responses_api import kept as responses_kept
+from coordinator.api.responses_api.compact import compact_conversation
 from coordinator.api.responses_api.store import ResponseStore
 from coordinator.api.responses_api.websocket import respond_over_websocket
 from coordinator.api.tokens import detokenize, tokenize, tokenizer_info
@@ -36,7 +37,9 @@ from pdserve.clock import SystemClock
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES, ServiceClasses, parse_slo_classes
 
 _post = partial(web.post, expect_handler=expect_nothing)
-_RESPONSE = "/v1/responses/{response:(?!input_tokens$)[^/]+}"  # which is a path of its own
+_RESPONSE = (
+    "/v1/responses/{response:(?!(?:input_tokens|compact)$)[^/]+}"  # which are paths of their own
+)
 _CONVERSATION = "/v1/conversations/{conversation}"
 
 
@@ -87,6 +90,7 @@ def create_app(
             _post("/v1/embeddings", embeddings),
             _post("/v1/responses", responses_endpoint.create_response),
             web.get("/v1/responses", respond_over_websocket, allow_head=False),
+            _post("/v1/responses/compact", compact_conversation),
             _post("/v1/responses/input_tokens", responses_endpoint.count_input_tokens),
             web.get(_RESPONSE, responses_kept.get_response),
             web.delete(_RESPONSE, responses_kept.delete_response),

@@ -15,15 +15,13 @@ from coordinator.api.logprobs import chat_logprobs
 from coordinator.api.responses_api import events
 from coordinator.api.responses_api.objects import (
     IncompleteDetails,
-    InputTokensDetails,
     Item,
-    OutputTokensDetails,
     Response,
     ResponseError,
-    ResponseUsage,
 )
 from coordinator.api.responses_api.output import Output
 from coordinator.api.responses_api.told import Piece, ToldApart
+from coordinator.api.responses_api.usage import response_usage
 from coordinator.text import Tokenizer
 
 Keep = Callable[[bytes, Sequence[Item]], None]  # a finished response, and what is in it
@@ -143,13 +141,7 @@ class ResponseFormat:
         """Complete the response and have it kept; returns it as JSON."""
         response = self._response
         response.output = self._output.items
-        response.usage = ResponseUsage(
-            input_tokens=usage.prompt_tokens,
-            input_tokens_details=InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
-            output_tokens=usage.completion_tokens,
-            output_tokens_details=OutputTokensDetails(self._told.num_reasoning_tokens),
-            total_tokens=usage.total_tokens,
-        )
+        response.usage = response_usage(usage, self._told.num_reasoning_tokens)
         response.status = "completed"
         if response.incomplete_details is not None:
             response.status = "incomplete"

@@ -9,9 +9,11 @@ import msgspec
 
 from coordinator.api.json_text import JsonReader
 from coordinator.api.requests import MAX_MESSAGES, MAX_PARTS
+from coordinator.api.responses_api.compaction import summary_of
 from coordinator.api.responses_api.objects import (
     CallItem,
     CallOutputItem,
+    CompactionItem,
     InputText,
     KeptItem,
     MessageItem,
@@ -25,7 +27,7 @@ from pdserve.errors import InvalidRequest
 T = TypeVar("T")
 Find = Callable[[str], KeptItem | None]  # an item of an earlier response, by its id
 
-_IGNORED = frozenset({"status", "phase", "summary", "encrypted_content"})
+_IGNORED = frozenset({"status", "phase", "summary"})
 _NO_TEXT = ("input_image", "input_file", "input_audio", "computer_screenshot")
 _SERVED = frozenset(field.name for field in msgspec.structs.fields(InputItem)) | _IGNORED
 
@@ -102,6 +104,10 @@ def _item(item: InputItem, where: str, unique: str, find: Find, reader: JsonRead
                 call_id=_needed(item.call_id, "call_id", where),
                 output=output if isinstance(output, str) else _told(output, f"{where}.output"),
             )
+        case "compaction":
+            content = _needed(item.encrypted_content, "encrypted_content", where)
+            summary_of(content, f"{where}.encrypted_content")
+            return CompactionItem(id=item.id or f"cmp_{unique}", encrypted_content=content)
         case "item_reference":
             found = find(_needed(item.id, "id", where))
             if found is None:

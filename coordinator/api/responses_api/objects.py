@@ -76,8 +76,15 @@ class CallOutputItem(Struct, kw_only=True, tag_field="type", tag="function_call_
     status: ItemStatus = "completed"
 
 
+class CompactionItem(Struct, kw_only=True, tag_field="type", tag="compaction"):
+    """What stands for all that was said before it: not for clients to read."""
+
+    id: str
+    encrypted_content: str
+
+
 Item = MessageItem | ReasoningItem | CallItem
-KeptItem = Item | CallOutputItem  # of a conversation
+KeptItem = Item | CallOutputItem | CompactionItem  # of a conversation
 
 
 class InputTokensDetails(Struct):
@@ -200,6 +207,16 @@ class ItemList(Struct, kw_only=True):
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+class CompactedResponse(Struct, kw_only=True):
+    """The answer to POST /v1/responses/compact: a conversation to go on with."""
+
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int
+    output: list[CompactionItem]
+    usage: ResponseUsage
 
 
 class InputTokens(Struct, kw_only=True):

@@ -42,7 +42,12 @@ ItemText = str | Annotated[list[ItemPart], Meta(max_length=MAX_PARTS)]
 
 Role = Literal["user", "assistant", "system", "developer"]
 ItemType = Literal[
-    "message", "function_call", "function_call_output", "reasoning", "item_reference"
+    "message",
+    "function_call",
+    "function_call_output",
+    "reasoning",
+    "compaction",
+    "item_reference",
 ]
 
 
@@ -57,6 +62,7 @@ class InputItem(Struct, kw_only=True):
     name: str | None = None  # of a call, as are the
     arguments: str | None = None  # in JSON
     output: ItemText | None = None  # of a call's output
+    encrypted_content: str | None = None  # of a compaction; of reasoning, it is not looked at
 
 
 class FunctionTool(Struct, kw_only=True):
@@ -124,6 +130,17 @@ MetadataValue = Annotated[str, Meta(max_length=512)]
 Metadata = Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)]
 
 
+Input = str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_MESSAGES)]
+
+
+class CompactRequest(CallFields, kw_only=True):
+    """POST /v1/responses/compact."""
+
+    input: Input | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+
+
 class ConversationReference(Struct, kw_only=True):
     """A conversation by its id."""
 
@@ -152,7 +169,7 @@ class NewItems(Struct, kw_only=True):
 class ResponseRequest(CallFields, kw_only=True):
     """POST /v1/responses."""
 
-    input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    input: Input
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: str | ConversationReference | None = None
