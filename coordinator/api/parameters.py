@@ -11,7 +11,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from coordinator.api.requests import MAX_MESSAGES, Message, field_names
+from coordinator.api.fields import field_names
+from coordinator.api.requests import MAX_MESSAGES, Message
 from pdserve.errors import InvalidRequest
 
 # Accepted with any value: they are about accounts and storage.

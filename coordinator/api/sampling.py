@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
+from coordinator.api.fields import GenerationFields
 from coordinator.api.limits import check_token_ids
-from coordinator.api.requests import GenerationFields
 from coordinator.text import Tokenizer
 from pdserve.errors import InvalidRequest
 from pdserve.protocol import SamplingParams

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from coordinator.api.context import ApiContext
+from coordinator.api.fields import GenerationFields, StructuredOutputs
 from coordinator.api.json_text import JsonReader
-from coordinator.api.requests import GenerationFields, StructuredOutputs
 from coordinator.text.grammars import AnswerGrammar, CallGrammar, Output, OutputKind, Thinking
 from coordinator.text.grammars.calls import check_format
 from pdserve.errors import InvalidRequest

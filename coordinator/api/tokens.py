@@ -11,9 +11,10 @@ from msgspec import Meta, Struct
 from coordinator.api.body import read_request
 from coordinator.api.chat_parts import check_tools
 from coordinator.api.context import CONTEXT, ApiContext
+from coordinator.api.fields import TokenId
 from coordinator.api.limits import check_num_chars, check_token_ids
 from coordinator.api.messages import conversation
-from coordinator.api.requests import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Message, TokenId, Tool
+from coordinator.api.requests import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Message, Tool
 from pdserve.errors import ContextLengthExceeded, InvalidRequest
 
 

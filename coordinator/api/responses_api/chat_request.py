@@ -13,7 +13,8 @@ from typing import Any
 from msgspec import structs
 
 from coordinator.api.body import convert_request
-from coordinator.api.requests import ChatRequest, Message, field_names
+from coordinator.api.fields import field_names
+from coordinator.api.requests import ChatRequest, Message
 from coordinator.api.responses_api.requests import (
     LOGPROBS,
     AllowedChoice,

@@ -6,10 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from coordinator.api.requests import (
-    MAX_MESSAGES,
-    MAX_PARTS,
-    MAX_TOOLS,
+from coordinator.api.fields import (
     Count,
     NumLogprobs,
     Penalty,
@@ -18,6 +15,7 @@ from coordinator.api.requests import (
     StructuredOutputs,
     TokenId,
 )
+from coordinator.api.requests import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"  # reasoning is given in plain text: nothing to add
