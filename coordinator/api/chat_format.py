@@ -12,11 +12,10 @@ from msgspec import UNSET, UnsetType
 from coordinator.api import responses
 from coordinator.api.chat_parts import PartsPlan
 from coordinator.api.choice import ChoiceDelta, ScoredToken
-from coordinator.api.formats import AnswerHead, ScoredPrompts, UsageShown, error_event
-from coordinator.api.logprobs import chat_logprobs
+from coordinator.api.formats import AnswerHead, PromptsShown, UsageShown, error_event
+from coordinator.api.logprobs import TokenNames, chat_logprobs
 from coordinator.api.sse import DONE, framed
 from coordinator.api.text_template import TextTemplate
-from coordinator.text import Tokenizer
 from coordinator.text.parts import AnswerParts, CallPiece, Parts
 
 
@@ -27,17 +26,19 @@ class _Told:
     parts: AnswerParts
     text_chunk: TextTemplate  # one that has text and nothing else
     unshown: list[ScoredToken] = field(default_factory=list)  # of text that is held back
+    untold_ids: list[int] = field(default_factory=list)
 
     def take_in(self, delta: ChoiceDelta) -> Parts:
         """What is certain now."""
         self.unshown += delta.tokens
+        self.untold_ids += delta.token_ids
         parts = self.parts.push(delta.text)
         return parts + self.parts.finish() if delta.finish_reason is not None else parts
 
-    def finish_reason(self, delta: ChoiceDelta) -> str | None:
+    def finish_reason(self, delta: ChoiceDelta, called: str) -> str | None:
         """Calls are a reason of their own, unless the answer was cut off."""
         is_called = delta.finish_reason == "stop" and self.parts.num_calls > 0
-        return "tool_calls" if is_called else delta.finish_reason
+        return called if is_called else delta.finish_reason
 
 
 class ChatFormat:
@@ -46,18 +47,20 @@ class ChatFormat:
     def __init__(
         self,
         head: AnswerHead,
-        tokenizer: Tokenizer,
+        names: TokenNames,
         plan: PartsPlan,
+        prompts: PromptsShown,
         *,
         shows_logprobs: bool,
         usage_shown: UsageShown,
-        scored_prompt: ScoredPrompts | None = None,
     ) -> None:
         self._head = head
-        self._tokenizer = tokenizer
+        self._names = names
         self._plan = plan
+        self._prompts = prompts
+        self._called = "function_call" if plan.shows_function_call else "tool_calls"
         self._shows_logprobs = shows_logprobs
-        self._scored_prompt = scored_prompt
+        self._is_text_all = not (shows_logprobs or prompts.tells_ids)  # of most chunks
         self._shows_usage = usage_shown is not UsageShown.NOWHERE
         self._null_usage: UnsetType | None = None if self._shows_usage else UNSET
         self._told: dict[int, _Told] = {}  # by choice
@@ -65,25 +68,31 @@ class ChatFormat:
     def opening(self, index: int) -> Sequence[bytes]:
         """The role, and text that is still empty."""
         delta = responses.ChatDelta(role="assistant", content="")
-        return [self._chunk([responses.ChatChunkChoice(index, delta)])]
+        choice = responses.ChatChunkChoice(index, delta)
+        return [self._chunk([choice], prompt_ids=self._prompts.ids(index))]
 
     def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
         """Text, reasoning, calls, or nothing but the end."""
         told = self._told_of(delta.index)
         parts = told.take_in(delta)
-        finish_reason = told.finish_reason(delta)
+        finish_reason = told.finish_reason(delta, self._called)
         if finish_reason is None:
             if not parts:
                 return []
-            if usage is None and parts.is_content_only and not self._shows_logprobs:
+            if usage is None and parts.is_content_only and self._is_text_all:
                 return [told.text_chunk.filled(parts.content)]
         shown = responses.ChatDelta(
             content=parts.content or UNSET,
             reasoning_content=parts.reasoning or UNSET,
-            tool_calls=[self._piece(piece) for piece in parts.calls] or UNSET,
         )
+        if self._plan.shows_function_call:
+            shown.function_call = _only_piece(parts.calls)
+        else:
+            shown.tool_calls = [self._piece(piece) for piece in parts.calls] or UNSET
         logprobs = self._logprobs(told)
-        choice = responses.ChatChunkChoice(delta.index, shown, logprobs, finish_reason)
+        choice = responses.ChatChunkChoice(
+            delta.index, shown, logprobs, finish_reason, self._ids(told)
+        )
         return [self._chunk([choice], usage)]
 
     def closing(self, usage: responses.Usage) -> Sequence[bytes]:
@@ -104,9 +113,9 @@ class ChatFormat:
             system_fingerprint=head.system_fingerprint,
             choices=[self._choice(delta) for delta in deltas],
             usage=usage,
+            prompt_logprobs=self._prompts.logprobs(deltas[0], self._names),
+            prompt_token_ids=self._prompts.ids(deltas[0].index),
         )
-        if self._scored_prompt is not None:
-            answer.prompt_logprobs = self._scored_prompt.shown(deltas[0], self._tokenizer)
         return msgspec.json.encode(answer)
 
     # ---- parts ---------------------------------------------------------------------------------
@@ -133,10 +142,14 @@ class ChatFormat:
         message = responses.AssistantMessage(
             content=parts.content if parts.content or not calls else None,
             reasoning_content=parts.reasoning or UNSET,
-            tool_calls=calls or UNSET,
         )
-        finish_reason = told.finish_reason(delta) or ""
-        return responses.ChatChoice(delta.index, message, self._logprobs(told), finish_reason)
+        if not self._plan.shows_function_call:
+            message.tool_calls = calls or UNSET
+        elif calls:
+            message.function_call = calls[0].function
+        finish_reason = told.finish_reason(delta, self._called) or ""
+        logprobs = self._logprobs(told)
+        return responses.ChatChoice(delta.index, message, logprobs, finish_reason, self._ids(told))
 
     def _piece(self, piece: CallPiece) -> responses.MadeCall:
         if piece.name is None:
@@ -152,10 +165,17 @@ class ChatFormat:
 
     def _logprobs(self, told: _Told) -> responses.ChatLogprobs | None:
         tokens, told.unshown = told.unshown, []
-        return chat_logprobs(tokens, self._tokenizer) if self._shows_logprobs else None
+        return chat_logprobs(tokens, self._names) if self._shows_logprobs else None
+
+    def _ids(self, told: _Told) -> list[int] | UnsetType:
+        token_ids, told.untold_ids = told.untold_ids, []
+        return self._prompts.answer_ids(token_ids)
 
     def _chunk(
-        self, choices: list[responses.ChatChunkChoice], usage: responses.Usage | None = None
+        self,
+        choices: list[responses.ChatChunkChoice],
+        usage: responses.Usage | None = None,
+        prompt_ids: list[int] | UnsetType = UNSET,
     ) -> bytes:
         head = self._head
         chunk = responses.ChatChunk(
@@ -165,5 +185,15 @@ class ChatFormat:
             system_fingerprint=head.system_fingerprint,
             choices=choices,
             usage=usage or self._null_usage,
+            prompt_token_ids=prompt_ids,
         )
         return framed(msgspec.json.encode(chunk))
+
+
+def _only_piece(pieces: Sequence[CallPiece]) -> responses.FunctionCall | UnsetType:
+    """Of the one call that there can be."""
+    if not pieces:
+        return UNSET
+    name = pieces[0].name
+    arguments = "".join(piece.arguments for piece in pieces)
+    return responses.FunctionCall(name=UNSET if name is None else name, arguments=arguments)

@@ -35,6 +35,7 @@ class ChoiceDelta(msgspec.Struct, frozen=True):
     finish_reason: str | None
     prompt_logprobs: Sequence[TokenLogprobs] = ()  # from the prompt's second token on
     token_offsets: Sequence[int] = ()  # of all tokens so far: characters of text before each
+    token_ids: Sequence[int] = ()  # those that came since the last delta, if they are to be told
 
 
 class Choice:
@@ -65,6 +66,7 @@ class Choice:
         self._matcher = StopMatcher(options.stops, include_stop=options.include_stop)
         self._num_decoded_chars = 0
         self._token_offsets: list[int] = []
+        self._untold_ids: list[int] = []
         self._num_shown_chars = 0
         self._new_text: list[str] = []
         self._unshown: deque[ScoredToken] = deque()
@@ -124,6 +126,7 @@ class Choice:
         shows_all = self.is_finished and not self.ended_by_string
         while self._unshown and (shows_all or self._unshown[0].offset < self._num_shown_chars):
             tokens.append(self._unshown.popleft())
+        token_ids, self._untold_ids = self._untold_ids, []
         return ChoiceDelta(
             self.index,
             text,
@@ -131,6 +134,7 @@ class Choice:
             self.finish_reason,
             prompt_logprobs=self._prompt_logprobs or (),
             token_offsets=self._token_offsets,
+            token_ids=token_ids,
         )
 
     def _echo(self) -> None:
@@ -148,6 +152,8 @@ class Choice:
     ) -> None:
         self.num_tokens += 1
         self._token_offsets.append(self._num_decoded_chars)
+        if self._options.tells_ids:
+            self._untold_ids.append(token_id)
         if logprobs is not None:
             self._logprob += logprobs.chosen
         # Who has the prompt's tokens listed tells the answer's by their number: none is left out.

@@ -57,7 +57,7 @@ class CallFields(Struct, kw_only=True):
     """What every endpoint takes that has nodes work."""
 
     model: str
-    service_tier: str | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     slo_class: str | None = None  # which of the cluster's service classes it is of
     priority: Priority | None = None
@@ -71,7 +71,7 @@ class GenerationFields(CallFields, kw_only=True):
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Probability | None = None  # 0: the likeliest token
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
@@ -93,7 +93,10 @@ class GenerationFields(CallFields, kw_only=True):
     guided_regex: str | None = None
     guided_choice: AnswerList | None = None
     guided_grammar: str | None = None
-    prompt_logprobs: NumLogprobs | None = None  # as vLLM has them
+    prompt_logprobs: NumLogprobs | None = None  # these as vLLM has them
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None  # -1: what fits
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None  # in log-probabilities
 
 
 def field_names(schema: type[Struct]) -> frozenset[str]:

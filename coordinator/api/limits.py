@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from coordinator.api.fields import GenerationFields
 from coordinator.text import Tokenizer
 from pdserve.errors import ContextLengthExceeded, InvalidRequest
 
@@ -41,6 +42,25 @@ def check_scores(num_tokens: int, num_top: int, param: str) -> None:
             f"{MAX_PROMPT_LOGPROBS} log-probabilities",
             param,
         )
+
+
+def truncated(
+    token_ids: list[int], fields: GenerationFields, requested: int | None, max_model_len: int
+) -> list[int]:
+    """A prompt's end, where its client wants no more of it, or no more than has room.
+
+    Raises InvalidRequest.
+    """
+    wanted = fields.truncate_prompt_tokens
+    if wanted is None:
+        return token_ids
+    if wanted == 0:
+        raise InvalidRequest(
+            "'truncate_prompt_tokens' is how many are kept, or -1: as many as fit; it cannot be 0",
+            "truncate_prompt_tokens",
+        )
+    num_kept = max(1, max_model_len - (requested or 1)) if wanted == -1 else wanted
+    return token_ids[-num_kept:]
 
 
 def output_limit(

@@ -16,13 +16,15 @@ MAX_MESSAGES = 16384
 MAX_PARTS = 16384
 MAX_TOOLS = 128
 MAX_CALLS = 128
+MAX_DOCUMENTS = 4096
 
 
 class ContentPart(Struct, kw_only=True):
-    """A piece of a message; only `type: text` is served."""
+    """A piece of a message; only text is served, and what a model refused with, which is text."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class Function(Struct, kw_only=True, omit_defaults=True):
@@ -88,6 +90,8 @@ class Message(Struct, kw_only=True):
     content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    refusal: str | None = None
+    function_call: CalledFunction | None = None  # of before there were tools
     tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_CALLS)] | None = None
     tool_call_id: str | None = None
 
@@ -102,9 +106,16 @@ class ChatRequest(GenerationFields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: Annotated[list[dict[str, Any]], Meta(max_length=MAX_DOCUMENTS)] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
+    verbosity: Literal["low", "medium", "high"] | None = None
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    functions: Annotated[list[Function], Meta(max_length=MAX_TOOLS)] | None = None  # now: tools
+    function_call: Literal["none", "auto"] | NamedFunction | None = None  # now: tool_choice
 
 
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
@@ -117,7 +128,7 @@ class CompletionRequest(GenerationFields, kw_only=True):
     """POST /v1/completions. The prompt's four shapes are told apart in `prompts.py`."""
 
     prompt: Annotated[Any, Meta(extra_json_schema=_PROMPT)]
-    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    best_of: Annotated[int, Meta(ge=0, le=MAX_CHOICES)] | None = None
     logprobs: NumLogprobs | None = None
     echo: bool | None = None
     max_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None  # 0: the prompt is all

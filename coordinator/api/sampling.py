@@ -13,6 +13,7 @@ from pdserve.protocol import SamplingParams
 
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
+_LEAST_TOP_P = 1e-9  # keeps the likeliest token alone
 _SEED_BITS = 63
 _SEED_STEP = 0x5851F42D4C957F2D  # odd, so that no two choices of a call meet; of no other meaning
 
@@ -26,6 +27,7 @@ class TextOptions:
     min_tokens: int = 0  # stop strings are looked for only after so many tokens
     skip_special_tokens: bool = True
     kept_ids: frozenset[int] = frozenset()  # special tokens that are shown all the same
+    tells_ids: bool = False  # of all tokens, shown or not
 
 
 def text_options(fields: GenerationFields) -> TextOptions:
@@ -42,6 +44,7 @@ def text_options(fields: GenerationFields) -> TextOptions:
         include_stop=bool(fields.include_stop_str_in_output),
         min_tokens=fields.min_tokens or 0,
         skip_special_tokens=fields.skip_special_tokens is not False,
+        tells_ids=bool(fields.return_token_ids),
     )
 
 
@@ -72,7 +75,7 @@ def sampling_params(
     return SamplingParams(
         temperature=_or(fields.temperature, 1.0),
         top_k=min(max(fields.top_k or 0, 0), tokenizer.num_ids),
-        top_p=_or(fields.top_p, 1.0),
+        top_p=max(_or(fields.top_p, 1.0), _LEAST_TOP_P),
         min_p=_or(fields.min_p, 0.0),
         presence_penalty=_or(fields.presence_penalty, 0.0),
         frequency_penalty=_or(fields.frequency_penalty, 0.0),
