@@ -72,7 +72,7 @@ async def test_ids_take_the_place_of_texts_in_log_probabilities() -> None:
 async def test_prompts_are_truncated_from_the_left(
     kept: int, max_tokens: int | None, num_left: int | None
 ) -> None:
-    prompt = "".join(chr(ord("A") + i % 26) for i in range(550))
+    prompt = "".join(chr(ord("A") + i % 26) for i in range(600))
     prompt_ids = tiny_tokenizer().encode(prompt, add_special_tokens=True)
     assert len(prompt_ids) > 512, "there is no room for all of it"
     async with served() as api:
