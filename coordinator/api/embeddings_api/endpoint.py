@@ -52,7 +52,7 @@ async def embeddings(request: web.Request) -> web.Response:
     return web.Response(
         body=await asyncio.to_thread(_answer, body, context, trace, events),
         content_type="application/json",
-        headers=answer_headers(context, trace, run.routes),
+        headers=answer_headers(run.routes),
     )
 
 
