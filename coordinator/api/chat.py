@@ -78,7 +78,12 @@ async def plan_chat(
     num_logprobs = _num_logprobs(body)
     max_model_len = context.max_model_len()
     requested = body.max_completion_tokens or body.max_tokens
-    token_ids = truncated(await encode_chat(body, context), body, requested, max_model_len)
+    token_ids = truncated(
+        await encode_chat(body, context),
+        body.truncate_prompt_tokens,
+        requested or 1,
+        max_model_len,
+    )
     max_tokens = output_limit(len(token_ids), requested, None, max_model_len)
     if body.prompt_logprobs is not None:
         check_scores(len(token_ids), body.prompt_logprobs, "prompt_logprobs")

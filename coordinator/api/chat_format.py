@@ -10,13 +10,14 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from coordinator.api import responses
+from coordinator.api.chat_calls import CallsShown
 from coordinator.api.chat_parts import PartsPlan
 from coordinator.api.choice import ChoiceDelta, ScoredToken
 from coordinator.api.formats import AnswerHead, PromptsShown, UsageShown, error_event
 from coordinator.api.logprobs import TokenNames, chat_logprobs
 from coordinator.api.sse import DONE, framed
 from coordinator.api.text_template import TextTemplate
-from coordinator.text.parts import AnswerParts, CallPiece, Parts
+from coordinator.text.parts import AnswerParts, Parts
 
 
 @dataclass(slots=True)
@@ -58,7 +59,7 @@ class ChatFormat:
         self._names = names
         self._plan = plan
         self._prompts = prompts
-        self._called = "function_call" if plan.shows_function_call else "tool_calls"
+        self._calls = CallsShown(plan)
         self._shows_logprobs = shows_logprobs
         self._is_text_all = not (shows_logprobs or prompts.tells_ids)  # of most chunks
         self._shows_usage = usage_shown is not UsageShown.NOWHERE
@@ -75,7 +76,7 @@ class ChatFormat:
         """Text, reasoning, calls, or nothing but the end."""
         told = self._told_of(delta.index)
         parts = told.take_in(delta)
-        finish_reason = told.finish_reason(delta, self._called)
+        finish_reason = told.finish_reason(delta, self._calls.finish_reason)
         if finish_reason is None:
             if not parts:
                 return []
@@ -85,14 +86,12 @@ class ChatFormat:
             content=parts.content or UNSET,
             reasoning_content=parts.reasoning or UNSET,
         )
-        if self._plan.shows_function_call:
-            shown.function_call = _only_piece(parts.calls)
-        else:
-            shown.tool_calls = [self._piece(piece) for piece in parts.calls] or UNSET
+        self._calls.add_to_delta(shown, parts.calls)
         logprobs = self._logprobs(told)
-        choice = responses.ChatChunkChoice(
-            delta.index, shown, logprobs, finish_reason, self._ids(told)
-        )
+        choice = responses.ChatChunkChoice(delta.index, shown, logprobs, finish_reason)
+        choice.token_ids = self._ids(told)
+        if finish_reason is not None:
+            choice.stop_reason = delta.stop_reason
         return [self._chunk([choice], usage)]
 
     def closing(self, usage: responses.Usage) -> Sequence[bytes]:
@@ -133,35 +132,20 @@ class ChatFormat:
     def _choice(self, delta: ChoiceDelta) -> responses.ChatChoice:
         told = self._told_of(delta.index)
         parts = told.take_in(delta)
-        calls: list[responses.MadeCall] = []
-        for piece in parts.calls:
-            if piece.name is not None:
-                calls.append(self._call(piece))
-            else:
-                calls[-1].function.arguments += piece.arguments
         message = responses.AssistantMessage(
-            content=parts.content if parts.content or not calls else None,
+            content=parts.content if parts.content or not parts.calls else None,
             reasoning_content=parts.reasoning or UNSET,
         )
-        if not self._plan.shows_function_call:
-            message.tool_calls = calls or UNSET
-        elif calls:
-            message.function_call = calls[0].function
-        finish_reason = told.finish_reason(delta, self._called) or ""
-        logprobs = self._logprobs(told)
-        return responses.ChatChoice(delta.index, message, logprobs, finish_reason, self._ids(told))
-
-    def _piece(self, piece: CallPiece) -> responses.MadeCall:
-        if piece.name is None:
-            function = responses.FunctionCall(arguments=piece.arguments)
-            return responses.MadeCall(index=piece.index, function=function)
-        call = self._call(piece)
-        call.index = piece.index
-        return call
-
-    def _call(self, piece: CallPiece) -> responses.MadeCall:
-        function = responses.FunctionCall(name=piece.name or "", arguments=piece.arguments)
-        return responses.MadeCall(id=self._plan.make_id(), type="function", function=function)
+        self._calls.add_to_message(message, parts.calls)
+        finish_reason = told.finish_reason(delta, self._calls.finish_reason) or ""
+        return responses.ChatChoice(
+            delta.index,
+            message,
+            self._logprobs(told),
+            finish_reason,
+            delta.stop_reason,
+            self._ids(told),
+        )
 
     def _logprobs(self, told: _Told) -> responses.ChatLogprobs | None:
         tokens, told.unshown = told.unshown, []
@@ -188,12 +172,3 @@ class ChatFormat:
             prompt_token_ids=prompt_ids,
         )
         return framed(msgspec.json.encode(chunk))
-
-
-def _only_piece(pieces: Sequence[CallPiece]) -> responses.FunctionCall | UnsetType:
-    """Of the one call that there can be."""
-    if not pieces:
-        return UNSET
-    name = pieces[0].name
-    arguments = "".join(piece.arguments for piece in pieces)
-    return responses.FunctionCall(name=UNSET if name is None else name, arguments=arguments)

@@ -35,6 +35,7 @@ class ChoiceDelta(msgspec.Struct, frozen=True):
     finish_reason: str | None
     prompt_logprobs: Sequence[TokenLogprobs] = ()  # from the prompt's second token on
     token_offsets: Sequence[int] = ()  # of all tokens so far: characters of text before each
+    stop_reason: str | int | None = None  # the stop string, or a stop token of the client's own
     token_ids: Sequence[int] = ()  # those that came since the last delta, if they are to be told
 
 
@@ -52,6 +53,7 @@ class Choice:
         self.index = index
         self.num_tokens = 0
         self.finish_reason: str | None = None
+        self._stop_reason: str | int | None = None
         self._logprob = 0.0  # of the tokens so far, if they come with theirs
         self._options = options
         self._echoed_ids = echoed_ids
@@ -114,6 +116,8 @@ class Choice:
             self._new_shown(self._matcher.finish())
             if not self.is_finished:
                 self.finish_reason = _FINISH_WORDS[event.finish_reason]
+                if event.stop_token_id in self._options.stop_ids:
+                    self._stop_reason = event.stop_token_id
 
     def take(self) -> ChoiceDelta | None:
         """What is new since the last call, if there is anything to show."""
@@ -134,6 +138,7 @@ class Choice:
             self.finish_reason,
             prompt_logprobs=self._prompt_logprobs or (),
             token_offsets=self._token_offsets,
+            stop_reason=self._matcher.matched or self._stop_reason,
             token_ids=token_ids,
         )
 

@@ -61,6 +61,7 @@ class CallFields(Struct, kw_only=True):
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     slo_class: str | None = None  # which of the cluster's service classes it is of
     priority: Priority | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None  # -1: what fits
 
 
 class GenerationFields(CallFields, kw_only=True):
@@ -93,8 +94,8 @@ class GenerationFields(CallFields, kw_only=True):
     guided_regex: str | None = None
     guided_choice: AnswerList | None = None
     guided_grammar: str | None = None
+    regex: str | None = None  # SGLang's name of it
     prompt_logprobs: NumLogprobs | None = None  # these as vLLM has them
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None  # -1: what fits
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None  # in log-probabilities
 

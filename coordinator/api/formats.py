@@ -163,6 +163,8 @@ class CompletionFormat:
         if self._num_logprobs is not None:
             shown = completion_logprobs(delta.tokens, self._names, self._num_logprobs)
         choice = responses.CompletionChoice(delta.index, delta.text, shown, delta.finish_reason)
+        if delta.finish_reason is not None:
+            choice.stop_reason = delta.stop_reason
         choice.prompt_logprobs = self._prompts.logprobs(delta, self._names)
         choice.token_ids = self._prompts.answer_ids(delta.token_ids)
         if delta.index not in self._begun:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from coordinator.api.fields import GenerationFields
 from coordinator.text import Tokenizer
 from pdserve.errors import ContextLengthExceeded, InvalidRequest
 
@@ -45,13 +44,13 @@ def check_scores(num_tokens: int, num_top: int, param: str) -> None:
 
 
 def truncated(
-    token_ids: list[int], fields: GenerationFields, requested: int | None, max_model_len: int
+    token_ids: list[int], wanted: int | None, requested: int, max_model_len: int
 ) -> list[int]:
-    """A prompt's end, where its client wants no more of it, or no more than has room.
+    """A prompt's end, where its client wants no more of it, or no more than has room beside
+    `requested` tokens of an answer.
 
     Raises InvalidRequest.
     """
-    wanted = fields.truncate_prompt_tokens
     if wanted is None:
         return token_ids
     if wanted == 0:
@@ -59,7 +58,7 @@ def truncated(
             "'truncate_prompt_tokens' is how many are kept, or -1: as many as fit; it cannot be 0",
             "truncate_prompt_tokens",
         )
-    num_kept = max(1, max_model_len - (requested or 1)) if wanted == -1 else wanted
+    num_kept = max(1, max_model_len - requested) if wanted == -1 else wanted
     return token_ids[-num_kept:]
 
 

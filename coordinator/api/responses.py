@@ -89,6 +89,7 @@ class ChatChoice(Struct):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: str
+    stop_reason: str | int | None  # the stop string, or a stop token of the client's own
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -123,6 +124,7 @@ class ChatChunkChoice(Struct):
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET  # with the finish reason
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -158,6 +160,7 @@ class CompletionChoice(Struct):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
+    stop_reason: str | int | UnsetType | None = UNSET  # with the finish reason
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET  # in its first chunk
     token_ids: list[int] | UnsetType = UNSET

@@ -24,6 +24,7 @@ class TextOptions:
 
     stops: tuple[str, ...] = ()
     include_stop: bool = False
+    stop_ids: frozenset[int] = frozenset()  # that the client asked to stop at; nodes do
     min_tokens: int = 0  # stop strings are looked for only after so many tokens
     skip_special_tokens: bool = True
     kept_ids: frozenset[int] = frozenset()  # special tokens that are shown all the same
@@ -41,6 +42,7 @@ def text_options(fields: GenerationFields) -> TextOptions:
         raise InvalidRequest("'stop' cannot have an empty string", "stop")
     return TextOptions(
         stops=tuple(stops),
+        stop_ids=frozenset(fields.stop_token_ids or []),
         include_stop=bool(fields.include_stop_str_in_output),
         min_tokens=fields.min_tokens or 0,
         skip_special_tokens=fields.skip_special_tokens is not False,

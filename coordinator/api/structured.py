@@ -31,6 +31,8 @@ def wanted_output(body: GenerationFields) -> Output | None:
         for kind, value in older.items()
         if value is not None
     ]
+    if body.regex is not None:
+        wanted.append(_output(OutputKind.REGEX, body.regex, "regex"))
     if len(wanted) > 1:
         params = " and ".join(repr(output.param) for output in wanted)
         raise InvalidRequest(f"{params} exclude each other", wanted[1].param)

@@ -9,6 +9,7 @@ import pytest
 from tests.unit.coordinator_api.fakes import (
     EOS,
     FakeGenerator,
+    Tokens,
     events_of,
     is_error_body,
     says,
@@ -87,7 +88,14 @@ async def test_prompts_are_truncated_from_the_left(
     assert api.generator.last.request.token_ids == prompt_ids[-num_left:]
 
 
-async def test_chats_are_truncated_too() -> None:
+async def test_chats_and_inputs_are_truncated_too() -> None:
+    inputs = ["x " * 600, "y"]
+    async with (
+        served(FakeGenerator(lambda _: [Tokens([])])) as api,
+        api.embed(input=inputs, truncate_prompt_tokens=-1) as response,
+    ):
+        assert response.status == 200
+    assert [len(g.request.token_ids) == 512 for g in api.generator.generations] == [True, False]
     async with served() as api:
         async with api.chat(truncate_prompt_tokens=2) as response:
             assert (await response.json())["usage"]["prompt_tokens"] == 2
