@@ -154,6 +154,7 @@ def _api_config(config: CoordinatorConfig) -> ApiConfig:
     return ApiConfig(
         tool_format=None if wanted == "auto" else ToolFormat(wanted),
         splits_reasoning=config.answers.split_reasoning,
+        cors_origins=tuple(config.access.cors_origins),
     )
 
 

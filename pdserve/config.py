@@ -260,6 +260,10 @@ class AccessConfig(ConfigStruct, frozen=True):
     key_file: Annotated[
         str, Meta(description="TOML with tenants and their keys; followed when it changes")
     ] = ""
+    cors_origins: Annotated[
+        list[str],
+        Meta(description='pages that browsers let use the API, as in "https://a.org"; "*": all'),
+    ] = []
     usage_db: Annotated[
         str, Meta(description="SQLite file of what each key used; empty: not kept")
     ] = ""

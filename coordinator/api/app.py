@@ -17,6 +17,7 @@ from coordinator.api.completions import completions
 from coordinator.api.config import ApiConfig
 from coordinator.api.context import CONTEXT, ApiContext
 from coordinator.api.embeddings_api.endpoint import embeddings
+from coordinator.api.headers import label
 from coordinator.api.middleware import answer_everything
 from coordinator.api.observer import NullObserver, Observer
 from coordinator.api.openapi import endpoint as openapi_endpoint
@@ -66,6 +67,7 @@ def create_app(
     config = config or ApiConfig()
     clock = SystemClock()
     app = web.Application(middlewares=[answer_everything], client_max_size=config.max_body_bytes)
+    app.on_response_prepare.append(label)
     app[CONTEXT] = ApiContext(
         generator=generator,
         tokenizer=tokenizer,

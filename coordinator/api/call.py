@@ -108,7 +108,7 @@ class Call:
     def headers(self) -> dict[str, str]:
         """As of now."""
         routes = [generation.route for generation in self._generations]
-        return answer_headers(self._context, self._trace, routes)
+        return answer_headers(routes)
 
     @property
     def usage(self) -> Usage:
@@ -220,16 +220,13 @@ class Call:
                 self._cancel(index, reason)
 
 
-def answer_headers(
-    context: ApiContext, trace: RequestTrace, routes: Sequence[Route]
-) -> dict[str, str]:
+def answer_headers(routes: Sequence[Route]) -> dict[str, str]:
     """Where it runs; no prefill node when the decode node prefills locally."""
     named = {
         "x-pdserve-prefill-node": _joined(route.prefill_node for route in routes),
         "x-pdserve-decode-node": _joined(route.decode_node for route in routes),
     }
-    found = {"x-request-id": trace.request_id} | callers.limit_headers(context, trace)
-    return found | {k: v for k, v in named.items() if v}
+    return {k: v for k, v in named.items() if v}
 
 
 def _joined(names: Iterable[str | None]) -> str:

@@ -15,8 +15,10 @@ class ApiConfig:
     body_timeout_s: float = 60.0  # for reading one request's body
     idle_timeout_s: float = 75.0  # of a connection: also the time to send a request's headers
     max_connections: int = 8192  # of clients, or as many as the process may have files
+    tokenize_wait_s: float = 30.0  # for one long text at /tokenize until those before it are done
     keep_alive_s: float = 15.0  # a stream with nothing to say sends a comment this often
     stall_timeout_s: float = 120.0  # a reader that takes nothing for so long is given up
+    cors_origins: tuple[str, ...] = ()  # of pages that may use the server; "*" = of any
     retry_after_s: int = 1  # what a refused client is told to wait, unless more is known
     deadline_s: float = 0.0  # of every request that sets none itself; 0 = none
     tool_format: ToolFormat | None = None  # None = as the model's chat template tells

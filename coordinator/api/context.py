@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from aiohttp import web
 
@@ -44,6 +46,7 @@ class ApiContext:
     clock: Clock
     stored: ResponseStore
     embedding_model: EmbeddingModel
+    tokenizing: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, 1))
     in_flight: InFlight = field(default_factory=InFlight)
 
     def check_model(self, name: str) -> None:

@@ -8,8 +8,8 @@ from aiohttp import web
 
 from coordinator.api import callers
 from coordinator.api.context import TRACE, ApiContext, RequestTrace
+from coordinator.api.fields import GenerationFields
 from coordinator.api.formats import AnswerHead, UsageShown
-from coordinator.api.requests import GenerationFields
 from pdserve.errors import InvalidRequest, NodeDraining
 
 CLIENT_GONE = 499  # nginx's number for it; nobody is there to read it

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from coordinator.api.context import ApiContext, RequestTrace
-from coordinator.api.requests import CallFields
+from coordinator.api.fields import CallFields
 from coordinator.tenants import Tenant
 from coordinator.tenants.identity import ANYBODY
 from pdserve.errors import DeadlineExceeded, InvalidRequest, PermissionDenied

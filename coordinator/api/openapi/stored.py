@@ -75,8 +75,7 @@ STORED = (
         name="respondOverWebsocket",
         tag="Generation",
         summary="A WebSocket: every message is a createResponse, and answered by its events.",
-        also=(),
-        errors=(401, 426),
+        errors=(401, 403, 426),
     ),
     _of_response(
         method="get",

@@ -13,7 +13,8 @@ from typing import Any
 from msgspec import structs
 
 from coordinator.api.body import convert_request
-from coordinator.api.requests import ChatRequest, Message, field_names
+from coordinator.api.fields import field_names
+from coordinator.api.requests import ChatRequest, Message
 from coordinator.api.responses_api.requests import (
     LOGPROBS,
     AllowedChoice,
@@ -58,7 +59,8 @@ def chat_request(body: ResponseRequest, messages: Sequence[Message]) -> ChatRequ
         "tools": [_tool(tool) for tool in body.tools or []] or None,
         "tool_choice": _choice(body),
         "response_format": _format(body.text),
-        "chat_template_kwargs": _template_variables(body),
+        "verbosity": None if body.text is None else body.text.verbosity,
+        "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
     }
     values = {name: value for name, value in values.items() if value is not None}
     return convert_request(values, ChatRequest)
@@ -79,16 +81,6 @@ def in_our_words() -> Iterator[None]:
         if not param.isidentifier():  # else it may be a word that means something else
             message = message.replace(param, ours)
         raise type(error)(message, ours) from error
-
-
-def _template_variables(body: ResponseRequest) -> dict[str, Any] | None:
-    """Effort is told by the names that chat templates have for it. One that knows neither is that
-    of a model whose effort cannot be chosen: as a hint to it, any is as good as none."""
-    effort = None if body.reasoning is None else body.reasoning.effort
-    if effort is None:
-        return body.chat_template_kwargs
-    told = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
-    return told | (body.chat_template_kwargs or {})
 
 
 def _tool(tool: FunctionTool) -> dict[str, Any]:

@@ -6,8 +6,7 @@ import asyncio
 
 from aiohttp import web
 
-from coordinator.api import callers
-from coordinator.api.context import CONTEXT, TRACE, ApiContext
+from coordinator.api.context import CONTEXT, ApiContext
 from coordinator.api.responses_api.stored import EventLog
 from coordinator.api.sse import SseStream
 
@@ -15,10 +14,8 @@ from coordinator.api.sse import SseStream
 async def follow(request: web.Request, log: EventLog, first: int) -> web.StreamResponse:
     """All events from that number on, those that are yet to come as well."""
     context = request.app[CONTEXT]
-    trace = request[TRACE]
     stream = SseStream(request, context.config.stall_timeout_s)
-    headers = {"x-request-id": trace.request_id} | callers.limit_headers(context, trace)
-    await stream.open(headers)
+    await stream.open({})
     follower = _Follower(context, log, stream, first)
     try:
         await follower.run()

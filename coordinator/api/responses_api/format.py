@@ -11,7 +11,7 @@ import msgspec
 from coordinator.api import responses
 from coordinator.api.chat_parts import PartsPlan
 from coordinator.api.choice import ChoiceDelta, ScoredToken
-from coordinator.api.logprobs import chat_logprobs
+from coordinator.api.logprobs import TokenNames, chat_logprobs
 from coordinator.api.responses_api import events
 from coordinator.api.responses_api.objects import (
     IncompleteDetails,
@@ -47,7 +47,7 @@ class ResponseFormat:
         shows_logprobs: bool,
     ) -> None:
         self._response = response
-        self._tokenizer = tokenizer
+        self._names = TokenNames(tokenizer)
         self._keep = keep
         self._shows_logprobs = shows_logprobs
         self._told = ToldApart(plan.make())
@@ -135,7 +135,7 @@ class ResponseFormat:
         return told
 
     def _logprobs(self, tokens: list[ScoredToken]) -> list[responses.TokenLogprob]:
-        return chat_logprobs(tokens, self._tokenizer).content if self._shows_logprobs else []
+        return chat_logprobs(tokens, self._names).content if self._shows_logprobs else []
 
     def _end(self, usage: responses.Usage) -> bytes:
         """Complete the response and have it kept; returns it as JSON."""

@@ -13,6 +13,7 @@ from coordinator.api.responses_api.requests import (
     Role,
     TextFormat,
     ToolChoice,
+    Verbosity,
 )
 
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -134,6 +135,7 @@ class TextShown(Struct):
     """What was asked of the text."""
 
     format: TextFormat
+    verbosity: Verbosity
 
 
 class Response(Struct, kw_only=True):

@@ -18,7 +18,12 @@ from coordinator.api.responses_api.events import Frame
 from coordinator.api.responses_api.format import ResponseFormat
 from coordinator.api.responses_api.keeper import make_keeper
 from coordinator.api.responses_api.objects import KeptItem, ReasoningShown, Response, TextShown
-from coordinator.api.responses_api.requests import LOGPROBS, ConversationReference, TextFormat
+from coordinator.api.responses_api.requests import (
+    LOGPROBS,
+    ConversationReference,
+    TextConfig,
+    TextFormat,
+)
 from coordinator.api.responses_api.stored import RESPONSE_ID, StoredResponse
 from coordinator.api.responses_api.truncation import fitted
 from coordinator.api.sse import framed
@@ -75,7 +80,7 @@ async def as_fitted(asked: Asked, attempt: Callable[[Sequence[KeptItem]], Awaita
 def _begun(asked: Asked, response_id: str) -> Response:
     """A response of which nothing has been made yet."""
     body, conversation = asked.body, asked.conversation
-    wanted = None if body.text is None else body.text.format
+    text = body.text or TextConfig()
     effort = None if body.reasoning is None else body.reasoning.effort
     return Response(
         id=response_id,
@@ -97,7 +102,7 @@ def _begun(asked: Asked, response_id: str) -> Response:
         service_tier=body.service_tier if body.service_tier in _TIERS else "default",
         store=body.store is not False,
         temperature=1.0 if body.temperature is None else body.temperature,
-        text=TextShown(wanted or TextFormat(type="text")),
+        text=TextShown(text.format or TextFormat(type="text"), text.verbosity or "medium"),
         tool_choice=body.tool_choice or "auto",
         tools=body.tools or [],
         top_logprobs=body.top_logprobs or 0,

@@ -9,10 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from coordinator.api.requests import (
-    MAX_MESSAGES,
-    MAX_PARTS,
-    MAX_TOOLS,
+from coordinator.api.fields import (
     CallFields,
     Count,
     NumLogprobs,
@@ -21,6 +18,7 @@ from coordinator.api.requests import (
     StructuredOutputs,
     TokenId,
 )
+from coordinator.api.requests import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
 
 LOGPROBS = "message.output_text.logprobs"
 Includable = Literal[
@@ -101,11 +99,14 @@ class TextFormat(Struct, kw_only=True, omit_defaults=True, rename={"schema_": "s
     strict: bool | None = None
 
 
+Verbosity = Literal["low", "medium", "high"]
+
+
 class TextConfig(Struct, kw_only=True, forbid_unknown_fields=True):
     """About the text of the answer."""
 
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Verbosity | None = None  # a hint, as is the effort of reasoning
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]

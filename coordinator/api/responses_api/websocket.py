@@ -22,6 +22,7 @@ from coordinator.api.call import Call
 from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
 from coordinator.api.endpoint import CLIENT_GONE, begin_call, conclude
 from coordinator.api.errors import ErrorReply, describe
+from coordinator.api.headers import check_socket_origin
 from coordinator.api.json_text import JsonReader
 from coordinator.api.responses import ErrorDetail
 from coordinator.api.responses_api.asked import asked_by
@@ -42,11 +43,12 @@ class SocketError(msgspec.Struct, tag_field="type", tag="error"):
 
 
 async def respond_over_websocket(request: web.Request) -> web.StreamResponse:
-    """Answer calls until the client goes. Raises HTTPUpgradeRequired."""
+    """Answer calls until the client goes. Raises HTTPUpgradeRequired or PermissionDenied."""
     context = request.app[CONTEXT]
     socket = web.WebSocketResponse(max_msg_size=context.config.max_body_bytes)
     if not socket.can_prepare(request).ok:
         raise web.HTTPUpgradeRequired(text=f"GET {request.path} is for WebSockets")
+    check_socket_origin(request, context.config.cors_origins)
     await socket.prepare(request)
     session = _Session(request, context, socket)
     try:

@@ -169,3 +169,14 @@ async def test_it_is_for_those_with_a_key_and_for_sockets(tenants: Any) -> None:
             assert (await turn(socket))[-1]["type"] == "response.completed"
         async with api.client.get("/v1/responses", headers=bearer("acme-1")) as response:
             assert response.status == 426
+
+
+async def test_pages_of_other_origins_are_kept_out() -> None:
+    origins = ("https://ours.example",)
+    async with served(cors_origins=origins) as api:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await connected(api, origin="https://theirs.example")
+        assert refused.value.status == 403
+        for origin in (*origins, api.server.url):
+            async with connected(api, origin=origin) as socket:
+                assert (await turn(socket))[-1]["type"] == "response.completed"
