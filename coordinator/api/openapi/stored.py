@@ -7,13 +7,13 @@ from typing import get_args
 
 from coordinator.api.openapi.operation import READS_BODY, Operation, Parameter
 from coordinator.api.responses_api.events import StreamEvent
+from coordinator.api.responses_api.items import KeptItem
 from coordinator.api.responses_api.kept import MAX_SEQUENCE_NUMBER
 from coordinator.api.responses_api.objects import (
     Conversation,
     DeletedConversation,
     DeletedResponse,
     ItemList,
-    KeptItem,
     Response,
 )
 from coordinator.api.responses_api.pages import DEFAULT_ITEMS, INCLUDE, MAX_ITEMS

@@ -14,7 +14,7 @@ from coordinator.api.requests import ChatRequest
 from coordinator.api.responses_api.chat_request import chat_request, in_our_words
 from coordinator.api.responses_api.conversation import messages_of
 from coordinator.api.responses_api.given import check_items, items_of
-from coordinator.api.responses_api.objects import KeptItem
+from coordinator.api.responses_api.items import KeptItem
 from coordinator.api.responses_api.requests import ResponseRequest
 from coordinator.api.responses_api.store import ResponseStore
 from coordinator.api.responses_api.stored import StoredConversation, StoredResponse

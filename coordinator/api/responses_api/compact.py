@@ -21,7 +21,8 @@ from coordinator.api.responses_api.asked import asked_by
 from coordinator.api.responses_api.chat_request import in_our_words
 from coordinator.api.responses_api.compaction import sealed, with_task
 from coordinator.api.responses_api.given import check_items
-from coordinator.api.responses_api.objects import CompactedResponse, CompactionItem
+from coordinator.api.responses_api.items import CompactionItem
+from coordinator.api.responses_api.objects import CompactedResponse
 from coordinator.api.responses_api.requests import CompactRequest
 from coordinator.api.responses_api.stored import RESPONSE_ID
 from coordinator.api.responses_api.usage import response_usage

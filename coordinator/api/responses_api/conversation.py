@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from coordinator.api.requests import CalledFunction, Message, ToolCall
 from coordinator.api.responses_api.compaction import SUMMARY_HEAD, summary_of
-from coordinator.api.responses_api.objects import (
+from coordinator.api.responses_api.items import (
     CallItem,
     CallOutputItem,
     CompactionItem,

@@ -11,14 +11,10 @@ from msgspec import Struct
 from coordinator.api.body import convert_request, read_object, read_request
 from coordinator.api.context import CONTEXT, TRACE
 from coordinator.api.responses_api.given import check_items, items_of
+from coordinator.api.responses_api.item_requests import InputItem
 from coordinator.api.responses_api.objects import Conversation, DeletedConversation
 from coordinator.api.responses_api.pages import check_include, page_of, whole_page
-from coordinator.api.responses_api.requests import (
-    ConversationRequest,
-    ConversationUpdate,
-    InputItem,
-    NewItems,
-)
+from coordinator.api.responses_api.requests import ConversationRequest, ConversationUpdate, NewItems
 from coordinator.api.responses_api.stored import CONVERSATION_ID, StoredConversation, items_bytes
 
 

@@ -16,7 +16,8 @@ from coordinator.api.responses_api.asked import read_asked
 from coordinator.api.responses_api.background import BackgroundRun
 from coordinator.api.responses_api.chat_request import in_our_words
 from coordinator.api.responses_api.follow import follow
-from coordinator.api.responses_api.objects import InputTokens, KeptItem
+from coordinator.api.responses_api.items import KeptItem
+from coordinator.api.responses_api.objects import InputTokens
 from coordinator.api.responses_api.plan import Planned, as_fitted, plan_response
 
 _JSON = "application/json"

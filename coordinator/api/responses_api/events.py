@@ -8,7 +8,8 @@ import msgspec
 from msgspec import Struct
 
 from coordinator.api.responses import TokenLogprob
-from coordinator.api.responses_api.objects import Item, OutputText, ReasoningText, Response
+from coordinator.api.responses_api.items import Item, OutputText, ReasoningText
+from coordinator.api.responses_api.objects import Response
 
 
 class Event(Struct, kw_only=True, tag_field="type"):

@@ -13,12 +13,8 @@ from coordinator.api.chat_parts import PartsPlan
 from coordinator.api.choice import ChoiceDelta, ScoredToken
 from coordinator.api.logprobs import TokenNames, chat_logprobs
 from coordinator.api.responses_api import events
-from coordinator.api.responses_api.objects import (
-    IncompleteDetails,
-    Item,
-    Response,
-    ResponseError,
-)
+from coordinator.api.responses_api.items import Item
+from coordinator.api.responses_api.objects import IncompleteDetails, Response, ResponseError
 from coordinator.api.responses_api.output import Output
 from coordinator.api.responses_api.told import Piece, ToldApart
 from coordinator.api.responses_api.usage import response_usage

@@ -10,7 +10,8 @@ import msgspec
 from coordinator.api.json_text import JsonReader
 from coordinator.api.requests import MAX_MESSAGES, MAX_PARTS
 from coordinator.api.responses_api.compaction import summary_of
-from coordinator.api.responses_api.objects import (
+from coordinator.api.responses_api.item_requests import InputItem, ItemText, Role
+from coordinator.api.responses_api.items import (
     CallItem,
     CallOutputItem,
     CompactionItem,
@@ -21,7 +22,6 @@ from coordinator.api.responses_api.objects import (
     ReasoningItem,
     ReasoningText,
 )
-from coordinator.api.responses_api.requests import InputItem, ItemText, Role
 from pdserve.errors import InvalidRequest
 
 T = TypeVar("T")

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.api.responses_api.asked import Asked
-from coordinator.api.responses_api.objects import Item, Response
+from coordinator.api.responses_api.items import Item
+from coordinator.api.responses_api.objects import Response
 from coordinator.api.responses_api.store import ResponseStore
 from coordinator.api.responses_api.stored import EventLog, StoredResponse, items_bytes
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import get_args
 
-from coordinator.api.responses_api.objects import ItemList, KeptItem
+from coordinator.api.responses_api.items import KeptItem
+from coordinator.api.responses_api.objects import ItemList
 from coordinator.api.responses_api.requests import Includable
 from pdserve.errors import InvalidRequest
 

@@ -16,8 +16,9 @@ from coordinator.api.responses_api.asked import Asked
 from coordinator.api.responses_api.chat_request import in_our_words
 from coordinator.api.responses_api.events import Frame
 from coordinator.api.responses_api.format import ResponseFormat
+from coordinator.api.responses_api.items import KeptItem
 from coordinator.api.responses_api.keeper import make_keeper
-from coordinator.api.responses_api.objects import KeptItem, ReasoningShown, Response, TextShown
+from coordinator.api.responses_api.objects import ReasoningShown, Response, TextShown
 from coordinator.api.responses_api.requests import (
     LOGPROBS,
     ConversationReference,

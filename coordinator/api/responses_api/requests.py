@@ -18,7 +18,8 @@ from coordinator.api.fields import (
     StructuredOutputs,
     TokenId,
 )
-from coordinator.api.requests import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
+from coordinator.api.requests import MAX_TOOLS
+from coordinator.api.responses_api.item_requests import Input, InputItem
 
 LOGPROBS = "message.output_text.logprobs"
 Includable = Literal[
@@ -26,41 +27,6 @@ Includable = Literal[
     "reasoning.encrypted_content",  # reasoning is given in plain text: nothing to add
 ]
 MAX_NEW_ITEMS = 20  # of a conversation, at a time
-
-
-class ItemPart(Struct, kw_only=True):
-    """A piece of an item's text."""
-
-    type: Literal["input_text", "output_text", "text", "reasoning_text"]
-    text: str | None = None
-
-
-ItemText = str | Annotated[list[ItemPart], Meta(max_length=MAX_PARTS)]
-
-
-Role = Literal["user", "assistant", "system", "developer"]
-ItemType = Literal[
-    "message",
-    "function_call",
-    "function_call_output",
-    "reasoning",
-    "compaction",
-    "item_reference",
-]
-
-
-class InputItem(Struct, kw_only=True):
-    """Something that was said or done; which fields it needs depends on its type."""
-
-    type: ItemType = "message"
-    id: str | None = None  # of an item that is referred to; else a name for this one
-    role: Role | None = None  # of a message
-    content: ItemText | None = None  # of a message, or of reasoning
-    call_id: str | None = None  # of a call, and of its output
-    name: str | None = None  # of a call, as are the
-    arguments: str | None = None  # in JSON
-    output: ItemText | None = None  # of a call's output
-    encrypted_content: str | None = None  # of a compaction; of reasoning, it is not looked at
 
 
 class FunctionTool(Struct, kw_only=True):
@@ -129,9 +95,6 @@ class ResponseStreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
 MetadataKey = Annotated[str, Meta(max_length=64)]
 MetadataValue = Annotated[str, Meta(max_length=512)]
 Metadata = Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)]
-
-
-Input = str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_MESSAGES)]
 
 
 class CompactRequest(CallFields, kw_only=True):

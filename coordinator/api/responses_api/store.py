@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 
-from coordinator.api.responses_api.objects import KeptItem
+from coordinator.api.responses_api.items import KeptItem
 from coordinator.api.responses_api.stored import RESPONSE_ID, StoredConversation, StoredResponse
 from pdserve.errors import (
     ConversationNotFound,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from coordinator.api.responses_api.objects import KeptItem
+from coordinator.api.responses_api.items import KeptItem
 from pdserve.errors import ItemNotFound
 
 RESPONSE_ID = "resp_{}"

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain
 from typing import TypeVar
 
-from coordinator.api.responses_api.objects import CallOutputItem, KeptItem, MessageItem
+from coordinator.api.responses_api.items import CallOutputItem, KeptItem, MessageItem
 from pdserve.errors import ContextLengthExceeded
 
 T = TypeVar("T")

@@ -12,9 +12,7 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
-import msgspec
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from coordinator.api.answer import new_events
@@ -24,22 +22,14 @@ from coordinator.api.endpoint import CLIENT_GONE, begin_call, conclude
 from coordinator.api.errors import ErrorReply, describe
 from coordinator.api.headers import check_socket_origin
 from coordinator.api.json_text import JsonReader
-from coordinator.api.responses import ErrorDetail
 from coordinator.api.responses_api.asked import asked_by
 from coordinator.api.responses_api.plan import Planned, plan_response
+from coordinator.api.responses_api.socket_messages import as_message, body_of, refusal
 from coordinator.api.responses_api.stored import StoredResponse
-from pdserve.errors import ConnectionExpired, InvalidRequest, NodeDraining
+from pdserve.errors import ConnectionExpired, NodeDraining
 
 MAX_AGE_S = 3600.0  # of a connection
-_HTTP_ONLY = ("background", "stream", "stream_options")
 _log = logging.getLogger(__name__)
-
-
-class SocketError(msgspec.Struct, tag_field="type", tag="error"):
-    """The answer to a message that no response was begun for."""
-
-    status: int
-    error: ErrorDetail
 
 
 async def respond_over_websocket(request: web.Request) -> web.StreamResponse:
@@ -52,7 +42,8 @@ async def respond_over_websocket(request: web.Request) -> web.StreamResponse:
     await socket.prepare(request)
     session = _Session(request, context, socket)
     try:
-        await session.run()
+        with suppress(ConnectionError):  # the client is gone
+            await session.run()
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if not context.in_flight.is_aborting or task is None:
@@ -147,8 +138,8 @@ class _Session:
         begin_call(trace, self._request.path, context)
         text = message.encode() if isinstance(message, str) else message
         values = await JsonReader().read_long(text, "the message")
-        asked = asked_by(_body(values), context, trace, self._find_latest)
-        return await plan_response(asked, self._request.headers, context, trace, _as_message)
+        asked = asked_by(body_of(values), context, trace, self._find_latest)
+        return await plan_response(asked, self._request.headers, context, trace, as_message)
 
     async def _run(self, planned: Planned, trace: RequestTrace) -> None:
         async with Call(self._context, trace, planned.call) as call:
@@ -186,8 +177,7 @@ class _Session:
             raise ConnectionResetError("the client stopped reading") from error
 
     async def _refuse(self, reply: ErrorReply) -> None:
-        detail = msgspec.structs.replace(reply.detail, code=reply.detail.code or reply.detail.type)
-        await self._send([msgspec.json.encode(SocketError(reply.status, detail))])
+        await self._send([refusal(reply)])
 
     def _described(self, error: Exception, trace: RequestTrace) -> ErrorReply:
         reply = describe(error, trace.request_id, self._context.config.retry_after_s)
@@ -203,21 +193,3 @@ class _Session:
             received_s=self._context.clock.now(),
             caller=self._request[TRACE].caller,
         )
-
-
-def _body(values: Any) -> dict[str, Any]:
-    """Of a message that asks for a response. Raises InvalidRequest."""
-    if not isinstance(values, dict):
-        raise InvalidRequest("the message is no JSON object")
-    kind = values.pop("type", None)
-    if kind != "response.create":
-        raise InvalidRequest(f"'type' is {str(kind)[:64]!r}, not 'response.create'", "type")
-    for name in _HTTP_ONLY:
-        if values.get(name) is not None:
-            raise InvalidRequest(f"{name!r} makes no sense over a WebSocket", name)
-    return values
-
-
-def _as_message(event: bytes, kind: str) -> bytes:
-    """Its kind is told in it."""
-    return event

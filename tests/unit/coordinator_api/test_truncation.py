@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.api.responses_api.objects import (
+from coordinator.api.responses_api.items import (
     CallItem,
     CallOutputItem,
     InputText,
