@@ -8,6 +8,9 @@ A handoff keeps a reference of its own to every announced block, so the request 
 Everything is said again, with fresh tickets, to whoever subscribes later (half-way, or after a
 first decode node died), and to whoever waited so long that its tickets are old.
 
+Several answers to one prompt are handed over one by one, each under its own id, as its decode node
+comes for it: their handoffs hold the same blocks, which are free when the last of them is over.
+
 What a step has completed is announced when it is over. Where that is much, it is announced layer by
 layer while the step runs, so that little is left to pull when the last token is computed.
 """
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -28,7 +31,7 @@ from pdserve.engine.request import Request, Scheduled
 from pdserve.errors import DeadlineExceeded, PdserveError
 from pdserve.node.session_server import Said, Subscriber
 from pdserve.protocol import Announcement, HandoffEnded, HandoffRecord
-from prefill_node.held_kv import HeldKv
+from prefill_node.held_kv import HeldKv, PinnedBlocks
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +73,7 @@ class Handoffs:
         announce_bytes: int,
     ) -> None:
         self._exporter = exporter
-        self._pool = pool
+        self._pinned = PinnedBlocks(pool)
         self._on_settled = on_settled
         self._on_expired = on_expired
         self._lease_s = lease_s
@@ -80,8 +83,8 @@ class Handoffs:
 
     @property
     def num_pinned_blocks(self) -> int:
-        """Blocks held for pulling; one that two handoffs hold counts twice."""
-        return sum(len(handoff.held.block_ids) for handoff in self._handoffs.values())
+        """Blocks held for pulling."""
+        return len(self._pinned)
 
     def __len__(self) -> int:
         return len(self._handoffs)
@@ -106,8 +109,7 @@ class Handoffs:
             return []
         most_bytes = 0
         for row in rows:
-            handoff = self._handoffs.get(row.request.request_id)
-            if handoff is not None:
+            for handoff in self._of(row.request):
                 computed = row.request.num_computed_tokens
                 self._announce_early(row.request, handoff, computed, self._num_layers)
                 to_come = handoff.held.missing(
@@ -123,15 +125,15 @@ class Handoffs:
     def layers_done(self, rows: Sequence[Scheduled], num_layers: int) -> None:
         """The running step has completed so many layers of its rows: announce what is enough."""
         for row in rows:
-            handoff = self._handoffs.get(row.request.request_id)
-            if handoff is not None and not row.request.is_cancelled:
+            if row.request.is_cancelled:
+                continue
+            for handoff in self._of(row.request):
                 computed = row.request.num_computed_tokens + row.num_tokens
                 self._announce_early(row.request, handoff, computed, num_layers)
 
     def announce(self, request: Request) -> None:
         """A step is over: announce (the rest of) the blocks that it has completed."""
-        handoff = self._handoffs.get(request.request_id)
-        if handoff is not None:
+        for handoff in self._of(request):
             computed = request.num_computed_tokens
             self._announce(
                 request, handoff, handoff.held.missing(request, computed, self._num_layers)
@@ -140,9 +142,9 @@ class Handoffs:
     def publish(self, request: Request, record: HandoffRecord) -> None:
         """The prefill is over: say so, in one message with what is left to announce.
 
-        The lease starts, unless somebody listens.
+        `record` is of one of the request's answers. Its lease starts, unless somebody listens.
         """
-        handoff = self._handoffs.get(request.request_id)
+        handoff = self._handoffs.get(record.request_id)
         if handoff is None:
             return
         handoff.record = record
@@ -153,7 +155,7 @@ class Handoffs:
         if handoff.subscribers:
             handoff.say(replace(record, ticket=held.ticket(last)))
         else:
-            self._start_lease(request.request_id, handoff)
+            self._start_lease(record.request_id, handoff)
 
     def end(self, request_id: str, reason: PdserveError) -> None:
         """There is nothing (more) to pull; harmless when there was no handoff."""
@@ -207,10 +209,17 @@ class Handoffs:
 
     # ---- parts ---------------------------------------------------------------------------------
 
+    def _of(self, request: Request) -> Iterator[_Handoff]:
+        """Those of the request's answers that are not over yet."""
+        for answer in request.answers:
+            handoff = self._handoffs.get(answer.request_id)
+            if handoff is not None:
+                yield handoff
+
     def _get_or_make(self, request_id: str) -> _Handoff:
         handoff = self._handoffs.get(request_id)
         if handoff is None:
-            held = HeldKv(request_id, self._exporter, self._pool)
+            held = HeldKv(request_id, self._exporter, self._pinned)
             handoff = self._handoffs[request_id] = _Handoff(held)
         return handoff
 
@@ -226,7 +235,7 @@ class Handoffs:
             handoff.held.announce(request, part)
             if handoff.subscribers:
                 ticket = handoff.held.ticket(part)
-                handoff.say(Announcement(request_id=request.request_id, ticket=ticket))
+                handoff.say(Announcement(request_id=handoff.held.request_id, ticket=ticket))
 
     def _say_all(self, request_id: str, handoff: _Handoff, subscriber: Subscriber) -> None:
         for index, part in enumerate(handoff.held.renew()):

@@ -268,7 +268,8 @@ class Engine(EngineCore):
         log.error("a step of %d requests failed", len(rows), exc_info=error)
         failed = [row.request for row in rows]
         if isinstance(error, RequestsFailed) and error.request_ids:
-            failed = [request for request in failed if request.request_id in error.request_ids]
+            named = set(error.request_ids)
+            failed = [r for r in failed if any(a.request_id in named for a in r.answers)]
         elif not isinstance(error, PdserveError):
             error = PdserveError(f"the engine's step failed: {type(error).__name__}: {error}")
         self.abandon_step(rows, failed)
