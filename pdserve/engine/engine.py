@@ -274,6 +274,8 @@ class Engine(EngineCore):
             error = PdserveError(f"the engine's step failed: {type(error).__name__}: {error}")
         self.abandon_step(rows, failed)
         observer.requests_failed([r for r in failed if not r.is_cancelled], error)
+        for answer in (answer for request in failed for answer in request.answers):
+            answer.is_cancelled = True  # whoever keeps something for it lets go
 
     def _record_step_time(self, duration_s: float) -> None:
         self.num_steps += 1

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from coordinator.api.sampling import choice_seed
 from tests.cluster.checkpoints import make_prompt
-from tests.cluster.client import Client
+from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import Fleet, fleet_config, running
 
 PROMPT = 1003  # tokens: the last block is not full
@@ -66,3 +66,30 @@ async def test_answers_are_those_of_separate_calls(
         assert answer.token_ids == alone.tokens
         assert answer.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
         assert answer.finish_reason == "length"
+
+
+@pytest.mark.parametrize("victim", ["decode-1", "prefill-0"])
+async def test_a_lost_node_ends_the_call_and_nothing_is_left(
+    trio: Fleet, client: Client, victim: str
+) -> None:
+    """As of a call with one answer; the fixture looks for what is still held."""
+    is_prefill = victim == "prefill-0"
+    length = 12_000 if is_prefill else PROMPT
+    follower = Follower(client, make_prompt(length, f"lost {victim}"), 2500, n=NUM_ANSWERS)
+    if is_prefill:
+        await trio.wait_for(victim, lambda gauges: gauges["pinned_blocks"] > 0)
+    else:
+        await follower.reached(10 * NUM_ANSWERS)
+    await trio.kill_node(victim)
+    output = await follower.end(5.0)
+    assert output.error is not None
+    assert output.error["code"] in ("node_lost", "peer_lost")
+    assert victim in output.error["message"]
+
+
+async def test_hanging_up_in_mid_prompt_frees_everything(trio: Fleet, client: Client) -> None:
+    follower = Follower(client, make_prompt(12_000, "hang up"), 20, n=NUM_ANSWERS)
+    held = await trio.wait_for("prefill-0", lambda gauges: gauges["pinned_blocks"] > 0)
+    assert held["handoffs"] == NUM_ANSWERS
+    await follower.hang_up()
+    await trio.assert_baseline()

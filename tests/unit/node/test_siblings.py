@@ -165,6 +165,7 @@ async def test_what_fails_for_one_fails_for_all(named: str) -> None:
     engine = fan.parts.engine
     rows = engine.begin_step()
     engine._fail(rows, GrammarFailed("no way on", [named]), fan.services)
+    assert all(answer.is_done for row in rows for answer in row.request.answers)
     failed = [m.request_id for m in fan.link.sent if isinstance(m, LegFailed)]
     assert failed == NAMES
     (ended,) = fan.heard["p-1"]
