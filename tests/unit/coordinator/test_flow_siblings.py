@@ -86,8 +86,12 @@ async def test_where_nothing_is_handed_over_the_others_follow_token_one(
     running = start(nodes, max_tokens)
     (leg,) = sent(member)
     assert leg.request_id == "r"  # type: ignore[attr-defined]
+    nodes.clock.advance(5.0)
     nodes.say(member, token(0, last=True))
-    assert [leg.request_id for leg in sent(member)] == ["r-1", "r-2"]  # type: ignore[attr-defined]
+    legs = sent(member)
+    assert [leg.request_id for leg in legs] == ["r-1", "r-2"]  # type: ignore[attr-defined]
+    left_s = [leg.slo.deadline_s for leg in legs]  # type: ignore[attr-defined]
+    assert left_s == [55.0, 55.0], "of the call's time-out"
     for name in NAMES[1:]:
         nodes.say(member, token(0, last=True, request_id=name))
     assert [await output(answer) for answer in running] == [[100]] * 3
