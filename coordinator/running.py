@@ -33,6 +33,11 @@ class Dispatch:
     slo: Slo  # what its nodes are to keep
 
     @property
+    def held_until_s(self) -> float:
+        """Token 1 may be held back until then."""
+        return self.at_s + self.slo.hold_s
+
+    @property
     def prefill(self) -> Member | None:
         """Who prefills; None: the decode node."""
         return self.booking.placement.prefill
@@ -46,6 +51,15 @@ class Dispatch:
     def members(self) -> list[Member]:
         """Who has a leg of it."""
         return [member for member in (self.prefill, self.decode) if member is not None]
+
+
+@dataclass(slots=True)
+class _Held:
+    """That token 1 is held back."""
+
+    timer: asyncio.TimerHandle
+    on_shown: Callable[[], None]
+    token_one: TokenEvent | None = None  # None: it is not here yet
 
 
 class RunningRequest:
@@ -70,7 +84,9 @@ class RunningRequest:
         self._deadline_s = deadline_s
         self._on_end = on_end
         self._unheard: list[TokenEvent | Exception] = []  # before there was a listener
-        self._tell: Listener = self._unheard.append
+        self._listener: Listener = self._unheard.append
+        self._tell: Listener = self._listener  # or what holds token 1 back
+        self._held: _Held | None = None
         self._early: dict[int, TokenEvent] = {}  # by index: arrived before their turn
         self._has_ended = False
         self._deadline = asyncio.get_running_loop().call_later(deadline_s, self._expire)
@@ -105,7 +121,9 @@ class RunningRequest:
 
     def listen(self, listener: Listener) -> None:
         """As Generation.listen."""
-        self._tell = listener
+        self._listener = listener
+        if self._held is None:
+            self._tell = listener
         for event in self._unheard:
             listener(event)
         self._unheard.clear()
@@ -113,6 +131,15 @@ class RunningRequest:
     def cancel(self, reason: str) -> None:
         """Stop both legs, or leave the line."""
         self.end(RequestCancelled(reason))
+
+    def hold(self, at_most_s: float, on_shown: Callable[[], None]) -> None:
+        """Keep token 1, which is delivered next, until something follows it.
+
+        `on_shown` is called when it is told.
+        """
+        timer = asyncio.get_running_loop().call_later(at_most_s, self._show)
+        self._held = _Held(timer, on_shown)
+        self._tell = self._keep
 
     def deliver(self, event: TokenEvent, sender: Member) -> None:
         """Take tokens from a node, in whatever order they come."""
@@ -142,6 +169,24 @@ class RunningRequest:
             for sibling in self.siblings:
                 sibling.end(error)
 
+    def _keep(self, event: TokenEvent | Exception) -> None:
+        assert self._held is not None
+        if self._held.token_one is None and isinstance(event, TokenEvent):
+            self._held.token_one = event
+        else:
+            self._show()
+            self._tell(event)
+
+    def _show(self) -> None:
+        """Tell token 1 at last."""
+        assert self._held is not None
+        held, self._held = self._held, None
+        held.timer.cancel()
+        self._tell = self._listener
+        if held.token_one is not None:
+            held.on_shown()
+            self._tell(held.token_one)
+
     def _finish(self, dispatch: Dispatch, sender: Member) -> None:
         decode = dispatch.decode
         if decode is not None and decode is not sender:  # ended with token 1: nothing to decode
@@ -151,6 +196,8 @@ class RunningRequest:
     def _leave(self, *, by_itself: bool) -> None:
         self._has_ended = True
         self._deadline.cancel()
+        if self._held is not None:
+            self._show()
         if self.dispatch is not None:
             self.dispatch.booking.end(by_itself=by_itself)
         self._on_end(self, by_itself)
@@ -166,6 +213,7 @@ def slo_left(request: GenerationRequest, deadline_s: float, elapsed_s: float) ->
     return msgspec.structs.replace(
         slo,
         ttft_s=_less(slo.ttft_s, request.waited_s + elapsed_s),
+        hold_s=_less(slo.hold_s, request.waited_s + elapsed_s),
         deadline_s=_less(deadline_s, elapsed_s),
     )
 
