@@ -89,7 +89,7 @@ class Intake:
         request = self._expected(leg, source)
         session = await self._sessions.get(source)
         async with (
-            session.subscribed(leg.request_id) as subscription,
+            session.subscribed(leg.request_id, at_end=leg.prompt_id in self._pulls) as subscription,
             self._pulls.turn(leg.prompt_id, subscription),
         ):
             await self._receive(request, session, subscription)

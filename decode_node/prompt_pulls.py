@@ -28,6 +28,10 @@ class PromptPulls:
     def __init__(self) -> None:
         self._pulls: dict[str, _Pull] = {}  # by prompt id
 
+    def __contains__(self, prompt_id: str) -> bool:
+        """Whether somebody pulls it already: there is nothing to do for others before the end."""
+        return prompt_id in self._pulls
+
     @asynccontextmanager
     async def turn(self, prompt_id: str, subscription: Subscription) -> AsyncIterator[None]:
         """To be the first, or to come when the first one's request has been adopted.

@@ -10,6 +10,7 @@ first decode node died), and to whoever waited so long that its tickets are old.
 
 Several answers to one prompt are handed over one by one, each under its own id, as its decode node
 comes for it: their handoffs hold the same blocks, which are free when the last of them is over.
+Who says when subscribing that it pulls nothing before the end hears nothing before it either.
 
 What a step has completed is announced when it is over. Where that is much, it is announced layer by
 layer while the step runs, so that little is left to pull when the last token is computed.
@@ -46,12 +47,22 @@ class _Handoff:
     is_open: bool = False  # its prefill leg has arrived
     was_pulled: bool = False  # by one of its subscribers
     record: HandoffRecord | None = None  # once the prefill is over
-    subscribers: list[Subscriber] = field(default_factory=list)
+    # |-> whether it hears of each part as it comes, and not of all at the end
+    subscribers: dict[Subscriber, bool] = field(default_factory=dict)
     lease: asyncio.TimerHandle | None = None
+
+    @property
+    def is_followed(self) -> bool:
+        return any(self.subscribers.values())
 
     def say(self, message: Said) -> None:
         for subscriber in self.subscribers:
             subscriber(message)
+
+    def say_to_followers(self, message: Said) -> None:
+        for subscriber, is_follower in self.subscribers.items():
+            if is_follower:
+                subscriber(message)
 
 
 class Handoffs:
@@ -152,9 +163,12 @@ class Handoffs:
         *earlier, last = held.missing(request, request.num_prompt_tokens, self._num_layers)
         self._announce(request, handoff, earlier)
         held.announce(request, last)
-        if handoff.subscribers:
-            handoff.say(replace(record, ticket=held.ticket(last)))
-        else:
+        if handoff.is_followed:
+            handoff.say_to_followers(replace(record, ticket=held.ticket(last)))
+        for subscriber, is_follower in handoff.subscribers.items():
+            if not is_follower:
+                self._say_all(record.request_id, handoff, subscriber)
+        if not handoff.subscribers:
             self._start_lease(record.request_id, handoff)
 
     def end(self, request_id: str, reason: PdserveError) -> None:
@@ -167,12 +181,13 @@ class Handoffs:
 
     # ---- the sessions' side --------------------------------------------------------------------
 
-    def subscribe(self, request_id: str, subscriber: Subscriber) -> None:
-        """Tell `subscriber` everything about this request, which may not have arrived yet."""
+    def subscribe(self, request_id: str, subscriber: Subscriber, *, at_end: bool = False) -> None:
+        """As Announcer.subscribe; the request may not have arrived yet."""
         handoff = self._get_or_make(request_id)
-        if subscriber not in handoff.subscribers:  # it unsubscribes once, however often it asked
-            handoff.subscribers.append(subscriber)
-        self._say_all(request_id, handoff, subscriber)
+        # It unsubscribes once, however often it asked.
+        is_follower = handoff.subscribers.setdefault(subscriber, not at_end)
+        if is_follower or handoff.record is not None:
+            self._say_all(request_id, handoff, subscriber)
         if handoff.is_open:
             self._stop_lease(handoff)
         elif handoff.lease is None:
@@ -210,10 +225,10 @@ class Handoffs:
     # ---- parts ---------------------------------------------------------------------------------
 
     def _of(self, request: Request) -> Iterator[_Handoff]:
-        """Those of the request's answers that are not over yet."""
+        """Its own, and those of its siblings that somebody follows: the rest wait for the end."""
         for answer in request.answers:
             handoff = self._handoffs.get(answer.request_id)
-            if handoff is not None:
+            if handoff is not None and (answer is request or handoff.is_followed):
                 yield handoff
 
     def _get_or_make(self, request_id: str) -> _Handoff:
@@ -233,9 +248,11 @@ class Handoffs:
     def _announce(self, request: Request, handoff: _Handoff, parts: Sequence[KvPart]) -> None:
         for part in parts:
             handoff.held.announce(request, part)
-            if handoff.subscribers:
+            if handoff.is_followed:
                 ticket = handoff.held.ticket(part)
-                handoff.say(Announcement(request_id=handoff.held.request_id, ticket=ticket))
+                handoff.say_to_followers(
+                    Announcement(request_id=handoff.held.request_id, ticket=ticket)
+                )
 
     def _say_all(self, request_id: str, handoff: _Handoff, subscriber: Subscriber) -> None:
         for index, part in enumerate(handoff.held.renew()):
@@ -248,7 +265,7 @@ class Handoffs:
         handoff = self._handoffs.get(request_id)
         if handoff is None or subscriber not in handoff.subscribers:
             return None
-        handoff.subscribers.remove(subscriber)
+        del handoff.subscribers[subscriber]
         return handoff
 
     def _settle(self, request_id: str) -> None:

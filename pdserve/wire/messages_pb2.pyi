@@ -428,12 +428,14 @@ class ExporterWelcome(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., memory: _Optional[str] = ..., host_id: _Optional[str] = ..., access: _Optional[bytes] = ..., offers: _Optional[_Iterable[_Union[TransportOffer, _Mapping]]] = ...) -> None: ...
 
 class Subscribe(_message.Message):
-    __slots__ = ("request_id", "subscription_id")
+    __slots__ = ("request_id", "subscription_id", "at_end")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_ID_FIELD_NUMBER: _ClassVar[int]
+    AT_END_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     subscription_id: str
-    def __init__(self, request_id: _Optional[str] = ..., subscription_id: _Optional[str] = ...) -> None: ...
+    at_end: bool
+    def __init__(self, request_id: _Optional[str] = ..., subscription_id: _Optional[str] = ..., at_end: bool = ...) -> None: ...
 
 class Settle(_message.Message):
     __slots__ = ("subscription_id", "pulled")

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from pdserve.errors import StaleTicket
-from pdserve.protocol import HandoffEnded
+from pdserve.protocol import HandoffEnded, Subscribe
 from tests.unit.decode_node.test_intake import Bench, check_ended, turn
 
 NAMES = ("r", "r-1", "r-2")
@@ -38,6 +38,8 @@ async def taking(bench: Bench) -> dict[str, asyncio.Task[None]]:
 async def test_the_first_pulls_the_others_take_its_blocks(bench: Bench) -> None:
     tasks = await taking(bench)
     assert len(bench.puller.pulled) == 1, "the others wait for it"
+    subscribed = [m for m in bench.exporter.outbox.sent if isinstance(m, Subscribe)]
+    assert [m.at_end for m in subscribed] == [False, True, True]
     bench.puller.gate.set()
     await asyncio.wait_for(asyncio.gather(*tasks.values()), 1)
     asked = [(part[:2], from_token) for part, _, from_token in bench.puller.pulled]
