@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
@@ -22,17 +21,6 @@ CALLS = {
     "an embedding": ("/embeddings", {"input": "Hi"}),
     "a refusal": ("/chat/completions", {"messages": MESSAGES, "temperature": "hot"}),
 }
-
-
-@pytest.fixture
-def collector_off() -> Iterator[None]:
-    """What the tests before have left is out of the way."""
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    yield
-    gc.enable()
-    gc.unfreeze()
 
 
 @pytest.mark.usefixtures("collector_off")
