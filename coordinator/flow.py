@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 
@@ -19,6 +20,7 @@ from coordinator.prefix_watch import PrefixWatch
 from coordinator.prompt_hashes import PromptHashes
 from coordinator.registry import Member, Registry
 from coordinator.routing import Placement, Router
+from coordinator.routing.holding import is_full
 from coordinator.running import Dispatch, RunningRequest, slo_left
 from coordinator.status import describe_nodes, describe_waiting, waiting_by_class
 from pdserve.clock import Clock, SystemClock
@@ -244,7 +246,8 @@ class Flow:
 
     def _dispatch(self, running: RunningRequest, placement: Placement, slo: Slo) -> None:
         request, now_s = running.request, self._clock.now()
-        running.dispatch = Dispatch(self._router.dispatched(request, placement), now_s)
+        booking = self._router.dispatched(request, placement)
+        running.dispatch = Dispatch(booking, now_s, now_s + slo.hold_s)
         running.num_attempts += 1
         self._admission.dispatched(request.request_id, slo, placement, now_s)
         self._metrics.placements.labels(side=placement.side).inc()
@@ -279,11 +282,26 @@ class Flow:
             self._prefix_watch.prefilled(
                 request.token_ids, block_size, request.cache_salt, event.cached_tokens
             )
-        self._admission.first_token(request.request_id, now_s)
+        self._look_at_line()
+        shown = partial(self._shown, request.request_id, dispatch)
+        hold_s = dispatch.held_until_s - now_s
+        goes_on = event.finish_reason is None and len(event.token_ids) > 0
+        if goes_on and hold_s > 0 and is_full(request.slo, dispatch.booking.longest_wait_s):
+            running.hold(hold_s, partial(self._held, now_s, shown))
+        else:
+            shown()
+
+    def _held(self, since_s: float, shown: Callable[[], None]) -> None:
+        self._metrics.held.observe(self._clock.now() - since_s)
+        shown()
+
+    def _shown(self, request_id: str, dispatch: Dispatch) -> None:
+        """The client gets token 1 now."""
+        now_s = self._clock.now()
+        self._admission.first_token(request_id, now_s)
         predicted_s = dispatch.booking.placement.ttft_s
         if predicted_s > 0:
             self._metrics.ttft_ratio.observe((now_s - dispatch.at_s) / predicted_s)
-        self._look_at_line()
 
     def _ended(self, running: RunningRequest, by_itself: bool) -> None:
         request_id = running.request.request_id

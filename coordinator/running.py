@@ -30,6 +30,7 @@ class Dispatch:
 
     booking: Booking
     at_s: float
+    held_until_s: float  # token 1 may be held back until then
 
     @property
     def prefill(self) -> Member | None:
@@ -45,6 +46,15 @@ class Dispatch:
     def members(self) -> list[Member]:
         """Who has a leg of it."""
         return [member for member in (self.prefill, self.decode) if member is not None]
+
+
+@dataclass(slots=True)
+class _Held:
+    """That token 1 is held back."""
+
+    timer: asyncio.TimerHandle
+    on_shown: Callable[[], None]
+    token_one: TokenEvent | None = None  # None: it is not here yet
 
 
 class RunningRequest:
@@ -68,7 +78,9 @@ class RunningRequest:
         self._deadline_s = deadline_s
         self._on_end = on_end
         self._unheard: list[TokenEvent | Exception] = []  # before there was a listener
-        self._tell: Listener = self._unheard.append
+        self._listener: Listener = self._unheard.append
+        self._tell: Listener = self._listener  # or what holds token 1 back
+        self._held: _Held | None = None
         self._early: dict[int, TokenEvent] = {}  # by index: arrived before their turn
         self._has_ended = False
         self._deadline = asyncio.get_running_loop().call_later(deadline_s, self._expire)
@@ -98,7 +110,9 @@ class RunningRequest:
 
     def listen(self, listener: Listener) -> None:
         """As Generation.listen."""
-        self._tell = listener
+        self._listener = listener
+        if self._held is None:
+            self._tell = listener
         for event in self._unheard:
             listener(event)
         self._unheard.clear()
@@ -106,6 +120,15 @@ class RunningRequest:
     def cancel(self, reason: str) -> None:
         """Stop both legs, or leave the line."""
         self.end(RequestCancelled(reason))
+
+    def hold(self, at_most_s: float, on_shown: Callable[[], None]) -> None:
+        """Keep token 1, which is delivered next, until something follows it.
+
+        `on_shown` is called when it is told.
+        """
+        timer = asyncio.get_running_loop().call_later(at_most_s, self._show)
+        self._held = _Held(timer, on_shown)
+        self._tell = self._keep
 
     def deliver(self, event: TokenEvent, sender: Member) -> None:
         """Take tokens from a node, in whatever order they come."""
@@ -129,6 +152,24 @@ class RunningRequest:
             member.send(CancelLeg(request_id=self.request.request_id, reason=error.message))
         self._leave(by_itself=False)
 
+    def _keep(self, event: TokenEvent | Exception) -> None:
+        assert self._held is not None
+        if self._held.token_one is None and isinstance(event, TokenEvent):
+            self._held.token_one = event
+        else:
+            self._show()
+            self._tell(event)
+
+    def _show(self) -> None:
+        """Tell token 1 at last."""
+        assert self._held is not None
+        held, self._held = self._held, None
+        held.timer.cancel()
+        self._tell = self._listener
+        if held.token_one is not None:
+            held.on_shown()
+            self._tell(held.token_one)
+
     def _finish(self, dispatch: Dispatch, sender: Member) -> None:
         decode = dispatch.decode
         if decode is not None and decode is not sender:  # ended with token 1: nothing to decode
@@ -138,6 +179,8 @@ class RunningRequest:
     def _leave(self, *, by_itself: bool) -> None:
         self._has_ended = True
         self._deadline.cancel()
+        if self._held is not None:
+            self._show()
         if self.dispatch is not None:
             self.dispatch.booking.end(by_itself=by_itself)
         self._on_end(self, by_itself)
@@ -153,6 +196,7 @@ def slo_left(request: GenerationRequest, deadline_s: float, elapsed_s: float) ->
     return msgspec.structs.replace(
         slo,
         ttft_s=_less(slo.ttft_s, request.waited_s + elapsed_s),
+        hold_s=_less(slo.hold_s, request.waited_s + elapsed_s),
         deadline_s=_less(deadline_s, elapsed_s),
     )
 

@@ -122,13 +122,14 @@ class PrefixSource(_message.Message):
     def __init__(self, node: _Optional[_Union[NodeAddress, _Mapping]] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class Slo(_message.Message):
-    __slots__ = ("name", "tenant", "priority", "weight", "ttft_s", "tpot_s", "deadline_s")
+    __slots__ = ("name", "tenant", "priority", "weight", "ttft_s", "tpot_s", "hold_s", "deadline_s")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     TTFT_S_FIELD_NUMBER: _ClassVar[int]
     TPOT_S_FIELD_NUMBER: _ClassVar[int]
+    HOLD_S_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     name: str
     tenant: str
@@ -136,8 +137,9 @@ class Slo(_message.Message):
     weight: float
     ttft_s: float
     tpot_s: float
+    hold_s: float
     deadline_s: float
-    def __init__(self, name: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., ttft_s: _Optional[float] = ..., tpot_s: _Optional[float] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., ttft_s: _Optional[float] = ..., tpot_s: _Optional[float] = ..., hold_s: _Optional[float] = ..., deadline_s: _Optional[float] = ...) -> None: ...
 
 class PrefillLeg(_message.Message):
     __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "handoff", "prefix_sources", "slo")
