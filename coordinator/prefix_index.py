@@ -12,7 +12,7 @@ Members with different block sizes have different hashes: one walk each.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -149,33 +149,33 @@ class PrefixIndex:
         return holding
 
 
-def _drops(chain: HashChain, bits: int, holders: Holders) -> list[tuple[int, int]]:
+def _drops(chain: HashChain, bits: int, holders: Holders) -> Iterator[tuple[int, int]]:
     """Where members drop out: (blocks, bits of those that hold so many and no more)."""
-    drops: list[tuple[int, int]] = []
-
-    def split(start: int, at_start: int, end: int, at_end: int) -> None:
-        """The same between two numbers of blocks; `at_...`: who holds so many."""
-        if end - start == 1:
-            drops.append((start, at_start ^ at_end))
-            return
-        middle = (start + end) // 2
-        at_middle = at_start & (holders(hashes[middle - 1]) or 0) | at_end
-        if at_middle != at_start:
-            split(start, at_start, middle, at_middle)
-        if at_middle != at_end:
-            split(middle, at_middle, end, at_end)
-
     here, stride = 0, 1
     while here < chain.num_blocks and bits:
         end = min(here + stride, chain.num_blocks)
         hashes = chain.known(end)
         at_end = bits & (holders(hashes[end - 1]) or 0)
         if at_end != bits:
-            split(here, bits, end, at_end)
+            yield from _drops_between(here, bits, end, at_end, hashes, holders)
         here, bits = end, at_end
         stride = min(2 * stride, _MAX_STRIDE)
-    drops.append((here, bits))
-    return drops
+    yield here, bits
+
+
+def _drops_between(
+    start: int, at_start: int, end: int, at_end: int, hashes: list[bytes], holders: Holders
+) -> Iterator[tuple[int, int]]:
+    """The same between two numbers of blocks; `at_...`: who holds so many."""
+    if end - start == 1:
+        yield start, at_start ^ at_end
+        return
+    middle = (start + end) // 2
+    at_middle = at_start & (holders(hashes[middle - 1]) or 0) | at_end
+    if at_middle != at_start:
+        yield from _drops_between(start, at_start, middle, at_middle, hashes, holders)
+    if at_middle != at_end:
+        yield from _drops_between(middle, at_middle, end, at_end, hashes, holders)
 
 
 def _put(tokens: Ints, bits: int, value: int) -> None:

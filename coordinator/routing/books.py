@@ -68,14 +68,15 @@ class Books:
         prefills = placement.prefill or placement.decode
         assert prefills is not None
         now_s = self._clock.now()
-        self.queues.push(
-            prefills,
-            request.request_id,
-            PendingPrompt(
-                ServiceClass.of(request.slo), placement.idle_ttft_s, placement.prompt_tokens
-            ),
-            now_s,
-        )
+        if not placement.shares_prefill:
+            self.queues.push(
+                prefills,
+                request.request_id,
+                PendingPrompt(
+                    ServiceClass.of(request.slo), placement.idle_ttft_s, placement.prompt_tokens
+                ),
+                now_s,
+            )
         decode = placement.decode
         if decode is not None:
             self.decodes.legs[decode.slot] += 1

@@ -25,6 +25,7 @@ class Placement:
     uncached_tokens: int  # of the prompt: to be computed where it is prefilled
     output_tokens: int  # expected
     hits: Hits  # who holds what of the prompt
+    shares_prefill: bool = False  # the prompt is computed there for another answer to it
 
     @property
     def queue_s(self) -> float:

@@ -15,7 +15,7 @@ async def follow(request: web.Request, log: EventLog, first: int) -> web.StreamR
     """All events from that number on, those that are yet to come as well."""
     context = request.app[CONTEXT]
     stream = SseStream(request, context.config.stall_timeout_s)
-    await stream.open({})
+    await stream.open(request, {})
     follower = _Follower(context, log, stream, first)
     try:
         await follower.run()
