@@ -390,15 +390,14 @@ async def test_a_response_repeats_what_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("effort", "thinks"),
-    [(None, "- -"), ("none", "none False"), ("low", "low -"), ("max", "max -")],
+    ("effort", "told"), [(None, "-"), ("none", "none, off"), ("low", "low"), ("max", "max")]
 )
-async def test_effort_is_told_to_templates_that_know_it(effort: Any, thinks: str) -> None:
+async def test_effort_is_told_to_templates_that_know_it(effort: Any, told: str) -> None:
     knows = (
-        "{{ reasoning_effort | default('-') }} {{ enable_thinking | default('-') }}"
+        "{{ reasoning_effort | default('-') }}{% if enable_thinking is false %}, off{% endif %}"
         "{% for message in messages %}{{ message.content }}{% endfor %}"
     )
-    for template, expected in ((knows, f"{thinks}Hi"), ("{{ messages[0].content }}", "Hi")):
+    for template, expected in ((knows, f"{told}Hi"), ("{{ messages[0].content }}", "Hi")):
         async with served(None, tool_tokenizer(template)) as api, client_of(api) as client:
             asked: Any = {"reasoning": {"effort": effort, "summary": "auto"}}
             answer = await client.responses.create(model=MODEL, input="Hi", **asked)
