@@ -59,7 +59,7 @@ class BackgroundRun:
         try:
             async with Call(self._context, self._trace, self._plan) as call:
                 self._take_over()
-                self._tell(self._format.queued())
+                self._tell(self._format.queued(), is_step=True)
                 self._context.stored.put(self._stored)
                 self._has_begun.set_result(self._stored.body)
                 await self._follow(call)
@@ -68,7 +68,7 @@ class BackgroundRun:
             if self._context.in_flight.is_aborting:
                 self._fail(NodeDraining("the coordinator is shutting down"))
             else:
-                self._tell([self._format.cancelled()])
+                self._tell([self._format.cancelled()], is_step=True)
                 self._end(CLIENT_GONE, "cancelled")
         except Exception as error:  # noqa: BLE001  whatever it is, whoever waits is told
             if self._has_begun.done():
@@ -80,7 +80,8 @@ class BackgroundRun:
         is_first = True
         while not call.is_finished:
             await call.wait()
-            self._tell(await new_events(call, self._plan, is_first=is_first))
+            events = await new_events(call, self._plan, is_first=is_first)
+            self._tell(events, is_step=is_first)
             is_first = False
 
     def _fail(self, error: Exception) -> None:
@@ -88,14 +89,15 @@ class BackgroundRun:
         reply = describe(error, trace.request_id, self._context.config.retry_after_s)
         if reply.status == 500:
             _log.error("request %s failed in the background", trace.request_id, exc_info=error)
-        self._tell([self._format.failure(reply.detail)])
+        self._tell([self._format.failure(reply.detail)], is_step=True)
         self._end(reply.status, reply.detail.code)
 
-    def _tell(self, events: Sequence[bytes]) -> None:
+    def _tell(self, events: Sequence[bytes], *, is_step: bool) -> None:
+        """A step of its life changes what polls see; what is between two is for streams alone."""
         stored = self._stored
         if stored.log is not None:
             stored.log.add(events)
-        if not stored.is_answer:
+        if is_step and not stored.is_answer:
             stored.body = self._format.body()
         self._context.stored.changed(stored)
 
