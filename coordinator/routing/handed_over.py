@@ -21,7 +21,7 @@ class HandedOver:
         self._outlook = outlook
         self._ttft_s = ttft_s
         self._begins_s = begins_s
-        self._handover_s = _handover_s(outlook, prefill)
+        self._handover_s = outlook.handovers_s(prefill, ttft_s)
         self._line_s = np.maximum(begins_s - ttft_s, 0.0)
         self.tpot_s: Floats = outlook.paces_s(ttft_s, NO_PLACE_S)
         self.tpot_s += (self._handover_s + self._line_s) / outlook.num_gaps
@@ -40,14 +40,3 @@ class HandedOver:
         """At a node that has nothing else to do."""
         between_s = float(self._handover_s[decode])
         return self._outlook.alone_s(decode) + between_s / self._outlook.num_gaps
-
-
-def _handover_s(outlook: Outlook, prefill: int) -> Floats:
-    """What of the KV's transfer is left when the prefill is over, by decode node.
-
-    Chunks are pulled while the next ones are computed, and what a node holds is not pulled.
-    """
-    fleet = outlook.fleet
-    copy_s = fleet.pull_token_s * (outlook.num_tokens - outlook.held)
-    left_s: Floats = fleet.pull_fixed_s + np.maximum(copy_s - outlook.prompt_s[prefill], 0.0)
-    return left_s
