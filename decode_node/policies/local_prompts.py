@@ -64,7 +64,8 @@ class LocalPrompts:
             return []
         has_begun = any(prompt.request.block_table for prompt in prompts)
         num_left = self._num_tokens(decodes, has_begun=has_begun)
-        limit_s = self._stretched(prompts[0], decodes, limit_s)
+        first_limit_s = self._limit_of_first(prompts[0], decodes, limit_s)
+        limit_s = min(limit_s, first_limit_s)
         shape = shape_of(decodes)
         rows: list[Scheduled] = []
         a_leg_waits = False
@@ -78,7 +79,8 @@ class LocalPrompts:
             if not request.block_table and (a_leg_waits or (joins and queues.kept_out)):
                 continue  # before its chunk is predicted: many may wait
             most = min(num_left, prompt.num_uncached)
-            num_tokens = self._largest_chunk(shape, prompt, most, limit_s)
+            within_s = first_limit_s if prompt is prompts[0] else limit_s
+            num_tokens = self._largest_chunk(shape, prompt, most, within_s)
             least = min(most, MIN_CHUNK)
             if not request.block_table:
                 # Nobody joins the streams before a prompt that is to join them. But a prefill leg
@@ -112,22 +114,26 @@ class LocalPrompts:
             num_left = min(num_left, self._local_chunk)
         return max(num_left, int(has_begun))  # who has begun is not starved by decodes
 
-    def _stretched(self, first: Prompt, decodes: Sequence[Scheduled], limit_s: float) -> float:
-        """The step's limit, or a later one to save the first prompt's TTFT.
+    def _limit_of_first(
+        self, first: Prompt, decodes: Sequence[Scheduled], limit_s: float
+    ) -> float:
+        """The step's limit, moved by the time that decodes have in hand, or lack.
 
-        Decodes that are ahead of their schedule have time in hand: TPOT is a mean, and one long gap
-        does not break it. It is lent to a prompt that would be late at the usual pace, and to none
-        that is late already.
+        TPOT is a mean: one long gap does not break it, and what a stream is behind its schedule it
+        can win back. So decodes that are behind get steps without chunks while the first prompt
+        can wait for them, and those that are ahead lend time to a prompt that would be late at the
+        usual pace. Nobody waits for who is late already.
         """
         due_s = self._pace.until_first_token_s(first.request)
-        if limit_s == inf or first.request.output_token_ids or not 0 < due_s < inf:
-            return limit_s
-        rest = first.num_uncached
-        chunk = max(MIN_CHUNK, self._largest_chunk(shape_of(decodes), first, rest, limit_s))
-        if ceil(rest / chunk) * limit_s <= due_s:
+        if limit_s == inf or first.request.output_token_ids or due_s <= 0:
             return limit_s
         in_hand_s = self._pace.least_in_hand_s(row.request for row in decodes)
-        return max(limit_s, SAFETY * in_hand_s)
+        rest = first.num_uncached
+        chunk = max(MIN_CHUNK, self._largest_chunk(shape_of(decodes), first, rest, limit_s))
+        needed_s = ceil(rest / chunk) * limit_s
+        if needed_s > due_s:
+            return max(limit_s, SAFETY * in_hand_s)
+        return min(limit_s, in_hand_s) if needed_s <= SAFETY * due_s else limit_s
 
     def _gets_least(self, shape: StepShape, decodes: Sequence[Scheduled], limit_s: float) -> bool:
         """Whether a step that takes longer than its limit is due, so that a prompt gets on.

@@ -39,6 +39,17 @@ class Pace:
         """The longest that a step of all of these should take; infinity for none."""
         return min(map(self.cap_s, requests), default=inf)
 
+    def bears_s(self, request: Request, num_tokens_left: float) -> float:
+        """The longest stall behind token 1 that it could make up for, decoding alone from then on.
+
+        Infinity where nothing is left to be lost.
+        """
+        promised_s = tpot_s(request, self._default_tpot_s)
+        alone_s = self.perf.decode_s(1, request.num_tokens)
+        if alone_s > promised_s or self.is_past_saving(request, num_tokens_left):
+            return inf
+        return SAFETY * (promised_s + max(num_tokens_left - 2, 0.0) * (promised_s - alone_s))
+
     def in_hand_s(self, request: Request) -> float:
         """Until its next token is due; negative: it is late."""
         return next_due_s(request, self._default_tpot_s) - self._clock.now()
