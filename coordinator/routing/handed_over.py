@@ -28,13 +28,13 @@ class HandedOver:
 
     def times(self, decode: int) -> Times:
         """At one node, with the wait for a place there."""
-        tpot_s = float(self.tpot_s[decode])
+        tpot_s, wait_s = float(self.tpot_s[decode]), 0.0
         if tpot_s >= NO_PLACE_S:
             ready_s = max(self._ttft_s, float(self._begins_s[decode]))
             wait_s, pace_s = self._outlook.view.place(decode, ready_s)
             between_s = float(self._handover_s[decode] + self._line_s[decode]) + wait_s
             tpot_s = pace_s + between_s / self._outlook.num_gaps
-        return Times(self._ttft_s, tpot_s)
+        return Times(self._ttft_s, tpot_s, wait_s)
 
     def idle_tpot_s(self, decode: int) -> float:
         """At a node that has nothing else to do."""

@@ -31,6 +31,7 @@ class Times(NamedTuple):
 
     ttft_s: float
     tpot_s: float
+    wait_s: float = 0.0  # of the first gap: for a place
 
 
 class Outlook:

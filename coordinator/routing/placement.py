@@ -19,6 +19,7 @@ class Placement:
     decode: Member | None  # None: a single token is all that is wanted
     ttft_s: float
     tpot_s: float  # mean gap behind token 1: the handover and a wait for room are in it
+    wait_s: float  # of the first gap: for a place in the decode batch
     idle_ttft_s: float  # the same if the nodes had nothing else to do
     idle_tpot_s: float
     prompt_tokens: int
