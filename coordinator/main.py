@@ -14,6 +14,7 @@ from coordinator.admission import Admission, WaitingLine
 from coordinator.api import ApiConfig, HttpServer, create_app
 from coordinator.api.admin import add_admin_routes
 from coordinator.api.context import CONTEXT
+from coordinator.api.headers import parse_origins
 from coordinator.embedding_model import EmbeddingModel, embedding_model
 from coordinator.flow import Flow
 from coordinator.measure import MetricsObserver
@@ -154,7 +155,7 @@ def _api_config(config: CoordinatorConfig) -> ApiConfig:
     return ApiConfig(
         tool_format=None if wanted == "auto" else ToolFormat(wanted),
         splits_reasoning=config.answers.split_reasoning,
-        cors_origins=tuple(config.access.cors_origins),
+        cors_origins=parse_origins(config.access.cors_origins),
     )
 
 
