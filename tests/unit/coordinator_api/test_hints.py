@@ -20,7 +20,7 @@ TEMPLATE = (
     ("body", "prompt"),
     [
         ({}, "-|-|-|"),
-        ({"reasoning_effort": "high", "verbosity": "low"}, "high|low|-|"),
+        ({"reasoning_effort": "high", "verbosity": "low"}, "high|low|True|"),
         ({"reasoning_effort": "none"}, "none|-|False|"),
         (
             {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
