@@ -13,8 +13,8 @@ import uvloop
 from coordinator.admission import Admission, WaitingLine
 from coordinator.api import ApiConfig, HttpServer, create_app
 from coordinator.api.admin import add_admin_routes
+from coordinator.api.config import parse_origins
 from coordinator.api.context import CONTEXT
-from coordinator.api.headers import parse_origins
 from coordinator.embedding_model import EmbeddingModel, embedding_model
 from coordinator.flow import Flow
 from coordinator.measure import MetricsObserver

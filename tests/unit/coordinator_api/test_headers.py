@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.api.headers import parse_origins
+from coordinator.api.config import parse_origins
 from coordinator.tenants.opening import open_tenants
 from pdserve.clock import ManualClock
 from pdserve.config import AccessConfig
