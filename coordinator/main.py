@@ -12,6 +12,7 @@ import uvloop
 from coordinator.admission import Admission, WaitingLine
 from coordinator.api import ApiConfig, HttpServer, create_app
 from coordinator.api.admin import add_admin_routes
+from coordinator.api.config import parse_origins
 from coordinator.api.context import CONTEXT
 from coordinator.embedding_model import EmbeddingModel, embedding_model
 from coordinator.flow import Flow
@@ -148,7 +149,7 @@ def _api_config(config: CoordinatorConfig) -> ApiConfig:
     return ApiConfig(
         tool_format=None if wanted == "auto" else ToolFormat(wanted),
         splits_reasoning=config.answers.split_reasoning,
-        cors_origins=tuple(config.access.cors_origins),
+        cors_origins=parse_origins(config.access.cors_origins),
     )
 
 

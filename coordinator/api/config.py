@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from coordinator.text.parts import ToolFormat
+from pdserve.errors import ConfigError
+
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
+
+
+def parse_origins(texts: Iterable[str]) -> tuple[str, ...]:
+    """Origins of pages as browsers write them, or "*": any. Raises ConfigError."""
+    origins = tuple(texts)
+    for origin in origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise ConfigError(
+                f"--cors-origins {origin!r} is no origin: write 'https://page.example', with the "
+                "port if it has one and without a path, or '*'"
+            )
+    return origins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

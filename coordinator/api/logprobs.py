@@ -32,9 +32,11 @@ class TokenNames:
         return name, list(piece)
 
     def of_completion(self, token_id: int) -> str:
+        """Without its bytes."""
+        return self._id(token_id) if self._are_ids else self.text(token_id)
+
+    def text(self, token_id: int) -> str:
         """As there is no field for bytes, a part of a character is spelt out."""
-        if self._are_ids:
-            return self._id(token_id)
         piece = self._tokenizer.shown_bytes(token_id)
         try:
             return piece.decode("utf-8")
@@ -91,7 +93,7 @@ def prompt_logprobs(
             ranked.setdefault(top_id, (logprob, index + 1))
         shown.append(
             {
-                str(i): PromptLogprob(_finite(logprob), rank, names.of_completion(i))
+                str(i): PromptLogprob(_finite(logprob), rank, names.text(i))
                 for i, (logprob, rank) in ranked.items()
             }
         )

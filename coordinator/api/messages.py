@@ -47,9 +47,9 @@ def _hints(request: ChatRequest) -> dict[str, Any]:
     if request.verbosity is not None:
         hints["verbosity"] = request.verbosity
     if request.reasoning_effort is not None:
+        thinks = request.reasoning_effort != "none"
         hints["reasoning_effort"] = request.reasoning_effort
-    if request.reasoning_effort == "none":  # these are the switches that checkpoints have for it
-        hints |= {"enable_thinking": False, "thinking": False}
+        hints |= {"enable_thinking": thinks, "thinking": thinks}  # switches of checkpoints
     return hints
 
 

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from coordinator.api.config import parse_origins
 from coordinator.tenants.opening import open_tenants
 from pdserve.clock import ManualClock
 from pdserve.config import AccessConfig
+from pdserve.errors import ConfigError
 from tests.unit.coordinator_api.fakes import MODEL, served
 
 PAGE = "https://page.example"
@@ -72,3 +74,11 @@ async def test_pages_are_let_in_by_their_origin(
     wanted = None if allowed is None else ASKS["Access-Control-Request-Headers"]
     assert preflight.headers.get("Access-Control-Allow-Headers") == wanted
     assert ("POST" in preflight.headers.get("Access-Control-Allow-Methods", "")) == bool(allowed)
+
+
+def test_what_no_browser_would_call_an_origin_is_refused() -> None:
+    good = ("*", PAGE, "http://localhost:3000")
+    assert parse_origins(good) == good
+    for bad in ("", "page.example", f"{PAGE}/", f"{PAGE}/app", "HTTPS://page.example"):
+        with pytest.raises(ConfigError, match="no origin"):
+            parse_origins([*good, bad])

@@ -56,8 +56,11 @@ async def test_ids_take_the_place_of_texts_in_log_probabilities() -> None:
         names: Any = {"return_tokens_as_token_ids": True}
         async with api.chat(logprobs=True, top_logprobs=1, **names) as response:
             tokens = (await response.json())["choices"][0]["logprobs"]["content"]
-        async with api.complete(logprobs=1, **names) as response:
-            shown = (await response.json())["choices"][0]["logprobs"]
+        async with api.complete(logprobs=1, prompt_logprobs=0, **names) as response:
+            choice = (await response.json())["choices"][0]
+    shown = choice["logprobs"]
+    (last,) = choice["prompt_logprobs"][-1].values()
+    assert last["decoded_token"] == "there"[-len(last["decoded_token"]) :], "it has its id besides"
     names = [f"token_id:{i}" for i in IDS[:-1]]
     assert [token["token"] for token in tokens] == names
     assert [token["top_logprobs"][0]["token"] for token in tokens] == names
