@@ -11,7 +11,7 @@ behind this file.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -30,7 +30,12 @@ class Dispatch:
 
     booking: Booking
     at_s: float
-    held_until_s: float  # token 1 may be held back until then
+    slo: Slo  # what its nodes are to keep
+
+    @property
+    def held_until_s(self) -> float:
+        """Token 1 may be held back until then."""
+        return self.at_s + self.slo.hold_s
 
     @property
     def prefill(self) -> Member | None:
@@ -72,6 +77,7 @@ class RunningRequest:
         self.request = request
         self.prompt = prompt  # while it waits, it is placed again and again
         self.dispatch: Dispatch | None = None  # None: it waits in the coordinator
+        self.siblings: Sequence[RunningRequest] = ()  # other answers; its prompt is theirs
         self.num_tokens = 0  # of output, so far without a gap
         self.num_attempts = 0  # times that it was dispatched
         self._started_s = started_s
@@ -99,6 +105,11 @@ class RunningRequest:
     def has_token_one(self) -> bool:
         """Whether the prefill is over, as far as the client is concerned."""
         return self.num_tokens > 0
+
+    @property
+    def is_to_begin(self) -> bool:
+        """Whether it is on no node yet, and is still wanted."""
+        return self.dispatch is None and not self._has_ended
 
     def waited_s(self, now_s: float) -> float:
         """Since it was started."""
@@ -144,13 +155,19 @@ class RunningRequest:
                 return
 
     def end(self, error: PdserveError) -> None:
-        """Fail or cancel: the client gets `error`, both nodes a cancel."""
+        """Fail or cancel: the client gets `error`, both nodes a cancel.
+
+        Without token 1 there is nothing for its siblings either.
+        """
         if self._has_ended:
             return
         self._tell(error)
         for member in self.dispatch.members if self.dispatch else []:
             member.send(CancelLeg(request_id=self.request.request_id, reason=error.message))
         self._leave(by_itself=False)
+        if not self.has_token_one:
+            for sibling in self.siblings:
+                sibling.end(error)
 
     def _keep(self, event: TokenEvent | Exception) -> None:
         assert self._held is not None

@@ -56,8 +56,12 @@ class Session:
         self._lost: PeerLost | None = None
 
     @asynccontextmanager
-    async def subscribed(self, request_id: str) -> AsyncIterator[Subscription]:
+    async def subscribed(
+        self, request_id: str, *, at_end: bool = False
+    ) -> AsyncIterator[Subscription]:
         """Hear what the exporter says about a request; settled when the context ends.
+
+        With `at_end` nothing is heard of it until all of it can be pulled.
 
         Raises:
             PeerLost: the exporter is gone.
@@ -67,7 +71,9 @@ class Session:
         subscription_id = secrets.token_hex(8)
         subscription = Subscription(subscription_id, self._outbox.send)
         self._subscriptions[subscription_id] = subscription
-        self._outbox.send(Subscribe(request_id=request_id, subscription_id=subscription_id))
+        self._outbox.send(
+            Subscribe(request_id=request_id, subscription_id=subscription_id, at_end=at_end)
+        )
         try:
             yield subscription
         finally:

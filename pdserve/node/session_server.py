@@ -41,10 +41,11 @@ Context: TypeAlias = grpc.aio.ServicerContext[PullerMessages, ExporterMessages]
 class Announcer(Protocol):
     """Who knows which blocks of which request are ready (`prefill_node.handoff`)."""
 
-    def subscribe(self, request_id: str, subscriber: Subscriber) -> None:
+    def subscribe(self, request_id: str, subscriber: Subscriber, *, at_end: bool = False) -> None:
         """Send everything about this request to `subscriber`: what was said before, then the rest.
 
-        The request need not be known yet.
+        With `at_end`, all of it together with the handoff record. The request need not be known
+        yet.
         """
         ...
 
@@ -137,7 +138,7 @@ class _Subscriptions:
             raise MalformedMessage(f"there can be no subscription {message.subscription_id!r}")
         subscriber = partial(self._say, message.subscription_id)
         self._opened[message.subscription_id] = message.request_id, subscriber
-        self._announcer.subscribe(message.request_id, subscriber)
+        self._announcer.subscribe(message.request_id, subscriber, at_end=message.at_end)
 
     def renew(self, subscription_id: str) -> None:
         if self._announcer is not None and subscription_id in self._opened:
