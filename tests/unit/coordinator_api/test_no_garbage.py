@@ -14,6 +14,7 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
 NUM_REQUESTS = 20
 CALLS = {
     "a streamed chat": ("/chat/completions", {"messages": MESSAGES, "stream": True}),
+    "several answers": ("/chat/completions", {"messages": MESSAGES, "stream": True, "n": 3}),
     "a whole chat": ("/chat/completions", {"messages": MESSAGES}),
     "a stop string": ("/chat/completions", {"messages": MESSAGES, "stream": True, "stop": "wor"}),
     "a streamed completion": ("/completions", {"prompt": "Hi", "stream": True}),
