@@ -130,6 +130,7 @@ class Intake:
             arrival.release()
             raise
         arrival.adopt()
+        self._room.arrived(request)
         is_here = session.link.welcome.host_id == self._host_id  # else clocks cannot be compared
         lifecycle.prefill_end_s = min(record.prefill_end_s, received_s) if is_here else received_s
         lifecycle.room_wait = room.waited

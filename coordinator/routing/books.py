@@ -82,7 +82,7 @@ class Books:
             self.decodes.legs[decode.slot] += 1
             if placement.prefill is None:
                 self.decodes.activate(decode.slot, 1, _context(placement))
-            self._plan(booking, decode, now_s, now_s + placement.ttft_s)
+            self._plan(booking, decode, now_s, now_s + placement.ttft_s - placement.held_s)
         return booking
 
     def progressed(self, booking: Booking) -> None:
@@ -136,10 +136,14 @@ class Books:
         assert prefills is not None
         self.queues.pop(prefills, booking.request.request_id, now_s)
 
-    def _plan(self, booking: Booking, decode: Member, now_s: float, join_s: float) -> None:
+    def _plan(self, booking: Booking, decode: Member, now_s: float, ready_s: float) -> None:
+        """It is ready at `ready_s`; with token 1 alone it waits for a place then."""
         placement = booking.placement
         left = self.lengths.remaining(booking.request.sampling, booking.num_tokens)
-        end_s = join_s + left * (placement.tpot_s or UNKNOWN_TPOT_S)
+        in_gaps_s = placement.wait_s - placement.held_s
+        pace_s = placement.tpot_s - in_gaps_s / max(placement.output_tokens - 1, 1)
+        join_s = ready_s + placement.wait_s * (booking.num_tokens <= 1)
+        end_s = join_s + left * (pace_s or UNKNOWN_TPOT_S)
         booking.plan = self.decodes.forecast.add(
             decode.slot, now_s, join_s, end_s, _context(placement)
         )

@@ -229,6 +229,8 @@ class Router:
             decode=fleet.members[decode] if decode is not None else None,
             ttft_s=is_known * times.ttft_s,
             tpot_s=is_known * times.tpot_s,
+            wait_s=is_known * times.wait_s,
+            held_s=is_known * times.held_s,
             idle_ttft_s=is_known * float(outlook.prompt_s[prefills]),
             idle_tpot_s=is_known * idle_tpot_s,
             prompt_tokens=outlook.num_tokens,

@@ -39,6 +39,26 @@ class Pace:
         """The longest that a step of all of these should take; infinity for none."""
         return min(map(self.cap_s, requests), default=inf)
 
+    def bears_s(self, request: Request, num_tokens_left: float) -> float:
+        """The longest stall behind token 1 that it could make up for, decoding alone from then on.
+
+        Infinity where nothing is left to be lost.
+        """
+        promised_s = tpot_s(request, self._default_tpot_s)
+        won_back_s = self._won_back_s(request, num_tokens_left - 2)
+        if won_back_s < 0 or self.is_past_saving(request, num_tokens_left):
+            return inf
+        return SAFETY * (promised_s + won_back_s)
+
+    def catches_up(self, request: Request, num_tokens_left: float) -> bool:
+        """Whether a stream keeps its promise if it decodes alone from now on."""
+        return self.in_hand_s(request) + self._won_back_s(request, num_tokens_left) >= 0
+
+    def _won_back_s(self, request: Request, num_tokens: float) -> float:
+        """What it gains on its schedule with so many tokens in a batch of its own."""
+        gained_s = tpot_s(request, self._default_tpot_s) - self.perf.decode_s(1, request.num_tokens)
+        return max(num_tokens, 0.0) * gained_s if gained_s >= 0 else -inf
+
     def in_hand_s(self, request: Request) -> float:
         """Until its next token is due; negative: it is late."""
         return next_due_s(request, self._default_tpot_s) - self._clock.now()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from decode_node.policies.decodes_first import DecodesFirst
 from pdserve.engine.request import Request
+from pdserve.engine.scheduler import Queues
 
 
 class TpotCap(DecodesFirst):
@@ -28,6 +29,8 @@ class TpotCap(DecodesFirst):
         """All, as a rule: who came in has a place in every step."""
         return decoding[:most]
 
-    def limit_s(self, decoding: Sequence[Request]) -> float:
-        """The tightest promise."""
-        return self.pace.tightest_s(decoding)
+    def limit_s(self, decoding: Sequence[Request], queues: Queues) -> float:
+        """The tightest promise, of those who are on their way as well."""
+        remaining = queues.headroom.estimate.remaining
+        bear_s = [self.pace.bears_s(r, remaining(r)) for r in queues.arriving]
+        return min([self.pace.tightest_s(decoding), *bear_s])

@@ -230,6 +230,23 @@ def test_a_node_without_room_for_the_kv_is_passed_over_or_waited_for() -> None:
     assert placement.tpot_s > 1.0  # the wait falls between tokens 1 and 2
 
 
+def test_who_waits_for_a_place_is_not_in_the_batch_meanwhile() -> None:
+    nodes = Nodes(p=1, d=1)
+    for _ in range(10):  # the largest batch
+        nodes.send(2, max_tokens=201).progressed(1)
+    waiting = nodes.send(2, max_tokens=901)
+    waiting.progressed(1)
+    wait_s, now_s = waiting.placement.wait_s, nodes.clock.now()
+    assert wait_s > 0.1
+
+    def in_batch(in_s: float) -> int:
+        batch = nodes.router._books.decodes.at(now_s, now_s + in_s)
+        return int(batch.requests[nodes.decode[0].slot])
+
+    assert in_batch(0.0) == 10
+    assert in_batch(5.0) == 1
+
+
 def test_when_a_pace_is_kept_again_is_foreseen() -> None:
     nodes = Nodes(p=1, d=1)
     bookings = [nodes.send(10, max_tokens=1000) for _ in range(5)]
