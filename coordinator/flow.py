@@ -257,7 +257,7 @@ class Flow:
         return placement
 
     def _dispatch(self, running: RunningRequest, placement: Placement, slo: Slo) -> None:
-        """Its prefill is its siblings', if another node than theirs decodes; else they follow."""
+        """With its siblings, if the prompt is prefilled to be handed over; else they follow."""
         request = running.request
         self._book(running, placement, slo)
         is_shared = placement.prefill is not None and not request.ends_with_prompt

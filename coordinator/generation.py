@@ -82,7 +82,8 @@ class Generator(Protocol):
         ...
 
     def start_siblings(self, requests: Sequence[GenerationRequest]) -> Sequence[Generation]:
-        """As `start`, of several answers to one prompt: they differ in id and sampling alone.
+        """As `start`, of several answers to one prompt: they differ in id and seed alone, and only
+        the first may have the prompt scored.
 
         They are admitted or refused as one, and the prompt is computed for the first of them.
         Until its token 1 is there, what ends the first ends all of them.

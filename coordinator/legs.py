@@ -26,7 +26,7 @@ def send_legs(
     prefill, decode = placement.prefill, placement.decode
     if prefill is not None:
         leg = _prefill_leg(request, placement, prefill, slo, router)
-        others = [Sibling(request_id=s.request_id, sampling=s.sampling) for s in siblings]
+        others = [Sibling(request_id=s.request_id, seed=s.sampling.seed) for s in siblings]
         prefill.send(structs.replace(leg, siblings=others))
     if decode is not None:
         decode.send(_decode_leg(request, placement, decode, slo, router))

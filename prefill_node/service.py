@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from msgspec.structs import replace
+
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.errors import PdserveError, RequestCancelled, RequestEnded
 from pdserve.lifecycle import Lifecycle, Targets
@@ -79,7 +81,7 @@ class PrefillNode:
             Request(
                 request_id=sibling.request_id,
                 prompt_token_ids=leg.token_ids,
-                sampling=sibling.sampling,
+                sampling=replace(leg.sampling, seed=sibling.seed, prompt_logprobs=None),
                 lifecycle=request.lifecycle,  # theirs is its prefill
                 leg_token_limit=1,
             )

@@ -22,10 +22,13 @@ class PrefixSource(Message, frozen=True):
 
 
 class Sibling(Message, frozen=True):
-    """Another answer to a prompt. It is a request of its own in all but the prompt's KV."""
+    """Another answer to a prompt: as the first one but for its seed, and its prompt is not scored.
+
+    It is a request of its own in all but the prompt's KV.
+    """
 
     request_id: str
-    sampling: SamplingParams
+    seed: int
 
 
 class PrefillLeg(Message, frozen=True):

@@ -162,12 +162,12 @@ class PrefillLeg(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., handoff: bool = ..., prefix_sources: _Optional[_Iterable[_Union[PrefixSource, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ..., siblings: _Optional[_Iterable[_Union[Sibling, _Mapping]]] = ...) -> None: ...
 
 class Sibling(_message.Message):
-    __slots__ = ("request_id", "sampling")
+    __slots__ = ("request_id", "seed")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
-    sampling: SamplingParams
-    def __init__(self, request_id: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ...) -> None: ...
+    seed: int
+    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class DecodeLeg(_message.Message):
     __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "source", "prefix_sources", "slo", "sibling_of")

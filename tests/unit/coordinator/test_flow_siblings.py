@@ -47,7 +47,7 @@ async def test_one_prefill_leg_and_a_decode_leg_each(nodes: Nodes) -> None:
     (leg,) = sent(prefill)
     assert isinstance(leg, PrefillLeg)
     assert leg.request_ids == NAMES
-    assert [sibling.sampling.seed for sibling in leg.siblings] == [1, 2]
+    assert [sibling.seed for sibling in leg.siblings] == [1, 2]
     books = nodes.flow._router._books
     assert books.queues.num_prompts[prefill.slot] == 1, "the prompt is computed once"
     assert {answer.route.decode_node for answer in running} == {"d", "e"}, "each where it is best"

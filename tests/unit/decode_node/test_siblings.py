@@ -57,9 +57,13 @@ async def test_if_the_first_fails_another_one_is_the_first(bench: Bench) -> None
     tasks = await taking(bench)
     bench.puller.error = StaleTicket("block 7 changed hands")
     bench.puller.gate.set()
+    bench.puller.gate.clear()  # for those who wait there by now, and nobody else
     with pytest.raises(StaleTicket):
         await asyncio.wait_for(tasks["r-2"], 1)
     bench.puller.error = None
+    await turn()
+    assert len(bench.puller.pulled) == 2, "the third waits again"
+    bench.puller.gate.set()
     await asyncio.wait_for(asyncio.gather(tasks["r"], tasks["r-1"]), 1)
     assert len(bench.engine.queues.running) == 2
 

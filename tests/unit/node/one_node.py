@@ -89,7 +89,7 @@ class Bench:
             sampling=sampling,
             cache_salt=request_id,
             handoff=max_tokens > 1,
-            siblings=[Sibling(request_id=name, sampling=sampling) for name in siblings],
+            siblings=[Sibling(request_id=name, seed=i) for i, name in enumerate(siblings)],
         )
         if is_heard:
             self.services.announcer.subscribe(request_id, self.hear)

@@ -192,7 +192,7 @@ async def test_a_leg_that_cannot_be_is_refused(
         request_id="q",
         token_ids=[1, 2],
         sampling=sampling,
-        siblings=[Sibling(request_id=name, sampling=sampling) for name in siblings],
+        siblings=[Sibling(request_id=name, seed=i) for i, name in enumerate(siblings)],
     )
     fan.services.start_prefill(leg, fan.link)  # type: ignore[arg-type]
     (failed,) = (m for m in fan.link.sent if isinstance(m, LegFailed))
