@@ -220,7 +220,8 @@ class RoutingConfig(ConfigStruct, frozen=True):
         bool, Meta(description="refuse (429) what would miss its class's TTFT or TPOT")
     ] = True
     slo_classes: Annotated[
-        list[str], Meta(min_length=1, description="as in 'interactive ttft=2 tpot=0.1 priority=2'")
+        list[str],
+        Meta(min_length=1, description="as in 'interactive ttft=2 tpot=0.1 hold=0.9 priority=2'"),
     ] = msgspec.field(default_factory=lambda: list(DEFAULT_CLASSES))
     default_class: Annotated[str, Meta(description="of requests that name none")] = DEFAULT_CLASS
     max_waiting: Annotated[

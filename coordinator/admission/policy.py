@@ -95,13 +95,14 @@ class Admission(Generic[T]):
         predicted: Predicted,
         now_s: float,
         tpot_within_s: Callable[[float], float | None] = lambda tpot_s: None,
+        num_answers: int = 1,
     ) -> Decision:
-        """What to do with a request that arrives now.
+        """What to do with a request that arrives now, or several answers to one prompt.
 
         `slo` is what is left of its promise; `tpot_within_s` tells in how many seconds a TPOT will
         be possible, None when that cannot be foreseen.
         """
-        decision = self._decide(slo, predicted, now_s, tpot_within_s)
+        decision = self._decide(slo, predicted, now_s, tpot_within_s, num_answers)
         if isinstance(decision, Refuse):
             self.num_refused[decision.reason] += 1
         return decision
@@ -110,9 +111,11 @@ class Admission(Generic[T]):
         """A request that was told to."""
         self.line.join(request_id, waiter, without_promise(slo, self._lowest_priority), now_s)
 
-    def reconsider(self, slo: Slo, predicted: Predicted, now_s: float) -> Admit | Wait:
+    def reconsider(
+        self, slo: Slo, predicted: Predicted, now_s: float, num_answers: int = 1
+    ) -> Admit | Wait:
         """What to do now with the head of the line."""
-        if self._has_spare(slo, predicted, now_s):
+        if self._has_spare(slo, predicted, now_s, num_answers):
             return Admit(without_promise(slo, self._lowest_priority))
         return Wait()
 
@@ -161,17 +164,21 @@ class Admission(Generic[T]):
         predicted: Predicted,
         now_s: float,
         tpot_within_s: Callable[[float], float | None],
+        num_answers: int,
     ) -> Decision:
-        has_place = len(self._running) < self._max_inflight
-        if self._refuses:
+        has_place = self._has_place(num_answers)
+        if self._refuses and num_answers <= self._max_inflight:
             if not is_possible(slo, predicted):
-                return self._by_line(slo, predicted, now_s)
+                return self._by_line(slo, predicted, now_s, num_answers)
             self._presence.seen(slo, now_s)
             if has_place:
                 return self._by_promise(slo, predicted, now_s, tpot_within_s)
         elif has_place:
             return Admit(slo)
-        error = Overloaded(f"{self._max_inflight} requests are in flight already")
+        error = Overloaded(
+            f"{len(self._running)} requests are in flight, of {self._max_inflight} at most, and "
+            f"this one adds {num_answers}"
+        )
         return Refuse("inflight", error)
 
     def _by_promise(
@@ -198,9 +205,9 @@ class Admission(Generic[T]):
         self._refusing -= {(slo.payer, "ttft"), (slo.payer, "tpot")}
         return Admit(slo)
 
-    def _by_line(self, slo: Slo, predicted: Predicted, now_s: float) -> Decision:
+    def _by_line(self, slo: Slo, predicted: Predicted, now_s: float, num_answers: int) -> Decision:
         unpromised = without_promise(slo, self._lowest_priority)
-        if len(self.line) == 0 and self._has_spare(slo, predicted, now_s):
+        if len(self.line) == 0 and self._has_spare(slo, predicted, now_s, num_answers):
             return Admit(unpromised)
         if not self.line.is_full(unpromised):
             return Wait()
@@ -226,9 +233,12 @@ class Admission(Generic[T]):
             UNFORESEEN_S if retry_after_s is None else retry_after_s,
         )
 
-    def _has_spare(self, slo: Slo, predicted: Predicted, now_s: float) -> bool:
+    def _has_place(self, num_answers: int) -> bool:
+        return len(self._running) + num_answers <= self._max_inflight
+
+    def _has_spare(self, slo: Slo, predicted: Predicted, now_s: float, num_answers: int) -> bool:
         """Whether a request without a promise would leave enough to those who have one."""
-        if len(self._running) >= self._max_inflight:
+        if not self._has_place(num_answers):
             return False
         rooms, tightest = self._rooms_of(slo), self.tightest(now_s)
         if tightest is None:

@@ -31,7 +31,8 @@ class Times(NamedTuple):
 
     ttft_s: float
     tpot_s: float
-    wait_s: float = 0.0  # of the first gap: for a place
+    wait_s: float = 0.0  # for a place, when token 1 has been computed
+    held_s: float = 0.0  # of it: in the TTFT, and not in the TPOT
 
 
 class Outlook:

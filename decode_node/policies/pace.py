@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from math import inf
 
 from pdserve.clock import Clock
-from pdserve.engine.pace import SAFETY, next_due_s, tpot_s
+from pdserve.engine.pace import SAFETY, next_due_s, shown_s, tpot_s
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 from pdserve.perf_model import PerfModel
@@ -88,10 +88,11 @@ class Pace:
 
         Steps are aimed at 0.9 of the promise, so each token wins a tenth of it back.
         """
-        began_s = request.lifecycle.prefill_end_s
+        now_s = self._clock.now()
+        began_s = shown_s(request, now_s)
         if began_s is None or request.num_preemptions:
             return False  # nothing has been promised yet, or it was this node's doing
-        waited_s = self._clock.now() - began_s
+        waited_s = now_s - began_s
         return waited_s > (1 - SAFETY) * request.targets.tpot_s * num_tokens_left
 
     def until_first_token_s(self, request: Request) -> float:

@@ -20,6 +20,7 @@ import uvloop
 from msgspec.structs import replace
 
 from kv_transfer.tier import FileBlocks
+from pdserve.collector import keep_what_is_loaded
 from pdserve.config import NodeConfig
 from pdserve.engine.engine import StepReport
 from pdserve.engine.model_runner import ModelRunner
@@ -214,6 +215,7 @@ class Node:
     async def serve(self, runner: ModelRunner, signals: StopSignals) -> None:
         """Take legs until SIGTERM, then finish those there are, within `drain_s`."""
         services = self._services
+        keep_what_is_loaded()
         engine = asyncio.create_task(services.engine.run(runner, services))
         try:
             await self._enter(NodeState.READY)

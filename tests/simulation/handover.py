@@ -96,6 +96,8 @@ class Handover:
     def let_in(self, num_reused: int) -> None:
         """There is room, and of so many blocks the KV is there already."""
         self._has_room = True
+        now_s = self._events.now_s
+        self.request.lifecycle.room_wait = (now_s, now_s)
         self._num_pulled = min(num_reused * self._target.pool.block_size, self._num_announced)
         self._pull()
         self._settle()

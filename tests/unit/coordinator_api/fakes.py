@@ -183,6 +183,9 @@ class FakeGenerator:
         self.started.set()
         return generation
 
+    def start_siblings(self, requests: Sequence[GenerationRequest]) -> list[FakeGeneration]:
+        return [self.start(request) for request in requests]
+
     def is_ready(self) -> bool:
         return self.ready
 

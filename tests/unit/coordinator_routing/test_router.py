@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from coordinator.registry import Member
@@ -407,6 +408,22 @@ def test_a_pair_waits_for_its_place_behind_token_one() -> None:
     placement = nodes.place(10, max_tokens=101)
     assert placement.queue_s == 0
     assert placement.tpot_s == pytest.approx((2.0 + 100 * MS) / 100, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("hold_s", "waited_s", "held_s"), [(9.0, 0.0, 2.0), (1.5, 0.0, 1.5), (1.5, 1.0, 0.5)]
+)
+def test_a_wait_that_token_one_is_held_back_for_is_part_of_the_ttft(
+    hold_s: float, waited_s: float, held_s: float
+) -> None:
+    nodes = Nodes(p=1, d=1)
+    fill(nodes)
+    slo = Slo(name="a", ttft_s=10.0, tpot_s=0.25)
+    request = replace(nodes.request(10, max_tokens=101, slo=slo), waited_s=waited_s)
+    at_once = nodes.router.place(request)
+    held = nodes.router.place(replace(request, slo=msgspec.structs.replace(slo, hold_s=hold_s)))
+    assert held.queue_s == pytest.approx(held_s, abs=0.2)
+    assert 100 * (at_once.tpot_s - held.tpot_s) == pytest.approx(held.queue_s)
 
 
 def fill(nodes: Nodes) -> None:
