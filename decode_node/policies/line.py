@@ -24,8 +24,7 @@ class Line:
     would make everybody wait in an overload until nobody's promise can be kept. So those whose TPOT
     is lost already come last, save for a small share of the places: they are to end, too. Nobody
     waits for one whose prompt is still computed elsewhere. Among equals whoever came first goes
-    first. Prompts have an order of their own among themselves, by
-    which chunks are given as well.
+    first. Prompts have an order of their own among themselves, by which chunks are given as well.
     """
 
     def __init__(self, prompts: PromptOrder, shares: FairShare, pace: Pace) -> None:

@@ -131,10 +131,10 @@ class LocalPrompts:
             return limit_s
         rest, streams = first.num_uncached, [row.request for row in decodes]
         chunk = max(MIN_CHUNK, self._largest_chunk(shape_of(decodes), first, rest, limit_s))
-        needed_s = ceil(rest / chunk) * limit_s
+        needed_s, in_hand_s = ceil(rest / chunk) * limit_s, self._pace.least_in_hand_s(streams)
         if needed_s > due_s:
-            return max(limit_s, SAFETY * self._pace.least_in_hand_s(streams))
-        if needed_s > SAFETY * due_s:
+            return max(limit_s, SAFETY * in_hand_s)
+        if needed_s > SAFETY * due_s or in_hand_s >= limit_s:
             return limit_s
         catching_up = [r for r in streams if self._pace.catches_up(r, estimate.remaining(r))]
         return min(limit_s, self._pace.least_in_hand_s(catching_up))

@@ -8,6 +8,7 @@ from math import inf
 from pdserve.clock import Clock
 from pdserve.engine.pace import SAFETY, next_due_s, shown_s, tpot_s
 from pdserve.engine.request import Request
+from pdserve.engine.scheduler import Queues
 from pdserve.perf_model import PerfModel
 
 
@@ -39,14 +40,23 @@ class Pace:
         """The longest that a step of all of these should take; infinity for none."""
         return min(map(self.cap_s, requests), default=inf)
 
-    def bears_s(self, request: Request, num_tokens_left: float) -> float:
-        """The longest stall behind token 1 that it could make up for, decoding alone from then on.
+    def step_limit_s(self, decoding: Sequence[Request], queues: Queues) -> float:
+        """How long a step of these and of prompts should take.
+
+        Who is on the way here may have to wait for the whole of it.
+        """
+        remaining = queues.headroom.estimate.remaining
+        stalls_s = [self._bears_s(request, remaining(request)) for request in queues.arriving]
+        return min([self.tightest_s(decoding), *stalls_s])
+
+    def _bears_s(self, request: Request, num_tokens: float) -> float:
+        """The longest stall behind token 1 that it could make up for with all its tokens.
 
         Infinity where nothing is left to be lost.
         """
         promised_s = tpot_s(request, self._default_tpot_s)
-        won_back_s = self._won_back_s(request, num_tokens_left - 2)
-        if won_back_s < 0 or self.is_past_saving(request, num_tokens_left):
+        won_back_s = self._won_back_s(request, num_tokens - 2)  # in the gaps behind the stalled one
+        if won_back_s < 0 or self.is_past_saving(request, num_tokens):
             return inf
         return SAFETY * (promised_s + won_back_s)
 

@@ -54,9 +54,7 @@ class SlackBatch(DecodesFirst):
 
     def limit_s(self, decoding: Sequence[Request], queues: Queues) -> float:
         """The tightest promise, of those who are on their way as well."""
-        remaining = queues.headroom.estimate.remaining
-        bear_s = [self.pace.bears_s(r, remaining(r)) for r in queues.arriving]
-        return min([self.pace.tightest_s(decoding), *bear_s])
+        return self.pace.step_limit_s(decoding, queues)
 
     def _fill(self, candidates: Sequence[Request], limit_s: float) -> list[Request]:
         """The first of them, and those after it that fit."""
