@@ -178,7 +178,7 @@ private:
                 mask(scratch_.scores + i * kTileKeys, keys.first, keys.last, num_keys);
             }
             weigh<kQueries, kIsPair>(scratch_.scores, call_.scale * kLog2E, num_keys,
-                run_.maxima + q, run_.totals + q * kSumLanes, scratch_.decays);
+                run_.maxima + q, run_.totals + q * kSumLanes, scratch_.decays, next.prefetcher);
             if (see_alike(q, q + kQueries - 1, tile, tile_start)) {
                 add<kQueries>(q, 0, tile, tile_start, values, next.prefetcher);
             } else {

@@ -36,12 +36,14 @@ constexpr int kLineBytes = 64;
 
 // How many lines of the next tile are asked for at a time, at an even pace for few queries, which
 // have most to wait for: in each quarter of a block of keys that is transposed, with each unit of
-// head_dim, or quad of 16 keys, that is scored, with each unit of values that is added.
+// head_dim, or quad of 16 keys, that is scored, with each vector of scores that is scaled or made
+// pairs of weights, with each unit of values that is added.
 constexpr int kLinesAtPackingForOne = 5;
 constexpr int kLinesAtPacking = 2;
 constexpr int kLinesAtScoring = 3;
-constexpr int kLinesAtQuad = 4;
-constexpr int kLinesAtAdding = 4;
+constexpr int kLinesAtQuad = 3;
+constexpr int kLinesAtWeighing = 4;
+constexpr int kLinesAtAdding = 3;
 
 // Asks for the memory of a tile, a few lines at a time: when all were asked for at once, the core
 // would wait for its few misses in flight instead of computing.
