@@ -165,6 +165,8 @@ private:
     void compute(
         int tile_start, const TileRows<T>& tile, const Values& values, TileRows<T>& next) {
         const Range seeing = seeing_.queries(tile_start, tile_start + kTileKeys);
+        next.prefetcher.set_pace(
+            (seeing.last - seeing.first + kQueriesAtOnce - 1) / kQueriesAtOnce);
         for_queries(seeing.first, seeing.last, [&](int q, auto num_queries) {
             constexpr int kQueries = num_queries.value;
             // No query here sees a later key.
