@@ -74,7 +74,7 @@ class EngineConfig(ConfigStruct, frozen=True):
     ] = "auto"
     kv_commit: Annotated[
         bool,
-        Meta(description="take all KV memory at start, in huge pages if it can: faster UCX"),
+        Meta(description="take all KV memory at start, and not as it is needed"),
     ] = False
     max_model_len: Annotated[
         int, Meta(ge=0, description="prompt + output tokens of a request; 0: the model's own")
