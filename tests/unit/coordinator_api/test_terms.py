@@ -13,7 +13,7 @@ from pdserve.protocol import Slo
 from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, is_error_body, says, served
 
 MESSAGES: Any = [{"role": "user", "content": "x"}]
-INTERACTIVE = Slo(name="interactive", priority=2, ttft_s=2.0, tpot_s=0.1)
+INTERACTIVE = Slo(name="interactive", priority=2, ttft_s=2.0, tpot_s=0.1, hold_s=1.8)
 
 
 @pytest.mark.parametrize(
