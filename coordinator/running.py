@@ -196,8 +196,6 @@ class RunningRequest:
     def _leave(self, *, by_itself: bool) -> None:
         self._has_ended = True
         self._deadline.cancel()
-        if self._held is not None:
-            self._show()
         if self.dispatch is not None:
             self.dispatch.booking.end(by_itself=by_itself)
         self._on_end(self, by_itself)
