@@ -261,7 +261,10 @@ class Flow:
         request = running.request
         self._book(running, placement, slo)
         is_shared = placement.prefill is not None and not request.ends_with_prompt
-        siblings = [s for s in running.siblings if is_shared and s.is_to_begin]
+        to_begin = [s for s in running.siblings if s.is_to_begin]
+        siblings = to_begin if is_shared else []
+        if not is_shared:
+            self._admission.will_follow(s.request.request_id for s in to_begin)
         send_legs(request, placement, slo, self._router, [s.request for s in siblings])
         for sibling in siblings:
             beside = self._router.place_sibling(sibling.request, placement)
