@@ -103,7 +103,7 @@ class Flow:
             "model": self._model,
             "mode": self._router.mode,
             "ready": self.is_ready(),
-            "inflight": self.num_inflight - len(self._line),
+            "inflight": sum(r.dispatch is not None for r in self._running.values()),
             "waiting": len(self._line),
             "waiting_by_class": describe_waiting(self._line, self._clock.now()),
             "refused": dict(self._admission.num_refused),
@@ -228,7 +228,7 @@ class Flow:
             except NoNodeAvailable:
                 return  # it waits for one to come back, until its deadline
             now_s = self._clock.now()
-            num_answers = 1 + len(running.siblings)
+            num_answers = 1 + len(running.siblings_to_begin)
             decision = self._admission.reconsider(
                 running.slo_left(now_s), placement, now_s, num_answers
             )
@@ -261,7 +261,10 @@ class Flow:
         request = running.request
         self._book(running, placement, slo)
         is_shared = placement.prefill is not None and not request.ends_with_prompt
-        siblings = [s for s in running.siblings if is_shared and s.is_to_begin]
+        siblings = running.siblings_to_begin
+        if not is_shared:
+            self._admission.will_follow(s.request.request_id for s in siblings)
+            siblings = []
         send_legs(request, placement, slo, self._router, [s.request for s in siblings])
         for sibling in siblings:
             beside = self._router.place_sibling(sibling.request, placement)
@@ -315,9 +318,8 @@ class Flow:
             self._prefix_watch.prefilled(
                 request.token_ids, block_size, request.cache_salt, event.cached_tokens
             )
-        for sibling in running.siblings:
-            if sibling.is_to_begin:
-                self._follow(sibling, dispatch.slo)
+        for sibling in running.siblings_to_begin:
+            self._follow(sibling, dispatch.slo)
         self._look_at_line()
         shown = partial(self._shown, request.request_id, dispatch)
         hold_s = dispatch.held_until_s - now_s

@@ -107,9 +107,9 @@ class RunningRequest:
         return self.num_tokens > 0
 
     @property
-    def is_to_begin(self) -> bool:
-        """Whether it is on no node yet, and is still wanted."""
-        return self.dispatch is None and not self._has_ended
+    def siblings_to_begin(self) -> list[RunningRequest]:
+        """Those that are on no node yet, and are still wanted."""
+        return [s for s in self.siblings if s.dispatch is None and not s._has_ended]
 
     def waited_s(self, now_s: float) -> float:
         """Since it was started."""
@@ -196,8 +196,6 @@ class RunningRequest:
     def _leave(self, *, by_itself: bool) -> None:
         self._has_ended = True
         self._deadline.cancel()
-        if self._held is not None:
-            self._show()
         if self.dispatch is not None:
             self.dispatch.booking.end(by_itself=by_itself)
         self._on_end(self, by_itself)

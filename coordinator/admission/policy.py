@@ -22,7 +22,7 @@ No clock and no event loop in here: times are arguments.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -88,6 +88,7 @@ class Admission(Generic[T]):
         self._refusing: set[tuple[str, Reason]] = set()  # by payer
         self.num_refused: dict[Reason, int] = dict.fromkeys(REASONS, 0)
         self._running: dict[str, _Running] = {}  # by request id
+        self._to_follow: set[str] = set()  # request ids: they have places, and run later
 
     def decide(
         self,
@@ -127,12 +128,17 @@ class Admission(Generic[T]):
 
     def dispatched(self, request_id: str, slo: Slo, predicted: Predicted, now_s: float) -> None:
         """A request that was admitted with this `slo` is on its way to the nodes."""
+        self._to_follow.discard(request_id)
         self._running[request_id] = _Running(slo, predicted, now_s)
         if has_promise(slo):
             self._presence.dispatched(slo, now_s)
         else:
             num_tokens = predicted.uncached_tokens + OUTPUT_COST * predicted.output_tokens
             self.line.charge(slo, num_tokens)
+
+    def will_follow(self, request_ids: Iterable[str]) -> None:
+        """Other answers to a prompt that was dispatched: they go out when it is computed."""
+        self._to_follow.update(request_ids)
 
     def first_token(self, request_id: str, now_s: float) -> None:
         """Its token 1 is here."""
@@ -144,6 +150,7 @@ class Admission(Generic[T]):
 
     def ended(self, request_id: str, now_s: float, num_tokens: int = 0) -> None:
         """It is over, with so many tokens; 0 when they say nothing about its TPOT."""
+        self._to_follow.discard(request_id)
         request = self._running.pop(request_id, None)
         if request is None:
             return
@@ -176,7 +183,7 @@ class Admission(Generic[T]):
         elif has_place:
             return Admit(slo)
         error = Overloaded(
-            f"{len(self._running)} requests are in flight, of {self._max_inflight} at most, and "
+            f"{self._num_inflight} requests are in flight, of {self._max_inflight} at most, and "
             f"this one adds {num_answers}"
         )
         return Refuse("inflight", error)
@@ -233,8 +240,12 @@ class Admission(Generic[T]):
             UNFORESEEN_S if retry_after_s is None else retry_after_s,
         )
 
+    @property
+    def _num_inflight(self) -> int:
+        return len(self._running) + len(self._to_follow)
+
     def _has_place(self, num_answers: int) -> bool:
-        return len(self._running) + num_answers <= self._max_inflight
+        return self._num_inflight + num_answers <= self._max_inflight
 
     def _has_spare(self, slo: Slo, predicted: Predicted, now_s: float, num_answers: int) -> bool:
         """Whether a request without a promise would leave enough to those who have one."""

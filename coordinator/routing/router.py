@@ -96,7 +96,8 @@ class Router:
         """
         assert first.prefill is not None
         outlook = Outlook(self.fleet, self._books, request, first.hits, self._clock.now())
-        placement = self._behind(outlook, first.prefill.slot, first.ttft_s, outlook.queue_s)
+        computed_s = first.ttft_s - first.held_s  # whether its own is held is another matter
+        placement = self._behind(outlook, first.prefill.slot, computed_s, outlook.queue_s)
         return replace(placement, uncached_tokens=0, shares_prefill=True)
 
     def dispatched(self, request: GenerationRequest, placement: Placement) -> Booking:

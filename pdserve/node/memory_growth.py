@@ -57,7 +57,10 @@ class MemoryGrowth:
 
     def _commit(self, first: int, end: int) -> bool:
         try:
-            return self._pool.commit(first, end)
+            is_huge = self._pool.commit(first, end)
         except OSError as error:
             log.warning("no memory ahead for blocks %d to %d: %s", first, end - 1, error)
             return False
+        if not is_huge:
+            log.info("from block %d on, KV memory comes in small pages: no huge ones here", first)
+        return is_huge

@@ -71,6 +71,11 @@ class Envelope(Generic[P]):
         except (TypeError, ValueError) as error:
             raise MalformedMessage(f"{type(message).__name__}: {error}") from error
 
+    def last_bytes(self, proto: P) -> int:
+        """Size of the message added last. To ask for the whole each time would encode it anew."""
+        size: int = _held(proto)[-1].ByteSize()
+        return size
+
     def unwrap(self, proto: P | None) -> msgspec.Struct:
         """The one message inside.
 

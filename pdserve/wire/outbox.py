@@ -48,8 +48,11 @@ class Outbox:
         """
         while True:
             proto = envelope.wrap(await self._queue.get())
-            num_messages = 1
-            while not self._queue.empty() and proto.ByteSize() < _ENOUGH_BYTES:
+            num_messages, num_bytes = 1, 0
+            while not self._queue.empty():
+                num_bytes += envelope.last_bytes(proto)
+                if num_bytes >= _ENOUGH_BYTES:
+                    break
                 envelope.add(self._queue.get_nowait(), proto)
                 num_messages += 1
             await stream.write(proto)

@@ -11,7 +11,15 @@ from coordinator import flow as flow_module
 from coordinator.generation import GenerationRequest
 from coordinator.running import RunningRequest
 from pdserve.errors import NodeLost, Overloaded, StaleTicket
-from pdserve.protocol import CancelLeg, DecodeLeg, LegFailed, NodeRole, PrefillLeg, SamplingParams
+from pdserve.protocol import (
+    CancelLeg,
+    DecodeLeg,
+    LegFailed,
+    NodeRole,
+    PrefillLeg,
+    SamplingParams,
+    Slo,
+)
 from tests.unit.coordinator.members import output
 from tests.unit.coordinator.test_flow import Nodes, sent, token
 
@@ -148,12 +156,33 @@ async def test_more_than_may_ever_be_in_flight_are_refused() -> None:
     assert nodes.flow.num_inflight == 0
 
 
+async def test_those_that_will_follow_have_their_places_already() -> None:
+    nodes, promise = Nodes(mode="colocated", max_inflight=4), Slo(name="standard", ttft_s=10.0)
+    member = nodes.join("d", DECODE)
+    first, second, third = start(nodes)
+    one = nodes.start("one", slo=promise)
+    with pytest.raises(Overloaded, match="4 requests are in flight"):
+        nodes.start("two", slo=promise)
+    second.cancel("on no node yet")
+    three = nodes.start("three", slo=promise)
+    nodes.say(member, token(0))
+    assert third.dispatch is not None
+    with pytest.raises(Overloaded, match="4 requests are in flight"):
+        nodes.start("four", slo=promise)
+    first.cancel("done")
+    five = nodes.start("five", slo=promise)
+    for running in (third, one, three, five):
+        running.cancel("done")
+    assert nodes.flow.num_inflight == 0
+
+
 async def test_they_wait_for_room_together(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flow_module, "LINE_GAP_S", 0.0)
     prefill, _ = nodes.join("p", PREFILL), nodes.join("d", DECODE)
     others = [nodes.start(f"other {i}") for i in range(6)]  # of 8 that may be in flight
     running = start(nodes)
-    assert nodes.flow.status()["waiting"] == 1
+    status = nodes.flow.status()
+    assert (status["waiting"], status["inflight"]) == (1, len(others))
     assert all(answer.dispatch is None for answer in running)
     sent(prefill)
     others.pop().cancel("done")

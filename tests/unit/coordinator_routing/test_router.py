@@ -421,9 +421,12 @@ def test_a_wait_that_token_one_is_held_back_for_is_part_of_the_ttft(
     slo = Slo(name="a", ttft_s=10.0, tpot_s=0.25)
     request = replace(nodes.request(10, max_tokens=101, slo=slo), waited_s=waited_s)
     at_once = nodes.router.place(request)
-    held = nodes.router.place(replace(request, slo=msgspec.structs.replace(slo, hold_s=hold_s)))
+    request = replace(request, slo=msgspec.structs.replace(slo, hold_s=hold_s))
+    held = nodes.router.place(request)
     assert held.queue_s == pytest.approx(held_s, abs=0.2)
     assert 100 * (at_once.tpot_s - held.tpot_s) == pytest.approx(held.queue_s)
+    sibling = nodes.router.place_sibling(request, held)
+    assert (sibling.wait_s, sibling.held_s) == pytest.approx((held.wait_s, held.held_s)), "as long"
 
 
 def fill(nodes: Nodes) -> None:
