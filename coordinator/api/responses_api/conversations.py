@@ -42,9 +42,10 @@ async def get_conversation(request: web.Request) -> web.Response:
 
 async def update_conversation(request: web.Request) -> web.Response:
     """Its metadata are replaced."""
-    stored = _stored(request)
     context = request.app[CONTEXT]
-    stored.metadata = (await read_request(request, ConversationUpdate, context.config)).metadata
+    body = await read_request(request, ConversationUpdate, context.config)
+    stored = _stored(request)  # it may have gone while the body came
+    stored.metadata = body.metadata
     context.stored.changed(stored)
     return _shown(stored)
 
