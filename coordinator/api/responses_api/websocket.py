@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from aiohttp import WSCloseCode, WSMsgType, web
@@ -107,8 +107,7 @@ class _Session:
     async def _close(self, error: Exception) -> None:
         with suppress(ConnectionError):
             await self._refuse(self._described(error, self._request[TRACE]))
-            async with self._in_time():
-                await self._socket.close(code=WSCloseCode.GOING_AWAY)
+            await self._socket.close(code=WSCloseCode.GOING_AWAY)
 
     # ---- one call ------------------------------------------------------------------------------
 
@@ -170,20 +169,11 @@ class _Session:
 
     async def _send(self, messages: Sequence[bytes]) -> None:
         """Raises ConnectionResetError."""
-        async with self._in_time():
-            for message in messages:
-                await self._socket.send_str(message.decode())
-
-    @asynccontextmanager
-    async def _in_time(self) -> AsyncIterator[None]:
-        """Raises ConnectionResetError for a client that takes nothing, which is cut off: aiohttp
-        ends every socket with a close frame, and would wait without end for that to be taken."""
         try:
             async with asyncio.timeout(self._context.config.stall_timeout_s):
-                yield
+                for message in messages:
+                    await self._socket.send_str(message.decode())
         except TimeoutError as error:
-            if self._request.transport is not None:
-                self._request.transport.abort()
             raise ConnectionResetError("the client stopped reading") from error
 
     async def _refuse(self, reply: ErrorReply) -> None:
