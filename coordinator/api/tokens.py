@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
-import msgspec
 from aiohttp import web
 from msgspec import Meta, Struct
 
@@ -19,6 +18,7 @@ from coordinator.api.body import read_request
 from coordinator.api.chat_parts import check_tools
 from coordinator.api.context import CONTEXT, TRACE, ApiContext
 from coordinator.api.fields import TokenId
+from coordinator.api.json_answer import json_answer
 from coordinator.api.limits import check_num_chars, check_token_ids
 from coordinator.api.messages import conversation
 from coordinator.api.requests import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Message, Tool
@@ -92,7 +92,7 @@ async def tokenize(request: web.Request) -> web.Response:
         tokens=token_ids,
         token_strs=strs,
     )
-    return _json(answer)
+    return json_answer(answer)
 
 
 async def detokenize(request: web.Request) -> web.Response:
@@ -111,7 +111,7 @@ async def detokenize(request: web.Request) -> web.Response:
     check_token_ids(body.tokens, context.tokenizer, "tokens")
     async with _turn(context, request.content_length):
         text = await context.tokenizer.decode_all(body.tokens)
-    return _json(DetokenizeAnswer(prompt=text))
+    return json_answer(DetokenizeAnswer(prompt=text))
 
 
 async def tokenizer_info(request: web.Request) -> web.Response:
@@ -126,7 +126,7 @@ async def tokenizer_info(request: web.Request) -> web.Response:
         chat_template=None if template is None else template.source,
         model_max_length=context.max_model_len(),
     )
-    return _json(answer)
+    return json_answer(answer)
 
 
 async def _token_ids(body: TokenizeRequest, context: ApiContext) -> list[int]:
@@ -169,7 +169,3 @@ async def _turn(context: ApiContext, num_bytes: int | None) -> AsyncIterator[Non
         yield
     finally:
         context.tokenizing.release()
-
-
-def _json(answer: Struct) -> web.Response:
-    return web.Response(body=msgspec.json.encode(answer), content_type="application/json")

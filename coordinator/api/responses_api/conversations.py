@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 
-import msgspec
 from aiohttp import web
-from msgspec import Struct
 
 from coordinator.api.body import convert_request, read_object, read_request
 from coordinator.api.context import CONTEXT, TRACE
+from coordinator.api.json_answer import json_answer
 from coordinator.api.responses_api.given import check_items, items_of
 from coordinator.api.responses_api.item_requests import InputItem
 from coordinator.api.responses_api.objects import Conversation, DeletedConversation
@@ -42,9 +41,10 @@ async def get_conversation(request: web.Request) -> web.Response:
 
 async def update_conversation(request: web.Request) -> web.Response:
     """Its metadata are replaced."""
-    stored = _stored(request)
     context = request.app[CONTEXT]
-    stored.metadata = (await read_request(request, ConversationUpdate, context.config)).metadata
+    body = await read_request(request, ConversationUpdate, context.config)
+    stored = _stored(request)  # it may have gone while the body came
+    stored.metadata = body.metadata
     context.stored.changed(stored)
     return _shown(stored)
 
@@ -53,7 +53,7 @@ async def delete_conversation(request: web.Request) -> web.Response:
     """It is kept no longer; responses in it are."""
     stored = _stored(request)
     request.app[CONTEXT].stored.discard(stored)
-    return _json(DeletedConversation(id=stored.id))
+    return json_answer(DeletedConversation(id=stored.id))
 
 
 async def add_items(request: web.Request) -> web.Response:
@@ -67,18 +67,18 @@ async def add_items(request: web.Request) -> web.Response:
     num_before = len(stored.items)
     _add(request, stored, body.items)
     context.stored.changed(stored)
-    return _json(whole_page(stored.items[num_before:]))
+    return json_answer(whole_page(stored.items[num_before:]))
 
 
 async def list_items(request: web.Request) -> web.Response:
     """A page of them, the newest first unless asked."""
-    return _json(page_of(_stored(request).items, request.query))
+    return json_answer(page_of(_stored(request).items, request.query))
 
 
 async def get_item(request: web.Request) -> web.Response:
     """One of them."""
     check_include(request.query)
-    return _json(_stored(request).find(request.match_info["item"]))
+    return json_answer(_stored(request).find(request.match_info["item"]))
 
 
 async def delete_item(request: web.Request) -> web.Response:
@@ -105,8 +105,6 @@ def _stored(request: web.Request) -> StoredConversation:
 
 
 def _shown(stored: StoredConversation) -> web.Response:
-    return _json(Conversation(id=stored.id, created_at=stored.created_at, metadata=stored.metadata))
-
-
-def _json(body: Struct) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+    return json_answer(
+        Conversation(id=stored.id, created_at=stored.created_at, metadata=stored.metadata)
+    )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 from aiohttp import web
 
 from coordinator.api.answer import answer
 from coordinator.api.chat import encode_chat
 from coordinator.api.context import CONTEXT, TRACE
 from coordinator.api.endpoint import admit
+from coordinator.api.json_answer import json_answer
 from coordinator.api.limits import output_limit
 from coordinator.api.responses_api.asked import read_asked
 from coordinator.api.responses_api.background import BackgroundRun
@@ -48,8 +48,7 @@ async def count_input_tokens(request: web.Request) -> web.Response:
 
     with in_our_words():
         num_tokens = await as_fitted(asked, count)
-    body = msgspec.json.encode(InputTokens(input_tokens=num_tokens))
-    return web.Response(body=body, content_type=_JSON)
+    return json_answer(InputTokens(input_tokens=num_tokens))
 
 
 async def _in_background(request: web.Request, planned: Planned) -> web.StreamResponse:

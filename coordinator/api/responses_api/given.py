@@ -67,10 +67,13 @@ def items_of(
         given = [InputItem(role="user", content=given)]
     called = {item.call_id for item in earlier if isinstance(item, CallItem)}
     known = {item.id: item for item in earlier}
+    referred: set[str | None] = set()
     items: list[KeptItem] = []
     reader = JsonReader()
     for i, one in enumerate(given):
         where = f"{param}[{i}]"
+        if one.type == "item_reference":
+            _check_is_new(one.id, referred, where)
         item = _item(one, where, f"{unique}_in{i}", lambda j: known.get(j) or find(j), reader)
         if isinstance(item, CallItem):
             called.add(item.call_id)
@@ -80,6 +83,13 @@ def items_of(
             )
         items.append(item)
     return items
+
+
+def _check_is_new(item_id: str | None, referred: set[str | None], where: str) -> None:
+    """A short body that has a long item again and again would be more than memory can hold."""
+    if item_id in referred:
+        raise InvalidRequest(f"{where} is there twice: {str(item_id)[:128]!r}", f"{where}.id")
+    referred.add(item_id)
 
 
 def _item(item: InputItem, where: str, unique: str, find: Find, reader: JsonReader) -> KeptItem:

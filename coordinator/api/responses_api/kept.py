@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
 from aiohttp import web
-from msgspec import Struct
 
 from coordinator.api.context import CONTEXT, TRACE
+from coordinator.api.json_answer import json_answer
 from coordinator.api.responses_api.follow import follow
 from coordinator.api.responses_api.objects import DeletedResponse
 from coordinator.api.responses_api.pages import check_include, page_of, whole_number
@@ -41,7 +40,7 @@ async def delete_response(request: web.Request) -> web.Response:
     being made in the background, that ends."""
     stored = _stored(request)
     request.app[CONTEXT].stored.discard(stored)
-    return _json(DeletedResponse(id=stored.id))
+    return json_answer(DeletedResponse(id=stored.id))
 
 
 async def cancel_response(request: web.Request) -> web.Response:
@@ -62,7 +61,7 @@ async def cancel_response(request: web.Request) -> web.Response:
 async def list_input_items(request: web.Request) -> web.Response:
     """A page of the conversation that the response answers, the newest first unless asked."""
     stored = _stored(request)
-    return _json(page_of(stored.items[: stored.num_input_items], request.query))
+    return json_answer(page_of(stored.items[: stored.num_input_items], request.query))
 
 
 def _stored(request: web.Request) -> StoredResponse:
@@ -80,7 +79,3 @@ def _first_event(request: web.Request) -> int | None:
             raise InvalidRequest("'starting_after' needs 'stream' to be true", "starting_after")
         return None
     return 0 if after is None else 1 + whole_number("starting_after", after, 0, MAX_SEQUENCE_NUMBER)
-
-
-def _json(body: Struct) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), content_type=_JSON)

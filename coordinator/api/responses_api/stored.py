@@ -16,8 +16,8 @@ CONVERSATION_ID = "conv_{}"
 
 
 def items_bytes(items: Sequence[KeptItem]) -> int:
-    """Roughly what they take."""
-    return len(msgspec.json.encode(items))
+    """Roughly what they take: together just what each does alone, for they come and go alone."""
+    return sum(len(msgspec.json.encode(item)) for item in items)
 
 
 class EventLog:

@@ -122,6 +122,21 @@ async def test_what_cannot_be_is_refused_by_name(path: str, body: Any, param: st
             assert (await response.json())["error"]["param"] == param
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/conversations/{}/items"])
+async def test_an_item_is_referred_to_once(path: str) -> None:
+    async with served() as api, client_of(api) as client:
+        made = await client.conversations.create(items=[{"role": "user", "content": "Hi"}])
+        (item,) = (await client.conversations.items.list(made.id)).data
+        twice = [{"type": "item_reference", "id": item.id}] * 2
+        body = {"model": MODEL, "conversation": made.id, "input": twice}
+        if "items" in path:
+            body = {"items": twice}
+        async with api.client.post(path.format(made.id), json=body) as response:
+            assert response.status == 400
+            param = (await response.json())["error"]["param"]
+        assert param == ("items[1].id" if "items" in path else "input[1].id")
+
+
 async def test_it_goes_on_from_one_thing_only() -> None:
     async with served() as api, client_of(api) as client:
         made = await client.conversations.create()

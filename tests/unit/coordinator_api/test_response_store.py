@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.api.responses_api.items import CallOutputItem
 from coordinator.api.responses_api.store import ResponseStore
-from coordinator.api.responses_api.stored import StoredResponse
+from coordinator.api.responses_api.stored import StoredConversation, StoredResponse, items_bytes
 from pdserve.errors import ResponseNotFound
 
 
@@ -41,6 +42,17 @@ def test_items_count() -> None:
         StoredResponse(id="a", owner="", body=b"x", items=(), num_input_items=0, items_bytes=30)
     )
     assert len(store) == 0
+
+
+def test_a_conversation_that_was_emptied_weighs_nothing() -> None:
+    talk = StoredConversation(id="conv_a", owner="acme", created_at=0, metadata={})
+    empty_bytes = talk.num_bytes
+    items = [CallOutputItem(id=f"fco_{i}", call_id="c", output="x" * i) for i in range(5)]
+    talk.add(items, items_bytes(items))
+    assert talk.num_bytes > empty_bytes
+    for item in items:
+        talk.remove(item.id)
+    assert talk.num_bytes == empty_bytes
 
 
 def test_another_owner_cannot_even_delete() -> None:
