@@ -1,6 +1,6 @@
 """Shapes of models that nobody has trained: fields of config.json, by name.
 
-`50m` is for comparing ways of serving: the smallest whose weights (100 MB) no cache here holds, for
+`50m` is for comparing ways of serving: the smallest whose weights (100 MB) are far from fitting a cache, for
 its 4k prompts are to come often enough to be counted. Of `25m` two cores keep a good part in their
 caches, so that one node of both decodes three times as fast as one of one core, which no model that
 is worth serving does. `demo-14m` is a little larger than the bundled one.
