@@ -103,7 +103,7 @@ class RunningRequest:
 
     @property
     def has_token_one(self) -> bool:
-        """Whether the prefill is over, as far as the client is concerned."""
+        """Whether the prefill is over; the client may not have been shown token 1 yet."""
         return self.num_tokens > 0
 
     @property
