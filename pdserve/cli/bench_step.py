@@ -32,7 +32,8 @@ from pdserve.bench.step_cases import with_room
 from pdserve.cli.bench_speed_config import StepBenchConfig
 from pdserve.cli.exit_codes import OK
 from pdserve.cli.step_table import WIDTH, step_remarks, step_table
-from pdserve.config import ModelConfig, NodeConfig, parse_bytes
+from pdserve.config import ModelConfig, NodeConfig
+from pdserve.config_values import parse_bytes
 from pdserve.errors import ConfigError
 from pdserve.node.bench_step import StepBench
 from pdserve.node.meminfo import memory_bytes

@@ -16,7 +16,8 @@ from pdserve.cli.child import LineSink
 from pdserve.cli.cluster_config import ClusterConfig
 from pdserve.cli.compare_config import CompareConfig
 from pdserve.cli.supervisor import Cluster
-from pdserve.config import EngineConfig, ModelConfig, RoutingConfig, parse_bytes
+from pdserve.config import EngineConfig, ModelConfig, RoutingConfig
+from pdserve.config_values import parse_bytes
 from pdserve.errors import ClusterError
 
 _START_S = 120.0

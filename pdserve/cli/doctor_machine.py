@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 from pdserve.cli.finding import Finding, Verdict
-from pdserve.config import EngineConfig, format_cpus
+from pdserve.config import EngineConfig
+from pdserve.config_values import format_cpus
 from pdserve.node.cores import plan_cores
 from pdserve.node.meminfo import memory_bytes
 from pdserve.node.processor import processor_name

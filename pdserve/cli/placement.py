@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from pdserve.config import EngineConfig, format_cpus, parse_cpus
+from pdserve.config import EngineConfig
+from pdserve.config_values import format_cpus, parse_cpus
 from pdserve.errors import ConfigError
 
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"

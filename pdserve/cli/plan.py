@@ -12,7 +12,8 @@ from pdserve.cli.cluster_config import ClusterConfig
 from pdserve.cli.flags import as_flags
 from pdserve.cli.placement import assign_cores, assign_device
 from pdserve.cli.ports import reachable
-from pdserve.config import CoordinatorConfig, EngineConfig, NodeConfig, format_cpus
+from pdserve.config import CoordinatorConfig, EngineConfig, NodeConfig
+from pdserve.config_values import format_cpus
 from pdserve.node.cores import plan_cores
 
 COORDINATOR = "coordinator"

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from pdserve.config import EngineConfig, format_cpus, parse_cpus
+from pdserve.config import EngineConfig
+from pdserve.config_values import format_cpus, parse_cpus
 from pdserve.errors import ConfigError
 
 # From so many cores on, one less for computing costs less than what it keeps out of its way.

@@ -17,7 +17,8 @@ from itertools import takewhile
 
 from kv_transfer.memory import KvPool, cpu_pool
 from kv_transfer.tier import CpuCopies, FileBlocks, HostTier
-from pdserve.config import NodeConfig, parse_bytes
+from pdserve.config import NodeConfig
+from pdserve.config_values import parse_bytes
 from pdserve.engine.block_pool import BlockPool
 from pdserve.errors import ConfigError, StaleTicket
 from pdserve.kv_layout import KvLayout

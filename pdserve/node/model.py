@@ -15,13 +15,8 @@ from numpy.typing import NDArray
 
 from pdserve import _native
 from pdserve.checkpoint import Checkpoint, resolve_checkpoint
-from pdserve.config import (
-    EngineConfig,
-    NodeConfig,
-    Quantization,
-    Timeouts,
-    parse_bytes,
-)
+from pdserve.config import EngineConfig, NodeConfig, Quantization, Timeouts
+from pdserve.config_values import parse_bytes
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.grammar import GrammarProgress
 from pdserve.engine.kv_cache import TORCH_DTYPES, DeviceBuffer, KvCache

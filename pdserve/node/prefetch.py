@@ -10,7 +10,8 @@ import logging
 import threading
 from pathlib import Path
 
-from pdserve.config import EngineConfig, NodeConfig, parse_bytes
+from pdserve.config import EngineConfig, NodeConfig
+from pdserve.config_values import parse_bytes
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.native.packed_folder import files_of_model
 from pdserve.engine.native.packed_pages import map_pages

@@ -10,7 +10,8 @@ from pdserve.cli.placement import (
     count_gpus,
     usable_cores,
 )
-from pdserve.config import EngineConfig, format_cpus, parse_cpus
+from pdserve.config import EngineConfig
+from pdserve.config_values import format_cpus, parse_cpus
 from pdserve.errors import ConfigError
 
 CORES = st.lists(st.integers(0, 300), min_size=1, max_size=64, unique=True).map(sorted)
