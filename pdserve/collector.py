@@ -1,11 +1,10 @@
-"""Python's garbage collector in a process that serves.
+"""Python's garbage collector in a serving process.
 
-What requests leave is freed with its last reference: they make no cycles, which a test counts. So
-the collector has next to nothing to do, but while it looks for it nobody gets a token, and the time
-that takes grows with all that lives. Most of that was loaded at the start and stays: 30 ms in a
-coordinator, 100 ms in a node with torch. It is set aside once. The collector stays on for the rest,
-with the thresholds it comes with, so that a cycle that is made after all costs memory for a while
-and not for ever: a full pass then walks only what has come since.
+Requests create no reference cycles (a test counts them), so their memory is freed without the
+collector. But a full collection stops every stream while it walks all objects, and most of these
+were loaded at start and stay: 30 ms in a coordinator, 100 ms in a node with torch. So they are
+frozen once, before serving. The collector stays enabled with its default thresholds: a cycle that
+is created after all is still collected, by a pass over the newer objects only.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import gc
 
 
-def keep_what_is_loaded() -> None:
-    """Have the collector never look at what is there now; to be called once, before serving."""
+def freeze_loaded_objects() -> None:
+    """Exclude all present objects from garbage collection. Call once, before serving."""
     gc.collect()
     gc.freeze()

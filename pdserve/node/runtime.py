@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from kv_transfer.memory import ExportedPool
 from kv_transfer.tier import FileBlocks
-from pdserve.collector import keep_what_is_loaded
+from pdserve.collector import freeze_loaded_objects
 from pdserve.config import NodeConfig
 from pdserve.engine.engine import StepReport
 from pdserve.engine.model_runner import ModelRunner
@@ -221,7 +221,7 @@ class Node:
     async def serve(self, runner: ModelRunner, signals: StopSignals) -> None:
         """Take legs until SIGTERM, then finish those there are, within `drain_s`."""
         services = self._services
-        keep_what_is_loaded()
+        freeze_loaded_objects()
         engine = asyncio.create_task(services.engine.run(runner, services))
         try:
             await self._enter(NodeState.READY)

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from pdserve.collector import keep_what_is_loaded
+from pdserve.collector import freeze_loaded_objects
 
 
 class Circle:
@@ -19,7 +19,7 @@ class Circle:
 def test_only_what_comes_later_is_looked_at() -> None:
     gc.unfreeze()
     loaded = [Circle()]
-    keep_what_is_loaded()
+    freeze_loaded_objects()
     assert all(found is not loaded for found in gc.get_objects())
     later = weakref.ref(Circle())
     assert later() is not None
