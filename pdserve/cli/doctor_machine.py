@@ -1,4 +1,4 @@
-"""Cores and memory of this machine, and how much of them this process may use."""
+"""The machine's processor, cores and memory, and how much of them this process may use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def machine_findings(root: Path = Path("/")) -> list[Finding]:
 
 
 def cpu_quota(cpu_max: str) -> float | None:
-    """Cores' worth of time that the text of a cgroup's cpu.max allows; None: no limit."""
+    """The CPU limit in the text of a cgroup's cpu.max, in cores; None: no limit."""
     match = re.fullmatch(r"\s*(\d+)\s+(\d+)\s*", cpu_max)
     return int(match[1]) / int(match[2]) if match else None
 

@@ -1,4 +1,4 @@
-"""The process of `pdserve bench coordinator` that has all nodes, and a server without a gateway."""
+"""The process of `pdserve bench coordinator` with all simulated nodes, and a server to compare."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ NODE_IDS = list(_ROLES)
 
 @dataclass(frozen=True, slots=True)
 class NodesPlan:
-    """What the process is told."""
+    """The arguments of the process."""
 
     coordinator: str  # host:port
-    port: int  # of the server without a gateway
+    port: int  # of the server that clients can call directly
     model_id: str
     step_ms: float
 
     @property
     def arguments(self) -> list[str]:
-        """What follows `pdserve` on its command line."""
+        """Its command line after `pdserve`."""
         return [
             "bench",
             SIMULATED,
@@ -40,7 +40,7 @@ class NodesPlan:
 
 
 def run(plan: NodesPlan) -> None:
-    """Until the parent ends it."""
+    """Run until the parent ends the process."""
     uvloop.run(_serve(plan))
 
 
