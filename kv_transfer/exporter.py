@@ -36,7 +36,7 @@ from pdserve.introduction import is_introduced, new_key
 from pdserve.kv_layout import KvLayout
 from pdserve.protocol import ExporterWelcome, PullerHello, TransportOffer
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 TICKET_LIFETIME_S = 60.0
 
@@ -107,7 +107,7 @@ class Exporter:
             await self.close()
             raise
         for offer in self.offers:
-            logger.info("%s is offered: %s", offer.name, offer.unavailable or "yes")
+            log.info("%s is offered: %s", offer.name, offer.unavailable or "yes")
 
     async def _offer(self, kind: TransportKind, host: str, advertised_host: str) -> TransportOffer:
         obstacle = kind.obstacle(self.pool)

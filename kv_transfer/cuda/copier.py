@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from kv_transfer.cuda.driver import MAX_PIECES, DeviceError, Driver, Lane, Region
-from kv_transfer.cuda.pieces import cut_pieces
+from kv_transfer.pieces import cut_pieces
 from kv_transfer.plan import Spans
 from kv_transfer.threads import CancelFlag
 

@@ -7,7 +7,7 @@ import logging
 import socket
 from collections.abc import Callable
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 # accept fails when this process has no descriptor left; nothing would wake us when it has again.
 _RETRY_S = 0.1
@@ -34,13 +34,13 @@ class Acceptor:
             try:
                 sock, _ = await loop.sock_accept(self._listener)
             except OSError as error:
-                logger.warning("a connection could not be accepted: %s", error)
+                log.warning("a connection could not be accepted: %s", error)
                 await asyncio.sleep(_RETRY_S)
                 continue
             sock.setblocking(False)
             try:
                 self._on_accept(sock)
             except Exception:
-                logger.exception("a connection cannot be served: closed")
+                log.exception("a connection cannot be served: closed")
                 sock.close()
             await asyncio.sleep(0)  # a crowd at the door must not keep those inside from moving

@@ -24,14 +24,14 @@ import msgspec
 
 from kv_transfer.cuda.copier import SpanCopier
 from kv_transfer.cuda.driver import Communicator, DeviceError, Driver, Region
-from kv_transfer.cuda.pieces import cut_chunks
 from kv_transfer.lone_thread import LoneThread
+from kv_transfer.pieces import cut_chunks
 from kv_transfer.plan import Spans
 from kv_transfer.threads import CancelFlag, CopyThreads
 from kv_transfer.transports.frames import GarbledFrame
 from pdserve.errors import PeerLost
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ class NcclPeer:
         self._calls = LoneThread("kv-nccl")
         self._communicator: Communicator | None = None  # once joined
         self._staging: int | None = None  # the address of _NUM_PLACES chunks
-        self._burial: asyncio.Future[None] | None = None
+        self._ending: asyncio.Future[None] | None = None
 
     async def invite(self) -> Invitation:
         """What the other end joins by.
@@ -136,21 +136,21 @@ class NcclPeer:
 
     def abandon(self) -> None:
         """End it without waiting: what is under way is aborted. Idempotent."""
-        if self._burial is None:
-            undertaker = LoneThread("kv-nccl-abort")
-            self._burial = undertaker.start(self._bury)
-            undertaker.close()
+        if self._ending is None:
+            aborter = LoneThread("kv-nccl-abort")
+            self._ending = aborter.start(self._abort)
+            aborter.close()
 
     async def end(self) -> None:
         """Abandon it, and wait a while for NCCL to let go of it."""
         self.abandon()
-        assert self._burial is not None
-        done, _ = await asyncio.wait({self._burial}, timeout=_END_S)
+        assert self._ending is not None
+        done, _ = await asyncio.wait({self._ending}, timeout=_END_S)
         if not done:
             # Its threads and its staging memory stay behind, as long as NCCL keeps them.
-            logger.warning("an NCCL communicator did not end within %g s: left behind", _END_S)
-        elif error := self._burial.exception():
-            logger.warning("an NCCL communicator did not end well: %s", error)
+            log.warning("an NCCL communicator did not end within %g s: left behind", _END_S)
+        elif error := self._ending.exception():
+            log.warning("an NCCL communicator did not end well: %s", error)
 
     # ---- on other threads ----------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class NcclPeer:
         # Not before: whoever invites us and never joins costs a thread, and none of the GPU.
         self._staging = self._driver.allocate(_NUM_PLACES * self._chunk_bytes)
 
-    def _bury(self) -> None:
+    def _abort(self) -> None:
         try:
             if self._communicator is not None:
                 self._communicator.abort()  # ends what the calling thread waits for

@@ -45,7 +45,7 @@ from pdserve.errors import (
 )
 from pdserve.protocol import TransportOffer
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class PullServer:
                 await payload.close()
         except (PeerLost, OSError) as error:  # TimeoutError, a puller that stalls, is an OSError
             self._source.statistics.broken += 1
-            logger.info("a puller was lost: %s", error)
+            log.info("a puller was lost: %s", error)
 
     async def _is_admitted(self, connection: _Connection) -> bool:
         """Whether the connection is of a puller with a session; nothing else is read before."""
@@ -198,12 +198,12 @@ class PullServer:
                 token = await receive_access(connection.sock)
             self._source.check_access(token)
         except AccessDenied as error:
-            logger.warning("a connection for KV was closed: %s", error)
+            log.warning("a connection for KV was closed: %s", error)
         except (GarbledFrame, TimeoutError) as error:
             self._source.statistics.garbage += 1
-            logger.warning("a connection for KV was closed: %s", str(error) or "no access token")
+            log.warning("a connection for KV was closed: %s", str(error) or "no access token")
         except (PeerLost, OSError) as error:
-            logger.debug("a connection for KV ended: %s", error)
+            log.debug("a connection for KV ended: %s", error)
         else:
             connection.access = token
             return True
@@ -222,9 +222,9 @@ class PullServer:
                 return await receive_frame(connection.sock, PullRequest, MAX_REQUEST_BYTES)
         except (GarbledFrame, TimeoutError) as error:
             self._source.statistics.garbage += 1
-            logger.warning("a connection for KV was closed: %s", str(error) or "half a request")
+            log.warning("a connection for KV was closed: %s", str(error) or "half a request")
         except (PeerLost, OSError) as error:
-            logger.debug("a connection for KV ended: %s", error)
+            log.debug("a connection for KV ended: %s", error)
         return None
 
     async def _answer(

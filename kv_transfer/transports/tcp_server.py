@@ -17,17 +17,15 @@ from kv_transfer.transports.sockets import wait_writable
 from pdserve import _native
 from pdserve.protocol import TransportOffer
 
-TcpLimits = PullLimits
-
 
 class TcpServer:
     """Serves one exporter's pool to any host. Owns its threads."""
 
     def __init__(
-        self, source: Source, limits: TcpLimits | None = None, num_threads: int = 4
+        self, source: Source, limits: PullLimits | None = None, num_threads: int = 4
     ) -> None:
         self._source = source
-        self._limits = limits or TcpLimits()
+        self._limits = limits or PullLimits()
         self._threads = CopyThreads(num_threads, "kv-send")
         self._server = PullServer("tcp", source, self._open_payload, self._limits, self._threads)
 
