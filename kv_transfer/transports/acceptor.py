@@ -1,4 +1,4 @@
-"""Accepts connections on a listening socket until closed; used by every server here."""
+"""Accepts connections on a listening socket; used by all servers here."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
-# accept fails when this process has no descriptor left; nothing would wake us when it has again.
+# After accept has failed because the process is out of descriptors: no event tells when to retry.
 _RETRY_S = 0.1
 
 
 class Acceptor:
-    """Owns the listener; each accepted socket, non-blocking, is the callback's to close."""
+    """Owns the listener. The callback gets each accepted socket, non-blocking, and closes it."""
 
     def __init__(self, listener: socket.socket, on_accept: Callable[[socket.socket], None]) -> None:
         listener.setblocking(False)
@@ -43,4 +43,4 @@ class Acceptor:
             except Exception:
                 log.exception("a connection cannot be served: closed")
                 sock.close()
-            await asyncio.sleep(0)  # a crowd at the door must not keep those inside from moving
+            await asyncio.sleep(0)  # many new connections must not starve the existing ones

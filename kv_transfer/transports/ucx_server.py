@@ -117,7 +117,7 @@ class UcxServer:
         await asyncio.get_running_loop().sock_sendall(sock, CONNECTED)
 
     async def _poll(self) -> None:
-        """Poll while any puller connects. Without a thread of its own, UCX has no event to wait for."""
+        """Poll while any puller connects: without its own thread, UCX offers no event."""
         agent = self._agent
         try:
             while agent is not None and self._num_connecting:
