@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from pdserve.cli.coordinator_http import request
 from pdserve.errors import ClusterError
 from pdserve.protocol import LinkState
 
@@ -79,23 +80,9 @@ async def fetch_status(url: str, timeout_s: float = _REPLY_S) -> ClusterStatus:
     Raises:
         ClusterError: no answer in time, or not a cluster's status.
     """
-    import aiohttp  # slow to import; a supervisor should start its children first
-
-    limit = aiohttp.ClientTimeout(total=timeout_s)
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=limit) as session,
-            session.get(url.rstrip("/") + "/status") as response,
-        ):
-            content = await response.read()
-            if response.status != 200:
-                raise ClusterError(f"{url}/status answers {response.status}, not 200")
-    except TimeoutError as error:
-        raise ClusterError(f"no answer from {url} within {timeout_s:g} s") from error
-    except aiohttp.ClientConnectorError as error:
-        raise ClusterError(f"no coordinator at {url}: {error.strerror}") from error
-    except (aiohttp.ClientError, ValueError) as error:
-        raise ClusterError(f"no coordinator at {url}: {error}") from error
+    code, content = await request("GET", url, "/status", timeout_s=timeout_s)
+    if code != 200:
+        raise ClusterError(f"{url}/status answers {code}, not 200")
     try:
         return msgspec.json.decode(content, type=ClusterStatus)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-import aiohttp
 import msgspec
 
 from pdserve.cli.cluster_status import ClusterStatus, NodeStatus, fetch_status
+from pdserve.cli.coordinator_http import request
 from pdserve.cli.credentials import key_headers
 from pdserve.cli.exit_codes import OK
 from pdserve.errors import ClusterError, from_code
@@ -46,26 +46,21 @@ async def _run(url: str, node_id: str, role: str, timeout_s: float, *, force: bo
 
 
 async def _post(url: str, body: dict[str, object], timeout_s: float) -> _Answer:
-    limit = aiohttp.ClientTimeout(total=timeout_s + _SLACK_S)
+    code, content = await request(
+        "POST",
+        url,
+        "/admin/role",
+        timeout_s=timeout_s + _SLACK_S,
+        headers=key_headers(),
+        body=body,
+    )
     try:
-        async with (
-            aiohttp.ClientSession(timeout=limit, headers=key_headers()) as session,
-            session.post(url.rstrip("/") + "/admin/role", json=body) as response,
-        ):
-            content = await response.read()
-    except TimeoutError as error:
-        raise ClusterError(f"no answer from {url} within {timeout_s:g} s") from error
-    except aiohttp.ClientConnectorError as error:
-        raise ClusterError(f"no coordinator at {url}: {error.strerror}") from error
-    except (aiohttp.ClientError, ValueError) as error:
-        raise ClusterError(f"no coordinator at {url}: {error}") from error
-    try:
-        if response.status == 200:
+        if code == 200:
             return msgspec.json.decode(content, type=_Answer)
         failure = msgspec.json.decode(content, type=_Failure).error
     except msgspec.DecodeError as error:
         raise ClusterError(
-            f"{url}/admin/role answers {response.status}, and not as a coordinator does: {error}"
+            f"{url}/admin/role answers {code}, but not as a coordinator does: {error}"
         ) from error
     raise from_code(failure.code or "cluster_error", failure.message)
 

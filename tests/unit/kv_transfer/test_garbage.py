@@ -149,6 +149,8 @@ async def test_a_puller_asks_again_when_its_idle_connection_was_closed() -> None
             await asyncio.sleep(0.4)
             await puller.pull(link, exporter.issue("r", 0, 64, [3]), [2], 0, timeout_s=5)
         await link.close()
+        assert (pool.data[2] == exporter.pool.data[3]).all()
+    assert (puller.statistics.pulls, puller.statistics.retried) == (2, 0)
     await puller.close()
     pool.close()
 
@@ -172,6 +174,8 @@ async def test_idle_pullers_make_room_and_ask_again() -> None:
             await puller.pull(link, exporter.issue("r", 0, 64, [3]), [2], 0, timeout_s=5)
         for link in links:
             await link.close()
+        assert (puller.statistics.pulls, puller.statistics.retried) == (8, 0)
+        assert exporter.statistics.turned_away > 0
         await puller.close()
         pool.close()
 
