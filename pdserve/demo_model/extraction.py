@@ -7,6 +7,7 @@ from typing import Any, Final
 from pdserve.demo_model.exchange import is_key_held_out
 from pdserve.demo_model.json_schemas import Field, schema_of
 from pdserve.demo_model.json_values import Draw, city, colour, noun, number_between, person
+from pdserve.demo_model.wording import enumerated
 
 _PLAIN: Final = ("{t}", "{t}", "{t}", "Extract: {t}", "Extract the data: {t}", "Parse this: {t}",
                  "Read this: {t}", "Extract the information from this text: {t}")  # fmt: skip
@@ -56,10 +57,6 @@ _ASPECTS: Final = (
 )
 
 
-def _joined(phrases: list[str]) -> str:
-    return " and ".join(filter(None, (", ".join(phrases[:-1]), phrases[-1])))
-
-
 def _statement(rng: random.Random) -> tuple[str, list[Field]]:
     name = person(rng)
     fields = [Field(rng.choice(_NAME), name, {"type": "string"})]
@@ -70,7 +67,8 @@ def _statement(rng: random.Random) -> tuple[str, list[Field]]:
         phrases.append(rng.choice(aspect.wordings).format(v=value))
     if rng.random() < 0.2:
         rng.shuffle(fields)
-    return f"{name} {_joined(phrases)}.", list({field.name: field for field in fields}.values())
+    told = f"{name} {enumerated(phrases)}.".replace("..", ".")  # D.C. has one of its own
+    return told, list({field.name: field for field in fields}.values())
 
 
 def draw_statement(rng: random.Random, *, held_out: bool = False) -> tuple[str, list[Field]]:

@@ -22,7 +22,7 @@ from pdserve.demo_model.json_fields import (
 )
 from pdserve.demo_model.json_schemas import Field, schema_of, schema_text
 from pdserve.demo_model.json_values import scalar
-from pdserve.demo_model.wording import capitalized
+from pdserve.demo_model.wording import capitalized, enumerated
 
 DrawExchange = Callable[[random.Random], Exchange]
 
@@ -109,8 +109,7 @@ def answer_fields(rng: random.Random, exchange: Exchange) -> list[Field]:
 
 def _named(rng: random.Random, fields: Sequence[Field]) -> str:
     quote = rng.choice(("", '"', '"', "`", "'"))
-    names = [f"{quote}{field.name}{quote}" for field in fields]
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return enumerated([f"{quote}{field.name}{quote}" for field in fields])
 
 
 def _instruction(rng: random.Random, fields: Sequence[Field]) -> str:

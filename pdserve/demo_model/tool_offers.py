@@ -11,8 +11,8 @@ from pdserve.demo_model.tools import Slot, Task
 from pdserve.demo_model.wording import invented_word
 
 _CLASS_DESCRIPTIONS: Final = (
-    "", "An answer.", "Correctly extracted `{f}` with all the required parameters.",
-    "Correctly extracted `{f}` with all the required parameters with correct types",
+    "", "An answer.", "Correct `{f}` with all parameters that are required.",
+    "A `{f}` as it was extracted, with all the required parameters of the correct types",
     "What was asked for.", "The {f}.",
 )  # fmt: skip
 

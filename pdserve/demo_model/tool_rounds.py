@@ -11,7 +11,7 @@ from pdserve.demo_model.json_schemas import Field, schema_of
 from pdserve.demo_model.json_values import city, decimal, identifier, integer, noun, person
 from pdserve.demo_model.tool_offers import Offer, class_offer, invented_function, offer_of
 from pdserve.demo_model.tools import TASKS, Task, Values
-from pdserve.demo_model.wording import capitalized, invented_word
+from pdserve.demo_model.wording import capitalized, enumerated, invented_word
 
 _EXPLICIT: Final = (
     "Call {f} with {p}.", "Use {f} with {p}.", "Please call {f} with {p}.", "Run {f}: {p}.",
@@ -91,12 +91,11 @@ def single_round(rng: random.Random, task: Task) -> Round:
     known = said | task.extras(rng, said)
     result, answer = (form.format(**known) for form in rng.choice(task.outcomes))
     call = offer.call(_arguments(task, offer, names, values, question))
-    # Of two functions for numbers the right one is known by its name; a calculator can do it all.
-    others = tuple(other for other in TASKS if other is not task and other.slots[0].slot != "sum")
-    return Round(
-        (offer,), capitalized(question), (call,), (result,), capitalized(answer),
-        others if task.slots[0].slot == "a" else _USELESS,
-    )  # fmt: skip
+    others = _USELESS
+    if task.slots[0].slot == "a":
+        # Of functions for numbers the right one is known by its name; a calculator can do it all.
+        others = tuple(o for o in TASKS if o is not task and o.slots[0].slot != "sum")
+    return Round((offer,), capitalized(question), (call,), (result,), capitalized(answer), others)
 
 
 def double_round(rng: random.Random, task: Task) -> Round:
@@ -140,8 +139,7 @@ def explicit_round(rng: random.Random) -> Round:
     said = [
         form.format(k=k, v=v if isinstance(v, str) else json.dumps(v)) for k, v in arguments.items()
     ]
-    listed = " and ".join(filter(None, (", ".join(said[:-1]), said[-1])))
-    question = rng.choice(_EXPLICIT).format(f=name, p=listed)
+    question = rng.choice(_EXPLICIT).format(f=name, p=enumerated(said))
     return Round((offer,), question, (offer.call(arguments),), ("ok",), "Done.")
 
 
