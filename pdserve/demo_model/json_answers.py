@@ -96,7 +96,7 @@ def exchange_with_result(draw_exchange: DrawExchange, rng: random.Random) -> Exc
 def answer_fields(rng: random.Random, exchange: Exchange) -> list[Field]:
     """Return properties one of which is the answer; others are a matter of taste."""
     result = result_of(exchange)
-    name = rng.choice(_ANSWER_NAMES) if rng.random() < 0.75 else invented_name(rng)
+    name = rng.choice(_ANSWER_NAMES) if rng.random() < 0.6 else invented_name(rng)
     fields = [Field(name, result, schema_of(result))]
     if rng.random() < 0.15:
         fields.append(Field(rng.choice(_SENTENCE_NAMES), exchange.answer, {"type": "string"}))

@@ -73,16 +73,20 @@ def invented_function(rng: random.Random) -> str:
 
 
 def offer_of(rng: random.Random, task: Task) -> tuple[Offer, dict[str, str]]:
-    """Return the function under some name, and slot |-> name of its parameters."""
-    name = rng.choice(task.names) if rng.random() < 0.85 else invented_function(rng)
+    """Return the function under some name, and slot |-> name of its parameters.
+
+    Many names are invented: what can be known by heart would not be read.
+    """
+    name = rng.choice(task.names) if rng.random() < 0.6 else invented_function(rng)
     is_described = rng.random() < 0.4
     fields, names = [], {}
     for slot in task.slots:
         if slot.is_optional and rng.random() < 0.6:
             continue
-        names[slot.slot] = rng.choice(slot.names)
+        name_of_slot = rng.choice(slot.names) if rng.random() < 0.75 else invented_word(rng)
+        names[slot.slot] = name_of_slot
         schema = _slot_schema(rng, slot, is_described=is_described)
-        fields.append(Field(names[slot.slot], None, schema))
+        fields.append(Field(name_of_slot, None, schema))
     optional = {slot.slot for slot in task.slots if slot.is_optional and rng.random() < 0.6}
     required = tuple(name for slot, name in names.items() if slot not in optional)
     description = rng.choice(task.descriptions) if rng.random() < 0.85 else ""

@@ -88,7 +88,7 @@ def test_of_a_forced_answer_the_beginning_is_given():
         message = conversation.messages[-1]
         call = re.fullmatch(r"<tool_call>\n(.*)\n</tool_call>", message.text, re.DOTALL)
         json.loads(call[1] if call else message.text)
-        assert 0 < message.num_given < len(message.text)
+        assert 0 < message.num_given <= len(message.text)
         assert message.text[message.num_given - 1] in '{["tfn-0123456789'
         assert not any(earlier.num_given for earlier in conversation.messages[:-1])
 
