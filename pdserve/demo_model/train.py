@@ -39,7 +39,7 @@ class TrainingPlan:
     """Everything that decides how a run goes."""
 
     seed: int = 0
-    num_steps: int = 7000
+    num_steps: int = 14_000
     tokens_per_step: int = 1024
     peak_rate: float = 3e-3
     warmup_steps: int = 100
