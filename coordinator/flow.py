@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
 
+from msgspec import structs
+
 from coordinator.admission import Admission, Admit, Refuse, WaitingLine
 from coordinator.generation import GenerationRequest
-from coordinator.legs import send_legs
+from coordinator.legs import send_legs, send_sibling_leg
 from coordinator.prefix_watch import PrefixWatch
 from coordinator.prompt_hashes import PromptHashes
 from coordinator.registry import Member, Registry
 from coordinator.routing import Placement, Router
+from coordinator.routing.holding import is_full
 from coordinator.running import Dispatch, RunningRequest, slo_left
 from coordinator.status import describe_nodes, describe_waiting, waiting_by_class
 from pdserve.clock import Clock, SystemClock
@@ -99,7 +103,7 @@ class Flow:
             "model": self._model,
             "mode": self._router.mode,
             "ready": self.is_ready(),
-            "inflight": self.num_inflight - len(self._line),
+            "inflight": sum(r.dispatch is not None for r in self._running.values()),
             "waiting": len(self._line),
             "waiting_by_class": describe_waiting(self._line, self._clock.now()),
             "refused": dict(self._admission.num_refused),
@@ -108,7 +112,11 @@ class Flow:
         }
 
     def start(self, request: GenerationRequest) -> RunningRequest:
-        """Dispatch both legs, or have it wait until there is room.
+        """Dispatch both legs, or have it wait until there is room. Raises as `start_siblings`."""
+        return self.start_siblings([request])[0]
+
+    def start_siblings(self, requests: Sequence[GenerationRequest]) -> list[RunningRequest]:
+        """Dispatch several answers to one prompt, or have them wait until there is room.
 
         Raises:
             SloUnreachable: its class promises what is predicted to be missed.
@@ -116,6 +124,7 @@ class Flow:
             NoNodeAvailable: a pool is empty.
             ContextLengthExceeded: the request cannot fit.
         """
+        request = requests[0]
         self._check_length(request)
         is_reusable = request.sampling.reuses_prefix
         prompt = PromptHashes(request.token_ids, request.cache_salt, is_reusable=is_reusable)
@@ -127,19 +136,21 @@ class Flow:
             placement,
             now_s,
             partial(self._router.tpot_within_s, placement),
+            len(requests),
         )
         if isinstance(decision, Refuse):
             name = request.slo.name
             self._metrics.refused.labels(slo_class=name, reason=decision.reason).inc()
             raise decision.error
-        running = RunningRequest(request, prompt, now_s, deadline_s, self._ended)
-        self._running[request.request_id] = running
+        answers = [RunningRequest(r, prompt, now_s, deadline_s, self._ended) for r in requests]
+        self._running |= {answer.request.request_id: answer for answer in answers}
+        running, *running.siblings = answers
         self._metrics.prompt_tokens.inc(len(request.token_ids))
         if isinstance(decision, Admit):
             self._dispatch(running, placement, decision.slo)
         else:
             self._admission.wait(request.request_id, running, request.slo, now_s)
-        return running
+        return answers
 
     # ---- what nodes say ------------------------------------------------------------------------
 
@@ -217,7 +228,10 @@ class Flow:
             except NoNodeAvailable:
                 return  # it waits for one to come back, until its deadline
             now_s = self._clock.now()
-            decision = self._admission.reconsider(running.slo_left(now_s), placement, now_s)
+            num_answers = 1 + len(running.siblings_to_begin)
+            decision = self._admission.reconsider(
+                running.slo_left(now_s), placement, now_s, num_answers
+            )
             if not isinstance(decision, Admit):
                 return
             self._line.leave(running.request.request_id)
@@ -243,12 +257,36 @@ class Flow:
         return placement
 
     def _dispatch(self, running: RunningRequest, placement: Placement, slo: Slo) -> None:
+        """With its siblings, if the prompt is prefilled to be handed over; else they follow."""
+        request = running.request
+        self._book(running, placement, slo)
+        is_shared = placement.prefill is not None and not request.ends_with_prompt
+        siblings = running.siblings_to_begin
+        if not is_shared:
+            self._admission.will_follow(s.request.request_id for s in siblings)
+            siblings = []
+        send_legs(request, placement, slo, self._router, [s.request for s in siblings])
+        for sibling in siblings:
+            beside = self._router.place_sibling(sibling.request, placement)
+            self._book(sibling, beside, slo)
+            send_sibling_leg(sibling.request, request.request_id, beside, slo, self._router)
+
+    def _follow(self, running: RunningRequest, slo: Slo) -> None:
+        """The prompt was computed for another answer: the rest of a block is left to compute."""
+        try:
+            placement = self._place(running.request, running.prompt)
+        except NoNodeAvailable as error:
+            running.end(error)
+            return
+        left = running.slo_left(self._clock.now())
+        self._dispatch(running, placement, structs.replace(slo, deadline_s=left.deadline_s))
+
+    def _book(self, running: RunningRequest, placement: Placement, slo: Slo) -> None:
         request, now_s = running.request, self._clock.now()
-        running.dispatch = Dispatch(self._router.dispatched(request, placement), now_s)
+        running.dispatch = Dispatch(self._router.dispatched(request, placement), now_s, slo)
         running.num_attempts += 1
         self._admission.dispatched(request.request_id, slo, placement, now_s)
         self._metrics.placements.labels(side=placement.side).inc()
-        send_legs(request, placement, slo, self._router)
 
     def _goes_again(self, running: RunningRequest, lost: Dispatch) -> bool:
         """Send it to another node, after its own was lost, if nothing of it has been told yet.
@@ -274,16 +312,34 @@ class Flow:
     ) -> None:
         """Token 1 is here."""
         request, now_s = running.request, self._clock.now()
+        placement = dispatch.booking.placement
         block_size = sender.hello.layout.block_size
-        if request.sampling.reuses_prefix:
+        if request.sampling.reuses_prefix and not placement.shares_prefill:
             self._prefix_watch.prefilled(
                 request.token_ids, block_size, request.cache_salt, event.cached_tokens
             )
-        self._admission.first_token(request.request_id, now_s)
+        for sibling in running.siblings_to_begin:
+            self._follow(sibling, dispatch.slo)
+        self._look_at_line()
+        shown = partial(self._shown, request.request_id, dispatch)
+        hold_s = dispatch.held_until_s - now_s
+        goes_on = event.finish_reason is None and len(event.token_ids) > 0
+        if goes_on and hold_s > 0 and is_full(request.slo, dispatch.booking.longest_wait_s):
+            running.hold(hold_s, partial(self._held, now_s, shown))
+        else:
+            shown()
+
+    def _held(self, since_s: float, shown: Callable[[], None]) -> None:
+        self._metrics.held.observe(self._clock.now() - since_s)
+        shown()
+
+    def _shown(self, request_id: str, dispatch: Dispatch) -> None:
+        """The client gets token 1 now."""
+        now_s = self._clock.now()
+        self._admission.first_token(request_id, now_s)
         predicted_s = dispatch.booking.placement.ttft_s
         if predicted_s > 0:
             self._metrics.ttft_ratio.observe((now_s - dispatch.at_s) / predicted_s)
-        self._look_at_line()
 
     def _ended(self, running: RunningRequest, by_itself: bool) -> None:
         request_id = running.request.request_id

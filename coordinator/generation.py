@@ -7,7 +7,7 @@ business (`coordinator/flow.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -78,6 +78,15 @@ class Generator(Protocol):
         """Dispatch a request, or have it wait. Its holder reads it to the end or cancels it.
 
         Raises Overloaded, NoNodeAvailable or ContextLengthExceeded; then nothing was started.
+        """
+        ...
+
+    def start_siblings(self, requests: Sequence[GenerationRequest]) -> Sequence[Generation]:
+        """As `start`, of several answers to one prompt: they differ in id and seed alone, and only
+        the first may have the prompt scored.
+
+        They are admitted or refused as one, and the prompt is computed for the first of them.
+        Until its token 1 is there, what ends the first ends all of them.
         """
         ...
 

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import structs
 
 from coordinator.generation import GenerationRequest
 from coordinator.registry import Member
 from coordinator.routing import Placement, Router
-from pdserve.protocol import DecodeLeg, PrefillLeg, Slo
+from pdserve.protocol import DecodeLeg, PrefillLeg, Sibling, Slo
 
 
-def send_legs(request: GenerationRequest, placement: Placement, slo: Slo, router: Router) -> None:
-    """Both at once; `slo` is what is left of what was promised."""
+def send_legs(
+    request: GenerationRequest,
+    placement: Placement,
+    slo: Slo,
+    router: Router,
+    siblings: Sequence[GenerationRequest] = (),
+) -> None:
+    """Both at once; `slo` is what is left of what was promised.
+
+    The prompt is computed for its siblings, too, whose decode legs are sent besides.
+    """
     prefill, decode = placement.prefill, placement.decode
     if prefill is not None:
-        prefill.send(_prefill_leg(request, placement, prefill, slo, router))
+        leg = _prefill_leg(request, placement, prefill, slo, router)
+        others = [Sibling(request_id=s.request_id, seed=s.sampling.seed) for s in siblings]
+        prefill.send(structs.replace(leg, siblings=others))
     if decode is not None:
         decode.send(_decode_leg(request, placement, decode, slo, router))
+
+
+def send_sibling_leg(
+    request: GenerationRequest, first_id: str, placement: Placement, slo: Slo, router: Router
+) -> None:
+    """Of another answer to the prompt of the request `first_id`: it has no prefill leg."""
+    decode = placement.decode
+    if decode is not None:
+        leg = _decode_leg(request, placement, decode, slo, router)
+        decode.send(structs.replace(leg, sibling_of=first_id))
 
 
 def _prefill_leg(

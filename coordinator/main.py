@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 from secrets import token_hex
@@ -13,6 +12,7 @@ import uvloop
 from coordinator.admission import Admission, WaitingLine
 from coordinator.api import ApiConfig, HttpServer, create_app
 from coordinator.api.admin import add_admin_routes
+from coordinator.api.config import parse_origins
 from coordinator.api.context import CONTEXT
 from coordinator.embedding_model import EmbeddingModel, embedding_model
 from coordinator.flow import Flow
@@ -30,6 +30,7 @@ from coordinator.text import Tokenizer
 from coordinator.text.parts import ToolFormat
 from pdserve.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.clock import SystemClock
+from pdserve.collector import keep_what_is_loaded
 from pdserve.config import CoordinatorConfig
 from pdserve.demo_model import CHECKPOINT_PATH, DEMO_MODEL_NAME
 from pdserve.errors import ConfigError
@@ -132,7 +133,7 @@ async def _serve(
             rebalancing = asyncio.create_task(
                 rebalance(lambda: rebalancer.tick(loads.look()), changes, timeouts.heartbeat_s)
             )
-        _spare_the_collector()
+        keep_what_is_loaded()
         log.info("%s at %s, nodes attach to %s:%d", name, http.url, config.host, grpc_port)
         await signals.drain.wait()
         log.info("draining %d requests", flow.num_inflight)
@@ -143,17 +144,12 @@ async def _serve(
         await nodes.stop(grace_s=0.1)
 
 
-def _spare_the_collector() -> None:
-    """What has been loaded stays; to look through it again would hold all streams up for 30 ms."""
-    gc.collect()
-    gc.freeze()
-
-
 def _api_config(config: CoordinatorConfig) -> ApiConfig:
     wanted = config.answers.tool_format
     return ApiConfig(
         tool_format=None if wanted == "auto" else ToolFormat(wanted),
         splits_reasoning=config.answers.split_reasoning,
+        cors_origins=parse_origins(config.access.cors_origins),
     )
 
 

@@ -152,28 +152,23 @@ class PrefixIndex:
 def _drops(chain: HashChain, bits: int, holders: Holders) -> list[tuple[int, int]]:
     """Where members drop out: (blocks, bits of those that hold so many and no more)."""
     drops: list[tuple[int, int]] = []
-
-    def split(start: int, at_start: int, end: int, at_end: int) -> None:
-        """The same between two numbers of blocks; `at_...`: who holds so many."""
-        if end - start == 1:
-            drops.append((start, at_start ^ at_end))
-            return
-        middle = (start + end) // 2
-        at_middle = at_start & (holders(hashes[middle - 1]) or 0) | at_end
-        if at_middle != at_start:
-            split(start, at_start, middle, at_middle)
-        if at_middle != at_end:
-            split(middle, at_middle, end, at_end)
-
-    here, stride = 0, 1
-    while here < chain.num_blocks and bits:
-        end = min(here + stride, chain.num_blocks)
-        hashes = chain.known(end)
-        at_end = bits & (holders(hashes[end - 1]) or 0)
-        if at_end != bits:
-            split(here, bits, end, at_end)
-        here, bits = end, at_end
-        stride = min(2 * stride, _MAX_STRIDE)
+    here, stride = 0, 1  # `bits` hold the first `here` blocks
+    while bits and here < chain.num_blocks:
+        stop = min(here + stride, chain.num_blocks)
+        hashes = chain.known(stop)
+        at_stop = bits & (holders(hashes[stop - 1]) or 0)
+        while bits != at_stop:
+            end, at_end = stop, at_stop  # the first to drop out do so before `end`
+            while end - here > 1:
+                middle = (here + end) // 2
+                at_middle = bits & (holders(hashes[middle - 1]) or 0) | at_stop
+                if at_middle == bits:
+                    here = middle
+                else:
+                    end, at_end = middle, at_middle
+            drops.append((here, bits ^ at_end))
+            here, bits = end, at_end
+        here, stride = stop, min(2 * stride, _MAX_STRIDE)
     drops.append((here, bits))
     return drops
 

@@ -11,7 +11,7 @@ behind this file.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -30,6 +30,12 @@ class Dispatch:
 
     booking: Booking
     at_s: float
+    slo: Slo  # what its nodes are to keep
+
+    @property
+    def held_until_s(self) -> float:
+        """Token 1 may be held back until then."""
+        return self.at_s + self.slo.hold_s
 
     @property
     def prefill(self) -> Member | None:
@@ -47,6 +53,15 @@ class Dispatch:
         return [member for member in (self.prefill, self.decode) if member is not None]
 
 
+@dataclass(slots=True)
+class _Held:
+    """That token 1 is held back."""
+
+    timer: asyncio.TimerHandle
+    on_shown: Callable[[], None]
+    token_one: TokenEvent | None = None  # None: it is not here yet
+
+
 class RunningRequest:
     """A request in flight (`coordinator.generation.Generation`)."""
 
@@ -62,13 +77,16 @@ class RunningRequest:
         self.request = request
         self.prompt = prompt  # while it waits, it is placed again and again
         self.dispatch: Dispatch | None = None  # None: it waits in the coordinator
+        self.siblings: Sequence[RunningRequest] = ()  # other answers; its prompt is theirs
         self.num_tokens = 0  # of output, so far without a gap
         self.num_attempts = 0  # times that it was dispatched
         self._started_s = started_s
         self._deadline_s = deadline_s
         self._on_end = on_end
         self._unheard: list[TokenEvent | Exception] = []  # before there was a listener
-        self._tell: Listener = self._unheard.append
+        self._listener: Listener = self._unheard.append
+        self._tell: Listener = self._listener  # or what holds token 1 back
+        self._held: _Held | None = None
         self._early: dict[int, TokenEvent] = {}  # by index: arrived before their turn
         self._has_ended = False
         self._deadline = asyncio.get_running_loop().call_later(deadline_s, self._expire)
@@ -85,8 +103,13 @@ class RunningRequest:
 
     @property
     def has_token_one(self) -> bool:
-        """Whether the prefill is over, as far as the client is concerned."""
+        """Whether the prefill is over; the client may not have been shown token 1 yet."""
         return self.num_tokens > 0
+
+    @property
+    def siblings_to_begin(self) -> list[RunningRequest]:
+        """Those that are on no node yet, and are still wanted."""
+        return [s for s in self.siblings if s.dispatch is None and not s._has_ended]
 
     def waited_s(self, now_s: float) -> float:
         """Since it was started."""
@@ -98,7 +121,9 @@ class RunningRequest:
 
     def listen(self, listener: Listener) -> None:
         """As Generation.listen."""
-        self._tell = listener
+        self._listener = listener
+        if self._held is None:
+            self._tell = listener
         for event in self._unheard:
             listener(event)
         self._unheard.clear()
@@ -106,6 +131,15 @@ class RunningRequest:
     def cancel(self, reason: str) -> None:
         """Stop both legs, or leave the line."""
         self.end(RequestCancelled(reason))
+
+    def hold(self, at_most_s: float, on_shown: Callable[[], None]) -> None:
+        """Keep token 1, which is delivered next, until something follows it.
+
+        `on_shown` is called when it is told.
+        """
+        timer = asyncio.get_running_loop().call_later(at_most_s, self._show)
+        self._held = _Held(timer, on_shown)
+        self._tell = self._keep
 
     def deliver(self, event: TokenEvent, sender: Member) -> None:
         """Take tokens from a node, in whatever order they come."""
@@ -121,13 +155,37 @@ class RunningRequest:
                 return
 
     def end(self, error: PdserveError) -> None:
-        """Fail or cancel: the client gets `error`, both nodes a cancel."""
+        """Fail or cancel: the client gets `error`, both nodes a cancel.
+
+        Without token 1 there is nothing for its siblings either.
+        """
         if self._has_ended:
             return
         self._tell(error)
         for member in self.dispatch.members if self.dispatch else []:
             member.send(CancelLeg(request_id=self.request.request_id, reason=error.message))
         self._leave(by_itself=False)
+        if not self.has_token_one:
+            for sibling in self.siblings:
+                sibling.end(error)
+
+    def _keep(self, event: TokenEvent | Exception) -> None:
+        assert self._held is not None
+        if self._held.token_one is None and isinstance(event, TokenEvent):
+            self._held.token_one = event
+        else:
+            self._show()
+            self._tell(event)
+
+    def _show(self) -> None:
+        """Tell token 1 at last."""
+        assert self._held is not None
+        held, self._held = self._held, None
+        held.timer.cancel()
+        self._tell = self._listener
+        if held.token_one is not None:
+            held.on_shown()
+            self._tell(held.token_one)
 
     def _finish(self, dispatch: Dispatch, sender: Member) -> None:
         decode = dispatch.decode
@@ -153,6 +211,7 @@ def slo_left(request: GenerationRequest, deadline_s: float, elapsed_s: float) ->
     return msgspec.structs.replace(
         slo,
         ttft_s=_less(slo.ttft_s, request.waited_s + elapsed_s),
+        hold_s=_less(slo.hold_s, request.waited_s + elapsed_s),
         deadline_s=_less(deadline_s, elapsed_s),
     )
 

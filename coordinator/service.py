@@ -27,13 +27,13 @@ from pdserve.protocol import (
     Welcome,
 )
 from pdserve.wire import coordinator_pb2_grpc
-from pdserve.wire.coordinator_pb2 import CoordinatorMessage, NodeMessage
+from pdserve.wire.coordinator_pb2 import CoordinatorMessages, NodeMessages
 from pdserve.wire.envelopes import FROM_COORDINATOR, FROM_NODE
 from pdserve.wire.outbox import Outbox, running
 
 log = logging.getLogger(__name__)
 
-Context: TypeAlias = grpc.aio.ServicerContext[NodeMessage, CoordinatorMessage]
+Context: TypeAlias = grpc.aio.ServicerContext[NodeMessages, CoordinatorMessages]
 
 
 class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
@@ -56,7 +56,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def Attach(self, request_iterator: object, context: Context) -> None:  # noqa: N802
         """Serve a node until its stream breaks or it falls silent."""
         try:
-            hello = await self._read(context, self._timeouts.connect_s)
+            hello = FROM_NODE.unwrap(await self._read(context, self._timeouts.connect_s))
             if not isinstance(hello, NodeHello):
                 raise MalformedMessage(f"{type(hello).__name__} instead of a hello")
             hello.layout.check()
@@ -76,10 +76,11 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         try:
             async with running(outbox.pump(context, FROM_COORDINATOR)):
                 while True:
-                    message = await self._read(context, self._timeouts.liveness_s)
-                    if message is None or member not in self._registry:
+                    proto = await self._read(context, self._timeouts.liveness_s)
+                    if proto is None or member not in self._registry:
                         return  # it hung up; or another life of it has taken its place
-                    self._receive(message, member)
+                    for message in FROM_NODE.unwrap_all(proto):
+                        self._receive(message, member)
         except MalformedMessage as error:
             log.warning("%s: %s", hello.node_id, error)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
@@ -119,12 +120,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                     f"{member.node_id} revision {member.hello.revision!r}: their weights differ"
                 )
 
-    async def _read(self, context: Context, within_s: float) -> msgspec.Struct | None:
+    async def _read(self, context: Context, within_s: float) -> NodeMessages | None:
         try:
             async with asyncio.timeout(within_s):
                 proto = await context.read()
         except TimeoutError as error:
             raise MalformedMessage(f"nothing was heard for {within_s} s") from error
         except DecodeError as error:
-            raise MalformedMessage("not a NodeMessage") from error
-        return None if proto is grpc.aio.EOF else FROM_NODE.unwrap(proto)
+            raise MalformedMessage("no NodeMessages") from error
+        return None if proto is grpc.aio.EOF else proto

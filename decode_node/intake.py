@@ -16,6 +16,7 @@ from typing import Final
 
 from decode_node.arrival import Arrival
 from decode_node.policies.interface import DecodePolicy
+from decode_node.prompt_pulls import PromptPulls
 from decode_node.room import RoomQueue
 from kv_transfer.puller import Puller
 from pdserve.clock import Clock
@@ -65,6 +66,7 @@ class Intake:
         self._metrics = metrics
         self.num_renewals = 0
         self._room = RoomQueue(engine, policy, clock)
+        self._pulls = PromptPulls()
 
     @property
     def num_waiting(self) -> int:
@@ -86,11 +88,14 @@ class Intake:
         """
         request = self._expected(leg, source)
         session = await self._sessions.get(source)
-        async with session.subscribed(leg.request_id) as subscription:
+        async with (
+            session.subscribed(leg.request_id, at_end=leg.prompt_id in self._pulls) as subscription,
+            self._pulls.turn(leg.prompt_id, subscription),
+        ):
             await self._receive(request, session, subscription)
             subscription.was_pulled = True
-        request.lifecycle.adopted_s = self._clock.now()
-        self._engine.adopt(request)
+            request.lifecycle.adopted_s = self._clock.now()
+            self._engine.adopt(request)
 
     def _expected(self, leg: DecodeLeg, source: NodeAddress) -> Request:
         """The leg's request, without KV or token 1 yet."""
@@ -125,6 +130,7 @@ class Intake:
             arrival.release()
             raise
         arrival.adopt()
+        self._room.arrived(request)
         is_here = session.link.welcome.host_id == self._host_id  # else clocks cannot be compared
         lifecycle.prefill_end_s = min(record.prefill_end_s, received_s) if is_here else received_s
         lifecycle.room_wait = room.waited

@@ -36,7 +36,7 @@ class RoomQueue:
         self._clock = clock
         self._turns: dict[Request, asyncio.Event] = {}
         self._is_offered = False
-        self._subscriptions: dict[Request, Subscription] = {}
+        self._subscriptions: dict[Request, Subscription] = {}  # until all of their KV is here
         engine.pool.on_release(self.offer)
 
     def __len__(self) -> int:
@@ -72,13 +72,20 @@ class RoomQueue:
             return Room(request.block_table, num_reused, (since_s, self._clock.now()))
         finally:
             queues.claims.remove(request)
-            del self._turns[request], self._subscriptions[request]
+            del self._turns[request]
+            if request not in queues.arriving:
+                del self._subscriptions[request]
             self.offer()
             self._engine.wake()  # a prompt may have waited behind it
+
+    def arrived(self, request: Request) -> None:
+        """All of its KV is here; it is to be adopted."""
+        del self._subscriptions[request]
 
     def leave(self, request: Request) -> None:
         """It will not come; its blocks are released after this."""
         self._engine.queues.arriving.discard(request)
+        del self._subscriptions[request]
 
     def _give_turn(self) -> None:
         self._is_offered = False
@@ -97,11 +104,12 @@ class RoomQueue:
             self.offer()
             self._engine.wake()
             return None
-        if not self._policy.has_place(queues.streams, request):
+        if not self._policy.has_place(queues.beside(request), request):
             return None
         return self._engine.reserve(request.num_tokens + 1, request.block_hashes, request)
 
     def _note_ended_prefills(self) -> None:
-        """For the policy: from the end of its prefill on, a request's wait counts in its TPOT."""
+        """For the policy: from then on a request's wait counts in its TPOT, and it is about to
+        decode, if it has room already."""
         for request, subscription in self._subscriptions.items():
             request.lifecycle.prefill_end_s = subscription.record_s

@@ -21,6 +21,7 @@ from pdserve import _native
 from pdserve.errors import PeerLost
 
 GENERATION_BYTES = 8
+_HUGE_PAGE = 2 << 20
 _F_SEAL_FUTURE_WRITE = 0x0010  # linux/fcntl.h; Python 3.11's fcntl has no name for it
 
 # Whoever maps the pool can rely on its size (touching a page beyond the end would kill it), and
@@ -80,7 +81,7 @@ def cpu_pool(pool: KvPool) -> ExportedPool:
 class ExportedPool:
     """This process's KV pool: shared memory that is anonymous and named by a file descriptor.
 
-    Pages are allocated when first touched, or all at once by `commit`. Owns the descriptor and the
+    Pages are allocated when first touched, or by `commit`. Owns the descriptor and the
     mapping; arrays made of it keep the mapping alive beyond `close`.
     """
 
@@ -100,17 +101,20 @@ class ExportedPool:
         """The blocks as one region, uint8[num_blocks * block_bytes], writable."""
         return self.data.reshape(-1)
 
-    def commit(self) -> bool:
-        """Take all the memory now, in huge pages where the kernel has them for shared memory.
+    def commit(self, first: int = 0, end: int | None = None) -> bool:
+        """Take the memory of blocks first..end-1, or of all, in huge pages where there are any.
 
-        Returns whether it has; the memory is taken in any case. The kernel copies between processes
-        (UCX without RDMA) twice as fast from huge pages. Takes about a second per GiB; from any
-        thread.
+        Returns whether the kernel has them for shared memory; the memory is taken in any case. From
+        huge pages scattered blocks are read up to a half faster, and the kernel copies between
+        processes (UCX without RDMA) twice as fast. Takes about a second per GiB; from any thread,
+        and whoever uses the blocks meanwhile.
 
         Raises:
             OSError: there is not so much memory.
         """
-        return _native.commit_huge_pages(self._mapping)
+        start = first * self.block_bytes // _HUGE_PAGE * _HUGE_PAGE
+        stop = None if end is None else -(-end * self.block_bytes // _HUGE_PAGE) * _HUGE_PAGE
+        return _native.commit_huge_pages(self._mapping[start:stop])
 
     def bump(self, block_ids: Sequence[int]) -> None:
         """As KvPool.bump."""

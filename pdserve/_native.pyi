@@ -386,6 +386,21 @@ class FleetView:
         `full_s` more where there is no place for it.
         """
 
+    def handovers(
+        self,
+        num_tokens: int,
+        slots: NDArray[np.int64],  # as for `prompts`
+        held: NDArray[np.int64],
+        in_pool: NDArray[np.int64],
+        prompt_s: float,  # where it is prefilled: the prompt alone
+        ttft_s: float,
+        out: NDArray[np.float64],
+    ) -> None:
+        """Seconds that are left of the KV's way to a node when token 1 is there, `ttft_s` from now.
+
+        Chunks are pulled while others are computed; what is in the node's tier is brought up.
+        """
+
     def on_one_node(
         self,
         slots: NDArray[np.int64],

@@ -74,7 +74,7 @@ class EngineConfig(ConfigStruct, frozen=True):
     ] = "auto"
     kv_commit: Annotated[
         bool,
-        Meta(description="take all KV memory at start, in huge pages if it can: faster UCX"),
+        Meta(description="take all KV memory at start, and not as it is needed"),
     ] = False
     max_model_len: Annotated[
         int, Meta(ge=0, description="prompt + output tokens of a request; 0: the model's own")
@@ -220,7 +220,8 @@ class RoutingConfig(ConfigStruct, frozen=True):
         bool, Meta(description="refuse (429) what would miss its class's TTFT or TPOT")
     ] = True
     slo_classes: Annotated[
-        list[str], Meta(min_length=1, description="as in 'interactive ttft=2 tpot=0.1 priority=2'")
+        list[str],
+        Meta(min_length=1, description="as in 'interactive ttft=2 tpot=0.1 hold=0.9 priority=2'"),
     ] = msgspec.field(default_factory=lambda: list(DEFAULT_CLASSES))
     default_class: Annotated[str, Meta(description="of requests that name none")] = DEFAULT_CLASS
     max_waiting: Annotated[
@@ -259,6 +260,10 @@ class AccessConfig(ConfigStruct, frozen=True):
     key_file: Annotated[
         str, Meta(description="TOML with tenants and their keys; followed when it changes")
     ] = ""
+    cors_origins: Annotated[
+        list[str],
+        Meta(description='pages that browsers let use the API, as in "https://a.org"; "*": all'),
+    ] = []
     usage_db: Annotated[
         str, Meta(description="SQLite file of what each key used; empty: not kept")
     ] = ""

@@ -24,6 +24,10 @@
     │   ├── ContextLengthExceeded
     │   ├── ModelNotFound
     │   ├── ResponseNotFound
+    │   │   └── PreviousResponseNotFound
+    │   ├── ConversationNotFound
+    │   ├── ConnectionExpired
+    │   ├── ItemNotFound
     │   └── NodeNotFound
     ├── RequestEnded                 why a running request stopped early
     │   ├── RequestCancelled
@@ -214,6 +218,30 @@ class ResponseNotFound(RequestError):
     """The request names a response that is not kept here, or not for its tenant."""
 
     code = "response_not_found"
+
+
+class PreviousResponseNotFound(ResponseNotFound):
+    """What the request goes on from is not kept here, or not for its tenant."""
+
+    code = "previous_response_not_found"
+
+
+class ConnectionExpired(RequestError):
+    """A client has to open a new connection."""
+
+    code = "websocket_connection_limit_reached"
+
+
+class ConversationNotFound(RequestError):
+    """The request names a conversation that is not kept here, or not for its tenant."""
+
+    code = "conversation_not_found"
+
+
+class ItemNotFound(RequestError):
+    """The request names an item that its conversation does not have."""
+
+    code = "item_not_found"
 
 
 class NodeNotFound(RequestError):

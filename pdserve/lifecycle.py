@@ -25,6 +25,7 @@ class Targets:
     priority: int = 0
     weight: float = 1.0
     first_token_s: float = inf  # token 1 is due
+    held_until_s: float = -inf  # token 1 may be held back until then, for lack of a place
     tpot_s: float = inf  # a duration: between two tokens
     deadline_s: float = inf  # nobody wants the answer any more
 
@@ -36,6 +37,7 @@ class Targets:
             priority=slo.priority,
             weight=slo.weight if slo.weight > 0 else 1.0,  # it is divided by
             first_token_s=now_s + slo.ttft_s if slo.ttft_s else inf,
+            held_until_s=now_s + slo.hold_s if slo.hold_s else -inf,
             tpot_s=slo.tpot_s or inf,
             deadline_s=now_s + slo.deadline_s if slo.deadline_s else inf,
         )

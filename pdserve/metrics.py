@@ -193,6 +193,11 @@ class CoordinatorMetrics(_Registry):
         self.ttft_ratio = self._histogram(
             "ttft_ratio", "Time from placing to token 1 / predicted", RATIO_BUCKETS
         )
+        self.held = self._histogram(
+            "token_one_held_seconds",
+            "Time that token 1 was held back while decode nodes were full, of those that were",
+            LONG_BUCKETS_S,
+        )
         self.nodes_lost = self._counter("nodes_lost", "Nodes gone without having drained", "role")
         self.role_changes = self._counter(
             "role_changes", "Nodes that were told to change pools, and did", "role"

@@ -17,7 +17,13 @@ from pdserve.errors import ConfigError
 
 Seconds = Annotated[float, Meta(ge=0, le=86400)]
 
-_NUMBERS = {"ttft": "ttft_s", "tpot": "tpot_s", "priority": "priority", "weight": "weight"}
+_NUMBERS = {
+    "ttft": "ttft_s",
+    "tpot": "tpot_s",
+    "hold": "hold",
+    "priority": "priority",
+    "weight": "weight",
+}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SETTING = re.compile(r"(\w+)=(-?\d+(?:\.\d+)?)", re.ASCII)
 
@@ -28,8 +34,15 @@ class SloClass(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     ttft_s: Seconds = 0.0
     tpot_s: Seconds = 0.0
+    # Share of the TTFT that token 1 may be held back, while its stream has no place to go on.
+    hold: Annotated[float, Meta(ge=0, le=1)] = 0.9
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0  # higher ones go first, and preempt
     weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0  # share among classes of equal priority
+
+    @property
+    def hold_s(self) -> float:
+        """For how long from the receipt; 0 where no TPOT is promised, which it is to save."""
+        return self.hold * self.ttft_s if self.tpot_s else 0.0
 
 
 DEFAULT_CLASSES = (

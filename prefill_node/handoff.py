@@ -8,6 +8,10 @@ A handoff keeps a reference of its own to every announced block, so the request 
 Everything is said again, with fresh tickets, to whoever subscribes later (half-way, or after a
 first decode node died), and to whoever waited so long that its tickets are old.
 
+Several answers to one prompt are handed over one by one, each under its own id, as its decode node
+comes for it: their handoffs hold the same blocks, which are free when the last of them is over.
+Who says when subscribing that it pulls nothing before the end hears nothing before it either.
+
 What a step has completed is announced when it is over. Where that is much, it is announced layer by
 layer while the step runs, so that little is left to pull when the last token is computed.
 """
@@ -16,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -28,7 +32,7 @@ from pdserve.engine.request import Request, Scheduled
 from pdserve.errors import DeadlineExceeded, PdserveError
 from pdserve.node.session_server import Said, Subscriber
 from pdserve.protocol import Announcement, HandoffEnded, HandoffRecord
-from prefill_node.held_kv import HeldKv
+from prefill_node.held_kv import HeldKv, PinnedBlocks
 
 log = logging.getLogger(__name__)
 
@@ -43,12 +47,22 @@ class _Handoff:
     is_open: bool = False  # its prefill leg has arrived
     was_pulled: bool = False  # by one of its subscribers
     record: HandoffRecord | None = None  # once the prefill is over
-    subscribers: list[Subscriber] = field(default_factory=list)
+    # |-> whether it hears of each part as it comes, and not of all at the end
+    subscribers: dict[Subscriber, bool] = field(default_factory=dict)
     lease: asyncio.TimerHandle | None = None
+
+    @property
+    def is_followed(self) -> bool:
+        return any(self.subscribers.values())
 
     def say(self, message: Said) -> None:
         for subscriber in self.subscribers:
             subscriber(message)
+
+    def say_to_followers(self, message: Said) -> None:
+        for subscriber, is_follower in self.subscribers.items():
+            if is_follower:
+                subscriber(message)
 
 
 class Handoffs:
@@ -70,7 +84,7 @@ class Handoffs:
         announce_bytes: int,
     ) -> None:
         self._exporter = exporter
-        self._pool = pool
+        self._pinned = PinnedBlocks(pool)
         self._on_settled = on_settled
         self._on_expired = on_expired
         self._lease_s = lease_s
@@ -80,8 +94,8 @@ class Handoffs:
 
     @property
     def num_pinned_blocks(self) -> int:
-        """Blocks held for pulling; one that two handoffs hold counts twice."""
-        return sum(len(handoff.held.block_ids) for handoff in self._handoffs.values())
+        """Blocks held for pulling."""
+        return len(self._pinned)
 
     def __len__(self) -> int:
         return len(self._handoffs)
@@ -106,8 +120,7 @@ class Handoffs:
             return []
         most_bytes = 0
         for row in rows:
-            handoff = self._handoffs.get(row.request.request_id)
-            if handoff is not None:
+            for handoff in self._of(row.request):
                 computed = row.request.num_computed_tokens
                 self._announce_early(row.request, handoff, computed, self._num_layers)
                 to_come = handoff.held.missing(
@@ -123,15 +136,15 @@ class Handoffs:
     def layers_done(self, rows: Sequence[Scheduled], num_layers: int) -> None:
         """The running step has completed so many layers of its rows: announce what is enough."""
         for row in rows:
-            handoff = self._handoffs.get(row.request.request_id)
-            if handoff is not None and not row.request.is_cancelled:
+            if row.request.is_cancelled:
+                continue
+            for handoff in self._of(row.request):
                 computed = row.request.num_computed_tokens + row.num_tokens
                 self._announce_early(row.request, handoff, computed, num_layers)
 
     def announce(self, request: Request) -> None:
         """A step is over: announce (the rest of) the blocks that it has completed."""
-        handoff = self._handoffs.get(request.request_id)
-        if handoff is not None:
+        for handoff in self._of(request):
             computed = request.num_computed_tokens
             self._announce(
                 request, handoff, handoff.held.missing(request, computed, self._num_layers)
@@ -140,9 +153,9 @@ class Handoffs:
     def publish(self, request: Request, record: HandoffRecord) -> None:
         """The prefill is over: say so, in one message with what is left to announce.
 
-        The lease starts, unless somebody listens.
+        `record` is of one of the request's answers. Its lease starts, unless somebody listens.
         """
-        handoff = self._handoffs.get(request.request_id)
+        handoff = self._handoffs.get(record.request_id)
         if handoff is None:
             return
         handoff.record = record
@@ -150,10 +163,13 @@ class Handoffs:
         *earlier, last = held.missing(request, request.num_prompt_tokens, self._num_layers)
         self._announce(request, handoff, earlier)
         held.announce(request, last)
-        if handoff.subscribers:
-            handoff.say(replace(record, ticket=held.ticket(last)))
-        else:
-            self._start_lease(request.request_id, handoff)
+        if handoff.is_followed:
+            handoff.say_to_followers(replace(record, ticket=held.ticket(last)))
+        for subscriber, is_follower in handoff.subscribers.items():
+            if not is_follower:
+                self._say_all(record.request_id, handoff, subscriber)
+        if not handoff.subscribers:
+            self._start_lease(record.request_id, handoff)
 
     def end(self, request_id: str, reason: PdserveError) -> None:
         """There is nothing (more) to pull; harmless when there was no handoff."""
@@ -165,12 +181,13 @@ class Handoffs:
 
     # ---- the sessions' side --------------------------------------------------------------------
 
-    def subscribe(self, request_id: str, subscriber: Subscriber) -> None:
-        """Tell `subscriber` everything about this request, which may not have arrived yet."""
+    def subscribe(self, request_id: str, subscriber: Subscriber, *, at_end: bool = False) -> None:
+        """As Announcer.subscribe; the request may not have arrived yet."""
         handoff = self._get_or_make(request_id)
-        if subscriber not in handoff.subscribers:  # it unsubscribes once, however often it asked
-            handoff.subscribers.append(subscriber)
-        self._say_all(request_id, handoff, subscriber)
+        # It unsubscribes once, however often it asked.
+        is_follower = handoff.subscribers.setdefault(subscriber, not at_end)
+        if is_follower or handoff.record is not None:
+            self._say_all(request_id, handoff, subscriber)
         if handoff.is_open:
             self._stop_lease(handoff)
         elif handoff.lease is None:
@@ -207,10 +224,17 @@ class Handoffs:
 
     # ---- parts ---------------------------------------------------------------------------------
 
+    def _of(self, request: Request) -> Iterator[_Handoff]:
+        """Its own, and those of its siblings that somebody follows: the rest wait for the end."""
+        for answer in request.answers:
+            handoff = self._handoffs.get(answer.request_id)
+            if handoff is not None and (answer is request or handoff.is_followed):
+                yield handoff
+
     def _get_or_make(self, request_id: str) -> _Handoff:
         handoff = self._handoffs.get(request_id)
         if handoff is None:
-            held = HeldKv(request_id, self._exporter, self._pool)
+            held = HeldKv(request_id, self._exporter, self._pinned)
             handoff = self._handoffs[request_id] = _Handoff(held)
         return handoff
 
@@ -224,9 +248,11 @@ class Handoffs:
     def _announce(self, request: Request, handoff: _Handoff, parts: Sequence[KvPart]) -> None:
         for part in parts:
             handoff.held.announce(request, part)
-            if handoff.subscribers:
+            if handoff.is_followed:
                 ticket = handoff.held.ticket(part)
-                handoff.say(Announcement(request_id=request.request_id, ticket=ticket))
+                handoff.say_to_followers(
+                    Announcement(request_id=handoff.held.request_id, ticket=ticket)
+                )
 
     def _say_all(self, request_id: str, handoff: _Handoff, subscriber: Subscriber) -> None:
         for index, part in enumerate(handoff.held.renew()):
@@ -239,7 +265,7 @@ class Handoffs:
         handoff = self._handoffs.get(request_id)
         if handoff is None or subscriber not in handoff.subscribers:
             return None
-        handoff.subscribers.remove(subscriber)
+        del handoff.subscribers[subscriber]
         return handoff
 
     def _settle(self, request_id: str) -> None:

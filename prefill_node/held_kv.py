@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from kv_transfer.exporter import Exporter
 from kv_transfer.lifecycle import EXPORTER, BlockStates, ExporterMove
 from kv_transfer.progress import KvPart, Progress
@@ -9,15 +12,40 @@ from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.request import Request
 
 
+class PinnedBlocks:
+    """The blocks of a pool that are held for others: each counts once, whoever else holds it."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._num_holders: Counter[int] = Counter()  # by block id; never 0
+
+    def __len__(self) -> int:
+        return len(self._num_holders)
+
+    def hold(self, block_ids: Sequence[int]) -> None:
+        """Add a reference to each."""
+        self._pool.retain(block_ids)
+        self._num_holders.update(block_ids)
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """Drop one of each."""
+        for block_id in block_ids:
+            if self._num_holders[block_id] == 1:
+                del self._num_holders[block_id]
+            else:
+                self._num_holders[block_id] -= 1
+        self._pool.release(block_ids)
+
+
 class HeldKv:
     """Takes references of its own to the blocks that are announced; `release` drops them."""
 
-    def __init__(self, request_id: str, exporter: Exporter, pool: BlockPool) -> None:
+    def __init__(self, request_id: str, exporter: Exporter, pinned: PinnedBlocks) -> None:
         self.block_ids: list[int] = []  # of the prompt, from its first token on
-        self._request_id = request_id
+        self.request_id = request_id
         self._exporter = exporter
         self._layout = exporter.layout
-        self._pool = pool
+        self._pinned = pinned
         self._progress = Progress(self._layout.num_layers)
         self._states = BlockStates(EXPORTER, request_id)
 
@@ -41,7 +69,7 @@ class HeldKv:
         blocks = request.block_table[len(self.block_ids) : self._layout.blocks_for(part.end_token)]
         if blocks:
             self._states.move(blocks, ExporterMove.HOLD)
-            self._pool.retain(blocks)
+            self._pinned.hold(blocks)
             self.block_ids += blocks
         is_whole = part.end_layer == self._layout.num_layers
         move = ExporterMove.ANNOUNCE if is_whole else ExporterMove.ANNOUNCE_PART
@@ -57,7 +85,7 @@ class HeldKv:
     def ticket(self, part: KvPart) -> bytes:
         """A fresh ticket for a part that was announced."""
         return self._exporter.issue(
-            self._request_id,
+            self.request_id,
             part.first_token,
             part.end_token - part.first_token,
             self._blocks_of(part),
@@ -73,7 +101,7 @@ class HeldKv:
         """Let go of every block."""
         if self.block_ids:
             self._states.move(self.block_ids, ExporterMove.RELEASE)
-            self._pool.release(self.block_ids)
+            self._pinned.release(self.block_ids)
             self.block_ids = []
         self._states.check_ended()
 

@@ -15,13 +15,15 @@ is decode, all of this is what is left of a former role.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import replace
 
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.errors import PdserveError, RequestCancelled, RequestEnded
 from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.node.roles import NodeParts, Sampled
-from pdserve.protocol import HandoffRecord, PrefillLeg, TokenEvent
+from pdserve.protocol import HandoffRecord, PhaseTimes, PrefillLeg, TokenEvent
 from prefill_node.handoff import Handoffs
 from prefill_node.policies import make_prefill_policy
 
@@ -63,20 +65,29 @@ class PrefillNode:
     def start(self, leg: PrefillLeg) -> None:
         """Queue the prompt."""
         if leg.handoff:
-            self.handoffs.open(leg.request_id)
+            for request_id in leg.request_ids:
+                self.handoffs.open(request_id)
         now_s = self._parts.clock.now()
-        self._parts.prefixes.submit(
-            Request(
-                request_id=leg.request_id,
-                prompt_token_ids=leg.token_ids,
-                sampling=leg.sampling,
-                lifecycle=Lifecycle(received_s=now_s),
-                cache_salt=leg.cache_salt,
-                leg_token_limit=1,
-                targets=Targets.of(leg.slo, now_s),
-            ),
-            leg.prefix_sources,
+        request = Request(
+            request_id=leg.request_id,
+            prompt_token_ids=leg.token_ids,
+            sampling=leg.sampling,
+            lifecycle=Lifecycle(received_s=now_s),
+            cache_salt=leg.cache_salt,
+            leg_token_limit=1,
+            targets=Targets.of(leg.slo, now_s),
         )
+        request.siblings = [
+            Request(
+                request_id=sibling.request_id,
+                prompt_token_ids=leg.token_ids,
+                sampling=replace(leg.sampling, seed=sibling.seed, prompt_logprobs=None),
+                lifecycle=request.lifecycle,  # theirs is its prefill
+                leg_token_limit=1,
+            )
+            for sibling in leg.siblings
+        ]
+        self._parts.prefixes.submit(request, leg.prefix_sources)
 
     def cancel(self, request_id: str, reason: str) -> None:
         """Take the announced blocks back."""
@@ -96,7 +107,10 @@ class PrefillNode:
         """Token 1: TTFT waits for it."""
         for request, token in sampled:
             if token is not None or request.is_done:
-                self._parts.legs.add_event(_token_one(request, token))
+                times = request.lifecycle.phase_times()
+                self._parts.legs.add_event(_token_one(request, token, times))
+                for sibling, first in _siblings(request, token):
+                    self._parts.legs.add_event(_token_one(sibling, first, None))
 
     def step_done(self, sampled: Sequence[Sampled]) -> None:
         """Announce or publish what decode nodes wait for."""
@@ -106,7 +120,8 @@ class PrefillNode:
     def requests_failed(self, requests: Sequence[Request], error: PdserveError) -> None:
         """There is nothing to pull."""
         for request in requests:
-            self.handoffs.end(request.request_id, error)
+            for answer in request.answers:
+                self.handoffs.end(answer.request_id, error)
 
     async def close(self) -> None:
         """Nothing runs here."""
@@ -149,16 +164,30 @@ class PrefillNode:
     def _advance_handoff(self, request: Request, token: SampledToken | None) -> None:
         if not request.is_done:
             self.handoffs.announce(request)
-        elif token and request.finish_reason is None and request.request_id in self.handoffs:
-            # The leg stays open until the handoff is settled.
-            self.handoffs.publish(request, _handoff_record(request, token))
-        else:
-            self.handoffs.end(request.request_id, RequestEnded("token 1 was the last one"))
-            self._parts.legs.close(request.request_id)
+            return
+        for answer, first in ((request, token), *_siblings(request, token)):
+            if first and answer.finish_reason is None and answer.request_id in self.handoffs:
+                # The leg stays open until the handoff is settled.
+                self.handoffs.publish(request, _handoff_record(answer, first))
+            else:
+                self.handoffs.end(answer.request_id, RequestEnded("token 1 was the last one"))
+                self._parts.legs.close(answer.request_id)
 
 
-def _token_one(request: Request, token: SampledToken | None) -> TokenEvent:
-    """Of a request that ends with its prompt, there is no token in it."""
+def _siblings(
+    request: Request, token: SampledToken | None
+) -> Iterator[tuple[Request, SampledToken]]:
+    """Each with its token 1."""
+    return zip(request.siblings, token.siblings if token else (), strict=True)
+
+
+def _token_one(
+    request: Request, token: SampledToken | None, times: PhaseTimes | None
+) -> TokenEvent:
+    """Of a request that ends with its prompt, there is no token in it.
+
+    `times` are told once for all answers, so that the prompt is counted once.
+    """
     return TokenEvent(
         request_id=request.request_id,
         index=0,
@@ -169,7 +198,7 @@ def _token_one(request: Request, token: SampledToken | None) -> TokenEvent:
         cached_tokens=request.num_cached_tokens,
         prompt_logprobs=request.prompt_logprobs,
         embedding=request.embedding,
-        times=request.lifecycle.phase_times(),
+        times=times,
     )
 
 

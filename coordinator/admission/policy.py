@@ -22,7 +22,7 @@ No clock and no event loop in here: times are arguments.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -88,6 +88,7 @@ class Admission(Generic[T]):
         self._refusing: set[tuple[str, Reason]] = set()  # by payer
         self.num_refused: dict[Reason, int] = dict.fromkeys(REASONS, 0)
         self._running: dict[str, _Running] = {}  # by request id
+        self._to_follow: set[str] = set()  # request ids: they have places, and run later
 
     def decide(
         self,
@@ -95,13 +96,14 @@ class Admission(Generic[T]):
         predicted: Predicted,
         now_s: float,
         tpot_within_s: Callable[[float], float | None] = lambda tpot_s: None,
+        num_answers: int = 1,
     ) -> Decision:
-        """What to do with a request that arrives now.
+        """What to do with a request that arrives now, or several answers to one prompt.
 
         `slo` is what is left of its promise; `tpot_within_s` tells in how many seconds a TPOT will
         be possible, None when that cannot be foreseen.
         """
-        decision = self._decide(slo, predicted, now_s, tpot_within_s)
+        decision = self._decide(slo, predicted, now_s, tpot_within_s, num_answers)
         if isinstance(decision, Refuse):
             self.num_refused[decision.reason] += 1
         return decision
@@ -110,9 +112,11 @@ class Admission(Generic[T]):
         """A request that was told to."""
         self.line.join(request_id, waiter, without_promise(slo, self._lowest_priority), now_s)
 
-    def reconsider(self, slo: Slo, predicted: Predicted, now_s: float) -> Admit | Wait:
+    def reconsider(
+        self, slo: Slo, predicted: Predicted, now_s: float, num_answers: int = 1
+    ) -> Admit | Wait:
         """What to do now with the head of the line."""
-        if self._has_spare(slo, predicted, now_s):
+        if self._has_spare(slo, predicted, now_s, num_answers):
             return Admit(without_promise(slo, self._lowest_priority))
         return Wait()
 
@@ -124,12 +128,17 @@ class Admission(Generic[T]):
 
     def dispatched(self, request_id: str, slo: Slo, predicted: Predicted, now_s: float) -> None:
         """A request that was admitted with this `slo` is on its way to the nodes."""
+        self._to_follow.discard(request_id)
         self._running[request_id] = _Running(slo, predicted, now_s)
         if has_promise(slo):
             self._presence.dispatched(slo, now_s)
         else:
             num_tokens = predicted.uncached_tokens + OUTPUT_COST * predicted.output_tokens
             self.line.charge(slo, num_tokens)
+
+    def will_follow(self, request_ids: Iterable[str]) -> None:
+        """Other answers to a prompt that was dispatched: they go out when it is computed."""
+        self._to_follow.update(request_ids)
 
     def first_token(self, request_id: str, now_s: float) -> None:
         """Its token 1 is here."""
@@ -141,6 +150,7 @@ class Admission(Generic[T]):
 
     def ended(self, request_id: str, now_s: float, num_tokens: int = 0) -> None:
         """It is over, with so many tokens; 0 when they say nothing about its TPOT."""
+        self._to_follow.discard(request_id)
         request = self._running.pop(request_id, None)
         if request is None:
             return
@@ -161,17 +171,21 @@ class Admission(Generic[T]):
         predicted: Predicted,
         now_s: float,
         tpot_within_s: Callable[[float], float | None],
+        num_answers: int,
     ) -> Decision:
-        has_place = len(self._running) < self._max_inflight
-        if self._refuses:
+        has_place = self._has_place(num_answers)
+        if self._refuses and num_answers <= self._max_inflight:
             if not is_possible(slo, predicted):
-                return self._by_line(slo, predicted, now_s)
+                return self._by_line(slo, predicted, now_s, num_answers)
             self._presence.seen(slo, now_s)
             if has_place:
                 return self._by_promise(slo, predicted, now_s, tpot_within_s)
         elif has_place:
             return Admit(slo)
-        error = Overloaded(f"{self._max_inflight} requests are in flight already")
+        error = Overloaded(
+            f"{self._num_inflight} requests are in flight, of {self._max_inflight} at most, and "
+            f"this one adds {num_answers}"
+        )
         return Refuse("inflight", error)
 
     def _by_promise(
@@ -198,9 +212,9 @@ class Admission(Generic[T]):
         self._refusing -= {(slo.payer, "ttft"), (slo.payer, "tpot")}
         return Admit(slo)
 
-    def _by_line(self, slo: Slo, predicted: Predicted, now_s: float) -> Decision:
+    def _by_line(self, slo: Slo, predicted: Predicted, now_s: float, num_answers: int) -> Decision:
         unpromised = without_promise(slo, self._lowest_priority)
-        if len(self.line) == 0 and self._has_spare(slo, predicted, now_s):
+        if len(self.line) == 0 and self._has_spare(slo, predicted, now_s, num_answers):
             return Admit(unpromised)
         if not self.line.is_full(unpromised):
             return Wait()
@@ -226,9 +240,16 @@ class Admission(Generic[T]):
             UNFORESEEN_S if retry_after_s is None else retry_after_s,
         )
 
-    def _has_spare(self, slo: Slo, predicted: Predicted, now_s: float) -> bool:
+    @property
+    def _num_inflight(self) -> int:
+        return len(self._running) + len(self._to_follow)
+
+    def _has_place(self, num_answers: int) -> bool:
+        return self._num_inflight + num_answers <= self._max_inflight
+
+    def _has_spare(self, slo: Slo, predicted: Predicted, now_s: float, num_answers: int) -> bool:
         """Whether a request without a promise would leave enough to those who have one."""
-        if len(self._running) >= self._max_inflight:
+        if not self._has_place(num_answers):
             return False
         rooms, tightest = self._rooms_of(slo), self.tightest(now_s)
         if tightest is None:

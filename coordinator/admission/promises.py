@@ -25,4 +25,4 @@ def without_promise(slo: Slo, lowest_priority: int) -> Slo:
     if not has_promise(slo):
         return slo
     priority = min(slo.priority, lowest_priority)
-    return msgspec.structs.replace(slo, ttft_s=0.0, tpot_s=0.0, priority=priority)
+    return msgspec.structs.replace(slo, ttft_s=0.0, tpot_s=0.0, hold_s=0.0, priority=priority)

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from coordinator.api.body import expect_nothing, read_request
 from coordinator.api.context import CONTEXT
+from coordinator.api.json_answer import json_answer
 from coordinator.role_changes import RoleChanges
 from pdserve.protocol import NodeRole
 
@@ -46,4 +47,4 @@ async def change_role(request: web.Request) -> web.Response:
         body.node, NodeRole[body.role.upper()], force=body.force, within_s=body.timeout_s
     )
     answer = RoleAnswer(node=body.node, role=body.role, changed=changed)
-    return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+    return json_answer(answer)

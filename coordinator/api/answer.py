@@ -10,7 +10,7 @@ from aiohttp import web
 
 from coordinator.api.call import Call, CallPlan
 from coordinator.api.choice import ChoiceDelta
-from coordinator.api.context import TRACE, ApiContext
+from coordinator.api.context import CONTEXT, TRACE, ApiContext
 from coordinator.api.sse import SseStream
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ async def answer(request: web.Request, context: ApiContext, plan: CallPlan) -> w
             return await _whole(call, plan)
         trace.stream = SseStream(request, context.config.stall_timeout_s)
         trace.format = plan.format
-        return await _streamed(call, plan, trace.stream, context)
+        return await _streamed(request, call, plan, trace.stream)
 
 
 async def _whole(call: Call, plan: CallPlan) -> web.Response:
@@ -39,13 +39,14 @@ async def _whole(call: Call, plan: CallPlan) -> web.Response:
 
 
 async def _streamed(
-    call: Call, plan: CallPlan, stream: SseStream, context: ApiContext
+    request: web.Request, call: Call, plan: CallPlan, stream: SseStream
 ) -> web.StreamResponse:
+    context = request.app[CONTEXT]
     clock, sent_s = context.clock, context.clock.now()
     keep_alive_s = context.config.keep_alive_s
     while not call.is_finished:
         await call.wait(max(0.0, sent_s + keep_alive_s - clock.now()))
-        if await _send(call, plan, stream, call.take()):
+        if await _send(request, call, plan, stream):
             sent_s = clock.now()
         elif clock.now() >= sent_s + keep_alive_s:  # tokens may come, and show nothing
             await stream.keep_alive()
@@ -54,20 +55,28 @@ async def _streamed(
     return stream.response
 
 
-async def _send(call: Call, plan: CallPlan, stream: SseStream, deltas: list[ChoiceDelta]) -> bool:
+async def _send(request: web.Request, call: Call, plan: CallPlan, stream: SseStream) -> bool:
     """All that is there goes out in one write; returns whether there was anything."""
-    events: list[bytes] = []
-    if not stream.is_open:
-        await stream.open(call.headers)
-        for index in range(call.num_choices):
-            events += plan.format.opening(index)
-    if deltas:
-        events += await _made(plan, lambda: _chunks(call, plan, deltas))
-    if call.is_finished:
-        events += plan.format.closing(call.usage)
+    is_first = not stream.is_open
+    if is_first:
+        await stream.open(request, call.headers)
+    events = await new_events(call, plan, is_first=is_first)
     if events:
         await stream.send(events)
     return bool(events)
+
+
+async def new_events(call: Call, plan: CallPlan, *, is_first: bool) -> list[bytes]:
+    """What is there and has not been told yet; the first ones open the answer."""
+    events: list[bytes] = []
+    if is_first:
+        for index in range(call.num_choices):
+            events += plan.format.opening(index)
+    if deltas := call.take():
+        events += await _made(plan, lambda: _chunks(call, plan, deltas))
+    if call.is_finished:
+        events += plan.format.closing(call.usage)
+    return events
 
 
 def _chunks(call: Call, plan: CallPlan, deltas: list[ChoiceDelta]) -> list[bytes]:

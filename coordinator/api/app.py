@@ -17,12 +17,16 @@ from coordinator.api.completions import completions
 from coordinator.api.config import ApiConfig
 from coordinator.api.context import CONTEXT, ApiContext
 from coordinator.api.embeddings_api.endpoint import embeddings
+from coordinator.api.headers import label
 from coordinator.api.middleware import answer_everything
 from coordinator.api.observer import NullObserver, Observer
 from coordinator.api.openapi import endpoint as openapi_endpoint
+from coordinator.api.responses_api import conversations
 from coordinator.api.responses_api import endpoint as responses_endpoint
 from coordinator.api.responses_api import kept as responses_kept
+from coordinator.api.responses_api.compact import compact_conversation
 from coordinator.api.responses_api.store import ResponseStore
+from coordinator.api.responses_api.websocket import respond_over_websocket
 from coordinator.api.tokens import detokenize, tokenize, tokenizer_info
 from coordinator.embedding_model import EmbeddingModel
 from coordinator.generation import Generator
@@ -34,7 +38,10 @@ from pdserve.clock import SystemClock
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES, ServiceClasses, parse_slo_classes
 
 _post = partial(web.post, expect_handler=expect_nothing)
-_RESPONSE = "/v1/responses/{response:(?!input_tokens$)[^/]+}"  # which is a path of its own
+_RESPONSE = (
+    "/v1/responses/{response:(?!(?:input_tokens|compact)$)[^/]+}"  # which are paths of their own
+)
+_CONVERSATION = "/v1/conversations/{conversation}"
 
 
 def create_app(
@@ -60,6 +67,7 @@ def create_app(
     config = config or ApiConfig()
     clock = SystemClock()
     app = web.Application(middlewares=[answer_everything], client_max_size=config.max_body_bytes)
+    app.on_response_prepare.append(label)
     app[CONTEXT] = ApiContext(
         generator=generator,
         tokenizer=tokenizer,
@@ -83,11 +91,21 @@ def create_app(
             _post("/v1/completions", completions),
             _post("/v1/embeddings", embeddings),
             _post("/v1/responses", responses_endpoint.create_response),
+            web.get("/v1/responses", respond_over_websocket, allow_head=False),
+            _post("/v1/responses/compact", compact_conversation),
             _post("/v1/responses/input_tokens", responses_endpoint.count_input_tokens),
             web.get(_RESPONSE, responses_kept.get_response),
             web.delete(_RESPONSE, responses_kept.delete_response),
             web.get(f"{_RESPONSE}/input_items", responses_kept.list_input_items),
             _post(f"{_RESPONSE}/cancel", responses_kept.cancel_response),
+            _post("/v1/conversations", conversations.create_conversation),
+            web.get(_CONVERSATION, conversations.get_conversation),
+            _post(_CONVERSATION, conversations.update_conversation),
+            web.delete(_CONVERSATION, conversations.delete_conversation),
+            _post(f"{_CONVERSATION}/items", conversations.add_items),
+            web.get(f"{_CONVERSATION}/items", conversations.list_items),
+            web.get(f"{_CONVERSATION}/items/{{item}}", conversations.get_item),
+            web.delete(f"{_CONVERSATION}/items/{{item}}", conversations.delete_item),
             web.get("/v1/models", information.list_models),
             web.get("/v1/models/{model:.+}", information.get_model),
             _post("/tokenize", tokenize),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from types import TracebackType
 
 from coordinator.api import callers
@@ -15,9 +14,7 @@ from coordinator.api.context import ApiContext, RequestTrace
 from coordinator.api.formats import AnswerFormat
 from coordinator.api.responses import PromptTokensDetails, Usage
 from coordinator.api.sampling import TextOptions
-from coordinator.api.siblings import Follower
 from coordinator.generation import Generation, GenerationRequest, Route
-from pdserve.errors import DeadlineExceeded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +53,11 @@ class Call:
             )
             for index, request in enumerate(plan.requests)
         ]
+        self._unscored: dict[int, list[Arrival]] = {  # prompt |-> what came before its scores
+            index: []
+            for index, request in enumerate(plan.requests)
+            if request.sampling.prompt_logprobs is not None
+        }
         self._num_unfinished = len(self._choices)
         self._cancelled: set[int] = set()
         self._last_token_s: dict[int, float] = {}  # choice |-> arrival of its last token
@@ -67,13 +69,9 @@ class Call:
         self._trace.num_prompt_tokens = sum(len(r.token_ids) for r in prompts)
         callers.take_prompt(self._context, self._trace)
         try:
-            for index, request in enumerate(requests):
-                is_leader = index % num_per_prompt == 0
-                self._generations.append(
-                    self._context.generator.start(request)
-                    if is_leader
-                    else Follower(partial(self._start_later, request, self._context.clock.now()))
-                )
+            for first in range(0, len(requests), num_per_prompt):
+                answers = requests[first : first + num_per_prompt]
+                self._generations += self._context.generator.start_siblings(answers)
         finally:
             if len(self._generations) < len(self._plan.requests):
                 self._cancel_rest("another prompt of the same call was refused")
@@ -108,7 +106,7 @@ class Call:
     def headers(self) -> dict[str, str]:
         """As of now."""
         routes = [generation.route for generation in self._generations]
-        return answer_headers(self._context, self._trace, routes)
+        return answer_headers(routes)
 
     @property
     def usage(self) -> Usage:
@@ -153,10 +151,14 @@ class Call:
         choice, trace = self._choices[arrival.index], self._trace
         if choice.is_finished:
             return
+        first = arrival.index - arrival.index % self._plan.num_per_prompt
+        if arrival.index == first and arrival.event.index == 0:
+            self._take_prompt(arrival)
+        elif arrival.index != first and first in self._unscored:
+            self._unscored[first].append(arrival)
+            return
         trace.was_served = True
         num_tokens = choice.num_tokens
-        if arrival.event.index == 0 and arrival.index % self._plan.num_per_prompt == 0:
-            self._take_prompt(arrival)
         choice.push(arrival.event)
         self._measure(arrival, choice.num_tokens - num_tokens)
         if trace.first_token_s is None and choice.has_shown_text:
@@ -168,17 +170,16 @@ class Call:
             self._finished(choice, arrival.index)
 
     def _take_prompt(self, arrival: Arrival) -> None:
-        """It has been computed, for the first of its choices. What is known of it comes with
-        token 1, for all of them; the others may begin."""
-        leader, event = arrival.index, arrival.event
+        """It has been computed. What is known of it comes with the first of its choices, for all
+        of them."""
+        first, event = arrival.index, arrival.event
         self._trace.num_cached_tokens += event.cached_tokens
-        followers = slice(leader + 1, leader + self._plan.num_per_prompt)
-        if self._plan.requests[leader].sampling.prompt_logprobs is not None:
-            for choice in (self._choices[leader], *self._choices[followers]):
+        early = self._unscored.pop(first, None)
+        if early is not None:
+            for choice in self._choices[first : first + self._plan.num_per_prompt]:
                 choice.score_prompt(event.prompt_logprobs)
-        for generation in self._generations[followers]:
-            if isinstance(generation, Follower):
-                generation.begin()
+            for of_sibling in early:
+                self._take_in(of_sibling)
 
     def _finished(self, choice: Choice, index: int) -> None:
         self._num_unfinished -= 1
@@ -199,15 +200,6 @@ class Call:
             self._last_token_s[arrival.index] = self._trace.last_token_s = last_s
         self._trace.num_completion_tokens += num_new_tokens
 
-    def _start_later(self, request: GenerationRequest, planned_s: float) -> Generation:
-        """The client's time-out has been running meanwhile. Raises DeadlineExceeded."""
-        if request.deadline_s:
-            left_s = request.deadline_s - (self._context.clock.now() - planned_s)
-            if left_s <= 0:
-                raise DeadlineExceeded("the request's time-out passed with the first answer")
-            request = replace(request, deadline_s=left_s)
-        return self._context.generator.start(request)
-
     def _cancel(self, index: int, reason: str) -> None:
         self._generations[index].cancel(reason)
         self._cancelled.add(index)
@@ -220,16 +212,13 @@ class Call:
                 self._cancel(index, reason)
 
 
-def answer_headers(
-    context: ApiContext, trace: RequestTrace, routes: Sequence[Route]
-) -> dict[str, str]:
+def answer_headers(routes: Sequence[Route]) -> dict[str, str]:
     """Where it runs; no prefill node when the decode node prefills locally."""
     named = {
         "x-pdserve-prefill-node": _joined(route.prefill_node for route in routes),
         "x-pdserve-decode-node": _joined(route.decode_node for route in routes),
     }
-    found = {"x-request-id": trace.request_id} | callers.limit_headers(context, trace)
-    return found | {k: v for k, v in named.items() if v}
+    return {k: v for k, v in named.items() if v}
 
 
 def _joined(names: Iterable[str | None]) -> str:

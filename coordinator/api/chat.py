@@ -21,8 +21,10 @@ from coordinator.api.chat_parts import (
 )
 from coordinator.api.context import CONTEXT, ApiContext
 from coordinator.api.endpoint import admit, answer_head, usage_shown
-from coordinator.api.formats import AnswerFormat, AnswerHead, ScoredPrompts, UsageShown
-from coordinator.api.limits import check_num_chars, check_scores, output_limit
+from coordinator.api.formats import AnswerFormat, AnswerHead, PromptsShown, UsageShown
+from coordinator.api.functions import with_functions_as_tools
+from coordinator.api.limits import check_num_chars, check_scores, output_limit, truncated
+from coordinator.api.logprobs import TokenNames
 from coordinator.api.messages import conversation
 from coordinator.api.requests import ChatRequest
 from coordinator.api.sampling import choice_seed, sampling_params, text_options
@@ -36,20 +38,25 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     """Answer a conversation."""
     context = request.app[CONTEXT]
     trace = admit(request, context)
-    body = await read_request(request, ChatRequest, context.config)
+    body = with_functions_as_tools(await read_request(request, ChatRequest, context.config))
     context.check_model(body.model)
     terms = service_terms(body, request.headers, context, trace)
     usage = usage_shown(body)
 
     def make_format(head: AnswerHead, parts: PartsPlan, prompt: Sequence[int]) -> ChatFormat:
-        num_top = body.prompt_logprobs
+        prompts = PromptsShown(
+            token_ids=[prompt],
+            num_choices=body.n or 1,
+            num_top=body.prompt_logprobs,
+            tells_ids=bool(body.return_token_ids),
+        )
         return ChatFormat(
             head,
-            context.tokenizer,
+            TokenNames(context.tokenizer, are_ids=bool(body.return_tokens_as_token_ids)),
             parts,
+            prompts,
             shows_logprobs=bool(body.logprobs),
             usage_shown=usage,
-            scored_prompt=None if num_top is None else ScoredPrompts([prompt], 1, num_top),
         )
 
     plan = await plan_chat(body, context, terms, f"chatcmpl-{trace.unique}", make_format)
@@ -69,9 +76,14 @@ async def plan_chat(
     if body.prompt_logprobs is not None and body.stream:
         raise InvalidRequest("'prompt_logprobs' cannot be streamed", "prompt_logprobs")
     num_logprobs = _num_logprobs(body)
-    token_ids = await encode_chat(body, context)
     max_model_len = context.max_model_len()
     requested = body.max_completion_tokens or body.max_tokens
+    token_ids = truncated(
+        await encode_chat(body, context),
+        body.truncate_prompt_tokens,
+        requested or 1,
+        max_model_len,
+    )
     max_tokens = output_limit(len(token_ids), requested, None, max_model_len)
     if body.prompt_logprobs is not None:
         check_scores(len(token_ids), body.prompt_logprobs, "prompt_logprobs")

@@ -10,14 +10,14 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from coordinator.api import responses
+from coordinator.api.chat_calls import CallsShown
 from coordinator.api.chat_parts import PartsPlan
 from coordinator.api.choice import ChoiceDelta, ScoredToken
-from coordinator.api.formats import AnswerHead, ScoredPrompts, UsageShown, error_event
-from coordinator.api.logprobs import chat_logprobs
+from coordinator.api.formats import AnswerHead, PromptsShown, UsageShown, error_event
+from coordinator.api.logprobs import TokenNames, chat_logprobs
 from coordinator.api.sse import DONE, framed
 from coordinator.api.text_template import TextTemplate
-from coordinator.text import Tokenizer
-from coordinator.text.parts import AnswerParts, CallPiece, Parts
+from coordinator.text.parts import AnswerParts, Parts
 
 
 @dataclass(slots=True)
@@ -27,17 +27,19 @@ class _Told:
     parts: AnswerParts
     text_chunk: TextTemplate  # one that has text and nothing else
     unshown: list[ScoredToken] = field(default_factory=list)  # of text that is held back
+    untold_ids: list[int] = field(default_factory=list)
 
     def take_in(self, delta: ChoiceDelta) -> Parts:
         """What is certain now."""
         self.unshown += delta.tokens
+        self.untold_ids += delta.token_ids
         parts = self.parts.push(delta.text)
         return parts + self.parts.finish() if delta.finish_reason is not None else parts
 
-    def finish_reason(self, delta: ChoiceDelta) -> str | None:
+    def finish_reason(self, delta: ChoiceDelta, called: str) -> str | None:
         """Calls are a reason of their own, unless the answer was cut off."""
         is_called = delta.finish_reason == "stop" and self.parts.num_calls > 0
-        return "tool_calls" if is_called else delta.finish_reason
+        return called if is_called else delta.finish_reason
 
 
 class ChatFormat:
@@ -46,18 +48,20 @@ class ChatFormat:
     def __init__(
         self,
         head: AnswerHead,
-        tokenizer: Tokenizer,
+        names: TokenNames,
         plan: PartsPlan,
+        prompts: PromptsShown,
         *,
         shows_logprobs: bool,
         usage_shown: UsageShown,
-        scored_prompt: ScoredPrompts | None = None,
     ) -> None:
         self._head = head
-        self._tokenizer = tokenizer
+        self._names = names
         self._plan = plan
+        self._prompts = prompts
+        self._calls = CallsShown(plan)
         self._shows_logprobs = shows_logprobs
-        self._scored_prompt = scored_prompt
+        self._is_text_all = not (shows_logprobs or prompts.tells_ids)  # of most chunks
         self._shows_usage = usage_shown is not UsageShown.NOWHERE
         self._null_usage: UnsetType | None = None if self._shows_usage else UNSET
         self._told: dict[int, _Told] = {}  # by choice
@@ -65,25 +69,29 @@ class ChatFormat:
     def opening(self, index: int) -> Sequence[bytes]:
         """The role, and text that is still empty."""
         delta = responses.ChatDelta(role="assistant", content="")
-        return [self._chunk([responses.ChatChunkChoice(index, delta)])]
+        choice = responses.ChatChunkChoice(index, delta)
+        return [self._chunk([choice], prompt_ids=self._prompts.ids(index))]
 
     def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
         """Text, reasoning, calls, or nothing but the end."""
         told = self._told_of(delta.index)
         parts = told.take_in(delta)
-        finish_reason = told.finish_reason(delta)
+        finish_reason = told.finish_reason(delta, self._calls.finish_reason)
         if finish_reason is None:
             if not parts:
                 return []
-            if usage is None and parts.is_content_only and not self._shows_logprobs:
+            if usage is None and parts.is_content_only and self._is_text_all:
                 return [told.text_chunk.filled(parts.content)]
         shown = responses.ChatDelta(
             content=parts.content or UNSET,
             reasoning_content=parts.reasoning or UNSET,
-            tool_calls=[self._piece(piece) for piece in parts.calls] or UNSET,
         )
+        self._calls.add_to_delta(shown, parts.calls)
         logprobs = self._logprobs(told)
         choice = responses.ChatChunkChoice(delta.index, shown, logprobs, finish_reason)
+        choice.token_ids = self._ids(told)
+        if finish_reason is not None:
+            choice.stop_reason = delta.stop_reason
         return [self._chunk([choice], usage)]
 
     def closing(self, usage: responses.Usage) -> Sequence[bytes]:
@@ -104,9 +112,9 @@ class ChatFormat:
             system_fingerprint=head.system_fingerprint,
             choices=[self._choice(delta) for delta in deltas],
             usage=usage,
+            prompt_logprobs=self._prompts.logprobs(deltas[0], self._names),
+            prompt_token_ids=self._prompts.ids(deltas[0].index),
         )
-        if self._scored_prompt is not None:
-            answer.prompt_logprobs = self._scored_prompt.shown(deltas[0], self._tokenizer)
         return msgspec.json.encode(answer)
 
     # ---- parts ---------------------------------------------------------------------------------
@@ -124,38 +132,34 @@ class ChatFormat:
     def _choice(self, delta: ChoiceDelta) -> responses.ChatChoice:
         told = self._told_of(delta.index)
         parts = told.take_in(delta)
-        calls: list[responses.MadeCall] = []
-        for piece in parts.calls:
-            if piece.name is not None:
-                calls.append(self._call(piece))
-            else:
-                calls[-1].function.arguments += piece.arguments
         message = responses.AssistantMessage(
-            content=parts.content if parts.content or not calls else None,
+            content=parts.content if parts.content or not parts.calls else None,
             reasoning_content=parts.reasoning or UNSET,
-            tool_calls=calls or UNSET,
         )
-        finish_reason = told.finish_reason(delta) or ""
-        return responses.ChatChoice(delta.index, message, self._logprobs(told), finish_reason)
-
-    def _piece(self, piece: CallPiece) -> responses.MadeCall:
-        if piece.name is None:
-            function = responses.FunctionCall(arguments=piece.arguments)
-            return responses.MadeCall(index=piece.index, function=function)
-        call = self._call(piece)
-        call.index = piece.index
-        return call
-
-    def _call(self, piece: CallPiece) -> responses.MadeCall:
-        function = responses.FunctionCall(name=piece.name or "", arguments=piece.arguments)
-        return responses.MadeCall(id=self._plan.make_id(), type="function", function=function)
+        self._calls.add_to_message(message, parts.calls)
+        finish_reason = told.finish_reason(delta, self._calls.finish_reason) or ""
+        return responses.ChatChoice(
+            delta.index,
+            message,
+            self._logprobs(told),
+            finish_reason,
+            delta.stop_reason,
+            self._ids(told),
+        )
 
     def _logprobs(self, told: _Told) -> responses.ChatLogprobs | None:
         tokens, told.unshown = told.unshown, []
-        return chat_logprobs(tokens, self._tokenizer) if self._shows_logprobs else None
+        return chat_logprobs(tokens, self._names) if self._shows_logprobs else None
+
+    def _ids(self, told: _Told) -> list[int] | UnsetType:
+        token_ids, told.untold_ids = told.untold_ids, []
+        return self._prompts.answer_ids(token_ids)
 
     def _chunk(
-        self, choices: list[responses.ChatChunkChoice], usage: responses.Usage | None = None
+        self,
+        choices: list[responses.ChatChunkChoice],
+        usage: responses.Usage | None = None,
+        prompt_ids: list[int] | UnsetType = UNSET,
     ) -> bytes:
         head = self._head
         chunk = responses.ChatChunk(
@@ -165,5 +169,6 @@ class ChatFormat:
             system_fingerprint=head.system_fingerprint,
             choices=choices,
             usage=usage or self._null_usage,
+            prompt_token_ids=prompt_ids,
         )
         return framed(msgspec.json.encode(chunk))

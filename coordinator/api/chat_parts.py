@@ -36,6 +36,7 @@ class PartsPlan:
     make_id: Callable[[], str]  # of a tool call
     kept_ids: frozenset[int]  # special tokens that mark tool calls
     thinking: Thinking | None  # that may come before what is wanted
+    shows_function_call: bool = False  # instead of tool calls, to whoever asked in the old way
 
 
 def with_allowed_tools(body: ChatRequest) -> ChatRequest:
@@ -94,6 +95,7 @@ def plan_parts(
         _mistral_id if is_mistral else _id,
         frozenset(i for i in kept if i is not None),
         thinking,
+        shows_function_call=bool(body.functions),
     )
 
 

@@ -35,6 +35,8 @@ class ChoiceDelta(msgspec.Struct, frozen=True):
     finish_reason: str | None
     prompt_logprobs: Sequence[TokenLogprobs] = ()  # from the prompt's second token on
     token_offsets: Sequence[int] = ()  # of all tokens so far: characters of text before each
+    stop_reason: str | int | None = None  # the stop string, or a stop token of the client's own
+    token_ids: Sequence[int] = ()  # those that came since the last delta, if they are to be told
 
 
 class Choice:
@@ -51,6 +53,7 @@ class Choice:
         self.index = index
         self.num_tokens = 0
         self.finish_reason: str | None = None
+        self._stop_reason: str | int | None = None
         self._logprob = 0.0  # of the tokens so far, if they come with theirs
         self._options = options
         self._echoed_ids = echoed_ids
@@ -65,6 +68,7 @@ class Choice:
         self._matcher = StopMatcher(options.stops, include_stop=options.include_stop)
         self._num_decoded_chars = 0
         self._token_offsets: list[int] = []
+        self._untold_ids: list[int] = []
         self._num_shown_chars = 0
         self._new_text: list[str] = []
         self._unshown: deque[ScoredToken] = deque()
@@ -112,6 +116,8 @@ class Choice:
             self._new_shown(self._matcher.finish())
             if not self.is_finished:
                 self.finish_reason = _FINISH_WORDS[event.finish_reason]
+                if event.stop_token_id in self._options.stop_ids:
+                    self._stop_reason = event.stop_token_id
 
     def take(self) -> ChoiceDelta | None:
         """What is new since the last call, if there is anything to show."""
@@ -124,6 +130,7 @@ class Choice:
         shows_all = self.is_finished and not self.ended_by_string
         while self._unshown and (shows_all or self._unshown[0].offset < self._num_shown_chars):
             tokens.append(self._unshown.popleft())
+        token_ids, self._untold_ids = self._untold_ids, []
         return ChoiceDelta(
             self.index,
             text,
@@ -131,6 +138,8 @@ class Choice:
             self.finish_reason,
             prompt_logprobs=self._prompt_logprobs or (),
             token_offsets=self._token_offsets,
+            stop_reason=self._matcher.matched or self._stop_reason,
+            token_ids=token_ids,
         )
 
     def _echo(self) -> None:
@@ -148,6 +157,8 @@ class Choice:
     ) -> None:
         self.num_tokens += 1
         self._token_offsets.append(self._num_decoded_chars)
+        if self._options.tells_ids:
+            self._untold_ids.append(token_id)
         if logprobs is not None:
             self._logprob += logprobs.chosen
         # Who has the prompt's tokens listed tells the answer's by their number: none is left out.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from aiohttp import web
@@ -13,8 +12,9 @@ from coordinator.api.body import read_request
 from coordinator.api.call import CallPlan
 from coordinator.api.context import CONTEXT, ApiContext, RequestTrace
 from coordinator.api.endpoint import admit, answer_head, usage_shown
-from coordinator.api.formats import CompletionFormat, ScoredPrompts, UsageShown
-from coordinator.api.limits import check_scores, output_limit
+from coordinator.api.formats import CompletionFormat, PromptsShown, UsageShown
+from coordinator.api.limits import check_scores, output_limit, truncated
+from coordinator.api.logprobs import TokenNames
 from coordinator.api.prompts import PromptParameter
 from coordinator.api.requests import CompletionRequest
 from coordinator.api.sampling import choice_seed, sampling_params, text_options
@@ -52,6 +52,10 @@ async def _plan(
         add_special_tokens=body.add_special_tokens is not False,
         max_model_len=max_model_len,
     )
+    prompts = [
+        truncated(ids, body.truncate_prompt_tokens, body.max_tokens or 1, max_model_len)
+        for ids in prompts
+    ]
     grammar = await answer_grammar(context, wanted_output(body))
     head = answer_head(context, f"cmpl-{trace.unique}", body.model)
     num_per_prompt = _num_generated(body)
@@ -76,9 +80,14 @@ async def _plan(
         text=text,
         format=CompletionFormat(
             head,
-            context.tokenizer,
+            TokenNames(context.tokenizer, are_ids=bool(body.return_tokens_as_token_ids)),
+            PromptsShown(
+                token_ids=prompts,
+                num_choices=body.n or 1,
+                num_top=body.prompt_logprobs,
+                tells_ids=bool(body.return_token_ids),
+            ),
             num_logprobs=body.logprobs,
-            scored_prompts=_scored_prompts(body, prompts),
             usage_shown=usage,
         ),
         is_streaming=bool(body.stream),
@@ -97,14 +106,6 @@ def _check_prompt_options(body: CompletionRequest) -> None:
         raise InvalidRequest(
             "'prompt_logprobs' cannot be streamed; 'echo' with 'logprobs' can", "prompt_logprobs"
         )
-
-
-def _scored_prompts(
-    body: CompletionRequest, prompts: Sequence[Sequence[int]]
-) -> ScoredPrompts | None:
-    if body.prompt_logprobs is None:
-        return None
-    return ScoredPrompts(prompts, body.n or 1, body.prompt_logprobs)
 
 
 def _num_prompt_logprobs(body: CompletionRequest) -> int | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from aiohttp import web
 
@@ -44,6 +46,7 @@ class ApiContext:
     clock: Clock
     stored: ResponseStore
     embedding_model: EmbeddingModel
+    tokenizing: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, 1))
     in_flight: InFlight = field(default_factory=InFlight)
 
     def check_model(self, name: str) -> None:
@@ -88,6 +91,15 @@ class RequestTrace:
     def owner(self) -> str:
         """The tenant's name; empty where no keys are in use."""
         return "" if self.caller is None else self.caller.tenant.name
+
+    def without_call(self) -> RequestTrace:
+        """Of the HTTP request alone, when its call goes on in the background with this one."""
+        return RequestTrace(
+            unique=self.unique,
+            request_id=self.request_id,
+            received_s=self.received_s,
+            caller=self.caller,
+        )
 
     def summary(self, endpoint: str, status: int, code: str | None, now_s: float) -> RequestSummary:
         """The request after its end."""

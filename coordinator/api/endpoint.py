@@ -1,4 +1,4 @@
-"""What the two generating endpoints do alike."""
+"""What the generating endpoints do alike."""
 
 from __future__ import annotations
 
@@ -8,20 +8,35 @@ from aiohttp import web
 
 from coordinator.api import callers
 from coordinator.api.context import TRACE, ApiContext, RequestTrace
+from coordinator.api.fields import GenerationFields
 from coordinator.api.formats import AnswerHead, UsageShown
-from coordinator.api.requests import GenerationFields
 from pdserve.errors import InvalidRequest, NodeDraining
+
+CLIENT_GONE = 499  # nginx's number for it; nobody is there to read it
 
 
 def admit(request: web.Request, context: ApiContext) -> RequestTrace:
     """Begin a call. Raises NodeDraining when the server is about to stop, or RateLimited."""
     trace = request[TRACE]
-    trace.endpoint = request.path
-    context.observer.request_started(trace.endpoint)
+    begin_call(trace, request.path, context)
+    return trace
+
+
+def begin_call(trace: RequestTrace, endpoint: str, context: ApiContext) -> None:
+    """The request is a call of that endpoint. Raises what `admit` raises."""
+    trace.endpoint = endpoint
+    context.observer.request_started(endpoint)
     if context.in_flight.is_draining:
         raise NodeDraining("the coordinator is shutting down")
     callers.begin(context, trace)
-    return trace
+
+
+def conclude(context: ApiContext, trace: RequestTrace, status: int, code: str | None) -> None:
+    """A request is over; if it was a call, that is charged and observed."""
+    callers.end(context, trace, code)
+    if trace.endpoint is not None:
+        summary = trace.summary(trace.endpoint, status, code, context.clock.now())
+        context.observer.request_finished(summary)
 
 
 def usage_shown(body: GenerationFields) -> UsageShown:

@@ -24,6 +24,8 @@ _BY_CLASS: dict[type[BaseException], tuple[int, str, bool]] = {
     errors.PermissionDenied: (403, _INVALID, False),
     errors.ModelNotFound: (404, _INVALID, False),
     errors.ResponseNotFound: (404, _INVALID, False),
+    errors.ConversationNotFound: (404, _INVALID, False),
+    errors.ItemNotFound: (404, _INVALID, False),
     errors.NodeNotFound: (404, _INVALID, False),
     errors.RoleRefused: (409, _INVALID, False),
     errors.Overloaded: (429, "rate_limit_error", True),
@@ -41,6 +43,7 @@ _CODE_OF_STATUS = {
     413: "request_too_large",
     415: "unsupported_media_type",
     417: "expectation_failed",
+    426: "upgrade_required",
     431: "request_too_large",
 }
 

@@ -12,10 +12,9 @@ from msgspec import UNSET, UnsetType
 
 from coordinator.api import responses
 from coordinator.api.choice import ChoiceDelta
-from coordinator.api.logprobs import completion_logprobs, prompt_logprobs
+from coordinator.api.logprobs import TokenNames, completion_logprobs, prompt_logprobs
 from coordinator.api.sse import DONE, framed
 from coordinator.api.text_template import TextTemplate
-from coordinator.text import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,20 +67,35 @@ def error_event(error: responses.ErrorDetail) -> bytes:
     return framed(msgspec.json.encode(responses.ErrorBody(error))) + DONE
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredPrompts:
-    """Prompts whose log-probabilities are shown beside the answers."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptsShown:
+    """A call's prompts, and what is shown beside the answers to them."""
 
     token_ids: Sequence[Sequence[int]]  # of each
     num_choices: int  # that are shown, of each
-    num_top: int
+    num_top: int | None  # likeliest tokens in the place of each; None: they are not scored
+    tells_ids: bool  # of their tokens, and of the answers'
 
-    def shown(
-        self, delta: ChoiceDelta, tokenizer: Tokenizer
-    ) -> list[dict[str, responses.PromptLogprob] | None]:
+    def logprobs(
+        self, delta: ChoiceDelta, names: TokenNames
+    ) -> list[dict[str, responses.PromptLogprob] | None] | UnsetType:
         """Of the prompt that this is a choice of."""
-        token_ids = self.token_ids[delta.index // self.num_choices]
-        return prompt_logprobs(token_ids, delta.prompt_logprobs, tokenizer, self.num_top)
+        if self.num_top is None:
+            return UNSET
+        return prompt_logprobs(
+            self._of_choice(delta.index), delta.prompt_logprobs, names, self.num_top
+        )
+
+    def ids(self, choice: int) -> list[int] | UnsetType:
+        """Of the prompt that this is a choice of."""
+        return list(self._of_choice(choice)) if self.tells_ids else UNSET
+
+    def answer_ids(self, token_ids: Sequence[int]) -> list[int] | UnsetType:
+        """Of a choice's new tokens."""
+        return list(token_ids) if self.tells_ids else UNSET
+
+    def _of_choice(self, index: int) -> Sequence[int]:
+        return self.token_ids[index // self.num_choices]
 
 
 class CompletionFormat:
@@ -90,19 +104,21 @@ class CompletionFormat:
     def __init__(
         self,
         head: AnswerHead,
-        tokenizer: Tokenizer,
+        names: TokenNames,
+        prompts: PromptsShown,
         *,
         num_logprobs: int | None,
-        scored_prompts: ScoredPrompts | None,
         usage_shown: UsageShown,
     ) -> None:
         self._head = head
-        self._tokenizer = tokenizer
+        self._names = names
+        self._prompts = prompts
         self._num_logprobs = num_logprobs
-        self._scored_prompts = scored_prompts
         self._shows_usage = usage_shown is not UsageShown.NOWHERE
         self._null_usage: UnsetType | None = None if self._shows_usage else UNSET
+        self._is_text_all = num_logprobs is None and not prompts.tells_ids  # of most chunks
         self._text_chunks: dict[int, TextTemplate] = {}  # by choice
+        self._begun: set[int] = set()  # choices
 
     def opening(self, index: int) -> Sequence[bytes]:
         """Text needs no opening."""
@@ -110,7 +126,7 @@ class CompletionFormat:
 
     def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
         """New text, or the end."""
-        if usage is None and delta.finish_reason is None and self._num_logprobs is None:
+        if usage is None and delta.finish_reason is None and self._is_text_all:
             return [self._text_chunk(delta.index).filled(delta.text)]
         return [self._framed_choice(self._choice(delta), usage)]
 
@@ -145,10 +161,15 @@ class CompletionFormat:
     def _choice(self, delta: ChoiceDelta) -> responses.CompletionChoice:
         shown = None
         if self._num_logprobs is not None:
-            shown = completion_logprobs(delta.tokens, self._tokenizer, self._num_logprobs)
+            shown = completion_logprobs(delta.tokens, self._names, self._num_logprobs)
         choice = responses.CompletionChoice(delta.index, delta.text, shown, delta.finish_reason)
-        if self._scored_prompts is not None:
-            choice.prompt_logprobs = self._scored_prompts.shown(delta, self._tokenizer)
+        if delta.finish_reason is not None:
+            choice.stop_reason = delta.stop_reason
+        choice.prompt_logprobs = self._prompts.logprobs(delta, self._names)
+        choice.token_ids = self._prompts.answer_ids(delta.token_ids)
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            choice.prompt_token_ids = self._prompts.ids(delta.index)
         return choice
 
     def _encode(

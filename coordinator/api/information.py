@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
 from aiohttp import web
 
 from coordinator.api.context import CONTEXT, ApiContext
+from coordinator.api.json_answer import json_answer
 from coordinator.api.responses import Model, ModelList
 from pdserve import __version__
 
@@ -31,7 +31,7 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 async def list_models(request: web.Request) -> web.Response:
     """GET /v1/models."""
     context = request.app[CONTEXT]
-    return _json(ModelList(data=[_model(context, name) for name in context.model_names]))
+    return json_answer(ModelList(data=[_model(context, name) for name in context.model_names]))
 
 
 async def get_model(request: web.Request) -> web.Response:
@@ -39,22 +39,22 @@ async def get_model(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     name = request.match_info["model"]
     context.check_model(name)
-    return _json(_model(context, name))
+    return json_answer(_model(context, name))
 
 
 async def version(request: web.Request) -> web.Response:
     """GET /version."""
-    return _json(Version(__version__))
+    return json_answer(Version(__version__))
 
 
 async def health(request: web.Request) -> web.Response:
     """GET /health: 200 when a request could be served now."""
     context = request.app[CONTEXT]
     if context.in_flight.is_draining:
-        return _json(Health("draining"), status=503)
+        return json_answer(Health("draining"), status=503)
     if not context.generator.is_ready():
-        return _json(Health("not ready"), status=503)
-    return _json(Health("ok"))
+        return json_answer(Health("not ready"), status=503)
+    return json_answer(Health("ok"))
 
 
 async def metrics(request: web.Request) -> web.Response:
@@ -66,14 +66,8 @@ async def metrics(request: web.Request) -> web.Response:
 
 async def status(request: web.Request) -> web.Response:
     """GET /status: the cluster for people and scripts."""
-    return _json(request.app[CONTEXT].generator.status())
+    return json_answer(request.app[CONTEXT].generator.status())
 
 
 def _model(context: ApiContext, name: str) -> Model:
     return Model(id=name, created=context.created, max_model_len=context.generator.max_model_len)
-
-
-def _json(body: msgspec.Struct | Mapping[str, object], status: int = 200) -> web.Response:
-    return web.Response(
-        status=status, body=msgspec.json.encode(body), content_type="application/json"
-    )

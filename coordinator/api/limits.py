@@ -43,6 +43,25 @@ def check_scores(num_tokens: int, num_top: int, param: str) -> None:
         )
 
 
+def truncated(
+    token_ids: list[int], wanted: int | None, requested: int, max_model_len: int
+) -> list[int]:
+    """A prompt's end, where its client wants no more of it, or no more than has room beside
+    `requested` tokens of an answer.
+
+    Raises InvalidRequest.
+    """
+    if wanted is None:
+        return token_ids
+    if wanted == 0:
+        raise InvalidRequest(
+            "'truncate_prompt_tokens' is how many are kept, or -1: as many as fit; it cannot be 0",
+            "truncate_prompt_tokens",
+        )
+    num_kept = max(1, max_model_len - requested) if wanted == -1 else wanted
+    return token_ids[-num_kept:]
+
+
 def output_limit(
     num_prompt_tokens: int, requested: int | None, default: int | None, max_model_len: int
 ) -> int:

@@ -18,41 +18,72 @@ from pdserve.protocol import TokenLogprobs
 _LEAST = -9999.0  # JSON has no infinity
 
 
-def chat_logprobs(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> ChatLogprobs:
+class TokenNames:
+    """What tokens are called: by their text, which several may have, or by their ids."""
+
+    def __init__(self, tokenizer: Tokenizer, *, are_ids: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._are_ids = are_ids
+
+    def of_chat(self, token_id: int) -> tuple[str, list[int]]:
+        """And its bytes."""
+        piece = self._tokenizer.shown_bytes(token_id)
+        name = self._id(token_id) if self._are_ids else piece.decode("utf-8", errors="replace")
+        return name, list(piece)
+
+    def of_completion(self, token_id: int) -> str:
+        """Without its bytes."""
+        return self._id(token_id) if self._are_ids else self.text(token_id)
+
+    def text(self, token_id: int) -> str:
+        """As there is no field for bytes, a part of a character is spelt out."""
+        piece = self._tokenizer.shown_bytes(token_id)
+        try:
+            return piece.decode("utf-8")
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+    @staticmethod
+    def _id(token_id: int) -> str:
+        """As vLLM writes it."""
+        return f"token_id:{token_id}"
+
+
+def chat_logprobs(tokens: Sequence[ScoredToken], names: TokenNames) -> ChatLogprobs:
     """Of a chat choice: per token its text, its bytes and the likeliest tokens in its place."""
     content: list[TokenLogprob] = []
     for token in tokens:
         assert token.logprobs is not None, "prompts of chats are not scored"
         top = [
-            TopLogprob(*_chat_token(token_id, logprob, tokenizer))
+            TopLogprob(*_chat_token(token_id, logprob, names))
             for token_id, logprob in _top(token.logprobs)
         ]
-        chosen = _chat_token(token.token_id, token.logprobs.chosen, tokenizer)
+        chosen = _chat_token(token.token_id, token.logprobs.chosen, names)
         content.append(TokenLogprob(*chosen, top_logprobs=top))
     return ChatLogprobs(content)
 
 
 def completion_logprobs(
-    tokens: Sequence[ScoredToken], tokenizer: Tokenizer, num_top: int
+    tokens: Sequence[ScoredToken], names: TokenNames, num_top: int
 ) -> CompletionLogprobs:
     """Of a completion: the chosen token is always among the likeliest ones shown."""
     shown = CompletionLogprobs([], [], [], [])
     for token in tokens:
-        name, logprobs = _completion_token(token.token_id, tokenizer), token.logprobs
+        name, logprobs = names.of_completion(token.token_id), token.logprobs
         shown.tokens.append(name)
         shown.text_offset.append(token.offset)
         if logprobs is None:
             shown.token_logprobs.append(None)
             shown.top_logprobs.append(None)
             continue
-        top = {_completion_token(i, tokenizer): _finite(p) for i, p in _top(logprobs)[:num_top]}
+        top = {names.of_completion(i): _finite(p) for i, p in _top(logprobs)[:num_top]}
         shown.token_logprobs.append(_finite(logprobs.chosen))
         shown.top_logprobs.append({name: _finite(logprobs.chosen)} | top)
     return shown
 
 
 def prompt_logprobs(
-    token_ids: Sequence[int], found: Sequence[TokenLogprobs], tokenizer: Tokenizer, num_top: int
+    token_ids: Sequence[int], found: Sequence[TokenLogprobs], names: TokenNames, num_top: int
 ) -> list[dict[str, PromptLogprob] | None]:
     """Of a prompt, as vLLM shows them: token id |-> how likely it was in each token's place."""
     shown: list[dict[str, PromptLogprob] | None] = [None]
@@ -62,7 +93,7 @@ def prompt_logprobs(
             ranked.setdefault(top_id, (logprob, index + 1))
         shown.append(
             {
-                str(i): PromptLogprob(_finite(logprob), rank, _completion_token(i, tokenizer))
+                str(i): PromptLogprob(_finite(logprob), rank, names.text(i))
                 for i, (logprob, rank) in ranked.items()
             }
         )
@@ -73,20 +104,9 @@ def _top(logprobs: TokenLogprobs) -> list[tuple[int, float]]:
     return list(zip(logprobs.top_ids, logprobs.top_logprobs, strict=True))
 
 
-def _chat_token(
-    token_id: int, logprob: float, tokenizer: Tokenizer
-) -> tuple[str, float, list[int]]:
-    piece = tokenizer.shown_bytes(token_id)
-    return piece.decode("utf-8", errors="replace"), _finite(logprob), list(piece)
-
-
-def _completion_token(token_id: int, tokenizer: Tokenizer) -> str:
-    """Its text; as there is no field for bytes, a part of a character is spelt out."""
-    piece = tokenizer.shown_bytes(token_id)
-    try:
-        return piece.decode("utf-8")
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+def _chat_token(token_id: int, logprob: float, names: TokenNames) -> tuple[str, float, list[int]]:
+    name, piece = names.of_chat(token_id)
+    return name, _finite(logprob), piece
 
 
 def _finite(logprob: float) -> float:

@@ -6,12 +6,13 @@ from typing import Any
 
 import msgspec
 
+from coordinator.api.functions import with_calls_of_tools
 from coordinator.api.json_text import JsonReader
 from coordinator.api.requests import ChatRequest, Message, ToolCall
 from coordinator.text import Conversation
 from pdserve.errors import InvalidRequest
 
-_TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
+_TEMPLATE_ROLES = {"developer": "system"}
 
 
 def conversation(request: ChatRequest) -> Conversation:
@@ -27,16 +28,29 @@ def conversation(request: ChatRequest) -> Conversation:
     return Conversation(
         messages=[
             _template_message(message, f"messages[{i}]", reader)
-            for i, message in enumerate(request.messages)
+            for i, message in enumerate(with_calls_of_tools(request.messages))
         ],
         add_generation_prompt=not continues if prompts is None else prompts,
         continue_final_message=continues,
         add_special_tokens=bool(request.add_special_tokens),
-        variables=request.chat_template_kwargs or {},
+        variables=_hints(request) | (request.chat_template_kwargs or {}),
+        documents=request.documents or [],
         tools=[msgspec.to_builtins(tool) for tool in request.tools or []]
         if request.tool_choice != "none"
         else [],
     )
+
+
+def _hints(request: ChatRequest) -> dict[str, Any]:
+    """How much the model should think and say, for templates that know of it."""
+    hints: dict[str, Any] = {}
+    if request.verbosity is not None:
+        hints["verbosity"] = request.verbosity
+    if request.reasoning_effort is not None:
+        thinks = request.reasoning_effort != "none"
+        hints["reasoning_effort"] = request.reasoning_effort
+        hints |= {"enable_thinking": thinks, "thinking": thinks}  # switches of checkpoints
+    return hints
 
 
 def _template_message(message: Message, where: str, reader: JsonReader) -> dict[str, Any]:
@@ -44,8 +58,7 @@ def _template_message(message: Message, where: str, reader: JsonReader) -> dict[
         raise InvalidRequest(
             f"{where} has tool_calls, but is no assistant's", f"{where}.tool_calls"
         )
-    # Checkpoints' templates do not know OpenAI's newer name of the system role, nor its older one
-    # of tools.
+    # Checkpoints' templates do not know OpenAI's newer name of the system role.
     role = _TEMPLATE_ROLES.get(message.role, message.role)
     may_be_empty = bool(message.tool_calls)
     values: dict[str, Any] = {"role": role, "content": _text(message, where, may_be_empty)}
@@ -75,17 +88,20 @@ def _text(message: Message, where: str, may_be_empty: bool) -> str:
     if isinstance(message.content, str):
         return message.content
     if message.content is None:
+        if message.refusal is not None:
+            return message.refusal
         if may_be_empty:
             return ""
         raise InvalidRequest(f"{where} has no content", f"{where}.content")
     texts: list[str] = []
     for i, part in enumerate(message.content):
         param = f"{where}.content[{i}]"
-        if part.type != "text":
+        text = part.refusal if part.type == "refusal" else part.text
+        if part.type not in ("text", "refusal"):
             raise InvalidRequest(
                 f"{param} is of type {part.type[:128]!r}, but this server takes only 'text'", param
             )
-        if part.text is None:
-            raise InvalidRequest(f"{param} has no text", f"{param}.text")
-        texts.append(part.text)
+        if text is None:
+            raise InvalidRequest(f"{param} has no {part.type}", f"{param}.{part.type}")
+        texts.append(text)
     return "\n".join(texts)

@@ -12,12 +12,14 @@ from aiohttp.typedefs import Handler
 
 from coordinator.api import callers
 from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
+from coordinator.api.endpoint import CLIENT_GONE, conclude
 from coordinator.api.errors import ErrorReply, describe, describe_http
+from coordinator.api.headers import preflight
 from pdserve.errors import NodeDraining
 
 _log = logging.getLogger(__name__)
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
-_CLIENT_GONE = 499  # nginx's number for it; nobody is there to read it
+_ID_HEADERS = ("x-request-id", "x-client-request-id")  # the second is OpenAI's for clients
 
 
 @web.middleware
@@ -29,12 +31,14 @@ async def answer_everything(request: web.Request, handler: Handler) -> web.Strea
     retry_after_s = context.config.retry_after_s
     with context.in_flight.entered():
         try:
+            if (answer := preflight(request, context.config.cors_origins)) is not None:
+                return answer
             callers.identify(request, context, trace)
             response = await handler(request)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if not context.in_flight.is_aborting or _is_gone(request) or task is None:
-                _finish(context, trace, _CLIENT_GONE, "client_disconnected")
+                conclude(context, request[TRACE], CLIENT_GONE, "client_disconnected")
                 raise
             task.uncancel()
             shutdown = NodeDraining("the coordinator is shutting down")
@@ -43,14 +47,14 @@ async def answer_everything(request: web.Request, handler: Handler) -> web.Strea
             return await _reply(request, context, describe_http(error, request))
         except Exception as error:
             if _is_gone(request):
-                _finish(context, trace, _CLIENT_GONE, "client_disconnected")
+                conclude(context, request[TRACE], CLIENT_GONE, "client_disconnected")
                 raise ConnectionResetError from error  # nothing is left to be answered
             reply = describe(error, trace.request_id, retry_after_s)
             if reply.status == web.HTTPInternalServerError.status_code:
                 _log.exception("request %s failed", trace.request_id)
             return await _reply(request, context, reply)
-        _finish(context, trace, response.status, None)
-        return _labelled(response, context, trace)
+        conclude(context, request[TRACE], response.status, None)
+        return response
 
 
 async def _reply(
@@ -58,10 +62,10 @@ async def _reply(
 ) -> web.StreamResponse:
     """An error response, or, when a stream has begun, its last event."""
     trace = request[TRACE]
-    _finish(context, trace, reply.status, reply.detail.code)
+    conclude(context, trace, reply.status, reply.detail.code)
     stream = trace.stream
     if stream is None or trace.format is None or not stream.is_open:
-        response = _labelled(reply.response(), context, trace)
+        response = reply.response()
         if context.in_flight.is_draining or request.content.exception() is not None:
             response.force_close()
         return response
@@ -74,27 +78,12 @@ def _is_gone(request: web.Request) -> bool:
     return request.transport is None or request.transport.is_closing()
 
 
-def _labelled(
-    response: web.StreamResponse, context: ApiContext, trace: RequestTrace
-) -> web.StreamResponse:
-    if not response.prepared:
-        response.headers.update(callers.limit_headers(context, trace))
-        response.headers["x-request-id"] = trace.request_id
-    return response
-
-
 def _new_trace(request: web.Request, context: ApiContext) -> RequestTrace:
     unique = uuid.uuid4().hex
-    theirs = request.headers.get("x-request-id", "")
+    given = (request.headers.get(name, "") for name in _ID_HEADERS)
+    theirs = next((text for text in given if _SANE_ID.fullmatch(text)), None)
     return RequestTrace(
         unique=unique,
-        request_id=theirs if _SANE_ID.fullmatch(theirs) else f"req-{unique}",
+        request_id=theirs or f"req-{unique}",
         received_s=context.clock.now(),
     )
-
-
-def _finish(context: ApiContext, trace: RequestTrace, status: int, code: str | None) -> None:
-    callers.end(context, trace, code)
-    if trace.endpoint is not None:
-        summary = trace.summary(trace.endpoint, status, code, context.clock.now())
-        context.observer.request_finished(summary)

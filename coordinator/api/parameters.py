@@ -11,7 +11,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from coordinator.api.requests import MAX_MESSAGES, Message, field_names
+from coordinator.api.fields import field_names
+from coordinator.api.requests import MAX_MESSAGES, Message
 from pdserve.errors import InvalidRequest
 
 # Accepted with any value: they are about accounts and storage.
@@ -19,6 +20,7 @@ IGNORED = frozenset(
     {
         "max_tool_calls",  # of built-in tools, which there are none of
         "metadata",
+        "prediction",  # it is about speed; tokens are not guessed here
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
@@ -29,26 +31,41 @@ IGNORED = frozenset(
 
 # Known, not served: accepted only at these values (and null).
 NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids": (),
     "audio": (),
     "background": (False,),
+    "bad_words": ([],),
     "best_of": (1,),  # of chat
+    "chat_template": (),
+    "chat_template_kwargs": ({},),  # of completions
     "context_management": ([],),
     "conversation": (),
+    "custom_logit_processor": (),
+    "ebnf": (),
     "echo": (False,),
-    "function_call": ("none",),
-    "functions": ([],),
+    "include_reasoning": (True,),
+    "kv_transfer_params": (),
     "length_penalty": (1.0, 1),
+    "logits_processors": ([],),
+    "lora_path": (),
+    "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "moderation": (),
-    "prediction": (),
+    "no_stop_trim": (False,),
     "prompt": (),
+    "prompt_embeds": (),
     "prompt_logprobs": (),
-    "reasoning_effort": ("none",),
+    "return_hidden_states": (False,),
+    "separate_reasoning": (True,),
+    "spaces_between_special_tokens": (True, False),  # texts are put together without any
+    "stop_regex": (),
     "store": (False,),
+    "stream_reasoning": (True,),
     "suffix": ("",),
+    "thinking_token_budget": (),
     "truncation": ("disabled",),
     "use_beam_search": (False,),
-    "verbosity": ("medium",),
+    "vllm_xargs": ({},),
     "web_search_options": (),
 }
 
@@ -76,8 +93,8 @@ def _unsupported(name: str) -> str:
 
 
 _MESSAGE_FIELDS = field_names(Message)
-_MESSAGE_NOT_SERVED = frozenset({"function_call", "audio"})
-_MESSAGE_IGNORED = frozenset({"annotations", "parsed", "refusal", "reasoning"})  # of answers
+_MESSAGE_NOT_SERVED = frozenset({"audio"})
+_MESSAGE_IGNORED = frozenset({"annotations", "parsed", "reasoning"})  # of answers
 
 
 def _check_message(message: dict[str, Any], where: str) -> None:

@@ -1,4 +1,4 @@
-"""Bodies of the OpenAI API's requests, as far as they are served; ranges are checked on decoding.
+"""Bodies of the two generating endpoints, as far as they are served.
 
 `null` stands for the default everywhere. Parameters that are known but not served are in
 `parameters.py`.
@@ -10,107 +10,21 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-Probability = Annotated[float, Meta(ge=0, le=1)]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
-TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
-Count = Annotated[int, Meta(ge=1, lt=2**31)]
-Priority = Annotated[int, Meta(ge=-(2**30), le=2**30)]  # lower ones go first, as vLLM has it
+from coordinator.api.fields import MAX_CHOICES, Count, GenerationFields, NumLogprobs
+
 MAX_MESSAGES = 16384
 MAX_PARTS = 16384
-MAX_CHOICES = 128  # of one prompt
-NumLogprobs = Annotated[int, Meta(ge=0, le=20)]
-
-
-class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
-    """How a stream is sent."""
-
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None  # with every chunk, as vLLM has it
-    include_obfuscation: bool | None = None  # padding against traffic analysis: not done
-
-
-class JsonSchemaFormat(Struct, kw_only=True, rename={"schema_": "schema"}):
-    """A schema that the answer is to be an instance of. It is enforced, strict or not."""
-
-    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-    schema_: dict[str, Any]
-    description: str | None = None
-    strict: bool | None = None
-
-
-class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the answer is to be."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchemaFormat | None = None
-
-
-MAX_ANSWERS = 4096  # to choose from
-AnswerList = Annotated[list[str], Meta(min_length=1, max_length=MAX_ANSWERS)]
-
-
-class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True, rename={"json_": "json"}):
-    """vLLM's way to ask for structured output: one of these."""
-
-    json_: dict[str, Any] | str | None = None
-    json_object: bool | None = None
-    regex: str | None = None
-    choice: AnswerList | None = None
-    grammar: str | None = None
-
-
-class CallFields(Struct, kw_only=True):
-    """What every endpoint takes that has nodes work."""
-
-    model: str
-    service_tier: str | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
-    slo_class: str | None = None  # which of the cluster's service classes it is of
-    priority: Priority | None = None
-
-
-class GenerationFields(CallFields, kw_only=True):
-    """What both generating endpoints take."""
-
-    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: Count | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: str | list[str] | None = None
-    response_format: ResponseFormat | None = None
-    # Extensions, named as other servers name them.
-    top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None  # 0 and -1 = off
-    min_p: Probability | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
-    min_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    add_special_tokens: bool | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | str | None = None  # these are its older names
-    guided_regex: str | None = None
-    guided_choice: AnswerList | None = None
-    guided_grammar: str | None = None
-    prompt_logprobs: NumLogprobs | None = None  # as vLLM has them
-
-
 MAX_TOOLS = 128
 MAX_CALLS = 128
+MAX_DOCUMENTS = 4096
 
 
 class ContentPart(Struct, kw_only=True):
-    """A piece of a message; only `type: text` is served."""
+    """A piece of a message; only text is served, and what a model refused with, which is text."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class Function(Struct, kw_only=True, omit_defaults=True):
@@ -176,6 +90,8 @@ class Message(Struct, kw_only=True):
     content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    refusal: str | None = None
+    function_call: CalledFunction | None = None  # of before there were tools
     tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_CALLS)] | None = None
     tool_call_id: str | None = None
 
@@ -190,9 +106,16 @@ class ChatRequest(GenerationFields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: Annotated[list[dict[str, Any]], Meta(max_length=MAX_DOCUMENTS)] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
+    verbosity: Literal["low", "medium", "high"] | None = None
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    functions: Annotated[list[Function], Meta(max_length=MAX_TOOLS)] | None = None  # now: tools
+    function_call: Literal["none", "auto"] | NamedFunction | None = None  # now: tool_choice
 
 
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
@@ -205,12 +128,7 @@ class CompletionRequest(GenerationFields, kw_only=True):
     """POST /v1/completions. The prompt's four shapes are told apart in `prompts.py`."""
 
     prompt: Annotated[Any, Meta(extra_json_schema=_PROMPT)]
-    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    best_of: Annotated[int, Meta(ge=0, le=MAX_CHOICES)] | None = None
     logprobs: NumLogprobs | None = None
     echo: bool | None = None
     max_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None  # 0: the prompt is all
-
-
-def field_names(schema: type[Struct]) -> frozenset[str]:
-    """The fields of a request, by their JSON names."""
-    return frozenset(schema.__struct_encode_fields__)

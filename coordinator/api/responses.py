@@ -78,6 +78,7 @@ class AssistantMessage(Struct, kw_only=True):
     content: str | None
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[MadeCall] | UnsetType = UNSET
+    function_call: FunctionCall | UnsetType = UNSET
     refusal: None = None
 
 
@@ -88,6 +89,8 @@ class ChatChoice(Struct):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: str
+    stop_reason: str | int | None  # the stop string, or a stop token of the client's own
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, kw_only=True):
@@ -101,6 +104,7 @@ class ChatCompletion(Struct, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatDelta(Struct):
@@ -110,6 +114,7 @@ class ChatDelta(Struct):
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[MadeCall] | UnsetType = UNSET
+    function_call: FunctionCall | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct):
@@ -119,6 +124,8 @@ class ChatChunkChoice(Struct):
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET  # with the finish reason
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunk(Struct, kw_only=True):
@@ -131,6 +138,7 @@ class ChatChunk(Struct, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET  # in a choice's first
 
 
 # ---- completions -------------------------------------------------------------------------------
@@ -152,7 +160,10 @@ class CompletionChoice(Struct):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
+    stop_reason: str | int | UnsetType | None = UNSET  # with the finish reason
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET  # in its first chunk
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(Struct, kw_only=True):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
+from coordinator.api.fields import GenerationFields
 from coordinator.api.limits import check_token_ids
-from coordinator.api.requests import GenerationFields
 from coordinator.text import Tokenizer
 from pdserve.errors import InvalidRequest
 from pdserve.protocol import SamplingParams
 
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
+_LEAST_TOP_P = 1e-9  # keeps the likeliest token alone
 _SEED_BITS = 63
 _SEED_STEP = 0x5851F42D4C957F2D  # odd, so that no two choices of a call meet; of no other meaning
 
@@ -23,9 +24,11 @@ class TextOptions:
 
     stops: tuple[str, ...] = ()
     include_stop: bool = False
+    stop_ids: frozenset[int] = frozenset()  # that the client asked to stop at; nodes do
     min_tokens: int = 0  # stop strings are looked for only after so many tokens
     skip_special_tokens: bool = True
     kept_ids: frozenset[int] = frozenset()  # special tokens that are shown all the same
+    tells_ids: bool = False  # of all tokens, shown or not
 
 
 def text_options(fields: GenerationFields) -> TextOptions:
@@ -39,9 +42,11 @@ def text_options(fields: GenerationFields) -> TextOptions:
         raise InvalidRequest("'stop' cannot have an empty string", "stop")
     return TextOptions(
         stops=tuple(stops),
+        stop_ids=frozenset(fields.stop_token_ids or []),
         include_stop=bool(fields.include_stop_str_in_output),
         min_tokens=fields.min_tokens or 0,
         skip_special_tokens=fields.skip_special_tokens is not False,
+        tells_ids=bool(fields.return_token_ids),
     )
 
 
@@ -72,7 +77,7 @@ def sampling_params(
     return SamplingParams(
         temperature=_or(fields.temperature, 1.0),
         top_k=min(max(fields.top_k or 0, 0), tokenizer.num_ids),
-        top_p=_or(fields.top_p, 1.0),
+        top_p=max(_or(fields.top_p, 1.0), _LEAST_TOP_P),
         min_p=_or(fields.min_p, 0.0),
         presence_penalty=_or(fields.presence_penalty, 0.0),
         frequency_penalty=_or(fields.frequency_penalty, 0.0),

@@ -33,7 +33,9 @@ class SseStream:
     """
 
     def __init__(self, request: web.Request, stall_timeout_s: float) -> None:
-        self._request = request
+        # Not the request itself: it leads to its stream, and what leads in a circle is left to the
+        # garbage collector, with everything that a call has.
+        self._transport = request.transport
         self._stall_timeout_s = stall_timeout_s
         self._response = web.StreamResponse(headers=_HEADERS)
 
@@ -47,10 +49,10 @@ class SseStream:
         """Whether the status line is out, so that only events can follow."""
         return self._response.prepared
 
-    async def open(self, headers: Mapping[str, str]) -> None:
+    async def open(self, request: web.Request, headers: Mapping[str, str]) -> None:
         """Send the status line; `headers` come on top of those of every stream."""
         self._response.headers.update(headers)
-        await self._response.prepare(self._request)
+        await self._response.prepare(request)
 
     async def send(self, events: Sequence[bytes]) -> None:
         """Send framed events in one write."""
@@ -70,16 +72,15 @@ class SseStream:
 
     def _has_room(self, text: bytes) -> bool:
         """Whether the connection takes this at once, so that nothing has to be timed."""
-        transport = self._request.transport
-        if transport is None:
+        if self._transport is None or self._transport.is_closing():
             return False
-        return transport.get_write_buffer_size() + len(text) < _ROOM_BYTES
+        return self._transport.get_write_buffer_size() + len(text) < _ROOM_BYTES
 
     async def _in_time(self, sending: Awaitable[None]) -> None:
         try:
             async with asyncio.timeout(self._stall_timeout_s):
                 await sending
         except TimeoutError as error:
-            if self._request.transport is not None:
-                self._request.transport.abort()
+            if self._transport is not None:
+                self._transport.abort()
             raise ConnectionResetError("the client stopped reading") from error

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from coordinator.api.context import ApiContext
+from coordinator.api.fields import GenerationFields, StructuredOutputs
 from coordinator.api.json_text import JsonReader
-from coordinator.api.requests import GenerationFields, StructuredOutputs
 from coordinator.text.grammars import AnswerGrammar, CallGrammar, Output, OutputKind, Thinking
 from coordinator.text.grammars.calls import check_format
 from pdserve.errors import InvalidRequest
@@ -31,6 +31,8 @@ def wanted_output(body: GenerationFields) -> Output | None:
         for kind, value in older.items()
         if value is not None
     ]
+    if body.regex is not None:
+        wanted.append(_output(OutputKind.REGEX, body.regex, "regex"))
     if len(wanted) > 1:
         params = " and ".join(repr(output.param) for output in wanted)
         raise InvalidRequest(f"{params} exclude each other", wanted[1].param)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from coordinator.api.context import ApiContext, RequestTrace
-from coordinator.api.requests import CallFields
+from coordinator.api.fields import CallFields
 from coordinator.tenants import Tenant
 from coordinator.tenants.identity import ANYBODY
 from pdserve.errors import DeadlineExceeded, InvalidRequest, PermissionDenied
@@ -69,6 +69,7 @@ def service_terms(
         priority=_priority(cls, fields, context.classes, tenant),
         weight=cls.weight * tenant.weight,
         ttft_s=cls.ttft_s,
+        hold_s=cls.hold_s,
         tpot_s=cls.tpot_s,
     )
     timeout_s = _timeout_s(headers) or context.config.deadline_s

@@ -1,20 +1,29 @@
-"""/tokenize, /detokenize and /tokenizer_info, as vLLM has them: what the model sees of a text."""
+"""/tokenize, /detokenize and /tokenizer_info, as vLLM has them: what the model sees of a text.
+
+The first two cost their tenant a request each, and no tokens: no node works for them.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
-import msgspec
 from aiohttp import web
 from msgspec import Meta, Struct
 
+from coordinator.api import callers
 from coordinator.api.body import read_request
 from coordinator.api.chat_parts import check_tools
-from coordinator.api.context import CONTEXT, ApiContext
+from coordinator.api.context import CONTEXT, TRACE, ApiContext
+from coordinator.api.fields import TokenId
+from coordinator.api.json_answer import json_answer
 from coordinator.api.limits import check_num_chars, check_token_ids
 from coordinator.api.messages import conversation
-from coordinator.api.requests import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Message, TokenId, Tool
-from pdserve.errors import ContextLengthExceeded, InvalidRequest
+from coordinator.api.requests import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Message, Tool
+from coordinator.text.tokenizer import LONG_TEXT_CHARS
+from pdserve.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 
 
 class TokenizeRequest(Struct, kw_only=True):
@@ -67,25 +76,29 @@ class TokenizerInfo(Struct, kw_only=True):
 async def tokenize(request: web.Request) -> web.Response:
     """Text to tokens."""
     context = request.app[CONTEXT]
+    callers.begin(context, request[TRACE])
     body = await read_request(request, TokenizeRequest, context.config)
     if body.model is not None:
         context.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give one of 'prompt' and 'messages'", "prompt")
-    token_ids = await _token_ids(body, context)
-    strs = [_shown(context, i) for i in token_ids] if body.return_token_strs else None
+    async with _turn(context, request.content_length):
+        token_ids = await _token_ids(body, context)
+        shown = context.tokenizer.shown_texts
+        strs = await shown(token_ids) if body.return_token_strs else None
     answer = TokenizeAnswer(
         count=len(token_ids),
         max_model_len=context.max_model_len(),
         tokens=token_ids,
         token_strs=strs,
     )
-    return _json(answer)
+    return json_answer(answer)
 
 
 async def detokenize(request: web.Request) -> web.Response:
     """Tokens to text, special ones included."""
     context = request.app[CONTEXT]
+    callers.begin(context, request[TRACE])
     body = await read_request(request, DetokenizeRequest, context.config)
     if body.model is not None:
         context.check_model(body.model)
@@ -96,8 +109,9 @@ async def detokenize(request: web.Request) -> web.Response:
             "tokens",
         )
     check_token_ids(body.tokens, context.tokenizer, "tokens")
-    text = context.tokenizer.decode(body.tokens, skip_special_tokens=False)
-    return _json(DetokenizeAnswer(prompt=text))
+    async with _turn(context, request.content_length):
+        text = await context.tokenizer.decode_all(body.tokens)
+    return json_answer(DetokenizeAnswer(prompt=text))
 
 
 async def tokenizer_info(request: web.Request) -> web.Response:
@@ -112,7 +126,7 @@ async def tokenizer_info(request: web.Request) -> web.Response:
         chat_template=None if template is None else template.source,
         model_max_length=context.max_model_len(),
     )
-    return _json(answer)
+    return json_answer(answer)
 
 
 async def _token_ids(body: TokenizeRequest, context: ApiContext) -> list[int]:
@@ -137,9 +151,21 @@ async def _token_ids(body: TokenizeRequest, context: ApiContext) -> list[int]:
     return await tokenizer.encode_chat(chat)
 
 
-def _shown(context: ApiContext, token_id: int) -> str:
-    return context.tokenizer.shown_bytes(token_id).decode("utf-8", errors="replace")
+@asynccontextmanager
+async def _turn(context: ApiContext, num_bytes: int | None) -> AsyncIterator[None]:
+    """What is long is done one after another: generating calls need the tokenizer's threads, too.
 
-
-def _json(answer: Struct) -> web.Response:
-    return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+    `num_bytes`: of the request's body; None: it was sent in chunks. Raises Overloaded.
+    """
+    if num_bytes is not None and num_bytes <= LONG_TEXT_CHARS:
+        yield
+        return
+    try:
+        async with asyncio.timeout(context.config.tokenize_wait_s):
+            await context.tokenizing.acquire()
+    except TimeoutError as error:
+        raise Overloaded("many long texts wait to be tokenised") from error
+    try:
+        yield
+    finally:
+        context.tokenizing.release()

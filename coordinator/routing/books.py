@@ -11,6 +11,7 @@ from coordinator.registry import Member, Registry
 from coordinator.routing.decode_load import DecodeLoad
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.forecast import Plan
+from coordinator.routing.handovers import Handovers
 from coordinator.routing.lengths import OutputLengths
 from coordinator.routing.placement import Placement
 from coordinator.routing.prefill_queues import PendingPrompt, PrefillQueues, ServiceClass
@@ -28,12 +29,18 @@ class Booking:
         self.num_tokens = 0  # of output
         self.plan: Plan | None = None  # in the decode node's calendar
         self.is_prefilled = False
+        self.is_under_way = False  # from one node to the other
         self._books = books
 
     def progressed(self, num_tokens: int) -> None:
         """So many tokens of output are there; with the first of them the prefill is over."""
         self.num_tokens = max(self.num_tokens, num_tokens)
         self._books.progressed(self)
+
+    @property
+    def longest_wait_s(self) -> float:
+        """Of those that were handed to its decode node and have no token 2 yet; 0 if it was not."""
+        return self._books.longest_wait_s(self)
 
     def end(self, *, by_itself: bool) -> None:
         """It is over; `by_itself`: neither failed nor cancelled. Once."""
@@ -47,6 +54,7 @@ class Books:
         self.queues = PrefillQueues(fleet)
         self.decodes = DecodeLoad(fleet, clock.now())
         self.lengths = OutputLengths()
+        self.handovers = Handovers()
         self._fleet = fleet
         self._clock = clock
         for member in registry:
@@ -60,20 +68,21 @@ class Books:
         prefills = placement.prefill or placement.decode
         assert prefills is not None
         now_s = self._clock.now()
-        self.queues.push(
-            prefills,
-            request.request_id,
-            PendingPrompt(
-                ServiceClass.of(request.slo), placement.idle_ttft_s, placement.prompt_tokens
-            ),
-            now_s,
-        )
+        if not placement.shares_prefill:
+            self.queues.push(
+                prefills,
+                request.request_id,
+                PendingPrompt(
+                    ServiceClass.of(request.slo), placement.idle_ttft_s, placement.prompt_tokens
+                ),
+                now_s,
+            )
         decode = placement.decode
         if decode is not None:
             self.decodes.legs[decode.slot] += 1
             if placement.prefill is None:
                 self.decodes.activate(decode.slot, 1, _context(placement))
-            self._plan(booking, decode, now_s, now_s + placement.ttft_s)
+            self._plan(booking, decode, now_s, now_s + placement.ttft_s - placement.held_s)
         return booking
 
     def progressed(self, booking: Booking) -> None:
@@ -87,6 +96,10 @@ class Books:
             return
         if is_first and placement.prefill is not None:
             self.decodes.activate(decode.slot, 1, _context(placement))
+            self.handovers.begin(decode.slot, booking.request.request_id, now_s)
+            booking.is_under_way = True
+        elif booking.is_under_way and booking.num_tokens > 1:
+            self._end_handover(booking, decode)
         if is_first or self.decodes.forecast.is_over(plan, now_s):
             self.decodes.forecast.remove(plan, now_s)
             self._plan(booking, decode, now_s, now_s)
@@ -100,10 +113,22 @@ class Books:
         if decode is not None and plan is not None and self._is_member(decode):
             self.decodes.legs[decode.slot] -= 1
             self.decodes.forecast.remove(plan, now_s)
+            self._end_handover(booking, decode)
             if booking.is_prefilled or placement.prefill is None:
                 self.decodes.activate(decode.slot, -1, _context(placement))
         if not booking.is_prefilled:
             self._end_prefill(booking, now_s)
+
+    def longest_wait_s(self, booking: Booking) -> float:
+        """As Booking.longest_wait_s."""
+        placement, decode = booking.placement, booking.placement.decode
+        if placement.prefill is None or decode is None or not self._is_member(decode):
+            return 0.0
+        return self.handovers.longest_s(decode.slot, self._clock.now())
+
+    def _end_handover(self, booking: Booking, decode: Member) -> None:
+        self.handovers.end(decode.slot, booking.request.request_id)
+        booking.is_under_way = False
 
     def _end_prefill(self, booking: Booking, now_s: float) -> None:
         booking.is_prefilled = True
@@ -111,10 +136,14 @@ class Books:
         assert prefills is not None
         self.queues.pop(prefills, booking.request.request_id, now_s)
 
-    def _plan(self, booking: Booking, decode: Member, now_s: float, join_s: float) -> None:
+    def _plan(self, booking: Booking, decode: Member, now_s: float, ready_s: float) -> None:
+        """It is ready at `ready_s`; with token 1 alone it waits for a place then."""
         placement = booking.placement
         left = self.lengths.remaining(booking.request.sampling, booking.num_tokens)
-        end_s = join_s + left * (placement.tpot_s or UNKNOWN_TPOT_S)
+        in_gaps_s = placement.wait_s - placement.held_s
+        pace_s = placement.tpot_s - in_gaps_s / max(placement.output_tokens - 1, 1)
+        join_s = ready_s + placement.wait_s * (booking.num_tokens <= 1)
+        end_s = join_s + left * (pace_s or UNKNOWN_TPOT_S)
         booking.plan = self.decodes.forecast.add(
             decode.slot, now_s, join_s, end_s, _context(placement)
         )
@@ -130,6 +159,7 @@ class Books:
     def _lost(self, member: Member) -> None:
         self.queues.clear(member.slot)
         self.decodes.clear(member.slot)
+        self.handovers.clear(member.slot)
 
 
 def _context(placement: Placement) -> int:

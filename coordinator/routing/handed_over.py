@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from coordinator.routing.holding import is_full
 from coordinator.routing.outlook import NO_PLACE_S, Outlook, Times
 from coordinator.routing.slots import Floats
 
@@ -21,7 +22,7 @@ class HandedOver:
         self._outlook = outlook
         self._ttft_s = ttft_s
         self._begins_s = begins_s
-        self._handover_s = _handover_s(outlook, prefill)
+        self._handover_s = outlook.handovers_s(prefill, ttft_s)
         self._line_s = np.maximum(begins_s - ttft_s, 0.0)
         self.tpot_s: Floats = outlook.paces_s(ttft_s, NO_PLACE_S)
         self.tpot_s += (self._handover_s + self._line_s) / outlook.num_gaps
@@ -32,22 +33,20 @@ class HandedOver:
         if tpot_s >= NO_PLACE_S:
             ready_s = max(self._ttft_s, float(self._begins_s[decode]))
             wait_s, pace_s = self._outlook.view.place(decode, ready_s)
-            between_s = float(self._handover_s[decode] + self._line_s[decode]) + wait_s
+            held_s = min(wait_s, self._may_hold_s(wait_s))
+            between_s = float(self._handover_s[decode] + self._line_s[decode]) + wait_s - held_s
             tpot_s = pace_s + between_s / self._outlook.num_gaps
+            return Times(self._ttft_s + held_s, tpot_s, wait_s, held_s)
         return Times(self._ttft_s, tpot_s)
+
+    def _may_hold_s(self, wait_s: float) -> float:
+        """For how long token 1 is held back at most, where there is such a wait."""
+        request = self._outlook.request
+        if not is_full(request.slo, wait_s):
+            return 0.0
+        return max(0.0, request.slo.hold_s - request.waited_s - self._ttft_s)
 
     def idle_tpot_s(self, decode: int) -> float:
         """At a node that has nothing else to do."""
         between_s = float(self._handover_s[decode])
         return self._outlook.alone_s(decode) + between_s / self._outlook.num_gaps
-
-
-def _handover_s(outlook: Outlook, prefill: int) -> Floats:
-    """What of the KV's transfer is left when the prefill is over, by decode node.
-
-    Chunks are pulled while the next ones are computed, and what a node holds is not pulled.
-    """
-    fleet = outlook.fleet
-    copy_s = fleet.pull_token_s * (outlook.num_tokens - outlook.held)
-    left_s: Floats = fleet.pull_fixed_s + np.maximum(copy_s - outlook.prompt_s[prefill], 0.0)
-    return left_s

@@ -31,6 +31,8 @@ class Times(NamedTuple):
 
     ttft_s: float
     tpot_s: float
+    wait_s: float = 0.0  # for a place, when token 1 has been computed
+    held_s: float = 0.0  # of it: in the TTFT, and not in the TPOT
 
 
 class Outlook:
@@ -121,3 +123,11 @@ class Outlook:
         paces_s = np.empty(self.fleet.capacity)
         self.view.paces(in_s, full_s, paces_s)
         return paces_s
+
+    def handovers_s(self, prefill: int, ttft_s: float) -> Floats:
+        """What of the KV's way is left when the prompt has been computed at `prefill`."""
+        handovers_s, prompt_s = np.empty(self.fleet.capacity), float(self.prompt_s[prefill])
+        self.view.handovers(
+            self.num_tokens, self.hits.slots, *self.usable, prompt_s, ttft_s, handovers_s
+        )
+        return handovers_s

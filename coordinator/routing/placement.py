@@ -19,12 +19,15 @@ class Placement:
     decode: Member | None  # None: a single token is all that is wanted
     ttft_s: float
     tpot_s: float  # mean gap behind token 1: the handover and a wait for room are in it
+    wait_s: float  # for a place in the decode batch, when token 1 has been computed
+    held_s: float  # of it: token 1 is held back, so it is part of the TTFT and not of the TPOT
     idle_ttft_s: float  # the same if the nodes had nothing else to do
     idle_tpot_s: float
     prompt_tokens: int
     uncached_tokens: int  # of the prompt: to be computed where it is prefilled
     output_tokens: int  # expected
     hits: Hits  # who holds what of the prompt
+    shares_prefill: bool = False  # the prompt is computed there for another answer to it
 
     @property
     def queue_s(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coordinator.generation import GenerationRequest
 from coordinator.prefix_index import PrefixIndex
@@ -88,6 +88,18 @@ class Router:
             case "adaptive":
                 return self._adaptive(outlook)
 
+    def place_sibling(self, request: GenerationRequest, first: Placement) -> Placement:
+        """A decode node for another answer to a prompt that is to be prefilled for the first one.
+
+        Raises:
+            NoNodeAvailable: none is ready.
+        """
+        assert first.prefill is not None
+        outlook = Outlook(self.fleet, self._books, request, first.hits, self._clock.now())
+        computed_s = first.ttft_s - first.held_s  # whether its own is held is another matter
+        placement = self._behind(outlook, first.prefill.slot, computed_s, outlook.queue_s)
+        return replace(placement, uncached_tokens=0, shares_prefill=True)
+
     def dispatched(self, request: GenerationRequest, placement: Placement) -> Booking:
         """The request's legs are on their way; what follows is told to the booking."""
         return self._books.dispatched(request, placement)
@@ -154,7 +166,12 @@ class Router:
         """One node prefills, the one of the least cost; another one decodes."""
         slots, tokens = self._slots(NodeRole.PREFILL), self._books.queues.tokens_with_others()
         prefill = self._pick("prefill", outlook, slots, cost_s, tokens)
-        first_s = float(ttft_s[prefill])
+        return self._behind(outlook, prefill, float(ttft_s[prefill]), begins_s)
+
+    def _behind(
+        self, outlook: Outlook, prefill: int, first_s: float, begins_s: Floats
+    ) -> Placement:
+        """Where it decodes, if this node prefills it, which gives token 1 in `first_s`."""
         if outlook.request.sampling.max_tokens <= 1:
             return self._placement(outlook, prefill, None, Times(first_s, 0.0), 0.0)
         slots, legs = self._slots(NodeRole.DECODE), self._books.decodes.legs_with_others()
@@ -213,6 +230,8 @@ class Router:
             decode=fleet.members[decode] if decode is not None else None,
             ttft_s=is_known * times.ttft_s,
             tpot_s=is_known * times.tpot_s,
+            wait_s=is_known * times.wait_s,
+            held_s=is_known * times.held_s,
             idle_ttft_s=is_known * float(outlook.prompt_s[prefills]),
             idle_tpot_s=is_known * idle_tpot_s,
             prompt_tokens=outlook.num_tokens,

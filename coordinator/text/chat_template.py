@@ -37,6 +37,7 @@ class Conversation:
     add_special_tokens: bool = False  # templates write their own BOS
     variables: Mapping[str, Any] = field(default_factory=dict)  # further names for the template
     tools: Sequence[dict[str, Any]] = ()  # that the model may call
+    documents: Sequence[dict[str, Any]] = ()  # that it may answer from
 
     @property
     def num_chars(self) -> int:
@@ -47,7 +48,11 @@ class Conversation:
         """With all that a template may put into the prompt; roughly."""
         if self.num_chars > num_chars:
             return True
-        return len(msgspec.json.encode((self.messages, self.tools, self.variables))) > num_chars
+        return len(msgspec.json.encode(self._contents)) > num_chars
+
+    @property
+    def _contents(self) -> tuple[object, ...]:
+        return self.messages, self.tools, self.documents, self.variables
 
 
 class ChatTemplate:
@@ -70,6 +75,8 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"chat_template_kwargs cannot set {min(reserved)!r}", "chat_template_kwargs"
             )
+        if conversation.documents and "documents" not in self.source:
+            raise InvalidRequest("this model's chat template knows of no documents", "documents")
         messages = list(conversation.messages)
         if not conversation.continue_final_message:
             return self._render(conversation, messages, limit_s)
@@ -92,7 +99,7 @@ class ChatTemplate:
             **conversation.variables,
             "messages": messages,
             "tools": list(conversation.tools) or None,
-            "documents": None,
+            "documents": list(conversation.documents) or None,
             "add_generation_prompt": conversation.add_generation_prompt,
         }
         try:

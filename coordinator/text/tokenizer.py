@@ -147,6 +147,22 @@ class Tokenizer:
         """The text of all these tokens."""
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
+    async def decode_all(self, token_ids: Sequence[int]) -> str:
+        """The text of all these tokens, special ones included; of many, in a thread."""
+
+        def decode() -> str:
+            return self.decode(token_ids, skip_special_tokens=False)
+
+        return await self._run(decode, len(token_ids) > LONG_TEXT_CHARS)
+
+    async def shown_texts(self, token_ids: Sequence[int]) -> list[str]:
+        """What each adds in the middle of a text; of many, in a thread."""
+
+        def show() -> list[str]:
+            return [self.shown_bytes(i).decode("utf-8", errors="replace") for i in token_ids]
+
+        return await self._run(show, len(token_ids) > LONG_TEXT_CHARS)
+
     def exact_bytes(self, token_id: int) -> bytes | None:
         """What the token stands for wherever it stands, if that can be said; see `pieces`."""
         return self._pieces.exact(token_id)

@@ -165,6 +165,8 @@ private:
     void compute(
         int tile_start, const TileRows<T>& tile, const Values& values, TileRows<T>& next) {
         const Range seeing = seeing_.queries(tile_start, tile_start + kTileKeys);
+        next.prefetcher.set_pace(
+            (seeing.last - seeing.first + kQueriesAtOnce - 1) / kQueriesAtOnce);
         for_queries(seeing.first, seeing.last, [&](int q, auto num_queries) {
             constexpr int kQueries = num_queries.value;
             // No query here sees a later key.
@@ -178,7 +180,7 @@ private:
                 mask(scratch_.scores + i * kTileKeys, keys.first, keys.last, num_keys);
             }
             weigh<kQueries, kIsPair>(scratch_.scores, call_.scale * kLog2E, num_keys,
-                run_.maxima + q, run_.totals + q * kSumLanes, scratch_.decays);
+                run_.maxima + q, run_.totals + q * kSumLanes, scratch_.decays, next.prefetcher);
             if (see_alike(q, q + kQueries - 1, tile, tile_start)) {
                 add<kQueries>(q, 0, tile, tile_start, values, next.prefetcher);
             } else {

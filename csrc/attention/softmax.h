@@ -35,12 +35,13 @@ PDSERVE_INLINE FloatLanes exp2_for_pairs(FloatLanes x) {
 // As pairs they are rounded before they are added, so that what is divided by is what was weighed.
 template <bool kAsPairs>
 PDSERVE_INLINE void weigh_query(float* scores, FloatLanes maximum, int num_keys, float* totals,
-    FloatLanes decay) {
+    FloatLanes decay, Prefetcher& next) {
 #if defined(__AVX512BF16__)
     if constexpr (kAsPairs) {
         const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
         FloatLanes total = load(totals) * decay;
         for (int k = 0; k < num_keys; k += 2 * kLanes) {
+            next.ask<kLinesAtWeighing>();
             const FloatLanes low = exp2_for_pairs(load(scores + k) - maximum);
             FloatLanes high = {};
             if (k + kLanes < num_keys) {
@@ -54,6 +55,7 @@ PDSERVE_INLINE void weigh_query(float* scores, FloatLanes maximum, int num_keys,
         return;
     }
 #endif
+    next.ask<kLinesAtWeighing>();
     for (int lane = 0; lane < kSumLanes; lane += kLanes) {
         FloatLanes total = load(totals + lane) * decay;
         for (int k = lane; k < num_keys; k += kSumLanes) {
@@ -66,15 +68,16 @@ PDSERVE_INLINE void weigh_query(float* scores, FloatLanes maximum, int num_keys,
 }
 
 // Turns the scores of Q queries into weights: 2 ** (score * scale - maximum), and the queries'
-// maxima and totals into those with this tile.
+// maxima and totals into those with this tile. Memory must not idle meanwhile.
 template <int Q, bool kAsPairs>
-PDSERVE_INLINE void weigh(
-    float* scores, float factor, int num_keys, float* maxima, float* totals, float* decays) {
+PDSERVE_INLINE void weigh(float* scores, float factor, int num_keys, float* maxima, float* totals,
+    float* decays, Prefetcher& next) {
     const FloatLanes scale = splat(factor);
     FloatLanes largest[Q];
 #pragma GCC unroll 8
     for (int q = 0; q < Q; ++q) largest[q] = splat(maxima[q]);
     for (int k = 0; k < num_keys; k += kLanes) {
+        next.ask<kLinesAtWeighing>();
 #pragma GCC unroll 8
         for (int q = 0; q < Q; ++q) {
             const FloatLanes scaled = load(scores + q * kTileKeys + k) * scale;
@@ -93,8 +96,8 @@ PDSERVE_INLINE void weigh(
     }
 #pragma GCC unroll 8
     for (int q = 0; q < Q; ++q) {
-        weigh_query<kAsPairs>(
-            scores + q * kTileKeys, maximum[q], num_keys, totals + q * kSumLanes, decay[q]);
+        weigh_query<kAsPairs>(scores + q * kTileKeys, maximum[q], num_keys,
+            totals + q * kSumLanes, decay[q], next);
     }
 }
 

@@ -36,18 +36,27 @@ constexpr int kLineBytes = 64;
 
 // How many lines of the next tile are asked for at a time, at an even pace for few queries, which
 // have most to wait for: in each quarter of a block of keys that is transposed, with each unit of
-// head_dim, or quad of 16 keys, that is scored, with each unit of values that is added.
+// head_dim, or quad of 16 keys, that is scored, with each vector of scores that is scaled or made
+// pairs of weights, with each unit of values that is added.
 constexpr int kLinesAtPackingForOne = 5;
 constexpr int kLinesAtPacking = 2;
 constexpr int kLinesAtScoring = 3;
-constexpr int kLinesAtQuad = 4;
-constexpr int kLinesAtAdding = 4;
+constexpr int kLinesAtQuad = 3;
+constexpr int kLinesAtWeighing = 4;
+constexpr int kLinesAtAdding = 3;
 
 // Asks for the memory of a tile, a few lines at a time: when all were asked for at once, the core
 // would wait for its few misses in flight instead of computing.
 class Prefetcher {
 public:
-    void reset() { count_ = next_ = 0, at_ = end_ = nullptr; }
+    void reset() {
+        count_ = next_ = 0, at_ = end_ = nullptr;
+        set_pace(1);
+    }
+
+    // From now on only every so many calls ask: as often as queries go through the tile, a few at a
+    // time.
+    void set_pace(int num_calls) { pace_ = calls_left_ = num_calls; }
 
     void add(const void* start, int64_t num_bytes) {
         spans_[count_++] = {static_cast<const char*>(start), num_bytes};
@@ -55,6 +64,8 @@ public:
 
     template <int kNumLines>
     PDSERVE_INLINE void ask() {
+        if (--calls_left_ > 0) return;
+        calls_left_ = pace_;
         if (end_ - at_ < kNumLines * kLineBytes) {
             ask_rest_of(kNumLines);
             return;
@@ -91,6 +102,8 @@ private:
     Span spans_[2 * kTileKeys];
     int count_ = 0;
     int next_ = 0;
+    int pace_ = 1;
+    int calls_left_ = 1;
     const char* at_ = nullptr;
     const char* end_ = nullptr;
 };

@@ -38,27 +38,35 @@ nb::list list_of(const std::vector<int64_t>& slots) {
     return list;
 }
 
-// Where the prompt is computed, or brought over as far as somebody holds it.
-void prompts(const FleetView& view, int64_t num_tokens, nb::handle slots_array,
-    nb::handle held_array, nb::handle in_pool_array, nb::handle out_array) {
-    const Ints slots(slots_array, "slots"), held(held_array, "held");
-    const Ints in_pool(in_pool_array, "in_pool");
-    const FloatsOut out(out_array, "out");
-    held.expect_size(slots.size(), "held");
-    in_pool.expect_size(slots.size(), "in_pool");
-    out.expect_size(view.num_slots(), "out");
-    check_slots(slots, view.num_slots());
-    if (num_tokens < 0) {
-        raise_value_error("num_tokens", "0 or more", std::to_string(num_tokens));
-    }
-    int64_t most = 0;
-    for (int64_t i = 0; i < slots.size(); ++i) {
-        if (in_pool[i] < 0 || in_pool[i] > held[i] || held[i] >= num_tokens) {
+// Who holds how much of a prompt.
+struct Hits {
+    Ints slots, held, in_pool;  // [num_hits]; the last two in tokens
+
+    // Raises ValueError: it is not of these nodes, or not of a prompt of so many tokens.
+    Hits(const FleetView& view, int64_t num_tokens, nb::handle slots_array, nb::handle held_array,
+        nb::handle in_pool_array)
+        : slots(slots_array, "slots"), held(held_array, "held"), in_pool(in_pool_array, "in_pool") {
+        held.expect_size(slots.size(), "held");
+        in_pool.expect_size(slots.size(), "in_pool");
+        check_slots(slots, view.num_slots());
+        if (num_tokens < 0) {
+            raise_value_error("num_tokens", "0 or more", std::to_string(num_tokens));
+        }
+        for (int64_t i = 0; i < slots.size(); ++i) {
+            if (in_pool[i] >= 0 && in_pool[i] <= held[i] && held[i] < num_tokens) continue;
             raise_value_error("held", "0 <= in_pool <= held < " + std::to_string(num_tokens),
                 std::to_string(in_pool[i]) + ", " + std::to_string(held[i]));
         }
-        most = std::max(most, held[i]);
     }
+};
+
+// Where the prompt is computed, or brought over as far as somebody holds it.
+void prompts(const FleetView& view, int64_t num_tokens, const Hits& hits, nb::handle out_array) {
+    const auto& [slots, held, in_pool] = hits;
+    const FloatsOut out(out_array, "out");
+    out.expect_size(view.num_slots(), "out");
+    int64_t most = 0;
+    for (int64_t i = 0; i < slots.size(); ++i) most = std::max(most, held[i]);
     for (int64_t slot = 0; slot < view.num_slots(); ++slot) {
         const Node node = view.node(slot);
         out[slot] = node.prompt_s(num_tokens, 0);
@@ -93,6 +101,25 @@ void paces(const FleetView& view, double in_s, double full_s, nb::handle out_arr
         const double step_s = node.with_s(batch, view.newcomer());
         out[slot] = step_s;
         if (!node.has_place(batch, view.newcomer(), step_s)) out[slot] += full_s;
+    }
+}
+
+// What of the KV's way to each node is left when another one has prefilled the prompt, which takes
+// `prompt_s` of the `ttft_s` until then. Chunks are pulled while the next ones are computed, and
+// what a node holds is not pulled; it brings up what is in its tier meanwhile.
+void handovers(const FleetView& view, int64_t num_tokens, const Hits& hits, double prompt_s,
+    double ttft_s, nb::handle out_array) {
+    const FloatsOut out(out_array, "out");
+    out.expect_size(view.num_slots(), "out");
+    const auto pull_s = [&](int64_t slot, int64_t held) {
+        const double fixed_s = view.pull_s(slot, 0);
+        return fixed_s + std::max(view.pull_s(slot, num_tokens - held) - fixed_s - prompt_s, 0.0);
+    };
+    for (int64_t slot = 0; slot < view.num_slots(); ++slot) out[slot] = pull_s(slot, 0);
+    for (int64_t i = 0; i < hits.slots.size(); ++i) {
+        const int64_t slot = hits.slots[i], held = hits.held[i], in_tier = held - hits.in_pool[i];
+        out[slot] = pull_s(slot, held);
+        if (in_tier > 0) out[slot] += std::max(view.tier_s(slot, in_tier) - ttft_s, 0.0);
     }
 }
 
@@ -212,9 +239,23 @@ void bind_routing(nb::module_& m) {
             },
             arg("tables"), arg("nodes"), arg("loads"), arg("calendar"), arg("now_s"),
             arg("context"), arg("num_tokens"), arg("limit_s"))
-        .def("prompts", &prompts, arg("num_tokens"), arg("slots"), arg("held"), arg("in_pool"),
-            arg("out"))
+        .def(
+            "prompts",
+            [](const FleetView& view, int64_t num_tokens, nb::handle slots, nb::handle held,
+                nb::handle in_pool, nb::handle out) {
+                prompts(view, num_tokens, {view, num_tokens, slots, held, in_pool}, out);
+            },
+            arg("num_tokens"), arg("slots"), arg("held"), arg("in_pool"), arg("out"))
         .def("paces", &paces, arg("in_s"), arg("full_s"), arg("out"))
+        .def(
+            "handovers",
+            [](const FleetView& view, int64_t num_tokens, nb::handle slots, nb::handle held,
+                nb::handle in_pool, double prompt_s, double ttft_s, nb::handle out) {
+                handovers(view, num_tokens, {view, num_tokens, slots, held, in_pool}, prompt_s,
+                    ttft_s, out);
+            },
+            arg("num_tokens"), arg("slots"), arg("held"), arg("in_pool"), arg("prompt_s"),
+            arg("ttft_s"), arg("out"))
         .def(
             "on_one_node",
             [](const FleetView& view, nb::handle slots, nb::handle queue_s, nb::handle prompt_s,

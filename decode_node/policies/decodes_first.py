@@ -55,7 +55,7 @@ class DecodesFirst(ABC):
         decodes = queues.decode(self.pick(decoding, self.max_batch_size - has_begun_prompt))
         chunks: list[Scheduled] = []
         if has_begun_prompt or queues.waiting:
-            limit_s = self.limit_s([row.request for row in decodes])
+            limit_s = self.limit_s([row.request for row in decodes], queues)
             chunks = self.prompts.plan(queues, decodes, limit_s, self)
         return decodes, chunks
 
@@ -72,7 +72,7 @@ class DecodesFirst(ABC):
         """Those of the decoding requests, oldest first, that run in this step; `most` at most."""
 
     @abstractmethod
-    def limit_s(self, decoding: Sequence[Request]) -> float:
+    def limit_s(self, decoding: Sequence[Request], queues: Queues) -> float:
         """How long a step with these in it may take, for chunks of prompts to go with it."""
 
     def _charge(

@@ -17,7 +17,7 @@ class DecodePolicy(Policy, Protocol):
     """
 
     def has_place(self, members: Sequence[Request], newcomer: Request) -> bool:
-        """Whether the newcomer may join these (`Queues.streams`), as far as time goes.
+        """Whether the newcomer may join these (`Queues.beside`), as far as time goes.
 
         A request alone always may. Room for its KV is another matter (`Queues.reserve`).
         """

@@ -22,9 +22,9 @@ class Line:
 
     Waiting for room falls between tokens 1 and 2, so it counts in TPOT. First come first served
     would make everybody wait in an overload until nobody's promise can be kept. So those whose TPOT
-    is lost already come last, save for a small share of the places: they are to end, too. Among
-    equals whoever came first goes first. Prompts have an order of their own among themselves, by
-    which chunks are given as well.
+    is lost already come last, save for a small share of the places: they are to end, too. Nobody
+    waits for one whose prompt is still computed elsewhere. Among equals whoever came first goes
+    first. Prompts have an order of their own among themselves, by which chunks are given as well.
     """
 
     def __init__(self, prompts: PromptOrder, shares: FairShare, pace: Pace) -> None:
@@ -55,20 +55,23 @@ class Line:
     def first(self, queues: Queues) -> Request | None:
         """As DecodePolicy.first. Prefill legs join no batch, so nobody waits behind them."""
         waiting = [r for r in queues.waiting if r.decodes_here]
-        in_line = self._prompts.sorted(waiting, queues.pool)[:1] + queues.claims
+        of_prompts = self._prompts.sorted(waiting, queues.pool)[:1]
+        in_line = of_prompts + queues.claims
         if len(in_line) < 2:
             return in_line[0] if in_line else None
         late = {request for request in in_line if self._is_late(request, queues)}
         self._late.present([LATE, TIMELY] if late else [TIMELY])
         is_turn_of_late = self._late.rank(LATE) < self._late.rank(TIMELY)
 
-        def rank(request: Request) -> tuple[int, bool, float, bool, float]:
+        def rank(request: Request) -> tuple[int, bool, float, bool, bool, float]:
             targets = request.targets
+            is_elsewhere = request.lifecycle.prefill_end_s is None and request not in of_prompts
             return (
                 -targets.priority,
                 request.num_preemptions == 0,
                 self._shares.rank(targets),
                 (request in late) is not is_turn_of_late,
+                is_elsewhere,
                 request.lifecycle.received_s,
             )
 

@@ -14,6 +14,7 @@ from typing import Final
 from decode_node.policies.interface import DecodePolicy
 from decode_node.policies.line import Line
 from decode_node.policies.pace import Pace
+from pdserve.engine.kv_headroom import OutputEstimate
 from pdserve.engine.pace import SAFETY
 from pdserve.engine.prompts.order import Prompt
 from pdserve.engine.request import Request, Scheduled
@@ -64,7 +65,9 @@ class LocalPrompts:
             return []
         has_begun = any(prompt.request.block_table for prompt in prompts)
         num_left = self._num_tokens(decodes, has_begun=has_begun)
-        limit_s = self._stretched(prompts[0], decodes, limit_s)
+        estimate = queues.headroom.estimate
+        first_limit_s = self._limit_of_first(prompts[0], decodes, limit_s, estimate)
+        limit_s = min(limit_s, first_limit_s)
         shape = shape_of(decodes)
         rows: list[Scheduled] = []
         a_leg_waits = False
@@ -78,7 +81,8 @@ class LocalPrompts:
             if not request.block_table and (a_leg_waits or (joins and queues.kept_out)):
                 continue  # before its chunk is predicted: many may wait
             most = min(num_left, prompt.num_uncached)
-            num_tokens = self._largest_chunk(shape, prompt, most, limit_s)
+            within_s = first_limit_s if prompt is prompts[0] else limit_s
+            num_tokens = self._largest_chunk(shape, prompt, most, within_s)
             least = min(most, MIN_CHUNK)
             if not request.block_table:
                 # Nobody joins the streams before a prompt that is to join them. But a prefill leg
@@ -112,22 +116,28 @@ class LocalPrompts:
             num_left = min(num_left, self._local_chunk)
         return max(num_left, int(has_begun))  # who has begun is not starved by decodes
 
-    def _stretched(self, first: Prompt, decodes: Sequence[Scheduled], limit_s: float) -> float:
-        """The step's limit, or a later one to save the first prompt's TTFT.
+    def _limit_of_first(
+        self, first: Prompt, decodes: Sequence[Scheduled], limit_s: float, estimate: OutputEstimate
+    ) -> float:
+        """The step's limit, moved by the time that decodes have in hand, or lack.
 
-        Decodes that are ahead of their schedule have time in hand: TPOT is a mean, and one long gap
-        does not break it. It is lent to a prompt that would be late at the usual pace, and to none
-        that is late already.
+        TPOT is a mean: one long gap does not break it, and what a stream is behind its schedule it
+        can win back. So decodes that are behind get steps without chunks while the first prompt
+        can wait for them, and those that are ahead lend time to a prompt that would be late at the
+        usual pace. Nobody waits for who is late for good.
         """
         due_s = self._pace.until_first_token_s(first.request)
-        if limit_s == inf or first.request.output_token_ids or not 0 < due_s < inf:
+        if limit_s == inf or first.request.output_token_ids or due_s <= 0:
             return limit_s
-        rest = first.num_uncached
+        rest, streams = first.num_uncached, [row.request for row in decodes]
         chunk = max(MIN_CHUNK, self._largest_chunk(shape_of(decodes), first, rest, limit_s))
-        if ceil(rest / chunk) * limit_s <= due_s:
+        needed_s, in_hand_s = ceil(rest / chunk) * limit_s, self._pace.least_in_hand_s(streams)
+        if needed_s > due_s:
+            return max(limit_s, SAFETY * in_hand_s)
+        if needed_s > SAFETY * due_s or in_hand_s >= limit_s:
             return limit_s
-        in_hand_s = self._pace.least_in_hand_s(row.request for row in decodes)
-        return max(limit_s, SAFETY * in_hand_s)
+        catching_up = [r for r in streams if self._pace.catches_up(r, estimate.remaining(r))]
+        return min(limit_s, self._pace.least_in_hand_s(catching_up))
 
     def _gets_least(self, shape: StepShape, decodes: Sequence[Scheduled], limit_s: float) -> bool:
         """Whether a step that takes longer than its limit is due, so that a prompt gets on.
@@ -165,7 +175,7 @@ def _begin(queues: Queues, request: Request, policy: DecodePolicy) -> bool:
     if request.decodes_here:
         if policy.first(queues) in queues.claims:
             return False
-        if not policy.has_place(queues.streams, request):
+        if not policy.has_place(queues.beside(request), request):
             return False
     return queues.admit(request)
 

@@ -7,6 +7,7 @@ from math import inf
 
 from decode_node.policies.decodes_first import DecodesFirst
 from pdserve.engine.request import Request
+from pdserve.engine.scheduler import Queues
 
 
 class MaxBatch(DecodesFirst):
@@ -21,6 +22,6 @@ class MaxBatch(DecodesFirst):
         """The oldest."""
         return decoding[:most]
 
-    def limit_s(self, decoding: Sequence[Request]) -> float:
+    def limit_s(self, decoding: Sequence[Request], queues: Queues) -> float:
         """None: the budget of tokens bounds a step."""
         return inf

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from math import inf
 
 from pdserve.clock import Clock
-from pdserve.engine.pace import SAFETY, next_due_s, tpot_s
+from pdserve.engine.pace import SAFETY, next_due_s, shown_s, tpot_s
 from pdserve.engine.request import Request
+from pdserve.engine.scheduler import Queues
 from pdserve.perf_model import PerfModel
 
 
@@ -39,6 +40,35 @@ class Pace:
         """The longest that a step of all of these should take; infinity for none."""
         return min(map(self.cap_s, requests), default=inf)
 
+    def step_limit_s(self, decoding: Sequence[Request], queues: Queues) -> float:
+        """How long a step of these and of prompts should take.
+
+        Who is on the way here may have to wait for the whole of it.
+        """
+        remaining = queues.headroom.estimate.remaining
+        stalls_s = [self._bears_s(request, remaining(request)) for request in queues.arriving]
+        return min([self.tightest_s(decoding), *stalls_s])
+
+    def _bears_s(self, request: Request, num_tokens: float) -> float:
+        """The longest stall behind token 1 that it could make up for with all its tokens.
+
+        Infinity where nothing is left to be lost.
+        """
+        promised_s = tpot_s(request, self._default_tpot_s)
+        won_back_s = self._won_back_s(request, num_tokens - 2)  # in the gaps behind the stalled one
+        if won_back_s < 0 or self.is_past_saving(request, num_tokens):
+            return inf
+        return SAFETY * (promised_s + won_back_s)
+
+    def catches_up(self, request: Request, num_tokens_left: float) -> bool:
+        """Whether a stream keeps its promise if it decodes alone from now on."""
+        return self.in_hand_s(request) + self._won_back_s(request, num_tokens_left) >= 0
+
+    def _won_back_s(self, request: Request, num_tokens: float) -> float:
+        """What it gains on its schedule with so many tokens in a batch of its own."""
+        gained_s = tpot_s(request, self._default_tpot_s) - self.perf.decode_s(1, request.num_tokens)
+        return max(num_tokens, 0.0) * gained_s if gained_s >= 0 else -inf
+
     def in_hand_s(self, request: Request) -> float:
         """Until its next token is due; negative: it is late."""
         return next_due_s(request, self._default_tpot_s) - self._clock.now()
@@ -58,10 +88,11 @@ class Pace:
 
         Steps are aimed at 0.9 of the promise, so each token wins a tenth of it back.
         """
-        began_s = request.lifecycle.prefill_end_s
+        now_s = self._clock.now()
+        began_s = shown_s(request, now_s)
         if began_s is None or request.num_preemptions:
             return False  # nothing has been promised yet, or it was this node's doing
-        waited_s = self._clock.now() - began_s
+        waited_s = now_s - began_s
         return waited_s > (1 - SAFETY) * request.targets.tpot_s * num_tokens_left
 
     def until_first_token_s(self, request: Request) -> float:

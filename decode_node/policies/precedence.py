@@ -45,5 +45,5 @@ def _fits(
     """Whether it could be let in if these gave way."""
     if queues.num_missing(newcomer, preempted):
         return False
-    members = [r for r in queues.streams if r not in preempted]
+    members = [r for r in queues.beside(newcomer) if r not in preempted]
     return policy.has_place(members, newcomer)

@@ -7,6 +7,7 @@ from math import ceil, inf
 
 from decode_node.policies.decodes_first import DecodesFirst
 from pdserve.engine.request import Request
+from pdserve.engine.scheduler import Queues
 
 
 class SlackBatch(DecodesFirst):
@@ -51,9 +52,9 @@ class SlackBatch(DecodesFirst):
 
         return self._fill(sorted(decoding, key=urgency)[:most], limit_s)
 
-    def limit_s(self, decoding: Sequence[Request]) -> float:
-        """The tightest promise."""
-        return self.pace.tightest_s(decoding)
+    def limit_s(self, decoding: Sequence[Request], queues: Queues) -> float:
+        """The tightest promise, of those who are on their way as well."""
+        return self.pace.step_limit_s(decoding, queues)
 
     def _fill(self, candidates: Sequence[Request], limit_s: float) -> list[Request]:
         """The first of them, and those after it that fit."""

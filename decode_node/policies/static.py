@@ -35,7 +35,7 @@ class Static(DecodesFirst):
         """All of the batch."""
         return decoding[:most]
 
-    def limit_s(self, decoding: Sequence[Request]) -> float:
+    def limit_s(self, decoding: Sequence[Request], queues: Queues) -> float:
         """None."""
         return inf
 

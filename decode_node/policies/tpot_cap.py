@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from decode_node.policies.decodes_first import DecodesFirst
 from pdserve.engine.request import Request
+from pdserve.engine.scheduler import Queues
 
 
 class TpotCap(DecodesFirst):
@@ -28,6 +29,6 @@ class TpotCap(DecodesFirst):
         """All, as a rule: who came in has a place in every step."""
         return decoding[:most]
 
-    def limit_s(self, decoding: Sequence[Request]) -> float:
-        """The tightest promise."""
-        return self.pace.tightest_s(decoding)
+    def limit_s(self, decoding: Sequence[Request], queues: Queues) -> float:
+        """The tightest promise, of those who are on their way as well."""
+        return self.pace.step_limit_s(decoding, queues)

@@ -3,7 +3,8 @@
 Each case is a length of answers: long ones show what a streamed token costs, short ones what a
 request does. Each gateway has the case as a closed loop, which is its full load, and then as an
 open loop at half the requests a second that it managed. A server without a gateway gets the same
-load right after each, so what a gateway adds to TTFT is the difference of neighbours.
+load right after each, so what a gateway adds to TTFT is the difference of neighbours: of the two
+medians, of the two 99th percentiles. The coordinator's way to its nodes and back is in it.
 
 Throughput is also given per second of a core that the gateway's process has used, which other work
 on the machine disturbs least. A gateway that falls behind puts several tokens into one event, and

@@ -1,6 +1,6 @@
 """The made-up workloads, by name: what they mix, what they promise, and what they show.
 
-Lengths are for a model that takes 8192 tokens and prefills about 3,000 a second and core; a model
+Lengths are for a model that takes 8192 tokens and prefills about 2,000 a second and core; a model
 that takes fewer gets all of them scaled down alike. Each promises multiples of what a request gets
 from an idle cluster, so that the promises mean the same on any machine.
 """
@@ -88,14 +88,14 @@ def _always(tokens: int) -> Lengths:
     return Lengths(tokens, 0.0, tokens, tokens)
 
 
-# One prompt of 4k for eight chats: as much work for a prefill node as their answers are for a
-# decode node at this TPOT, so that one of each is the right number of both.
+# One prompt of 4k for twelve chats: about as much work for a prefill node as their answers are for
+# a decode node at this TPOT, so that one of each is the right number of both.
 LONG_PROMPTS = Scenario(
     name="long-prompts",
     shows="4k-token prompts among chat streams, tight TPOT",
     kinds=(
-        Kind("chat", 8, Lengths(96, 0.4, 32, 256), Lengths(256, 0.3, 128, 512)),
-        Kind("long", 1, _always(4096), _always(16)),
+        Kind("chat", 12, Lengths(96, 0.4, 32, 256), Lengths(256, 0.3, 128, 512)),
+        Kind("long", 1, _always(4096), _always(64)),
     ),
     ttft_scale=3.0,
     tpot_scale=2.0,

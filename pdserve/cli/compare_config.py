@@ -49,7 +49,7 @@ class CompareConfig(ConfigStruct, frozen=True):
     model: Annotated[
         str, Meta(description="checkpoint directory or hub id; empty: random weights, made here")
     ] = ""
-    shape: Annotated[str, Meta(description=f"of the random weights: {', '.join(SHAPES)}")] = "25m"
+    shape: Annotated[str, Meta(description=f"of the random weights: {', '.join(SHAPES)}")] = "50m"
     rates: Annotated[
         list[Seconds], Meta(description="requests a second; empty: around what modes take")
     ] = msgspec.field(default_factory=list)

@@ -23,6 +23,10 @@ def _ignore(_: Sequence[int]) -> None:
     """For pools that nobody exports."""
 
 
+def _nobody_asks(_: int) -> None:
+    """How many blocks have been used."""
+
+
 class CacheObserver(Protocol):
     """Whoever follows what is cached. Called in mid-verb: it takes notes and moves no blocks."""
 
@@ -60,12 +64,18 @@ class BlockPool:
         self._block_of: dict[bytes, int] = {}  # hash |-> block id
         self._hash_of: dict[int, bytes] = {}  # block id |-> hash
         self._release_listeners: list[Callable[[], None]] = []
+        self._num_used = 0  # ever; the first so many, since those used before come first
+        self._tell_used: Callable[[int], None] = _nobody_asks
         self._observers: list[CacheObserver] = []
         self.cache_version = 0  # another one whenever the prefix cache has changed
 
     def on_release(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever blocks have become free."""
         self._release_listeners.append(listener)
+
+    def on_first_use(self, listener: Callable[[int], None]) -> None:
+        """Tell `listener` how many blocks have ever been used, whenever these become more."""
+        self._tell_used = listener
 
     def observe(self, observer: CacheObserver) -> None:
         """Tell `observer` of every change to the prefix cache from now on."""
@@ -100,6 +110,9 @@ class BlockPool:
         taken = [self._take_free() for _ in range(num_blocks)]
         for block_id in taken:
             self._references[block_id] = 1
+        if self.num_blocks - len(self._uncached) > self._num_used:
+            self._num_used = self.num_blocks - len(self._uncached)
+            self._tell_used(self._num_used)
         return taken
 
     def retain(self, block_ids: Sequence[int]) -> None:

@@ -65,7 +65,8 @@ class EngineCore:
         request = self._requests.pop(request_id, None)
         if request is None:
             return False
-        request.is_cancelled = True
+        for answer in request.answers:
+            answer.is_cancelled = True
         if request not in self._in_step:
             self.queues.remove(request)
         return True
@@ -131,6 +132,9 @@ class EngineCore:
                 or request.leg_token_limit is not None
             ):
                 finish(request, eos_token_ids)
+                for sibling, first in zip(request.siblings, token.siblings, strict=True):
+                    sibling.output_token_ids.append(first.token_id)
+                    finish(sibling, eos_token_ids)
                 if request.is_done:
                     done.append(request)
         for request in done:

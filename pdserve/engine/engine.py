@@ -268,11 +268,14 @@ class Engine(EngineCore):
         log.error("a step of %d requests failed", len(rows), exc_info=error)
         failed = [row.request for row in rows]
         if isinstance(error, RequestsFailed) and error.request_ids:
-            failed = [request for request in failed if request.request_id in error.request_ids]
+            named = set(error.request_ids)
+            failed = [r for r in failed if any(a.request_id in named for a in r.answers)]
         elif not isinstance(error, PdserveError):
             error = PdserveError(f"the engine's step failed: {type(error).__name__}: {error}")
         self.abandon_step(rows, failed)
         observer.requests_failed([r for r in failed if not r.is_cancelled], error)
+        for answer in (answer for request in failed for answer in request.answers):
+            answer.is_cancelled = True  # whoever keeps something for it lets go
 
     def _record_step_time(self, duration_s: float) -> None:
         self.num_steps += 1

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.batch import Batch
+from pdserve.engine.fan_out import fan_in, fan_out
 from pdserve.engine.grammar import GrammarProgress, no_vocabulary
 from pdserve.engine.kv_cache import KvCache
 from pdserve.engine.layer_progress import LayerProgress
@@ -104,8 +105,11 @@ class ModelRunner:
                 # Sampling waits for the GPU anyhow.
                 torch.cuda.current_stream(self._model.device).synchronize()
             return [None] * len(rows)
-        masks = self._grammars.masks(batch.sampled_requests)
-        sampled = sample(logits, batch.sampled_requests, self._eos_token_ids, masks)
+        logits, answers = fan_out(logits, batch.sampled_requests)
+        masks = self._grammars.masks(answers)
+        sampled = fan_in(
+            sample(logits, answers, self._eos_token_ids, masks), batch.sampled_requests
+        )
         if len(sampled) == len(rows):
             return [*sampled]
         tokens = iter(sampled)

@@ -22,7 +22,7 @@ def next_due_s(request: Request, default_tpot_s: float = inf) -> float:
     """
     if not request.output_token_ids:
         return request.targets.first_token_s
-    began_s = _first_token_s(request)
+    began_s = shown_s(request)
     if began_s is None:
         return inf
     return began_s + len(request.output_token_ids) * tpot_s(request, default_tpot_s)
@@ -34,7 +34,15 @@ def tpot_s(request: Request, default_tpot_s: float) -> float:
     return promised_s if promised_s < inf else default_tpot_s
 
 
-def _first_token_s(request: Request) -> float | None:
-    """When token 1 was there: sampled here, or, as closely as is known, elsewhere."""
+def shown_s(request: Request, now_s: float = -inf) -> float | None:
+    """When the client saw token 1: sampled here, or, as closely as is known, elsewhere.
+
+    While it waits for a place here, token 1 is taken to be held back as long as it may be: the
+    coordinator does so once somebody has waited for a while (`coordinator/routing/holding.py`).
+    `now_s` is for those that wait.
+    """
     lifecycle = request.lifecycle
-    return lifecycle.prefill_end_s if lifecycle.first_token_s is None else lifecycle.first_token_s
+    if lifecycle.first_token_s is not None or lifecycle.prefill_end_s is None:
+        return lifecycle.first_token_s
+    waited_until_s = lifecycle.room_wait[1] if lifecycle.room_wait else now_s
+    return max(lifecycle.prefill_end_s, min(waited_until_s, request.targets.held_until_s))

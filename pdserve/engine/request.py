@@ -45,6 +45,7 @@ class Request:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the eos or stop token that ended it
     is_cancelled: bool = False
+    siblings: list[Request] = field(default_factory=list)  # token 1 is sampled for them, too
     # Of the prompt's tokens from the second on, as far as known; only if they are asked for.
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_pooled_states: int = 0  # of its embedding's, the first so many are in ...
@@ -54,6 +55,11 @@ class Request:
     def num_prompt_tokens(self) -> int:
         """Length of the prompt."""
         return len(self.prompt_token_ids)
+
+    @property
+    def answers(self) -> list[Request]:
+        """Itself and its siblings: all that its prompt is computed for."""
+        return [self, *self.siblings]
 
     @property
     def num_tokens(self) -> int:
@@ -199,3 +205,4 @@ class SampledToken(msgspec.Struct, frozen=True):
 
     token_id: int
     logprobs: TokenLogprobs | None = None
+    siblings: tuple[SampledToken, ...] = ()  # with token 1: those of the request's siblings

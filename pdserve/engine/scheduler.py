@@ -56,6 +56,17 @@ class Queues:
         """Requests that decode here, or will as soon as their prompt's KV is complete."""
         return [r for r in self.running if r.decodes_here] + list(self.arriving)
 
+    def beside(self, newcomer: Request) -> list[Request]:
+        """Streams that it would decode with.
+
+        One whose prompt has been computed elsewhere does not wait for those whose prompt has not:
+        they join the batch later.
+        """
+        streams = self.streams
+        if newcomer.output_token_ids or newcomer.lifecycle.prefill_end_s is None:
+            return streams
+        return [r for r in streams if r.output_token_ids or r.lifecycle.prefill_end_s is not None]
+
     @property
     def decoding(self) -> list[Request]:
         """Running requests that are at one token a step, oldest first."""

@@ -33,6 +33,7 @@ class StepBench:
             ModelError: as load_runner.
         """
         self._memory = ExportedPool(plan.num_blocks, plan.layout.block_bytes)
+        self._memory.commit()  # as blocks that a node uses are
         self._runner = load_runner(plan, self._memory.flat, lambda _: None)
         dtype = TORCH_DTYPES[plan.layout.dtype]
         fill_with_numbers(self._memory.flat, dtype)

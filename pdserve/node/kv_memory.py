@@ -62,7 +62,8 @@ def prefill_refusal(memory: KvPool) -> str:
 def commit_if_asked(config: NodeConfig, memory: KvPool) -> None:
     """Take all of a CPU pool's memory now, where the config wants it. Slow; for a thread.
 
-    The pool works without huge pages: a kernel that has none is worth no more than a warning.
+    Else it is taken as it is needed (`memory_growth.py`). The pool works without huge pages: a
+    kernel that has none is worth no more than a warning.
 
     Raises:
         ConfigError: there is not so much memory.

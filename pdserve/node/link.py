@@ -28,14 +28,14 @@ from pdserve.protocol import (
     Welcome,
 )
 from pdserve.wire.channel import open_channel
-from pdserve.wire.coordinator_pb2 import CoordinatorMessage, NodeMessage
+from pdserve.wire.coordinator_pb2 import CoordinatorMessages, NodeMessages
 from pdserve.wire.coordinator_pb2_grpc import CoordinatorStub
 from pdserve.wire.envelopes import FROM_COORDINATOR, FROM_NODE
 from pdserve.wire.outbox import Outbox, running
 
 log = logging.getLogger(__name__)
 
-Stream: TypeAlias = grpc.aio.StreamStreamCall[NodeMessage, CoordinatorMessage]
+Stream: TypeAlias = grpc.aio.StreamStreamCall[NodeMessages, CoordinatorMessages]
 
 
 class LegReceiver(Protocol):
@@ -156,7 +156,7 @@ class CoordinatorLink:
             stream = CoordinatorStub(channel).Attach()
             async with asyncio.timeout(self._timeouts.connect_s):
                 await stream.write(FROM_NODE.wrap(self._hello()))
-                welcome = await self._read(stream)
+                welcome = FROM_COORDINATOR.unwrap(await self._read(stream))
             if not isinstance(welcome, Welcome):
                 raise MalformedMessage(f"{type(welcome).__name__} instead of a welcome")
             log.info("attached to coordinator %s (%s)", welcome.coordinator_id, self.address)
@@ -176,25 +176,29 @@ class CoordinatorLink:
 
     async def _receive(self, stream: Stream) -> None:
         while True:
-            match await self._read(stream):
-                case PrefillLeg() as leg:
-                    self._receiver.start_prefill(leg, self)
-                case DecodeLeg() as leg:
-                    self._receiver.start_decode(leg, self)
-                case CancelLeg(request_id=request_id, reason=reason):
-                    self._receiver.cancel_leg(request_id, reason)
-                case SetRole(role=role):
-                    self._receiver.set_role(role)
-                case DrainSeen():
-                    self._drain_seen.set()
-                case other:
-                    raise MalformedMessage(f"{type(other).__name__} in mid-stream")
+            for message in FROM_COORDINATOR.unwrap_all(await self._read(stream)):
+                self._heard(message)
 
-    async def _read(self, stream: Stream) -> msgspec.Struct:
-        proto = await stream.read()
+    def _heard(self, message: msgspec.Struct) -> None:
+        match message:
+            case PrefillLeg() as leg:
+                self._receiver.start_prefill(leg, self)
+            case DecodeLeg() as leg:
+                self._receiver.start_decode(leg, self)
+            case CancelLeg(request_id=request_id, reason=reason):
+                self._receiver.cancel_leg(request_id, reason)
+            case SetRole(role=role):
+                self._receiver.set_role(role)
+            case DrainSeen():
+                self._drain_seen.set()
+            case other:
+                raise MalformedMessage(f"{type(other).__name__} in mid-stream")
+
+    async def _read(self, stream: Stream) -> CoordinatorMessages:
+        proto: CoordinatorMessages = await stream.read()
         if proto is grpc.aio.EOF:
             await _raise_status(stream)
-        return FROM_COORDINATOR.unwrap(proto)
+        return proto
 
 
 async def _raise_status(stream: Stream) -> None:

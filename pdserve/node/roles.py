@@ -134,8 +134,8 @@ def accepts(parts: NodeParts, leg: PrefillLeg | DecodeLeg, link: CoordinatorLink
     length = len(leg.token_ids)
     if parts.state() is NodeState.LOADING:
         refuse(leg, link, NoNodeAvailable(f"{parts.node_id} is loading its model"))
-    elif leg.request_id in parts.legs:
-        refuse(leg, link, InvalidRequest(f"{leg.request_id} is running on {parts.node_id}"))
+    elif known := [request_id for request_id in leg.request_ids if request_id in parts.legs]:
+        refuse(leg, link, InvalidRequest(f"{known[0]} is running on {parts.node_id}"))
     elif not 0 < length <= parts.max_model_len:
         refuse(
             leg,
@@ -154,6 +154,8 @@ def accepts(parts: NodeParts, leg: PrefillLeg | DecodeLeg, link: CoordinatorLink
                 f"max_model_len {parts.max_model_len}"
             ),
         )
+    elif isinstance(leg, PrefillLeg) and leg.siblings and leg.sampling.max_tokens == 0:
+        refuse(leg, link, InvalidRequest("a request without output cannot have several answers"))
     elif not 0 <= min(leg.token_ids) <= max(leg.token_ids) < parts.vocab_size:
         refuse(leg, link, InvalidRequest(f"token ids must be in 0..{parts.vocab_size - 1}"))
     else:

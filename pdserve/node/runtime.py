@@ -19,7 +19,9 @@ from typing import Any
 import uvloop
 from msgspec.structs import replace
 
+from kv_transfer.memory import ExportedPool
 from kv_transfer.tier import FileBlocks
+from pdserve.collector import keep_what_is_loaded
 from pdserve.config import NodeConfig
 from pdserve.engine.engine import StepReport
 from pdserve.engine.model_runner import ModelRunner
@@ -44,6 +46,7 @@ from pdserve.node.kv_memory import (
     prefill_refusal,
 )
 from pdserve.node.link import CoordinatorLink
+from pdserve.node.memory_growth import MemoryGrowth
 from pdserve.node.metrics_server import MetricsServer
 from pdserve.node.model import NodeModel, load_runner, packed_cache, plan_model, set_threads
 from pdserve.node.perf_feed import PerfFeed
@@ -190,6 +193,10 @@ class Node:
             ModelError: they cannot be used.
         """
         await asyncio.to_thread(commit_if_asked, self._config, self._memory)
+        if isinstance(self._memory, ExportedPool) and not self._config.engine.kv_commit:
+            growth = MemoryGrowth(self._memory)
+            await growth.begin()
+            self._parts.pool.on_first_use(growth.used)
         runner, costs = await self._services.engine.in_thread(self._loaded)
         self._parts.perf.costs = costs
         self._perf_feed.tell()
@@ -214,6 +221,7 @@ class Node:
     async def serve(self, runner: ModelRunner, signals: StopSignals) -> None:
         """Take legs until SIGTERM, then finish those there are, within `drain_s`."""
         services = self._services
+        keep_what_is_loaded()
         engine = asyncio.create_task(services.engine.run(runner, services))
         try:
             await self._enter(NodeState.READY)

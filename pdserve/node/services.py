@@ -96,7 +96,8 @@ class Services:
     def start_prefill(self, leg: PrefillLeg, link: CoordinatorLink) -> None:
         """Compute a prompt, whatever the role."""
         if accepts(self._parts, leg, link):
-            self.legs.open(leg.request_id, link)
+            for request_id in leg.request_ids:
+                self.legs.open(request_id, link)
             self._prefill.start(leg)
 
     def start_decode(self, leg: DecodeLeg, link: CoordinatorLink) -> None:
@@ -170,7 +171,8 @@ class Services:
         self._decode.requests_failed(decodes, error)
         for request in requests:
             self._parts.prefixes.cancel(request.request_id)  # of one that was preempted
-            self.legs.fail(request.request_id, error)
+            for answer in request.answers:
+                self.legs.fail(answer.request_id, error)
 
     async def close(self) -> None:
         """Stop what both run besides the engine, fetch no more prefixes, hang up."""

@@ -35,12 +35,12 @@ from pdserve.protocol import (
 from pdserve.wire.channel import open_channel
 from pdserve.wire.envelopes import FROM_EXPORTER, FROM_PULLER
 from pdserve.wire.outbox import Outbox, running
-from pdserve.wire.session_pb2 import ExporterMessage, PullerMessage
+from pdserve.wire.session_pb2 import ExporterMessages, PullerMessages
 from pdserve.wire.session_pb2_grpc import KvSessionStub
 
 log = logging.getLogger(__name__)
 
-Stream: TypeAlias = grpc.aio.StreamStreamCall[PullerMessage, ExporterMessage]
+Stream: TypeAlias = grpc.aio.StreamStreamCall[PullerMessages, ExporterMessages]
 
 
 class Session:
@@ -56,8 +56,12 @@ class Session:
         self._lost: PeerLost | None = None
 
     @asynccontextmanager
-    async def subscribed(self, request_id: str) -> AsyncIterator[Subscription]:
+    async def subscribed(
+        self, request_id: str, *, at_end: bool = False
+    ) -> AsyncIterator[Subscription]:
         """Hear what the exporter says about a request; settled when the context ends.
+
+        With `at_end` nothing is heard of it until all of it can be pulled.
 
         Raises:
             PeerLost: the exporter is gone.
@@ -67,7 +71,9 @@ class Session:
         subscription_id = secrets.token_hex(8)
         subscription = Subscription(subscription_id, self._outbox.send)
         self._subscriptions[subscription_id] = subscription
-        self._outbox.send(Subscribe(request_id=request_id, subscription_id=subscription_id))
+        self._outbox.send(
+            Subscribe(request_id=request_id, subscription_id=subscription_id, at_end=at_end)
+        )
         try:
             yield subscription
         finally:
@@ -227,7 +233,7 @@ class Sessions:
             stream = KvSessionStub(channel).Open()
             async with asyncio.timeout(self._timeouts.connect_s):
                 await stream.write(FROM_PULLER.wrap(self._hello(peer)))
-                welcome = await self._read(stream)
+                welcome = FROM_EXPORTER.unwrap(await self._read(stream))
                 if not isinstance(welcome, ExporterWelcome):
                     raise MalformedMessage(f"{type(welcome).__name__} instead of a welcome")
                 link = await self._puller.connect(welcome, self._timeouts.connect_s)
@@ -238,7 +244,8 @@ class Sessions:
             try:
                 async with running(outbox.pump(stream, FROM_PULLER)):
                     while True:
-                        session.receive(await self._read(stream))
+                        for message in FROM_EXPORTER.unwrap_all(await self._read(stream)):
+                            session.receive(message)
             finally:
                 await link.close()
 
@@ -258,11 +265,11 @@ class Sessions:
             introduction=peer.introduction,
         )
 
-    async def _read(self, stream: Stream) -> msgspec.Struct:
-        proto = await stream.read()
+    async def _read(self, stream: Stream) -> ExporterMessages:
+        proto: ExporterMessages = await stream.read()
         if proto is grpc.aio.EOF:
             raise PeerLost("the exporter hung up")
-        return FROM_EXPORTER.unwrap(proto)
+        return proto
 
 
 def _opened(opening: asyncio.Future[Session]) -> Session | None:

@@ -29,22 +29,23 @@ from pdserve.protocol import (
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.envelopes import FROM_EXPORTER, FROM_PULLER
 from pdserve.wire.outbox import Outbox, running
-from pdserve.wire.session_pb2 import ExporterMessage, PullerMessage
+from pdserve.wire.session_pb2 import ExporterMessages, PullerMessages
 
 log = logging.getLogger(__name__)
 
 Said: TypeAlias = Announcement | HandoffRecord | HandoffEnded
 Subscriber: TypeAlias = Callable[[Said], None]
-Context: TypeAlias = grpc.aio.ServicerContext[PullerMessage, ExporterMessage]
+Context: TypeAlias = grpc.aio.ServicerContext[PullerMessages, ExporterMessages]
 
 
 class Announcer(Protocol):
     """Who knows which blocks of which request are ready (`prefill_node.handoff`)."""
 
-    def subscribe(self, request_id: str, subscriber: Subscriber) -> None:
+    def subscribe(self, request_id: str, subscriber: Subscriber, *, at_end: bool = False) -> None:
         """Send everything about this request to `subscriber`: what was said before, then the rest.
 
-        The request need not be known yet.
+        With `at_end`, all of it together with the handoff record. The request need not be known
+        yet.
         """
         ...
 
@@ -83,7 +84,7 @@ class SessionServer(session_pb2_grpc.KvSessionServicer):
         """Handshake, then serve subscriptions until the puller hangs up."""
         try:
             async with asyncio.timeout(self._hello_timeout_s):
-                hello = await _read(context)
+                hello = FROM_PULLER.unwrap(await _read(context))
             if not isinstance(hello, PullerHello):
                 raise MalformedMessage(f"{type(hello).__name__} instead of a hello")
             self._exporter.check_hello(hello)
@@ -108,8 +109,9 @@ class SessionServer(session_pb2_grpc.KvSessionServicer):
 
         try:
             async with running(outbox.pump(context, FROM_EXPORTER)):
-                while (message := await _read(context)) is not None:
-                    _receive(message, subscriptions, holds)
+                while (proto := await _read(context)) is not None:
+                    for message in FROM_PULLER.unwrap_all(proto):
+                        _receive(message, subscriptions, holds)
         except MalformedMessage as error:
             log.warning("session with %s: %s", hello.node_id, error)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
@@ -136,7 +138,7 @@ class _Subscriptions:
             raise MalformedMessage(f"there can be no subscription {message.subscription_id!r}")
         subscriber = partial(self._say, message.subscription_id)
         self._opened[message.subscription_id] = message.request_id, subscriber
-        self._announcer.subscribe(message.request_id, subscriber)
+        self._announcer.subscribe(message.request_id, subscriber, at_end=message.at_end)
 
     def renew(self, subscription_id: str) -> None:
         if self._announcer is not None and subscription_id in self._opened:
@@ -175,9 +177,9 @@ def _receive(
             raise MalformedMessage(f"{type(other).__name__} in mid-session")
 
 
-async def _read(context: Context) -> msgspec.Struct | None:
+async def _read(context: Context) -> PullerMessages | None:
     try:
         proto = await context.read()
     except DecodeError as error:
-        raise MalformedMessage("not a PullerMessage") from error
-    return None if proto is grpc.aio.EOF else FROM_PULLER.unwrap(proto)
+        raise MalformedMessage("no PullerMessages") from error
+    return None if proto is grpc.aio.EOF else proto

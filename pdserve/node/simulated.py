@@ -80,18 +80,19 @@ class SimulatedNode:
 
     def start_prefill(self, leg: PrefillLeg, link: CoordinatorLink) -> None:
         """Token 1, with all that is asked for by then."""
-        self._legs.open(leg.request_id, link)
         ends = not leg.handoff
-        self._legs.add_event(
-            TokenEvent(
-                request_id=leg.request_id,
-                index=0,
-                token_ids=[next(self._token_ids)],
-                finish_reason=FinishReason.LENGTH if ends else None,
-                times=PhaseTimes(),
+        for request_id in leg.request_ids:
+            self._legs.open(request_id, link)
+            self._legs.add_event(
+                TokenEvent(
+                    request_id=request_id,
+                    index=0,
+                    token_ids=[next(self._token_ids)],
+                    finish_reason=FinishReason.LENGTH if ends else None,
+                    times=PhaseTimes(),
+                )
             )
-        )
-        self._legs.close(leg.request_id)
+            self._legs.close(request_id)
         if not self._is_flush_due:
             self._is_flush_due = True
             asyncio.get_running_loop().call_soon(self._flush)

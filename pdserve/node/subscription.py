@@ -32,6 +32,7 @@ class Subscription:
         self.record_s: float | None = None  # when the handoff record was heard
         self._id = subscription_id
         self._send = send
+        self._recorded = asyncio.Event()
         self._failed = asyncio.Event()
         self._failure: PdserveError | None = None
         self._notices: asyncio.Queue[Notice | None] = asyncio.Queue()  # None: look at the failure
@@ -42,6 +43,7 @@ class Subscription:
         """The exporter said something."""
         if isinstance(notice.message, HandoffRecord) and self.record_s is None:
             self.record_s = notice.received_s
+            self._recorded.set()
         self._notices.put_nowait(notice)
 
     def fail(self, error: PdserveError) -> None:
@@ -78,12 +80,15 @@ class Subscription:
                 return notice
 
     async def wait(self, event: asyncio.Event) -> None:
-        """Wait for `event`, but not beyond the end of the handoff.
+        """Wait for `event`, or to hear the handoff record, but not beyond the end of the handoff.
 
         Raises:
             PdserveError: as next.
         """
-        waits = {asyncio.create_task(e.wait()) for e in (event, self._failed)}
+        events = [event, self._failed]
+        if self.record_s is None:
+            events.append(self._recorded)
+        waits = {asyncio.create_task(event.wait()) for event in events}
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -22,6 +22,7 @@ from pdserve.protocol.legs import (
     PhaseTimes,
     PrefillLeg,
     PrefixSource,
+    Sibling,
     TokenBatch,
     TokenEvent,
 )
@@ -91,6 +92,7 @@ __all__ = [
     "SamplingParams",
     "SetRole",
     "Settle",
+    "Sibling",
     "Slo",
     "StepCosts",
     "Subscribe",

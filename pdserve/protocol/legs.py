@@ -21,8 +21,22 @@ class PrefixSource(Message, frozen=True):
     num_tokens: int
 
 
+class Sibling(Message, frozen=True):
+    """Another answer to a prompt: as the first one but for its seed, and its prompt is not scored.
+
+    It is a request of its own in all but the prompt's KV.
+    """
+
+    request_id: str
+    seed: int
+
+
 class PrefillLeg(Message, frozen=True):
-    """Compute the prompt's KV, sample token 1, hold the KV for whoever pulls it."""
+    """Compute the prompt's KV, sample token 1, hold the KV for whoever pulls it.
+
+    Likewise for its siblings: the prompt is computed once, and what is held and told is held and
+    told for each of them by its own id.
+    """
 
     request_id: str
     token_ids: list[int]
@@ -31,6 +45,12 @@ class PrefillLeg(Message, frozen=True):
     handoff: bool = True  # False: one token is all that is wanted, nobody will pull
     prefix_sources: list[PrefixSource] = []  # longest first; pulling from them is up to the node
     slo: Slo = Slo()
+    siblings: list[Sibling] = []
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Of all answers to the prompt."""
+        return [self.request_id, *(sibling.request_id for sibling in self.siblings)]
 
 
 class DecodeLeg(Message, frozen=True):
@@ -46,6 +66,17 @@ class DecodeLeg(Message, frozen=True):
     source: NodeAddress | None = None
     prefix_sources: list[PrefixSource] = []  # of a prompt to be prefilled here
     slo: Slo = Slo()
+    sibling_of: str = ""  # the request whose prefill leg computes the prompt; empty: its own
+
+    @property
+    def prompt_id(self) -> str:
+        """The same of all requests that one prefill leg computes."""
+        return self.sibling_of or self.request_id
+
+    @property
+    def request_ids(self) -> list[str]:
+        """As a prefill leg's."""
+        return [self.request_id]
 
 
 class CancelLeg(Message, frozen=True):

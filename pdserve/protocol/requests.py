@@ -63,6 +63,7 @@ class Slo(Message, frozen=True):
     weight: float = 1.0  # of its payer
     ttft_s: float = 0.0  # until token 1 is due; negative: it is overdue
     tpot_s: float = 0.0  # for each token from then on
+    hold_s: float = 0.0  # while token 1 may be held back; negative: no longer
     deadline_s: float = 0.0  # until nobody wants the answer any more
 
     @property

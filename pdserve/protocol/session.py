@@ -46,6 +46,7 @@ class Subscribe(Message, frozen=True):
 
     request_id: str
     subscription_id: str  # unique among the puller's; what is said about the request bears it
+    at_end: bool = False  # all at once, with the handoff record: nothing is pulled before
 
 
 class Settle(Message, frozen=True):

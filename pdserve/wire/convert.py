@@ -45,7 +45,7 @@ def read(proto: ProtoMessage, struct: type[S]) -> S:
 
 
 class Envelope(Generic[P]):
-    """A protobuf message whose `body` oneof holds one of several messages."""
+    """A protobuf message that holds others, each of which has one of several in its `body`."""
 
     def __init__(self, proto: type[P], bodies: Mapping[str, type[msgspec.Struct]]) -> None:
         self._proto = proto
@@ -53,33 +53,63 @@ class Envelope(Generic[P]):
         self._fields = {struct: name for name, struct in bodies.items()}
 
     def wrap(self, message: msgspec.Struct) -> P:
-        """An envelope holding `message`.
+        """An envelope holding `message`. Raises as `add`."""
+        proto = self._proto()
+        self.add(message, proto)
+        return proto
+
+    def add(self, message: msgspec.Struct, proto: P) -> None:
+        """Put `message` behind what the envelope `proto` holds.
 
         Raises:
             MalformedMessage: a value that the wire has no room for, such as an integer too large.
         """
-        proto = self._proto()
-        body = getattr(proto, self._fields[type(message)])
+        body = getattr(_held(proto).add(), self._fields[type(message)])
         body.SetInParent()  # a body whose fields all have default values is still a body
         try:
             fill(message, body)
         except (TypeError, ValueError) as error:
             raise MalformedMessage(f"{type(message).__name__}: {error}") from error
-        return proto
+
+    def last_bytes(self, proto: P) -> int:
+        """Size of the message added last. To ask for the whole each time would encode it anew."""
+        size: int = _held(proto)[-1].ByteSize()
+        return size
 
     def unwrap(self, proto: P | None) -> msgspec.Struct:
-        """The message inside.
+        """The one message inside.
+
+        Raises:
+            MalformedMessage: as `unwrap_all`; or there are several.
+        """
+        message, *more = self.unwrap_all(proto)
+        if more:
+            raise MalformedMessage(f"{type(message).__name__} has come with {len(more)} others")
+        return message
+
+    def unwrap_all(self, proto: P | None) -> list[msgspec.Struct]:
+        """The messages inside, of which there is at least one.
 
         Raises:
             MalformedMessage: the envelope is empty or its content is not allowed; or it is None,
                 which gRPC's client hands out for bytes that it could not parse.
         """
         if proto is None:
-            raise MalformedMessage(f"not a {self._proto.__name__}")
-        name = proto.WhichOneof("body")
+            raise MalformedMessage(f"no {self._proto.__name__}")
+        messages = [self._read(held) for held in _held(proto)]
+        if not messages:
+            raise MalformedMessage(f"an empty {self._proto.__name__}")
+        return messages
+
+    def _read(self, held: ProtoMessage) -> msgspec.Struct:
+        name = held.WhichOneof("body")
         if name is None:
-            raise MalformedMessage(f"an empty {type(proto).__name__}")
-        return read(getattr(proto, name), self._bodies[name])
+            raise MalformedMessage(f"an empty {type(held).__name__}")
+        return read(getattr(held, name), self._bodies[name])
+
+
+def _held(proto: Any) -> Any:
+    return proto.messages
 
 
 @cache

@@ -36,8 +36,8 @@ class CoordinatorStub(object):
         """
         self.Attach = channel.stream_stream(
                 '/pdserve.wire.Coordinator/Attach',
-                request_serializer=pdserve_dot_wire_dot_coordinator__pb2.NodeMessage.SerializeToString,
-                response_deserializer=pdserve_dot_wire_dot_coordinator__pb2.CoordinatorMessage.FromString,
+                request_serializer=pdserve_dot_wire_dot_coordinator__pb2.NodeMessages.SerializeToString,
+                response_deserializer=pdserve_dot_wire_dot_coordinator__pb2.CoordinatorMessages.FromString,
                 _registered_method=True)
 
 
@@ -55,8 +55,8 @@ def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Attach': grpc.stream_stream_rpc_method_handler(
                     servicer.Attach,
-                    request_deserializer=pdserve_dot_wire_dot_coordinator__pb2.NodeMessage.FromString,
-                    response_serializer=pdserve_dot_wire_dot_coordinator__pb2.CoordinatorMessage.SerializeToString,
+                    request_deserializer=pdserve_dot_wire_dot_coordinator__pb2.NodeMessages.FromString,
+                    response_serializer=pdserve_dot_wire_dot_coordinator__pb2.CoordinatorMessages.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -84,8 +84,8 @@ class Coordinator(object):
             request_iterator,
             target,
             '/pdserve.wire.Coordinator/Attach',
-            pdserve_dot_wire_dot_coordinator__pb2.NodeMessage.SerializeToString,
-            pdserve_dot_wire_dot_coordinator__pb2.CoordinatorMessage.FromString,
+            pdserve_dot_wire_dot_coordinator__pb2.NodeMessages.SerializeToString,
+            pdserve_dot_wire_dot_coordinator__pb2.CoordinatorMessages.FromString,
             options,
             channel_credentials,
             insecure,

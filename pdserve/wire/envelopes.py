@@ -5,7 +5,7 @@ from pdserve.wire import coordinator_pb2, session_pb2
 from pdserve.wire.convert import Envelope
 
 FROM_NODE = Envelope(
-    coordinator_pb2.NodeMessage,
+    coordinator_pb2.NodeMessages,
     {
         "hello": protocol.NodeHello,
         "load": protocol.LoadReport,
@@ -16,7 +16,7 @@ FROM_NODE = Envelope(
     },
 )
 FROM_COORDINATOR = Envelope(
-    coordinator_pb2.CoordinatorMessage,
+    coordinator_pb2.CoordinatorMessages,
     {
         "welcome": protocol.Welcome,
         "prefill": protocol.PrefillLeg,
@@ -27,7 +27,7 @@ FROM_COORDINATOR = Envelope(
     },
 )
 FROM_PULLER = Envelope(
-    session_pb2.PullerMessage,
+    session_pb2.PullerMessages,
     {
         "hello": protocol.PullerHello,
         "subscribe": protocol.Subscribe,
@@ -37,7 +37,7 @@ FROM_PULLER = Envelope(
     },
 )
 FROM_EXPORTER = Envelope(
-    session_pb2.ExporterMessage,
+    session_pb2.ExporterMessages,
     {
         "welcome": protocol.ExporterWelcome,
         "announcement": protocol.Announcement,

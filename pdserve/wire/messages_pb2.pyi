@@ -122,13 +122,14 @@ class PrefixSource(_message.Message):
     def __init__(self, node: _Optional[_Union[NodeAddress, _Mapping]] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class Slo(_message.Message):
-    __slots__ = ("name", "tenant", "priority", "weight", "ttft_s", "tpot_s", "deadline_s")
+    __slots__ = ("name", "tenant", "priority", "weight", "ttft_s", "tpot_s", "hold_s", "deadline_s")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     TTFT_S_FIELD_NUMBER: _ClassVar[int]
     TPOT_S_FIELD_NUMBER: _ClassVar[int]
+    HOLD_S_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     name: str
     tenant: str
@@ -136,11 +137,12 @@ class Slo(_message.Message):
     weight: float
     ttft_s: float
     tpot_s: float
+    hold_s: float
     deadline_s: float
-    def __init__(self, name: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., ttft_s: _Optional[float] = ..., tpot_s: _Optional[float] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., ttft_s: _Optional[float] = ..., tpot_s: _Optional[float] = ..., hold_s: _Optional[float] = ..., deadline_s: _Optional[float] = ...) -> None: ...
 
 class PrefillLeg(_message.Message):
-    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "handoff", "prefix_sources", "slo")
+    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "handoff", "prefix_sources", "slo", "siblings")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +150,7 @@ class PrefillLeg(_message.Message):
     HANDOFF_FIELD_NUMBER: _ClassVar[int]
     PREFIX_SOURCES_FIELD_NUMBER: _ClassVar[int]
     SLO_FIELD_NUMBER: _ClassVar[int]
+    SIBLINGS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingParams
@@ -155,10 +158,19 @@ class PrefillLeg(_message.Message):
     handoff: bool
     prefix_sources: _containers.RepeatedCompositeFieldContainer[PrefixSource]
     slo: Slo
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., handoff: bool = ..., prefix_sources: _Optional[_Iterable[_Union[PrefixSource, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ...) -> None: ...
+    siblings: _containers.RepeatedCompositeFieldContainer[Sibling]
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., handoff: bool = ..., prefix_sources: _Optional[_Iterable[_Union[PrefixSource, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ..., siblings: _Optional[_Iterable[_Union[Sibling, _Mapping]]] = ...) -> None: ...
+
+class Sibling(_message.Message):
+    __slots__ = ("request_id", "seed")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    seed: int
+    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class DecodeLeg(_message.Message):
-    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "source", "prefix_sources", "slo")
+    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "source", "prefix_sources", "slo", "sibling_of")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -166,6 +178,7 @@ class DecodeLeg(_message.Message):
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     PREFIX_SOURCES_FIELD_NUMBER: _ClassVar[int]
     SLO_FIELD_NUMBER: _ClassVar[int]
+    SIBLING_OF_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingParams
@@ -173,7 +186,8 @@ class DecodeLeg(_message.Message):
     source: NodeAddress
     prefix_sources: _containers.RepeatedCompositeFieldContainer[PrefixSource]
     slo: Slo
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., source: _Optional[_Union[NodeAddress, _Mapping]] = ..., prefix_sources: _Optional[_Iterable[_Union[PrefixSource, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ...) -> None: ...
+    sibling_of: str
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., source: _Optional[_Union[NodeAddress, _Mapping]] = ..., prefix_sources: _Optional[_Iterable[_Union[PrefixSource, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ..., sibling_of: _Optional[str] = ...) -> None: ...
 
 class CancelLeg(_message.Message):
     __slots__ = ("request_id", "reason")
@@ -414,12 +428,14 @@ class ExporterWelcome(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., memory: _Optional[str] = ..., host_id: _Optional[str] = ..., access: _Optional[bytes] = ..., offers: _Optional[_Iterable[_Union[TransportOffer, _Mapping]]] = ...) -> None: ...
 
 class Subscribe(_message.Message):
-    __slots__ = ("request_id", "subscription_id")
+    __slots__ = ("request_id", "subscription_id", "at_end")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_ID_FIELD_NUMBER: _ClassVar[int]
+    AT_END_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     subscription_id: str
-    def __init__(self, request_id: _Optional[str] = ..., subscription_id: _Optional[str] = ...) -> None: ...
+    at_end: bool
+    def __init__(self, request_id: _Optional[str] = ..., subscription_id: _Optional[str] = ..., at_end: bool = ...) -> None: ...
 
 class Settle(_message.Message):
     __slots__ = ("subscription_id", "pulled")

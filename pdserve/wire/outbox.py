@@ -12,6 +12,8 @@ import msgspec
 
 from pdserve.wire.convert import Envelope
 
+_ENOUGH_BYTES = 64 * 1024  # in an envelope, for another message not to go in, too
+
 
 class WritableStream(Protocol):
     """Either end of a gRPC stream."""
@@ -36,14 +38,26 @@ class Outbox:
         self._queue.put_nowait(message)
 
     async def pump(self, stream: WritableStream, envelope: Envelope[Any]) -> None:
-        """Write messages in order, each in an envelope, until cancelled or the stream breaks.
+        """Write messages in order, until cancelled or the stream breaks.
+
+        A write takes a turn of the event loop, often several. Whatever was sent meanwhile goes out
+        in one envelope, or each message would wait for those before it, one by one.
 
         Raises:
             MalformedMessage: a message that the envelope has no room for.
         """
         while True:
-            await stream.write(envelope.wrap(await self._queue.get()))
-            self._queue.task_done()
+            proto = envelope.wrap(await self._queue.get())
+            num_messages, num_bytes = 1, 0
+            while not self._queue.empty():
+                num_bytes += envelope.last_bytes(proto)
+                if num_bytes >= _ENOUGH_BYTES:
+                    break
+                envelope.add(self._queue.get_nowait(), proto)
+                num_messages += 1
+            await stream.write(proto)
+            for _ in range(num_messages):
+                self._queue.task_done()
 
     async def flush(self) -> None:
         """Wait until everything sent so far has been written."""

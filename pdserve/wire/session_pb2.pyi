@@ -1,10 +1,23 @@
 from pdserve.wire import messages_pb2 as _messages_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class PullerMessages(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[PullerMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[PullerMessage, _Mapping]]] = ...) -> None: ...
+
+class ExporterMessages(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[ExporterMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[ExporterMessage, _Mapping]]] = ...) -> None: ...
 
 class PullerMessage(_message.Message):
     __slots__ = ("hello", "subscribe", "settle", "renew", "prefix_query")

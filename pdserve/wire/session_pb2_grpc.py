@@ -36,8 +36,8 @@ class KvSessionStub(object):
         """
         self.Open = channel.stream_stream(
                 '/pdserve.wire.KvSession/Open',
-                request_serializer=pdserve_dot_wire_dot_session__pb2.PullerMessage.SerializeToString,
-                response_deserializer=pdserve_dot_wire_dot_session__pb2.ExporterMessage.FromString,
+                request_serializer=pdserve_dot_wire_dot_session__pb2.PullerMessages.SerializeToString,
+                response_deserializer=pdserve_dot_wire_dot_session__pb2.ExporterMessages.FromString,
                 _registered_method=True)
 
 
@@ -55,8 +55,8 @@ def add_KvSessionServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Open': grpc.stream_stream_rpc_method_handler(
                     servicer.Open,
-                    request_deserializer=pdserve_dot_wire_dot_session__pb2.PullerMessage.FromString,
-                    response_serializer=pdserve_dot_wire_dot_session__pb2.ExporterMessage.SerializeToString,
+                    request_deserializer=pdserve_dot_wire_dot_session__pb2.PullerMessages.FromString,
+                    response_serializer=pdserve_dot_wire_dot_session__pb2.ExporterMessages.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -84,8 +84,8 @@ class KvSession(object):
             request_iterator,
             target,
             '/pdserve.wire.KvSession/Open',
-            pdserve_dot_wire_dot_session__pb2.PullerMessage.SerializeToString,
-            pdserve_dot_wire_dot_session__pb2.ExporterMessage.FromString,
+            pdserve_dot_wire_dot_session__pb2.PullerMessages.SerializeToString,
+            pdserve_dot_wire_dot_session__pb2.ExporterMessages.FromString,
             options,
             channel_credentials,
             insecure,

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdserve import kv_layout, protocol
+from pdserve.errors import MalformedMessage
 from pdserve.wire import envelopes, messages_pb2
 from pdserve.wire.convert import Envelope
 from tests.architecture.repository import ROOT, run
@@ -91,6 +92,11 @@ BODIES = [
 @given(data=st.data())
 def test_every_message_survives_its_envelope(envelope, struct, data):
     message = data.draw(messages(struct))
-    sent = envelope.wrap(message).SerializeToString()
-    received = envelope._proto.FromString(sent)
+    proto = envelope.wrap(message)
+    received = envelope._proto.FromString(proto.SerializeToString())
     assert envelope.unwrap(received) == message
+    envelope.add(message, proto)
+    received = envelope._proto.FromString(proto.SerializeToString())
+    assert envelope.unwrap_all(received) == [message, message]
+    with pytest.raises(MalformedMessage, match="with 1 others"):
+        envelope.unwrap(received)

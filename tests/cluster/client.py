@@ -73,6 +73,19 @@ class Client:
             output.is_done = True
             return output
 
+    async def answers(self, prompt: list[int], max_tokens: int, **fields: Any) -> list[Output]:
+        """As `complete`, of a request with several answers: one output each."""
+        async with self._post(prompt, max_tokens, fields) as response:
+            body = await response.json()
+            outputs = []
+            for choice in body["choices"]:
+                output = _begin(response)
+                _take(output, {"choices": [choice]})
+                outputs.append(output)
+            outputs[0].num_cached_tokens = body["usage"]["prompt_tokens_details"]["cached_tokens"]
+            outputs[0].num_completion_tokens = body["usage"]["completion_tokens"]
+            return outputs
+
     @asynccontextmanager
     async def stream(
         self, prompt: list[int], max_tokens: int, **fields: Any

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest_asyncio
 
-from pdserve.config import HandoffConfig
+from pdserve.config import HandoffConfig, RoutingConfig
 from tests.cluster.checkpoints import Reference, make_prompt
 from tests.cluster.client import Client, Follower
-from tests.cluster.fleet import Fleet, fleet_config, running
+from tests.cluster.fleet import Fleet, fleet_config, read_gauges, running
 
 GONE_S = 2.0  # until a client hears that its request is lost
 PROMPT = 120  # tokens: eight blocks, so two fit
@@ -30,6 +30,12 @@ async def narrow(tiny_checkpoint: Path) -> AsyncIterator[Fleet]:
         tiny_checkpoint,
         engine=engine,
         handoff=HandoffConfig(pinned_limit=0.15),
+        routing=RoutingConfig(
+            router="least-loaded",
+            admission=False,
+            slo_classes=["at-once ttft=60 tpot=1 hold=0", "held ttft=60 tpot=0.005"],
+            default_class="at-once",
+        ),
         timeouts={"ticket_s": 0.25},
     )
     # Over TCP the exporter looks at every ticket. A greedy node preempts.
@@ -103,6 +109,23 @@ async def test_token_one_does_not_wait_for_room(narrow: Fleet, client: Client) -
         await follower.reached(1)
     assert (await narrow.gauges("decode-0"))["waiting_requests"] > 0
     for follower in followers:
+        await follower.hang_up()
+
+
+async def test_token_one_is_held_back_if_its_class_says_so(
+    narrow: Fleet, client: Client, tiny_checkpoint: Path
+) -> None:
+    others = await fill(narrow, client)
+    prompts = [make_prompt(PROMPT, 100 + i) for i in range(3)]
+    followers = [Follower(client, prompt, 8, slo_class="held") for prompt in prompts]
+    outputs = [(await follower.end()).tokens for follower in followers]
+    reference = Reference(tiny_checkpoint)
+    for prompt, tokens in zip(prompts, outputs, strict=True):
+        assert len(tokens) == 8
+        assert reference.is_greedy(prompt, tokens)
+    metrics = await read_gauges(narrow.url.removeprefix("http://"))
+    assert metrics["token_one_held_seconds_count"] >= 1
+    for follower in others:
         await follower.hang_up()
 
 

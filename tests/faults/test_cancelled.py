@@ -41,7 +41,8 @@ async def test_any_mix_at_random_moments(fleet: Fleet, client: Client) -> None:
         length, max_tokens = choice.choice([(3000, 5), (800, 100), (30, 20_000), (1, 1)])
         whole = {"stream": False, "stream_options": None}
         fields = whole if choice.random() < 0.3 else {}
-        follower = Follower(client, make_prompt(length), max_tokens, **fields)
+        num_answers = choice.choice([1, 1, 3])
+        follower = Follower(client, make_prompt(length), max_tokens, n=num_answers, **fields)
         await asyncio.sleep(choice.random() ** 2 / 2)  # the moment is what is random here
         await follower.hang_up()
         return "left in time" if follower.output.finish_reason else "left"

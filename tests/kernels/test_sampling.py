@@ -107,6 +107,17 @@ def ids_of(found: Outcome) -> list[int | str]:
     return [token.token_id if isinstance(token, SampledToken) else token for token in found]
 
 
+@pytest.mark.parametrize("sample", [sample_natively, sample_by_torch])
+@pytest.mark.parametrize(("grammar", "why"), [("g", "the grammar, or"), ("", "damaged$")])
+def test_the_error_says_whose_fault_it_can_be(
+    sample: Callable[..., list[SampledToken]], grammar: str, why: str
+) -> None:
+    nothing = TokenMasks([0], np.zeros((1, 1), dtype=np.int32))
+    arguments = (nothing,) if sample is sample_by_torch else ("", nothing)
+    with pytest.raises(UnusableLogits, match=why):
+        sample(make_row(32)[None], [make_request([0], grammar=grammar)], EOS, *arguments)
+
+
 @pytest.mark.parametrize("spread", [0.0, 0.1, 2.0, 6.0])
 def test_tokens_of_a_large_vocabulary_are_those_of_torch(spread: float) -> None:
     batch = torch.stack([make_row(LARGE, seed=i, spread=spread) for i in range(len(FILTERS))])

@@ -84,6 +84,10 @@ class Cluster:
         """Say no."""
         self._outcomes[call.call_id].was_refused = True
 
+    def show(self, call: Call, at_s: float) -> None:
+        """Token 1 was held back until then."""
+        self._outcomes[call.call_id].token_times_s[0] = at_s
+
     def dispatch(
         self,
         call: Call,
@@ -165,5 +169,6 @@ def left_of(call: Call, now_s: float) -> Slo:
         priority=slo.priority,
         weight=slo.weight,
         ttft_s=slo.ttft_s - waited_s,
+        hold_s=slo.hold_s - waited_s,
         tpot_s=slo.tpot_s,
     )

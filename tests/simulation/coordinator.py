@@ -10,6 +10,7 @@ from coordinator.admission import Admission, Admit, Refuse, Wait, WaitingLine
 from coordinator.generation import GenerationRequest
 from coordinator.registry import Member, Registry
 from coordinator.routing import Booking, Placement, Router
+from coordinator.routing.holding import is_full
 from pdserve.config import Mode, RouterName, Timeouts
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.node.kv_events import TierEvents
@@ -51,6 +52,7 @@ class Coordinator:
         self._nodes: dict[str, Node] = {node.name: node for node in cluster.nodes}
         self._members: dict[Node, Member] = {node: self._join(node) for node in cluster.nodes}
         self._bookings: dict[str, Booking] = {}
+        self._held: dict[str, float] = {}  # by call: until when at most
         self._has_heartbeat = False
 
     # ---- as Front ------------------------------------------------------------------------------
@@ -77,15 +79,27 @@ class Coordinator:
 
     def progressed(self, call: Call, num_tokens: int) -> None:
         """It has so many tokens."""
-        self._bookings[call.call_id].progressed(num_tokens)
+        booking, now_s = self._bookings[call.call_id], self._events.now_s
+        booking.progressed(num_tokens)
         if num_tokens == 1:
-            self.admission.first_token(call.call_id, self._events.now_s)
-            self._let_in()
+            self._prefilled(call, booking, now_s)
+        elif num_tokens == 2 and call.call_id in self._held:
+            shown_s = min(now_s, self._held.pop(call.call_id))
+            self._cluster.show(call, shown_s)
+            self.admission.first_token(call.call_id, shown_s)
 
     def ended(self, call: Call) -> None:
         """It has all its tokens."""
         self._bookings.pop(call.call_id).end(by_itself=True)
         self.admission.ended(call.call_id, self._events.now_s, call.num_output)
+        self._let_in()
+
+    def _prefilled(self, call: Call, booking: Booking, now_s: float) -> None:
+        until_s = call.at_s + call.slo.hold_s
+        if call.num_output > 1 and until_s > now_s and is_full(call.slo, booking.longest_wait_s):
+            self._held[call.call_id] = until_s
+        else:
+            self.admission.first_token(call.call_id, now_s)
         self._let_in()
 
     # ---- dispatch ------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class RoomLine:
         core, policy = self._node.core, self._node.decode_policy
         queues = core.queues
         while (request := policy.first(queues)) is not None and request in self._waiting:
-            if not policy.has_place(queues.streams, request):
+            if not policy.has_place(queues.beside(request), request):
                 return
             reserved = core.reserve(request.num_tokens + 1, request.block_hashes, request)
             if reserved is None:
@@ -89,12 +89,15 @@ class Handover:
         self._source.pin(self._held)
         self.request.lifecycle.prefill_end_s = self._events.now_s
         self.announce()
+        self._room.offer()  # from now on it waits for fewer
         self._is_published = True
         self._settle()
 
     def let_in(self, num_reused: int) -> None:
         """There is room, and of so many blocks the KV is there already."""
         self._has_room = True
+        now_s = self._events.now_s
+        self.request.lifecycle.room_wait = (now_s, now_s)
         self._num_pulled = min(num_reused * self._target.pool.block_size, self._num_announced)
         self._pull()
         self._settle()

@@ -28,13 +28,27 @@ def test_a_class_in_words() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "hold_s"),
+    [
+        ("a ttft=2 tpot=0.1", 1.8),
+        ("a ttft=2 tpot=0.1 hold=0.5", 1.0),
+        ("a ttft=2 tpot=0.1 hold=0", 0.0),
+        ("a ttft=2", 0.0),
+        ("a tpot=0.1", 0.0),
+    ],
+)
+def test_token_one_may_be_held_back_to_save_a_tpot(text: str, hold_s: float) -> None:
+    assert parse_slo_class(text).hold_s == pytest.approx(hold_s)
+
+
+@pytest.mark.parametrize(
     ("text", "complaint"),
     [
         ("", "begins with its name"),
         ("ttft=1", "begins with its name"),
         ("a/b ttft=1", "begins with its name"),
         ("x" * 65, "begins with its name"),
-        ("a ttft", "'ttft' is not a number for one of ttft, tpot, priority, weight"),
+        ("a ttft", "'ttft' is not a number for one of ttft, tpot, hold, priority, weight"),
         ("a ttft=", "'ttft=' is not a number"),
         ("a ttft=soon", "'ttft=soon' is not a number"),
         ("a ttft=nan", "'ttft=nan' is not a number"),
@@ -43,6 +57,7 @@ def test_a_class_in_words() -> None:
         ("a ttft=1 ttft=2", "'ttft=2' .* at most once"),
         ("a ttft=-1", ">= 0.0 for `ttft_s`"),
         ("a tpot=90000", "<= 86400.0 for `tpot_s`"),
+        ("a hold=1.5", "<= 1.0 for `hold`"),
         ("a priority=1.5", "for `priority`"),
         ("a priority=9999", "<= 1000 for `priority`"),
         ("a weight=0", "> 0.0 for `weight`"),

@@ -17,6 +17,7 @@ from coordinator.api.embeddings_api.objects import Embedding, EmbeddingList, Emb
 from coordinator.api.embeddings_api.requests import MAX_INPUTS, EmbeddingRequest
 from coordinator.api.embeddings_api.run import PromptRun
 from coordinator.api.endpoint import admit
+from coordinator.api.limits import truncated
 from coordinator.api.prompts import PromptParameter
 from coordinator.api.terms import ServiceTerms, service_terms
 from coordinator.generation import Generation, GenerationRequest
@@ -52,7 +53,7 @@ async def embeddings(request: web.Request) -> web.Response:
     return web.Response(
         body=await asyncio.to_thread(_answer, body, context, trace, events),
         content_type="application/json",
-        headers=answer_headers(context, trace, run.routes),
+        headers=answer_headers(run.routes),
     )
 
 
@@ -68,6 +69,7 @@ async def _prompts(body: EmbeddingRequest, context: ApiContext) -> list[list[int
         add_special_tokens=body.add_special_tokens is not False,
         max_model_len=max_model_len,
     )
+    prompts = [truncated(ids, body.truncate_prompt_tokens, 0, max_model_len) for ids in prompts]
     for index, token_ids in enumerate(prompts):
         if len(token_ids) > max_model_len:
             raise ContextLengthExceeded(

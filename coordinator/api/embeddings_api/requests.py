@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from coordinator.api.requests import CallFields, Count
+from coordinator.api.fields import CallFields, Count
 
 MAX_INPUTS = 2048  # in one request, as in OpenAI's
 

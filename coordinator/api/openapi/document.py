@@ -25,6 +25,7 @@ _ERRORS = {
     413: "The request's body is too large.",
     415: "The request's body is no JSON.",
     417: "What the request expects is not 100-continue.",
+    426: "This is for WebSockets.",
     429: "Too much is asked for now, by this tenant or by all.",
     500: "A fault of the server.",
     502: "A node failed while it worked on the request.",

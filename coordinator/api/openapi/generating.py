@@ -10,8 +10,8 @@ from coordinator.api.openapi.operation import GENERATES, TERMS, Operation
 from coordinator.api.requests import ChatRequest, CompletionRequest
 from coordinator.api.responses import ChatChunk, ChatCompletion, Completion
 from coordinator.api.responses_api.events import StreamEvent
-from coordinator.api.responses_api.objects import Response
-from coordinator.api.responses_api.requests import ResponseRequest
+from coordinator.api.responses_api.objects import CompactedResponse, Response
+from coordinator.api.responses_api.requests import CompactRequest, ResponseRequest
 
 _generates = partial(Operation, method="post", errors=GENERATES, parameters=TERMS)
 
@@ -71,6 +71,15 @@ GENERATING = (
         ),
         answer=Response,
         events=StreamEvent,
+    ),
+    _generates(
+        path="/v1/responses/compact",
+        name="compactConversation",
+        tag="Generation",
+        summary="A conversation made short by the model, to go on with.",
+        body=CompactRequest,
+        examples=({"model": "M", "input": "Hi", "instructions": "Be brief."},),
+        answer=CompactedResponse,
     ),
     _generates(
         path="/v1/embeddings",

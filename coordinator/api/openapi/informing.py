@@ -20,6 +20,7 @@ from coordinator.api.tokens import (
 
 _MODEL = Parameter("path", "model", {"type": "string"}, "A name of the model; may have slashes.")
 _reads = partial(Operation, method="post", errors=READS_BODY)
+_tokens = partial(Operation, method="post", tag="Models", errors=(*READS_BODY, 429))
 _of_models = partial(Operation, method="get", tag="Models")
 _of_cluster = partial(Operation, method="get", tag="Cluster", errors=())
 _of_description = partial(Operation, method="get", tag="Description", errors=())
@@ -48,19 +49,17 @@ INFORMING = (
         errors=(401, 404),
         parameters=(_MODEL,),
     ),
-    _reads(
+    _tokens(
         path="/tokenize",
         name="tokenize",
-        tag="Models",
         summary="The tokens of a text or of a conversation.",
         body=TokenizeRequest,
         examples=({"prompt": "Once upon", "return_token_strs": True},),
         answer=TokenizeAnswer,
     ),
-    _reads(
+    _tokens(
         path="/detokenize",
         name="detokenize",
-        tag="Models",
         summary="The text of tokens.",
         body=DetokenizeRequest,
         examples=({"tokens": [1, 2, 3]},),

@@ -1,7 +1,13 @@
-"""OpenAI's Responses API, for text: POST, GET and DELETE /v1/responses.
+"""OpenAI's Responses API, for text: /v1/responses and /v1/conversations.
 
-A call becomes a chat call: `requests` is its body, `conversation` makes chat messages of its items,
-`chat_request` a ChatRequest of everything. From there on it goes the way of all chat calls, with
-the same checks, limits and terms. Only what is seen of it differs: `format` and `output` put the
-answer as items (`objects`) and typed events (`events`). `store` keeps answers to go on from.
+A call becomes a chat call. `asked` is what its body asks for and goes on from: given items
+(`item_requests`) become kept items (`given`, `items`), and `conversation` makes chat messages of
+those; `truncation` says which may be left out. `plan` has chat plan the rest, with the same checks,
+limits and terms. Only what is seen of it differs: `format` and `output` put the answer as items and
+typed events (`events`).
+
+`endpoint` answers over HTTP, `websocket` over a WebSocket; `background` makes a response without
+its client, and `follow` streams it to whoever comes. `store` keeps responses and conversations
+(`stored`); `kept` and `conversations` are the endpoints on those. `compact` has the model make a
+conversation short.
 """

@@ -13,7 +13,8 @@ from typing import Any
 from msgspec import structs
 
 from coordinator.api.body import convert_request
-from coordinator.api.requests import ChatRequest, Message, field_names
+from coordinator.api.fields import field_names
+from coordinator.api.requests import ChatRequest, Message
 from coordinator.api.responses_api.requests import (
     LOGPROBS,
     AllowedChoice,
@@ -58,6 +59,8 @@ def chat_request(body: ResponseRequest, messages: Sequence[Message]) -> ChatRequ
         "tools": [_tool(tool) for tool in body.tools or []] or None,
         "tool_choice": _choice(body),
         "response_format": _format(body.text),
+        "verbosity": None if body.text is None else body.text.verbosity,
+        "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
     }
     values = {name: value for name, value in values.items() if value is not None}
     return convert_request(values, ChatRequest)

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from coordinator.api.requests import CalledFunction, Message, ToolCall
-from coordinator.api.responses_api.objects import (
+from coordinator.api.responses_api.compaction import SUMMARY_HEAD, summary_of
+from coordinator.api.responses_api.items import (
     CallItem,
     CallOutputItem,
+    CompactionItem,
     InputText,
     KeptItem,
     MessageItem,
@@ -39,6 +41,9 @@ def messages_of(items: Iterable[KeptItem]) -> list[Message]:
                 called = CalledFunction(name=item.name, arguments=item.arguments)
                 call = ToolCall(id=item.call_id, function=called)
                 message.tool_calls = [*(message.tool_calls or []), call]
+            case CompactionItem(encrypted_content=content):
+                told = f"{SUMMARY_HEAD}{summary_of(content, 'input')}"
+                messages.append(Message(role="user", content=told))
             case CallOutputItem(output=output):
                 text = output if isinstance(output, str) else _joined(output)
                 messages.append(Message(role="tool", content=text, tool_call_id=item.call_id))

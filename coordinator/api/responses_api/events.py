@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 from msgspec import Struct
 
 from coordinator.api.responses import TokenLogprob
-from coordinator.api.responses_api.objects import Item, OutputText, ReasoningText, Response
-from coordinator.api.sse import framed
+from coordinator.api.responses_api.items import Item, OutputText, ReasoningText
+from coordinator.api.responses_api.objects import Response
 
 
 class Event(Struct, kw_only=True, tag_field="type"):
@@ -23,7 +25,11 @@ class LifeEvent(Event, kw_only=True):
 
 
 class Created(LifeEvent, tag="response.created"):
-    """It has begun: its first tokens are there."""
+    """It has begun: its first tokens are there, or it is to be made in the background."""
+
+
+class Queued(LifeEvent, tag="response.queued"):
+    """It is to be made in the background."""
 
 
 class InProgress(LifeEvent, tag="response.in_progress"):
@@ -35,7 +41,7 @@ class Completed(LifeEvent, tag="response.completed"):
 
 
 class Incomplete(LifeEvent, tag="response.incomplete"):
-    """It was cut off."""
+    """It was cut off, or cancelled."""
 
 
 class Failed(LifeEvent, tag="response.failed"):
@@ -125,6 +131,7 @@ class ArgumentsDone(InItem, kw_only=True, tag="response.function_call_arguments.
 
 StreamEvent = (
     Created
+    | Queued
     | InProgress
     | Completed
     | Incomplete
@@ -142,14 +149,18 @@ StreamEvent = (
 )
 
 
+Frame = Callable[[bytes, str], bytes]  # an event as JSON, and its kind |-> as it is sent
+
+
 class Numbering:
     """Of one stream's events."""
 
-    def __init__(self) -> None:
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
         self._num_sent = 0
 
     def framed(self, event: Event) -> bytes:
         """As it is sent."""
         event.sequence_number = self._num_sent
         self._num_sent += 1
-        return framed(msgspec.json.encode(event), str(event.__struct_config__.tag))
+        return self._frame(msgspec.json.encode(event), str(event.__struct_config__.tag))

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import msgspec
 
 from coordinator.api import responses
 from coordinator.api.chat_parts import PartsPlan
 from coordinator.api.choice import ChoiceDelta, ScoredToken
-from coordinator.api.logprobs import chat_logprobs
+from coordinator.api.logprobs import TokenNames, chat_logprobs
 from coordinator.api.responses_api import events
-from coordinator.api.responses_api.objects import (
-    IncompleteDetails,
-    InputTokensDetails,
-    Item,
-    OutputTokensDetails,
-    Response,
-    ResponseError,
-    ResponseUsage,
-)
+from coordinator.api.responses_api.items import Item
+from coordinator.api.responses_api.objects import IncompleteDetails, Response, ResponseError
 from coordinator.api.responses_api.output import Output
 from coordinator.api.responses_api.told import Piece, ToldApart
+from coordinator.api.responses_api.usage import response_usage
 from coordinator.text import Tokenizer
 
 Keep = Callable[[bytes, Sequence[Item]], None]  # a finished response, and what is in it
@@ -34,6 +29,7 @@ class ResponseFormat:
     Args:
         response: as it begins; becomes what the call comes to.
         keep: is told of the end, unless it is a failure.
+        frame: makes of an event what is sent.
     """
 
     def __init__(
@@ -42,22 +38,32 @@ class ResponseFormat:
         tokenizer: Tokenizer,
         plan: PartsPlan,
         keep: Keep,
+        frame: events.Frame,
         *,
         shows_logprobs: bool,
     ) -> None:
         self._response = response
-        self._tokenizer = tokenizer
+        self._names = TokenNames(tokenizer)
         self._keep = keep
         self._shows_logprobs = shows_logprobs
         self._told = ToldApart(plan.make())
         self._output = Output(response.id.removeprefix("resp_"), plan.make_id)
-        self._numbering = events.Numbering()
+        self._numbering = events.Numbering(frame)
+
+    def queued(self) -> Sequence[bytes]:
+        """It will be made in the background; the rest comes as for any other."""
+        response = self._response
+        response.status = "queued"
+        return self._framed([events.Created(response=response), events.Queued(response=response)])
 
     def opening(self, index: int) -> Sequence[bytes]:
         """The response, still without items."""
-        return self._framed(
-            [events.Created(response=self._response), events.InProgress(response=self._response)]
-        )
+        response = self._response
+        told: list[events.Event] = [events.InProgress(response=response)]
+        if response.status != "queued":
+            told.insert(0, events.Created(response=response))
+        response.status = "in_progress"
+        return self._framed(told)
 
     def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
         """Items that begin, grow and end."""
@@ -73,12 +79,17 @@ class ResponseFormat:
 
     def failure(self, error: responses.ErrorDetail) -> bytes:
         """The response as far as it got, and the error."""
-        self._output.close("incomplete")
-        response = self._response
-        response.output = self._output.items
-        response.status = "failed"
+        response = self._cut_off("failed")
         response.error = ResponseError(error.code or error.type, error.message)
         return self._numbering.framed(events.Failed(response=response))
+
+    def cancelled(self) -> bytes:
+        """The response as far as it got."""
+        return self._numbering.framed(events.Incomplete(response=self._cut_off("cancelled")))
+
+    def body(self) -> bytes:
+        """The response as it is now; its items are shown when it is over."""
+        return msgspec.json.encode(self._response)
 
     def whole(self, deltas: Sequence[ChoiceDelta], usage: responses.Usage) -> bytes:
         """The response, without events."""
@@ -87,6 +98,13 @@ class ResponseFormat:
         return self._end(usage)
 
     # ---- parts ---------------------------------------------------------------------------------
+
+    def _cut_off(self, status: Literal["failed", "cancelled"]) -> Response:
+        self._output.close("incomplete")
+        response = self._response
+        response.output = self._output.items
+        response.status = status
+        return response
 
     def _take_in(self, delta: ChoiceDelta) -> list[events.Event]:
         told: list[events.Event] = []
@@ -113,25 +131,19 @@ class ResponseFormat:
         return told
 
     def _logprobs(self, tokens: list[ScoredToken]) -> list[responses.TokenLogprob]:
-        return chat_logprobs(tokens, self._tokenizer).content if self._shows_logprobs else []
+        return chat_logprobs(tokens, self._names).content if self._shows_logprobs else []
 
     def _end(self, usage: responses.Usage) -> bytes:
         """Complete the response and have it kept; returns it as JSON."""
         response = self._response
         response.output = self._output.items
-        response.usage = ResponseUsage(
-            input_tokens=usage.prompt_tokens,
-            input_tokens_details=InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
-            output_tokens=usage.completion_tokens,
-            output_tokens_details=OutputTokensDetails(self._told.num_reasoning_tokens),
-            total_tokens=usage.total_tokens,
-        )
+        response.usage = response_usage(usage, self._told.num_reasoning_tokens)
         response.status = "completed"
         if response.incomplete_details is not None:
             response.status = "incomplete"
         else:
             response.completed_at = int(time.time())
-        body = msgspec.json.encode(response)
+        body = self.body()
         self._keep(body, response.output)
         return body
 

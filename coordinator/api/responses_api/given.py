@@ -8,10 +8,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from coordinator.api.json_text import JsonReader
-from coordinator.api.requests import MAX_MESSAGES
-from coordinator.api.responses_api.objects import (
+from coordinator.api.requests import MAX_MESSAGES, MAX_PARTS
+from coordinator.api.responses_api.compaction import summary_of
+from coordinator.api.responses_api.item_requests import InputItem, ItemText, Role
+from coordinator.api.responses_api.items import (
     CallItem,
     CallOutputItem,
+    CompactionItem,
     InputText,
     KeptItem,
     MessageItem,
@@ -19,47 +22,74 @@ from coordinator.api.responses_api.objects import (
     ReasoningItem,
     ReasoningText,
 )
-from coordinator.api.responses_api.requests import InputItem, ItemText, Role
 from pdserve.errors import InvalidRequest
 
 T = TypeVar("T")
 Find = Callable[[str], KeptItem | None]  # an item of an earlier response, by its id
 
-_IGNORED = frozenset({"status", "phase", "summary", "encrypted_content"})
+_IGNORED = frozenset({"status", "phase", "summary"})
+_NO_TEXT = ("input_image", "input_file", "input_audio", "computer_screenshot")
 _SERVED = frozenset(field.name for field in msgspec.structs.fields(InputItem)) | _IGNORED
 
 
-def check_items(values: dict[str, Any]) -> None:
+def check_items(values: dict[str, Any], param: str) -> None:
     """Refuse fields of items that would make a difference. Raises InvalidRequest."""
-    items = values.get("input")
+    items = values.get(param)
     for i, item in enumerate(items[:MAX_MESSAGES] if isinstance(items, list) else []):
         for name, value in item.items() if isinstance(item, dict) else ():
+            where = f"{param}[{i}]"
             if name not in _SERVED and value not in (None, []):
-                where = f"input[{i}]"
                 raise InvalidRequest(f"{name!r} is not supported in {where}", f"{where}.{name}")
+            if name in ("content", "output") and isinstance(value, list):
+                _check_parts(value, f"{where}.{name}")
+
+
+def _check_parts(parts: list[Any], where: str) -> None:
+    for i, part in enumerate(parts[:MAX_PARTS]):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in _NO_TEXT:
+            param = f"{where}[{i}].type"
+            raise InvalidRequest(f"{param!r} is {kind!r}, but this model takes only text", param)
 
 
 def items_of(
-    given: str | Sequence[InputItem], unique: str, earlier: Sequence[KeptItem], find: Find
+    given: str | Sequence[InputItem],
+    param: str,
+    unique: str,
+    earlier: Sequence[KeptItem],
+    find: Find,
 ) -> list[KeptItem]:
-    """What follows the earlier items; `unique` is what ids are made from. Raises InvalidRequest."""
+    """What follows the earlier items, as the parameter has it; ids are made from `unique`.
+
+    Raises InvalidRequest.
+    """
     if isinstance(given, str):
         given = [InputItem(role="user", content=given)]
     called = {item.call_id for item in earlier if isinstance(item, CallItem)}
+    known = {item.id: item for item in earlier}
+    referred: set[str | None] = set()
     items: list[KeptItem] = []
     reader = JsonReader()
     for i, one in enumerate(given):
-        where = f"input[{i}]"
-        item = _item(one, where, f"{unique}_in{i}", find, reader)
+        where = f"{param}[{i}]"
+        if one.type == "item_reference":
+            _check_is_new(one.id, referred, where)
+        item = _item(one, where, f"{unique}_in{i}", lambda j: known.get(j) or find(j), reader)
         if isinstance(item, CallItem):
             called.add(item.call_id)
         elif isinstance(item, CallOutputItem) and item.call_id not in called:
-            param = f"{where}.call_id"
             raise InvalidRequest(
-                f"no call before it has the 'call_id' {item.call_id[:128]!r}", param
+                f"no call before it has the 'call_id' {item.call_id[:128]!r}", f"{where}.call_id"
             )
         items.append(item)
     return items
+
+
+def _check_is_new(item_id: str | None, referred: set[str | None], where: str) -> None:
+    """A short body that has a long item again and again would be more than memory can hold."""
+    if item_id in referred:
+        raise InvalidRequest(f"{where} is there twice: {str(item_id)[:128]!r}", f"{where}.id")
+    referred.add(item_id)
 
 
 def _item(item: InputItem, where: str, unique: str, find: Find, reader: JsonReader) -> KeptItem:
@@ -84,6 +114,10 @@ def _item(item: InputItem, where: str, unique: str, find: Find, reader: JsonRead
                 call_id=_needed(item.call_id, "call_id", where),
                 output=output if isinstance(output, str) else _told(output, f"{where}.output"),
             )
+        case "compaction":
+            content = _needed(item.encrypted_content, "encrypted_content", where)
+            summary_of(content, f"{where}.encrypted_content")
+            return CompactionItem(id=item.id or f"cmp_{unique}", encrypted_content=content)
         case "item_reference":
             found = find(_needed(item.id, "id", where))
             if found is None:

@@ -6,71 +6,16 @@ from typing import Literal
 
 from msgspec import Struct
 
-from coordinator.api.responses import TokenLogprob
-from coordinator.api.responses_api.requests import FunctionTool, Role, TextFormat, ToolChoice
+from coordinator.api.responses_api.items import CompactionItem, Item, KeptItem
+from coordinator.api.responses_api.requests import (
+    ConversationReference,
+    FunctionTool,
+    TextFormat,
+    ToolChoice,
+    Verbosity,
+)
 
-ItemStatus = Literal["in_progress", "completed", "incomplete"]
-
-
-class InputText(Struct, kw_only=True, tag_field="type", tag="input_text"):
-    """Text that the model was given."""
-
-    text: str
-
-
-class OutputText(Struct, kw_only=True, tag_field="type", tag="output_text"):
-    """Text that the model wrote."""
-
-    text: str = ""
-    annotations: list[str] = []  # there never are any
-    logprobs: list[TokenLogprob] = []
-
-
-class ReasoningText(Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
-    """Text of reasoning."""
-
-    text: str = ""
-
-
-class MessageItem(Struct, kw_only=True, tag_field="type", tag="message"):
-    """What the model says, or was told."""
-
-    id: str
-    status: ItemStatus = "in_progress"
-    role: Role = "assistant"
-    content: list[OutputText | InputText] = []
-
-
-class ReasoningItem(Struct, kw_only=True, tag_field="type", tag="reasoning"):
-    """What the model thinks."""
-
-    id: str
-    status: ItemStatus = "in_progress"
-    summary: list[str] = []  # it is not summed up
-    content: list[ReasoningText] = []
-
-
-class CallItem(Struct, kw_only=True, tag_field="type", tag="function_call"):
-    """A function that the model calls."""
-
-    id: str
-    call_id: str
-    name: str
-    arguments: str = ""  # JSON
-    status: ItemStatus = "in_progress"
-
-
-class CallOutputItem(Struct, kw_only=True, tag_field="type", tag="function_call_output"):
-    """What came of a call: for the model to read, never written by it."""
-
-    id: str
-    call_id: str
-    output: str | list[InputText]
-    status: ItemStatus = "completed"
-
-
-Item = MessageItem | ReasoningItem | CallItem
-KeptItem = Item | CallOutputItem  # of a conversation
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class InputTokensDetails(Struct):
@@ -110,7 +55,7 @@ class ResponseError(Struct):
 
 
 class ReasoningShown(Struct):
-    """What was asked of reasoning: nothing."""
+    """What was asked of reasoning; there is no summary."""
 
     effort: str | None = None
     summary: None = None
@@ -120,6 +65,7 @@ class TextShown(Struct):
     """What was asked of the text."""
 
     format: TextFormat
+    verbosity: Verbosity
 
 
 class Response(Struct, kw_only=True):
@@ -129,8 +75,9 @@ class Response(Struct, kw_only=True):
     object: Literal["response"] = "response"
     created_at: int
     completed_at: int | None = None
-    status: Literal["in_progress", "completed", "incomplete", "failed"] = "in_progress"
-    background: bool = False
+    status: ResponseStatus = "in_progress"
+    background: bool
+    conversation: ConversationReference | None
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
     frequency_penalty: float
@@ -154,7 +101,7 @@ class Response(Struct, kw_only=True):
     tools: list[FunctionTool]
     top_logprobs: int
     top_p: float
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None = None
     user: str | None
 
@@ -167,14 +114,41 @@ class DeletedResponse(Struct, kw_only=True):
     deleted: bool = True
 
 
+class Conversation(Struct, kw_only=True):
+    """What is told of a conversation; its items are told by themselves."""
+
+    id: str
+    object: Literal["conversation"] = "conversation"
+    created_at: int
+    metadata: dict[str, str]
+
+
+class DeletedConversation(Struct, kw_only=True):
+    """The answer to DELETE /v1/conversations/{id}."""
+
+    id: str
+    object: Literal["conversation.deleted"] = "conversation.deleted"
+    deleted: bool = True
+
+
 class ItemList(Struct, kw_only=True):
-    """A page of a response's input."""
+    """Items of a conversation: a page, or those just added to it."""
 
     object: Literal["list"] = "list"
     data: list[KeptItem]
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+class CompactedResponse(Struct, kw_only=True):
+    """The answer to POST /v1/responses/compact: a conversation to go on with."""
+
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int
+    output: list[CompactionItem]
+    usage: ResponseUsage
 
 
 class InputTokens(Struct, kw_only=True):

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from coordinator.api.responses import TokenLogprob
 from coordinator.api.responses_api import events
-from coordinator.api.responses_api.objects import (
+from coordinator.api.responses_api.items import (
     CallItem,
     Item,
     MessageItem,

@@ -1,4 +1,7 @@
-"""The body of POST /v1/responses, as far as it is served. `null` stands for the default."""
+"""The bodies of requests about responses and conversations, as far as they are served.
+
+`null` stands for the default.
+"""
 
 from __future__ import annotations
 
@@ -6,50 +9,24 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from coordinator.api.requests import (
-    MAX_MESSAGES,
-    MAX_PARTS,
-    MAX_TOOLS,
+from coordinator.api.fields import (
+    CallFields,
     Count,
     NumLogprobs,
     Penalty,
-    Priority,
     Probability,
     StructuredOutputs,
     TokenId,
 )
+from coordinator.api.requests import MAX_TOOLS
+from coordinator.api.responses_api.item_requests import Input, InputItem
 
 LOGPROBS = "message.output_text.logprobs"
-ENCRYPTED = "reasoning.encrypted_content"  # reasoning is given in plain text: nothing to add
-
-
-class ItemPart(Struct, kw_only=True):
-    """A piece of an item's text."""
-
-    type: Literal["input_text", "output_text", "text", "reasoning_text"]
-    text: str | None = None
-
-
-ItemText = str | Annotated[list[ItemPart], Meta(max_length=MAX_PARTS)]
-
-
-Role = Literal["user", "assistant", "system", "developer"]
-ItemType = Literal[
-    "message", "function_call", "function_call_output", "reasoning", "item_reference"
+Includable = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",  # reasoning is given in plain text: nothing to add
 ]
-
-
-class InputItem(Struct, kw_only=True):
-    """Something that was said or done; which fields it needs depends on its type."""
-
-    type: ItemType = "message"
-    id: str | None = None  # of an item that is referred to; else a name for this one
-    role: Role | None = None  # of a message
-    content: ItemText | None = None  # of a message, or of reasoning
-    call_id: str | None = None  # of a call, and of its output
-    name: str | None = None  # of a call, as are the
-    arguments: str | None = None  # in JSON
-    output: ItemText | None = None  # of a call's output
+MAX_NEW_ITEMS = 20  # of a conversation, at a time
 
 
 class FunctionTool(Struct, kw_only=True):
@@ -88,19 +65,25 @@ class TextFormat(Struct, kw_only=True, omit_defaults=True, rename={"schema_": "s
     strict: bool | None = None
 
 
+Verbosity = Literal["low", "medium", "high"]
+
+
 class TextConfig(Struct, kw_only=True, forbid_unknown_fields=True):
     """About the text of the answer."""
 
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Verbosity | None = None  # a hint, as is the effort of reasoning
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ReasoningConfig(Struct, kw_only=True, forbid_unknown_fields=True):
-    """About reasoning: models are not told how much of it is wanted, and it is not summed up."""
+    """About reasoning. It is not summed up: "auto" asks for a summary where there is one."""
 
-    effort: Literal["none"] | None = None
-    summary: None = None
-    generate_summary: None = None
+    effort: Effort | None = None  # a hint, which chat templates that know it pass on
+    summary: Literal["auto"] | None = None
+    generate_summary: Literal["auto"] | None = None
 
 
 class ResponseStreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -114,13 +97,48 @@ MetadataValue = Annotated[str, Meta(max_length=512)]
 Metadata = Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)]
 
 
-class ResponseRequest(Struct, kw_only=True):
-    """POST /v1/responses."""
+class CompactRequest(CallFields, kw_only=True):
+    """POST /v1/responses/compact."""
 
-    model: str
-    input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    input: Input | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
+
+
+class ConversationReference(Struct, kw_only=True):
+    """A conversation by its id."""
+
+    id: str
+
+
+class ConversationRequest(Struct, kw_only=True):
+    """POST /v1/conversations."""
+
+    items: Annotated[list[InputItem], Meta(max_length=MAX_NEW_ITEMS)] | None = None
+    metadata: Metadata | None = None
+
+
+class ConversationUpdate(Struct, kw_only=True):
+    """POST /v1/conversations/{id}: what its metadata are from now on."""
+
+    metadata: Metadata
+
+
+class NewItems(Struct, kw_only=True):
+    """POST /v1/conversations/{id}/items."""
+
+    items: Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_NEW_ITEMS)]
+
+
+class ResponseRequest(CallFields, kw_only=True):
+    """POST /v1/responses."""
+
+    input: Input
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    conversation: str | ConversationReference | None = None
+    background: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None  # default: true
     metadata: Metadata | None = None
     stream: bool | None = None
@@ -133,11 +151,8 @@ class ResponseRequest(Struct, kw_only=True):
     tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
-        None
-    )
+    include: list[Includable] | None = None
     top_logprobs: NumLogprobs | None = None
-    service_tier: str | None = None
     max_tool_calls: Count | None = None  # of built-in tools, which there are none of
     prompt_cache_key: str | None = None  # caches are found without it
     safety_identifier: str | None = None
@@ -156,6 +171,3 @@ class ResponseRequest(Struct, kw_only=True):
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     structured_outputs: StructuredOutputs | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
-    slo_class: str | None = None
-    priority: Priority | None = None

@@ -1,54 +1,47 @@
-"""Answers that clients may fetch again, or go on from. In memory: none survives the coordinator."""
+"""Where responses and conversations are kept. In memory: none survives the coordinator."""
 
 from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from dataclasses import dataclass
 
-from coordinator.api.responses_api.objects import KeptItem
-from pdserve.errors import ResponseNotFound
+from coordinator.api.responses_api.items import KeptItem
+from coordinator.api.responses_api.stored import RESPONSE_ID, StoredConversation, StoredResponse
+from pdserve.errors import (
+    ConversationNotFound,
+    InvalidRequest,
+    PreviousResponseNotFound,
+    ResponseNotFound,
+)
 
-RESPONSE_ID = "resp_{}"
 ITEM_ID = re.compile(r"[a-z]+_(?P<unique>[0-9a-f]{32})_\w+")  # made from the same as its response's
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredResponse:
-    """One of them."""
-
-    id: str
-    owner: str  # the tenant whose call it was: nobody else gets to see it
-    body: bytes  # the response as JSON
-    items: tuple[KeptItem, ...]  # the conversation up to its end, without instructions
-    num_input_items: int  # of which so many were there before it began
-    items_bytes: int  # counted as if no other response shared them
-
-    @property
-    def num_bytes(self) -> int:
-        """Roughly what it takes."""
-        return len(self.body) + self.items_bytes
+Stored = StoredResponse | StoredConversation
 
 
 class _Shelf:
     """What one owner has in the store."""
 
     def __init__(self) -> None:
-        self.by_id: OrderedDict[str, StoredResponse] = OrderedDict()  # the next to go first
+        self.by_id: OrderedDict[str, Stored] = OrderedDict()  # the next to go first
         self.num_bytes = 0
+        self._bytes_of: dict[str, int] = {}  # as they were counted last
 
-    def add(self, stored: StoredResponse) -> None:
+    def add(self, stored: Stored) -> None:
+        """A new one, or one that has changed."""
         self.by_id[stored.id] = stored
-        self.num_bytes += stored.num_bytes
+        self.by_id.move_to_end(stored.id)
+        self.num_bytes += stored.num_bytes - self._bytes_of.get(stored.id, 0)
+        self._bytes_of[stored.id] = stored.num_bytes
 
-    def remove(self, response_id: str) -> None:
-        self.num_bytes -= self.by_id.pop(response_id).num_bytes
+    def remove(self, stored_id: str) -> Stored:
+        self.num_bytes -= self._bytes_of.pop(stored_id)
+        return self.by_id.pop(stored_id)
 
 
 class ResponseStore:
     """When there are too many, or too large ones, whoever has most of the room gives way: of its
-    responses, the one that was used least recently. So nobody can push out another's that hold less
-    than an even part."""
+    responses and conversations, the one that was used least recently. So nobody can push out
+    another's that hold less than an even part. What is still being made ends when it has to go."""
 
     def __init__(self, max_responses: int, max_bytes: int) -> None:
         self._max_responses = max_responses
@@ -58,21 +51,55 @@ class ResponseStore:
     def __len__(self) -> int:
         return sum(len(shelf.by_id) for shelf in self._shelves.values())
 
-    def put(self, stored: StoredResponse) -> None:
+    def put(self, stored: Stored) -> None:
         """Keep a new one; one that is larger than the whole store is not kept."""
         if stored.num_bytes > self._max_bytes:
+            stored.forget()
             return
         self._shelves.setdefault(stored.owner, _Shelf()).add(stored)
         while len(self) > self._max_responses or self._num_bytes > self._max_bytes:
             owner = max(self._shelves, key=self._part_of)
             self._remove(owner, next(iter(self._shelves[owner].by_id)))
 
-    def get(self, response_id: str, owner: str, param: str | None = None) -> StoredResponse:
-        """Raises ResponseNotFound, which names the parameter."""
+    def changed(self, stored: Stored) -> None:
+        """It takes more or less room than before, if it is still here."""
+        if not self.has(stored):
+            return
+        if stored.num_bytes > self._max_bytes:
+            self._remove(stored.owner, stored.id)
+        else:
+            self.put(stored)
+
+    def get(self, response_id: str, owner: str) -> StoredResponse:
+        """Raises ResponseNotFound."""
         stored = self._found(response_id, owner)
-        if stored is None:
-            raise ResponseNotFound(
-                f"there is no response {response_id[:128]!r} here, or no longer", param
+        if not isinstance(stored, StoredResponse):
+            raise ResponseNotFound(f"Response with id {response_id[:128]!r} not found.")
+        return stored
+
+    def get_previous(self, response_id: str, owner: str) -> StoredResponse:
+        """One to go on from. Raises PreviousResponseNotFound, or InvalidRequest for one that has no
+        answer."""
+        stored = self._found(response_id, owner)
+        param = "previous_response_id"
+        if not isinstance(stored, StoredResponse):
+            raise PreviousResponseNotFound(
+                f"Previous response with id {response_id[:128]!r} not found.", param
+            )
+        if not stored.is_answer:
+            raise InvalidRequest(
+                f"{stored.id!r} has no answer to go on from: it is not complete", param
+            )
+        return stored
+
+    def get_conversation(
+        self, conversation_id: str, owner: str, param: str | None = None
+    ) -> StoredConversation:
+        """Raises ConversationNotFound, which names the parameter."""
+        stored = self._found(conversation_id, owner)
+        if not isinstance(stored, StoredConversation):
+            raise ConversationNotFound(
+                f"Conversation with id {conversation_id[:128]!r} not found.", param
             )
         return stored
 
@@ -83,18 +110,22 @@ class ResponseStore:
         items = () if stored is None else stored.items
         return next((item for item in items if item.id == item_id), None)
 
-    def delete(self, response_id: str, owner: str) -> None:
-        """Raises ResponseNotFound."""
-        self.get(response_id, owner)
-        self._remove(owner, response_id)
+    def has(self, stored: Stored) -> bool:
+        """Whether this very one is still here; if so, it was used."""
+        return self._found(stored.id, stored.owner) is stored
 
-    def _found(self, response_id: str, owner: str) -> StoredResponse | None:
+    def discard(self, stored: Stored) -> None:
+        """Keep it no longer, if it is still here."""
+        if self.has(stored):
+            self._remove(stored.owner, stored.id)
+
+    def _found(self, stored_id: str, owner: str) -> Stored | None:
         """It was used."""
         shelf = self._shelves.get(owner)
-        if shelf is None or response_id not in shelf.by_id:
+        if shelf is None or stored_id not in shelf.by_id:
             return None
-        shelf.by_id.move_to_end(response_id)
-        return shelf.by_id[response_id]
+        shelf.by_id.move_to_end(stored_id)
+        return shelf.by_id[stored_id]
 
     @property
     def _num_bytes(self) -> int:
@@ -105,8 +136,8 @@ class ResponseStore:
         shelf = self._shelves[owner]
         return max(len(shelf.by_id) / self._max_responses, shelf.num_bytes / self._max_bytes)
 
-    def _remove(self, owner: str, response_id: str) -> None:
+    def _remove(self, owner: str, stored_id: str) -> None:
         shelf = self._shelves[owner]
-        shelf.remove(response_id)
+        shelf.remove(stored_id).forget()
         if not shelf.by_id:
             del self._shelves[owner]

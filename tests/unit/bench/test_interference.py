@@ -37,7 +37,7 @@ def test_both_runs_have_the_same_streams() -> None:
     assert {(r.at_s, r.num_output) for r in quiet} == {(0.0, STREAM_TOKENS)}
     arrived = disturbed[STREAMS:]
     assert [r.at_s for r in arrived] == [FIRST_S + i * EVERY_S for i in range(PROMPTS)]
-    assert {(r.kind, len(r.prompt), r.num_output) for r in arrived} == {("long", 4096, 16)}
+    assert {(r.kind, len(r.prompt), r.num_output) for r in arrived} == {("long", 4096, 64)}
     assert len({tuple(r.prompt[:8]) for r in disturbed}) == STREAMS + PROMPTS
 
 

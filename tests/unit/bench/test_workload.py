@@ -84,8 +84,8 @@ def test_every_scenario_fits_the_model_it_is_for_and_smaller_ones(name: str) -> 
 def test_a_scenario_as_subject() -> None:
     subject = made_up("long-prompts", MODEL_LEN // 2, 0.0, seed=0)
     assert subject.length_factor == pytest.approx(0.5)
-    assert [subject.whole_decks(count) for count in (1, 9, 10)] == [9, 9, 18]
-    longest = max(len(request.prompt) for request in subject.workload.first(9))
+    assert [subject.whole_decks(count) for count in (1, 13, 14)] == [13, 13, 26]
+    longest = max(len(request.prompt) for request in subject.workload.first(13))
     assert longest == 2048
 
 

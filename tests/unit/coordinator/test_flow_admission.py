@@ -54,12 +54,15 @@ class ScriptedAdmission(Admission[RunningRequest]):
         predicted: Predicted,
         now_s: float,
         tpot_within_s: Callable[[float], float | None] = lambda tpot_s: None,
+        num_answers: int = 1,
     ) -> Decision:
         if self.refusal is not None:
             return Refuse("ttft", self.refusal)
         return self.reconsider(slo, predicted, now_s)
 
-    def reconsider(self, slo: Slo, predicted: Predicted, now_s: float) -> Admit | Wait:
+    def reconsider(
+        self, slo: Slo, predicted: Predicted, now_s: float, num_answers: int = 1
+    ) -> Admit | Wait:
         self.asked.append(slo)
         return Admit(self.kept or slo) if self.has_room else Wait()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from itertools import count
 
 import pytest
@@ -134,6 +135,16 @@ def test_what_is_held_without_gaps_is_found_exactly(held: list[tuple[int, int]])
 
 def leading(blocks: set[int]) -> int:
     return next(i for i in count() if i not in blocks)
+
+
+@pytest.mark.usefixtures("collector_off")
+def test_a_lookup_leaves_no_cycle_behind() -> None:
+    index = PrefixIndex()
+    index.apply(make_member("n0"), stored(20))
+    gc.collect()
+    for _ in range(20):
+        assert found_tokens(index, PROMPT) == {0: (20, 20)}
+    assert gc.collect() < 20
 
 
 def test_nothing_is_left_of_a_member_that_is_gone() -> None:

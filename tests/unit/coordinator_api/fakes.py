@@ -15,6 +15,7 @@ import numpy as np
 import tokenizers
 
 from coordinator.api import ApiConfig, HttpServer, RequestSummary, create_app
+from coordinator.api.context import CONTEXT, ApiContext
 from coordinator.embedding_model import EmbeddingModel
 from coordinator.generation import GenerationRequest, Listener, Route
 from coordinator.tenants import Tenants
@@ -183,6 +184,9 @@ class FakeGenerator:
         self.started.set()
         return generation
 
+    def start_siblings(self, requests: Sequence[GenerationRequest]) -> list[FakeGeneration]:
+        return [self.start(request) for request in requests]
+
     def is_ready(self) -> bool:
         return self.ready
 
@@ -221,6 +225,7 @@ class Harness:
     """A served API and a client for it."""
 
     server: HttpServer
+    server_context: ApiContext
     generator: FakeGenerator
     observer: RecordingObserver
     client: aiohttp.ClientSession
@@ -272,7 +277,7 @@ async def served(
         HttpServer(app) as server,
         aiohttp.ClientSession(server.url, timeout=timeout) as client,
     ):
-        yield Harness(server, generator, observer, client)
+        yield Harness(server, app[CONTEXT], generator, observer, client)
 
 
 def events_of(raw: bytes) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import openai
@@ -126,6 +127,29 @@ async def test_a_stop_string_ends_the_answer_and_frees_the_nodes(
             assert body["usage"]["completion_tokens"] == len(up_to_stop)
     assert (text, finish) == ("one two ", "stop")
     assert generator.last.cancels == ["stop string"]
+
+
+@pytest.mark.parametrize("kind", ["chat", "complete"])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_an_answer_stopped_at_is_told(kind: str, stream: bool) -> None:
+    (b,) = tiny_tokenizer().encode("b", add_special_tokens=False)
+    at_token = FakeGenerator(lambda _: [Tokens([5, b], FinishReason.STOP, b)])
+    asked: list[tuple[FakeGenerator, dict[str, Any], str | int | None]] = [
+        (FakeGenerator(says("one STOP")), {"stop": ["x", "STOP"]}, "STOP"),
+        (at_token, {"stop_token_ids": [b]}, b),
+        (FakeGenerator(says("one")), {"stop": ["x"]}, None),
+    ]
+    for generator, body, reason in asked:
+        async with (
+            served(generator) as api,
+            getattr(api, kind)(stream=stream, **body) as response,
+        ):
+            raw = await response.read()
+        choices = [e["choices"][0] for e in events_of(raw)[:-1]] if stream else None
+        choices = choices or json.loads(raw)["choices"]
+        assert choices[-1]["finish_reason"] == "stop"
+        assert choices[-1]["stop_reason"] == reason
+        assert all("stop_reason" not in choice for choice in choices[:-1])
 
 
 async def test_stop_strings_wait_for_min_tokens() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -65,22 +64,29 @@ async def test_the_same_seed_gives_the_same_seeds() -> None:
     assert seeds[0] == seeds[1]
 
 
-async def test_others_follow_when_the_prompt_is_computed() -> None:
-    prefilled = asyncio.Event()
+async def test_a_call_is_refused_as_one() -> None:
+    generator = FakeGenerator(start_error=Overloaded("busy", 3.0))
+    async with served(generator) as api, api.chat(n=2) as response:
+        assert response.status == 429
+    assert generator.generations == []
+
+
+async def test_a_prompt_is_scored_whichever_answer_is_heard_of_first() -> None:
+    """Scores come with the first answer, which may be kept back longer than the others."""
 
     def script(request: GenerationRequest) -> list[Step]:
-        return [Pause(until=prefilled), *numbered(request)]
+        is_first = request.sampling.prompt_logprobs is not None
+        return [Pause(0.01 if is_first else 0.0), *numbered(request)]
 
-    generator = FakeGenerator(script=script)
-    async with served(generator) as api:
-        asking = asyncio.create_task(api.chat(n=3).__aenter__())
-        await generator.started.wait()
-        assert len(generator.generations) == 1
-        prefilled.set()
-        response = await asking
-        assert len((await response.json())["choices"]) == 3
-        response.release()
-    assert len(generator.generations) == 3
+    async with (
+        served(FakeGenerator(script=script)) as api,
+        api.complete(prompt="ab", n=2, echo=True, logprobs=0) as response,
+    ):
+        choices = (await response.json())["choices"]
+    assert [choice["text"] for choice in choices] == ["abzero", "abone"]
+    first, second = (choice["logprobs"]["token_logprobs"] for choice in choices)
+    assert len(first) > 2
+    assert first[:2] == second[:2]
 
 
 async def test_choices_are_streamed_together() -> None:
@@ -147,16 +153,3 @@ async def test_a_call_fails_as_one() -> None:
         assert response.status == 502
         assert is_error_body(await response.json())
     assert api.generator.generations[0].cancels
-
-
-async def test_a_follower_that_is_refused_fails_the_call() -> None:
-    generator = FakeGenerator()
-
-    def script(request: GenerationRequest) -> list[Step]:
-        generator.start_error = Overloaded("busy", 3.0)
-        return [Tokens(word("zero")), Pause(60.0)]
-
-    generator.script = script
-    async with served(generator) as api, api.chat(n=2) as response:
-        assert response.status == 429
-    assert generator.generations[0].cancels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from functools import cache
 from typing import Any
@@ -127,7 +128,7 @@ async def test_leaving_while_sending_the_body() -> None:
 def tokenizer_with_a_long_token() -> tuple[Tokenizer, int]:
     backend = tokenizers.Tokenizer.from_str(made.byte_level_json())
     backend.add_tokens(["x" * LONG_TOKEN_CHARS])
-    tokenizer = Tokenizer(backend)
+    tokenizer = Tokenizer(backend, chat_template=tiny_tokenizer().chat_template)
     return tokenizer, tokenizer.num_ids - 1
 
 
@@ -139,6 +140,16 @@ def floods(num_tokens: int) -> FakeGenerator:
 
 
 FLOOD = {"model": "alias", "prompt": "x", "stream": True, "max_tokens": 10**5}
+UPGRADE = (
+    b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n"
+)
+
+
+def text_frame(text: bytes) -> bytes:
+    """Of a client; its mask is all zeros, which changes nothing."""
+    assert len(text) < 126
+    return bytes([0x81, 0x80 | len(text), 0, 0, 0, 0]) + text
 
 
 @on_both_loops
@@ -153,6 +164,20 @@ async def test_a_reader_that_stops_is_given_up() -> None:
         assert api.observer.finished[0].error_code == "client_disconnected"
         raw = await client.read_until_broken()
         assert b"[DONE]" not in raw
+
+
+@on_both_loops
+async def test_a_socket_that_is_not_read_is_given_up() -> None:
+    tokenizer, _ = tokenizer_with_a_long_token()
+    ask = {"type": "response.create", "model": "alias", "input": "x"}
+    async with (
+        served(floods(1000), tokenizer, stall_timeout_s=0.3) as api,
+        connected(api, receive_buffer=4096) as client,
+    ):
+        client.writer.write(UPGRADE + text_frame(json.dumps(ask).encode()))
+        await api.observer.over.wait()
+        assert api.observer.finished[0].error_code == "client_disconnected"
+        assert api.generator.last.cancels == ["client disconnected"]
 
 
 @on_both_loops

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.api.responses_api.store import ResponseStore, StoredResponse
+from coordinator.api.responses_api.items import CallOutputItem
+from coordinator.api.responses_api.store import ResponseStore
+from coordinator.api.responses_api.stored import StoredConversation, StoredResponse, items_bytes
 from pdserve.errors import ResponseNotFound
 
 
@@ -42,15 +44,39 @@ def test_items_count() -> None:
     assert len(store) == 0
 
 
+def test_a_conversation_that_was_emptied_weighs_nothing() -> None:
+    talk = StoredConversation(id="conv_a", owner="acme", created_at=0, metadata={})
+    empty_bytes = talk.num_bytes
+    items = [CallOutputItem(id=f"fco_{i}", call_id="c", output="x" * i) for i in range(5)]
+    talk.add(items, items_bytes(items))
+    assert talk.num_bytes > empty_bytes
+    for item in items:
+        talk.remove(item.id)
+    assert talk.num_bytes == empty_bytes
+
+
 def test_another_owner_cannot_even_delete() -> None:
     store = ResponseStore(max_responses=10, max_bytes=100)
     store.put(made("a"))
-    with pytest.raises(ResponseNotFound):
-        store.delete("a", "night")
     assert has(store, "a")
     assert not has(store, "a", "night")
-    store.delete("a", "acme")
+    store.discard(store.get("a", "acme"))
     assert not has(store, "a")
+
+
+def test_what_grows_is_counted_and_what_is_gone_stays_gone() -> None:
+    store = ResponseStore(max_responses=10, max_bytes=30)
+    first, second = made("a"), made("b")
+    store.put(first)
+    store.put(second)
+    second.body = b"x" * 21
+    store.changed(second)
+    assert [name for name in "ab" if has(store, name)] == ["b"]
+    store.changed(first)
+    assert len(store) == 1
+    second.body = b"x" * 31
+    store.changed(second)
+    assert len(store) == 0
 
 
 @pytest.mark.parametrize("num_bytes", [1, 20])  # too many, too large
@@ -66,7 +92,9 @@ def test_a_flood_pushes_out_its_own(num_bytes: int) -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["put", "get", "delete"]), st.integers(0, 9), st.integers(0, 40)),
+        st.tuples(
+            st.sampled_from(["put", "get", "grow", "delete"]), st.integers(0, 9), st.integers(0, 40)
+        ),
         max_size=60,
     )
 )
@@ -82,8 +110,16 @@ def test_it_never_holds_more_than_it_may(steps: list[tuple[str, int, int]]) -> N
                 held.pop(next(iter(held)))
         elif kind == "get" and has(store, name):
             held[name] = held.pop(name)
+        elif kind == "grow" and name in held:
+            stored = store.get(name, "acme")
+            stored.body = b"x" * num_bytes
+            store.changed(stored)
+            held.pop(name)
+            held[name] = num_bytes
+            while sum(held.values()) > 60:
+                held.pop(next(iter(held)))
         elif kind == "delete" and name in held:
-            store.delete(name, "acme")
+            store.discard(store.get(name, "acme"))
             del held[name]
         assert len(store) == len(held)
     assert all(has(store, name) for name in held)

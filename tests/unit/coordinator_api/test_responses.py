@@ -302,7 +302,7 @@ async def test_a_stored_response_can_be_fetched_and_deleted() -> None:
                     model=MODEL, input="Hi", previous_response_id=response.id
                 )
             assert refused.value.param == "previous_response_id"
-            assert refused.value.code == "response_not_found"
+            assert refused.value.code == "previous_response_not_found"
 
 
 async def test_what_is_not_to_be_stored_is_not() -> None:
@@ -362,7 +362,7 @@ async def test_input_is_counted_without_an_answer() -> None:
         counted = await client.responses.input_tokens.count(model=MODEL, input="Hi", tools=TOOLS)
         assert api.generator.generations == []
         answer = await client.responses.create(model=MODEL, input="Hi", tools=TOOLS)
-        with pytest.raises(openai.BadRequestError, match="background"):
+        with pytest.raises(openai.BadRequestError, match="synchronous"):
             await client.responses.cancel(answer.id)
     assert answer.usage is not None
     assert counted.input_tokens == answer.usage.input_tokens
@@ -387,6 +387,34 @@ async def test_a_response_repeats_what_was_asked_for() -> None:
         async with served() as api, post(api, **body) as response:
             answer = await response.json()
         assert {name: answer[name] for name in asked} == expected
+
+
+@pytest.mark.parametrize(
+    ("effort", "told"), [(None, "-"), ("none", "none, off"), ("low", "low"), ("max", "max")]
+)
+async def test_effort_is_told_to_templates_that_know_it(effort: Any, told: str) -> None:
+    knows = (
+        "{{ reasoning_effort | default('-') }}{% if enable_thinking is false %}, off{% endif %}"
+        "{% for message in messages %}{{ message.content }}{% endfor %}"
+    )
+    for template, expected in ((knows, f"{told}Hi"), ("{{ messages[0].content }}", "Hi")):
+        async with served(None, tool_tokenizer(template)) as api, client_of(api) as client:
+            asked: Any = {"reasoning": {"effort": effort, "summary": "auto"}}
+            answer = await client.responses.create(model=MODEL, input="Hi", **asked)
+            assert answer.reasoning is not None
+            assert answer.reasoning.effort == effort
+            assert tail_of_prompt(api) == expected
+
+
+async def test_what_a_client_says_to_the_template_goes_first() -> None:
+    template = "{{ enable_thinking }} {{ reasoning_effort }}"
+    variables = {"enable_thinking": 7}
+    async with (
+        served(None, tool_tokenizer(template)) as api,
+        post(api, reasoning={"effort": "low"}, chat_template_kwargs=variables) as response,
+    ):
+        assert response.status == 200
+        assert tail_of_prompt(api) == "7 low"
 
 
 # ---- errors ------------------------------------------------------------------------------------
@@ -416,11 +444,13 @@ async def test_a_response_repeats_what_was_asked_for() -> None:
             "input[0].arguments",
         ),
         ({"input": [{"role": "user", "content": [{"type": "text"}]}]}, "input[0].content[0].text"),
-        ({"background": True}, "background"),
-        ({"conversation": "conv_1"}, "conversation"),
+        ({"background": True, "store": False}, "background"),
+        ({"conversation": 3}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"truncation": "auto"}, "truncation"),
-        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ({"truncation": "middle"}, "truncation"),
+        ({"truncation": "auto", "input": "x" * 100_000}, "input"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "name": "no space"}]}, "tools[0].name"),
         ({"include": ["file_search_call.results"]}, "include[0]"),

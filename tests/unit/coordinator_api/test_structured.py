@@ -59,6 +59,7 @@ def sent(api: Harness) -> str:
         ({"guided_json": POINT}, ['{"x":1}'], ['{"x":  1}']),
         ({"guided_json": json.dumps(POINT)}, ['{"x":1}'], ["1"]),
         ({"guided_regex": "a/[bc]+"}, ["a/bcb"], ["a/", "xa/b"]),
+        ({"regex": "a/[bc]+"}, ["a/bcb"], ["a/", "xa/b"]),
         ({"guided_choice": ["yes", "no", 'é"\n']}, ["yes", 'é"\n'], ["maybe", "yesno"]),
         ({"guided_grammar": 'start: "a" b\nb: "b"+'}, ["abb"], ["a"]),
         ({"guided_grammar": 'root ::= "a" b\nb ::= "b"+'}, ["abb"], ["a"]),

@@ -140,8 +140,13 @@ async def test_a_class_may_be_closed_to_a_tenant(tenants: Tenants) -> None:
 
 async def test_requests_run_out_and_come_back(tenants: Tenants, clock: ManualClock) -> None:
     async with served(tenants=tenants) as api:
-        for left in (2, 1, 0):
-            async with api.chat(bearer("acme-1")) as response:
+        bodies: list[tuple[str, dict[str, Any]]] = [
+            ("/v1/completions", {"model": MODEL, "prompt": "x"}),
+            ("/tokenize", {"prompt": "x"}),
+            ("/detokenize", {"tokens": [3]}),
+        ]
+        for left, (path, body) in zip((2, 1, 0), bodies, strict=True):
+            async with api.client.post(path, json=body, headers=bearer("acme-1")) as response:
                 assert response.status == 200
                 assert response.headers["x-ratelimit-limit-requests"] == "3"
                 assert response.headers["x-ratelimit-remaining-requests"] == str(left)
@@ -150,6 +155,8 @@ async def test_requests_run_out_and_come_back(tenants: Tenants, clock: ManualClo
             assert response.status == 429
             assert response.headers["Retry-After"] == "20"
             assert response.headers["x-ratelimit-remaining-requests"] == "0"
+        async with api.client.post("/tokenize", json={}, headers=bearer("acme-1")) as response:
+            assert response.status == 429
         assert body["error"]["code"] == "rate_limit_exceeded"
         async with api.chat(bearer("friend")) as response:
             assert response.status == 200

@@ -87,3 +87,16 @@ async def test_special_tokens_and_the_template_can_be_asked_for() -> None:
     assert info["chat_template"] == template.source
     assert info["model_max_length"] == api.generator.max_model_len
     assert info["eos_token"] is None, "this tokenizer names none"
+
+
+async def test_long_texts_take_turns_and_short_ones_do_not_wait() -> None:
+    async with served(tokenize_wait_s=0.01) as api:
+        context = api.server_context
+        async with context.tokenizing:
+            async with api.client.post("/tokenize", json={"prompt": "x" * 9000}) as response:
+                assert response.status == 429
+                assert response.headers["Retry-After"]
+            async with api.client.post("/tokenize", json={"prompt": "x"}) as response:
+                assert response.status == 200
+        async with api.client.post("/tokenize", json={"prompt": "x" * 9000}) as response:
+            assert response.status == 200

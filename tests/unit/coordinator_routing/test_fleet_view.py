@@ -137,6 +137,38 @@ def test_a_prompt_is_computed_loaded_or_pulled_whichever_is_soonest(
 @SETTINGS
 @given(
     reports=REPORTS,
+    num_tokens=st.integers(2, 2000),
+    hits=st.lists(st.tuples(st.integers(0, 1999), st.integers(0, 1999)), min_size=3, max_size=3),
+    prompt_s=st.floats(0, 1),
+    queue_s=st.floats(0, 1),
+)
+def test_kv_is_pulled_or_brought_up_while_the_prompt_is_computed(
+    reports: list[PerfReport],
+    num_tokens: int,
+    hits: list[tuple[int, int]],
+    prompt_s: float,
+    queue_s: float,
+) -> None:
+    world = World(reports, 1.0, [])
+    hits = [(min(held, num_tokens - 1), in_pool) for held, in_pool in hits[: len(reports) - 1]]
+    hits = [(held, min(held, in_pool)) for held, in_pool in hits]  # the last node holds nothing
+    columns = np.array(hits, np.int64).reshape(-1, 2).T.copy()
+    out, ttft_s = world.empty(), queue_s + prompt_s
+    view = world.view(Newcomer(0, 0, 0.0))
+    view.handovers(num_tokens, np.arange(len(hits)), columns[0], columns[1], prompt_s, ttft_s, out)
+    for slot, (perf, (held, in_pool)) in enumerate(zip(reports, [*hits, (0, 0)], strict=True)):
+        pull, tier = perf.transfers
+        copies_s = (num_tokens - held) * TOKEN_BYTES / pull.bytes_per_s
+        expected_s = pull.fixed_s + max(copies_s - prompt_s, 0.0)
+        if held > in_pool:
+            loads_s = tier.fixed_s + (held - in_pool) * TOKEN_BYTES / tier.bytes_per_s
+            expected_s += max(loads_s - ttft_s, 0.0)
+        assert out[slot] == pytest.approx(expected_s)
+
+
+@SETTINGS
+@given(
+    reports=REPORTS,
     ratio=RATIO,
     legs=LEGS,
     in_s=st.floats(0, 30),
@@ -266,6 +298,10 @@ def test_what_would_read_or_write_elsewhere_is_refused() -> None:
         view.prompts(10, beyond, none, none, out)
     with pytest.raises(ValueError, match="held: expected 0 <= in_pool <= held < 10, found 0, 10"):
         view.prompts(10, slots, np.array([10]), none, out)
+    with pytest.raises(ValueError, match=f"slots: expected below {n}, found {n}"):
+        view.handovers(10, beyond, none, none, 0.0, 0.0, out)
+    with pytest.raises(ValueError, match="held: expected 0 <= in_pool <= held < 10, found 3, 2"):
+        view.handovers(10, slots, np.array([2]), np.array([3]), 0.0, 0.0, out)
     with pytest.raises(ValueError, match="out: expected 64 elements"):
         view.paces(0.0, 0.0, np.empty(3))
     with pytest.raises(TypeError, match="out: expected 1 axes of float64, found 1 of f"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from coordinator.registry import Member
@@ -229,6 +230,23 @@ def test_a_node_without_room_for_the_kv_is_passed_over_or_waited_for() -> None:
     assert placement.tpot_s > 1.0  # the wait falls between tokens 1 and 2
 
 
+def test_who_waits_for_a_place_is_not_in_the_batch_meanwhile() -> None:
+    nodes = Nodes(p=1, d=1)
+    for _ in range(10):  # the largest batch
+        nodes.send(2, max_tokens=201).progressed(1)
+    waiting = nodes.send(2, max_tokens=901)
+    waiting.progressed(1)
+    wait_s, now_s = waiting.placement.wait_s, nodes.clock.now()
+    assert wait_s > 0.1
+
+    def in_batch(in_s: float) -> int:
+        batch = nodes.router._books.decodes.at(now_s, now_s + in_s)
+        return int(batch.requests[nodes.decode[0].slot])
+
+    assert in_batch(0.0) == 10
+    assert in_batch(5.0) == 1
+
+
 def test_when_a_pace_is_kept_again_is_foreseen() -> None:
     nodes = Nodes(p=1, d=1)
     bookings = [nodes.send(10, max_tokens=1000) for _ in range(5)]
@@ -390,6 +408,25 @@ def test_a_pair_waits_for_its_place_behind_token_one() -> None:
     placement = nodes.place(10, max_tokens=101)
     assert placement.queue_s == 0
     assert placement.tpot_s == pytest.approx((2.0 + 100 * MS) / 100, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("hold_s", "waited_s", "held_s"), [(9.0, 0.0, 2.0), (1.5, 0.0, 1.5), (1.5, 1.0, 0.5)]
+)
+def test_a_wait_that_token_one_is_held_back_for_is_part_of_the_ttft(
+    hold_s: float, waited_s: float, held_s: float
+) -> None:
+    nodes = Nodes(p=1, d=1)
+    fill(nodes)
+    slo = Slo(name="a", ttft_s=10.0, tpot_s=0.25)
+    request = replace(nodes.request(10, max_tokens=101, slo=slo), waited_s=waited_s)
+    at_once = nodes.router.place(request)
+    request = replace(request, slo=msgspec.structs.replace(slo, hold_s=hold_s))
+    held = nodes.router.place(request)
+    assert held.queue_s == pytest.approx(held_s, abs=0.2)
+    assert 100 * (at_once.tpot_s - held.tpot_s) == pytest.approx(held.queue_s)
+    sibling = nodes.router.place_sibling(request, held)
+    assert (sibling.wait_s, sibling.held_s) == pytest.approx((held.wait_s, held.held_s)), "as long"
 
 
 def fill(nodes: Nodes) -> None:

@@ -103,12 +103,15 @@ class Bench:
     def _check_not_written(self, block_ids: object) -> None:
         assert not self.puller.is_writing, "blocks were freed under a running pull"
 
-    def take(self, request_id: str = "r", num_tokens: int = 10) -> asyncio.Task[None]:
+    def take(
+        self, request_id: str = "r", num_tokens: int = 10, sibling_of: str = ""
+    ) -> asyncio.Task[None]:
         leg = DecodeLeg(
             request_id=request_id,
             token_ids=list(range(num_tokens)),
             sampling=SamplingParams(max_tokens=4),
             source=SOURCE,
+            sibling_of=sibling_of,
         )
         return asyncio.create_task(self.intake.take(leg, SOURCE))
 

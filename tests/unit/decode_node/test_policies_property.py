@@ -102,7 +102,7 @@ class World:
             self.core.submit(request)
         self.recalled = [a for a in self.recalled if a[0] > self.step]
         while (first := policy.first(queues)) in queues.claims:  # type: ignore[attr-defined]
-            if not policy.has_place(queues.streams, first):  # type: ignore[attr-defined]
+            if not policy.has_place(queues.beside(first), first):  # type: ignore[attr-defined]
                 break
             num_tokens = first.num_tokens + 1
             reserved = self.core.reserve(num_tokens, first.block_hashes, first)

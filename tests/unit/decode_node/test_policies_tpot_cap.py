@@ -6,6 +6,7 @@ import pytest
 
 from decode_node.policies import DecodePolicy
 from decode_node.policies.local_prompts import MIN_CHUNK, MOST_SKIPPED
+from pdserve.lifecycle import Targets
 from tests.unit.decode_node.batches import Batch, tokens_of
 from tests.unit.engine.fakes import decode_policy, make_request
 
@@ -179,6 +180,43 @@ def test_decodes_without_time_in_hand_lend_none() -> None:
     batch.decoding(num_tokens=10, num_outputs=4, tpot_s=0.100, first_token_s=99.5)
     prompt = batch.begun(500, ttft_s=0.35)
     assert tokens_of(prompt, tpot_cap(batch).plan(batch.queues)) == 80
+
+
+@pytest.mark.parametrize(
+    ("first_token_s", "ttft_s", "num_tokens"),
+    [(99.5, 60.0, 0), (99.64, 60.0, 30), (99.5, 0.6, 80), (50.0, 60.0, 80)],
+    ids=["behind", "a little ahead", "behind a prompt that is due", "late for good"],
+)
+def test_a_prompt_waits_for_decodes_that_are_behind_as_long_as_it_can(
+    first_token_s: float, ttft_s: float, num_tokens: int
+) -> None:
+    """Token 5 is due 0.4 s behind token 1, and a step of the decode alone takes 10 ms."""
+    batch = Batch()
+    batch.decoding(num_tokens=10, num_outputs=4, tpot_s=0.100, first_token_s=first_token_s)
+    prompt = batch.begun(500, ttft_s=ttft_s)
+    assert tokens_of(prompt, tpot_cap(batch).plan(batch.queues)) == num_tokens
+
+
+def test_time_is_lent_to_the_first_prompt_and_not_to_those_behind_it() -> None:
+    batch = Batch()
+    batch.decoding(num_tokens=10, num_outputs=4, tpot_s=0.100, first_token_s=99.9)
+    due, other = batch.begun(150, ttft_s=0.17), batch.begun(500, ttft_s=60.0)
+    rows = tpot_cap(batch).plan(batch.queues)
+    assert (tokens_of(due, rows), tokens_of(other, rows)) == (150, 0)
+
+
+def test_a_step_before_an_arrival_is_no_longer_than_that_can_make_up_for() -> None:
+    """Five tokens behind token 1, each of which could win back 90 of the 100 ms promised."""
+    batch = Batch()
+    prompt, arriving = batch.begun(2000), make_request(3, max_tokens=5)
+    policy = tpot_cap(batch)
+    assert tokens_of(prompt, policy.plan(batch.queues)) == 512
+    arriving.targets = Targets(tpot_s=0.1)
+    batch.queues.arriving.add(arriving)
+    per_token_s = 0.1 - batch.perf.decode_s(1, 3)
+    within_s = 0.9 * (0.1 + 3 * per_token_s)
+    num_tokens = tokens_of(prompt, policy.plan(batch.queues))
+    assert num_tokens == int((within_s - 0.009) / 0.001)
 
 
 # ---- the order ----------------------------------------------------------------------------------

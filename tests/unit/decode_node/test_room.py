@@ -142,6 +142,21 @@ async def test_its_own_promise_keeps_it_out_of_a_slow_batch() -> None:
         assert bench.has_room(tight)
 
 
+async def test_who_has_token_1_waits_for_nobody_whose_prompt_is_still_computed() -> None:
+    """The place of a prompt under way is nobody's until its own token 1."""
+    async with made(Bench(name="tpot-cap", num_blocks=40)) as bench:
+        under_way = await bench.ask(9, tpot_s=0.011)  # 9.9 ms: no batch of two
+        next_one, chat = await bench.ask(9, tpot_s=0.011), await bench.ask(2, tpot_s=0.011)
+        assert bench.has_room(under_way)
+        hear_record(bench, chat)
+        await turn()
+        assert bench.has_room(chat)
+        hear_record(bench, under_way)
+        hear_record(bench, next_one)
+        await turn()
+        assert not bench.has_room(next_one), "two are there, or about to be"
+
+
 async def test_it_gives_its_turn_away_when_it_leaves() -> None:
     async with made(Bench()) as bench:
         await bench.ask(9 * BLOCK)
@@ -149,6 +164,8 @@ async def test_it_gives_its_turn_away_when_it_leaves() -> None:
         bench.tasks[big].cancel()
         await turn()
         assert not bench.has_room(small), "9 of 10 blocks are taken, and one is kept to grow into"
+        hear_record(bench, small)
+        await turn()
         prompt = bench.waiting(2)
         assert bench.policy.first(bench.queues) is small
         bench.tasks[small].cancel()

@@ -15,7 +15,7 @@ from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.grammar import GrammarProgress, TokenMasks
 from pdserve.engine.grammar import progress as progress_module
 from pdserve.engine.grammar.masks import mask_logits
-from pdserve.engine.request import Request
+from pdserve.engine.request import Request, Scheduled
 from pdserve.errors import GrammarFailed, TokenizerError
 from pdserve.grammar import Vocabulary, is_light, load_vocabulary
 from pdserve.protocol import FinishReason
@@ -118,6 +118,17 @@ def test_tokens_of_a_resumed_answer_are_those_of_one_that_ran_on(demo: DemoModel
     resumed.num_computed_tokens, resumed.block_table = 0, []
     demo.run([resumed])
     assert resumed.output_token_ids == whole.output_token_ids
+
+
+def test_answers_to_one_prompt_follow_their_grammars_from_token_one_on(demo: DemoModel) -> None:
+    alone = [demo.request(OBJECT, seed, f"alone-{seed}") for seed in range(3)]
+    demo.step(alone)
+    first, *others = [demo.request(OBJECT, seed, f"fan-{seed}") for seed in range(3)]
+    first.siblings = others
+    (token,) = demo.node.step([Scheduled(first, first.num_uncomputed_tokens)])
+    assert token is not None
+    found = [token.token_id, *(sibling.token_id for sibling in token.siblings)]
+    assert found == [request.output_token_ids[0] for request in alone]
 
 
 def test_nothing_is_kept_of_requests_that_are_done(demo: DemoModel, vocabulary: Vocabulary) -> None:

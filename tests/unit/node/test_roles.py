@@ -5,144 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_transfer.cuda.pool import PrivatePool
-from kv_transfer.memory import ExportedPool
-from kv_transfer.transports.catalog import KINDS
-from pdserve.cli.node import SERVICES
-from pdserve.config import NodeConfig
-from pdserve.engine.engine import StepReport
-from pdserve.engine.request import SampledToken, Scheduled
-from pdserve.engine.step_shape import shape_of
 from pdserve.errors import PdserveError
-from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.node.gauges import load_report
 from pdserve.node.kv_memory import prefill_refusal
-from pdserve.node.services import Services
 from pdserve.protocol import (
-    DecodeLeg,
     HandoffEnded,
     HandoffRecord,
     LegFailed,
     NodeRole,
     NodeState,
-    PrefillLeg,
-    SamplingParams,
     TokenBatch,
 )
-from tests.unit.node.parts import made_parts
+from tests.unit.node.one_node import LAYOUT, MAX_TOKENS, NUM_BLOCKS, Bench, Link
 
 P, D = NodeRole.PREFILL, NodeRole.DECODE
-BLOCK, NUM_BLOCKS = 4, 32
-LAYOUT = KvLayout(num_layers=2, num_kv_heads=1, head_dim=8, block_size=BLOCK, dtype=KvDtype.FLOAT32)
-MAX_TOKENS = 6
-
-
-class Link:
-    """A coordinator that keeps what it hears, in the order in which everybody is told things."""
-
-    def __init__(self, told: list[msgspec.Struct]) -> None:
-        self.sent: list[msgspec.Struct] = []
-        self._told = told
-
-    def send(self, message: msgspec.Struct) -> None:
-        self.sent.append(message)
-        self._told.append(message)
-
-    def tokens_of(self, request_id: str) -> list[int]:
-        """Of one request, in order."""
-        batches = [message for message in self.sent if isinstance(message, TokenBatch)]
-        events = [e for batch in batches for e in batch.each() if e.request_id == request_id]
-        assert [e.index for e in events] == list(range(len(events)))
-        return [token for event in events for token in event.token_ids]
-
-
-class Bench:
-    """A node whose steps a test takes one by one; its model says how long the request is."""
-
-    def __init__(self, role: NodeRole, *, refusal: str = "") -> None:
-        self.memory = ExportedPool(NUM_BLOCKS, LAYOUT.block_bytes)
-        kinds = [kind for kind in KINDS if kind.name == "tcp"]
-        self.parts = made_parts("n", self.memory, LAYOUT, NodeConfig(), kinds)
-        self.num_reports = 0
-        self.pulled: list[str] = []  # what is to be settled
-        self.services = Services(
-            self.parts, SERVICES, role, prefill_refusal=refusal, on_role=self._report
-        )
-        self.told: list[msgspec.Struct] = []
-        self.link = Link(self.told)
-
-    def _report(self) -> None:
-        self.num_reports += 1
-
-    def prefill(self, request_id: str, num_tokens: int = 9, link: Link | None = None) -> None:
-        """A prefill leg arrives; a decode node listens."""
-        leg = PrefillLeg(
-            request_id=request_id,
-            token_ids=list(range(num_tokens)),
-            sampling=SamplingParams(max_tokens=MAX_TOKENS),
-            cache_salt=request_id,
-        )
-        self.services.announcer.subscribe(request_id, self.hear)
-        self.services.start_prefill(leg, link or self.link)  # type: ignore[arg-type]
-
-    def decode(self, request_id: str, num_tokens: int = 9, link: Link | None = None) -> None:
-        """A decode leg arrives whose prompt is to be prefilled here."""
-        leg = DecodeLeg(
-            request_id=request_id,
-            token_ids=list(range(num_tokens)),
-            sampling=SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True),
-            cache_salt=request_id,
-        )
-        self.services.start_decode(leg, link or self.link)  # type: ignore[arg-type]
-
-    def hear(self, message: msgspec.Struct) -> None:
-        """In place of a decode node, which has pulled everything when the step is over."""
-        self.told.append(message)
-        if isinstance(message, HandoffRecord):
-            self.pulled.append(message.request_id)
-
-    def step(self) -> list[Scheduled]:
-        """One step of the engine."""
-        engine = self.parts.engine
-        rows = engine.begin_step()
-        if rows:
-            self.services.step_planned(rows)
-            sampled = [
-                SampledToken(row.request.num_tokens) if row.samples else None for row in rows
-            ]
-            shape = shape_of(rows)
-            done = engine.end_step(rows, sampled, 0.0)
-            self.services.step_done(StepReport(rows, sampled, 0.0, 0.001, 0.0, shape))
-            for request in done:
-                engine.forget(request)
-        while self.pulled:
-            self.services.announcer.settle(self.pulled.pop(), self.hear, was_pulled=True)
-        return rows
-
-    def run(self) -> None:
-        """Steps until there is nothing to do."""
-        for _ in range(200):
-            if not self.step():
-                return
-        raise AssertionError("there is no end to it")
-
-    def check_idle(self) -> None:
-        """Everything is free, and nobody is waited for."""
-        assert self.parts.pool.num_free == NUM_BLOCKS
-        self.parts.pool.check_integrity()
-        assert len(self.parts.legs) == 0
-        assert self.services.num_pinned_blocks == 0
-
-    async def close(self) -> None:
-        await self.services.close()
-        await self.parts.exporter.close()
-        await self.parts.puller.close()
-        self.memory.close()
 
 
 def output(num_prompt_tokens: int = 9, num_tokens: int = MAX_TOKENS) -> list[int]:

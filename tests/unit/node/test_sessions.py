@@ -55,7 +55,7 @@ class ScriptedAnnouncer:
         self.settled: list[tuple[str, bool]] = []
         self.changed = asyncio.Event()
 
-    def subscribe(self, request_id: str, subscriber: Subscriber) -> None:
+    def subscribe(self, request_id: str, subscriber: Subscriber, *, at_end: bool = False) -> None:
         self.subscribers[request_id] = subscriber
         self.changed.set()
 

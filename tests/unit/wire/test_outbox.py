@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from pdserve.errors import MalformedMessage
-from pdserve.wire.outbox import running
+from pdserve.protocol import CancelLeg
+from pdserve.wire.coordinator_pb2 import CoordinatorMessages
+from pdserve.wire.envelopes import FROM_COORDINATOR
+from pdserve.wire.outbox import Outbox, running
 
 
 async def test_the_bodys_error_comes_out_as_it_is() -> None:
@@ -53,3 +57,30 @@ async def test_a_cancellation_is_not_lost_while_an_error_is_on_its_way_out() -> 
         landed.set()
         with pytest.raises(asyncio.CancelledError):
             await task
+
+
+class SlowStream:
+    """Whose first write ends when it is let."""
+
+    def __init__(self) -> None:
+        self.written: list[list[msgspec.Struct]] = []
+        self.is_free = asyncio.Event()
+
+    async def write(self, message: CoordinatorMessages) -> None:
+        self.written.append(FROM_COORDINATOR.unwrap_all(message))
+        await self.is_free.wait()
+
+
+async def test_what_was_sent_during_a_write_goes_out_together_and_in_order() -> None:
+    outbox, stream = Outbox(), SlowStream()
+    small = [CancelLeg(request_id=f"r{n}", reason="") for n in range(5)]
+    large = [CancelLeg(request_id=f"l{n}", reason="x" * 40_000) for n in range(3)]
+    async with asyncio.timeout(5), running(outbox.pump(stream, FROM_COORDINATOR)):
+        outbox.send(small[0])
+        while not stream.written:
+            await asyncio.sleep(0)
+        for message in (*small[1:], *large):
+            outbox.send(message)
+        stream.is_free.set()
+        await outbox.flush()
+    assert stream.written == [small[:1], [*small[1:], *large[:2]], large[2:]]

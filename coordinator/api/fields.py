@@ -1,0 +1,105 @@
+"""The fields that requests of several endpoints have alike; ranges are checked on decoding."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+Probability = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+Count = Annotated[int, Meta(ge=1, lt=2**31)]
+Priority = Annotated[int, Meta(ge=-(2**30), le=2**30)]  # lower ones go first, as vLLM has it
+MAX_CHOICES = 128  # of one prompt
+NumLogprobs = Annotated[int, Meta(ge=0, le=20)]
+
+
+class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
+    """How a stream is sent."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # with every chunk, as vLLM has it
+    include_obfuscation: bool | None = None  # padding against traffic analysis: not done
+
+
+class JsonSchemaFormat(Struct, kw_only=True, rename={"schema_": "schema"}):
+    """A schema that the answer is to be an instance of. It is enforced, strict or not."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    schema_: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the answer is to be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+MAX_ANSWERS = 4096  # to choose from
+AnswerList = Annotated[list[str], Meta(min_length=1, max_length=MAX_ANSWERS)]
+
+
+class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True, rename={"json_": "json"}):
+    """vLLM's way to ask for structured output: one of these."""
+
+    json_: dict[str, Any] | str | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: AnswerList | None = None
+    grammar: str | None = None
+
+
+class CallFields(Struct, kw_only=True):
+    """What every endpoint takes that has nodes work."""
+
+    model: str
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    slo_class: str | None = None  # which of the cluster's service classes it is of
+    priority: Priority | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None  # -1: what fits
+
+
+class GenerationFields(CallFields, kw_only=True):
+    """What both generating endpoints take."""
+
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Probability | None = None  # 0: the likeliest token
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: str | list[str] | None = None
+    response_format: ResponseFormat | None = None
+    # Extensions, named as other servers name them.
+    top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None  # 0 and -1 = off
+    min_p: Probability | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None  # these are its older names
+    guided_regex: str | None = None
+    guided_choice: AnswerList | None = None
+    guided_grammar: str | None = None
+    regex: str | None = None  # SGLang's name of it
+    prompt_logprobs: NumLogprobs | None = None  # these as vLLM has them
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None  # in log-probabilities
+
+
+def field_names(schema: type[Struct]) -> frozenset[str]:
+    """The fields of a request, by their JSON names."""
+    return frozenset(schema.__struct_encode_fields__)

@@ -1,0 +1,65 @@
+"""The way functions were called before there were tools: told as tools, and answered as it was.
+
+A request has `functions` and `function_call` instead of `tools` and `tool_choice`; an answer has
+one `function_call`, without an id; what it came to is a message of role "function".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import structs
+
+from coordinator.api.requests import (
+    ChatRequest,
+    Message,
+    NamedFunction,
+    NamedTool,
+    Tool,
+    ToolCall,
+)
+from pdserve.errors import InvalidRequest
+
+
+def with_functions_as_tools(body: ChatRequest) -> ChatRequest:
+    """The same request in today's words; it keeps its `functions`. Raises InvalidRequest."""
+    chosen = body.function_call
+    for name, value in (("tools", body.tools), ("tool_choice", body.tool_choice)):
+        if value and (body.functions or chosen):
+            ours = "functions" if body.functions else "function_call"
+            raise InvalidRequest(f"{ours!r} and {name!r} exclude each other", ours)
+    names = [function.name for function in body.functions or []]
+    if isinstance(chosen, NamedFunction) and chosen.name not in names:
+        raise InvalidRequest(
+            f"'function_call' names {chosen.name!r}, which is none of the functions",
+            "function_call",
+        )
+    if not body.functions:
+        return body
+    return structs.replace(
+        body,
+        tools=[Tool(type="function", function=function) for function in body.functions],
+        tool_choice=NamedTool(function=chosen) if isinstance(chosen, NamedFunction) else chosen,
+        parallel_tool_calls=False,
+    )
+
+
+def with_calls_of_tools(messages: Sequence[Message]) -> list[Message]:
+    """Messages that have calls of functions, in today's words. Raises InvalidRequest."""
+    told: list[Message] = []
+    last_id: str | None = None  # of the calls so far
+    for i, message in enumerate(messages):
+        if message.function_call is not None:
+            if message.role != "assistant" or message.tool_calls:
+                raise InvalidRequest(
+                    f"messages[{i}] has 'function_call', which only an assistant's has, and "
+                    "without 'tool_calls'",
+                    f"messages[{i}].function_call",
+                )
+            last_id = f"call{i:05d}"  # nine letters and digits, as the templates of Mistral want it
+            call = ToolCall(id=last_id, function=message.function_call)
+            message = structs.replace(message, function_call=None, tool_calls=[call])
+        elif message.role == "function":
+            message = structs.replace(message, role="tool", tool_call_id=last_id)
+        told.append(message)
+    return told

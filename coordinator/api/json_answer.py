@@ -1,0 +1,15 @@
+"""An answer that is one JSON value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from aiohttp import web
+
+
+def json_answer(body: msgspec.Struct | Mapping[str, object], status: int = 200) -> web.Response:
+    """Of that status."""
+    return web.Response(
+        status=status, body=msgspec.json.encode(body), content_type="application/json"
+    )

@@ -1,0 +1,110 @@
+"""What a body of POST /v1/responses asks for, with what it goes on from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from coordinator.api.body import convert_request, read_object
+from coordinator.api.context import ApiContext, RequestTrace
+from coordinator.api.requests import ChatRequest
+from coordinator.api.responses_api.chat_request import chat_request, in_our_words
+from coordinator.api.responses_api.conversation import messages_of
+from coordinator.api.responses_api.given import check_items, items_of
+from coordinator.api.responses_api.items import KeptItem
+from coordinator.api.responses_api.requests import ResponseRequest
+from coordinator.api.responses_api.store import ResponseStore
+from coordinator.api.responses_api.stored import StoredConversation, StoredResponse
+from pdserve.errors import InvalidRequest
+
+FindResponse = Callable[[str], StoredResponse | None]  # by its id
+
+
+def _find_nothing(response_id: str) -> None:
+    """There are only those that are stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One call's."""
+
+    body: ResponseRequest
+    conversation: StoredConversation | None
+    earlier: Sequence[KeptItem]  # the conversation that is gone on with
+    earlier_bytes: int
+    new: Sequence[KeptItem]
+
+    @property
+    def items(self) -> list[KeptItem]:
+        """All that is to be answered."""
+        return [*self.earlier, *self.new]
+
+    def chat(self, items: Sequence[KeptItem]) -> ChatRequest:
+        """What chat is asked if these are the items. Raises InvalidRequest."""
+        with in_our_words():
+            chat = chat_request(self.body, messages_of(items))
+        chat.stream = self.body.stream
+        return chat
+
+
+async def read_asked(request: web.Request, context: ApiContext, trace: RequestTrace) -> Asked:
+    """What the request's body asks for. Raises what `asked_by` raises."""
+    return asked_by(await read_object(request, context.config), context, trace)
+
+
+def asked_by(
+    values: dict[str, Any],
+    context: ApiContext,
+    trace: RequestTrace,
+    find_local: FindResponse = _find_nothing,
+) -> Asked:
+    """What a body asks for; what `find_local` knows can be gone on from without being stored.
+
+    Raises InvalidRequest, ModelNotFound, ResponseNotFound or ConversationNotFound.
+    """
+    check_items(values, "input")
+    body = convert_request(values, ResponseRequest)
+    context.check_model(body.model)
+    _check_background(body)
+    store, owner = context.stored, trace.owner
+    conversation = _conversation(body, store, owner)
+    earlier: Sequence[KeptItem] = ()
+    earlier_bytes = 0
+    if conversation is not None:
+        earlier, earlier_bytes = tuple(conversation.items), conversation.items_bytes
+    elif body.previous_response_id is not None:
+        before = find_local(body.previous_response_id)
+        if before is None:
+            before = store.get_previous(body.previous_response_id, owner)
+        earlier, earlier_bytes = before.items, before.items_bytes
+    return Asked(
+        body=body,
+        conversation=conversation,
+        earlier=earlier,
+        earlier_bytes=earlier_bytes,
+        new=items_of(
+            body.input, "input", trace.unique, earlier, lambda i: store.find_item(i, owner)
+        ),
+    )
+
+
+def _check_background(body: ResponseRequest) -> None:
+    if body.background and body.store is False:
+        raise InvalidRequest("background can only be used when `store` is true", "background")
+
+
+def _conversation(
+    body: ResponseRequest, store: ResponseStore, owner: str
+) -> StoredConversation | None:
+    named = body.conversation
+    if named is None:
+        return None
+    if body.previous_response_id is not None:
+        raise InvalidRequest(
+            "'conversation' and 'previous_response_id' exclude each other", "conversation"
+        )
+    conversation_id = named if isinstance(named, str) else named.id
+    return store.get_conversation(conversation_id, owner, "conversation")

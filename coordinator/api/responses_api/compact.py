@@ -1,0 +1,92 @@
+"""POST /v1/responses/compact: a long conversation made short, to go on with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+from aiohttp import web
+
+from coordinator.api import responses
+from coordinator.api.answer import answer
+from coordinator.api.body import convert_request, read_object
+from coordinator.api.chat import plan_chat
+from coordinator.api.chat_parts import PartsPlan
+from coordinator.api.choice import ChoiceDelta
+from coordinator.api.context import CONTEXT
+from coordinator.api.endpoint import admit
+from coordinator.api.formats import AnswerHead, error_event
+from coordinator.api.responses_api.asked import asked_by
+from coordinator.api.responses_api.chat_request import in_our_words
+from coordinator.api.responses_api.compaction import sealed, with_task
+from coordinator.api.responses_api.given import check_items
+from coordinator.api.responses_api.items import CompactionItem
+from coordinator.api.responses_api.objects import CompactedResponse
+from coordinator.api.responses_api.requests import CompactRequest
+from coordinator.api.responses_api.stored import RESPONSE_ID
+from coordinator.api.responses_api.usage import response_usage
+from coordinator.api.terms import service_terms
+from coordinator.text.parts import AnswerParts
+from pdserve.errors import InvalidRequest
+
+
+async def compact_conversation(request: web.Request) -> web.StreamResponse:
+    """The conversation as one item, made by the model. Nothing is kept here."""
+    context = request.app[CONTEXT]
+    trace = admit(request, context)
+    values = await read_object(request, context.config)
+    check_items(values, "input")
+    body = convert_request(values, CompactRequest)
+    if body.input is None and body.previous_response_id is None:
+        raise InvalidRequest("give 'input', 'previous_response_id' or both", "input")
+    asked = asked_by(values | {"input": with_task(values.get("input"))}, context, trace)
+    terms = service_terms(body, request.headers, context, trace)
+    answer_id = RESPONSE_ID.format(trace.unique)
+
+    def make_format(head: AnswerHead, parts: PartsPlan, prompt: Sequence[int]) -> CompactFormat:
+        return CompactFormat(head.id, parts.make)
+
+    with in_our_words():
+        chat = asked.chat(asked.items)
+        plan = await plan_chat(chat, context, terms, answer_id, make_format)
+    return await answer(request, context, plan)
+
+
+class CompactFormat:
+    """The model's summary as one item. It is never streamed."""
+
+    def __init__(self, answer_id: str, make_parts: Callable[[], AnswerParts]) -> None:
+        self._id = answer_id
+        self._make_parts = make_parts
+
+    def opening(self, index: int) -> Sequence[bytes]:
+        """See AnswerFormat."""
+        return []
+
+    def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
+        """See AnswerFormat."""
+        return []
+
+    def closing(self, usage: responses.Usage) -> Sequence[bytes]:
+        """See AnswerFormat."""
+        return []
+
+    def failure(self, error: responses.ErrorDetail) -> bytes:
+        """See AnswerFormat."""
+        return error_event(error)
+
+    def whole(self, deltas: Sequence[ChoiceDelta], usage: responses.Usage) -> bytes:
+        """What the model thought about it is no part of it."""
+        parts = self._make_parts()
+        text = "".join(delta.text for delta in deltas)
+        summary = parts.push(text).content + parts.finish().content
+        item_id = f"cmp_{self._id.removeprefix('resp_')}_0"
+        return msgspec.json.encode(
+            CompactedResponse(
+                id=self._id,
+                created_at=int(time.time()),
+                output=[CompactionItem(id=item_id, encrypted_content=sealed(summary.strip()))],
+                usage=response_usage(usage, 0),
+            )
+        )

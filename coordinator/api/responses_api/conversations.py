@@ -1,0 +1,110 @@
+"""Conversations that responses add to: /v1/conversations and below."""
+
+from __future__ import annotations
+
+import time
+
+from aiohttp import web
+
+from coordinator.api.body import convert_request, read_object, read_request
+from coordinator.api.context import CONTEXT, TRACE
+from coordinator.api.json_answer import json_answer
+from coordinator.api.responses_api.given import check_items, items_of
+from coordinator.api.responses_api.item_requests import InputItem
+from coordinator.api.responses_api.objects import Conversation, DeletedConversation
+from coordinator.api.responses_api.pages import check_include, page_of, whole_page
+from coordinator.api.responses_api.requests import ConversationRequest, ConversationUpdate, NewItems
+from coordinator.api.responses_api.stored import CONVERSATION_ID, StoredConversation, items_bytes
+
+
+async def create_conversation(request: web.Request) -> web.Response:
+    """A new one, with some items if there are any to begin with."""
+    context, trace = request.app[CONTEXT], request[TRACE]
+    values = await read_object(request, context.config)
+    check_items(values, "items")
+    body = convert_request(values, ConversationRequest)
+    stored = StoredConversation(
+        id=CONVERSATION_ID.format(trace.unique),
+        owner=trace.owner,
+        created_at=int(time.time()),
+        metadata=body.metadata or {},
+    )
+    _add(request, stored, body.items or [])
+    context.stored.put(stored)
+    return _shown(stored)
+
+
+async def get_conversation(request: web.Request) -> web.Response:
+    """What is told of it."""
+    return _shown(_stored(request))
+
+
+async def update_conversation(request: web.Request) -> web.Response:
+    """Its metadata are replaced."""
+    context = request.app[CONTEXT]
+    body = await read_request(request, ConversationUpdate, context.config)
+    stored = _stored(request)  # it may have gone while the body came
+    stored.metadata = body.metadata
+    context.stored.changed(stored)
+    return _shown(stored)
+
+
+async def delete_conversation(request: web.Request) -> web.Response:
+    """It is kept no longer; responses in it are."""
+    stored = _stored(request)
+    request.app[CONTEXT].stored.discard(stored)
+    return json_answer(DeletedConversation(id=stored.id))
+
+
+async def add_items(request: web.Request) -> web.Response:
+    """They follow those that are there."""
+    check_include(request.query)
+    context = request.app[CONTEXT]
+    values = await read_object(request, context.config)
+    check_items(values, "items")
+    body = convert_request(values, NewItems)
+    stored = _stored(request)
+    num_before = len(stored.items)
+    _add(request, stored, body.items)
+    context.stored.changed(stored)
+    return json_answer(whole_page(stored.items[num_before:]))
+
+
+async def list_items(request: web.Request) -> web.Response:
+    """A page of them, the newest first unless asked."""
+    return json_answer(page_of(_stored(request).items, request.query))
+
+
+async def get_item(request: web.Request) -> web.Response:
+    """One of them."""
+    check_include(request.query)
+    return json_answer(_stored(request).find(request.match_info["item"]))
+
+
+async def delete_item(request: web.Request) -> web.Response:
+    """It is in the conversation no longer."""
+    stored = _stored(request)
+    stored.remove(request.match_info["item"])
+    request.app[CONTEXT].stored.changed(stored)
+    return _shown(stored)
+
+
+def _add(request: web.Request, stored: StoredConversation, given: list[InputItem]) -> None:
+    """Raises InvalidRequest."""
+    store, trace = request.app[CONTEXT].stored, request[TRACE]
+    items = items_of(
+        given, "items", trace.unique, stored.items, lambda i: store.find_item(i, trace.owner)
+    )
+    stored.add(items, items_bytes(items))
+
+
+def _stored(request: web.Request) -> StoredConversation:
+    """Raises ConversationNotFound."""
+    store, owner = request.app[CONTEXT].stored, request[TRACE].owner
+    return store.get_conversation(request.match_info["conversation"], owner)
+
+
+def _shown(stored: StoredConversation) -> web.Response:
+    return json_answer(
+        Conversation(id=stored.id, created_at=stored.created_at, metadata=stored.metadata)
+    )

@@ -1,0 +1,44 @@
+"""What goes over a WebSocket besides a response's events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from coordinator.api.errors import ErrorReply
+from coordinator.api.responses import ErrorDetail
+from pdserve.errors import InvalidRequest
+
+_HTTP_ONLY = ("background", "stream", "stream_options")
+
+
+class SocketError(msgspec.Struct, tag_field="type", tag="error"):
+    """The answer to a message that no response was begun for."""
+
+    status: int
+    error: ErrorDetail
+
+
+def refusal(reply: ErrorReply) -> bytes:
+    """The message about an error. Clients look for its code, so it always has one."""
+    detail = msgspec.structs.replace(reply.detail, code=reply.detail.code or reply.detail.type)
+    return msgspec.json.encode(SocketError(reply.status, detail))
+
+
+def body_of(values: Any) -> dict[str, Any]:
+    """Of a message that asks for a response. Raises InvalidRequest."""
+    if not isinstance(values, dict):
+        raise InvalidRequest("the message is no JSON object")
+    kind = values.pop("type", None)
+    if kind != "response.create":
+        raise InvalidRequest(f"'type' is {str(kind)[:64]!r}, not 'response.create'", "type")
+    for name in _HTTP_ONLY:
+        if values.get(name) is not None:
+            raise InvalidRequest(f"{name!r} makes no sense over a WebSocket", name)
+    return values
+
+
+def as_message(event: bytes, kind: str) -> bytes:
+    """Its kind is told in it."""
+    return event

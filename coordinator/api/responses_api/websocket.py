@@ -1,0 +1,195 @@
+"""GET /v1/responses: the same calls over a WebSocket, one after the other.
+
+Every message asks for a response, as a body of POST would; its events come back as messages. The
+latest response can be gone on from even if it is not to be stored: it stays with the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from coordinator.api.answer import new_events
+from coordinator.api.call import Call
+from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
+from coordinator.api.endpoint import CLIENT_GONE, begin_call, conclude
+from coordinator.api.errors import ErrorReply, describe
+from coordinator.api.headers import check_socket_origin
+from coordinator.api.json_text import JsonReader
+from coordinator.api.responses_api.asked import asked_by
+from coordinator.api.responses_api.plan import Planned, plan_response
+from coordinator.api.responses_api.socket_messages import as_message, body_of, refusal
+from coordinator.api.responses_api.stored import StoredResponse
+from pdserve.errors import ConnectionExpired, NodeDraining
+
+MAX_AGE_S = 3600.0  # of a connection
+_log = logging.getLogger(__name__)
+
+
+async def respond_over_websocket(request: web.Request) -> web.StreamResponse:
+    """Answer calls until the client goes. Raises HTTPUpgradeRequired or PermissionDenied."""
+    context = request.app[CONTEXT]
+    socket = web.WebSocketResponse(max_msg_size=context.config.max_body_bytes)
+    if not socket.can_prepare(request).ok:
+        raise web.HTTPUpgradeRequired(text=f"GET {request.path} is for WebSockets")
+    check_socket_origin(request, context.config.cors_origins)
+    await socket.prepare(request)
+    session = _Session(request, context, socket)
+    try:
+        with suppress(ConnectionError):  # the client is gone
+            await session.run()
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if not context.in_flight.is_aborting or task is None:
+            raise
+        task.uncancel()
+        await session.shut_down()
+    finally:
+        session.forget()
+    return socket
+
+
+class _Session:
+    """One connection's calls."""
+
+    def __init__(
+        self, request: web.Request, context: ApiContext, socket: web.WebSocketResponse
+    ) -> None:
+        self._request = request
+        self._context = context
+        self._socket = socket
+        self._latest: StoredResponse | None = None  # that is not stored for others
+
+    async def run(self) -> None:
+        """Until the client goes, or has to."""
+        clock = self._context.clock
+        until_s = clock.now() + MAX_AGE_S
+        draining = asyncio.ensure_future(self._context.in_flight.draining.wait())
+        receiving = asyncio.ensure_future(self._socket.receive())
+        try:
+            while True:
+                await asyncio.wait(
+                    {receiving, draining},
+                    timeout=max(0.0, until_s - clock.now()),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if draining.done():
+                    return await self.shut_down()
+                if not receiving.done():
+                    return await self._close(
+                        ConnectionExpired(f"a connection is good for {MAX_AGE_S:g} s")
+                    )
+                message = receiving.result()
+                if message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
+                    return None  # its end
+                receiving = asyncio.ensure_future(self._socket.receive())
+                await self._turn(message.data)
+        finally:
+            draining.cancel()
+            receiving.cancel()
+
+    async def shut_down(self) -> None:
+        """The client is told to go elsewhere."""
+        await self._close(NodeDraining("the coordinator is shutting down"))
+
+    def forget(self) -> None:
+        """What was not to be stored goes with the connection."""
+        if self._latest is not None:
+            self._context.stored.discard(self._latest)
+            self._latest = None
+
+    async def _close(self, error: Exception) -> None:
+        with suppress(ConnectionError):
+            await self._refuse(self._described(error, self._request[TRACE]))
+            await self._socket.close(code=WSCloseCode.GOING_AWAY)
+
+    # ---- one call ------------------------------------------------------------------------------
+
+    async def _turn(self, message: str | bytes) -> None:
+        trace = self._new_trace()
+        status, code = CLIENT_GONE, "client_disconnected"
+        planned: Planned | None = None
+        try:
+            planned = await self._plan(message, trace)
+            await self._run(planned, trace)
+            self._keep(planned)
+            status, code = 200, ""
+        except ConnectionError:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever it is, the client is told
+            self.forget()
+            reply = self._described(error, trace)
+            status, code = reply.status, reply.detail.code or ""
+            if planned is None or not trace.is_streaming:
+                await self._refuse(reply)
+            else:
+                await self._send([planned.format.failure(reply.detail)])
+        finally:
+            conclude(self._context, trace, status, code or None)
+
+    async def _plan(self, message: str | bytes, trace: RequestTrace) -> Planned:
+        context = self._context
+        begin_call(trace, self._request.path, context)
+        text = message.encode() if isinstance(message, str) else message
+        values = await JsonReader().read_long(text, "the message")
+        asked = asked_by(body_of(values), context, trace, self._find_latest)
+        return await plan_response(asked, self._request.headers, context, trace, as_message)
+
+    async def _run(self, planned: Planned, trace: RequestTrace) -> None:
+        async with Call(self._context, trace, planned.call) as call:
+            while not call.is_finished:
+                await call.wait()
+                is_first = not trace.is_streaming
+                trace.is_streaming = True
+                await self._send(await new_events(call, planned.call, is_first=is_first))
+
+    def _keep(self, planned: Planned) -> None:
+        """In the store, so that it is bounded; by a name that only this connection knows."""
+        self.forget()
+        if not planned.is_stored:
+            self._latest = replace(planned.stored, id=self._local_id(planned.stored.id))
+            self._context.stored.put(self._latest)
+
+    def _find_latest(self, response_id: str) -> StoredResponse | None:
+        latest = self._latest
+        if latest is None or latest.id != self._local_id(response_id):
+            return None
+        return latest if self._context.stored.has(latest) else None
+
+    def _local_id(self, response_id: str) -> str:
+        return f"{self._request[TRACE].unique}/{response_id}"
+
+    # ---- messages ------------------------------------------------------------------------------
+
+    async def _send(self, messages: Sequence[bytes]) -> None:
+        """Raises ConnectionResetError."""
+        try:
+            async with asyncio.timeout(self._context.config.stall_timeout_s):
+                for message in messages:
+                    await self._socket.send_str(message.decode())
+        except TimeoutError as error:
+            raise ConnectionResetError("the client stopped reading") from error
+
+    async def _refuse(self, reply: ErrorReply) -> None:
+        await self._send([refusal(reply)])
+
+    def _described(self, error: Exception, trace: RequestTrace) -> ErrorReply:
+        reply = describe(error, trace.request_id, self._context.config.retry_after_s)
+        if reply.status == web.HTTPInternalServerError.status_code:
+            _log.error("request %s failed", trace.request_id, exc_info=error)
+        return reply
+
+    def _new_trace(self) -> RequestTrace:
+        unique = uuid.uuid4().hex
+        return RequestTrace(
+            unique=unique,
+            request_id=f"req-{unique}",
+            received_s=self._context.clock.now(),
+            caller=self._request[TRACE].caller,
+        )

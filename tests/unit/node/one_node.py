@@ -1,0 +1,155 @@
+"""One node with both services, whose steps a test takes one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from kv_transfer.memory import ExportedPool
+from kv_transfer.transports.catalog import KINDS
+from pdserve.cli.node import SERVICES
+from pdserve.config import EngineConfig, NodeConfig
+from pdserve.engine.engine import StepReport
+from pdserve.engine.request import Request, SampledToken, Scheduled
+from pdserve.engine.step_shape import shape_of
+from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.node.services import Services
+from pdserve.protocol import (
+    DecodeLeg,
+    HandoffRecord,
+    NodeRole,
+    PrefillLeg,
+    SamplingParams,
+    Sibling,
+    TokenBatch,
+)
+from tests.unit.node.parts import made_parts
+
+BLOCK, NUM_BLOCKS = 4, 32
+LAYOUT = KvLayout(num_layers=2, num_kv_heads=1, head_dim=8, block_size=BLOCK, dtype=KvDtype.FLOAT32)
+MAX_TOKENS = 6
+
+
+class Link:
+    """A coordinator that keeps what it hears, in the order in which everybody is told things."""
+
+    def __init__(self, told: list[msgspec.Struct]) -> None:
+        self.sent: list[msgspec.Struct] = []
+        self._told = told
+
+    def send(self, message: msgspec.Struct) -> None:
+        self.sent.append(message)
+        self._told.append(message)
+
+    def tokens_of(self, request_id: str) -> list[int]:
+        """Of one request, in order."""
+        batches = [message for message in self.sent if isinstance(message, TokenBatch)]
+        events = [e for batch in batches for e in batch.each() if e.request_id == request_id]
+        assert [e.index for e in events] == list(range(len(events)))
+        return [token for event in events for token in event.token_ids]
+
+
+class Bench:
+    """A node whose steps a test takes one by one; its model says how long the request is."""
+
+    def __init__(
+        self, role: NodeRole, *, refusal: str = "", engine: EngineConfig | None = None
+    ) -> None:
+        config = NodeConfig(engine=engine or EngineConfig())
+        self.memory = ExportedPool(NUM_BLOCKS, LAYOUT.block_bytes)
+        kinds = [kind for kind in KINDS if kind.name == "tcp"]
+        self.parts = made_parts("n", self.memory, LAYOUT, config, kinds)
+        self.num_reports = 0
+        self.pulled: list[str] = []  # what is to be settled
+        self.services = Services(
+            self.parts, SERVICES, role, prefill_refusal=refusal, on_role=self._report
+        )
+        self.told: list[msgspec.Struct] = []
+        self.link = Link(self.told)
+
+    def _report(self) -> None:
+        self.num_reports += 1
+
+    def prefill(
+        self,
+        request_id: str,
+        num_tokens: int = 9,
+        link: Link | None = None,
+        *,
+        siblings: Sequence[str] = (),
+        is_heard: bool = True,
+        max_tokens: int = MAX_TOKENS,
+    ) -> None:
+        """A prefill leg arrives; a decode node listens, if it `is_heard`."""
+        sampling = SamplingParams(max_tokens=max_tokens)
+        leg = PrefillLeg(
+            request_id=request_id,
+            token_ids=list(range(num_tokens)),
+            sampling=sampling,
+            cache_salt=request_id,
+            handoff=max_tokens > 1,
+            siblings=[Sibling(request_id=name, seed=i) for i, name in enumerate(siblings)],
+        )
+        if is_heard:
+            self.services.announcer.subscribe(request_id, self.hear)
+        self.services.start_prefill(leg, link or self.link)  # type: ignore[arg-type]
+
+    def decode(self, request_id: str, num_tokens: int = 9, link: Link | None = None) -> None:
+        """A decode leg arrives whose prompt is to be prefilled here."""
+        leg = DecodeLeg(
+            request_id=request_id,
+            token_ids=list(range(num_tokens)),
+            sampling=SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True),
+            cache_salt=request_id,
+        )
+        self.services.start_decode(leg, link or self.link)  # type: ignore[arg-type]
+
+    def hear(self, message: msgspec.Struct) -> None:
+        """In place of a decode node, which has pulled everything when the step is over."""
+        self.told.append(message)
+        if isinstance(message, HandoffRecord):
+            self.pulled.append(message.request_id)
+
+    def step(self) -> list[Scheduled]:
+        """One step of the engine."""
+        engine = self.parts.engine
+        rows = engine.begin_step()
+        if rows:
+            self.services.step_planned(rows)
+            sampled = [token_of(row.request) if row.samples else None for row in rows]
+            shape = shape_of(rows)
+            done = engine.end_step(rows, sampled, 0.0)
+            self.services.step_done(StepReport(rows, sampled, 0.0, 0.001, 0.0, shape))
+            for request in done:
+                engine.forget(request)
+        while self.pulled:
+            self.services.announcer.settle(self.pulled.pop(), self.hear, was_pulled=True)
+        return rows
+
+    def run(self) -> None:
+        """Steps until there is nothing to do."""
+        for _ in range(200):
+            if not self.step():
+                return
+        raise AssertionError("there is no end to it")
+
+    def check_idle(self) -> None:
+        """Everything is free, and nobody is waited for."""
+        assert self.parts.pool.num_free == NUM_BLOCKS
+        self.parts.pool.check_integrity()
+        assert len(self.parts.legs) == 0
+        assert self.services.num_pinned_blocks == 0
+
+    async def close(self) -> None:
+        await self.services.close()
+        await self.parts.exporter.close()
+        await self.parts.puller.close()
+        self.memory.close()
+
+
+def token_of(request: Request) -> SampledToken:
+    """What the model says next; its siblings' tokens are one more each."""
+    first = request.num_tokens
+    others = range(first + 1, first + 1 + len(request.siblings))
+    return SampledToken(first, siblings=tuple(map(SampledToken, others)))
