@@ -35,7 +35,7 @@ from pdserve.cli.exit_codes import FAILED, OK
 from pdserve.clock import SystemClock
 from pdserve.errors import ConfigError
 
-_WIDTH = 200  # of tables that are not written to a terminal
+_WIDTH = 200  # of tables where no terminal says how wide it is
 
 
 def run(config: CompareConfig) -> int:

@@ -16,32 +16,30 @@ _QUICK_S = 2.0
 class CoordinatorBenchConfig(ConfigStruct, frozen=True):
     """Config of `pdserve bench coordinator`."""
 
-    streams: Annotated[Count, Meta(description="concurrent streams at full load")] = 128
+    streams: Annotated[Count, Meta(description="at a time, at full load")] = 128
     step_ms: Annotated[
-        float, Meta(gt=0, description="time between two tokens of a stream on a simulated node")
+        float, Meta(gt=0, description="between two tokens of a stream, as simulated nodes have it")
     ] = 4.0
     output_tokens: Annotated[
-        list[Count], Meta(description="output lengths, measured one after the other")
+        list[Count], Meta(description="of an answer; each is measured by itself")
     ] = msgspec.field(default_factory=lambda: [256, 2])
-    prompt_words: Annotated[Count, Meta(description="prompt length")] = 64
-    duration_s: Annotated[Seconds, Meta(description="duration of each load")] = 5.0
-    rounds: Annotated[Count, Meta(description="rounds of each load")] = 2
-    quick: Annotated[bool, Meta(description="one round of 2 s per load")] = False
+    prompt_words: Annotated[Count, Meta(description="of each prompt")] = 64
+    duration_s: Annotated[Seconds, Meta(description="of each load")] = 5.0
+    rounds: Annotated[Count, Meta(description="of each load")] = 2
+    quick: Annotated[bool, Meta(description="one round, and 2 s a load")] = False
     against: Annotated[
-        str, Meta(description="URL of another gateway to measure in the same run")
+        str, Meta(description="URL of another gateway, to be measured in the same run")
     ] = ""
-    against_model: Annotated[str, Meta(description="model name for that gateway")] = "simulated"
+    against_model: Annotated[str, Meta(description="what to ask it for")] = "simulated"
     against_pid: Annotated[
-        int, Meta(ge=0, description="process id of that gateway, for its CPU time; 0: not measured")
+        int, Meta(ge=0, description="its process, for what it computes; 0: only by time")
     ] = 0
     upstream_port: Annotated[
         int,
-        Meta(ge=0, le=65535, description="port of the simulated OpenAI API behind it; 0: any"),
+        Meta(ge=0, le=65535, description="where a simulated OpenAI API stands behind it; 0: any"),
     ] = 0
-    drain_s: Annotated[
-        Seconds, Meta(description="deadline for streams that still run when a load is over")
-    ] = 60.0
-    start_s: Annotated[Seconds, Meta(description="deadline for all processes to be ready")] = 60.0
+    drain_s: Annotated[Seconds, Meta(description="for what still runs when a load is over")] = 60.0
+    start_s: Annotated[Seconds, Meta(description="for everything to be ready")] = 60.0
     json: Annotated[bool, Meta(description="print JSON")] = False
     checkpoint: ModelConfig = ModelConfig()
 
