@@ -7,8 +7,8 @@
     │   ├── UnsupportedRope
     │   ├── MissingTensor
     │   ├── MisshapedTensor
-    │   ├── RequestsFailed           a step failed for some of its requests only
-    │   │   ├── UnusableLogits       the model's output for them is not a distribution
+    │   ├── RequestsFailed           a step failed for some of its requests alone
+    │   │   ├── UnusableLogits       the model's output for them is no distribution
     │   │   └── GrammarFailed        their grammars cannot be followed, or take too long
     │   └── TokenizerError
     ├── CapacityError
@@ -122,7 +122,7 @@ class UnusableLogits(RequestsFailed):
 
 
 class GrammarFailed(RequestsFailed):
-    """The grammar of an answer is invalid, too large, or at a dead end."""
+    """A grammar that an answer must match is none, is too much, or has come to a dead end."""
 
     code = "grammar_failed"
 
