@@ -58,7 +58,7 @@ def with_seeds(request: Request, num: int) -> list[Request]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(row=logits(), requests=rows())
 def test_tokens_are_those_of_torch(variant: str, row: Tensor, requests: list[Request]) -> None:
     """Exactly: both do the same arithmetic."""
@@ -69,7 +69,7 @@ def test_tokens_are_those_of_torch(variant: str, row: Tensor, requests: list[Req
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(row=logits(), requests=rows(with_logprobs=True), data=st.data())
 def test_masked_tokens_are_those_of_torch(
     variant: str, row: Tensor, requests: list[Request], data: st.DataObject
@@ -157,7 +157,7 @@ def test_one_bad_logit_anywhere_is_found(poison: float, temperature: float, vari
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(row=logits(), requests=rows(with_logprobs=True))
 def test_logprobs_are_those_of_the_model(
     variant: str, row: Tensor, requests: list[Request]
@@ -187,7 +187,7 @@ def test_the_likeliest_of_a_large_vocabulary(num_top: int) -> None:
     assert token.logprobs.top_ids == order[:num_top].tolist()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(batch=st.lists(logits(), min_size=1, max_size=5), requests=rows(with_logprobs=True))
 def test_a_row_depends_on_itself_alone(batch: list[Tensor], requests: list[Request]) -> None:
     """Not on the rows beside it, on their number, or on who was there before."""

@@ -19,7 +19,7 @@ from tests.unit.coordinator_routing.nodes import NUM_BLOCKS, Nodes
 from tests.unit.coordinator_routing.plain_node import PlainNode
 
 # The same examples each time: at a boundary the two may round to different sides of it.
-SETTINGS = settings(deadline=None, derandomize=True)
+SETTINGS = settings(derandomize=True)
 TOKEN_BYTES = LAYOUT.block_bytes / LAYOUT.block_size
 
 

@@ -89,7 +89,7 @@ async def running_engine(
         await asyncio.gather(task, return_exceptions=True)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     prompts=st.lists(
         st.tuples(st.integers(1, 30), st.integers(1, 12), st.booleans()), min_size=1, max_size=10

@@ -41,10 +41,8 @@ from pdserve.errors import PeerLost, StaleIncarnation, TicketInvalid, TransferEr
 from pdserve.protocol import TransportOffer
 from tests.unit.kv_transfer.pairs import SMALL, Pair, open_pair
 
-FUZZ = settings(max_examples=200, deadline=None)
-SERVED = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+FUZZ = settings(max_examples=200)
+SERVED = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 T = TypeVar("T")
 
 # Anything that MessagePack can say, nested too.
@@ -210,7 +208,7 @@ ENDPOINTS = st.text(max_size=30) | st.sampled_from(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(ENDPOINTS)
 def test_endpoints(endpoint: str) -> None:
     async def scenario() -> None:
