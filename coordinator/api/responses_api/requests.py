@@ -19,7 +19,7 @@ from coordinator.api.fields import (
     TokenId,
 )
 from coordinator.api.requests import MAX_TOOLS
-from coordinator.api.responses_api.item_requests import Input, InputItem
+from coordinator.api.responses_api.item_requests import Input, InputItem, LongInput
 
 LOGPROBS = "message.output_text.logprobs"
 Includable = Literal[
@@ -100,7 +100,7 @@ Metadata = Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)]
 class CompactRequest(CallFields, kw_only=True):
     """POST /v1/responses/compact."""
 
-    input: Input | None = None
+    input: LongInput | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
 
