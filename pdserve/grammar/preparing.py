@@ -9,7 +9,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from msgspec import Struct
 
 from pdserve.errors import GrammarFailed
-from pdserve.grammar.matching import MAX_GRAMMAR_CHARS, first_words, new_matcher
+from pdserve.grammar.matching import MAX_GRAMMAR_CHARS, check, new_matcher
 from pdserve.grammar.size import excess
 from pdserve.grammar.vocabulary import Vocabulary
 
@@ -55,12 +55,17 @@ def _size_fault(grammar: str) -> str:
 
 
 def _fault(vocabulary: Vocabulary, grammar: str) -> str:
-    """Why it cannot be followed; empty: it can, to the first token at least."""
+    """Why it cannot be followed; empty: it can, behind a first token at least."""
     try:
         matcher = new_matcher(vocabulary, grammar)
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        check(matcher)
+        if not mask:
+            return "no token can begin it"
+        matcher.consume_token((mask & -mask).bit_length() - 1)
+        if not matcher.is_stopped():
+            matcher.compute_bitmask()
+        check(matcher)
     except GrammarFailed as error:
         return error.message
-    mask = matcher.compute_bitmask()
-    if matcher.is_error():
-        return first_words(matcher.get_error())
-    return "" if any(mask) else "no token can begin it"
+    return ""

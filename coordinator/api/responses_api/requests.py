@@ -15,6 +15,7 @@ from coordinator.api.fields import (
     NumLogprobs,
     Penalty,
     Probability,
+    RepetitionPenalty,
     StructuredOutputs,
     TokenId,
 )
@@ -165,7 +166,7 @@ class ResponseRequest(CallFields, kw_only=True):
     stop: str | list[str] | None = None
     top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None
     min_p: Probability | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     min_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None

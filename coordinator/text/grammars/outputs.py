@@ -46,7 +46,9 @@ class Output:
             case OutputKind.REGEX:
                 return _regex_part(self.value)
             case OutputKind.CHOICE:
-                return {"lark_grammar": "start: " + " | ".join(map(quoted, self.value))}
+                # As one terminal: of rules, only so many alternatives are followed at a time.
+                answers = " | ".join(map(quoted, dict.fromkeys(self.value)))
+                return {"lark_grammar": f"start: ANSWER\nANSWER: {answers}"}
             case OutputKind.LARK:
                 is_gbnf = "::=" in self.value
                 return {GBNF if is_gbnf else "lark_grammar": self.value}

@@ -12,6 +12,7 @@ import pydantic
 import pytest
 import tokenizers
 
+from coordinator.api.fields import MAX_ANSWERS
 from coordinator.text import ChatTemplate, Tokenizer
 from coordinator.text.grammars import AnswerGrammar, GrammarChecker, Output, OutputKind
 from coordinator.text.grammars import checker as checker_module
@@ -86,6 +87,17 @@ async def test_what_is_wanted_is_what_nodes_enforce() -> None:
             assert [text for text in bad if takes(grammar, text)] == [], body
 
 
+async def test_as_many_choices_as_may_be_asked_for() -> None:
+    """Their grammar can be followed behind the first token, too."""
+    choices = [f"{i * i}" for i in range(MAX_ANSWERS)]
+    async with served() as api:
+        for given, good in ((choices, choices[-1]), (["same"] * MAX_ANSWERS, "same")):
+            async with api.chat(guided_choice=given) as response:
+                assert response.status == 200, await response.text()
+            assert takes(sent(api), good)
+            assert not takes(sent(api), good + "x")
+
+
 async def test_any_text_will_do_if_nothing_is_wanted() -> None:
     async with served() as api:
         for body in ({}, {"response_format": {"type": "text"}}, {"guided_json": None}):
@@ -127,6 +139,12 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_json": "3"}, "guided_json", "schema"),
     ({"guided_json": "false"}, "guided_json", "false"),
     ({"guided_regex": "("}, "guided_regex", "unclosed"),
+    ({"guided_regex": r"[^\s\S]"}, "guided_regex", "no text matches"),
+    (
+        {"guided_grammar": "start: " + " | ".join(f'"a" "{i}"' for i in range(3000))},
+        "guided_grammar",
+        "2000",
+    ),
     ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "exclude"),
     ({"guided_choice": []}, "guided_choice", "length"),
     ({"guided_grammar": "start: b"}, "guided_grammar", "b"),
@@ -181,13 +199,10 @@ TOOLS = [tool("f"), tool("g", None)]
 F = {"type": "function", "function": {"name": "f"}}
 
 
-async def grammar_of(tool_format: ToolFormat, **body: Any) -> str:
-    async with (
-        served(None, tool_tokenizer(), tool_format=tool_format) as api,
-        api.chat(tools=TOOLS, **body) as response,
-    ):
+async def grammar_of(api: Harness, **body: Any) -> str:
+    async with api.chat(tools=TOOLS, **body) as response:
         assert response.status == 200, await response.text()
-        return sent(api)
+    return sent(api)
 
 
 @pytest.mark.parametrize("tool_format", ONE)
@@ -202,11 +217,12 @@ async def test_calls_are_enforced(tool_format: ToolFormat) -> None:
     if tool_format is not ToolFormat.LLAMA3:
         both = {"tool_choice": "auto", "response_format": FORMAT}
         cases.append((both, [one, two, '{"x": 1}'], ["Hello", wrong]))
-    for body, good, bad in cases:
-        grammar = await grammar_of(tool_format, **body)
-        assert [text for text in good if not takes(grammar, text)] == [], body
-        assert [text for text in bad if takes(grammar, text)] == [], body
-    assert await grammar_of(tool_format, tool_choice="auto") == "", "that is up to the model"
+    async with served(None, tool_tokenizer(), tool_format=tool_format) as api:
+        for body, good, bad in cases:
+            grammar = await grammar_of(api, **body)
+            assert [text for text in good if not takes(grammar, text)] == [], body
+            assert [text for text in bad if takes(grammar, text)] == [], body
+        assert await grammar_of(api, tool_choice="auto") == "", "that is up to the model"
 
 
 @pytest.mark.parametrize("tool_format", ONE)
