@@ -18,8 +18,9 @@ from coordinator.text.tokenizer import Tokenizer
 from pdserve.errors import GrammarFailed, InvalidRequest, Overloaded, TokenizerError
 from pdserve.grammar import Prepared
 
-# Usually a millisecond. Less than nodes wait for a mask, so what passes here is in time there, too.
-CHECK_CPU_S = 1.5
+# Usually a millisecond, and a quarter of a second for the largest that are no attack. A node takes
+# as long again, and its whole step waits for it.
+CHECK_CPU_S = 0.5
 _WAIT_S = 15.0  # for all who are before, most of whom take no time
 _MAX_WAITING = 64
 _MAX_REMEMBERED = 256
