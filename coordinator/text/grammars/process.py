@@ -59,6 +59,8 @@ class GrammarProcess:
     # ---- parts ---------------------------------------------------------------------------------
 
     async def _running(self) -> Process:
+        if self._process is not None and self._process.returncode is not None:
+            await self._end(self._process)  # somebody has killed it
         if self._process is None:
             argv = (sys.executable, "-m", "pdserve.grammar.child")
             try:

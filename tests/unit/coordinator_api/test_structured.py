@@ -349,6 +349,15 @@ async def test_a_grammar_that_takes_too_long_is_ended_and_remembered(
     assert takes(quick, "aaa")
 
 
+async def test_a_process_that_was_killed_is_begun_anew(checker: GrammarChecker) -> None:
+    await checker.checked(regex("a+"), "guided_regex")
+    process = checker._process._process
+    assert process is not None
+    process.kill()
+    await process.wait()
+    assert takes(await checker.checked(regex("b+"), "guided_regex"), "bb")
+
+
 async def test_who_asks_for_the_same_waits_for_one_answer(
     checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
