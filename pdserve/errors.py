@@ -9,6 +9,7 @@
     │   ├── MisshapedTensor
     │   ├── RequestsFailed           a step failed for some of its requests alone
     │   │   ├── UnusableLogits       the model's output for them is no distribution
+    │   │   ├── NoTokenLeft          what they ask for leaves no token to choose
     │   │   └── GrammarFailed        their grammars cannot be followed, or take too long
     │   └── TokenizerError
     ├── CapacityError
@@ -119,6 +120,12 @@ class UnusableLogits(RequestsFailed):
     """The logits of some requests contain a NaN or an infinity."""
 
     code = "unusable_logits"
+
+
+class NoTokenLeft(RequestsFailed):
+    """Grammar, `min_tokens`, biases and penalties together leave no token that can be chosen."""
+
+    code = "no_token_left"
 
 
 class GrammarFailed(RequestsFailed):
