@@ -1,35 +1,37 @@
-# Everything a developer does, and what .ci/run does. `make` lists the targets.
+# The targets for developers and CI. `make` lists them.
 
 PYTHON ?= python3
 VENV ?= .venv
-# For example an index that has PyTorch's CPU builds, on a machine without a GPU: the CUDA libraries
-# that torch brings otherwise are several gigabytes.
+# For example the index of PyTorch's CPU builds, on a machine without a GPU: by default torch brings
+# several gigabytes of CUDA libraries.
 PIP_FLAGS ?=
 PROTO_OUT ?= .
-# Two workers: one soon has the tests that start clusters, the other everything else.
+# Two workers: tests that start clusters all run on one of them (tests/conftest.py).
 PYTEST_FLAGS ?= -n 2 --no-loadscope-reorder
 
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
-# What the installed native extension is built from.
+# The inputs of the installed native extension.
 SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 ENV := $(VENV)/.env-stamp
 ENV_TEST := $(VENV)/.env-test-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-test demo test lint types contracts proto demo-model clean
+.PHONY: help env env-test demo check test lint types contracts proto demo-model clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
 
-env: $(ENV) ## create .venv with pdserve in it; again only when the build's inputs changed
+env: $(ENV) ## create .venv and install pdserve; repeated only if the build's inputs changed
 
-env-test: $(ENV_TEST) ## the same, with what the tests need
+env-test: $(ENV_TEST) ## the same, with the dependencies of the tests
 
-demo: $(ENV) ## start a cluster, ask the demo model something, stop the cluster
+demo: $(ENV) ## start a cluster, ask the demo model some questions, stop it again
 	$(BIN)/pdserve demo
 
-test: $(ENV_TEST) ## run every test
+check: lint types contracts test ## everything that has to hold before a change goes in
+
+test: $(ENV_TEST) ## run all tests
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 lint: $(ENV_TEST) ## ruff: rules and format
@@ -39,17 +41,17 @@ lint: $(ENV_TEST) ## ruff: rules and format
 types: $(ENV_TEST) ## mypy --strict
 	$(BIN)/mypy
 
-contracts: $(ENV_TEST) ## who may import whom
+contracts: $(ENV_TEST) ## import-linter: which packages may import which
 	$(BIN)/lint-imports
 
-proto: $(ENV_TEST) ## generate the gRPC stubs anew
+proto: $(ENV_TEST) ## regenerate the gRPC stubs
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(PROTO_OUT) --pyi_out=$(PROTO_OUT) \
 		--grpc_python_out=$(PROTO_OUT) proto/pdserve/wire/*.proto
 
-demo-model: $(ENV_TEST) ## train the bundled demo model anew
+demo-model: $(ENV_TEST) ## retrain the bundled demo model
 	$(BIN)/python -m pdserve.demo_model.train
 
-clean: ## remove what was built and cached; .venv stays
+clean: ## remove build outputs and caches, but not .venv
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 

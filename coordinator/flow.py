@@ -16,6 +16,7 @@ from time import perf_counter
 from msgspec import structs
 
 from coordinator.admission import Admission, Admit, Refuse, WaitingLine
+from coordinator.admission.promises import has_promise
 from coordinator.generation import GenerationRequest
 from coordinator.legs import send_legs, send_sibling_leg
 from coordinator.prefix_watch import PrefixWatch
@@ -92,6 +93,11 @@ class Flow:
     def max_model_len(self) -> int | None:
         """Most tokens of one request that every member can hold; None without members."""
         return min((m.hello.max_model_len for m in self._registry), default=None)
+
+    @property
+    def max_inflight(self) -> int:
+        """As Generator.max_inflight."""
+        return self._admission.max_inflight
 
     def is_ready(self) -> bool:
         """Whether a request started now could be served."""
@@ -272,14 +278,16 @@ class Flow:
             send_sibling_leg(sibling.request, request.request_id, beside, slo, self._router)
 
     def _follow(self, running: RunningRequest, slo: Slo) -> None:
-        """The prompt was computed for another answer: the rest of a block is left to compute."""
+        """The prompt was computed for another answer: the rest of a block is left to compute.
+
+        `slo` is what that one was admitted with; what is left of it now is this one's.
+        """
         try:
             placement = self._place(running.request, running.prompt)
         except NoNodeAvailable as error:
             running.end(error)
             return
-        left = running.slo_left(self._clock.now())
-        self._dispatch(running, placement, structs.replace(slo, deadline_s=left.deadline_s))
+        self._dispatch(running, placement, _left_of(slo, running.slo_left(self._clock.now())))
 
     def _book(self, running: RunningRequest, placement: Placement, slo: Slo) -> None:
         request, now_s = running.request, self._clock.now()
@@ -304,7 +312,7 @@ class Flow:
         now_s = self._clock.now()
         lost.booking.end(by_itself=False)
         self._admission.ended(request.request_id, now_s)
-        self._dispatch(running, placement, running.slo_left(now_s))
+        self._dispatch(running, placement, _left_of(lost.slo, running.slo_left(now_s)))
         return True
 
     def _prefilled(
@@ -355,3 +363,8 @@ class Flow:
         if dispatch.decode is sender:
             was_handed_over = dispatch.prefill is not None
             self._metrics.observe_decode_leg(times, was_handed_over=was_handed_over)
+
+
+def _left_of(admitted: Slo, left: Slo) -> Slo:
+    """What is left of a promise; who was admitted without one has but a deadline."""
+    return left if has_promise(admitted) else structs.replace(admitted, deadline_s=left.deadline_s)

@@ -74,6 +74,11 @@ class Generator(Protocol):
         """Most tokens, prompt plus output, of one request; None while no node has attached."""
         ...
 
+    @property
+    def max_inflight(self) -> int:
+        """Most requests at a time, whatever they are."""
+        ...
+
     def start(self, request: GenerationRequest) -> Generation:
         """Dispatch a request, or have it wait. Its holder reads it to the end or cancels it.
 

@@ -30,7 +30,7 @@ from coordinator.text import Tokenizer
 from coordinator.text.parts import ToolFormat
 from pdserve.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.clock import SystemClock
-from pdserve.collector import keep_what_is_loaded
+from pdserve.collector import freeze_loaded_objects
 from pdserve.config import CoordinatorConfig
 from pdserve.demo_model import CHECKPOINT_PATH, DEMO_MODEL_NAME
 from pdserve.errors import ConfigError
@@ -133,7 +133,7 @@ async def _serve(
             rebalancing = asyncio.create_task(
                 rebalance(lambda: rebalancer.tick(loads.look()), changes, timeouts.heartbeat_s)
             )
-        keep_what_is_loaded()
+        freeze_loaded_objects()
         log.info("%s at %s, nodes attach to %s:%d", name, http.url, config.host, grpc_port)
         await signals.drain.wait()
         log.info("draining %d requests", flow.num_inflight)

@@ -1,12 +1,12 @@
-"""Who may use an exporter's transports: whoever was given a token over an open session.
+"""Access tokens: they admit the pullers of open sessions to an exporter's transports.
 
-Sessions are for nodes that a coordinator has introduced (`pdserve/introduction.py`); transports are
-for those who have a session. A token ends with its session.
+Sessions are for nodes that a coordinator has introduced (`pdserve/introduction.py`), and transports
+are for nodes with a session. A token is valid as long as its session.
 
-What a token opens differs. A two-sided exporter (tcp, nccl) verifies each ticket, and its expiry,
-before it sends a byte. A one-sided puller (shm, cuda_ipc, ucx), once it is let in, can read the
-whole pool until it unmaps it, also after its session has ended; the exporter does not see its
-tickets, and the generations alone decide whether what was read is what a ticket means.
+What a token permits depends on the transport. With a two-sided one (tcp, nccl), the exporter
+verifies each ticket and its expiry before it sends a byte. With a one-sided one (shm, cuda_ipc,
+ucx), the puller can read the whole pool from then on until it unmaps it, even after its session has
+ended; the exporter never sees the tickets, and only the generations tell whether a read is valid.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ class AccessTokens:
         self._valid: set[bytes] = set()
 
     def grant(self) -> bytes:
-        """A new token, unguessable. A secret: never logged or shown."""
+        """Create a token. A secret: never logged or shown."""
         token = secrets.token_bytes(ACCESS_BYTES)
         self._valid.add(token)
         return token
 
     def revoke(self, token: bytes) -> None:
-        """Its session has ended. Idempotent."""
+        """Invalidate a token. Idempotent."""
         self._valid.discard(token)
 
     def check(self, token: bytes) -> None:
-        """That a connection belongs to an open session.
+        """Check that a token belongs to an open session.
 
         Raises:
             AccessDenied: it does not.
         """
-        # A lookup by hash says nothing about how much of a guess was right: hashes of `bytes` are
-        # keyed per process.
+        # The timing of a hash lookup does not reveal how much of a guess is right: hashes of
+        # `bytes` are keyed per process.
         if token not in self._valid:
             raise AccessDenied("this connection belongs to no open session with the exporter")

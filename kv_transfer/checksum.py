@@ -1,10 +1,10 @@
-"""Checksums of KV that hold whatever the layout on either side is.
+"""Checksums of KV that do not depend on the layout of either side.
 
-One for each source block and KV head, over the block's part of the ticket: layer by layer, K then
-V, token by token. So a puller can check them in its own pool, though its blocks may be of another
-size, and a tensor-parallel rank those of the heads that it took. They tell a wrong byte, wherever
-it came from; generations tell a block that changed hands. Off unless asked for: each side reads the
-bytes once more, with its CPU: pools on GPUs neither make nor check any.
+There is one per source block and KV head, over the block's part of the ticket: layer by layer, K
+then V, token by token. So a puller can verify them in its own pool even if its blocks have another
+size, and a tensor-parallel rank can verify those of its own heads. Checksums detect wrong bytes of
+any origin; generations detect blocks that were reused. They are off by default, since each side
+reads all bytes once more with its CPU. Pools on GPUs neither create nor verify them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pdserve.kv_layout import KvLayout
 def checksums(
     region: NDArray[np.uint8], run: BlockRun, box: KvBox, source_block_size: int
 ) -> NDArray[np.uint64]:
-    """[num_source_blocks, num_heads], of the box's KV as it lies in `run`'s blocks of `region`.
+    """Checksums of the box's KV in `run`'s blocks of `region`: [num_source_blocks, num_heads].
 
-    A source block is `source_block_size` tokens of the request, whatever `run`'s own blocks are;
-    the first and the last may be in the box in part.
+    A source block is `source_block_size` tokens of the request, independent of the size of `run`'s
+    blocks. The first and the last one may be only partly in the box.
     """
     run.check_covers(box)
     layout = run.layout
@@ -52,12 +52,12 @@ def checksums(
 def check_arrived(
     ticket: Ticket, source: KvLayout, region: NDArray[np.uint8], run: BlockRun, box: KvBox
 ) -> None:
-    """That a box that was pulled is what the ticket's checksums are of.
+    """Verify the ticket's checksums for a box that was pulled.
 
-    Source blocks of which less was pulled than was ticketed cannot be checked, and are not.
+    Source blocks that were pulled only in part cannot be verified, and are skipped.
 
     Raises:
-        CorruptTransfer: with block and KV head.
+        CorruptTransfer: names the block and the KV head.
     """
     size = source.block_size
     begin = box.begin if box.begin == ticket.first_token else -(-box.begin // size) * size
@@ -75,6 +75,6 @@ def check_arrived(
         index, head = wrong[0].tolist()
         raise CorruptTransfer(
             f"KV head {box.first_head + head} of block {ticket.block_ids[first + index]} of "
-            f"{ticket.node_id!r} arrived with another checksum than it was ticketed with "
+            f"{ticket.node_id!r} arrived with another checksum than the ticket's "
             f"({len(wrong)} of {found.size} differ)"
         )

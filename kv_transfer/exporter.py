@@ -1,8 +1,8 @@
 """The side that has the blocks: issues tickets for them, and serves its pool to pullers.
 
-Life of a ticket here: `issue` reads the blocks' present generations and seals them in; a puller
-presents it (two-sided transports) or just reads (one-sided); when the blocks are given to somebody
-else, `pool.bump` makes it stale. Nothing here pins blocks: leases are the node's business.
+The life of a ticket: `issue` seals the current generations of the blocks into it. A puller presents
+it (two-sided transports) or just reads the blocks (one-sided). When the blocks are reused,
+`pool.bump` makes it stale. Nothing here keeps blocks from being reused: the node holds references.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from pdserve.introduction import is_introduced, new_key
 from pdserve.kv_layout import KvLayout
 from pdserve.protocol import ExporterWelcome, PullerHello, TransportOffer
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 TICKET_LIFETIME_S = 60.0
 
 
 class Exporter:
-    """One life of one node's exported pool. Uses the pool, owns the servers.
+    """The exported pool of one incarnation of a node. Uses the pool, owns the servers.
 
     All methods belong to the event loop's thread.
     """
@@ -82,23 +82,22 @@ class Exporter:
 
     @property
     def name(self) -> str:
-        """Unique to this life of this exporter."""
+        """Unique to this incarnation of the exporter."""
         return f"{self.node_id}@{self.incarnation}"
 
     @property
     def layout(self) -> KvLayout:
-        """Of the exported pool."""
+        """The layout of the exported pool."""
         return self.identity.layout
 
     async def start(self, host: str, advertised_host: str | None = None) -> None:
-        """Start serving on `host`; peers are told `advertised_host`, where that is another name.
+        """Start all servers on `host`, which peers reach as `advertised_host` (default: the same).
 
-        Transports that this process cannot serve are offered with the reason instead of an address.
+        The offer of a transport that this process cannot serve has a reason instead of an address.
+        If this raises, also by cancellation, nothing is left running.
 
         Raises:
-            OSError: the address cannot be listened on.
-
-        When it raises, also by cancellation, nothing is left running.
+            OSError: the address cannot be bound.
         """
         try:
             for kind in self._kinds:
@@ -107,7 +106,7 @@ class Exporter:
             await self.close()
             raise
         for offer in self.offers:
-            logger.info("%s is offered: %s", offer.name, offer.unavailable or "yes")
+            log.info("%s is offered: %s", offer.name, offer.unavailable or "yes")
 
     async def _offer(self, kind: TransportKind, host: str, advertised_host: str) -> TransportOffer:
         obstacle = kind.obstacle(self.pool)
@@ -121,9 +120,9 @@ class Exporter:
             return TransportOffer(name=kind.name, unavailable=error.message)
 
     async def close(self) -> None:
-        """Stop serving. After it, nothing here reads the pool any more.
+        """Stop serving. Afterwards, nothing here reads the pool.
 
-        A server that fails leaves none of the others open.
+        All servers are closed, even if one of them fails.
         """
         self.offers.clear()
         async with AsyncExitStack() as closing:
@@ -139,17 +138,16 @@ class Exporter:
         block_ids: Sequence[int],
         layers: range | None = None,
     ) -> bytes:
-        """A sealed ticket for tokens [first_token, first_token + num_tokens) as they are now.
+        """A sealed ticket for the present KV of tokens [first_token, first_token + num_tokens).
 
-        `block_ids` are the blocks that hold these tokens, and only these: the first one holds
-        `first_token`, perhaps not in its first slot. `layers` are those that have been computed;
-        None: all.
+        `block_ids` are exactly the blocks that hold these tokens; `first_token` need not be in the
+        first slot of the first one. `layers` are the computed layers; None: all.
 
-        A ticket may be used at once. So what writes to a pool on a GPU must have finished, and
-        not only been launched: wait for an event behind it on the model's stream, then issue.
+        A ticket may be used at once. So with a pool on a GPU, the kernels that write the KV must
+        have finished, not just have been launched: wait for an event on the model's stream first.
 
         Raises:
-            ValueError: the blocks do not fit the range or the pool, or the layers are not its.
+            ValueError: the blocks do not match the token range or the pool, or layers are invalid.
         """
         ids = self._check_blocks(first_token, num_tokens, block_ids)
         if layers is None:
@@ -190,11 +188,11 @@ class Exporter:
             raise
 
     def dismiss(self, welcome: ExporterWelcome) -> None:
-        """The session that began with this welcome has ended: its transports admit it no more."""
+        """The session that began with this welcome has ended: revoke its access."""
         self._access.revoke(welcome.access)
 
     def welcome(self) -> ExporterWelcome:
-        """What a puller needs to know to connect, for one session. Complete once started."""
+        """The welcome of a new session: what its puller needs to connect. Call after `start`."""
         return ExporterWelcome(
             node_id=self.node_id,
             incarnation=self.incarnation,
@@ -208,12 +206,12 @@ class Exporter:
         )
 
     def check_hello(self, hello: PullerHello) -> None:
-        """That a coordinator sent the puller to this life of this node, and it can use its KV.
+        """Check that a coordinator has sent this puller, and that it can use our KV.
 
         Raises:
-            StaleIncarnation: it means another life.
-            AccessDenied: no coordinator of ours has introduced it.
-            LayoutMismatch: another model, or a layout that cannot be reconciled.
+            StaleIncarnation: it was sent to another incarnation.
+            AccessDenied: it has no introduction by one of our coordinators.
+            LayoutMismatch: another model, or an incompatible layout.
         """
         try:
             if hello.exporter_incarnation != self.incarnation:

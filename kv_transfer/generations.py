@@ -1,4 +1,4 @@
-"""The reader's half of the seqlock (the owner's half is KvPool.bump)."""
+"""Validation of generations: the reader's half of the seqlock (the owner's half is KvPool.bump)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pdserve.errors import StaleTicket
 def check_generations(
     generations: NDArray[np.uint64], block_ids: NDArray[np.int64], expected: NDArray[np.uint64]
 ) -> None:
-    """That whatever was read from these blocks before this call is what the ticket meant.
+    """Check that what was read from these blocks before this call is what the ticket names.
 
     Raises:
-        StaleTicket: a block changed hands; with its id and both generations.
+        StaleTicket: a block was reused; with its id and both generations.
         ValueError: an id is out of range.
     """
     index = _native.find_stale(generations, block_ids, expected)
@@ -27,7 +27,7 @@ def check_generations(
 def check_read_generations(
     found: NDArray[np.uint64], block_ids: NDArray[np.int64], expected: NDArray[np.uint64]
 ) -> None:
-    """As check_generations, where `found[i]` was read as the generation of `block_ids[i]`.
+    """As check_generations, given the generations `found[i]` that were read for `block_ids[i]`.
 
     Raises:
         StaleTicket: as check_generations.

@@ -1,4 +1,4 @@
-"""Who may pull from whom: decided once, when two nodes meet."""
+"""Which nodes can pull from each other: checked once, when a session is opened."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class KvIdentity:
 
     @property
     def fingerprint(self) -> str:
-        """What the peer compares."""
+        """A hash of model, revision and layout, for the peer to compare."""
         return self.layout.fingerprint(self.model_id, self.revision)
 
     def check_peer(self, peer_id: str, fingerprint: str, layout: KvLayout) -> None:
-        """That the peer's KV is of the same model, and that its layout can be turned into ours.
+        """Check that the peer has the same model, and a layout that can be converted to ours.
 
-        A fingerprint covers model and layout together. So the peer's must be what *our* model has
-        in the *peer's* layout; this tells another block size from another model.
+        A fingerprint covers model and layout together. So the peer's fingerprint must be that of
+        *our* model in the *peer's* layout; a mere difference of layouts does not matter.
 
         Raises:
             LayoutMismatch: with both sides' values.

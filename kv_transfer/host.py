@@ -1,4 +1,4 @@
-"""Which processes share a kernel, and may share its memory with each other."""
+"""Identifies processes that can share memory with each other."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import secrets
 from pathlib import Path
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# Abstract socket names are per network namespace, user ids per user namespace.
+# Abstract socket names belong to a network namespace, user ids to a user namespace.
 _NAMESPACES = (Path("/proc/self/ns/net"), Path("/proc/self/ns/user"))
 
 
 def host_id() -> str:
-    """Equal in two processes exactly when one can hand the other a file descriptor.
+    """Equal in two processes if and only if they can pass file descriptors to each other.
 
-    That is: same boot of the same kernel, same user, same network and user namespace. A process
-    that cannot find out gets an id of its own, and talks TCP. (Clones of one virtual machine may
-    share an id; then obtaining the descriptor fails, and TCP is taken.)
+    That is: same boot of the same kernel, same user, same network and user namespace. If this
+    cannot be determined, the id is unique, and TCP will be used. (Clones of a virtual machine may
+    have equal ids; then obtaining the descriptor fails, and TCP is used.)
     """
     try:
         boot_id = _BOOT_ID.read_text().strip()

@@ -1,7 +1,7 @@
-"""The life of a KV block during a handoff, as two small state machines with their legal moves.
+"""The life of a KV block during a handoff: two small state machines with their legal moves.
 
-The exporter's block, as one holder of it sees it. A holder is a handoff, or the answer to a prefix
-query; a block that several requests share has a life of its own with each of them:
+An exporter's block, from the view of one holder: a handoff, or the answer to a prefix query. A
+block that is shared by several requests has one state per holder:
 
              announce part, renew   renew
                       ┌──┐           ┌──┐
@@ -10,7 +10,7 @@ query; a block that several requests share has a life of its own with each of th
       ▲                │                     │
       └────────────────┴──────release────────┘
 
-The puller's block, as the intake of one request sees it:
+A puller's block, from the view of one request's intake:
 
     FREE ──reserve──► RESERVED ────pull────► PULLING ──validate──► VALID ──adopt──► ADOPTED
                           ▲                  │ ▲  │
@@ -20,10 +20,10 @@ The puller's block, as the intake of one request sees it:
     RESERVED, DOUBTFUL ──adopt blank──► ADOPTED
     RESERVED, VALID, DOUBTFUL ──release──► FREE
 
-What is *not* there says the most. There is no way out of PULLING but the end of the read, so a
-block goes back to its pool only when nothing can write to it any more. No pull begins on a VALID
-block, which other requests may be reading. Only a VALID block is adopted to be read; the engine may
-have any other one to write to. And ADOPTED is for good: who gives it back twice has a bug.
+The missing moves are the important ones. PULLING is left only when the read has ended, so a block
+is returned to its pool only when nothing can write to it any more. No pull starts on a VALID block,
+which other requests may be reading. Only a VALID block is adopted for reading; the engine may adopt
+any other one for writing. ADOPTED is final: releasing such a block again would be a bug.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ from typing import Generic, TypeVar
 
 
 class ExporterState(StrEnum):
-    """What an exporter's block is to one holder."""
+    """The state of an exporter's block for one holder."""
 
-    FREE = "free"  # nothing: this holder has no reference to it
-    WRITING = "writing"  # held, and some layers or tokens may not have been computed yet
-    ANNOUNCED = "announced"  # held, complete, and all of it named by tickets
+    FREE = "free"  # this holder has no reference to it
+    WRITING = "writing"  # held; some layers or tokens may not be computed yet
+    ANNOUNCED = "announced"  # held, complete, and covered by tickets
 
 
 class ExporterMove(StrEnum):
     """What a holder does with an exporter's block."""
 
     HOLD = "hold"  # take a reference
-    ANNOUNCE_PART = "announce part"  # issue a ticket for what has been computed, not for the rest
-    ANNOUNCE = "announce"  # issue a ticket for (the rest of) it
-    RENEW = "renew"  # issue the same tickets again, because the first ones expire
+    ANNOUNCE_PART = "announce part"  # issue a ticket for the part that has been computed
+    ANNOUNCE = "announce"  # issue a ticket for all of it, or for the rest
+    RENEW = "renew"  # issue tickets again, because the first ones expire
     RELEASE = "release"  # drop the reference: settled, ended or expired
 
 
 class PullerState(StrEnum):
-    """What a puller's block is to the intake of one request."""
+    """The state of a puller's block for the intake of one request."""
 
-    FREE = "free"  # nothing: this intake has no reference to it
-    RESERVED = "reserved"  # ours; nothing writes to it; not everything has arrived
-    PULLING = "pulling"  # a read, or several at once, may be writing to it
-    VALID = "valid"  # complete and validated; perhaps shared; nothing writes to it
-    DOUBTFUL = "doubtful"  # a read has ended without validating: it holds anything
-    ADOPTED = "adopted"  # the engine's, and none of the intake's business any more
+    FREE = "free"  # this intake has no reference to it
+    RESERVED = "reserved"  # allocated, and incomplete; nothing writes to it
+    PULLING = "pulling"  # one or several reads may be writing to it
+    VALID = "valid"  # complete and validated, possibly shared; nothing writes to it
+    DOUBTFUL = "doubtful"  # a read has failed: the content is undefined
+    ADOPTED = "adopted"  # owned by the engine
 
 
 class PullerMove(StrEnum):
@@ -69,11 +69,11 @@ class PullerMove(StrEnum):
     RESERVE = "reserve"  # allocate it
     REUSE = "reuse"  # take it from the prefix cache, with its contents
     PULL = "pull"  # begin to read into it
-    VALIDATE_PART = "validate part"  # every read has ended well, and more is to come
-    VALIDATE = "validate"  # every read has ended well, and nothing is missing
-    FAIL = "fail"  # every read has ended, not all of them well; cancelled ones included
-    ADOPT = "adopt"  # give it to the engine to be read
-    ADOPT_BLANK = "adopt blank"  # give it to the engine to be written first
+    VALIDATE_PART = "validate part"  # all reads have succeeded; more will follow
+    VALIDATE = "validate"  # all reads have succeeded; the block is complete
+    FAIL = "fail"  # all reads have ended, and at least one failed or was cancelled
+    ADOPT = "adopt"  # give it to the engine, for reading
+    ADOPT_BLANK = "adopt blank"  # give it to the engine, which has to write it first
     RELEASE = "release"  # drop the reference
 
 
@@ -109,12 +109,12 @@ MoveT = TypeVar("MoveT", bound=Enum)
 
 @dataclass(frozen=True, slots=True)
 class Machine(Generic[StateT, MoveT]):
-    """One kind of block life."""
+    """One of the two state machines."""
 
-    name: str  # whose blocks, for errors
+    name: str  # for errors
     moves: Mapping[tuple[StateT, MoveT], StateT]
-    free: StateT  # of every block that has not moved yet
-    ends: frozenset[StateT]  # where a block may be left for good
+    free: StateT  # the initial state of every block
+    ends: frozenset[StateT]  # final states
 
 
 EXPORTER = Machine("exporter", EXPORTER_MOVES, ExporterState.FREE, frozenset({ExporterState.FREE}))
@@ -124,31 +124,32 @@ PULLER = Machine(
 
 
 class IllegalMove(AssertionError):
-    """A block was about to make a move that its state does not allow: a bug of this process.
+    """A move that is not legal in a block's state: a bug in this process.
 
-    No PdserveError, because those are expected, caught and answered; this one must be seen.
+    Not a PdserveError, since those are expected and handled.
     """
 
 
 class BlockStates(Generic[StateT, MoveT]):
-    """The states of one owner's blocks: a handoff's, or an intake's.
+    """The states of the blocks of one owner: a handoff or an intake.
 
-    A move takes a few set operations however many blocks make it, since a handoff moves hundreds.
+    A handoff moves hundreds of blocks at a time, so a move takes a few set operations, not one per
+    block.
     """
 
     __slots__ = ("_blocks", "_machine", "_owner")
 
     def __init__(self, machine: Machine[StateT, MoveT], owner: str) -> None:
-        """`owner` is named in errors: the request id, say."""
+        """`owner` is named in errors, for example a request id."""
         self._machine = machine
         self._owner = owner
-        self._blocks: dict[StateT, set[int]] = {}  # without the free ones
+        self._blocks: dict[StateT, set[int]] = {}  # state |-> block ids; free ones are left out
 
     def move(self, block_ids: Sequence[int], move: MoveT) -> None:
-        """All of these blocks make this move, whatever states they are in.
+        """Make this move with all of these blocks, which may be in different states.
 
         Raises:
-            IllegalMove: one of them must not, or is named twice; then none has moved.
+            IllegalMove: it is illegal for one of them, or one is named twice; then none is moved.
         """
         left = set(block_ids)
         if len(left) != len(block_ids):
@@ -169,17 +170,17 @@ class BlockStates(Generic[StateT, MoveT]):
                 self._blocks.setdefault(target, set()).update(moving)
 
     def state_of(self, block_id: int) -> StateT:
-        """Of one block."""
+        """The state of one block."""
         for state, blocks in self._blocks.items():
             if block_id in blocks:
                 return state
         return self._machine.free
 
     def check_ended(self) -> None:
-        """Assert that no block is on its way any more.
+        """Assert that all blocks are in a final state.
 
         Raises:
-            AssertionError: names those that are.
+            AssertionError: names those that are not.
         """
         left = {s.value: sorted(b) for s, b in self._blocks.items() if b and not self._is_end(s)}
         assert not left, f"{self._owner} has left {self._machine.name}'s blocks behind: {left}"

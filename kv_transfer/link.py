@@ -1,7 +1,7 @@
-"""A puller's way to one life of one exporter, over the best transport that both ends have.
+"""A puller's link to one incarnation of an exporter, over the best transport that both ends have.
 
-A read whose connection breaks is tried once more over the same transport, then over the next best
-one that works, where the link then stays.
+A read whose connection breaks is retried once over the same transport, then over the next best one
+that works. The link keeps using that one.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from pdserve.errors import (
 )
 from pdserve.protocol import ExporterWelcome, TransportOffer
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 _RECONNECT_S = 2.0
-_MAX_BREAKS = 2  # of one transport during one read, before the next one is taken
+_MAX_BREAKS = 2  # of one transport during one read, before the next transport is tried
 
 
 @dataclass(slots=True, eq=False)
-class _Road:
-    """A transport that has been connected, and how many reads use it."""
+class _Route:
+    """A connected transport, and the number of reads that use it."""
 
     transport: Transport
     channel: Channel
@@ -43,15 +43,15 @@ class _Road:
 
 @dataclass(frozen=True, slots=True)
 class _FailedMove:
-    """One that found nothing that works."""
+    """An attempt to change routes that found no working transport."""
 
-    number: int  # of the link's moves, counted when they begin
-    tried: frozenset[str]  # names of transports
+    number: int  # counts the link's attempts
+    tried: frozenset[str]  # names of the transports
     error: PeerLost | TransferTimeout
 
 
 class Link:
-    """Owns its channels. Ends with `close`, which ends the pulls in flight on it too."""
+    """Owns its channels. `close` ends the pulls in flight."""
 
     def __init__(
         self,
@@ -64,23 +64,23 @@ class Link:
         """Use `open_link`.
 
         Args:
-            welcome: of the exporter.
-            names: of all transports that we have, best first.
-            candidates: those worth trying, best first.
-            reasons: why the others are not among them, by name.
-            statistics: where retries are counted.
+            welcome: the exporter's.
+            names: all transports of this process, best first.
+            candidates: the ones worth trying, best first.
+            reasons: why the others are not worth trying, by name.
+            statistics: for counting retries.
         """
         self.welcome = welcome
         self._names = list(names)
         self._candidates = list(candidates)
         self._reasons = dict(reasons)
         self._statistics = statistics
-        self._road: _Road | None = None
+        self._route: _Route | None = None
         self._moving = asyncio.Lock()
-        self._num_moves = 0  # that have begun
-        self._failed: _FailedMove | None = None  # the latest of those
-        self._closing: set[asyncio.Task[None]] = set()  # of channels; no cancellation reaches them
-        self._deadlines: set[asyncio.Timeout] = set()  # one for each pull in flight
+        self._num_moves = 0  # attempts to change routes so far
+        self._failed: _FailedMove | None = None  # the last one that failed
+        self._closing: set[asyncio.Task[None]] = set()  # channels being closed; never cancelled
+        self._deadlines: set[asyncio.Timeout] = set()  # one per pull in flight
         self._unused = asyncio.Event()
         self._unused.set()
         self._is_closed = False
@@ -88,57 +88,57 @@ class Link:
     @property
     def transport(self) -> str:
         """The name of the transport in use."""
-        return self._road.transport.name if self._road else "none"
+        return self._route.transport.name if self._route else "none"
 
     @property
     def reason(self) -> str:
-        """Why this transport and no better one; without one, why none."""
+        """Why no better transport is used; without a transport, why none."""
         better = takewhile(lambda name: name != self.transport, self._names)
         told = [f"{name}: {self._reasons[name]}" for name in better if name in self._reasons]
         return "; ".join(told) or "the best transport there is"
 
     async def connect(self, timeout_s: float) -> None:
-        """Take the first candidate that is seen to work.
+        """Connect the first candidate that works.
 
         Raises:
-            TransferTimeout: none worked, and at least one was still trying at its deadline.
-            PeerLost: none worked; with each one's reason.
+            TransferTimeout: none worked, and at least one did not answer in time.
+            PeerLost: none worked; with the reason for each.
         """
         await self._take(self._candidates, timeout_s)
 
     async def read(self, read: Read) -> None:
-        """As Channel.read, over another connection or transport where one breaks.
+        """As Channel.read, but retried over another connection or transport if one breaks.
 
-        A read that broke may have written to the destination; the last one overwrites that. When
-        every transport broke, the first error is raised: the others may only follow from it.
+        A broken read may have written to the destination; the retry overwrites it. If all
+        transports break, the first error is raised, since the others may be consequences of it.
         """
         breaks: Counter[str] = Counter()
         first: PeerLost | None = None
-        road = self._road or await self._move(None, breaks)
+        route = self._route or await self._move(None, breaks)
         while True:
             try:
-                return await self._read_on(road, read)
+                return await self._read_on(route, read)
             except PeerLost as error:
                 first = first or error
-                self._note_break(road, error)
-                breaks[road.transport.name] += 1
-            broken = road.transport
+                self._note_break(route, error)
+                breaks[route.transport.name] += 1
+            broken = route.transport
             try:
-                road = await self._move(road, breaks)
+                route = await self._move(route, breaks)
             except (PeerLost, TransferTimeout):
                 raise first from None
-            if road.transport is broken:
+            if route.transport is broken:
                 self._statistics.retried += 1
             else:
                 self._statistics.replanned += 1
 
     @asynccontextmanager
     async def pulling(self, timeout_s: float) -> AsyncIterator[None]:
-        """Bounds one pull.
+        """Limits the time of one pull, and ends it when the link is closed.
 
         Raises:
             TransferTimeout: the body took longer than `timeout_s`.
-            TransferCancelled: the link was closed, before or meanwhile.
+            TransferCancelled: the link was closed before or during the body.
         """
         if self._is_closed:
             raise TransferCancelled(f"the link to {self.welcome.node_id!r} is closed")
@@ -163,48 +163,48 @@ class Link:
             ) from error
 
     async def close(self) -> None:
-        """End the pulls in flight by TransferCancelled, then let go of the channels. Idempotent."""
+        """End the pulls in flight with TransferCancelled, then close the channels. Idempotent."""
         self._is_closed = True
         now_s = asyncio.get_running_loop().time()
         for deadline in self._deadlines:
             if not deadline.expired():
                 deadline.reschedule(now_s)
         await self._unused.wait()
-        road, self._road = self._road, None
-        if road is not None:
-            self._close_unused(road)
+        route, self._route = self._route, None
+        if route is not None:
+            self._close_unused(route)
         if self._closing:
             await asyncio.wait(self._closing)
 
-    async def _read_on(self, road: _Road, read: Read) -> None:
-        road.num_reads += 1
+    async def _read_on(self, route: _Route, read: Read) -> None:
+        route.num_reads += 1
         try:
-            await road.channel.read(read)
+            await route.channel.read(read)
         finally:
-            road.num_reads -= 1
-            if road is not self._road:
-                self._close_unused(road)
+            route.num_reads -= 1
+            if route is not self._route:
+                self._close_unused(route)
 
-    async def _move(self, broken: _Road | None, breaks: Counter[str]) -> _Road:
-        """Where to read on after `broken`: a new connection, or another transport.
+    async def _move(self, broken: _Route | None, breaks: Counter[str]) -> _Route:
+        """The route to use after `broken`: a new connection, or another transport.
 
         Raises:
-            TransferTimeout, PeerLost: nowhere; none is left, or works.
+            TransferTimeout, PeerLost: no transport is left, or none works.
         """
         num_before = self._num_moves
         async with self._moving:
-            now = self._road
+            now = self._route
             if now is not None and now is broken:
-                self._road = None
+                self._route = None
                 self._close_unused(now)
             elif now is not None and breaks[now.transport.name] < _MAX_BREAKS:
-                return now  # somebody else's read has moved on already
+                return now  # another read has changed the route already
             left = [c for c in self._candidates if breaks[c[0].name] < _MAX_BREAKS]
             names = frozenset(transport.name for transport, _ in left)
             failed = self._failed
             if failed is not None and failed.number > num_before and names <= failed.tried:
-                # Begun after our break, in vain: to try the same again, one read after the other,
-                # would cost each of them as long.
+                # Another read has tried the same since our break, in vain. If each read tried
+                # again, one after the other, each would wait as long.
                 raise type(failed.error)(failed.error.message)
             if broken is not None:
                 left.sort(key=lambda candidate: candidate[0] is not broken.transport)
@@ -217,36 +217,36 @@ class Link:
 
     async def _take(
         self, candidates: Sequence[tuple[Transport, TransportOffer]], timeout_s: float
-    ) -> _Road:
-        """Go on over the first of them that works; reads over another one come to their end."""
-        road = await self._first_of(candidates, timeout_s)
-        former, self._road = self._road, road
+    ) -> _Route:
+        """Change to the first of them that works; reads over the former route may finish."""
+        route = await self._first_of(candidates, timeout_s)
+        former, self._route = self._route, route
         if former is not None:
             self._close_unused(former)
-        logger.info("pulling from %s by %s (%s)", self.welcome.node_id, self.transport, self.reason)
-        return road
+        log.info("pulling from %s by %s (%s)", self.welcome.node_id, self.transport, self.reason)
+        return route
 
-    def _close_unused(self, road: _Road) -> None:
-        """Close a road that is not in use any more; the last read on it comes here as well."""
-        if road.num_reads or road.is_closed:
+    def _close_unused(self, route: _Route) -> None:
+        """Close a former route once no read uses it; the last read calls this too."""
+        if route.num_reads or route.is_closed:
             return
-        road.is_closed = True
-        task = asyncio.get_running_loop().create_task(road.channel.close())
+        route.is_closed = True
+        task = asyncio.get_running_loop().create_task(route.channel.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    def _note_break(self, road: _Road, error: PeerLost) -> None:
-        logger.info("%s to %s broke: %s", road.transport.name, self.welcome.node_id, error)
-        self._reasons[road.transport.name] = f"broke: {error}"
+    def _note_break(self, route: _Route, error: PeerLost) -> None:
+        log.info("%s to %s broke: %s", route.transport.name, self.welcome.node_id, error)
+        self._reasons[route.transport.name] = f"broke: {error}"
 
     async def _first_of(
         self, candidates: Sequence[tuple[Transport, TransportOffer]], timeout_s: float
-    ) -> _Road:
+    ) -> _Route:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         timed_out = False
         for index, (transport, offer) in enumerate(candidates):
-            # A hung transport may take its share of the time, never the others'.
+            # A transport that hangs uses up its share of the time only.
             share_s = (deadline_s - loop.time()) / (len(candidates) - index)
             try:
                 async with asyncio.timeout(share_s):
@@ -257,7 +257,7 @@ class Link:
                 timed_out = True
                 self._reasons[transport.name] = "no answer in time"
             else:
-                return _Road(transport, channel)
+                return _Route(transport, channel)
         text = f"no transport to {self.welcome.node_id!r} within {timeout_s} s: {self.reason}"
         raise TransferTimeout(text) if timed_out else PeerLost(text)
 
@@ -268,7 +268,7 @@ async def open_link(
     timeout_s: float,
     statistics: PullerStatistics,
 ) -> Link:
-    """A link over the first of `transports` (best first) that is seen to work.
+    """A link over the first of `transports` (best first) that works.
 
     Raises:
         TransferTimeout, PeerLost: as Link.connect.

@@ -1,6 +1,6 @@
-"""A thread for calls that may never return: whoever waits for one can walk away.
+"""A thread for calls that may never return: the waiting side can give up at any time.
 
-CopyThreads are the opposite: there, whoever walks away waits for the end first.
+CopyThreads are the opposite: there, giving up means to wait for the end first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class LoneThread:
-    """One daemon thread, which runs its jobs in order; a stuck one does not hold up our exit."""
+    """A daemon thread that runs its jobs in order; a stuck job does not delay exit."""
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = (
@@ -26,40 +26,40 @@ class LoneThread:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
-        """The job's end, for another thread."""
+        """Run a job; returns a future for use by another thread."""
         future: Future[T] = Future()
         self._jobs.put((job, future))
         return future
 
     def start(self, job: Callable[[], T]) -> asyncio.Future[T]:
-        """The job's end, for the event loop. Cancelling it leaves a job alone that has begun."""
+        """Run a job; returns a future for the event loop. Cancelling it does not stop the job."""
         ended = asyncio.wrap_future(self.submit(job))
-        ended.add_done_callback(_look_at)
+        ended.add_done_callback(_mark_retrieved)
         return ended
 
     def close(self) -> None:
-        """The thread ends after the jobs it has been given. Does not wait."""
+        """End the thread after the jobs submitted so far. Does not wait."""
         self._jobs.put(None)
 
     def _run(self) -> None:
         while item := self._jobs.get():
             carry_out(*item)
-            del item  # what the job holds is not kept until the next one
+            del item  # do not keep the job's references until the next one
 
 
 def carry_out(job: Callable[[], T], future: Future[T]) -> None:
-    """Run the job, unless its future is cancelled; its end is the future's."""
+    """Run the job, unless its future is cancelled, and set the future's result or exception."""
     if not future.set_running_or_notify_cancel():
         return
     try:
         result = job()
-    except BaseException as error:  # noqa: BLE001 - it is the waiting side's
+    except BaseException as error:  # noqa: BLE001 - passed on to the waiting side
         future.set_exception(error)
     else:
         future.set_result(result)
 
 
-def _look_at(ended: asyncio.Future[Any]) -> None:
-    """Somebody who walked away does not leave an error behind that nobody has looked at."""
+def _mark_retrieved(ended: asyncio.Future[Any]) -> None:
+    """Avoid the warning about an exception that was never retrieved, if nobody waits any more."""
     with suppress(asyncio.CancelledError):
         ended.exception()

@@ -1,9 +1,10 @@
-"""A KV pool as memory that other processes can map, with one generation number per block.
+"""A KV pool in memory that other processes can map, with one generation number per block.
 
     | block 0 | block 1 | ... | block n-1 | pad to a page | generations: uint64[num_blocks] |
 
-The generations are a seqlock: the owner bumps a block's entry before the block gets new contents;
-a reader copies the data first and looks at the generations after. Equal to the ticket's = valid.
+The generations are a seqlock: the owner increments a block's generation before it reuses the block;
+a reader copies the data first and reads the generation afterwards. If it equals the ticket's, the
+data is valid.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ GENERATION_BYTES = 8
 _HUGE_PAGE = 2 << 20
 _F_SEAL_FUTURE_WRITE = 0x0010  # linux/fcntl.h; Python 3.11's fcntl has no name for it
 
-# Whoever maps the pool can rely on its size (touching a page beyond the end would kill it), and
-# only we, who mapped it before the seal, can write to it.
+# A process that maps the pool can rely on its size (touching a page beyond the end would kill it),
+# and only the owner, which has mapped it before the seal, can write to it.
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | _F_SEAL_FUTURE_WRITE
 
 
-MemoryKind = Literal["cpu", "cuda", "private"]  # private: no other process can reach it
+MemoryKind = Literal["cpu", "cuda", "private"]  # private: not accessible to other processes
 
 
 class KvPool(Protocol):
-    """A KV pool that others may pull from, wherever its memory is.
+    """A KV pool that other nodes may pull from, on any device.
 
-    Its generations are always the CPU's, in memory that can be shared.
+    Its generations are always in CPU memory that can be shared.
     """
 
     @property
@@ -45,12 +46,12 @@ class KvPool(Protocol):
 
     @property
     def num_blocks(self) -> int:
-        """Blocks 0..num_blocks-1."""
+        """Number of blocks; their ids are 0..num_blocks-1."""
         ...
 
     @property
     def block_bytes(self) -> int:
-        """Of each."""
+        """Bytes per block."""
         ...
 
     @property
@@ -59,7 +60,7 @@ class KvPool(Protocol):
         ...
 
     def bump(self, block_ids: Sequence[int]) -> None:
-        """Make every ticket for these blocks stale; call *before* they get new contents.
+        """Make all tickets for these blocks stale; call it *before* they are reused.
 
         Raises:
             ValueError: an id is out of range; then no generation has changed.
@@ -67,22 +68,22 @@ class KvPool(Protocol):
         ...
 
     def close(self) -> None:
-        """Nobody new can map the pool. Idempotent."""
+        """Stop further processes from mapping the pool. Idempotent."""
         ...
 
 
 def cpu_pool(pool: KvPool) -> ExportedPool:
-    """The pool, for a transport that moves CPU memory only."""
+    """The pool as an ExportedPool, for transports of CPU memory."""
     if not isinstance(pool, ExportedPool):
         raise TypeError(f"a transport for CPU memory was given a pool of {pool.kind} memory")
     return pool
 
 
 class ExportedPool:
-    """This process's KV pool: shared memory that is anonymous and named by a file descriptor.
+    """This process's KV pool: anonymous shared memory behind a file descriptor (a memfd).
 
-    Pages are allocated when first touched, or by `commit`. Owns the descriptor and the
-    mapping; arrays made of it keep the mapping alive beyond `close`.
+    Pages are allocated when first touched, or by `commit`. Owns the descriptor and the mapping;
+    arrays made from it keep the mapping alive after `close`.
     """
 
     kind: MemoryKind = "cpu"
@@ -98,19 +99,19 @@ class ExportedPool:
 
     @property
     def flat(self) -> NDArray[np.uint8]:
-        """The blocks as one region, uint8[num_blocks * block_bytes], writable."""
+        """All blocks as one writable array, uint8[num_blocks * block_bytes]."""
         return self.data.reshape(-1)
 
     def commit(self, first: int = 0, end: int | None = None) -> bool:
-        """Take the memory of blocks first..end-1, or of all, in huge pages where there are any.
+        """Allocate the memory of blocks first..end-1, or of all, in huge pages if possible.
 
-        Returns whether the kernel has them for shared memory; the memory is taken in any case. From
-        huge pages scattered blocks are read up to a half faster, and the kernel copies between
-        processes (UCX without RDMA) twice as fast. Takes about a second per GiB; from any thread,
-        and whoever uses the blocks meanwhile.
+        Returns whether the kernel supports huge pages for shared memory; the memory is allocated in
+        any case. With huge pages, scattered blocks are read up to 50 % faster, and the kernel
+        copies between processes (UCX without RDMA) twice as fast. Takes about a second per GiB, on
+        any thread; the blocks may be in use meanwhile.
 
         Raises:
-            OSError: there is not so much memory.
+            OSError: there is not enough memory.
         """
         start = first * self.block_bytes // _HUGE_PAGE * _HUGE_PAGE
         stop = None if end is None else -(-end * self.block_bytes // _HUGE_PAGE) * _HUGE_PAGE
@@ -121,20 +122,20 @@ class ExportedPool:
         _native.bump_generations(self.generations, np.asarray(block_ids, dtype=np.int64))
 
     def close(self) -> None:
-        """Close the descriptor: nobody new can map the pool. Idempotent."""
+        """As KvPool.close: closes the descriptor."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
 
 class RemotePool:
-    """Somebody else's pool, mapped read-only: its owner's death or mischief cannot hurt us.
+    """Another process's pool, mapped read-only. Its owner can die or misbehave without harm.
 
-    Takes ownership of `fd` and closes it, also when it raises. The mapping lasts as long as the
-    arrays do.
+    Takes ownership of `fd` and closes it, even if it raises. The mapping lasts as long as the
+    arrays.
 
     Raises:
-        PeerLost: the descriptor is not an exported pool of that many blocks of that size.
+        PeerLost: the descriptor is not a pool of that many blocks of that size.
     """
 
     def __init__(self, fd: int, num_blocks: int, block_bytes: int) -> None:
@@ -145,7 +146,7 @@ class RemotePool:
 
 
 def sealed_memory(name: str, size: int) -> tuple[int, NDArray[np.uint8]]:
-    """(descriptor, mapping) of new memory that others can map, but neither write nor cut.
+    """New memory that others can map, but neither write to nor shrink: (descriptor, mapping).
 
     Raises:
         OSError: there is no descriptor or no address space left.
@@ -162,7 +163,7 @@ def sealed_memory(name: str, size: int) -> tuple[int, NDArray[np.uint8]]:
 
 
 def map_sealed(fd: int, size: int) -> NDArray[np.uint8]:
-    """Somebody else's sealed memory, read-only. Closes `fd`, also when it raises.
+    """Map another process's sealed memory read-only. Closes `fd`, even if it raises.
 
     Raises:
         PeerLost: it is not sealed memory of that size.
@@ -176,7 +177,7 @@ def map_sealed(fd: int, size: int) -> NDArray[np.uint8]:
                 f"seals {seals:#x}"
             )
         return _native.map_shared(fd, size, writable=False)
-    except (OSError, ValueError) as error:  # ValueError: it is empty, as announced
+    except (OSError, ValueError) as error:  # ValueError: empty, as announced
         raise PeerLost(f"the received descriptor cannot be mapped: {error}") from error
     finally:
         os.close(fd)

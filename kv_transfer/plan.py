@@ -1,13 +1,13 @@
-"""Pure arithmetic: two layouts, block ids and a box of KV |-> the spans of bytes to copy.
+"""Pure arithmetic: from two layouts, block ids and a box of KV to the byte spans to copy.
 
     source blocks       |  b7   |  b2   |  b9   |      block_size 4
     tokens               0 1 2 3 4 5 6 7 8 9 ...       a box: tokens x layers x KV heads
     destination blocks  |     b30       |     b31      block_size 8
 
-The tokens are cut at every block border of either side into *runs*. Inside a block, K and V of a
-layer are head-major, so a run is one span per *row* (layer, K or V, head). Where it fills a block
-on both sides the rows of all heads lie side by side, and so do those of all layers when both sides
-have the same heads: then a block moves whole. Neighbouring spans are joined at the end.
+The tokens are cut into *runs* at the block borders of both sides. Inside a block, K and V of a
+layer are head-major, so a run is one span per *row* (layer, K or V, head). If the run fills a block
+on both sides, the rows of all heads are contiguous; if both sides have the same heads as well, so
+are those of all layers, and the block is copied as a whole. Adjacent spans are joined at the end.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pdserve.kv_layout import KvLayout
 
 Spans = NDArray[np.int64]
 
-_MAX_ROWS = 4 << 20  # of a plan; planning so many takes about a second and half a GiB
-_PART_ROWS = 1 << 20  # of a plan that is one of several
-_QUICK_ROWS = 8192  # planned in a millisecond or two
+_MAX_ROWS = 4 << 20  # per plan; planning this many takes about a second and 0.5 GiB
+_PART_ROWS = 1 << 20  # per plan, if a box is split
+_QUICK_ROWS = 8192  # planned in one or two milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class KvBox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing in it."""
+        """Whether the box contains nothing."""
         return (
             self.begin >= self.end
             or self.first_layer >= self.end_layer
@@ -51,12 +51,12 @@ class KvBox:
 
     @property
     def num_heads(self) -> int:
-        """KV heads in it."""
+        """Number of KV heads."""
         return self.end_head - self.first_head
 
 
 def whole_box(layout: KvLayout, begin: int, end: int) -> KvBox:
-    """All that a pool of this layout holds of tokens [begin, end)."""
+    """The box of everything that a pool of this layout has of tokens [begin, end)."""
     return KvBox(begin, end, 0, layout.num_layers, layout.first_kv_head, layout.end_kv_head)
 
 
@@ -64,7 +64,7 @@ def whole_box(layout: KvLayout, begin: int, end: int) -> KvBox:
 class BlockRun:
     """Consecutive blocks of one request in one pool.
 
-    `block_ids[i]` holds the tokens from `(first_block + i) * layout.block_size` on.
+    Block `block_ids[i]` holds the tokens from `(first_block + i) * layout.block_size` on.
     """
 
     layout: KvLayout
@@ -72,7 +72,7 @@ class BlockRun:
     first_block: int = 0
 
     def check_covers(self, box: KvBox) -> None:
-        """Raises ValueError unless the blocks hold all of the box."""
+        """Check that the blocks hold the whole box. Raises ValueError."""
         layout = self.layout
         first = self.first_block * layout.block_size
         last = first + len(self.block_ids) * layout.block_size
@@ -92,10 +92,12 @@ class BlockRun:
 
 
 def check_compatible(source: KvLayout, destination: KvLayout) -> None:
-    """That KV of one layout can be re-laid out as the other; block sizes and heads may differ.
+    """Check that KV can be converted from one layout to the other.
+
+    Block sizes may differ, and each side may have only some of the heads.
 
     Raises:
-        LayoutMismatch: the models differ, or no KV head is on both sides; with both layouts.
+        LayoutMismatch: the models differ, or they have no KV head in common; with both layouts.
     """
     _check_model(source, destination)
     if not common_heads(source, destination):
@@ -115,13 +117,13 @@ def common_heads(source: KvLayout, destination: KvLayout) -> range:
 def choose_shards(
     sources: Sequence[KvLayout], destination: KvLayout, rank: int = 0
 ) -> list[tuple[int, range]]:
-    """From which tensor-parallel ranks to pull which heads, each head once.
+    """Choose which heads to pull from which tensor-parallel rank, each head once.
 
-    Returns (index of the source, KV heads of the model), ascending by head. Where several sources
-    hold the same heads, pullers of different `rank` take different ones.
+    Returns (index of the source, KV heads of the model), ascending by head. If several sources have
+    the same heads, pullers of different `rank` choose different ones.
 
     Raises:
-        LayoutMismatch: a source is of another model, or nobody has some of the heads.
+        LayoutMismatch: a source has another model, or no source has some of the heads.
     """
     for source in sources:
         _check_model(source, destination)
@@ -146,18 +148,18 @@ def choose_shards(
 
 
 def is_quick(source: KvLayout, destination: KvLayout, box: KvBox) -> bool:
-    """Whether planning the box takes a millisecond or two, as that of whole blocks does.
+    """Whether planning the box takes only a millisecond or two, as it does for whole blocks.
 
-    Else it is for a thread: some heads only, or other block sizes, take a row for each token run,
-    layer and head.
+    Otherwise it should be done in a thread: with other block sizes, or only some of the heads,
+    there is a row for each token run, layer and head.
     """
     return box.is_empty or _count_rows(source, destination, box) <= _QUICK_ROWS
 
 
 def split_box(source: KvLayout, destination: KvLayout, box: KvBox) -> list[KvBox]:
-    """The box as parts of consecutive tokens whose plans are not too large; mostly just itself.
+    """Split the box by tokens into parts whose plans are not too large; usually just one.
 
-    They meet at borders of the source's blocks, so that no block is looked at twice.
+    The parts meet at borders of the source's blocks, so that each block is validated once.
     """
     num_parts = -(-_count_rows(source, destination, box) // _PART_ROWS)
     if num_parts <= 1:
@@ -170,15 +172,15 @@ def split_box(source: KvLayout, destination: KvLayout, box: KvBox) -> list[KvBox
 
 
 def plan_spans(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
-    """Spans that copy a box from `source` to `destination`.
+    """The spans that copy a box from `source` to `destination`.
 
     Returns int64 [n, 3]: (source_offset, destination_offset, nbytes), offsets from the start of
-    each pool. The spans ascend in the source: block by block as the run lists them, then by offset.
-    So an exporter that streams `source_ranges` of the same box sends just these bytes in just
-    this order, whatever the destination's layout is.
+    each pool. The spans are in the order of the source: block by block as in the run, then by
+    offset. So an exporter that streams `source_ranges` of the same box sends the same bytes in the
+    same order, without knowing the destination's layout.
 
     Raises:
-        LayoutMismatch: as check_compatible; or the plan would have millions of rows.
+        LayoutMismatch: as check_compatible, or the plan would have millions of rows.
         ValueError: a run does not cover the box.
     """
     check_compatible(source.layout, destination.layout)
@@ -219,10 +221,10 @@ def plan_spans(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
 
 
 def source_ranges(source: BlockRun, box: KvBox) -> Spans:
-    """Where the bytes of a box lie, in stream order: int64 [n, 2], (offset, nbytes).
+    """Where the bytes of a box are, in stream order: int64 [n, 2], (offset, nbytes).
 
     Raises:
-        LayoutMismatch: they would be millions.
+        LayoutMismatch: there would be millions of ranges.
         ValueError: the run does not cover the box.
     """
     return np.ascontiguousarray(plan_spans(source, source, box)[:, [0, 2]])
@@ -231,18 +233,18 @@ def source_ranges(source: BlockRun, box: KvBox) -> Spans:
 def token_runs(
     begin: int, end: int, source_block: int, destination_block: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(start, length) of the longest runs of tokens that cross no block border of either side."""
+    """The maximal runs of tokens that cross no block border of either side: (starts, lengths)."""
     borders = [
         np.arange(begin // size + 1, -(-end // size), dtype=np.int64) * size
         for size in {source_block, destination_block}
     ]
     cuts = np.sort(np.concatenate([np.array([begin, end], dtype=np.int64), *borders]))
     lengths = np.diff(cuts)
-    return cuts[:-1][lengths > 0], lengths[lengths > 0]  # borders of both sides come twice
+    return cuts[:-1][lengths > 0], lengths[lengths > 0]  # common borders are in `cuts` twice
 
 
 def _count_rows(source: KvLayout, destination: KvLayout, box: KvBox) -> int:
-    """How many spans a plan has before neighbours are joined, or a few more."""
+    """The number of spans of a plan before adjacent ones are joined, or a few more."""
     num_layers = box.end_layer - box.first_layer
     narrow = 2 * num_layers * box.num_heads
     if source.block_size != destination.block_size:  # no run fills a block on both sides
@@ -256,9 +258,9 @@ def _count_rows(source: KvLayout, destination: KvLayout, box: KvBox) -> int:
 
 
 def _moves_whole_blocks(source: KvLayout, destination: KvLayout, box: KvBox) -> bool:
-    """Whether the box is all heads of whole blocks that are alike: by far the most frequent case.
+    """Whether the box consists of whole blocks of equal layouts: by far the most frequent case.
 
-    The general way comes to the same, in eight times the time.
+    The general code gives the same spans, but takes eight times as long.
     """
     return (
         source == destination
@@ -280,24 +282,24 @@ def _whole_blocks(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows that a run moves as one: their offsets in a block on both sides, and their width."""
+    """The rows that each run of a group copies: offsets in a block on both sides, and widths."""
 
     source: NDArray[np.int64]  # [num_rows]
-    destination: NDArray[np.int64]
-    token_bytes: int  # of one token in one of them
-    slot_bytes: int  # from one slot of a row to the next; 0 for rows that are taken whole
+    destination: NDArray[np.int64]  # [num_rows]
+    token_bytes: int  # bytes of one token in one row
+    slot_bytes: int  # distance between slots of a row; 0 for rows that are copied whole
 
 
 def _row_groups(
     source: KvLayout, destination: KvLayout, box: KvBox, fills: NDArray[np.bool_]
 ) -> list[tuple[NDArray[np.bool_], _Rows]]:
-    """(which runs, their rows): runs that fill a block on both sides have wider rows."""
+    """Groups of runs: (mask of the runs, their rows). Runs that fill a block have wider rows."""
     row_bytes = source.head_dim * source.dtype.itemsize
     layers = np.arange(box.first_layer, box.end_layer, dtype=np.int64)
     same_heads = box.num_heads == source.num_kv_heads == destination.num_kv_heads
 
     def halves(layout: KvLayout) -> NDArray[np.int64]:
-        """Offsets of the box's first head in K and V of each layer."""
+        """Offsets of the box's first head, in K and V of each layer."""
         head = box.first_head - layout.first_kv_head
         both = 2 * layers[:, None] + np.arange(2)
         return (both.ravel() * layout.num_kv_heads + head) * layout.head_bytes
@@ -318,7 +320,7 @@ def _row_groups(
 def _locate(
     run: BlockRun, tokens: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """For each token: (rank of its block in the run, in bytes; the block's offset; its slot)."""
+    """For each token: (bytes of the run before its block; the block's offset; its slot)."""
     rank = tokens // run.layout.block_size - run.first_block
     block_bytes = run.layout.block_bytes
     return rank * block_bytes, run.block_ids[rank] * block_bytes, tokens % run.layout.block_size

@@ -1,10 +1,10 @@
-"""How far the KV of one request has come: announced by its exporter, or pulled by a puller.
+"""Which parts of one request's KV have been announced by its exporter, or pulled by a puller.
 
 layers
-  ▲ ┌────────┬────────┬ ─ ─ ─ ─┐       Chunk after chunk of tokens, and of a chunk's layers one
-  │ │        │        │        │       range after the other. So two numbers say all: the tokens
-  │ │ chunk  │ chunk  ├────────┤       that are complete, and how many layers of the chunk
-  │ │        │        │////////│       behind them are there.
+  ▲ ┌────────┬────────┬ ─ ─ ─ ─┐       KV comes chunk by chunk of tokens, and within a chunk
+  │ │        │        │        │       by ascending ranges of layers. So two numbers suffice: the
+  │ │ chunk  │ chunk  ├────────┤       tokens that are complete, and the number of layers of
+  │ │        │        │////////│       the next chunk.
   └─┴────────┴────────┴────────┴──► tokens
                   num_tokens   chunk_end
 """
@@ -27,28 +27,28 @@ class KvPart:
 
     @property
     def layers(self) -> range:
-        """Its layers."""
+        """The layers as a range."""
         return range(self.first_layer, self.end_layer)
 
 
 class Progress:
-    """The parts that have come so far, each where the one before it ended."""
+    """The parts so far, each of which begins where the one before it ended."""
 
     def __init__(self, num_layers: int) -> None:
         self._num_layers = num_layers
         self.num_tokens = 0  # complete, in all layers
-        self._chunk_end = 0  # tokens [num_tokens, _chunk_end) are there in some layers:
-        self._chunk_layers = 0  # in the first so many; 0: there is no such chunk
+        self._chunk_end = 0  # tokens [num_tokens, _chunk_end) are there in the first
+        self._chunk_layers = 0  # layers, that is this many; 0: there is no such chunk
 
     def take(self, part: KvPart) -> None:
         """Add the next part.
 
         Raises:
-            MalformedMessage: it does not begin where the last one ended.
+            MalformedMessage: it does not begin where the one before it ended.
         """
         fits = (part.first_token, part.first_layer) == (self.num_tokens, self._chunk_layers)
         is_whole = part.end_layer == self._num_layers
-        if self._chunk_layers:  # only the chunk's last layers may come for fewer tokens at a time
+        if self._chunk_layers:  # only the chunk's last layers may come in several parts
             is_chunk = part.end_token == self._chunk_end
             fits &= is_chunk or (is_whole and part.end_token < self._chunk_end)
         if not fits:
@@ -65,10 +65,10 @@ class Progress:
             self._chunk_layers = 0
 
     def until(self, end_token: int, num_layers: int) -> list[KvPart]:
-        """What is missing until tokens [0, end_token) are there in the first `num_layers` layers.
+        """The parts that are missing of tokens [0, end_token) in the first `num_layers` layers.
 
-        In order; `take` each of them. Nothing, where it would be no whole part: when the chunk that
-        has begun was meant to end elsewhere, its remaining layers come all at once.
+        They are in order; `take` each of them. If the current chunk was begun with another end, its
+        remaining layers can only come all at once, so with fewer layers there is no part.
         """
         is_whole = num_layers == self._num_layers
         if self._chunk_layers and not is_whole and end_token != self._chunk_end:
@@ -83,7 +83,7 @@ class Progress:
         return [p for p in parts if p.first_token < p.end_token and p.first_layer < p.end_layer]
 
     def whole(self) -> list[KvPart]:
-        """All that has come so far, in as few parts as there can be."""
+        """Everything so far, in as few parts as possible."""
         parts = [
             KvPart(0, self.num_tokens, 0, self._num_layers),
             KvPart(self.num_tokens, self._chunk_end, 0, self._chunk_layers),

@@ -1,8 +1,8 @@
-"""The side that needs the blocks: connects to an exporter, pulls by ticket into its own pool.
+"""The side that needs the blocks: connects to exporters, and pulls by ticket into its own pool.
 
-A pull, step by step: read the ticket, plan the spans, let the link's channel copy them and
-validate the generations, count. The one promise that everything else leans on is `Puller.pull`'s:
-once it has returned or raised, nothing will write to the destination blocks any more.
+The steps of a pull: read the ticket, plan the spans, let the link's channel copy them and validate
+the generations. Everything else relies on one guarantee of `Puller.pull`: once it has returned or
+raised, nothing writes to the destination blocks any more.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PullResult:
-    """What a complete and valid pull has moved."""
+    """The result of a complete and valid pull."""
 
     bytes: int
     seconds: float
-    read_s: float  # of these, in the transport: copying and validating
-    first_token: int  # of the ticket; tokens [first_token, end_token) are here now
+    read_s: float  # part of it: copying and validating in the transport
+    first_token: int  # the ticket's tokens [first_token, end_token) have arrived,
     end_token: int
-    first_layer: int  # in these layers
+    first_layer: int  # in layers [first_layer, end_layer)
     end_layer: int
 
 
 class Puller:
-    """Pulls KV into one pool. Uses the pool, owns its threads; links are their user's to close.
+    """Pulls KV into one pool. Uses the pool, owns its threads; the caller closes the links.
 
     All methods belong to the event loop's thread.
     """
@@ -95,8 +95,8 @@ class Puller:
         """A link to the exporter that sent this welcome.
 
         Raises:
-            LayoutMismatch: its KV is of another model, or cannot be laid out as ours.
-            TransferTimeout, PeerLost: it cannot be reached; with each transport's reason.
+            LayoutMismatch: its KV is of another model, or its layout is incompatible with ours.
+            TransferTimeout, PeerLost: it cannot be reached; with the reason for each transport.
         """
         self._identity.check_peer(welcome.node_id, welcome.fingerprint, welcome.layout)
         return await open_link(welcome, self._transports, timeout_s, self.statistics)
@@ -112,23 +112,23 @@ class Puller:
     ) -> PullResult:
         """Pull the ticket's tokens from `from_token` on into the blocks of `block_table`.
 
-        `block_table[i]` holds the request's tokens from i * block_size on, so it starts at token 0
-        whatever the ticket covers. `heads` are the KV heads wanted of this exporter, where several
-        have them (`plan.choose_shards`); None: all that both sides hold. The result is complete
-        and valid; after an error, these tokens' slots hold anything. When this has returned or
-        raised - also by cancellation - nothing will write to the blocks any more.
+        Block `block_table[i]` holds the request's tokens from i * block_size on: the table begins
+        at token 0, whatever the ticket covers. `heads` are the KV heads to pull from this exporter,
+        if several have them (`plan.choose_shards`); None: all that both sides have. After an error
+        the content of these tokens' slots is undefined. Once this has returned or raised, also by
+        cancellation, nothing writes to the blocks any more.
 
         Raises:
-            TicketInvalid: garbled, expired, of another exporter, or for more tokens than the block
-                table has room for.
-            StaleIncarnation: of another life of this exporter.
-            StaleTicket: a block changed hands before or while it was read.
-            LayoutMismatch: re-laying it out would take millions of copies.
+            TicketInvalid: malformed, expired, of another exporter, or for more tokens than the
+                block table has room for.
+            StaleIncarnation: of another incarnation of this exporter.
+            StaleTicket: a block was reused before or while it was read.
+            LayoutMismatch: converting the layout would take millions of copies.
             TransferTimeout: not complete within `timeout_s` seconds.
             TransferCancelled: the link was closed.
-            CorruptTransfer: it did not arrive as it was ticketed, twice.
+            CorruptTransfer: the checksums were wrong, twice.
             PeerLost: the exporter is gone.
-            ValueError: the block table names blocks we do not have, or these are not the heads.
+            ValueError: the block table or `heads` is invalid for our pool.
         """
         started_s = time.perf_counter()
         with self._counted():
@@ -153,9 +153,9 @@ class Puller:
         return result
 
     async def close(self) -> None:
-        """Let go of the transports and end the threads; call when every link is closed.
+        """Close the transports and end the threads; call it after closing all links.
 
-        One that fails leaves none of the others open.
+        Everything is closed, even if one transport fails.
         """
         async with AsyncExitStack() as closing:
             closing.callback(self._threads.close)
@@ -165,7 +165,7 @@ class Puller:
     async def _pull(
         self, link: Link, sealed: bytes, ticket: Ticket, box: KvBox, block_table: Sequence[int]
     ) -> tuple[int, float]:
-        """(Bytes moved, seconds in the transport)."""
+        """Pull a non-empty box: (bytes moved, seconds in the transport)."""
         room = len(block_table) * self._identity.layout.block_size
         if box.end > room:
             raise TicketInvalid(
@@ -196,7 +196,7 @@ class Puller:
     async def _read(
         self, link: Link, sealed: bytes, ticket: Ticket, box: KvBox, destination: BlockRun
     ) -> tuple[int, float]:
-        """(Bytes moved, seconds in the transport), in as many reads as it takes plans."""
+        """Read the box, one read per plan: (bytes moved, seconds in the transport)."""
         layout = link.welcome.layout
         num_bytes, read_s = 0, 0.0
         for part in split_box(layout, destination.layout, box):
@@ -244,7 +244,7 @@ class Puller:
 
 
 def _read_ticket_of(exporter: ExporterWelcome, sealed: bytes) -> Ticket:
-    """The ticket, fitting this exporter as far as a puller can tell."""
+    """Read a ticket, and check that it fits the exporter, as far as a puller can tell."""
     ticket = read_ticket(sealed)
     if ticket.node_id != exporter.node_id or ticket.fingerprint != exporter.fingerprint:
         raise TicketInvalid(
@@ -263,7 +263,7 @@ def _read_ticket_of(exporter: ExporterWelcome, sealed: bytes) -> Ticket:
 def _box_of(
     ticket: Ticket, link: Link, identity: KvIdentity, from_token: int, heads: range | None
 ) -> KvBox:
-    """What of the ticket is wanted here."""
+    """The part of the ticket that is to be pulled."""
     heads = common_heads(link.welcome.layout, identity.layout) if heads is None else heads
     return KvBox(
         max(ticket.first_token, from_token),

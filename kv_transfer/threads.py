@@ -1,8 +1,8 @@
-"""The few threads that move bytes, and how the event loop waits for them without ever leaving one.
+"""Threads that copy bytes, and how the event loop waits for them without leaving one behind.
 
-The fence of the whole KV transfer is here: a job's future ends only when its thread is out of the
-native loop, so whoever awaited `run` - to its end, an error or a cancellation - knows that nothing
-touches the memory any more.
+The safety of the whole KV transfer rests on this: a job's future ends only after its thread has
+left the native loop. So when `run` has returned or raised, also by cancellation, nothing accesses
+the memory any more.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import numpy as np
 
 T = TypeVar("T")
 
-# Moved in some fifty microseconds; waking a thread takes as long, and longer beside a busy model.
+# Copied in about 50 microseconds; waking a thread takes as long, and longer beside a busy model.
 INLINE_BYTES = 512 << 10
-_SLICE_S = 0.05  # how long one transfer may hold a thread before the others get a turn
+_SLICE_S = 0.05  # how long a transfer may hold a thread before others get a turn
 
 
 def slice_s(num_bytes: int) -> float:
-    """How long a native socket loop of a transfer of this size may run at a go."""
+    """How long a native socket loop may run without interruption, for a transfer of this size."""
     return 0.0 if num_bytes <= INLINE_BYTES else _SLICE_S
 
 
 class CancelFlag:
-    """One-way stop button of one transfer; native loops look at `byte` every few megabytes."""
+    """Stops one transfer; native loops check `byte` every few megabytes."""
 
     __slots__ = ("byte",)
 
@@ -36,22 +36,22 @@ class CancelFlag:
         self.byte = np.zeros(1, dtype=np.uint8)
 
     def set(self) -> None:
-        """Stop. From any thread."""
+        """Stop the transfer. May be called from any thread."""
         self.byte[0] = 1
 
 
 class CopyThreads:
     """A small thread pool for native jobs that release the interpreter lock.
 
-    Jobs must end soon after their flag is set, and never wait long for a peer: a thread that waits
-    is one that nobody else has.
+    Jobs must end soon after their flag is set, and must not wait long for a peer: while a thread
+    waits, it is not available to others.
     """
 
     def __init__(self, num_threads: int, name: str) -> None:
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
 
     async def run(self, job: Callable[[], T], cancel: CancelFlag) -> T:
-        """The job's result or error. When this is cancelled, sets the flag and waits for the end.
+        """Run the job on a thread. When cancelled, this sets the flag and waits for the job to end.
 
         Raises:
             RuntimeError: the threads are closed.
@@ -66,7 +66,7 @@ class CopyThreads:
             raise
 
     async def move(self, job: Callable[[], T], cancel: CancelFlag, num_bytes: int) -> T:
-        """As `run`, but a small job, which must not wait for anything, runs here and now."""
+        """As `run`, but a small job, which must not wait for anything, runs on the event loop."""
         if num_bytes <= INLINE_BYTES:
             return job()
         return await self.run(job, cancel)
@@ -77,10 +77,10 @@ class CopyThreads:
 
 
 async def _wait_for_end(future: Future[T], ended: asyncio.Future[T]) -> None:
-    future.cancel()  # a job that has not begun never will
+    future.cancel()  # if the job has not started, it never will
     while not ended.done():
-        # A second cancellation cannot hurry the thread; the first is on its way up already.
+        # A second cancellation cannot hurry the thread; the caller re-raises the first one.
         with suppress(asyncio.CancelledError):
             await asyncio.wait({ended})
     if not ended.cancelled():
-        ended.exception()  # or it would be reported as one that nobody has looked at
+        ended.exception()  # marks it as retrieved

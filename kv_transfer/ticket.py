@@ -1,9 +1,9 @@
-"""Tickets: what names the KV of a token range in an exporter's pool.
+"""Tickets: they name the KV of a token range in an exporter's pool.
 
 A sealed ticket is a msgpack body and a MAC under a key that only the exporter's process has. The
-exporter opens what it sealed; a puller may read the body, which came to it over its session with
-the exporter, but cannot verify it and takes nothing in it on trust: ids are checked against the
-pool, and generations say whether the data is what the ticket means.
+exporter verifies its own tickets. A puller reads the body, which it got over its session with the
+exporter, but cannot verify it. So it checks the ids against the pool's size, and the generations
+tell whether the data that it has read is what the ticket names.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _Checksum = Annotated[int, Meta(ge=0)]
 class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """The KV of tokens [first_token, first_token + num_tokens) of one request, in some layers.
 
-    `block_ids` are the blocks that hold them, so the first holds `first_token` and the last holds
-    the last token; `generations` has one entry for each.
+    `block_ids` are the blocks that hold these tokens: the first one holds `first_token`, and the
+    last one the last token. `generations` has one entry per block.
     """
 
     version: Literal[2]
@@ -51,7 +51,7 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     generations: list[_Generation]
     first_layer: _Count
     end_layer: _Count
-    checksums: list[_Checksum]  # one for each block and KV head (kv_transfer/checksum.py), or none
+    checksums: list[_Checksum]  # one per block and KV head (kv_transfer/checksum.py), or none
     expires_at_s: float  # on the exporter's clock
 
     @property
@@ -60,13 +60,13 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
         return self.first_token + self.num_tokens
 
     def first_block(self, block_size: int) -> int:
-        """Which of the request's blocks `block_ids[0]` is."""
+        """Index of `block_ids[0]` among the request's blocks."""
         return self.first_token // block_size
 
     def blocks_between(
         self, begin: int, end: int, block_size: int
     ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-        """(block ids, generations) of the blocks that hold tokens [begin, end) of the range."""
+        """(block ids, generations) of the blocks that hold tokens [begin, end)."""
         origin = self.first_block(block_size)
         part = slice(begin // block_size - origin, -(-end // block_size) - origin)
         return (
@@ -75,10 +75,10 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
         )
 
     def check_covers(self, box: KvBox, layout: KvLayout) -> None:
-        """That a box that is asked for is not empty, and all of it in the ticket.
+        """Check that a requested box is not empty, and that the ticket covers it.
 
         Raises:
-            TicketInvalid: it is not.
+            TicketInvalid: it does not.
         """
         if (
             box.is_empty
@@ -96,7 +96,7 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
             )
 
     def check(self, num_blocks: int, layout: KvLayout) -> None:
-        """That the parts fit each other and a pool of `num_blocks` blocks of this layout.
+        """Check that the fields are consistent, and fit a pool of `num_blocks` blocks.
 
         Raises:
             TicketInvalid: they do not.
@@ -129,7 +129,7 @@ _DECODER = msgspec.msgpack.Decoder(Ticket)
 
 
 class TicketSealer:
-    """Seals and opens the tickets of one life of an exporter."""
+    """Seals and verifies the tickets of one incarnation of an exporter."""
 
     def __init__(self, incarnation: str, clock: Clock) -> None:
         self._incarnation = incarnation
@@ -137,7 +137,7 @@ class TicketSealer:
         self._key = secrets.token_bytes(32)
 
     def seal(self, ticket: Ticket) -> bytes:
-        """Body and MAC.
+        """Encode a ticket and append its MAC.
 
         Raises:
             ValueError: more than MAX_TICKET_BYTES; issue several tickets instead.
@@ -151,11 +151,11 @@ class TicketSealer:
         return body + self._mac(body)
 
     def open(self, sealed: bytes) -> Ticket:
-        """The ticket, verified.
+        """Decode and verify a ticket.
 
         Raises:
-            TicketInvalid: oversized, garbled, forged or expired.
-            StaleIncarnation: made by a former life of this exporter.
+            TicketInvalid: oversized, malformed, forged or expired.
+            StaleIncarnation: made by an earlier incarnation of this exporter.
         """
         ticket = read_ticket(sealed)
         if ticket.incarnation != self._incarnation:
@@ -175,10 +175,10 @@ class TicketSealer:
 
 
 def read_ticket(sealed: bytes) -> Ticket:
-    """The ticket's contents, unverified.
+    """Decode a ticket without verifying it.
 
     Raises:
-        TicketInvalid: oversized or garbled.
+        TicketInvalid: oversized or malformed.
     """
     if not MAC_BYTES < len(sealed) <= MAX_TICKET_BYTES:
         raise TicketInvalid(

@@ -1,12 +1,12 @@
-"""The host tier: a second, larger home for prefix blocks, under the same hashes as in the pool.
+"""The host tier: a second, larger cache of prefix blocks, under the same hashes as in the pool.
 
     free ──store──► writing ──copied──► held (in an LRU) ──evicted──► writing | free
                        └──failed, cancelled──► free
 
-A slot's generation is bumped before it is written, so a load is a pull from one's own tier: plan
-the spans, copy them, and look at the generations after. Nothing is locked while bytes move, and a
-load whose slot was given away meanwhile ends as StaleTicket. Bytes move in threads of the tier's
-own, since a page of a file may have to come from a disk.
+A slot's generation is incremented before it is written. So a load works like a pull: plan the
+spans, copy them, then check the generations. Nothing is locked while bytes are copied; a load whose
+slot was reused meanwhile fails with StaleTicket. The tier has threads of its own, because a page of
+the file may have to be read from disk.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ NUM_THREADS = 2
 
 
 class FileBlocks:
-    """Blocks in a file without a name: it is gone with the process, however that ends.
+    """Blocks in an unnamed file, which disappears with the process.
 
     Raises:
-        ConfigError: the file cannot be made or has no room; says where and how much.
+        ConfigError: the file cannot be created, or there is no room; says where and how much.
     """
 
     def __init__(self, num_blocks: int, block_bytes: int, directory: str) -> None:
@@ -47,7 +47,7 @@ class FileBlocks:
         where = directory or tempfile.gettempdir()
         try:
             with tempfile.TemporaryFile(dir=where, prefix="pdserve-tier-") as file:
-                # A hole that a full disk cannot fill would kill us when it is touched.
+                # Allocates the file: touching a hole on a full disk would kill the process.
                 os.posix_fallocate(file.fileno(), 0, size)
                 mapping = mmap.mmap(file.fileno(), size)
         except (OSError, ValueError) as error:
@@ -58,7 +58,7 @@ class FileBlocks:
 
 
 class TierCopies(Protocol):
-    """How bytes move between the pool and the tier. Called in a thread; stops when cancelled."""
+    """Copies between the pool and the tier. Called in a thread; stops when cancelled."""
 
     def store(self, spans: Spans, cancel: CancelFlag) -> None:
         """Copy (pool offset, tier offset, bytes) spans."""
@@ -70,7 +70,7 @@ class TierCopies(Protocol):
 
 
 class CpuCopies:
-    """Between a CPU pool and a file."""
+    """Copies between a CPU pool and a file."""
 
     def __init__(self, pool: ExportedPool, blocks: FileBlocks) -> None:
         self._pool = pool.flat
@@ -86,30 +86,30 @@ class CpuCopies:
 
 
 class TierObserver(Protocol):
-    """Whoever follows what the tier holds."""
+    """Is notified of changes of the tier's content."""
 
     def stored(self, block_hash: bytes) -> None:
-        """It holds this block now."""
+        """The tier holds this block now."""
         ...
 
     def evicted(self, block_hash: bytes) -> None:
-        """It holds it no more."""
+        """The tier does not hold this block any more."""
         ...
 
 
 @dataclass(slots=True)
 class TierStatistics:
-    """Blocks, and bytes both ways; every field only grows."""
+    """Counters of blocks, and of bytes in both directions."""
 
     stored: int = 0
     loaded: int = 0
     evicted: int = 0
-    stale: int = 0  # loads of blocks that were evicted meanwhile
+    stale: int = 0  # loads of blocks that were evicted in the meantime
     bytes: int = 0
 
 
 class HostTier:
-    """Slots 0..num_blocks-1 by hash. All methods belong to the event loop's thread."""
+    """Maps hashes to slots 0..num_blocks-1. All methods belong to the event loop's thread."""
 
     def __init__(self, layout: KvLayout, num_blocks: int, copies: TierCopies) -> None:
         self.layout = layout
@@ -124,7 +124,7 @@ class HostTier:
         self._observers: list[TierObserver] = []
 
     def observe(self, observer: TierObserver) -> None:
-        """Tell `observer` of everything that is stored and evicted from now on."""
+        """Notify `observer` of every change from now on."""
         self._observers.append(observer)
 
     def __contains__(self, block_hash: bytes) -> bool:
@@ -132,19 +132,19 @@ class HostTier:
 
     @property
     def hashes(self) -> list[bytes]:
-        """Of the blocks held."""
+        """The hashes of all blocks held."""
         return list(self._slot_of)
 
     @property
     def num_held(self) -> int:
-        """Blocks held."""
+        """Number of blocks held."""
         return len(self._slot_of)
 
     async def store(self, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
-        """Keep a copy of these pool blocks; whoever calls keeps them as they are meanwhile.
+        """Store copies of these pool blocks, which the caller must not change meanwhile.
 
-        Those held already only count as used. When this has returned or raised - also by
-        cancellation - nothing reads the blocks any more.
+        Blocks that are held already just count as used. Once this has returned or raised, also by
+        cancellation, nothing reads the pool blocks any more.
         """
         chosen: list[tuple[bytes, int, int]] = []  # hash, pool block, slot
         for block_hash, block_id in zip(hashes, block_ids, strict=True):
@@ -177,17 +177,17 @@ class HostTier:
         self.statistics.bytes += len(chosen) * self.layout.block_bytes
 
     async def load(self, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
-        """Copy blocks that are held into these blocks of the pool.
+        """Copy held blocks into these blocks of the pool.
 
-        When this has returned or raised - also by cancellation - nothing writes to the blocks any
-        more.
+        Once this has returned or raised, also by cancellation, nothing writes to the pool blocks
+        any more.
 
         Raises:
-            StaleTicket: one of them is held no more; the destination holds nothing of use.
-            KeyError: one of them was not held in the first place.
+            StaleTicket: one was evicted meanwhile; the content of the pool blocks is undefined.
+            KeyError: one was not held to begin with.
         """
         slots = [self._slot_of[block_hash] for block_hash in hashes]
-        for block_hash in reversed(hashes):  # a chain's later blocks are the first to go
+        for block_hash in reversed(hashes):  # later blocks of a chain are evicted first
             self._slot_of.move_to_end(block_hash)
         ids = np.array(slots, dtype=np.int64)
         expected = self._generations[ids]
@@ -203,11 +203,11 @@ class HostTier:
         self.statistics.bytes += len(slots) * self.layout.block_bytes
 
     def close(self) -> None:
-        """End the threads; nothing is being stored or loaded."""
+        """End the threads. Nothing may be being stored or loaded."""
         self._threads.close()
 
     def _take_slot(self) -> int | None:
-        """A slot to write to, whose former content is void; None: all are being written."""
+        """A slot to write to, evicting its content if need be; None: all are being written."""
         if self._free:
             slot = self._free.pop()
         elif self._slot_of:

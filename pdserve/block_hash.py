@@ -1,8 +1,7 @@
-"""Names for KV blocks by content: a hash chain over token ids.
+"""Content hashes of KV blocks: a hash chain over token ids, as in vLLM's prefix caching.
 
 A block's hash covers its own tokens and, through its parent's hash, every token before them, so
-equal hashes mean equal KV. The chain starts at a salt: requests of different salts never share.
-The idea is vLLM's automatic prefix caching.
+equal hashes mean equal KV. The chain starts at a salt: requests with different salts share nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 
 HASH_BYTES = 16
-_BLOCKS_AT_A_TIME = 64  # turned into bytes together
+_BLOCKS_PER_PART = 64  # converted to bytes together
 
 
 def extend_hashes(
@@ -22,9 +21,9 @@ def extend_hashes(
     block_size: int,
     salt: str,
 ) -> None:
-    """Append the hashes of the full blocks of the first `num_tokens` tokens not covered yet.
+    """Extend `hashes` to all full blocks of the first `num_tokens` tokens.
 
-    `token_slice(start, end)` gives the tokens at these positions; asked only for what is new.
+    `token_slice(start, end)` returns the tokens at these positions; it is called for new ones only.
     """
     for index in range(len(hashes), num_tokens // block_size):
         parent = hashes[-1] if hashes else salt.encode()
@@ -35,10 +34,10 @@ def extend_hashes(
 
 
 def iter_hashes(token_ids: Sequence[int], block_size: int, salt: str) -> Iterator[bytes]:
-    """The hashes of the full blocks of `token_ids`, computed as they are asked for."""
+    """The hashes of the full blocks of `token_ids`, computed lazily."""
     parent = salt.encode()
     block_bytes = block_size * 8
-    stride = block_size * _BLOCKS_AT_A_TIME
+    stride = block_size * _BLOCKS_PER_PART
     for first in range(0, len(token_ids), stride):
         tokens = memoryview(array("q", token_ids[first : first + stride])).cast("B")
         for end in range(block_bytes, len(tokens) + 1, block_bytes):

@@ -1,11 +1,11 @@
-"""A model's files: found in a directory or on the Hugging Face hub, and named by their content.
+"""Finds a model's files, in a directory or on the Hugging Face hub, and identifies their content.
 
 No torch here: the coordinator resolves the same checkpoint for its tokenizer.
 
-`revision` is what two nodes compare, through the fingerprint of their KV layouts, before KV moves
-between them. On the hub it is the commit. For a directory it is a hash of config.json and, of every
-weight file, name, size, header and a few bytes out of each tensor: fine-tunes of one model agree in
-all but the bytes, and reading them in full would double the time to start.
+Two nodes exchange KV only if their `revision` is the same (it is part of the KV fingerprint). For a
+hub model it is the commit. For a directory it is a hash of config.json and, for every weight file,
+its name, size, header and a few bytes of each tensor: fine-tunes of one model differ only in these
+bytes, and reading the files in full would double the time to start.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pdserve.errors import ConfigError, ModelError
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 
-# Named one by one: repositories often hold the same weights again in other formats.
+# Listed one by one, because repositories often hold the same weights in other formats too.
 _SMALL_FILES = [
     "config.json",
     "generation_config.json",
@@ -44,25 +44,25 @@ _SAMPLE_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A directory with config.json, weights and tokenizer, and the names it goes by."""
+    """A directory with config.json, weights and tokenizer, and the model's identity."""
 
     path: Path
     model_id: str  # hub id, or the directory's name
     revision: str  # hub commit, or a hash of the content
 
     def weight_files(self) -> list[Path]:
-        """The safetensors files that hold the model, in order of their names.
+        """The safetensors files of the model, sorted by name.
 
         Raises:
-            ModelError: there are none, or one named by the index is missing.
+            ModelError: there are none, or one that the index names is missing.
         """
         return weight_files(self.path)
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """The object in a JSON file; None when there is no such file.
+        """The object in a JSON file; None if there is no such file.
 
         Raises:
-            ModelError: the file is no JSON object.
+            ModelError: the file does not contain a JSON object.
         """
         return read_json(self.path / name)
 
@@ -70,19 +70,19 @@ class Checkpoint:
 def resolve_checkpoint(
     model: str, revision: str | None = None, *, with_weights: bool = True
 ) -> Checkpoint:
-    """Find a model by the path of a directory or by its hub id, and download what is not there.
+    """Find a model by directory or hub id, and download what is missing.
 
-    Without network, a model in the hub's cache is used as it is.
+    Without network, the hub's local cache is used as it is.
 
     Args:
         model: directory, or hub id such as "Qwen/Qwen3-0.6B".
         revision: hub branch, tag or commit; None is its main branch. Not for directories.
-        with_weights: False fetches and checks only configuration and tokenizer.
+        with_weights: False downloads and checks only configuration and tokenizer.
 
     Raises:
         ConfigError: neither a directory nor a model on the hub; or the hub cannot be reached and
             its cache does not hold the model.
-        ModelError: the files are there but cannot be served: no config.json, no safetensors.
+        ModelError: the files cannot be served: no config.json, or no safetensors.
     """
     path = Path(model).expanduser()
     if path.is_dir():
@@ -95,7 +95,7 @@ def resolve_checkpoint(
         raise ConfigError(f"{model} is a file; name the directory that holds the model")
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise ConfigError(f"there is no directory {model}")
-    from pdserve.hub import download  # its client takes long to load, and most need none
+    from pdserve.hub import download  # slow to import, and only hub models need it
 
     files = _SMALL_FILES + (_WEIGHT_FILES if with_weights else [])
     snapshot = download(model, revision, files)
@@ -141,7 +141,7 @@ def read_json(file: Path) -> dict[str, Any] | None:
 def _local_checkpoint(directory: Path, with_weights: bool) -> Checkpoint:
     _check_files(directory, with_weights)
     if directory.parent.name == "snapshots" and directory.parent.parent.name.startswith("models--"):
-        # A path into the hub's cache is the hub's model, under the same names on every node.
+        # A path into the hub's cache is that hub model, so it has the same identity on every node.
         model_id = directory.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
         return Checkpoint(path=directory, model_id=model_id, revision=directory.name)
     files = weight_files(directory) if with_weights else []
@@ -177,7 +177,7 @@ def _content_revision(directory: Path, files: list[Path]) -> str:
 
 
 def _weight_file_digest(file: Path) -> bytes:
-    """Hash of a safetensors file's name, size, header and some bytes of each of its tensors."""
+    """Hash of a safetensors file's name, size and header, and of some bytes of each tensor."""
     size = file.stat().st_size
     digest = hashlib.blake2b(f"{file.name}\0{size}\0".encode())
     with file.open("rb") as stream:
@@ -194,7 +194,7 @@ def _weight_file_digest(file: Path) -> bytes:
 
 
 def _tensor_spans(file: Path, header: bytes) -> list[tuple[int, int]]:
-    """Where each tensor's bytes start and end, counted from the end of the header."""
+    """Start and end of each tensor's bytes, counted from the end of the header."""
     try:
         entries = json.loads(header)
         spans = [e["data_offsets"] for name, e in entries.items() if name != "__metadata__"]

@@ -7,10 +7,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Seconds on a clock that never goes backwards."""
+    """A monotonic clock."""
 
     def now(self) -> float:
-        """Seconds since an arbitrary point; only differences mean anything."""
+        """Seconds since an arbitrary point; only differences are meaningful."""
         ...
 
 
@@ -23,24 +23,24 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to."""
+    """A clock for tests, which moves only when it is told to."""
 
     def __init__(self, start_s: float = 0.0) -> None:
         self._now_s = start_s
 
     def now(self) -> float:
-        """The time set last."""
+        """The current manual time."""
         return self._now_s
 
     def advance(self, seconds: float) -> None:
-        """Move forward by `seconds` (>= 0)."""
+        """Move the clock forward by `seconds` (>= 0)."""
         if seconds < 0:
             raise ValueError(f"a clock cannot go back by {-seconds} s")
         self._now_s += seconds
 
 
 class Stopwatch:
-    """Adds up the time during which something was so."""
+    """Accumulates the time during which a condition holds."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -49,21 +49,21 @@ class Stopwatch:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is so now."""
+        """Whether it was started and not stopped."""
         return self._started_s is not None
 
     @property
     def seconds(self) -> float:
-        """All of it so far, the present run included."""
+        """Total running time so far, including the current run."""
         return self._measured_s + self._running_s()
 
     def start(self) -> None:
-        """It is so; nothing new when it was so already."""
+        """Start, unless it is running already."""
         if self._started_s is None:
             self._started_s = self._clock.now()
 
     def stop(self) -> None:
-        """It is so no more."""
+        """Stop; nothing happens if it is not running."""
         self._measured_s += self._running_s()
         self._started_s = None
 

@@ -1,4 +1,4 @@
-"""Python's garbage collector in a process that serves.
+"""Python's garbage collector in a serving process.
 
 What requests leave is freed with its last reference: they make no cycles, which a test counts. So
 the collector has next to nothing to do, but while it looks for it nobody gets a token, and the time
@@ -18,7 +18,7 @@ import gc
 _YOUNG_PASSES = 200  # over the youngest objects, for one over those that have seen a pass
 
 
-def keep_what_is_loaded() -> None:
+def freeze_loaded_objects() -> None:
     """Have the collector never look at what is there now, and rarely at what is under way.
 
     To be called once, before serving.

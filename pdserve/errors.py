@@ -1,7 +1,7 @@
 """The one error tree of pdserve.
 
     PdserveError
-    ├── ConfigError                  a flag, a TOML file or an environment that cannot work
+    ├── ConfigError                  an invalid flag, TOML file or environment
     ├── ModelError                   a checkpoint that cannot be served
     │   ├── UnknownArchitecture
     │   ├── UnsupportedRope
@@ -9,18 +9,19 @@
     │   ├── MisshapedTensor
     │   ├── RequestsFailed           a step failed for some of its requests alone
     │   │   ├── UnusableLogits       the model's output for them is no distribution
+    │   │   ├── NoTokenLeft          what they ask for leaves no token to choose
     │   │   └── GrammarFailed        their grammars cannot be followed, or take too long
     │   └── TokenizerError
     ├── CapacityError
     │   ├── KvBudgetTooSmall         not even one request of max_model_len fits
     │   ├── OutOfBlocks              the block pool cannot serve an allocation now
     │   └── Overloaded               refused before any work was done; try later
-    │       ├── SloUnreachable       it would miss what its class promises
-    │       └── RateLimited          its tenant has used what it may for now
-    ├── RequestError                 the caller's fault: 4xx
+    │       ├── SloUnreachable       it would miss a promise of its class
+    │       └── RateLimited          its tenant has used up its quota for now
+    ├── RequestError                 an error of the caller: 4xx
     │   ├── InvalidRequest
-    │   ├── Unauthorized             no API key, or nobody's
-    │   ├── PermissionDenied         a key that is not good for this
+    │   ├── Unauthorized             no API key, or an unknown one
+    │   ├── PermissionDenied         the key does not permit this
     │   ├── ContextLengthExceeded
     │   ├── ModelNotFound
     │   ├── ResponseNotFound
@@ -33,24 +34,24 @@
     │   ├── RequestCancelled
     │   └── DeadlineExceeded
     ├── TransferError                a pull of KV blocks that did not succeed
-    │   ├── TicketInvalid            forged, garbled, or made for somebody else
-    │   ├── StaleTicket              the blocks changed hands before or while they were read
+    │   ├── TicketInvalid            forged, malformed, expired, or of another exporter
+    │   ├── StaleTicket              the blocks were reused before or while they were read
     │   ├── TransferTimeout
     │   ├── TransferCancelled
     │   ├── PeerLost
-    │   ├── AccessDenied             the puller did not come through a coordinator and a session
-    │   ├── CorruptTransfer          the bytes that arrived are not those that were ticketed
+    │   ├── AccessDenied             no introduction by a coordinator, or no open session
+    │   ├── CorruptTransfer          the checksums of what arrived do not match the ticket's
     │   ├── TransportUnavailable     this process cannot use a transport; says what is missing
-    │   └── LayoutMismatch           no plan leads from one layout to the other
+    │   └── LayoutMismatch           KV of one layout cannot be converted to the other
     └── ClusterError
-        ├── NodeLost                 the machine running a leg died
+        ├── NodeLost                 the node running a leg died
         ├── NoNodeAvailable
         ├── NodeDraining
         ├── RoleRefused              a node cannot, or must not, change pools
-        ├── StaleIncarnation         a message names a former life of a process
-        └── MalformedMessage         a peer said something that is not in the protocol
+        ├── StaleIncarnation         a message names an earlier incarnation of a process
+        └── MalformedMessage         a peer violated the protocol
 
-Errors cross process borders as `(code, message)`; `from_code` gives the class back.
+Errors cross process boundaries as `(code, message)`; `from_code` gives the class back.
 """
 
 from __future__ import annotations
@@ -59,18 +60,18 @@ from collections.abc import Sequence
 
 
 class PdserveError(Exception):
-    """Root of every error pdserve raises on purpose."""
+    """Root of all errors that pdserve raises deliberately."""
 
     code = "internal_error"
 
     @property
     def message(self) -> str:
-        """What went wrong and what would be right, for a person."""
+        """What went wrong and what would be right, for people."""
         return str(self)
 
 
 class ConfigError(PdserveError):
-    """A flag, a TOML value or the environment cannot work; names it and what would be right."""
+    """A flag, a TOML value or the environment is invalid; says which, and what would be valid."""
 
     code = "config_error"
 
@@ -106,7 +107,7 @@ class MisshapedTensor(ModelError):
 
 
 class RequestsFailed(ModelError):
-    """A step failed for some of its requests alone."""
+    """A step failed for some of its requests only."""
 
     code = "requests_failed"
 
@@ -116,9 +117,15 @@ class RequestsFailed(ModelError):
 
 
 class UnusableLogits(RequestsFailed):
-    """The model's output for some requests is no distribution: it has a NaN or an infinity."""
+    """The logits of some requests contain a NaN or an infinity."""
 
     code = "unusable_logits"
+
+
+class NoTokenLeft(RequestsFailed):
+    """Grammar, `min_tokens`, biases and penalties together leave no token that can be chosen."""
+
+    code = "no_token_left"
 
 
 class GrammarFailed(RequestsFailed):
@@ -134,7 +141,7 @@ class TokenizerError(ModelError):
 
 
 class CapacityError(PdserveError):
-    """Not enough memory or not enough room."""
+    """Not enough memory or not enough capacity."""
 
     code = "capacity_error"
 
@@ -154,7 +161,7 @@ class OutOfBlocks(CapacityError):
 class Overloaded(CapacityError):
     """Refused before any work was done, because it could not be served in time.
 
-    `retry_after_s` is when that is predicted to be different; 0 when nothing is known about it.
+    `retry_after_s` is when a retry is predicted to succeed; 0 if that is unknown.
     """
 
     code = "overloaded"
@@ -165,19 +172,19 @@ class Overloaded(CapacityError):
 
 
 class SloUnreachable(Overloaded):
-    """The request's class promises a TTFT or TPOT that is predicted to be missed."""
+    """The request is predicted to miss the TTFT or TPOT that its class promises."""
 
     code = "slo_unreachable"
 
 
 class RateLimited(Overloaded):
-    """Its tenant has used the requests or tokens that it may for now."""
+    """The tenant has used up its requests or tokens for now."""
 
     code = "rate_limit_exceeded"
 
 
 class RequestError(PdserveError):
-    """The caller's fault."""
+    """An error of the caller."""
 
     code = "invalid_request"
 
@@ -187,17 +194,17 @@ class RequestError(PdserveError):
 
 
 class InvalidRequest(RequestError):
-    """A request that no server could serve as it stands."""
+    """The request itself is invalid."""
 
 
 class Unauthorized(RequestError):
-    """No API key came with the request, or nobody's."""
+    """The request has no API key, or an unknown one."""
 
     code = "invalid_api_key"
 
 
 class PermissionDenied(RequestError):
-    """The API key is good, but not for this."""
+    """The API key is valid but does not permit this."""
 
     code = "permission_denied"
 
@@ -215,31 +222,31 @@ class ModelNotFound(RequestError):
 
 
 class ResponseNotFound(RequestError):
-    """The request names a response that is not kept here, or not for its tenant."""
+    """The request names a response that is not stored for its tenant."""
 
     code = "response_not_found"
 
 
 class PreviousResponseNotFound(ResponseNotFound):
-    """What the request goes on from is not kept here, or not for its tenant."""
+    """The response that the request continues is not stored for its tenant."""
 
     code = "previous_response_not_found"
 
 
 class ConnectionExpired(RequestError):
-    """A client has to open a new connection."""
+    """The connection has reached its time limit; the client has to open a new one."""
 
     code = "websocket_connection_limit_reached"
 
 
 class ConversationNotFound(RequestError):
-    """The request names a conversation that is not kept here, or not for its tenant."""
+    """The request names a conversation that is not stored for its tenant."""
 
     code = "conversation_not_found"
 
 
 class ItemNotFound(RequestError):
-    """The request names an item that its conversation does not have."""
+    """The request names an item that is not in its conversation."""
 
     code = "item_not_found"
 
@@ -257,43 +264,43 @@ class RequestEnded(PdserveError):
 
 
 class RequestCancelled(RequestEnded):
-    """The user stopped the request."""
+    """The client stopped the request."""
 
     code = "request_cancelled"
 
 
 class DeadlineExceeded(RequestEnded):
-    """A named deadline of the request passed."""
+    """A deadline of the request has passed; the message says which."""
 
     code = "deadline_exceeded"
 
 
 class TransferError(PdserveError):
-    """A pull of KV blocks did not succeed; its destination blocks hold nothing of use."""
+    """A pull of KV blocks failed; the content of its destination blocks is undefined."""
 
     code = "transfer_error"
 
 
 class TicketInvalid(TransferError):
-    """The ticket is forged, garbled, expired, or was made by another exporter."""
+    """The ticket is forged, malformed, expired, or was made by another exporter."""
 
     code = "ticket_invalid"
 
 
 class StaleTicket(TransferError):
-    """A block named by the ticket changed hands before or while it was read."""
+    """A block named by the ticket was reused before or while it was read."""
 
     code = "stale_ticket"
 
 
 class TransferTimeout(TransferError):
-    """The transfer did not reach its end before its deadline."""
+    """The transfer was not complete by its deadline."""
 
     code = "transfer_timeout"
 
 
 class TransferCancelled(TransferError):
-    """The puller gave the transfer up."""
+    """The puller cancelled the transfer."""
 
     code = "transfer_cancelled"
 
@@ -305,19 +312,19 @@ class PeerLost(TransferError):
 
 
 class AccessDenied(TransferError):
-    """The puller has no introduction by a coordinator, or no open session."""
+    """The puller has not been introduced by a coordinator, or has no open session."""
 
     code = "access_denied"
 
 
 class CorruptTransfer(TransferError):
-    """The checksums of what arrived are not those of what was ticketed."""
+    """The checksums of the bytes that arrived do not match the ticket's."""
 
     code = "corrupt_transfer"
 
 
 class TransportUnavailable(TransferError):
-    """This process cannot use a transport; says what is missing."""
+    """This process cannot use a transport; the message says what is missing."""
 
     code = "transport_unavailable"
 
@@ -329,7 +336,7 @@ class LayoutMismatch(TransferError):
 
 
 class ClusterError(PdserveError):
-    """Something about the cluster's membership made the request fail."""
+    """The request failed because of the state of the cluster."""
 
     code = "cluster_error"
 
@@ -347,25 +354,25 @@ class NoNodeAvailable(ClusterError):
 
 
 class NodeDraining(ClusterError):
-    """The process finishes what it has and takes nothing new."""
+    """The process finishes its running work and accepts nothing new."""
 
     code = "node_draining"
 
 
 class RoleRefused(ClusterError):
-    """A node cannot work for the other pool, or its own would be empty; says which."""
+    """A node cannot change pools, or its old pool would be empty; the message says which."""
 
     code = "role_refused"
 
 
 class StaleIncarnation(ClusterError):
-    """The message names a former life of a process."""
+    """The message names an earlier incarnation of a process."""
 
     code = "stale_incarnation"
 
 
 class MalformedMessage(ClusterError):
-    """A peer sent something that the protocol does not allow at that point."""
+    """A peer sent a message that is invalid, or not allowed at that point."""
 
     code = "malformed_message"
 
@@ -375,7 +382,7 @@ def _tree(root: type[PdserveError]) -> list[type[PdserveError]]:
 
 
 def from_code(code: str, message: str) -> PdserveError:
-    """The error a peer reported as `(code, message)`; unknown codes give a plain PdserveError."""
+    """The error that a peer reported as `(code, message)`; PdserveError for unknown codes."""
     for cls in _tree(PdserveError):
         if cls.code == code:
             return cls(message)

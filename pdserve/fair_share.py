@@ -1,17 +1,17 @@
-"""How payers of equal priority share what serves them: whoever got least for its weight goes first.
+"""Weighted fair queueing among payers of equal priority: whoever got least for its weight is next.
 
-Each payer has a *tag*: what it was given, over its weight, on a scale that all of its priority
-share. The scale's *now* follows the lowest tag of those who want something, and never goes back
-(start-time fair queueing; VTC, OSDI'24, for LLMs). Whoever comes back after an absence begins at
-now, at most a burst before it: an hour in which nobody else was there costs nobody anything later,
-and an hour of absence earns no more than that burst. A decaying sum of what each was given, the
-usual other way, has no such bound: whoever was away for its half-life keeps others out for as long.
+Each payer has a *tag*: the service it has received, divided by its weight. The payers of one
+priority share a virtual time, *now*, which follows the lowest tag of the active payers and never
+goes back (start-time fair queueing; VTC, OSDI'24, does the same for LLMs). A payer that becomes
+active again starts at now, or at most one burst before it. So using an idle machine costs nothing
+later, and an absence earns no more than the burst. The common alternative, a decaying sum of past
+service, has no such bound: a payer that was away for a half-life can keep others out as long.
 
-The burst is what keeps a flood from delaying those who ask for little. With strict shares they
-would get their part of the machine and no more, while without the flood they had nearly all of it.
+The burst protects light users from a flood: with strict shares they would get just their share of
+the machine, whereas without the flood they had nearly all of it.
 
-Two payers who want something all the time are given amounts that differ, over their weights, by
-no more than the two bursts, leads and largest charges over these weights, however long it takes.
+The service of two payers that are active all the time, divided by their weights, differs by at most
+their bursts, leads and largest charges (divided by their weights too), however long they run.
 """
 
 from __future__ import annotations
@@ -20,64 +20,65 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
-BURST_S: Final = 2.0  # of service
-LEAD_S: Final = 0.25  # so far ahead gets who is being served
-FEW: Final = 64  # payers that are not worth forgetting
-MOST_SCALES: Final = 256  # priorities of which it is known who was given what
+BURST_S: Final = 2.0  # seconds of service
+LEAD_S: Final = 0.25  # how far the payer that is being served may get ahead
+FEW: Final = 64  # tags that are always kept
+MOST_SCALES: Final = 256  # priorities that are remembered
 
 
 class Payer(Protocol):
-    """Against whose share something counts: `Slo` and `Targets` say it of a request."""
+    """Whose share a request counts against: `Slo` and `Targets` are payers."""
 
     @property
     def payer(self) -> str:
-        """Its name: a class, or a tenant's part of one."""
+        """Its name: a class, or a tenant within a class."""
         ...
 
     @property
     def priority(self) -> int:
-        """Only payers of the same one share; the same name may stand in several."""
+        """Payers share within one priority; a name may occur in several."""
         ...
 
     @property
     def weight(self) -> float:
-        """Above 0."""
+        """Its share relative to others; above 0."""
         ...
 
 
 class _Tag(NamedTuple):
-    """Of one payer."""
+    """The tag of one payer."""
 
     at: float
-    ahead: float  # its burst: from when it is that far behind now, it says nothing any more
+    ahead: float  # the payer's burst; a tag this far behind now has no effect any more
 
 
 @dataclass(slots=True)
 class _Scale:
-    """Of one priority."""
+    """The virtual time and the tags of one priority."""
 
     now: float = 0.0
     tags: dict[str, _Tag] = field(default_factory=dict)
-    most_tags: int = FEW  # forget old ones when there are more
-    served: str = ""  # who was charged last
+    most_tags: int = FEW  # old tags are dropped when there are more
+    served: str = ""  # the payer charged last
 
 
 class FairShare:
-    """Tags of payers. Amounts are in any one unit, best in predicted seconds.
+    """The tags of all payers. Amounts can be in any unit; predicted seconds work best.
 
-    `burst` and `lead` are in that unit, too. Who is being served has the lead, so that two payers
-    do not take turns with every chunk, and both end late.
+    `burst` and `lead` are in the same unit. The payer that is being served may get ahead by the
+    lead: if two payers took turns with every chunk, both would finish late.
     """
 
     def __init__(self, burst: float = BURST_S, lead: float = LEAD_S) -> None:
         self._burst = burst
         self._lead = lead
-        self._scales: dict[int, _Scale] = {}  # by priority, the last one charged last
+        self._scales: dict[int, _Scale] = {}  # by priority, least recently charged first
 
     def present(self, payers: Iterable[Payer]) -> None:
-        """These want something, or are being served, at this moment: all of their priorities.
+        """Name all payers that are active now, that is waiting or being served.
 
-        Called before ranks are asked for. Who is named each time loses nothing by waiting.
+        Call this before asking for ranks. A payer that is named every time loses nothing by
+        waiting.
         """
         lowest: dict[int, float] = {}
         for payer in payers:
@@ -88,7 +89,7 @@ class FairShare:
             scale.now = max(scale.now, at)
 
     def charge(self, payer: Payer, amount: float) -> None:
-        """It has been given so much; less than 0 corrects a former charge."""
+        """Record service given to a payer; a negative amount corrects an earlier charge."""
         scale = self._scales.pop(payer.priority, None) or _Scale()
         self._scales[payer.priority] = scale
         while len(self._scales) > MOST_SCALES:  # clients choose priorities
@@ -100,13 +101,13 @@ class FairShare:
             _forget(scale)
 
     def rank(self, payer: Payer) -> float:
-        """Smaller goes first, among payers of one priority."""
+        """Its rank among payers of equal priority: smaller goes first."""
         scale = self._scale(payer.priority)
         lead = self._lead / payer.weight if payer.payer == scale.served else 0.0
         return self._at(scale, payer) - lead
 
     def is_owed(self, payer: Payer) -> bool:
-        """Whether others were given more while it was away, and it has not caught up yet."""
+        """Whether the payer is behind now: others were served in its absence."""
         scale = self._scale(payer.priority)
         return self._at(scale, payer) < scale.now
 
@@ -114,12 +115,12 @@ class FairShare:
         return self._scales.setdefault(priority, _Scale())
 
     def _at(self, scale: _Scale, payer: Payer) -> float:
-        earliest = max(0.0, scale.now - self._burst / payer.weight)  # before 0 nobody was away
+        earliest = max(0.0, scale.now - self._burst / payer.weight)  # time begins at 0
         tag = scale.tags.get(payer.payer)
         return earliest if tag is None else max(tag.at, earliest)
 
 
 def _forget(scale: _Scale) -> None:
-    """Tags that are as good as none. Those of payers who want something never are."""
+    """Drop tags that have no effect any more; those of active payers always have one."""
     scale.tags = {name: tag for name, tag in scale.tags.items() if tag.at > scale.now - tag.ahead}
     scale.most_tags = 2 * len(scale.tags) + FEW

@@ -1,9 +1,9 @@
-"""The layout of a paged KV pool, and the arithmetic that follows from it.
+"""The layout of a paged KV pool, and its arithmetic.
 
     kv_pool[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
 
-One KV block is one contiguous region across all layers: K then V, head-major. So a block moves as
-one span, a layer range of a block as one span, and a head range as one span per layer and K/V.
+A KV block is one contiguous region across all layers: K then V, head-major. So a block is copied as
+one span, a range of its layers as one span, and a range of heads as one span per layer and K/V.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pdserve.errors import KvBudgetTooSmall, LayoutMismatch
 
 LAYOUT_VERSION = 2
 
-# A peer's layout is believed within these bounds only, before anything is computed from it.
+# A peer's layout is checked against these bounds before anything is computed from it.
 _MAX_DIMENSION = 1 << 20
 _MAX_BLOCK_BYTES = 1 << 32
 
@@ -35,9 +35,10 @@ class KvDtype(StrEnum):
 
 
 class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Shape of the KV blocks of one pool. All sizes are the pool's own.
+    """Shape of the KV blocks of one pool.
 
-    A pool may hold a shard: a tensor-parallel rank has only some of the model's KV heads.
+    A pool may hold a shard: a tensor-parallel rank has only some of the model's KV heads. All sizes
+    are those of the pool, not of the model.
     """
 
     num_layers: int
@@ -45,8 +46,8 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     head_dim: int
     block_size: int  # tokens
     dtype: KvDtype
-    first_kv_head: int = 0  # which of the model's KV heads is this pool's first one
-    model_kv_heads: int | None = None  # of the whole model; None: all of them are here
+    first_kv_head: int = 0  # index in the model of this pool's first KV head
+    model_kv_heads: int | None = None  # KV heads of the model; None: all of them are in this pool
 
     @property
     def total_kv_heads(self) -> int:
@@ -55,17 +56,17 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def end_kv_head(self) -> int:
-        """One past the last of the model's KV heads that are here."""
+        """Index in the model of one past this pool's last KV head."""
         return self.first_kv_head + self.num_kv_heads
 
     def shard(self, rank: int, num_ranks: int) -> KvLayout:
-        """The layout of one tensor-parallel rank of this whole model's layout.
+        """The layout of one tensor-parallel rank, given the layout of the whole model.
 
         With more ranks than KV heads, each head is replicated on consecutive ranks, as Megatron-LM
         and vLLM do.
 
         Raises:
-            LayoutMismatch: neither of heads and ranks divides the other.
+            LayoutMismatch: neither number, of heads and of ranks, divides the other.
         """
         heads = self.num_kv_heads
         if heads % num_ranks and num_ranks % heads:
@@ -81,10 +82,10 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def check(self) -> None:
-        """That a layout that came from elsewhere can be one.
+        """Check a layout that a peer has sent.
 
         Raises:
-            LayoutMismatch: a size that is not positive, or beyond all reason.
+            LayoutMismatch: a size is not positive, or absurdly large.
         """
         sizes = (self.num_layers, self.num_kv_heads, self.head_dim, self.block_size)
         if not all(0 < size <= _MAX_DIMENSION for size in sizes):
@@ -120,11 +121,11 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return (self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_dim)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that `num_tokens` tokens occupy, the last one perhaps partly."""
+        """Blocks that `num_tokens` tokens occupy; the last one may be partly filled."""
         return -(-num_tokens // self.block_size)
 
     def blocks_in_budget(self, budget_bytes: int, max_model_len: int) -> int:
-        """How many blocks a memory budget holds.
+        """How many blocks fit into a memory budget.
 
         Raises:
             KvBudgetTooSmall: one request of `max_model_len` tokens would not fit; with the numbers.
@@ -154,6 +155,6 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def fingerprint(self, model_id: str, revision: str) -> str:
-        """Hash that two nodes compare when they first meet: same model, same layout."""
+        """Hash that two nodes compare when they connect: it covers model, revision and layout."""
         content = msgspec.json.encode((LAYOUT_VERSION, model_id, revision, self))
         return hashlib.blake2b(content, digest_size=16).hexdigest()

@@ -1,9 +1,10 @@
-"""A request's life on one node as named timestamps, so every latency is a subtraction.
+"""A request's life on one node as named timestamps, so that every latency is a subtraction.
 
-Stamps are seconds of the node's own clock and never leave the node; `phase_times` does.
+The timestamps are seconds on the node's own clock and stay on the node; only the durations in
+`phase_times` are sent.
 
     prefill_end ──messages, copying, waiting for room──► adopted ──► joined
-        (elsewhere)                 the handover
+     (other node)                   handover
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ Span = tuple[float, float]  # (start, end)
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What one leg is to keep: an Slo in points of this node's time. Infinity: no promise."""
+    """The promises of one leg: an `Slo` as times on this node's clock. Infinity: no promise."""
 
-    payer: str = ""  # whose share of the node it counts against
+    payer: str = ""  # whose fair share the leg counts against
     priority: int = 0
     weight: float = 1.0
-    first_token_s: float = inf  # token 1 is due
-    held_until_s: float = -inf  # token 1 may be held back until then, for lack of a place
-    tpot_s: float = inf  # a duration: between two tokens
-    deadline_s: float = inf  # nobody wants the answer any more
+    first_token_s: float = inf  # when token 1 is due
+    held_until_s: float = -inf  # until when token 1 may be held back, while there is no place
+    tpot_s: float = inf  # duration per token
+    deadline_s: float = inf  # when the request expires
 
     @classmethod
     def of(cls, slo: Slo, now_s: float) -> Targets:
-        """Of a leg that has just arrived."""
+        """The targets of a leg that has just arrived."""
         return cls(
             payer=slo.payer,
             priority=slo.priority,
-            weight=slo.weight if slo.weight > 0 else 1.0,  # it is divided by
+            weight=slo.weight if slo.weight > 0 else 1.0,  # used as a divisor
             first_token_s=now_s + slo.ttft_s if slo.ttft_s else inf,
             held_until_s=now_s + slo.hold_s if slo.hold_s else -inf,
             tpot_s=slo.tpot_s or inf,
@@ -48,20 +49,20 @@ NO_TARGETS = Targets()
 
 @dataclass(slots=True)
 class Lifecycle:
-    """Timestamps of one leg; None until it happened."""
+    """Timestamps of one leg; None for what has not happened yet."""
 
     received_s: float
     scheduled_s: float | None = None  # first scheduled for prefill here
     first_token_s: float | None = None  # sampled here
-    prefill_end_s: float | None = None  # on the node that handed it over
-    adopted_s: float | None = None  # all that was handed over is here
-    joined_s: float | None = None  # first step that had the adopted request in its batch
+    prefill_end_s: float | None = None  # on the node that handed the request over
+    adopted_s: float | None = None  # everything that was handed over has arrived
+    joined_s: float | None = None  # start of the first step with the adopted request
     finished_s: float | None = None
-    room_wait: Span | None = None  # for blocks here
-    copies: list[Span] = field(default_factory=list)  # KV bytes on their way; they do not overlap
+    room_wait: Span | None = None  # waiting for blocks here
+    copies: list[Span] = field(default_factory=list)  # copying KV; the spans do not overlap
 
     def phase_times(self) -> PhaseTimes:
-        """Durations of the phases that took place on this node."""
+        """Durations of the phases on this node."""
         return PhaseTimes(
             queue_s=_span(self.received_s, self.scheduled_s),
             prefill_s=_span(self.scheduled_s, self.first_token_s),
@@ -74,7 +75,7 @@ class Lifecycle:
         )
 
     def _in_handover(self, spans: Iterable[Span]) -> float:
-        """Seconds of these spans that fell between the prefill's end and the first step."""
+        """Total time of these spans after the end of the prefill."""
         if self.prefill_end_s is None:
             return 0.0
         return sum(max(0.0, end - max(start, self.prefill_end_s)) for start, end in spans)

@@ -1,4 +1,4 @@
-"""Which of a prompt's final hidden states an embedding is made of."""
+"""Which of a prompt's final hidden states are averaged to make an embedding."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from enum import IntEnum
 
 
 class Pooling(IntEnum):
-    """The embedding is their mean."""
+    """Selects tokens; the embedding is the mean of their states."""
 
-    LAST = 1  # the last token's, which has seen all others
-    MEAN = 2  # every token's
-    FIRST = 3  # the first token's
+    LAST = 1  # the last token, which attends to all others
+    MEAN = 2  # all tokens
+    FIRST = 3  # the first token ("cls")
 
     def positions(self, num_tokens: int) -> range:
-        """The tokens whose states they are, in a prompt of so many."""
+        """Positions of the selected tokens in a prompt of `num_tokens`."""
         match self:
             case Pooling.LAST:
                 return range(num_tokens - 1, num_tokens)

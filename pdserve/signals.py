@@ -1,4 +1,4 @@
-"""SIGTERM, SIGINT and SIGHUP as events: the first asks for a drain, a second for an end now."""
+"""SIGTERM, SIGINT and SIGHUP as events: the first signal drains, the second stops at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 
 
 class StopSignals:
-    """Installed on the running loop; both events stay set."""
+    """Signal handlers of the running event loop. Once set, an event stays set."""
 
     def __init__(self) -> None:
         self.drain = asyncio.Event()

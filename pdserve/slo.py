@@ -1,6 +1,6 @@
-"""Service classes: what requests of a class are promised, and who goes first.
+"""Service classes: the latency promises and the priority of requests.
 
-Metrics as DistServe defines them: TTFT is token 1 less receipt, TPOT the mean gap behind token 1.
+As in DistServe, TTFT is the time from receipt to token 1, and TPOT the mean gap after token 1.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _SETTING = re.compile(r"(\w+)=(-?\d+(?:\.\d+)?)", re.ASCII)
 
 
 class SloClass(msgspec.Struct, frozen=True, kw_only=True):
-    """One class. A time of 0 is no promise: such requests are never refused while they can wait."""
+    """One service class. A time of 0 is no promise: such requests wait instead of being refused."""
 
     name: str
     ttft_s: Seconds = 0.0
     tpot_s: Seconds = 0.0
-    # Share of the TTFT that token 1 may be held back, while its stream has no place to go on.
+    # Share of the TTFT for which token 1 may be held back while the decode nodes are full.
     hold: Annotated[float, Meta(ge=0, le=1)] = 0.9
-    priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0  # higher ones go first, and preempt
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0  # higher goes first, and preempts lower
     weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0  # share among classes of equal priority
 
     @property
     def hold_s(self) -> float:
-        """For how long from the receipt; 0 where no TPOT is promised, which it is to save."""
+        """How long after receipt token 1 may be held back; 0 without a TPOT to protect."""
         return self.hold * self.ttft_s if self.tpot_s else 0.0
 
 
@@ -55,27 +55,27 @@ DEFAULT_CLASS = "standard"
 
 @dataclass(frozen=True, slots=True)
 class ServiceClasses:
-    """The classes of one cluster."""
+    """The service classes of one cluster."""
 
     by_name: Mapping[str, SloClass]  # in the order of the configuration
     default: SloClass  # of requests that name none
 
     @property
     def highest(self) -> SloClass:
-        """The first of those that go before all others."""
+        """The class of the highest priority; the first one if there are several."""
         return max(self.by_name.values(), key=lambda cls: cls.priority)
 
     @property
     def lowest(self) -> SloClass:
-        """The first of those that everybody goes before."""
+        """The class of the lowest priority; the first one if there are several."""
         return min(self.by_name.values(), key=lambda cls: cls.priority)
 
 
 def parse_slo_class(text: str) -> SloClass:
-    """The class that "interactive ttft=0.5 tpot=0.05 priority=2 weight=1" describes; seconds.
+    """Parse "interactive ttft=0.5 tpot=0.05 priority=2 weight=1"; times are in seconds.
 
     Raises:
-        ConfigError: it does not describe one; says what is wrong with it.
+        ConfigError: the text does not describe a class; says what is wrong.
     """
     name, *settings = text.split() or [""]
     if not _NAME.fullmatch(name):
@@ -101,10 +101,10 @@ def parse_slo_class(text: str) -> SloClass:
 
 
 def parse_slo_classes(texts: Sequence[str], default: str) -> ServiceClasses:
-    """All classes, each as `parse_slo_class` reads it.
+    """Parse all classes of a cluster.
 
     Raises:
-        ConfigError: one cannot be read, two share a name, or `default` is not among them.
+        ConfigError: one cannot be parsed, two share a name, or `default` is not among them.
     """
     classes = {parsed.name: parsed for parsed in map(parse_slo_class, texts)}
     if len(classes) < len(texts):

@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer files: one reading of them for coordinators and nodes.
+"""Loads a checkpoint's tokenizer files, for coordinators and nodes alike.
 
 The coordinator encodes and decodes with the tokenizer, nodes match grammars over its vocabulary:
 both must agree on which tokens are text and which are special.
@@ -26,7 +26,7 @@ class TokenizerConfig:
 
     @classmethod
     def load(cls, folder: Path) -> TokenizerConfig:
-        """Read both files; either may be missing. Raises TokenizerError when one is garbled."""
+        """Read both files; either may be missing. Raises TokenizerError if one is malformed."""
         return cls(
             _load_json(folder / "special_tokens_map.json")
             | _load_json(folder / "tokenizer_config.json")
@@ -34,13 +34,13 @@ class TokenizerConfig:
 
     @property
     def named_special_tokens(self) -> dict[str, str]:
-        """`bos_token`, `eos_token`, ...: as chat templates know them."""
+        """`bos_token`, `eos_token`, ...: the names that chat templates use."""
         named = {f"{name}_token": _content(self.values.get(f"{name}_token")) for name in _NAMED}
         return {name: token for name, token in named.items() if token is not None}
 
     @property
     def extra_special_tokens(self) -> list[str]:
-        """Special tokens without a role of their own."""
+        """Special tokens without such a name."""
         extra: list[str] = []
         for key in ("additional_special_tokens", "extra_special_tokens"):
             value = self.values.get(key) or []
@@ -50,18 +50,18 @@ class TokenizerConfig:
 
     @property
     def added_tokens(self) -> dict[int, dict[str, Any]]:
-        """token id |-> the flags under which it was added."""
+        """token id |-> the arguments of its `AddedToken`."""
         added: dict[str, dict[str, Any]] = self.values.get("added_tokens_decoder") or {}
         return {int(token_id): flags for token_id, flags in added.items()}
 
     @property
     def splits_special_tokens(self) -> bool:
-        """Whether special tokens in a text count as plain text."""
+        """Whether the text of a special token is encoded as plain text."""
         return bool(self.values.get("split_special_tokens", False))
 
 
 def read_tokenizer(folder: Path) -> tuple[tokenizers.Tokenizer, TokenizerConfig]:
-    """What tokenizer.json holds, and what the config says of it. Raises TokenizerError."""
+    """The tokenizer in tokenizer.json, and its config. Raises TokenizerError."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise TokenizerError(
@@ -75,7 +75,7 @@ def read_tokenizer(folder: Path) -> tuple[tokenizers.Tokenizer, TokenizerConfig]
 
 
 def prepare_backend(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
-    """Special tokens as the config has them, and texts neither cut nor filled up."""
+    """Apply the config's special tokens; turn truncation and padding off."""
     _mark_special_tokens(backend, config)
     backend.no_truncation()
     backend.no_padding()
@@ -90,9 +90,9 @@ def _parse(file: Path) -> tokenizers.Tokenizer:
 
 
 def _mark_special_tokens(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
-    """Tokens that the config calls special are special, whatever tokenizer.json says.
+    """Make the config's special tokens special, whatever tokenizer.json says.
 
-    Names without an id stay unknown: a new id would lie beyond the model's embedding.
+    Names without an id stay unknown: a new id would be outside the model's embedding.
     """
     for token_id, flags in sorted(config.added_tokens.items()):
         token = tokenizers.AddedToken(**flags)

@@ -1,4 +1,4 @@
-"""Where what can be made again is kept between starts, by the XDG Base Directory Specification."""
+"""The user's cache directory, by the XDG Base Directory Specification."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def cache_folder(topic: str) -> Path | None:
-    """The folder of one kind of thing among the user's caches; None: the user has no home."""
+    """The directory `pdserve/TOPIC` in the user's cache; None if the user has no home directory."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(cache):  # which is then to be ignored, says the specification
+    if not os.path.isabs(cache):  # the specification says to ignore a relative path
         try:
             cache = str(Path.home() / ".cache")
         except RuntimeError:

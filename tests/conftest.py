@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
+from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:  # the unit tests need none of it
 # Without a GPU our Triton kernels are interpreted. Triton looks when it is imported, by whomever.
 if not Path("/proc/driver/nvidia/version").exists():
     os.environ["TRITON_INTERPRET"] = "1"
+
+# On a busy machine any example can take longer than hypothesis's deadline of 200 ms.
+settings.register_profile("without-deadline", settings.default, deadline=None)
+settings.load_profile("without-deadline")
 
 MAX_INFLIGHT = 64  # requests that the shared cluster takes
 

@@ -80,7 +80,7 @@ class Admission(Generic[T]):
         nobody waits. `lowest_priority` is what requests get whose promise is hopeless.
         """
         self.line = line
-        self._max_inflight = max_inflight
+        self.max_inflight = max_inflight
         self._refuses = refuses
         self._lowest_priority = lowest_priority
         self._rooms: dict[str, Rooms] = {}  # by class: higher ones get in the way of lower ones
@@ -174,7 +174,7 @@ class Admission(Generic[T]):
         num_answers: int,
     ) -> Decision:
         has_place = self._has_place(num_answers)
-        if self._refuses and num_answers <= self._max_inflight:
+        if self._refuses and num_answers <= self.max_inflight:
             if not is_possible(slo, predicted):
                 return self._by_line(slo, predicted, now_s, num_answers)
             self._presence.seen(slo, now_s)
@@ -183,7 +183,7 @@ class Admission(Generic[T]):
         elif has_place:
             return Admit(slo)
         error = Overloaded(
-            f"{self._num_inflight} requests are in flight, of {self._max_inflight} at most, and "
+            f"{self._num_inflight} requests are in flight, of {self.max_inflight} at most, and "
             f"this one adds {num_answers}"
         )
         return Refuse("inflight", error)
@@ -245,7 +245,7 @@ class Admission(Generic[T]):
         return len(self._running) + len(self._to_follow)
 
     def _has_place(self, num_answers: int) -> bool:
-        return self._num_inflight + num_answers <= self._max_inflight
+        return self._num_inflight + num_answers <= self.max_inflight
 
     def _has_spare(self, slo: Slo, predicted: Predicted, now_s: float, num_answers: int) -> bool:
         """Whether a request without a promise would leave enough to those who have one."""

@@ -20,7 +20,7 @@ async def answer(request: web.Request, context: ApiContext, plan: CallPlan) -> w
     """Run the plan's generations and send what they produce. Raises what they raise."""
     trace = request[TRACE]
     trace.is_streaming = plan.is_streaming
-    async with Call(context, trace, plan) as call:
+    with Call(context, trace, plan) as call:
         if not plan.is_streaming:
             return await _whole(call, plan)
         trace.stream = SseStream(request, context.config.stall_timeout_s)

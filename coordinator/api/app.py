@@ -68,6 +68,7 @@ def create_app(
     clock = SystemClock()
     app = web.Application(middlewares=[answer_everything], client_max_size=config.max_body_bytes)
     app.on_response_prepare.append(label)
+    app.on_cleanup.append(_close)
     app[CONTEXT] = ApiContext(
         generator=generator,
         tokenizer=tokenizer,
@@ -120,6 +121,10 @@ def create_app(
         ]
     )
     return app
+
+
+async def _close(app: web.Application) -> None:
+    await app[CONTEXT].grammars.close()
 
 
 def _fingerprint(model_name: str) -> str:

@@ -15,6 +15,7 @@ from coordinator.api.formats import AnswerFormat
 from coordinator.api.responses import PromptTokensDetails, Usage
 from coordinator.api.sampling import TextOptions
 from coordinator.generation import Generation, GenerationRequest, Route
+from pdserve.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +63,25 @@ class Call:
         self._cancelled: set[int] = set()
         self._last_token_s: dict[int, float] = {}  # choice |-> arrival of its last token
 
-    async def __aenter__(self) -> Call:
+    def __enter__(self) -> Call:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close(error)
+
+    def start(self) -> None:
+        """Begin all that the plan asks for. Raises what refuses a part of it; then nothing runs."""
         requests, num_per_prompt = self._plan.requests, self._plan.num_per_prompt
         self._trace.num_choices = len(requests)
         prompts = requests[::num_per_prompt]
         self._trace.num_prompt_tokens = sum(len(r.token_ids) for r in prompts)
+        self._check_number(len(requests))
         callers.take_prompt(self._context, self._trace)
         try:
             for first in range(0, len(requests), num_per_prompt):
@@ -76,14 +91,9 @@ class Call:
             if len(self._generations) < len(self._plan.requests):
                 self._cancel_rest("another prompt of the same call was refused")
         self._arrivals = Arrivals(self._generations, self._context.clock)
-        return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self, error: BaseException | None) -> None:
+        """Free whatever still runs, because of an error if there is one."""
         if isinstance(error, asyncio.CancelledError | ConnectionError):
             is_ours = self._context.in_flight.is_aborting
             reason = "coordinator is shutting down" if is_ours else "client disconnected"
@@ -133,6 +143,16 @@ class Call:
         """What is new to show."""
         deltas = [choice.take() for choice in self._shown()]
         return [delta for delta in deltas if delta is not None]
+
+    def _check_number(self, num_answers: int) -> None:
+        """Raises InvalidRequest when not even an idle cluster takes so many at a time."""
+        limit = self._context.generator.max_inflight
+        if num_answers > limit:
+            raise InvalidRequest(
+                f"the request asks for {num_answers} answers, but at most {limit} are generated "
+                "at a time",
+                "n" if self._plan.num_per_prompt > 1 else "prompt",
+            )
 
     def _shown(self) -> list[Choice]:
         """All choices; or when they are finished, of each prompt the likeliest, numbered anew."""

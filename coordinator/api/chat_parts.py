@@ -77,12 +77,13 @@ def plan_parts(
     """For a call whose prompt has been rendered."""
     tool_format = options.tool_format if body.tools and body.tool_choice != "none" else None
     max_calls = 1 if body.parallel_tool_calls is False else None
+    must_call = tool_format is not None and _must_call(body)
     has_begun = options.splits_reasoning and _ends_with_mark(token_ids, tokenizer)
 
     def make() -> AnswerParts:
         reasoning = Reasoning(has_begun=has_begun) if options.splits_reasoning else None
         tools = tool_format.parser() if tool_format is not None else None
-        return AnswerParts(reasoning, tools, max_calls)
+        return AnswerParts(reasoning, tools, max_calls, must_call)
 
     thinking = None
     if options.splits_reasoning and not body.continue_final_message:

@@ -20,6 +20,7 @@ _MAX_MESSAGE_CHARS = 2000
 _BY_CLASS: dict[type[BaseException], tuple[int, str, bool]] = {
     errors.RequestError: (400, _INVALID, False),
     errors.GrammarFailed: (400, _INVALID, False),  # what was checked before is its beginning
+    errors.NoTokenLeft: (400, _INVALID, False),
     errors.Unauthorized: (401, _INVALID, False),
     errors.PermissionDenied: (403, _INVALID, False),
     errors.ModelNotFound: (404, _INVALID, False),

@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=100)]
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Count = Annotated[int, Meta(ge=1, lt=2**31)]
 Priority = Annotated[int, Meta(ge=-(2**30), le=2**30)]  # lower ones go first, as vLLM has it
@@ -82,7 +83,7 @@ class GenerationFields(CallFields, kw_only=True):
     # Extensions, named as other servers name them.
     top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None  # 0 and -1 = off
     min_p: Probability | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     min_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None

@@ -5,9 +5,6 @@ The first two cost their tenant a request each, and no tokens: no node works for
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 from aiohttp import web
@@ -22,8 +19,8 @@ from coordinator.api.json_answer import json_answer
 from coordinator.api.limits import check_num_chars, check_token_ids
 from coordinator.api.messages import conversation
 from coordinator.api.requests import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Message, Tool
-from coordinator.text.tokenizer import LONG_TEXT_CHARS
-from pdserve.errors import ContextLengthExceeded, InvalidRequest, Overloaded
+from coordinator.api.tokenizing import turn
+from pdserve.errors import ContextLengthExceeded, InvalidRequest
 
 
 class TokenizeRequest(Struct, kw_only=True):
@@ -82,7 +79,7 @@ async def tokenize(request: web.Request) -> web.Response:
         context.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give one of 'prompt' and 'messages'", "prompt")
-    async with _turn(context, request.content_length):
+    async with turn(context, request.content_length):
         token_ids = await _token_ids(body, context)
         shown = context.tokenizer.shown_texts
         strs = await shown(token_ids) if body.return_token_strs else None
@@ -109,7 +106,7 @@ async def detokenize(request: web.Request) -> web.Response:
             "tokens",
         )
     check_token_ids(body.tokens, context.tokenizer, "tokens")
-    async with _turn(context, request.content_length):
+    async with turn(context, request.content_length):
         text = await context.tokenizer.decode_all(body.tokens)
     return json_answer(DetokenizeAnswer(prompt=text))
 
@@ -149,23 +146,3 @@ async def _token_ids(body: TokenizeRequest, context: ApiContext) -> list[int]:
     chat = conversation(chat_request)
     check_num_chars(chat.num_chars, tokenizer, max_model_len, "messages")
     return await tokenizer.encode_chat(chat)
-
-
-@asynccontextmanager
-async def _turn(context: ApiContext, num_bytes: int | None) -> AsyncIterator[None]:
-    """What is long is done one after another: generating calls need the tokenizer's threads, too.
-
-    `num_bytes`: of the request's body; None: it was sent in chunks. Raises Overloaded.
-    """
-    if num_bytes is not None and num_bytes <= LONG_TEXT_CHARS:
-        yield
-        return
-    try:
-        async with asyncio.timeout(context.config.tokenize_wait_s):
-            await context.tokenizing.acquire()
-    except TimeoutError as error:
-        raise Overloaded("many long texts wait to be tokenised") from error
-    try:
-        yield
-    finally:
-        context.tokenizing.release()

@@ -62,12 +62,14 @@ class Pace:
 
     def catches_up(self, request: Request, num_tokens_left: float) -> bool:
         """Whether a stream keeps its promise if it decodes alone from now on."""
-        return self.in_hand_s(request) + self._won_back_s(request, num_tokens_left) >= 0
+        return self.in_hand_s(request) >= -self._won_back_s(request, num_tokens_left)
 
     def _won_back_s(self, request: Request, num_tokens: float) -> float:
         """What it gains on its schedule with so many tokens in a batch of its own."""
         gained_s = tpot_s(request, self._default_tpot_s) - self.perf.decode_s(1, request.num_tokens)
-        return max(num_tokens, 0.0) * gained_s if gained_s >= 0 else -inf
+        if gained_s < 0:
+            return -inf
+        return num_tokens * gained_s if num_tokens > 0 else 0.0  # 0 times infinity is no number
 
     def in_hand_s(self, request: Request) -> float:
         """Until its next token is due; negative: it is late."""

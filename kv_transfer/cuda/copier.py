@@ -1,4 +1,4 @@
-"""Copies spans between regions of GPU memory, from a copy thread, beside all other work."""
+"""Copies spans between regions of GPU memory, concurrently with the model."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ from typing import Final
 import numpy as np
 
 from kv_transfer.cuda.driver import MAX_PIECES, DeviceError, Driver, Lane, Region
-from kv_transfer.cuda.pieces import cut_pieces
+from kv_transfer.pieces import cut_pieces
 from kv_transfer.plan import Spans
 from kv_transfer.threads import CancelFlag
 
-# From this size on, a span is worth a call of its own: a copy engine then moves it, and the
-# multiprocessors stay the model's. (An estimate: about what a link moves while a call is made.)
+# From this mean size on, spans are copied by the copy engines, one call each, which leaves the
+# multiprocessors to the model. (An estimate: about what a link moves during one call.)
 _MIN_ENGINE_BYTES: Final = 1 << 20
-_ENGINE_BATCH: Final = 256  # copies between two looks at the cancel flag
+_ENGINE_BATCH: Final = 256  # copies between two checks of the cancel flag
 
 
 class SpanCopier:
-    """Owns its lanes: one for each copy that is under way. The regions are the callers'."""
+    """Owns its lanes, one per copy in progress. The regions belong to the callers."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._idle: queue.SimpleQueue[Lane] = queue.SimpleQueue()
 
     def copy(self, destination: Region, source: Region, spans: Spans, cancel: CancelFlag) -> None:
-        """Copy int64 [n, 3] (source offset, destination offset, nbytes); wait until it is done.
+        """Copy int64 [n, 3] (source offset, destination offset, nbytes), and wait for the end.
 
-        For a copy thread. A copy that was handed to the GPU cannot be stopped: when `cancel` is
-        set, this returns after those that were. Whenever it has returned or raised, nothing of it
-        goes on.
+        Call it on a copy thread. The GPU cannot stop a copy: when `cancel` is set, this returns
+        after the copies that were started. Once it has returned or raised, nothing is copied.
 
         Raises:
             DeviceError: CUDA failed.
@@ -53,17 +52,17 @@ class SpanCopier:
         self._idle.put(lane)
 
     def probe(self, region: Region) -> None:
-        """Read the region's last byte, to see that it is there. For a copy thread.
+        """Check that the region exists, by reading its last byte. Call it on a copy thread.
 
         Raises:
-            DeviceError: it is not.
+            DeviceError: it does not.
         """
         address = self._driver.allocate(1)
         try:
             lane = self._take()
             try:
-                # By a copy engine: CUDA refuses an address that is none, whereas a kernel that
-                # reads there takes down all that this process has on the GPU.
+                # By a copy engine: CUDA refuses an invalid address, whereas a kernel that reads it
+                # would destroy the process's whole CUDA context.
                 lane.copy(address, region.address + region.num_bytes - 1, 1)
                 lane.finish()
             except DeviceError:
@@ -74,12 +73,12 @@ class SpanCopier:
             self._driver.free(address)
 
     def close(self) -> None:
-        """Let go of the lanes; no copy is under way.
+        """Close the lanes; no copy may be in progress.
 
         Raises:
             DeviceError: CUDA failed.
         """
-        with ExitStack() as closing:  # one that fails leaves none of the others open
+        with ExitStack() as closing:  # closes all, even if one fails
             while not self._idle.empty():
                 closing.callback(self._idle.get().close)
 
@@ -120,7 +119,7 @@ def _by_kernel(
 
 def _check(spans: Spans, column: int, region: Region, name: str) -> None:
     offsets, lengths = spans[:, column], spans[:, 2]
-    # Compared by subtraction: a sum of hostile numbers could wrap around.
+    # Compared by subtraction, since a sum of hostile numbers could overflow.
     fits = (offsets >= 0) & (lengths >= 0) & (lengths <= region.num_bytes)
     fits &= offsets <= region.num_bytes - lengths
     if not fits.all():

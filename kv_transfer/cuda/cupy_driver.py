@@ -1,7 +1,7 @@
-"""CUDA and NCCL through cupy. Imported only where a GPU is asked for: see driver.py.
+"""CUDA and NCCL through cupy. Imported only if a GPU is used: see driver.py.
 
-Which device is current is each thread's own affair in CUDA, and which thread runs a job nobody
-knows, so every method makes its device the current one.
+In CUDA the current device is per thread, and any thread may run a job, so every method sets its
+device.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from cupy.cuda import runtime
 from kv_transfer.cuda.driver import MAX_PIECES, DeviceError, Region
 from kv_transfer.plan import Spans
 
-_THREADS = 256  # a block: 8 warps, a piece each
-_MAX_BLOCKS = 64  # half of an H100's multiprocessors, for a while; the rest stays the model's
+_THREADS = 256  # per block: 8 warps, each copying one piece
+_MAX_BLOCKS = 64  # half of an H100's multiprocessors; the rest is left to the model
 
 
 def no_device() -> str | None:
-    """Why no GPU can be used; None: one can."""
+    """Why no GPU can be used; None: there is one."""
     try:
         return None if runtime.getDeviceCount() else "CUDA finds no GPU"
     except runtime.CUDARuntimeError as error:
@@ -32,7 +32,7 @@ def no_device() -> str | None:
 
 
 class CupyDriver:
-    """As Driver."""
+    """Implements Driver."""
 
     def __init__(self, device: int) -> None:
         self.device = device
@@ -46,7 +46,7 @@ class CupyDriver:
             self._kernel.compile()
 
     def allocate(self, num_bytes: int) -> int:
-        """As Driver.allocate. Straight from CUDA: a part of somebody's arena cannot be exported."""
+        """As Driver.allocate. Directly from CUDA: memory of an allocator cannot be exported."""
         with self._current(f"allocate {num_bytes} bytes on"):
             address = int(runtime.malloc(num_bytes))
             runtime.memset(address, 0, num_bytes)
@@ -64,7 +64,7 @@ class CupyDriver:
             return bytes(runtime.ipcGetMemHandle(address))
 
     def open(self, handle: bytes) -> int:
-        """As Driver.open; cupy's default flag has CUDA enable access between the two GPUs."""
+        """As Driver.open. With cupy's default flag CUDA enables access between the two GPUs."""
         with self._current("open another process's memory on"):
             return int(runtime.ipcOpenMemHandle(handle))
 
@@ -97,16 +97,16 @@ class CupyDriver:
 
 
 class CupyLane:
-    """As Lane."""
+    """Implements Lane."""
 
     def __init__(self, device: Any, kernel: Any) -> None:
         self._device = device
         self._kernel = kernel
-        # Non-blocking: CUDA's default stream, where the model may run, does not wait for it.
+        # Non-blocking: independent of CUDA's default stream, where the model may run.
         self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._done = cupy.cuda.Event(block=True, disable_timing=True)  # block: sleeps, not spins
+        self._done = cupy.cuda.Event(block=True, disable_timing=True)  # block: sleep, do not spin
         self._table = int(runtime.malloc(MAX_PIECES * 3 * 8))
-        self._uploads: list[Spans] = []  # read by the device until the lane is finished
+        self._uploads: list[Spans] = []  # the device may read them until the lane is finished
 
     def copy(self, destination: int, source: int, num_bytes: int) -> None:
         """As Lane.copy."""
@@ -116,7 +116,7 @@ class CupyLane:
             )
 
     def copy_pieces(self, destination: int, source: int, pieces: Spans) -> None:
-        """As Lane.copy_pieces. The stream keeps the table's next contents behind this launch."""
+        """As Lane.copy_pieces. The table may be reused: the stream orders uploads and launches."""
         table = np.ascontiguousarray(pieces)
         num_blocks = min(_MAX_BLOCKS, -(-len(table) * 32 // _THREADS))
         with self._current("copy"), self._stream:
@@ -155,10 +155,10 @@ class CupyLane:
 
 
 class CupyCommunicator:
-    """As Communicator, on a stream of its own.
+    """Implements Communicator, on a stream of its own.
 
-    The connections that NCCL makes are not ours to authenticate: who knows the id may join. The
-    network interface is NCCL's choice too (NCCL_SOCKET_IFNAME).
+    The connections that NCCL makes cannot be authenticated: whoever knows the id can join. NCCL
+    also chooses the network interface (NCCL_SOCKET_IFNAME).
     """
 
     def __init__(self, device: Any, communicator_id: bytes, rank: int) -> None:
@@ -174,7 +174,7 @@ class CupyCommunicator:
         self._communicator = nccl.NcclCommunicator(2, communicator_id, rank)
 
     def send(self, region: Region) -> None:
-        """As Communicator.send. One operation is a group of its own in NCCL."""
+        """As Communicator.send. A single operation needs no NCCL group."""
         with self._current("send"):
             self._check_alive()
             self._communicator.send(
@@ -201,7 +201,7 @@ class CupyCommunicator:
             self._communicator.abort()
 
     def _check_alive(self) -> None:
-        """Not with the lock held during the call: connecting may wait for ever, and aborts too."""
+        """The lock is not held during the NCCL call, which may block forever and be aborted."""
         with self._ending:
             if self._is_aborted:
                 raise DeviceError("the communicator was aborted")
@@ -209,7 +209,7 @@ class CupyCommunicator:
     def _finish(self) -> None:
         self._done.record(self._stream)
         self._done.synchronize()
-        # An aborted operation ends like a complete one, and then there is no communicator to ask.
+        # An aborted operation looks complete, and the communicator cannot be asked any more.
         with self._ending:
             if self._is_aborted:
                 raise DeviceError("the communicator was aborted")
@@ -223,7 +223,7 @@ class CupyCommunicator:
 
 @contextmanager
 def _reported(failure: str) -> Iterator[None]:
-    """CUDARuntimeError, CUDADriverError, NVRTCError and NcclError are all RuntimeErrors."""
+    """Convert cupy's errors: those of CUDA, NVRTC and NCCL are all RuntimeErrors."""
     try:
         yield
     except (RuntimeError, cupy.cuda.compiler.CompileException) as error:

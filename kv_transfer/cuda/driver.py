@@ -1,8 +1,8 @@
-"""The seam to CUDA: the few things that the KV transfer needs of a GPU.
+"""The interface to CUDA: what the KV transfer needs of a GPU.
 
-`cupy_driver.py` is the real thing, imported when it is asked for and not before; `fake.py` is one
-over host memory, for tests. Every method can be called from any thread; those that wait say so, and
-are never called on the event loop.
+`cupy_driver.py` is the real implementation, imported only when it is needed; `fake.py` is one over
+host memory, for tests. Methods can be called from any thread, unless they say otherwise. Those that
+wait say so, and are never called on the event loop.
 """
 
 from __future__ import annotations
@@ -25,31 +25,28 @@ class DeviceError(TransferError):
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Memory of a GPU, by its address in this process."""
+    """A range of GPU memory, by its address in this process."""
 
     address: int
     num_bytes: int
 
 
 class Lane(Protocol):
-    """A stream of its own: its copies wait for no other work, and no other work waits for them.
-
-    Of one thread at a time.
-    """
+    """A stream for copies, independent of other work on the GPU. For one thread at a time."""
 
     def copy(self, destination: int, source: int, num_bytes: int) -> None:
         """Queue one copy between two addresses, by a copy engine.
 
         Raises:
-            DeviceError: it cannot be queued, or an address is of no memory that CUDA knows.
+            DeviceError: it cannot be queued, or CUDA does not know an address.
         """
         ...
 
     def copy_pieces(self, destination: int, source: int, pieces: Spans) -> None:
         """Queue many copies as one kernel.
 
-        `pieces` is int64 [n <= MAX_PIECES, 3]: (source offset, destination offset, nbytes), not
-        checked against anything here; a warp of 32 threads copies each.
+        `pieces` is int64 [n <= MAX_PIECES, 3]: (source offset, destination offset, nbytes). They
+        are not checked. Each is copied by a warp of 32 threads.
 
         Raises:
             DeviceError: they cannot be queued.
@@ -57,23 +54,23 @@ class Lane(Protocol):
         ...
 
     def finish(self) -> None:
-        """Wait until nothing that was queued is still to be done.
+        """Wait until everything that was queued has ended.
 
         Raises:
-            DeviceError: some of it failed. Nothing of it goes on.
+            DeviceError: some of it failed; nothing is copied any more.
         """
         ...
 
     def close(self) -> None:
-        """Let go of it; it is finished."""
+        """Release the lane, which must be finished."""
         ...
 
 
 class Communicator(Protocol):
-    """NCCL between two processes. `send` and `receive` are one thread's, `abort` is anybody's."""
+    """NCCL between two processes. `send` and `receive` belong to one thread; `abort` to any."""
 
     def send(self, region: Region) -> None:
-        """Wait until the other end has these bytes, or will have them without us.
+        """Send these bytes; wait until the region is not needed any more.
 
         Raises:
             DeviceError: NCCL failed, or the communicator was aborted.
@@ -81,15 +78,15 @@ class Communicator(Protocol):
         ...
 
     def receive(self, region: Region) -> None:
-        """Wait until the other end's next `send`, of just as many bytes, has filled the region.
+        """Wait until the region is filled by the other end's next `send`, of the same size.
 
         Raises:
-            DeviceError: as `send`; the region may be written to until `abort` has returned.
+            DeviceError: as `send`. The region may be written to until `abort` has returned.
         """
         ...
 
     def abort(self) -> None:
-        """End what is waiting, and the communicator. Local; may itself wait, even for ever.
+        """End waiting calls, and the communicator, on this side. May itself block, even forever.
 
         Raises:
             DeviceError: NCCL failed.
@@ -98,32 +95,32 @@ class Communicator(Protocol):
 
 
 class Driver(Protocol):
-    """One GPU as seen by one process."""
+    """One GPU, as seen by one process."""
 
     @property
     def device(self) -> int:
-        """Its ordinal in this process."""
+        """Its CUDA ordinal in this process."""
         ...
 
     @property
     def bus_id(self) -> str:
-        """Its PCI address, by which NCCL too tells the GPUs of a host apart."""
+        """Its PCI address, which identifies it on the host (for NCCL too)."""
         ...
 
     def allocate(self, num_bytes: int) -> int:
-        """A new allocation, all zeros: its address.
+        """Allocate zeroed memory; returns its address.
 
         Raises:
-            DeviceError: there is no such room.
+            DeviceError: there is not enough memory.
         """
         ...
 
     def free(self, address: int) -> None:
-        """Give an allocation back. May wait for all work on the device."""
+        """Free an allocation. May wait for all work on the device."""
         ...
 
     def export(self, address: int) -> bytes:
-        """The handle, IPC_HANDLE_BYTES, by which another process on this host can open it.
+        """The handle (IPC_HANDLE_BYTES) with which another process on this host can open it.
 
         Raises:
             DeviceError: CUDA IPC does not work here.
@@ -131,23 +128,23 @@ class Driver(Protocol):
         ...
 
     def open(self, handle: bytes) -> int:
-        """The address in this process of what another one has exported.
+        """Open another process's allocation; returns its address in this process.
 
         Raises:
-            DeviceError: no such allocation, or no way from this GPU to that one.
+            DeviceError: no such allocation, or this GPU cannot access that one.
         """
         ...
 
     def close(self, address: int) -> None:
-        """Let go of what was opened; nothing reads it any more."""
+        """Close an opened allocation, which nothing may be reading."""
         ...
 
     def open_lane(self) -> Lane:
-        """Raises DeviceError: no memory for one."""
+        """A new lane. Raises DeviceError: not enough memory."""
         ...
 
     def new_communicator_id(self) -> bytes:
-        """What both ends of a new communicator need; a secret between them.
+        """An id with which two processes can join a new communicator; a secret between them.
 
         Raises:
             DeviceError: NCCL cannot use this host's network.
@@ -155,7 +152,7 @@ class Driver(Protocol):
         ...
 
     def join(self, communicator_id: bytes, rank: int) -> Communicator:
-        """Wait for the other end to join as well, perhaps for ever. The ranks are 0 and 1.
+        """Join as rank 0 or 1, and wait for the other one, possibly forever.
 
         Raises:
             DeviceError: NCCL cannot connect the two.
@@ -164,7 +161,7 @@ class Driver(Protocol):
 
 
 def missing() -> str | None:
-    """What this process lacks to use a GPU's memory through CUDA; None: nothing."""
+    """What this process lacks for using GPU memory through CUDA; None: nothing."""
     try:
         from kv_transfer.cuda import cupy_driver
     except ImportError as error:
@@ -181,12 +178,12 @@ def nccl_missing() -> str | None:
         from cupy.cuda import nccl
     except ImportError as error:
         return f"{error}: {_INSTALL}"
-    # Where the library is not found, cupy has a placeholder instead of the module.
+    # If the library is not found, cupy provides a placeholder module.
     return None if nccl.available else f"the NCCL library is not found: {_INSTALL}"
 
 
 def open_driver(device: int) -> Driver:
-    """The GPU of this ordinal.
+    """The GPU with this ordinal.
 
     Raises:
         TransportUnavailable: something is missing; says what.

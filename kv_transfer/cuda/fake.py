@@ -1,7 +1,7 @@
-"""GPUs that are host memory, for tests: they can pause and fail, and their NCCL can get stuck.
+"""Fake GPUs in host memory, for tests: copies can pause and fail, and NCCL can get stuck.
 
 Everything happens on the thread that waits for it, as with the real driver. Addresses are real ones
-of this process, so the arithmetic of whoever uses them is tested too.
+of this process, so that address arithmetic is tested too.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _ALIGNMENT = 256
 
 
 class FakeHost:
-    """What the GPUs of one host share, and the switches of a test.
+    """The state that the fake GPUs of one host share, and the controls for tests.
 
-    While copies do not flow, each hangs after its first piece. While sends do not flow, NCCL hangs
-    at both ends; while aborts do not either, nothing can end that.
+    While copies do not flow, each copy hangs after its first piece. While sends do not flow, NCCL
+    hangs at both ends; while aborts do not flow either, nothing can end that.
     """
 
     def __init__(self) -> None:
         self.memory: dict[int, NDArray[np.uint8]] = {}  # address |-> a live allocation
         self.exported: dict[bytes, int] = {}  # handle |-> address
         self.num_opened = 0  # mappings that have not been closed
-        self.num_lanes = 0  # that have not been closed
-        self.num_communicators = 0  # that have been joined, in all
-        self.copy_error = ""  # every copy fails with this, where it is not empty
+        self.num_lanes = 0  # lanes that have not been closed
+        self.num_communicators = 0  # communicators that were ever joined
+        self.copy_error = ""  # if not empty, every copy fails with this
         self.pairs: dict[bytes, FakePair] = {}  # communicator id |-> its two ends
         self.changed = threading.Condition()
         self._ids = itertools.count()
@@ -43,7 +43,7 @@ class FakeHost:
         self._is_closed = False
 
     def driver(self, device: int = 0) -> FakeDriver:
-        """The GPU of this ordinal, as one process sees it."""
+        """The GPU with this ordinal, as one process sees it."""
         return FakeDriver(self, device)
 
     def let(
@@ -53,7 +53,7 @@ class FakeHost:
         sends: bool | None = None,
         aborts: bool | None = None,
     ) -> None:
-        """Let them flow, or not; None: as before."""
+        """Set what flows; None: unchanged."""
         with self.changed:
             self._copies_flow = self._copies_flow if copies is None else copies
             self._sends_flow = self._sends_flow if sends is None else sends
@@ -61,7 +61,7 @@ class FakeHost:
             self.changed.notify_all()
 
     def close(self) -> None:
-        """Whoever waits for anything gets an error."""
+        """Every waiting call raises an error."""
         with self.changed:
             self._is_closed = True
             self.changed.notify_all()
@@ -80,41 +80,41 @@ class FakeHost:
         )
 
     def wait_for_copies(self) -> None:
-        """Until they flow. Raises DeviceError: the host was closed meanwhile."""
+        """Wait until copies flow. Raises DeviceError: the host was closed."""
         self._wait(lambda: self._copies_flow)
 
     def wait_for_aborts(self) -> None:
-        """As wait_for_copies."""
+        """Wait until aborts flow. Raises as wait_for_copies."""
         self._wait(lambda: self._aborts_flow)
 
     def wait_for_sends(self, pair: FakePair, rank: int, condition: Callable[[], bool]) -> None:
-        """Until they flow and the condition holds. Raises DeviceError: or the end was aborted."""
+        """Wait until sends flow and the condition holds. Raises DeviceError: closed or aborted."""
         self._wait(lambda: rank in pair.aborted or (self._sends_flow and condition()))
         if rank in pair.aborted:
             raise DeviceError("the communicator was aborted")
 
     def wait_for_both(self, pair: FakePair) -> None:
-        """Until both ends have joined. Raises DeviceError: as wait_for_copies."""
+        """Wait until both ends have joined. Raises as wait_for_copies."""
         self._wait(lambda: len(pair.joined) == 2)
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         with self.changed:
             self.changed.wait_for(lambda: self._is_closed or condition())
             if not condition():
-                raise DeviceError("the pretended host is closed")
+                raise DeviceError("the fake host is closed")
 
 
 @dataclass(slots=True, eq=False)
 class FakePair:
-    """The two ends of a communicator."""
+    """The state of a communicator's two ends."""
 
     joined: set[int] = field(default_factory=set)  # ranks
     aborted: set[int] = field(default_factory=set)
-    sent: bytes | None = None  # and not received
+    sent: bytes | None = None  # and not received yet
 
 
 class FakeDriver:
-    """As Driver."""
+    """Implements Driver."""
 
     def __init__(self, host: FakeHost, device: int) -> None:
         self.device = device
@@ -174,7 +174,7 @@ class FakeDriver:
 
 
 class FakeLane:
-    """As Lane: copies are made by whoever finishes it."""
+    """Implements Lane; the copies are made in `finish`."""
 
     def __init__(self, host: FakeHost) -> None:
         self._host = host
@@ -209,7 +209,7 @@ class FakeLane:
 
 
 class FakeCommunicator:
-    """As Communicator. A receive that was aborted leaves garbage in its region, as NCCL may."""
+    """Implements Communicator. As with NCCL, an aborted receive may leave garbage in its region."""
 
     def __init__(self, host: FakeHost, pair: FakePair, rank: int) -> None:
         self._host = host

@@ -1,4 +1,4 @@
-"""KV pools in the memory of a GPU; the generations are on the CPU, in memory that can be shared."""
+"""KV pools in GPU memory. Their generations are in shared CPU memory."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from kv_transfer.cuda.driver import Driver, Region
 from kv_transfer.memory import GENERATION_BYTES, KvPool, MemoryKind, sealed_memory
 from pdserve import _native
 
-# CUDA may lay small allocations side by side in one page of this size, and exports whole pages: a
-# pool of whole pages has no neighbours that would be exported with it.
+# CUDA may place several small allocations in one page of this size, and exports whole pages. A pool
+# of whole pages shares none, so nothing else is exported with it.
 _PAGE_BYTES = 2 << 20
 
 
 class DevicePool:
     """This process's KV pool on a GPU: one allocation, which other processes can open.
 
-    The allocation lasts as long as anything that was made of it (by `__cuda_array_interface__`),
-    and longer than `close`: other processes may be reading it, and CUDA leaves undefined what they
-    read once it is freed.
+    The allocation outlives `close`, and lives as long as any array made from it (by
+    `__cuda_array_interface__`): other processes may still be reading it, and in CUDA it is
+    undefined what they read once it is freed.
     """
 
     kind: MemoryKind = "cuda"
@@ -39,7 +39,7 @@ class DevicePool:
         size = num_blocks * block_bytes
         address = driver.allocate(-(-size // _PAGE_BYTES) * _PAGE_BYTES)
         self.region = Region(address, size)
-        # Not when the process ends: CUDA may be gone by then, and gives everything back itself.
+        # Not at exit: CUDA may be shut down by then, and frees everything itself.
         weakref.finalize(self, driver.free, address).atexit = False
         self.fd, mapping = sealed_memory("pdserve-kv-generations", num_blocks * GENERATION_BYTES)
         self.generations: NDArray[np.uint64] = mapping.view(np.uint64)
@@ -67,9 +67,9 @@ class DevicePool:
 
 
 class PrivatePool:
-    """Stands for a pool on a GPU that the engine has allocated itself: no transport can reach it.
+    """Stands for a GPU pool that the engine allocates itself, and that no transport can reach.
 
-    For nodes that lack what moving KV takes, and serve co-located all the same.
+    For nodes that cannot transfer KV, but can serve in co-located mode.
     """
 
     kind: MemoryKind = "private"
@@ -84,11 +84,11 @@ class PrivatePool:
         _native.bump_generations(self.generations, np.asarray(block_ids, dtype=np.int64))
 
     def close(self) -> None:
-        """Nothing is shared."""
+        """Nothing to do: it is not shared."""
 
 
 def device_pool(pool: KvPool) -> DevicePool:
-    """The pool, for a transport that moves the memory of GPUs only."""
+    """The pool as a DevicePool, for transports between GPUs."""
     if not isinstance(pool, DevicePool):
         raise TypeError(f"a transport for GPU memory was given a {type(pool).__name__}")
     return pool

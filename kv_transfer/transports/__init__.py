@@ -1,1 +1,1 @@
-"""The means of moving KV bytes, one file or one pair of files each; the seam is interface.py."""
+"""The transports for KV, in one or two files each. Their common interface is interface.py."""

@@ -1,4 +1,4 @@
-"""Accepts connections on a listening socket until closed; used by every server here."""
+"""Accepts connections on a listening socket; used by all servers here."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import logging
 import socket
 from collections.abc import Callable
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
-# accept fails when this process has no descriptor left; nothing would wake us when it has again.
+# After accept has failed because the process is out of descriptors: no event tells when to retry.
 _RETRY_S = 0.1
 
 
 class Acceptor:
-    """Owns the listener; each accepted socket, non-blocking, is the callback's to close."""
+    """Owns the listener. The callback gets each accepted socket, non-blocking, and closes it."""
 
     def __init__(self, listener: socket.socket, on_accept: Callable[[socket.socket], None]) -> None:
         listener.setblocking(False)
@@ -34,13 +34,13 @@ class Acceptor:
             try:
                 sock, _ = await loop.sock_accept(self._listener)
             except OSError as error:
-                logger.warning("a connection could not be accepted: %s", error)
+                log.warning("a connection could not be accepted: %s", error)
                 await asyncio.sleep(_RETRY_S)
                 continue
             sock.setblocking(False)
             try:
                 self._on_accept(sock)
             except Exception:
-                logger.exception("a connection cannot be served: closed")
+                log.exception("a connection cannot be served: closed")
                 sock.close()
-            await asyncio.sleep(0)  # a crowd at the door must not keep those inside from moving
+            await asyncio.sleep(0)  # many new connections must not starve the existing ones

@@ -1,4 +1,4 @@
-"""The transports by name, best first, and which of them this process can use."""
+"""The list of transports, best first, and which of them this process can use."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ def _nothing() -> str | None:
 
 
 def _ucx_is_idle(pool: KvPool) -> str | None:
-    """An agent takes half a second and some memory, and without RDMA reaches this host only."""
+    """Starting an agent takes half a second; without RDMA it would reach this host only."""
     if pool.kind == "cpu" and not rdma_devices():
-        return "no RDMA device, and on one host shm is faster: name it to use it anyway"
+        return "no RDMA device, and on one host shm is faster; name it explicitly to use it"
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class TransportKind:
-    """Both ends of one transport, and what they need."""
+    """Both ends of one transport, and its requirements."""
 
     name: str
     server: ServerFactory
     client: TransportFactory
-    memory: frozenset[MemoryKind]  # of the pools that it moves
+    memory: frozenset[MemoryKind]  # kinds of pools that it supports
     missing: Callable[[], str | None] = _nothing  # what this process lacks for it; None: nothing
-    # Why it is left out unless it is asked for by name; None: it is not.
+    # Why it is not offered unless it is named in the config; None: it is offered.
     idle: Callable[[KvPool], str | None] = lambda _: None
 
     def obstacle(self, pool: KvPool) -> str | None:
-        """Why it cannot be used for this pool by this process; None: it can."""
+        """Why this process cannot use it for this pool; None: it can."""
         if pool.kind not in self.memory:
             return f"moves {' or '.join(sorted(self.memory))} memory, the pool is {pool.kind}"
         return self.missing()
 
     def unless_idle(self, pool: KvPool) -> TransportKind:
-        """The same, but with an obstacle where it would only cost something."""
+        """This kind, with an obstacle if it would be of no use for the pool."""
         reason = self.idle(pool)
         return self if reason is None else replace(self, missing=lambda: reason)
 
@@ -76,18 +76,18 @@ KINDS = (  # best first
 
 
 def choose_kinds(names: Sequence[str], pool: KvPool) -> list[TransportKind]:
-    """The transports of these names, in this order; without names all that are of use.
+    """The transports with these names, in this order; without names, all that are useful.
 
     Raises:
-        ConfigError: one that was named cannot be used here.
+        ConfigError: a named transport is unknown, or cannot be used here.
     """
     by_name = {kind.name: kind for kind in KINDS}
     for name in names:
         if name not in by_name:
-            raise ConfigError(f"no transport is called {name!r}: choose of {', '.join(by_name)}")
+            raise ConfigError(f"there is no transport {name!r}: choose from {', '.join(by_name)}")
         obstacle = by_name[name].obstacle(pool)
         if obstacle is not None:
-            raise ConfigError(f"transport {name!r} was asked for: {obstacle}")
+            raise ConfigError(f"transport {name!r} cannot be used here: {obstacle}")
     if not names:
         return [kind.unless_idle(pool) for kind in KINDS]
     return [by_name[name] for name in names]

@@ -1,15 +1,15 @@
-"""Same host, both pools on GPUs: the puller opens the exporter's memory through CUDA IPC.
+"""CUDA IPC, between GPU pools of one host: the puller opens the exporter's memory.
 
-The handle and the generations' descriptor come through the pool's door (pool_door.py). A pull is a
-copy by the puller's GPU on a stream of its own, which a copy thread waits for; then it looks at the
-generations, which are CPU memory. Neither process's model ever waits for it.
+The exporter shares the handle and the generations' descriptor (pool_share.py). A pull is a copy by
+the puller's GPU on a stream of its own, for which a copy thread waits. Then it checks the
+generations, which are in CPU memory. The models of neither process wait for it.
 
-CUDA promises nothing about memory whose owner has freed it or has died, unlike a mapped memfd. So
-the door stays open as a witness: the exporter keeps its allocation as long as its process lives,
-and a read that finds the door shut after its copy is not believed, although the generations, which
-outlive the exporter, may still fit. A process that dies gives its GPU memory back and hangs up
-within moments of each other, in an order that nobody promises; what CUDA does between is the one
-thing here that rests on the driver. The end of the session closes the link in any case.
+Unlike a mapped memfd, memory whose owner has freed it or has died is undefined in CUDA. So the
+connection over which the handle came stays open: the exporter keeps the allocation as long as its
+process lives, and a read that finds the connection closed after its copy fails, even if the
+generations, which outlive the exporter, still match. A dying process releases its GPU memory and
+closes its sockets at almost the same time, in an unspecified order; what CUDA does in between is
+the only thing here that depends on the driver. The end of the session closes the link in any case.
 """
 
 from __future__ import annotations
@@ -30,41 +30,41 @@ from kv_transfer.generations import check_generations
 from kv_transfer.memory import GENERATION_BYTES, map_sealed
 from kv_transfer.threads import CancelFlag, CopyThreads
 from kv_transfer.transports.interface import Read, Reader, Source
-from kv_transfer.transports.pool_door import PoolCard, PoolDoor, knock
+from kv_transfer.transports.pool_share import PoolDescription, PoolShare, obtain_pool
 from kv_transfer.transports.sockets import has_ended
 from pdserve.errors import PeerLost, TransportUnavailable
 from pdserve.protocol import ExporterWelcome, TransportOffer
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class CudaIpcServer:
-    """Gives the pool's handle to every puller of the same user that has a session."""
+    """Shares the pool's handle with pullers of the same user that have a session."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
         self._pool = device_pool(source.pool)
-        self._door: PoolDoor | None = None
+        self._share: PoolShare | None = None
 
     async def start(self, host: str, advertised_host: str) -> TransportOffer:
-        """Open the door; both hosts are ignored."""
+        """As TransportServer.start; both hosts are ignored."""
         pool = self._pool
         try:
             handle = pool.driver.export(pool.region.address)
         except DeviceError as error:
             raise TransportUnavailable(str(error)) from error
-        card = PoolCard(pool.num_blocks, pool.block_bytes, handle, pool.driver.bus_id)
-        self._door = PoolDoor(self._source, card, pool.fd, stays_open=True)
-        return TransportOffer(name="cuda_ipc", endpoint=await self._door.start())
+        description = PoolDescription(pool.num_blocks, pool.block_bytes, handle, pool.driver.bus_id)
+        self._share = PoolShare(self._source, description, pool.fd, stays_open=True)
+        return TransportOffer(name="cuda_ipc", endpoint=await self._share.start())
 
     async def close(self) -> None:
-        """Close the door: reads that are under way will not be believed."""
-        if self._door is not None:
-            await self._door.close()
+        """Stop sharing; reads in progress will fail."""
+        if self._share is not None:
+            await self._share.close()
 
 
 class CudaIpcTransport:
-    """Obtains and opens handles, each once; `CudaIpcChannel` does the rest."""
+    """Obtains handles, and opens each one once; `CudaIpcChannel` does the rest."""
 
     name = "cuda_ipc"
 
@@ -80,27 +80,27 @@ class CudaIpcTransport:
         return None if welcome.host_id == self._host_id else "another host"
 
     async def connect(self, offer: TransportOffer, welcome: ExporterWelcome) -> CudaIpcChannel:
-        """Raises PeerLost: no access to the exporter, or none of our GPU to its memory."""
-        handover = await knock(offer.endpoint, welcome)
+        """Raises PeerLost: no access to the exporter, or our GPU cannot access its memory."""
+        shared = await obtain_pool(offer.endpoint, welcome)
         try:
             size = welcome.num_blocks * GENERATION_BYTES
-            generations = map_sealed(handover.fd, size).view(np.uint64)
-            mapping = await self._mappings.open(welcome, handover.card)
+            generations = map_sealed(shared.fd, size).view(np.uint64)
+            mapping = await self._mappings.open(welcome, shared.description)
         except BaseException:
-            handover.sock.close()
+            shared.sock.close()
             raise
         return CudaIpcChannel(
-            handover.sock, mapping, generations, self._mappings, self._copier, self._threads
+            shared.sock, mapping, generations, self._mappings, self._copier, self._threads
         )
 
     async def close(self) -> None:
-        """Let go of the streams."""
+        """Close the streams."""
         self._copier.close()
 
 
 @dataclass(slots=True, eq=False)
 class _Mapping:
-    """One exporter's blocks, opened here."""
+    """The blocks of one exporter, opened here."""
 
     handle: bytes
     region: Region
@@ -108,36 +108,39 @@ class _Mapping:
 
 
 class _Mappings:
-    """What is open: each exporter's memory once, however many channels use it."""
+    """The opened memory of exporters: once each, however many channels use it."""
 
     def __init__(self, driver: Driver, copier: SpanCopier, threads: CopyThreads) -> None:
         self._driver = driver
         self._copier = copier
         self._threads = threads
         self._open: dict[bytes, _Mapping] = {}
-        self._changing = asyncio.Lock()  # two opens of one handle at a time would leave one behind
+        self._changing = asyncio.Lock()  # two concurrent opens of one handle would leak one
 
-    async def open(self, welcome: ExporterWelcome, card: PoolCard) -> _Mapping:
-        """Raises PeerLost: our GPU cannot get at it, or there is less than was announced."""
-        if len(card.ipc_handle) != IPC_HANDLE_BYTES:
+    async def open(self, welcome: ExporterWelcome, description: PoolDescription) -> _Mapping:
+        """Raises PeerLost: our GPU cannot access it, or it is smaller than announced."""
+        if len(description.ipc_handle) != IPC_HANDLE_BYTES:
             raise PeerLost(
-                f"received a handle of {len(card.ipc_handle)} bytes: {IPC_HANDLE_BYTES} are one"
+                f"received a handle of {len(description.ipc_handle)} bytes instead of "
+                f"{IPC_HANDLE_BYTES}"
             )
         size = welcome.num_blocks * welcome.layout.block_bytes
         async with self._changing:
-            mapping = self._open.get(card.ipc_handle)
+            mapping = self._open.get(description.ipc_handle)
             if mapping is not None and mapping.region.num_bytes != size:
                 raise PeerLost(
-                    f"memory that was {mapping.region.num_bytes} bytes is said to be {size} now"
+                    f"memory of {mapping.region.num_bytes} bytes is announced as {size} bytes"
                 )
             if mapping is None:
-                mapping = _Mapping(card.ipc_handle, await self._open_handle(card, size))
-                self._open[card.ipc_handle] = mapping
+                mapping = _Mapping(
+                    description.ipc_handle, await self._open_handle(description, size)
+                )
+                self._open[description.ipc_handle] = mapping
             mapping.num_users += 1
             return mapping
 
     async def close(self, mapping: _Mapping) -> None:
-        """One user less; the last one closes it."""
+        """Remove a user; the last one closes the memory."""
         async with self._changing:
             mapping.num_users -= 1
             if mapping.num_users:
@@ -145,21 +148,21 @@ class _Mappings:
             del self._open[mapping.handle]
             self._let_go(mapping.region)
 
-    async def _open_handle(self, card: PoolCard, num_bytes: int) -> Region:
+    async def _open_handle(self, description: PoolDescription, num_bytes: int) -> Region:
         opened: list[Region] = []
 
         def open_and_probe() -> None:
-            # The first one makes CUDA connect the two GPUs, which takes a while.
-            opened.append(Region(self._driver.open(card.ipc_handle), num_bytes))
-            self._copier.probe(opened[0])  # how large it is, only the exporter has said
+            # The first call makes CUDA connect the two GPUs, which takes a while.
+            opened.append(Region(self._driver.open(description.ipc_handle), num_bytes))
+            self._copier.probe(opened[0])  # the size is only what the exporter claims
 
         try:
             await self._threads.run(open_and_probe, CancelFlag())
         except BaseException as error:
-            for region in opened:  # too small, or too late to be used
+            for region in opened:  # too small, or cancelled
                 self._let_go(region)
             if isinstance(error, DeviceError):
-                raise PeerLost(f"the exporter's GPU {card.device}: {error}") from error
+                raise PeerLost(f"the exporter's GPU {description.device}: {error}") from error
             raise
         return opened[0]
 
@@ -167,23 +170,23 @@ class _Mappings:
         try:
             self._driver.close(region.address)
         except DeviceError as error:
-            # Its owner may be dead. Nothing is read through it any more in any case.
-            logger.warning("an exporter's memory could not be closed: %s", error)
+            # Its owner may be dead. Nothing reads it any more in any case.
+            log.warning("an exporter's memory could not be closed: %s", error)
 
 
 class CudaIpcChannel:
-    """One exporter's pool, opened here. Owns its use of the mapping, and its place at the door."""
+    """One exporter's pool, opened here. Owns its use of the mapping, and its connection."""
 
     def __init__(
         self,
-        door: socket.socket,
+        exporter_alive: socket.socket,
         mapping: _Mapping,
         generations: NDArray[np.uint64],
         mappings: _Mappings,
         copier: SpanCopier,
         threads: CopyThreads,
     ) -> None:
-        self._door = door
+        self._exporter_alive = exporter_alive  # open as long as the exporter keeps its memory
         self._mapping: _Mapping | None = mapping
         self._generations = generations
         self._mappings = mappings
@@ -191,11 +194,11 @@ class CudaIpcChannel:
         self._threads = threads
 
     async def read(self, read: Read) -> None:
-        """As Channel.read. When cancelled, it waits for what the GPU has been given to do."""
+        """As Channel.read. When cancelled, it waits for the copies that the GPU has started."""
         mapping = self._mapping
         if mapping is None:
             raise PeerLost("the channel is closed")
-        self._check_door()
+        self._check_exporter()
         cancel = CancelFlag()
         destination = device_pool(read.destination).region
         copy = partial(self._copier.copy, destination, mapping.region, read.spans, cancel)
@@ -203,16 +206,16 @@ class CudaIpcChannel:
             await self._threads.run(copy, cancel)
         except DeviceError as error:
             raise PeerLost(f"the copy from the exporter's GPU failed: {error}") from error
-        self._check_door()
+        self._check_exporter()
         check_generations(self._generations, read.block_ids, read.generations)
 
     async def close(self) -> None:
-        """Let go of the exporter's memory. Idempotent."""
+        """Close the exporter's memory. Idempotent."""
         mapping, self._mapping = self._mapping, None
-        self._door.close()
+        self._exporter_alive.close()
         if mapping is not None:
             await self._mappings.close(mapping)
 
-    def _check_door(self) -> None:
-        if has_ended(self._door):
-            raise PeerLost("the exporter has closed its pool or died; its GPU memory is not ours")
+    def _check_exporter(self) -> None:
+        if has_ended(self._exporter_alive):
+            raise PeerLost("the exporter has closed its pool or died; its GPU memory is undefined")

@@ -1,7 +1,7 @@
-"""A transport within one process, for tests of everything that pulls: it can pause, and fail.
+"""A transport within one process, for tests: it can pause and fail.
 
-Copies byte ranges one after the other in Python, on the event loop, so a test decides what has
-happened by when.
+It copies spans one after the other in Python, on the event loop, so that a test can control how
+far a read has come.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pdserve.protocol import ExporterWelcome, TransportOffer
 
 
 class FakeNetwork:
-    """What fake servers and transports share. Give `server` to exporters, `transport` to pullers.
+    """Connects fake servers and transports. Give `server` to exporters, `transport` to pullers.
 
-    While paused, a read hangs after its first span. An error set by `fail_with` ends every read
-    after its first span, until it is set to None. `wrong_bytes` says for each of the next reads
-    which of its bytes arrives flipped, and in no other way is it noticed.
+    While paused, a read hangs after its first span. The error `fail_with`, until it is reset to
+    None, ends every read after its first span. `wrong_bytes` has, for each of the next reads, the
+    position of a byte that arrives flipped, without any error.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class FakeNetwork:
 
 
 class FakeServer:
-    """Registered with the network while it is started."""
+    """Registered with the network while it is running."""
 
     def __init__(self, network: FakeNetwork, source: Source, endpoint: str) -> None:
         self._network = network
@@ -70,7 +70,7 @@ class FakeServer:
 
 
 class FakeTransport:
-    """Connects to every server that is started."""
+    """Connects to all running servers."""
 
     name = "fake"
 
@@ -92,14 +92,14 @@ class FakeTransport:
 
 
 class FakeChannel:
-    """Keeps the contract of Channel, at walking pace."""
+    """Implements Channel, span by span."""
 
     def __init__(self, network: FakeNetwork, endpoint: str) -> None:
         self._network = network
         self._endpoint = endpoint
 
     def find_source(self) -> Source:
-        """Raises PeerLost: the server is closed."""
+        """The exporter. Raises PeerLost: the server is closed."""
         source = self._network.sources.get(self._endpoint)
         if source is None:
             raise PeerLost(f"nobody serves {self._endpoint!r}")
@@ -123,11 +123,11 @@ class FakeChannel:
             _flip(read, self._network.wrong_bytes.pop(0))
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to close."""
 
 
 def _flip(read: Read, position: int) -> None:
-    """Flip a bit of one byte of what was read."""
+    """Flip a bit of one byte in the destination."""
     ends = np.cumsum(read.spans[:, 2])
     span = int(np.searchsorted(ends, position, side="right"))
     offset = int(read.spans[span, 1] + read.spans[span, 2] - ends[span] + position)

@@ -1,14 +1,14 @@
-"""The few bytes that puller and exporter of a two-sided transport say besides the KV.
+"""The messages between puller and exporter of a two-sided transport, besides the KV itself.
 
-    puller   -> exporter   the access token, once a connection
+    puller   -> exporter   the access token, once per connection
     puller   -> exporter   PullRequest
-    exporter -> puller     Verdict (go ahead, num_bytes follow | why not)
+    exporter -> puller     Verdict (num_bytes follow, or an error)
     exporter -> puller     the bytes, in the source's order
-    exporter -> puller     Verdict (valid to the end | stale)
+    exporter -> puller     Verdict (valid, or stale)
 
-A frame is a magic number, a length and a msgpack body. Lengths are bounded before anything is
-read, so neither end can be made to hold more than one frame of garbage; and who has no token, not
-even that.
+A frame is a magic number, a length and a msgpack body. The length is bounded before the body is
+read, so neither end has to buffer more than one frame of garbage, and the exporter nothing at all
+before it has seen a valid token.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _PREFIX = struct.Struct("!4sI")
 _MAGIC = b"pdKV"
 MAX_REQUEST_BYTES = MAX_TICKET_BYTES + 128
 MAX_VERDICT_BYTES = 4096
-_MAX_MESSAGE_CHARS = 1000  # at most 4 bytes each: fits a verdict
+_MAX_MESSAGE_CHARS = 1000  # of at most 4 bytes each: fits into a verdict
 
 
 class GarbledFrame(PeerLost):
-    """The other end does not speak this protocol."""
+    """The other end violated this protocol."""
 
 
 class PullRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Send me this box (plan.KvBox) of what the ticket names."""
+    """Asks for a box (plan.KvBox) of the KV that the ticket names."""
 
     ticket: bytes
     begin: int
@@ -58,12 +58,12 @@ class PullRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array
 
     @staticmethod
     def of(read: Read) -> PullRequest:
-        """What the puller asks for."""
+        """The request for a planned read."""
         return PullRequest(read.sealed, **asdict(read.box))
 
     @property
     def box(self) -> KvBox:
-        """What is asked for; not checked against anything."""
+        """The requested box; it is not checked yet."""
         return KvBox(
             self.begin,
             self.end,
@@ -75,19 +75,19 @@ class PullRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array
 
 
 class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """How it stands; an empty code means well."""
+    """The result of a pull so far; an empty code means success."""
 
-    num_bytes: int = 0  # that follow
+    num_bytes: int = 0  # number of bytes that follow
     code: str = ""
     message: str = ""
 
     @staticmethod
     def of(error: PdserveError) -> Verdict:
-        """What the exporter answers instead of bytes, or after them."""
+        """The verdict that reports an error, instead of the bytes or after them."""
         return Verdict(code=error.code, message=error.message[:_MAX_MESSAGE_CHARS])
 
     def check(self) -> None:
-        """Raises what the exporter reported: a TransferError or StaleIncarnation."""
+        """Raise the error that the exporter reported: a TransferError or StaleIncarnation."""
         if not self.code:
             return
         error = from_code(self.code, self.message)
@@ -100,22 +100,22 @@ _Frame = TypeVar("_Frame", bound=msgspec.Struct)
 
 
 async def send_frame(sock: socket.socket, frame: msgspec.Struct) -> None:
-    """Raises OSError when the connection broke."""
+    """Send one frame. Raises OSError: the connection broke."""
     body = msgspec.msgpack.encode(frame)
     await asyncio.get_running_loop().sock_sendall(sock, _PREFIX.pack(_MAGIC, len(body)) + body)
 
 
 async def send_access(sock: socket.socket, token: bytes) -> None:
-    """The first thing a puller says. Raises OSError when the connection broke."""
+    """Send the access token, as the first message. Raises OSError: the connection broke."""
     await asyncio.get_running_loop().sock_sendall(sock, _MAGIC + token)
 
 
 async def receive_access(sock: socket.socket) -> bytes:
-    """The first thing a puller says; not checked yet.
+    """Receive the access token; it is not checked yet.
 
     Raises:
-        GarbledFrame: it is something else, or only a part of it.
-        PeerLost: nothing was said.
+        GarbledFrame: something else was received, or only a part of it.
+        PeerLost: the connection was closed.
         OSError: the connection broke.
     """
     said = await receive_exactly(sock, len(_MAGIC) + ACCESS_BYTES)
@@ -127,11 +127,11 @@ async def receive_access(sock: socket.socket) -> bytes:
 
 
 async def receive_frame(sock: socket.socket, kind: type[_Frame], max_bytes: int) -> _Frame:
-    """The next frame.
+    """Receive the next frame.
 
     Raises:
-        GarbledFrame: what came is not one, or only a part of one.
-        PeerLost: the stream ended before it.
+        GarbledFrame: something else was received, or only a part of it.
+        PeerLost: the connection was closed.
         OSError: the connection broke.
     """
     prefix = await receive_exactly(sock, _PREFIX.size)

@@ -1,10 +1,10 @@
-"""The seam between the KV transfer and the means of moving its bytes.
+"""The interface between the KV transfer and its transports.
 
 A transport is a pair: a `TransportServer` in the process that has the blocks, and a `Transport` in
-the process that needs them. `Transport.connect` gives a `Channel` to one exporter, whose one verb
-is `read`. One-sided transports (shared memory, CUDA IPC, UCX) copy the spans themselves and then
-look at the generations; two-sided ones (TCP, NCCL) send ticket and box, and the exporter looks.
-What all of them promise is on `Channel.read`.
+the process that needs them. `Transport.connect` returns a `Channel` to one exporter, whose only
+operation is `read`. One-sided transports (shared memory, CUDA IPC, UCX) copy the spans and then
+check the generations themselves. Two-sided ones (TCP, NCCL) send ticket and box to the exporter,
+which checks the generations. The guarantees of all of them are in `Channel.read`.
 """
 
 from __future__ import annotations
@@ -26,46 +26,46 @@ from pdserve.protocol import ExporterWelcome, TransportOffer
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One pull, planned: everything a transport needs to carry it out."""
+    """One planned read: everything that a transport needs to carry it out."""
 
-    sealed: bytes  # the ticket as it came
-    box: KvBox  # within the ticket's
-    block_ids: NDArray[np.int64]  # the source blocks that hold the box
-    generations: NDArray[np.uint64]  # expected, one for each of them
-    spans: Spans  # [n, 3] (source_offset, destination_offset, nbytes), ascending in the source
-    destination: KvPool  # the puller's
+    sealed: bytes  # the ticket
+    box: KvBox  # the part of it that is read
+    block_ids: NDArray[np.int64]  # the source blocks of the box
+    generations: NDArray[np.uint64]  # their expected generations
+    spans: Spans  # [n, 3] (source_offset, destination_offset, nbytes), in the source's order
+    destination: KvPool  # the puller's pool
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that will land in the destination."""
+        """Total bytes of the spans."""
         return int(self.spans[:, 2].sum())
 
 
 class Source(Protocol):
-    """What a transport's server may ask of the exporter."""
+    """What the server of a transport uses of the exporter."""
 
     @property
     def name(self) -> str:
-        """Unique to this life of this exporter."""
+        """Unique to this incarnation of the exporter."""
         ...
 
     @property
     def layout(self) -> KvLayout:
-        """Of the exported pool."""
+        """The layout of the exported pool."""
         ...
 
     @property
     def pool(self) -> KvPool:
-        """Outlives every server."""
+        """The exported pool, which outlives all servers."""
         ...
 
     @property
     def statistics(self) -> ExporterStatistics:
-        """The server counts what it sees."""
+        """Counters for the server to update."""
         ...
 
     def check_access(self, token: bytes) -> None:
-        """That a connection comes from a puller with an open session; before anything else.
+        """Check that a connection belongs to an open session, before anything else is read.
 
         Raises:
             AccessDenied: it does not.
@@ -73,7 +73,7 @@ class Source(Protocol):
         ...
 
     def open_ticket(self, sealed: bytes) -> Ticket:
-        """The ticket, verified and fitting the pool.
+        """Verify a ticket, and check that it fits the pool.
 
         Raises:
             TicketInvalid, StaleIncarnation: as TicketSealer.open.
@@ -82,78 +82,77 @@ class Source(Protocol):
 
 
 class TransportServer(Protocol):
-    """The exporter's end. Whatever arrives at it, it neither crashes nor blocks the process."""
+    """The exporter's end. No input may crash or block the process."""
 
     async def start(self, host: str, advertised_host: str) -> TransportOffer:
-        """Listen (on `host`, where hosts mean something), and say where.
+        """Start serving, on `host` if the transport uses a network; returns the offer.
 
         Raises:
-            OSError: the address cannot be listened on.
-            TransportUnavailable: this process cannot serve it, for a reason that is not an error.
+            OSError: the address cannot be bound.
+            TransportUnavailable: this process cannot serve it; the offer will say why.
         """
         ...
 
     async def close(self) -> None:
-        """Stop listening, end every connection and thread: nothing reads the pool any more."""
+        """Stop serving, and end all connections and threads: nothing reads the pool any more."""
         ...
 
 
 class Channel(Protocol):
-    """The puller's means of reading one exporter's pool; any number of reads may be in flight."""
+    """Reads from one exporter's pool; any number of reads may be in flight."""
 
     async def read(self, read: Read) -> None:
-        """Copy the spans' bytes to the destination and validate the generations after.
+        """Copy the spans to the destination, then validate the generations.
 
-        Ends without an error only when the bytes are what the ticket means. When it has returned
-        or raised - also by cancellation, which is how deadlines arrive - nothing will write to the
-        destination any more; a transport that cannot stop a transfer does not return before the
-        transfer has ended.
+        Returns normally only if the bytes are what the ticket names. Once it has returned or
+        raised, also by cancellation (which is how deadlines are enforced), nothing writes to the
+        destination any more: a transport that cannot stop a transfer waits for its end.
 
         Raises:
-            StaleTicket: a block changed hands.
+            StaleTicket: a block was reused.
             TicketInvalid, StaleIncarnation, AccessDenied: the exporter refused.
-            PeerLost: the exporter is gone, or is no exporter.
+            PeerLost: the exporter is gone, or violates the protocol.
         """
         ...
 
     async def close(self) -> None:
-        """Let go of sockets and mappings; no read is in flight."""
+        """Release sockets and mappings. No read may be in flight."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """What a puller's transports are made with."""
+    """What a puller provides to its transports."""
 
-    name: str  # unique to this life of this puller
+    name: str  # unique to this incarnation of the puller
     host_id: str
-    pool: KvPool  # that everything is pulled into
+    pool: KvPool  # the destination of all reads
     threads: CopyThreads
 
 
 class Transport(Protocol):
-    """The puller's end of one means of moving bytes."""
+    """The puller's end."""
 
     @property
     def name(self) -> str:
-        """What an offer of it is called."""
+        """Its name in offers."""
         ...
 
     def obstacle(self, offer: TransportOffer, welcome: ExporterWelcome) -> str | None:
-        """Why it cannot work between us and this exporter, as far as one can tell without trying.
+        """Why it cannot work with this exporter, as far as can be told without trying.
 
-        None: worth trying.
+        None: it is worth trying.
         """
         ...
 
     async def connect(self, offer: TransportOffer, welcome: ExporterWelcome) -> Channel:
-        """A channel that has been seen to work. The caller sets the deadline, by cancelling.
+        """Open a channel, and check that it works. The caller enforces a deadline by cancelling.
 
         Raises:
-            PeerLost: nobody there, not the exporter, or no access.
+            PeerLost: no answer, not the expected exporter, or no access.
         """
         ...
 
     async def close(self) -> None:
-        """Let go of what the channels shared; all of them are closed."""
+        """Release what the channels shared. All channels must be closed."""
         ...

@@ -1,8 +1,8 @@
-"""NCCL, the puller's end: GPUs of any hosts, where nothing better connects them.
+"""NCCL, the puller's end: for GPUs of any hosts, if no better transport connects them.
 
-One communicator for each exporter, over which pulls go one after the other. It belongs to a control
-connection (nccl_server.py): whatever happens to a pull, both are given up together, and the next
-pull begins with new ones. `NcclPeer.receive` keeps the promise of `Channel.read`.
+There is one communicator per exporter, which serves one pull after the other. It belongs to a
+control connection (nccl_server.py). After a failed pull both are dropped, and the next pull starts
+with new ones. `NcclPeer.receive` provides the guarantee of `Channel.read`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from kv_transfer.transports.nccl_peer import (
     Invitation,
     NcclPeer,
 )
-from kv_transfer.transports.pull_client import Unanswered, ask, dial, hear_out, lending
+from kv_transfer.transports.pull_client import Unanswered, ask, dial, lending, receive_final_verdict
 from kv_transfer.transports.sockets import watching_end
 from pdserve.errors import PeerLost
 from pdserve.protocol import ExporterWelcome, TransportOffer
 
-_JOIN_S = 30.0  # the caller's deadline is shorter as a rule
-_STALL_S = 10.0  # no chunk arrives
+_JOIN_S = 30.0  # the caller's deadline is usually shorter
+_STALL_S = 10.0  # without a chunk
 
 
 class NcclTransport:
-    """Joins a communicator to see that it can; `NcclChannel` does the rest."""
+    """Joins a communicator to check that it works; `NcclChannel` does the rest."""
 
     name = "nccl"
 
@@ -53,20 +53,20 @@ class NcclTransport:
         return None
 
     async def connect(self, offer: TransportOffer, welcome: ExporterWelcome) -> NcclChannel:
-        """Raises PeerLost: nobody listens there, or NCCL cannot connect the two."""
+        """Raises PeerLost: nobody listens, or NCCL cannot connect the two GPUs."""
         channel = NcclChannel(offer.endpoint, welcome.access, self._shared)
         await channel.open()
         return channel
 
     async def close(self) -> None:
-        """Wait a while for what was given up, and let go of the streams."""
+        """Wait some time for dropped communicators to end, and close the streams."""
         await self._shared.endings.wait()
         self._shared.copier.close()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Shared:
-    """What all channels use; the transport's."""
+    """What all channels of a transport share."""
 
     driver: Driver
     copier: SpanCopier
@@ -77,25 +77,25 @@ class _Shared:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pairing:
-    """A control connection and the communicator that belongs to it."""
+    """A control connection and its communicator."""
 
     sock: socket.socket
     peer: NcclPeer
 
 
 class NcclChannel:
-    """Owns one pairing at a time, which a read takes and gives back if all was well."""
+    """Owns one pairing at a time; a read takes it, and returns it if it succeeds."""
 
     def __init__(self, endpoint: str, access: bytes, shared: _Shared) -> None:
         self._endpoint = endpoint
         self._access = access
         self._shared = shared
-        self._turn = asyncio.Lock()  # a communicator's ends must agree on the order
+        self._turn = asyncio.Lock()  # both ends of a communicator must agree on the order
         self._idle: _Pairing | None = None
         self._is_closed = False
 
     async def open(self) -> None:
-        """Have a pairing ready. Raises PeerLost."""
+        """Prepare a pairing. Raises PeerLost."""
         self._idle = await self._pair()
 
     async def read(self, read: Read) -> None:
@@ -105,7 +105,7 @@ class NcclChannel:
                 raise PeerLost("the channel is closed")
             pairing, self._idle = self._idle, None
             if pairing is not None:
-                # The exporter may have closed it meanwhile; nothing was sent then, so ask again.
+                # If the exporter has closed an idle connection, nothing was sent: try a new one.
                 with suppress(Unanswered):
                     await self._read_on(pairing, read)
                     return
@@ -126,7 +126,7 @@ class NcclChannel:
                 await ask(sock, read, self._endpoint)
                 with watching_end(sock) as gone:
                     await peer.receive(destination, read.spans[:, 1:], gone, self._shared.stall_s)
-                await hear_out(sock)
+                await receive_final_verdict(sock)
             except OSError as error:
                 raise PeerLost(f"the connection to {self._endpoint} broke: {error}") from error
 

@@ -3,14 +3,14 @@
     exporter   blocks --gather--> staging --send-->
                                                    --receive--> staging --scatter--> blocks   puller
 
-The bytes of a pull go in chunks. There is room for two of them at each end, so one is on its way
-while the next is gathered and the last is scattered.
+The bytes of a pull are sent in chunks. Each end has room for two, so one is in transit while
+the next one is gathered and the last one is scattered.
 
-NCCL cannot take back an operation, and one whose other end is stuck or dead waits for ever. So no
-operation ever touches a block, only staging memory; a chunk is scattered after it has arrived, by
-a copy that waits for nothing; and NCCL is called on a thread that may be left behind. So giving up
-a pull is immediate: what NCCL still does with the staging memory is nobody's concern, and that
-memory is given back only when NCCL has let go of it.
+NCCL cannot cancel an operation, and one whose other end hangs or has died waits forever. So NCCL
+only accesses staging memory, never blocks: a chunk is scattered after it has arrived, by a copy
+that waits for nothing. And NCCL is called on a thread that can be left behind. So a pull can be
+abandoned at once: whatever NCCL still does with the staging memory does not matter, and the memory
+is freed only when NCCL has released it.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ import msgspec
 
 from kv_transfer.cuda.copier import SpanCopier
 from kv_transfer.cuda.driver import Communicator, DeviceError, Driver, Region
-from kv_transfer.cuda.pieces import cut_chunks
 from kv_transfer.lone_thread import LoneThread
+from kv_transfer.pieces import cut_chunks
 from kv_transfer.plan import Spans
 from kv_transfer.threads import CancelFlag, CopyThreads
 from kv_transfer.transports.frames import GarbledFrame
 from pdserve.errors import PeerLost
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 EXPORTER_RANK: Final = 0
 PULLER_RANK: Final = 1
-CHUNK_BYTES: Final = 8 << 20  # milliseconds on a slow link; many times what starting one costs
+CHUNK_BYTES: Final = 8 << 20  # a few milliseconds on a slow link; large beside the cost of a call
 MAX_INVITATION_BYTES: Final = 1024
-_MAX_CHUNK_BYTES = 64 << 20  # two of them are allocated on the exporter's word
+_MAX_CHUNK_BYTES = 64 << 20  # the exporter chooses the size, and we allocate two chunks
 _ID_BYTES = 128
 _NUM_PLACES = 2
 _END_S = 5.0
 
 
 class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """From the exporter, once a connection: join this communicator. The id is a secret."""
+    """Sent by the exporter, once per connection: join this communicator. The id is a secret."""
 
     communicator_id: bytes
     chunk_bytes: int
 
     def check(self) -> None:
-        """Raises GarbledFrame: it cannot be one."""
+        """Raises GarbledFrame: a field is invalid."""
         if len(self.communicator_id) != _ID_BYTES or not 0 < self.chunk_bytes <= _MAX_CHUNK_BYTES:
             raise GarbledFrame(
                 f"received an invitation with an id of {len(self.communicator_id)} bytes and "
@@ -61,7 +61,7 @@ class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_
 
 
 class NcclPeer:
-    """For one pull at a time; after a failure, for none. `Endings` see to its end."""
+    """Serves one pull at a time, and none after a failure. It is ended by `Endings`."""
 
     def __init__(
         self, driver: Driver, copier: SpanCopier, threads: CopyThreads, chunk_bytes: int
@@ -73,10 +73,10 @@ class NcclPeer:
         self._calls = LoneThread("kv-nccl")
         self._communicator: Communicator | None = None  # once joined
         self._staging: int | None = None  # the address of _NUM_PLACES chunks
-        self._burial: asyncio.Future[None] | None = None
+        self._ending: asyncio.Future[None] | None = None
 
     async def invite(self) -> Invitation:
-        """What the other end joins by.
+        """Create an invitation for the other end.
 
         Raises:
             PeerLost: NCCL does not work here.
@@ -90,10 +90,10 @@ class NcclPeer:
     async def join(
         self, communicator_id: bytes, rank: int, gone: asyncio.Future[None], timeout_s: float
     ) -> None:
-        """Wait for the other end to join too, unless it is `gone`.
+        """Join, and wait for the other end, unless it is `gone`.
 
         Raises:
-            PeerLost: it did not come in time, or NCCL cannot connect the two.
+            PeerLost: it did not join in time, or NCCL cannot connect the two.
         """
         joining = self._calls.start(partial(self._join, communicator_id, rank))
         await _unless_gone(joining, gone, timeout_s)
@@ -101,10 +101,10 @@ class NcclPeer:
     async def send(
         self, pool: Region, ranges: Spans, gone: asyncio.Future[None], stall_s: float
     ) -> None:
-        """Send int64 [n, 2] (offset, nbytes) of the pool, one after the other.
+        """Send ranges of the pool in order: int64 [n, 2] (offset, nbytes).
 
         Raises:
-            PeerLost: the other end is `gone`, takes nothing for `stall_s`, or NCCL or CUDA failed.
+            PeerLost: the other end is `gone` or stalls for `stall_s`, or NCCL or CUDA failed.
         """
         sending: asyncio.Future[None] | None = None
         for number, chunk in enumerate(await self._cut(ranges)):
@@ -119,9 +119,9 @@ class NcclPeer:
     async def receive(
         self, pool: Region, ranges: Spans, gone: asyncio.Future[None], stall_s: float
     ) -> None:
-        """Receive into int64 [n, 2] (offset, nbytes) of the pool.
+        """Receive into ranges of the pool in order: int64 [n, 2] (offset, nbytes).
 
-        When it has returned or raised, also by cancellation, nothing will write to the pool.
+        Once it has returned or raised, also by cancellation, nothing writes to the pool.
 
         Raises:
             PeerLost: as `send`.
@@ -135,31 +135,31 @@ class NcclPeer:
             await self._copy(pool, self._place(number, chunk), chunk[:, [1, 0, 2]])
 
     def abandon(self) -> None:
-        """End it without waiting: what is under way is aborted. Idempotent."""
-        if self._burial is None:
-            undertaker = LoneThread("kv-nccl-abort")
-            self._burial = undertaker.start(self._bury)
-            undertaker.close()
+        """Start to end the peer, aborting what is in progress; does not wait. Idempotent."""
+        if self._ending is None:
+            aborter = LoneThread("kv-nccl-abort")
+            self._ending = aborter.start(self._abort)
+            aborter.close()
 
     async def end(self) -> None:
-        """Abandon it, and wait a while for NCCL to let go of it."""
+        """Abandon the peer, and wait some time for NCCL to release it."""
         self.abandon()
-        assert self._burial is not None
-        done, _ = await asyncio.wait({self._burial}, timeout=_END_S)
+        assert self._ending is not None
+        done, _ = await asyncio.wait({self._ending}, timeout=_END_S)
         if not done:
-            # Its threads and its staging memory stay behind, as long as NCCL keeps them.
-            logger.warning("an NCCL communicator did not end within %g s: left behind", _END_S)
-        elif error := self._burial.exception():
-            logger.warning("an NCCL communicator did not end well: %s", error)
+            # Its threads and staging memory are leaked for as long as NCCL keeps them.
+            log.warning("an NCCL communicator did not end within %g s: left behind", _END_S)
+        elif error := self._ending.exception():
+            log.warning("an NCCL communicator did not end well: %s", error)
 
     # ---- on other threads ----------------------------------------------------------------------
 
     def _join(self, communicator_id: bytes, rank: int) -> None:
         self._communicator = self._driver.join(communicator_id, rank)
-        # Not before: whoever invites us and never joins costs a thread, and none of the GPU.
+        # Only now: an exporter that invites us but never joins must not cost GPU memory.
         self._staging = self._driver.allocate(_NUM_PLACES * self._chunk_bytes)
 
-    def _bury(self) -> None:
+    def _abort(self) -> None:
         try:
             if self._communicator is not None:
                 self._communicator.abort()  # ends what the calling thread waits for
@@ -169,10 +169,10 @@ class NcclPeer:
             disposal.result()
 
     def _dispose(self) -> None:
-        """After the last call: nobody uses the staging memory any more."""
+        """Runs after the last call, when nothing uses the staging memory any more."""
         try:
             if self._communicator is not None:
-                self._communicator.abort()  # if it was joined after all; or else nothing happens
+                self._communicator.abort()  # idempotent; it may have been joined after the first
         finally:
             if self._staging is not None:
                 self._driver.free(self._staging)
@@ -188,7 +188,7 @@ class NcclPeer:
         return await self._threads.run(partial(cut_chunks, ranges, self._chunk_bytes), CancelFlag())
 
     def _place(self, number: int, chunk: Spans) -> Region:
-        """Where the chunk of this number is staged."""
+        """The staging memory for the chunk with this number."""
         assert self._staging is not None, "not joined"
         address = self._staging + number % _NUM_PLACES * self._chunk_bytes
         return Region(address, int(chunk[:, 2].sum()))
@@ -209,26 +209,26 @@ class NcclPeer:
 
 
 class Endings:
-    """Peers that are ending: whoever gives one up goes on at once, and is waited for at the end."""
+    """Peers that are being ended in the background; `wait` waits for all of them."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, peer: NcclPeer) -> None:
-        """Give the peer up."""
+        """Abandon a peer."""
         peer.abandon()
         task = asyncio.get_running_loop().create_task(peer.end())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def wait(self) -> None:
-        """Until all have ended, or are left behind."""
+        """Wait until all have ended, or are left behind."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
 
 async def _unless_gone(call: asyncio.Future[T], gone: asyncio.Future[None], timeout_s: float) -> T:
-    """What the call gives. When this raises, the call may go on."""
+    """The result of the call. If this raises, the call may still be running."""
     either: set[asyncio.Future[Any]] = {call, gone}
     await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     if call.done():

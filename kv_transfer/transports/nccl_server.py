@@ -1,7 +1,7 @@
-"""NCCL, the exporter's end: verified pulls go through a communicator with each puller.
+"""NCCL, the exporter's end: sends verified pulls through a communicator with each puller.
 
-Requests and verdicts go over TCP (pull_server.py). A connection is a communicator: they begin and
-end together, so a puller that lost one dials again and gets another.
+Requests and verdicts go over TCP (pull_server.py). Each connection has one communicator, with the
+same lifetime. A puller that has lost it connects again and gets a new one.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from kv_transfer.transports.pull_server import PullLimits, PullServer, VerifiedP
 from kv_transfer.transports.sockets import watching_end
 from pdserve.protocol import TransportOffer
 
-# Each connection holds two chunks of GPU memory and a thread.
+# Each connection costs two chunks of GPU memory and a thread.
 LIMITS = PullLimits(max_connections=64)
-_JOIN_S = 30.0  # NCCL looks at the whole machine first
+_JOIN_S = 30.0  # NCCL inspects the whole machine first
 _NUM_THREADS = 2
 
 
@@ -48,8 +48,8 @@ class NcclServer:
         return msgspec.structs.replace(offer, metadata=self._driver.bus_id.encode())
 
     async def close(self) -> None:
-        """End every connection and its communicator."""
-        async with AsyncExitStack() as closing:  # one that fails leaves none of the others open
+        """End all connections and their communicators."""
+        async with AsyncExitStack() as closing:  # closes all, even if one fails
             closing.callback(self._copier.close)
             closing.callback(self._threads.close)
             closing.push_async_callback(self._endings.wait)
@@ -69,7 +69,7 @@ class NcclServer:
 
 
 class _NcclPayload:
-    """Bytes through the communicator that belongs to a connection."""
+    """Sends bytes through the communicator of a connection."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The puller's end of a two-sided transport: connections to a pull_server.py, and asking there."""
+"""The puller's end of a two-sided transport: connects to a pull_server.py, and sends requests."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from kv_transfer.transports.interface import Read
 from kv_transfer.transports.sockets import resolve
 from pdserve.errors import PeerLost, StaleIncarnation, StaleTicket, TicketInvalid
 
-# After these the stream is at a frame border, and both ends know it.
+# After these errors the stream is at a frame border, and the connection can be used again.
 _CLEAN_ENDS = (StaleTicket, TicketInvalid, StaleIncarnation)
 
 
 class Unanswered(PeerLost):
-    """The connection ended before the exporter said anything: harmless on one that was idle."""
+    """The connection ended before the exporter answered; harmless if it was idle before."""
 
 
 async def dial(endpoint: str, access: bytes) -> socket.socket:
-    """A connection to an exporter's "host:port", which has been shown the access token.
+    """Connect to an exporter's "host:port", and send the access token.
 
     Raises:
         PeerLost: nobody listens there.
@@ -49,12 +49,12 @@ async def dial(endpoint: str, access: bytes) -> socket.socket:
 
 
 async def ask(sock: socket.socket, read: Read, endpoint: str) -> None:
-    """Request the read; its bytes follow.
+    """Send the request for a read, and receive the first verdict; the bytes follow.
 
     Raises:
         Unanswered: nothing was received.
-        GarbledFrame: something that is no answer to this request.
-        StaleTicket, TicketInvalid, StaleIncarnation, AccessDenied: what the exporter says.
+        GarbledFrame: not an answer to this request.
+        StaleTicket, TicketInvalid, StaleIncarnation, AccessDenied: reported by the exporter.
     """
     try:
         await send_frame(sock, PullRequest.of(read))
@@ -70,27 +70,27 @@ async def ask(sock: socket.socket, read: Read, endpoint: str) -> None:
         )
 
 
-async def hear_out(sock: socket.socket) -> None:
-    """The exporter's last word on the read whose bytes have arrived.
+async def receive_final_verdict(sock: socket.socket) -> None:
+    """Receive the exporter's verdict on the bytes that have arrived.
 
     Raises:
-        StaleTicket: they are not what the ticket meant.
-        PeerLost, OSError: there was no last word.
+        StaleTicket: a block was reused meanwhile.
+        PeerLost, OSError: there was no verdict.
     """
     (await receive_frame(sock, Verdict, MAX_VERDICT_BYTES)).check()
 
 
 def _split(endpoint: str) -> tuple[str, int]:
-    """(host, port) of what an exporter says its endpoint is. Raises ValueError."""
+    """Split an exporter's endpoint: (host, port). Raises ValueError."""
     host, _, port = endpoint.rpartition(":")
     if not 0 < int(port) < 1 << 16:
-        raise ValueError(f"no port is {port}")
+        raise ValueError(f"{port} is not a port")
     return host.strip("[]"), int(port)
 
 
 @contextmanager
 def lending(take_back: Callable[[], None], drop: Callable[[], None]) -> Iterator[None]:
-    """Lends a connection to one read: it can be used again if the read ends at a frame border."""
+    """Lend a connection to one read. It is taken back if the read ends at a frame border."""
     at_border = False
     try:
         yield

@@ -1,9 +1,9 @@
-"""The exporter's end of a two-sided transport: a TCP port where tickets are verified and served.
+"""The exporter's end of a two-sided transport: a TCP server that verifies and serves tickets.
 
-What goes over a connection besides the bytes is in frames.py. The bytes are a `Payload`'s, one for
-each connection: this module knows when they may go, and not how. The event loop accepts, reads
-requests and waits for slow pullers, so connections that are idle, hung or full of garbage cost a
-descriptor each, for a bounded time, and never a thread.
+The protocol is in frames.py. The bytes are sent by a `Payload` per connection: this module decides
+when they may be sent, not how. The event loop accepts connections, reads requests and waits for
+slow pullers. So an idle, hanging or malicious connection costs one descriptor for a bounded time,
+and never a thread.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ from pdserve.errors import (
 )
 from pdserve.protocol import TransportOffer
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class PullLimits:
-    """How long a connection may keep us waiting, and how many there may be."""
+    """Deadlines and the number of connections."""
 
-    request_s: float = 5.0  # for the access token; and for a request, once it has begun
+    request_s: float = 5.0  # for the access token, and for a request once it has begun
     idle_s: float = 300.0  # between the requests of a connection
-    stall_s: float = 10.0  # the puller takes no byte
+    stall_s: float = 10.0  # for a puller that reads no bytes
     max_connections: int = 256
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedPull:
-    """One request that may be served."""
+    """A request that has been verified."""
 
     ranges: Spans  # [n, 2] (offset, nbytes)
     block_ids: NDArray[np.int64]
@@ -69,18 +69,18 @@ class VerifiedPull:
 
 
 class Payload(Protocol):
-    """How the bytes of pulls get to the puller at the other end of one connection."""
+    """Sends the bytes of pulls to the puller of one connection."""
 
     async def send(self, pull: VerifiedPull) -> None:
-        """All of the pull's bytes, in the order of its ranges.
+        """Send all bytes of the pull, in the order of its ranges.
 
         Raises:
-            PeerLost, OSError: the puller is gone or stalls, or we cannot; ends the connection.
+            PeerLost, OSError: the puller is gone or stalls, or sending failed; the connection ends.
         """
         ...
 
     async def close(self) -> None:
-        """The connection has ended; its socket is closed by now."""
+        """The connection has ended, and its socket is closed."""
         ...
 
 
@@ -91,12 +91,12 @@ OpenPayload = Callable[[socket.socket], Awaitable[Payload]]  # raises PeerLost, 
 class _Connection:
     sock: socket.socket
     task: asyncio.Task[None] | None = None
-    access: bytes = b""  # what it has shown
+    access: bytes = b""  # the access token, once it is verified
     is_pulling: bool = False
 
 
 class PullServer:
-    """Serves one exporter's pool to any host. Owns its listener, connections and their payloads."""
+    """Serves one exporter's pool. Owns its listener, the connections and their payloads."""
 
     def __init__(
         self,
@@ -107,11 +107,11 @@ class PullServer:
         threads: CopyThreads,
     ) -> None:
         """Args:
-        name: of the transport that is offered.
+        name: the name of the transport.
         source: the exporter.
         open_payload: called for each connection that has been admitted.
-        limits: of connections.
-        threads: for what takes too long on the event loop; the caller's.
+        limits: for connections.
+        threads: for what would take too long on the event loop; the caller closes them.
         """
         self._name = name
         self._source = source
@@ -132,7 +132,7 @@ class PullServer:
         return TransportOffer(name=self._name, endpoint=f"{advertised_host}:{port}")
 
     async def close(self) -> None:
-        """End every connection, also one in the middle of a pull."""
+        """End all connections, even in the middle of a pull."""
         if self._acceptor is not None:
             await self._acceptor.close()
         tasks = [c.task for c in self._connections if c.task is not None]
@@ -142,7 +142,7 @@ class PullServer:
             await asyncio.wait(tasks)
 
     def _admit(self, sock: socket.socket) -> None:
-        """Start serving; when full, in the place of a connection that is idle."""
+        """Start serving a connection; at the limit, an idle one is closed for it."""
         if len(self._connections) >= self._limits.max_connections:
             self._source.statistics.turned_away += 1
             victim = self._least_needed()
@@ -155,7 +155,7 @@ class PullServer:
         connection = _Connection(sock)
         self._connections[connection] = None
         connection.task = asyncio.get_running_loop().create_task(self._serve(connection))
-        # Not in the task itself: one that is cancelled before it has begun never runs.
+        # Not in the task itself: if it is cancelled before it starts, it never runs.
         connection.task.add_done_callback(lambda _: self._end(connection))
 
     def _end(self, connection: _Connection) -> None:
@@ -166,9 +166,9 @@ class PullServer:
         self._connections.pop(connection, None)
 
     def _least_needed(self) -> _Connection | None:
-        """The oldest that has shown no token yet, else the oldest without a pull, else None.
+        """The oldest connection without a token, else the oldest idle one, else None.
 
-        A puller whose idle connection is gone asks again on a new one.
+        A puller whose idle connection was closed opens a new one.
         """
         idle = [c for c in self._connections if not c.is_pulling]
         return min(idle, key=lambda c: bool(c.access), default=None)
@@ -189,28 +189,28 @@ class PullServer:
                 await payload.close()
         except (PeerLost, OSError) as error:  # TimeoutError, a puller that stalls, is an OSError
             self._source.statistics.broken += 1
-            logger.info("a puller was lost: %s", error)
+            log.info("a puller was lost: %s", error)
 
     async def _is_admitted(self, connection: _Connection) -> bool:
-        """Whether the connection is of a puller with a session; nothing else is read before."""
+        """Whether the connection belongs to an open session; checked before anything else."""
         try:
             async with asyncio.timeout(self._limits.request_s):
                 token = await receive_access(connection.sock)
             self._source.check_access(token)
         except AccessDenied as error:
-            logger.warning("a connection for KV was closed: %s", error)
+            log.warning("a connection for KV was closed: %s", error)
         except (GarbledFrame, TimeoutError) as error:
             self._source.statistics.garbage += 1
-            logger.warning("a connection for KV was closed: %s", str(error) or "no access token")
+            log.warning("a connection for KV was closed: %s", str(error) or "no access token")
         except (PeerLost, OSError) as error:
-            logger.debug("a connection for KV ended: %s", error)
+            log.debug("a connection for KV ended: %s", error)
         else:
             connection.access = token
             return True
         return False
 
     async def _next_request(self, connection: _Connection) -> PullRequest | None:
-        """None when the connection ends here: by the puller, or because it does not behave."""
+        """The next request; None if the puller has closed the connection or broke the protocol."""
         limits = self._limits
         try:
             async with asyncio.timeout(limits.idle_s):
@@ -222,15 +222,15 @@ class PullServer:
                 return await receive_frame(connection.sock, PullRequest, MAX_REQUEST_BYTES)
         except (GarbledFrame, TimeoutError) as error:
             self._source.statistics.garbage += 1
-            logger.warning("a connection for KV was closed: %s", str(error) or "half a request")
+            log.warning("a connection for KV was closed: %s", str(error) or "half a request")
         except (PeerLost, OSError) as error:
-            logger.debug("a connection for KV ended: %s", error)
+            log.debug("a connection for KV ended: %s", error)
         return None
 
     async def _answer(
         self, connection: _Connection, payload: Payload, request: PullRequest
     ) -> bool:
-        """One pull, from verdict to verdict; whether the connection may ask for more.
+        """Serve one pull, from verdict to verdict; whether the connection may be used further.
 
         Raises:
             PeerLost, OSError: the puller is gone (or stalls: TimeoutError).
@@ -243,11 +243,11 @@ class PullServer:
             await payload.send(pull)
             self._check(pull)
         except PeerLost:
-            raise  # nothing more can be said on this connection
+            raise  # nothing more can be sent on this connection
         except StaleTicket as error:
             statistics.stale += 1
             await self._say(connection.sock, Verdict.of(error))
-        except AccessDenied as error:  # counted where it was refused
+        except AccessDenied as error:  # counted by check_access
             await self._say(connection.sock, Verdict.of(error))
             return False
         except (TransferError, StaleIncarnation) as error:
@@ -276,7 +276,7 @@ class PullServer:
                 return plan()
             return await self._threads.run(plan, CancelFlag())
         except LayoutMismatch as error:
-            raise TicketInvalid(f"asked for too much at once: {error}") from error
+            raise TicketInvalid(f"the request is too large: {error}") from error
 
     def _check(self, pull: VerifiedPull) -> None:
         check_generations(self._source.pool.generations, pull.block_ids, pull.generations)

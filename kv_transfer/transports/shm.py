@@ -1,9 +1,9 @@
-"""Same host: the exporter hands out its pool's descriptor, the puller maps it read-only and copies.
+"""Shared memory: the puller maps the exporter's pool read-only, and copies from it.
 
-The descriptor comes through the pool's door (pool_door.py). After that the exporter's CPU takes no
-part: a pull goes on while the exporter is stopped, and even when it has died - its memory then
-stands still, generations included, so what validates is what the ticket means. The mapping holds
-that memory until the channel is closed.
+The exporter shares the pool's descriptor (pool_share.py). After that its CPU takes no part: pulls
+work while the exporter is stopped, and even after its death. Its memory, including the generations,
+then does not change any more, so what validates is correct. The mapping keeps the memory alive
+until the channel is closed.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from kv_transfer.generations import check_generations
 from kv_transfer.memory import RemotePool, cpu_pool
 from kv_transfer.threads import CancelFlag, CopyThreads
 from kv_transfer.transports.interface import Read, Reader, Source
-from kv_transfer.transports.pool_door import PoolCard, PoolDoor, knock
+from kv_transfer.transports.pool_share import PoolDescription, PoolShare, obtain_pool
 from pdserve import _native
 from pdserve.errors import PeerLost
 from pdserve.protocol import ExporterWelcome, TransportOffer
 
 
 class ShmServer:
-    """Gives the pool's descriptor to every puller of the same user that has a session."""
+    """Shares the pool's descriptor with pullers of the same user that have a session."""
 
     def __init__(self, source: Source) -> None:
         pool = cpu_pool(source.pool)
-        self._door = PoolDoor(source, PoolCard(pool.num_blocks, pool.block_bytes), pool.fd)
+        self._share = PoolShare(source, PoolDescription(pool.num_blocks, pool.block_bytes), pool.fd)
 
     async def start(self, host: str, advertised_host: str) -> TransportOffer:
-        """Open the door; both hosts are ignored."""
-        return TransportOffer(name="shm", endpoint=await self._door.start())
+        """As TransportServer.start; both hosts are ignored."""
+        return TransportOffer(name="shm", endpoint=await self._share.start())
 
     async def close(self) -> None:
-        """Close the door. Pools handed out stay mapped where they are."""
-        await self._door.close()
+        """Stop sharing. Pullers that have mapped the pool keep their mappings."""
+        await self._share.close()
 
 
 class ShmTransport:
@@ -50,10 +50,10 @@ class ShmTransport:
         return None if welcome.host_id == self._host_id else "another host"
 
     async def connect(self, offer: TransportOffer, welcome: ExporterWelcome) -> ShmChannel:
-        """Raises PeerLost: nobody there, another user, or what came is not the welcome's pool."""
-        handover = await knock(offer.endpoint, welcome)
-        handover.sock.close()
-        pool = RemotePool(handover.fd, welcome.num_blocks, welcome.layout.block_bytes)
+        """Raises PeerLost: nobody listens, another user, or a pool other than in the welcome."""
+        shared = await obtain_pool(offer.endpoint, welcome)
+        shared.sock.close()
+        pool = RemotePool(shared.fd, welcome.num_blocks, welcome.layout.block_bytes)
         return ShmChannel(pool, self._threads)
 
     async def close(self) -> None:
@@ -61,7 +61,7 @@ class ShmTransport:
 
 
 class ShmChannel:
-    """One exporter's pool, mapped here. A pull is one native copy off the interpreter lock."""
+    """One exporter's pool, mapped here. A read is one native copy without the interpreter lock."""
 
     def __init__(self, pool: RemotePool, threads: CopyThreads) -> None:
         self._pool: RemotePool | None = pool

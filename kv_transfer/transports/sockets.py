@@ -1,4 +1,4 @@
-"""Waiting for raw non-blocking sockets on any event loop (asyncio's own and uvloop)."""
+"""Waiting for raw non-blocking sockets, on asyncio's own event loop and on uvloop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _RECEIVE_BYTES = 64 << 10
 
 
 async def wait_readable(sock: socket.socket) -> None:
-    """Until there is something to read, the end of the stream, or an error."""
+    """Wait until there is something to read, the end of the stream, or an error."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
     loop.add_reader(sock.fileno(), _wake, ready)
@@ -22,7 +22,7 @@ async def wait_readable(sock: socket.socket) -> None:
 
 
 async def wait_writable(sock: socket.socket) -> None:
-    """Until there is room to write, or an error."""
+    """Wait until there is room to write, or an error."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
     loop.add_writer(sock.fileno(), _wake, ready)
@@ -33,7 +33,7 @@ async def wait_writable(sock: socket.socket) -> None:
 
 
 def has_ended(sock: socket.socket) -> bool:
-    """Whether the other end has closed a non-blocking socket, and nothing is left to read."""
+    """Whether the other end has closed the connection, and nothing is left to read."""
     try:
         return not sock.recv(1, socket.MSG_PEEK)
     except BlockingIOError:
@@ -44,9 +44,10 @@ def has_ended(sock: socket.socket) -> bool:
 
 @contextmanager
 def watching_end(sock: socket.socket) -> Iterator[asyncio.Future[None]]:
-    """A future that is done when the other end closes the socket; nobody else waits for it.
+    """A future that is done when the other end closes the connection.
 
-    Should there be something to read instead, the future stays as it is.
+    Nothing else may wait for the socket meanwhile. If there is something to read, the future is
+    never done.
     """
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
@@ -65,7 +66,7 @@ def watching_end(sock: socket.socket) -> Iterator[asyncio.Future[None]]:
 
 
 async def receive_exactly(sock: socket.socket, num_bytes: int) -> bytes:
-    """`num_bytes` bytes, or fewer where the stream ends; memory grows only with what arrives.
+    """Receive `num_bytes` bytes, or fewer if the stream ends; memory grows as they arrive.
 
     Raises:
         OSError: the connection broke.
@@ -81,7 +82,7 @@ async def receive_exactly(sock: socket.socket, num_bytes: int) -> bytes:
 
 
 async def resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
-    """Address family and address for TCP; numeric addresses take no thread.
+    """Resolve a host for TCP: (address family, address). Numeric addresses need no thread.
 
     Raises:
         OSError: there is no such host.

@@ -1,7 +1,7 @@
-"""TCP, the puller's end: any host. One connection per read in flight; idle ones are used again.
+"""TCP, the puller's end: one connection per read in flight; idle connections are reused.
 
-A connection whose read did not come to its end is closed: closing is the fence, since nothing can
-be received from a closed socket.
+If a read does not complete, its connection is closed. That is the fence: nothing can be received
+from a closed socket.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy as np
 from kv_transfer.memory import cpu_pool
 from kv_transfer.threads import CancelFlag, CopyThreads, slice_s
 from kv_transfer.transports.interface import Read, Reader
-from kv_transfer.transports.pull_client import Unanswered, ask, dial, hear_out, lending
+from kv_transfer.transports.pull_client import Unanswered, ask, dial, lending, receive_final_verdict
 from kv_transfer.transports.sockets import wait_readable
 from pdserve import _native
 from pdserve.errors import PeerLost
 from pdserve.protocol import ExporterWelcome, TransportOffer
 
-_MAX_IDLE = 8  # connections kept for the next reads
+_MAX_IDLE = 8  # connections kept for further reads
 
 
 class TcpTransport:
-    """Opens a connection to see that there is one; `TcpChannel` does the rest."""
+    """Opens a connection to check that it works; `TcpChannel` does the rest."""
 
     name = "tcp"
 
@@ -47,7 +47,7 @@ class TcpTransport:
 
 
 class TcpChannel:
-    """Connections to one exporter. Owns its idle sockets; a read owns the one it uses."""
+    """Connections to one exporter. Owns the idle ones; a read owns the one that it uses."""
 
     def __init__(self, endpoint: str, access: bytes, threads: CopyThreads) -> None:
         self._endpoint = endpoint
@@ -57,14 +57,14 @@ class TcpChannel:
         self._is_closed = False
 
     async def open(self) -> None:
-        """Have one connection ready. Raises PeerLost."""
+        """Prepare one connection. Raises PeerLost."""
         self._idle.append(await dial(self._endpoint, self._access))
 
     async def read(self, read: Read) -> None:
         """As Channel.read."""
         sock = self._take_idle()
         if sock is not None:
-            # The exporter may have closed it meanwhile; nothing was received then, so ask again.
+            # If the exporter has closed an idle connection, nothing was received: try a new one.
             with suppress(Unanswered):
                 await self._read_on(sock, read)
                 return
@@ -81,7 +81,7 @@ class TcpChannel:
             try:
                 await ask(sock, read, self._endpoint)
                 await self._receive(sock, read)
-                await hear_out(sock)
+                await receive_final_verdict(sock)
             except OSError as error:
                 raise PeerLost(f"the connection to {self._endpoint} broke: {error}") from error
 

@@ -1,6 +1,6 @@
-"""TCP, the exporter's end: sends the blocks of verified pulls over the puller's own connection.
+"""TCP, the exporter's end: sends the blocks of verified pulls over the requesting connection.
 
-A thread is taken only to move bytes, and given back whenever the puller is not ready.
+A thread is used only while bytes are copied, and released whenever the puller is not ready.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ from kv_transfer.transports.sockets import wait_writable
 from pdserve import _native
 from pdserve.protocol import TransportOffer
 
-TcpLimits = PullLimits
-
 
 class TcpServer:
-    """Serves one exporter's pool to any host. Owns its threads."""
+    """Serves one exporter's pool over TCP. Owns its threads."""
 
     def __init__(
-        self, source: Source, limits: TcpLimits | None = None, num_threads: int = 4
+        self, source: Source, limits: PullLimits | None = None, num_threads: int = 4
     ) -> None:
         self._source = source
-        self._limits = limits or TcpLimits()
+        self._limits = limits or PullLimits()
         self._threads = CopyThreads(num_threads, "kv-send")
         self._server = PullServer("tcp", source, self._open_payload, self._limits, self._threads)
 
@@ -36,7 +34,7 @@ class TcpServer:
         return await self._server.start(host, advertised_host)
 
     async def close(self) -> None:
-        """End every connection, also one in the middle of a pull."""
+        """End all connections, even in the middle of a pull."""
         await self._server.close()
         self._threads.close()
 
@@ -45,7 +43,7 @@ class TcpServer:
 
 
 class _TcpPayload:
-    """Bytes on the connection itself, between the verdicts."""
+    """Sends bytes on the connection itself, between the verdicts."""
 
     def __init__(
         self, sock: socket.socket, source: Source, threads: CopyThreads, stall_s: float
@@ -77,4 +75,4 @@ class _TcpPayload:
                     await wait_writable(self._sock)
 
     async def close(self) -> None:
-        """Nothing but the connection."""
+        """Nothing to release besides the connection."""

@@ -1,15 +1,15 @@
-"""UCX through NIXL, the puller: reads the exporter's memory by RDMA or with the kernel's help.
+"""UCX through NIXL, the puller's end: reads the exporter's memory by RDMA or through the kernel.
 
     same host, both on CPUs    cross-memory attach: the kernel copies, the exporter takes no part
     same host, both on GPUs    CUDA IPC, inside of UCX                     (not run yet)
     any host, RDMA devices     RDMA, with GPUDirect where pools are GPUs'  (not run yet)
 
-Never TCP: ours is faster and safer, and UCX is configured without it (ucx_agent.py).
+Never TCP: our own is faster and safer, and UCX is configured without it (ucx_agent.py).
 
-To connect is to ring the exporter's bell (ucx_server.py), to read a generation while the exporter
-polls for us, and then another one when it has been told that it need not. The bell's connection
-stays open: its end tells that the exporter is gone. A pull is two reads: the spans, and when they
-have arrived the generations of their blocks.
+To connect, the puller opens a control connection (ucx_server.py), reads a generation while the
+exporter polls its agent, tells the exporter that it is connected, and reads another generation to
+check that polling is not needed any more. The control connection stays open: its end means that the
+exporter is gone. A pull is two reads: the spans, and then the generations of their blocks.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from kv_transfer.transports.ucx_offer import CONNECTED, UcxOffer, blocks_of
 from pdserve.errors import PeerLost
 from pdserve.protocol import ExporterWelcome, TransportOffer
 
-_PROBE_S = 1.0  # a few microseconds, where it works
-_MAX_GAP = 64  # generations that nobody asked for are read along rather than skipped
+_PROBE_S = 1.0  # takes a few microseconds if it works
+_MAX_GAP = 64  # unneeded generations between two needed ones that are read along, not skipped
 
 
 class UcxTransport:
-    """Owns the driver of one agent; `UcxChannel` reads with it."""
+    """Owns the driver of one agent, with which `UcxChannel` reads."""
 
     name = "ucx"
 
@@ -50,7 +50,7 @@ class UcxTransport:
         self._driver = UcxDriver(partial(NixlAgent, reader.name), self._blocks)
 
     def obstacle(self, offer: TransportOffer, welcome: ExporterWelcome) -> str | None:
-        """It takes one host and one kind of memory, or RDMA on both."""
+        """UCX needs RDMA devices on both sides, or one host and one kind of memory."""
         try:
             theirs = UcxOffer.read(offer.metadata)
         except PeerLost as error:
@@ -66,15 +66,15 @@ class UcxTransport:
         return None
 
     async def connect(self, offer: TransportOffer, welcome: ExporterWelcome) -> UcxChannel:
-        """Raises TransportUnavailable besides, where this process cannot use UCX."""
+        """As Transport.connect. Also raises TransportUnavailable: this process cannot use UCX."""
         theirs = UcxOffer.read(offer.metadata)
         with ExitStack() as undo:
-            bell = undo.enter_context(await dial(offer.endpoint, welcome.access))
+            control = undo.enter_context(await dial(offer.endpoint, welcome.access))
             peer = await self._driver.connect(theirs.agent, theirs.agent_metadata)
-            channel = UcxChannel(self._driver, peer, theirs, welcome, self._blocks, bell)
+            channel = UcxChannel(self._driver, peer, theirs, welcome, self._blocks, control)
             try:
                 await channel.probe()
-                await _say_connected(bell)
+                await _say_connected(control)
                 await channel.probe()
             except BaseException:
                 await channel.close()
@@ -83,12 +83,12 @@ class UcxTransport:
             return channel
 
     async def close(self) -> None:
-        """Destroy the agent, end its thread."""
+        """Destroy the agent and end its thread."""
         await self._driver.close()
 
 
 class UcxChannel:
-    """One exporter's pool and generations, as memory that our agent can read."""
+    """One exporter's pool and generations, which our agent can read."""
 
     def __init__(
         self,
@@ -97,24 +97,24 @@ class UcxChannel:
         offer: UcxOffer,
         welcome: ExporterWelcome,
         destination: Region,
-        bell: socket.socket,
+        control: socket.socket,
     ) -> None:
         self._driver = driver
         self._peer = peer
         self._blocks = offer.blocks_of(welcome)
         self._generations = offer.generations_of(welcome)
         self._destination = destination
-        self._bell: socket.socket | None = bell
+        self._control: socket.socket | None = control
 
     async def read(self, read: Read) -> None:
-        """As Channel.read. When cancelled, it waits for the few megabytes that are under way."""
-        if self._bell is None:
+        """As Channel.read. When cancelled, it waits for the few megabytes that are in flight."""
+        if self._control is None:
             raise PeerLost("the channel is closed")
-        if has_ended(self._bell):
+        if has_ended(self._control):
             raise PeerLost(f"{self._peer.name} has hung up")
         await self._driver.transfer(self._peer, self._blocks, self._destination, read.spans)
-        if self._blocks.segment == "VRAM" and has_ended(self._bell):
-            raise PeerLost(f"{self._peer.name} has hung up; what its GPU's memory was is not known")
+        if self._blocks.segment == "VRAM" and has_ended(self._control):
+            raise PeerLost(f"{self._peer.name} has hung up; its GPU memory is undefined")
         await self._validate(read.block_ids, read.generations)
 
     async def probe(self) -> None:
@@ -123,17 +123,17 @@ class UcxChannel:
             async with asyncio.timeout(_PROBE_S):
                 await self._read_generations(np.array([[0, 0, GENERATION_BYTES]]))
         except TimeoutError as error:
-            raise PeerLost("reading a generation over UCX does not come to an end") from error
+            raise PeerLost("reading a generation over UCX did not end in time") from error
 
     async def close(self) -> None:
-        """Hang up, and let our agent forget the exporter's. Idempotent."""
-        bell, self._bell = self._bell, None
-        if bell is not None:
-            bell.close()
+        """Close the control connection, and disconnect our agent. Idempotent."""
+        control, self._control = self._control, None
+        if control is not None:
+            control.close()
             await self._driver.disconnect(self._peer)
 
     async def _validate(self, block_ids: NDArray[np.int64], expected: NDArray[np.uint64]) -> None:
-        """As check_generations, of the exporter's as they are now."""
+        """As check_generations, with the exporter's current generations."""
         unique, of_block = np.unique(block_ids, return_inverse=True)
         spans, places = _generation_spans(unique)
         found = (await self._read_generations(spans))[places[of_block]]
@@ -146,11 +146,11 @@ class UcxChannel:
             return scratch.copy()
 
 
-async def _say_connected(bell: socket.socket) -> None:
-    """The exporter polls for us no more when this has returned. Raises PeerLost."""
+async def _say_connected(control: socket.socket) -> None:
+    """Tell the exporter to stop polling for us, and wait until it has. Raises PeerLost."""
     try:
-        await asyncio.get_running_loop().sock_sendall(bell, CONNECTED)
-        answer = await receive_exactly(bell, len(CONNECTED))
+        await asyncio.get_running_loop().sock_sendall(control, CONNECTED)
+        answer = await receive_exactly(control, len(CONNECTED))
     except OSError as error:
         raise PeerLost(f"the exporter has hung up: {error}") from error
     if answer != CONNECTED:
@@ -160,8 +160,8 @@ async def _say_connected(bell: socket.socket) -> None:
 def _generation_spans(unique: NDArray[np.int64]) -> tuple[Spans, NDArray[np.int64]]:
     """(spans, places) for ascending block ids.
 
-    The spans lead from the exporter's generations to an array without gaps, in which the
-    generation of `unique[i]` is at `places[i]`.
+    The spans copy the exporter's generations into an array without gaps, where the generation of
+    block `unique[i]` is at `places[i]`.
     """
     borders = np.flatnonzero(np.diff(unique) > _MAX_GAP) + 1
     starts = unique[np.concatenate([[0], borders])]

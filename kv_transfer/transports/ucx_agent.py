@@ -1,15 +1,14 @@
-"""NIXL, as far as the ucx transport uses it: one agent, its memory, and transfers that it posts.
+"""The part of NIXL that the ucx transport uses: one agent, its memory, and its transfers.
 
-What an agent is configured with, and why:
+How an agent is configured, and why:
 
-* `TLS=^tcp`. UCX would emulate one-sided reads over TCP, slower than our own TCP and with the
-  exporter's CPU; without the transport in the context it cannot. It is given to this agent's UCX
-  context only, other users of UCX in the process keep their settings.
-* Without a progress thread, which would keep a core busy. Whoever owns the agent polls it while
-  there is something to wait for.
-* Error handling "peer" where there is RDMA. Without, only shared memory is left for UCX's own
-  messages, and UCX has no peer failure handling for it; a dead peer shows by the kernel's answer
-  to the next read.
+* `TLS=^tcp`: otherwise UCX would emulate one-sided reads over TCP, slower than our own TCP and
+  using the exporter's CPU. The setting applies to this agent's UCX context only, not to other users
+  of UCX in the process.
+* No progress thread, since it would keep a core busy. The owner polls the agent while there is
+  something to wait for.
+* Error handling "peer" with RDMA. Without RDMA, UCX uses shared memory for its own messages, for
+  which it has no peer failure handling; a dead peer shows as an error of the next read.
 
 NIXL is not thread-safe: an agent belongs to one thread at a time.
 """
@@ -35,7 +34,7 @@ from numpy.typing import NDArray
 
 from pdserve.errors import PeerLost, TransportUnavailable
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 Descriptors = NDArray[np.uint64]  # [n, 3] (address, nbytes, device)
 Segment = Literal["DRAM", "VRAM"]
@@ -51,7 +50,7 @@ _PID_NAMESPACE = Path("/proc/self/ns/pid")
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Memory that is registered with an agent."""
+    """Memory that is, or will be, registered with an agent."""
 
     address: int
     num_bytes: int
@@ -60,11 +59,11 @@ class Region:
 
     @staticmethod
     def of(array: NDArray[Any]) -> Region:
-        """An array in the CPU's memory, contiguous."""
+        """The region of a contiguous array in CPU memory."""
         return Region(array.ctypes.data, array.nbytes)
 
     def describe(self, offsets: NDArray[np.int64], nbytes: NDArray[np.int64]) -> Descriptors:
-        """The pieces at these offsets, as NIXL wants them."""
+        """NIXL's descriptors of the pieces at these offsets."""
         pieces = np.empty((len(offsets), 3), dtype=np.uint64)
         pieces[:, 0] = offsets + self.address
         pieces[:, 1] = nbytes
@@ -73,63 +72,63 @@ class Region:
 
 
 class NothingPosted(PeerLost):
-    """A read could not even be prepared: nothing of it is under way."""
+    """A read could not be prepared: nothing of it is in flight."""
 
 
 class Agent(Protocol):
-    """What the driver needs of an agent; tests have one that hangs."""
+    """What the driver needs of an agent. Tests have one that hangs."""
 
     @property
     def has_late_writes(self) -> bool:
-        """Whether a read that has failed may still be written to our memory by hardware."""
+        """Whether hardware may still write to our memory after a read has failed."""
         ...
 
     def add_peer(self, metadata: bytes) -> str:
-        """The peer's name. Raises PeerLost: no metadata of a peer that can be reached."""
+        """Add a peer; returns its name. Raises PeerLost: invalid metadata, or not reachable."""
         ...
 
     def remove_peer(self, name: str) -> None:
-        """Disconnect and forget it."""
+        """Disconnect from a peer."""
         ...
 
     def register(self, region: Region) -> None:
-        """Raises TransportUnavailable: the memory cannot be registered."""
+        """Register memory. Raises TransportUnavailable: it cannot be registered."""
         ...
 
     def post_read(
         self, peer: str, local: Descriptors, segment: Segment, remote: Descriptors, source: Segment
     ) -> Any:
-        """Start copying remote pieces to local ones, which have the same sizes.
+        """Start copying remote pieces to local ones of the same sizes; returns a handle.
 
         Raises:
-            NothingPosted: it cannot be prepared.
-            PeerLost: it failed, perhaps after a part of it.
+            NothingPosted: the read cannot be prepared.
+            PeerLost: it failed, possibly after copying some of it.
         """
         ...
 
     def is_done(self, posted: Any) -> bool:
-        """Whether a posted read has ended; then it is released. Raises PeerLost: it failed."""
+        """Whether a posted read has ended; if so, it is released. Raises PeerLost: it failed."""
         ...
 
     def destroy(self) -> None:
-        """Nothing is written to registered memory any more, whatever was posted."""
+        """Destroy the agent: after this, nothing writes to its registered memory."""
         ...
 
 
 def missing() -> str | None:
-    """What this process lacks for NIXL; None: nothing, as far as one can tell without loading."""
+    """What this process lacks for NIXL, as far as can be told without loading it; None: nothing."""
     if _find_package() is None:
         return _INSTALL
     if "UCX_TLS" in os.environ:
         return (
-            "UCX_TLS is set in the environment and would override which transports UCX may take: "
-            "unset it"
+            "UCX_TLS is set in the environment, and would override the transports that UCX may "
+            "use: unset it"
         )
     return None
 
 
 def rdma_devices(root: Path = _INFINIBAND) -> list[str]:
-    """RDMA devices with an active port."""
+    """The RDMA devices that have an active port."""
     return sorted(
         {
             state.parents[2].name
@@ -140,7 +139,7 @@ def rdma_devices(root: Path = _INFINIBAND) -> list[str]:
 
 
 def pid_namespace() -> str:
-    """Reading another process's memory takes one; empty where it is unknown."""
+    """This process's PID namespace, which cross-memory attach needs to be equal; empty: unknown."""
     try:
         return os.readlink(_PID_NAMESPACE)
     except OSError:
@@ -158,7 +157,7 @@ class NixlAgent:
         api = _load()
         self._errors = _errors_of(api)
         has_rdma = bool(rdma_devices())
-        # Without RDMA or a GPU a read is a system call: when it has failed, it is over.
+        # Without RDMA or a GPU, a read is a system call, so nothing is written after it fails.
         self.has_late_writes = has_rdma
         self._agent: Any = None
         try:
@@ -179,12 +178,12 @@ class NixlAgent:
 
     @property
     def metadata(self) -> bytes:
-        """How others reach this agent and the memory registered until now."""
+        """How peers can reach this agent and the memory registered so far."""
         metadata: bytes = self._agent.get_agent_metadata()
         return metadata
 
     def register(self, region: Region) -> None:
-        """As Agent.register. With RDMA all its pages are allocated and pinned now."""
+        """As Agent.register. With RDMA, all pages are allocated and pinned now."""
         self.has_late_writes |= region.segment == "VRAM"
         piece = (region.address, region.num_bytes, region.device, "")
         try:
@@ -208,7 +207,7 @@ class NixlAgent:
         try:
             self._agent.remove_remote_agent(name)
         except self._errors as error:
-            logger.debug("UCX peer %s cannot be removed: %r", name, error)
+            log.debug("UCX peer %s cannot be removed: %r", name, error)
 
     def post_read(
         self, peer: str, local: Descriptors, segment: Segment, remote: Descriptors, source: Segment
@@ -248,21 +247,21 @@ class NixlAgent:
         return True
 
     def progress(self) -> None:
-        """Answer what peers ask of UCX; needed while they connect."""
+        """Let UCX answer its peers, which is necessary while they connect."""
         try:
             self._agent.get_new_notifs()
         except self._errors as error:
-            logger.warning("UCX cannot be polled: %r", error)
+            log.warning("UCX cannot be polled: %r", error)
 
     def destroy(self) -> None:
-        """As Agent.destroy: the UCX worker goes with its last reference."""
+        """As Agent.destroy: the UCX worker is destroyed with its last reference."""
         self._agent = None
 
     def _release(self, handle: Any) -> None:
         try:
             handle.release()
         except self._errors as error:
-            logger.debug("a UCX transfer cannot be released: %r", error)
+            log.debug("a UCX transfer cannot be released: %r", error)
 
 
 def _find_package() -> str | None:
@@ -275,12 +274,12 @@ def _load() -> Any:
     package = _find_package()
     if package is None:
         raise TransportUnavailable(_INSTALL)
-    # The RDMA drivers of a distribution load a second libnl-route beside NIXL's, and the process
-    # crashes when it exits; not if theirs was there first.
+    # A distribution's RDMA drivers load a second libnl-route beside NIXL's, and then the process
+    # crashes at exit; but not if the distribution's library is loaded first.
     with suppress(OSError):
         ctypes.CDLL("libnl-route-3.so.200")
-    # Its own module for logging logs to standard output, closes everybody's handlers on import and
-    # switches off logging's own errors. It takes this one for it, and logs as others do.
+    # NIXL's logging module writes to standard output, closes all existing handlers on import and
+    # disables logging's own errors. It is replaced by this one, which logs in the usual way.
     quiet = ModuleType(f"{package}.logging")
     quiet.get_logger = logging.getLogger  # type: ignore[attr-defined]
     sys.modules.setdefault(quiet.__name__, quiet)
@@ -291,7 +290,7 @@ def _load() -> Any:
 
 
 def _errors_of(api: Any) -> tuple[type[Exception], ...]:
-    """NIXL's errors have no root of their own."""
+    """NIXL's error classes, which have no common base class."""
     found: Sequence[type[Exception]] = [
         thing
         for thing in vars(api.nixlBind).values()

@@ -1,12 +1,12 @@
-"""The one thread that owns a puller's UCX agent, and how the event loop waits for its transfers.
+"""The thread that owns a puller's UCX agent, and how the event loop waits for its transfers.
 
-A posted transfer cannot be stopped. So a transfer is posted in slices of a few milliseconds, and
-cancelling one means: no further slice, and wait for those that are out. Where one of them never
-ends - the other end hangs in the middle of it - the agent is destroyed, which is the one thing
-known to stop UCX from writing, and a new one is made for whoever connects next.
+A posted transfer cannot be stopped. So a transfer is posted in slices of a few milliseconds;
+cancelling it posts no further slice and waits for those in flight. If one of these never ends,
+because the exporter hangs in the middle of it, the agent is destroyed: nothing else is known to
+stop UCX from writing. The next connection then creates a new agent.
 
-The thread sleeps while nothing is in flight. While something is, it polls, since UCX moves only
-when it is polled.
+The thread sleeps while nothing is in flight. Otherwise it polls, since UCX makes no progress
+without being polled.
 """
 
 from __future__ import annotations
@@ -30,32 +30,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kv_transfer.lone_thread import carry_out
+from kv_transfer.pieces import cut_pieces
 from kv_transfer.plan import Spans
 from kv_transfer.transports.ucx_agent import Agent, NothingPosted, Region
 from pdserve.errors import PeerLost, TransportUnavailable
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
-SLICE_BYTES = 16 << 20  # a few milliseconds; so long a cancellation has to wait
-_SPAN_COST_BYTES = 16 << 10  # posting a span takes as long as copying about so much
-_SLICES_AHEAD = 2  # one is being moved while the next one is posted
+SLICE_BYTES = 16 << 20  # a few milliseconds: how long a cancellation has to wait
+_SPAN_COST_BYTES = 16 << 10  # posting a span takes about as long as copying this many bytes
+_SLICES_AHEAD = 2  # one is copied while the next one is posted
 _PAD_ENTRIES = 4096
-_BUSY_POLLS = 200  # before the thread begins to sleep between polls
+_BUSY_POLLS = 200  # polls without progress before the thread sleeps between polls
 _POLL_S = 0.0005
-QUARANTINE_S = 2.0  # what an abandoned transfer gets to end by itself
+QUARANTINE_S = 2.0  # time for an abandoned transfer to end by itself
 
 
-def cut(spans: Spans, slice_bytes: int = SLICE_BYTES) -> list[Spans]:
-    """The same bytes in slices: runs of spans that take about as long as `slice_bytes` to copy."""
-    pieces = -(-spans[:, 2] // slice_bytes)
-    if pieces.max(initial=1) > 1:
-        first = np.cumsum(pieces) - pieces
-        done = (np.arange(pieces.sum()) - np.repeat(first, pieces)) * slice_bytes
-        spans = np.repeat(spans, pieces, axis=0)
-        spans[:, :2] += done[:, None]
-        spans[:, 2] = np.minimum(spans[:, 2] - done, slice_bytes)
+def cut_slices(spans: Spans, slice_bytes: int = SLICE_BYTES) -> list[Spans]:
+    """The same copies in slices: runs of spans that take about as long as copying `slice_bytes`."""
+    spans = cut_pieces(spans, slice_bytes)
     cost = np.cumsum(spans[:, 2] + _SPAN_COST_BYTES)
     borders = np.flatnonzero(np.diff(cost // slice_bytes)) + 1
     return [part for part in np.split(spans, borders) if len(part)]
@@ -63,15 +58,15 @@ def cut(spans: Spans, slice_bytes: int = SLICE_BYTES) -> list[Spans]:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Somebody's agent as one agent of ours knows it; with ours it is gone."""
+    """An exporter's agent that is known to our agent; it is forgotten when ours is destroyed."""
 
     name: str
-    epoch: int  # which agent of ours
+    epoch: int  # number of our agent
 
 
 @dataclass(slots=True, eq=False)
 class _Transfer:
-    """Slices still to post, handles of those that are out, and who waits for the end."""
+    """One transfer: slices that are not posted yet, handles of those in flight, and its end."""
 
     peer: Peer
     source: Region
@@ -80,15 +75,15 @@ class _Transfer:
     ended: Future[None] = field(default_factory=Future)
     posted: deque[Any] = field(default_factory=deque)
     error: PeerLost | None = None
-    abandoned_s: float | None = None  # since when it is only waited for
+    abandoned_s: float | None = None  # since when only its slices in flight are waited for
 
     @property
     def is_over(self) -> bool:
-        """Nothing is out, and nothing will be."""
+        """Whether nothing is in flight or still to be posted."""
         return not self.posted and not self.slices
 
     def post(self, agent: Agent) -> None:
-        """The next slice. Raises PeerLost."""
+        """Post the next slice. Raises PeerLost."""
         spans = self.slices.popleft()
         local = self.destination.describe(spans[:, 1], spans[:, 2])
         remote = self.source.describe(spans[:, 0], spans[:, 2])
@@ -99,7 +94,7 @@ class _Transfer:
         )
 
     def poll(self, agent: Agent) -> bool:
-        """Whether the slice that was posted first has ended. Raises PeerLost: it has, badly."""
+        """Whether the oldest posted slice has ended. Raises PeerLost: it failed."""
         handle = self.posted.popleft()
         if agent.is_done(handle):
             return True
@@ -107,7 +102,7 @@ class _Transfer:
         return False
 
     def end(self) -> None:
-        """Tell whoever waits."""
+        """Wake those who wait for the end."""
         if self.error is not None:
             self.ended.set_exception(self.error)
         else:
@@ -115,7 +110,7 @@ class _Transfer:
 
 
 class UcxDriver:
-    """Owns the thread and, in it, the agent, which is made for the first peer."""
+    """Owns the thread, and in it the agent, which is created for the first peer."""
 
     def __init__(
         self,
@@ -125,28 +120,28 @@ class UcxDriver:
         quarantine_s: float = QUARANTINE_S,
     ) -> None:
         """Args:
-        make_agent: called on the thread; what it raises, `connect` raises.
+        make_agent: called on the thread; `connect` raises what it raises.
         region: the memory that is pulled into.
-        quarantine_s: after which an abandoned transfer costs the agent.
+        quarantine_s: time after which the agent of an abandoned transfer is destroyed.
         """
         self._make_agent = make_agent
         self._quarantine_s = quarantine_s
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._pads: deque[NDArray[np.uint64]] = deque()  # registered, used by no transfer
-        # The rest is the thread's.
-        self._regions: list[tuple[Region, object]] = [(region, None)]  # and what keeps it alive
+        self._pads: deque[NDArray[np.uint64]] = deque()  # registered and unused
+        # The rest belongs to the thread.
+        self._regions: list[tuple[Region, object]] = [(region, None)]  # with what keeps it alive
         self._agent: Agent | None = None
         self._epoch = 0  # how many agents have been destroyed
-        self._peers: dict[str, int] = {}  # name |-> channels that use it, with this agent
+        self._peers: dict[str, int] = {}  # name |-> number of channels that use it
         self._active: list[_Transfer] = []
-        self._stopped: Future[None] | None = None  # to be told, once it is to end
+        self._stopped: Future[None] | None = None  # set once the thread is to end
 
     async def connect(self, name: str, metadata: bytes) -> Peer:
-        """Make a peer known; once for each channel.
+        """Add a peer; called once for each channel.
 
         Raises:
-            PeerLost: it cannot be reached, or is not called so.
+            PeerLost: it cannot be reached, or has another name.
             TransportUnavailable: this process cannot use UCX.
         """
         joined: Future[Peer] = Future()
@@ -158,13 +153,13 @@ class UcxDriver:
             raise
 
     async def disconnect(self, peer: Peer) -> None:
-        """One channel less; with the last one the peer is forgotten."""
+        """Remove a channel; with the last one the peer is removed."""
         await self._call(partial(self._disconnect, peer))
 
     async def transfer(self, peer: Peer, source: Region, destination: Region, spans: Spans) -> None:
         """Copy spans of a peer's region to one of ours.
 
-        When it has returned or raised - also by cancellation - nothing will write there any more.
+        Once it has returned or raised, also by cancellation, nothing writes to the destination.
 
         Raises:
             PeerLost: the peer is gone, or the agent had to be destroyed.
@@ -176,14 +171,14 @@ class UcxDriver:
         except asyncio.CancelledError:
             self._command(partial(self._abandon, transfer))
             while not transfer.ended.done():
-                # A second cancellation cannot hurry UCX; the first is on its way up already.
+                # A second cancellation cannot stop UCX either; the first one is raised below.
                 with suppress(asyncio.CancelledError, PeerLost):
                     await _look_at(transfer.ended)
             raise
 
     @asynccontextmanager
     async def scratch(self, num_entries: int) -> AsyncIterator[NDArray[np.uint64]]:
-        """Registered memory for generations, uint64[num_entries], of one transfer's own.
+        """Registered memory for generations, uint64[num_entries], for exclusive use.
 
         Raises:
             PeerLost: it cannot be registered, so no generation can be read.
@@ -212,7 +207,7 @@ class UcxDriver:
             thread.join()  # it has nothing left to do
 
     async def _call(self, job: Callable[[], T]) -> T:
-        """What a job on the thread returns or raises."""
+        """Run a job on the thread; returns or raises what it does."""
         future: Future[T] = Future()
         self._command(partial(carry_out, job, future))
         return await asyncio.wrap_future(future)
@@ -223,7 +218,7 @@ class UcxDriver:
             self._thread.start()
         self._commands.put(command)
 
-    # ---- from here on the thread's -----------------------------------------------------------
+    # ---- from here on: runs on the thread ------------------------------------------------------
 
     def _run(self) -> None:
         idle_polls = 0
@@ -242,14 +237,14 @@ class UcxDriver:
         stopped.set_result(None)
 
     def _obey(self, timeout_s: float | None) -> bool:
-        """Carry out a command, for which to wait so long; whether there was one."""
+        """Wait for a command and execute it; whether there was one."""
         try:
             command = self._commands.get(block=timeout_s != 0.0, timeout=timeout_s)
         except queue.Empty:
             return False
         try:
             command()
-        except Exception as error:  # noqa: BLE001 - nothing may end the thread others wait for
+        except Exception as error:  # noqa: BLE001 - the thread must survive: others wait for it
             failure = _describe(error)
         else:
             return True
@@ -277,7 +272,7 @@ class UcxDriver:
 
     def _disconnect(self, peer: Peer) -> None:
         if peer.epoch != self._epoch:
-            return  # it went with a former agent
+            return  # it was forgotten together with an earlier agent
         self._peers[peer.name] -= 1
         if self._peers[peer.name] == 0:
             del self._peers[peer.name]
@@ -292,7 +287,7 @@ class UcxDriver:
         region = Region.of(pad)
         if self._agent is not None:
             self._agent.register(region)
-        # With the array: whoever asked for it may have been cancelled meanwhile.
+        # With the array, to keep it alive: the caller may have been cancelled meanwhile.
         self._regions.append((region, pad))
 
     def _begin(self, transfer: _Transfer, spans: Spans) -> None:
@@ -301,8 +296,8 @@ class UcxDriver:
             transfer.error = PeerLost(f"UCX is not connected to {transfer.peer.name!r} any more")
             return
         try:
-            transfer.slices.extend(cut(spans))  # here, since of many spans it takes long
-        except Exception as error:  # noqa: BLE001 - nothing is out yet; it is the waiting side's
+            transfer.slices.extend(cut_slices(spans))  # on this thread: slow for many spans
+        except Exception as error:  # noqa: BLE001 - passed on to the waiting side
             transfer.error = PeerLost(_describe(error))
 
     def _abandon(self, transfer: _Transfer) -> None:
@@ -310,11 +305,11 @@ class UcxDriver:
         transfer.abandoned_s = transfer.abandoned_s or time.monotonic()
 
     def _advance_all(self) -> bool:
-        """A step further with each transfer; whether anything moved."""
+        """Advance every transfer; whether anything changed."""
         moved = False
         for transfer in list(self._active):
             if transfer.ended.done():
-                continue  # it went with the agent, because of another one
+                continue  # it ended when another transfer had the agent destroyed
             moved |= self._advance(transfer)
             if transfer.is_over and not transfer.ended.done():
                 self._active.remove(transfer)
@@ -336,13 +331,13 @@ class UcxDriver:
         except NothingPosted as error:
             failure, may_write = error.message, False
         except PeerLost as error:
-            # NIXL forgets what a failed read had out, and hardware may still be at it.
+            # NIXL forgets the descriptors of a failed read, but hardware may still be writing.
             failure, may_write = error.message, agent.has_late_writes
-        except Exception as error:  # noqa: BLE001 - whoever waits has to be told, whatever it is
+        except Exception as error:  # noqa: BLE001 - passed on to the waiting side
             failure, may_write = _describe(error), True
-        # Out here nothing holds the error: its traceback would keep a handle, and so NIXL's agent.
+        # Outside of `except`, so that no traceback keeps a handle, and thus NIXL's agent, alive.
         transfer.error = transfer.error or PeerLost(failure)
-        self._abandon(transfer)  # what else is out of it has a while to end by itself
+        self._abandon(transfer)  # its other slices in flight have some time to end by themselves
         if may_write:
             self._destroy_agent(f"a transfer from {transfer.peer.name!r} failed: {failure}")
         return True
@@ -355,33 +350,33 @@ class UcxDriver:
                 return
 
     def _destroy_agent(self, reason: str) -> None:
-        """The fence of last resort: every transfer in flight ends here, with PeerLost."""
+        """The last resort: ends all transfers in flight with PeerLost."""
         agent, self._agent = self._agent, None
         transfers, self._active = self._active, []
         self._peers.clear()
         self._epoch += 1
         for transfer in transfers:
             transfer.slices.clear()
-            transfer.posted.clear()  # a handle keeps its agent alive
+            transfer.posted.clear()  # handles keep the agent alive
         if agent is not None:
             agent.destroy()
             del agent
             gc.collect()
         if transfers:
-            logger.warning("the UCX agent was destroyed: %s", reason)
+            log.warning("the UCX agent was destroyed: %s", reason)
         for transfer in transfers:
             transfer.error = transfer.error or PeerLost(f"the UCX agent was destroyed: {reason}")
             transfer.end()
 
 
 async def _look_at(future: Future[T]) -> T:
-    """Its end. Cancelling this leaves the future alone."""
+    """Wait for the future. Cancelling this does not cancel the future."""
     ended = asyncio.wrap_future(future)
-    ended.add_done_callback(lambda it: it.cancelled() or it.exception())  # or nobody might
+    ended.add_done_callback(lambda it: it.cancelled() or it.exception())  # marks it as retrieved
     return await asyncio.shield(ended)
 
 
 def _describe(error: Exception) -> str:
-    """An error that nobody expected; where it came from is logged, as text (see `_advance`)."""
-    logger.error("unexpected on the UCX thread:\n%s", traceback.format_exc())
+    """Log an unexpected error with its traceback, and return its text (see `_advance`)."""
+    log.error("unexpected on the UCX thread:\n%s", traceback.format_exc())
     return f"unexpected: {error!r}"

@@ -1,8 +1,8 @@
-"""What an exporter's offer of UCX says, and the one sign that goes over its bell.
+"""The metadata of an exporter's UCX offer, and the protocol of its control connection.
 
-puller   -> exporter   the access token: the exporter polls its agent from now on
-puller   -> exporter   CONNECTED: it need not any more
-exporter -> puller     CONNECTED: it does not any more, but perhaps for others who are connecting
+puller   -> exporter   the access token: the exporter starts to poll its agent
+puller   -> exporter   CONNECTED: the exporter need not poll for this puller any more
+exporter -> puller     CONNECTED: it has stopped, unless other pullers are connecting
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pdserve.protocol import ExporterWelcome
 CONNECTED = b"C"
 _MAX_BYTES = 256 << 10
 
-_Address = Annotated[int, Meta(gt=0, lt=1 << 62)]  # of processes and GPUs: 57 bits at most
+_Address = Annotated[int, Meta(gt=0, lt=1 << 62)]  # virtual addresses have 57 bits at most
 
 
 class UcxOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """The metadata of a TransportOffer: what a puller's agent needs to read the pool."""
+    """The metadata of a TransportOffer: what a puller's agent needs in order to read the pool."""
 
     agent: Annotated[str, Meta(min_length=1, max_length=1024)]
     agent_metadata: bytes
@@ -37,7 +37,7 @@ class UcxOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
 
     @staticmethod
     def read(metadata: bytes) -> UcxOffer:
-        """Raises PeerLost: it is none."""
+        """Decode metadata. Raises PeerLost: it is invalid."""
         if len(metadata) > _MAX_BYTES:
             raise PeerLost(f"an offer of {len(metadata)} bytes; {_MAX_BYTES} are the limit")
         try:
@@ -46,18 +46,18 @@ class UcxOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
             raise PeerLost(f"the offer's metadata cannot be read: {error}") from error
 
     def blocks_of(self, welcome: ExporterWelcome) -> Region:
-        """The exporter's blocks. NIXL holds whoever reads beyond what was registered."""
+        """The exporter's blocks. NIXL refuses to read beyond what was registered."""
         num_bytes = welcome.num_blocks * welcome.layout.block_bytes
         segment: Segment = "VRAM" if welcome.memory == "cuda" else "DRAM"
         return Region(self.blocks, num_bytes, segment, self.device)
 
     def generations_of(self, welcome: ExporterWelcome) -> Region:
-        """The exporter's generations, CPU memory always."""
+        """The exporter's generations, which are always in CPU memory."""
         return Region(self.generations, welcome.num_blocks * GENERATION_BYTES)
 
 
 def blocks_of(pool: KvPool) -> Region:
-    """The blocks of a pool of ours."""
+    """The blocks of a pool of this process."""
     if pool.kind == "cuda":
         device = device_pool(pool)
         region = device.region

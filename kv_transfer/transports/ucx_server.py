@@ -1,9 +1,9 @@
 """UCX, the exporter's end: registers the pool with an agent, and polls it while pullers connect.
 
-Somebody must poll an agent until a puller's is connected to it (RDMA exchanges queue pairs; over
-shared memory nothing is exchanged); reads need nobody. So whoever connects rings a bell, a TCP
-port, and the agent is polled from then until the puller says that it is connected, a few seconds
-at most. Without a puller that connects, nothing here runs.
+An agent has to be polled until a puller's agent is connected to it (RDMA exchanges queue pairs;
+over shared memory nothing is exchanged). Reads need no polling. So a puller that connects opens a
+control connection (TCP), and the agent is polled until the puller reports that it is connected, a
+few seconds at most. Otherwise nothing runs here.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from pdserve.protocol import TransportOffer
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 _POLL_S = 0.001
-_CONNECT_S = 5.0  # from the bell to connected
-_LAST_POLL_S = 0.1  # what the end of polling may take; somebody else may ring meanwhile
+_CONNECT_S = 5.0  # deadline for a puller to connect
+_LAST_POLL_S = 0.1  # to wait for the end of polling; another puller may connect meanwhile
 _MAX_PULLERS = 256
 
 
 class UcxServer:
-    """Owns the agent and its thread, the bell, and the connections of those who rang it."""
+    """Owns the agent and its thread, the listener, and the control connections."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -50,7 +50,7 @@ class UcxServer:
         self._polling: asyncio.Task[None] | None = None
 
     async def start(self, host: str, advertised_host: str) -> TransportOffer:
-        """Register the pool, and listen for the bell on a free port of `host`."""
+        """Register the pool, and listen for control connections on a free port of `host`."""
         offer = await self._on_thread(self._register)
         family, address = await resolve(host, 0)
         listener = socket.create_server(address, family=family, backlog=_MAX_PULLERS)
@@ -63,7 +63,7 @@ class UcxServer:
         )
 
     async def close(self) -> None:
-        """Hang up and destroy the agent. A puller on this host may end the read it is at."""
+        """Disconnect all pullers and destroy the agent. A running read on this host may finish."""
         if self._acceptor is not None:
             await self._acceptor.close()
         for task in self._pullers:
@@ -82,7 +82,7 @@ class UcxServer:
         task = asyncio.get_running_loop().create_task(self._serve(sock))
         self._pullers.add(task)
         task.add_done_callback(self._pullers.discard)
-        # Not in the task alone: one that is cancelled before it has begun never runs.
+        # Not only in the task: if it is cancelled before it starts, it never runs.
         task.add_done_callback(lambda _: sock.close())
 
     async def _serve(self, sock: socket.socket) -> None:
@@ -91,16 +91,16 @@ class UcxServer:
             async with asyncio.timeout(_CONNECT_S):
                 self._source.check_access(await receive_access(sock))
                 await self._poll_until_connected(sock)
-        except AccessDenied as error:  # counted where it was refused
-            logger.warning("a connection for UCX was closed: %s", error)
+        except AccessDenied as error:  # counted by check_access
+            log.warning("a connection for UCX was closed: %s", error)
         except (PeerLost, OSError) as error:  # TimeoutError is an OSError
             statistics.garbage += 1
-            logger.warning(
+            log.warning(
                 "a connection for UCX was closed: %s", str(error) or "not connected in time"
             )
         else:
             statistics.pools_shared += 1
-            await wait_readable(sock)  # until the puller hangs up: there is nothing more to say
+            await wait_readable(sock)  # until the puller disconnects: nothing else is sent
 
     async def _poll_until_connected(self, sock: socket.socket) -> None:
         self._num_connecting += 1
@@ -112,27 +112,27 @@ class UcxServer:
         finally:
             self._num_connecting -= 1
         if self._num_connecting == 0 and self._polling is not None:
-            # What the puller tries next shows that it needs no polling, unless others have it.
+            # So that the puller's next read tests whether it works without polling.
             await asyncio.wait({self._polling}, timeout=_LAST_POLL_S)
         await asyncio.get_running_loop().sock_sendall(sock, CONNECTED)
 
     async def _poll(self) -> None:
-        """While anybody connects; UCX has no event to wait for without a thread of its own."""
+        """Poll while any puller connects: without its own thread, UCX offers no event."""
         agent = self._agent
         try:
             while agent is not None and self._num_connecting:
                 await self._on_thread(agent.progress)
                 await asyncio.sleep(_POLL_S)
         except Exception:
-            # Whoever is connecting runs into a deadline; whoever comes next has it polled again.
-            logger.exception("UCX cannot be polled")
+            # Pullers that are connecting will time out; the next one starts polling again.
+            log.exception("UCX cannot be polled")
         finally:
             self._polling = None
 
     def _register(self) -> UcxOffer:
         pool = self._source.pool
         blocks, generations = blocks_of(pool), Region.of(pool.generations)
-        # Names are for ever: a puller's agent would take a second one for the first.
+        # A new name, since a puller's agent would mistake a second agent of one name for the first.
         name = f"{self._source.name}/{secrets.token_hex(4)}"
         agent = NixlAgent(name)
         agent.register(blocks)

@@ -1,5 +1,5 @@
-"""`pdserve`: run one process, run a whole cluster, look at one, and look at this machine.
+"""The `pdserve` command: runs processes and clusters, inspects them, and runs benchmarks.
 
-Only `main`, `flags` and the config structs are imported for every command; the rest is loaded by
-the command that needs it, so that a coordinator started from here stays free of torch.
+Only `main`, `flags` and the config structs are imported for every command. Each command imports
+what it needs, so that a coordinator that is started from here does not load torch.
 """

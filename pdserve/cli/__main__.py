@@ -1,4 +1,4 @@
-"""`python -m pdserve.cli`, which is how the processes of a cluster are started."""
+"""`python -m pdserve.cli`: how the supervisor starts the processes of a cluster."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`pdserve bench compare`: clusters of its own, one for each mode, and what they are good for."""
+"""`pdserve bench compare`: starts a cluster per mode, and compares their goodput."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from pdserve.errors import ConfigError
 
 
 def run(config: CompareConfig) -> int:
-    """Measure, print, and write files; the exit code is 1 when a mode is missing.
+    """Measure, print, and write files; the exit code is 1 if a mode could not be measured.
 
     Raises:
         PdserveError: nothing could be measured, or the settings contradict each other.
@@ -89,7 +89,7 @@ def run(config: CompareConfig) -> int:
 
 
 def subject_maker(config: CompareConfig) -> Callable[[int], Sequence[Subject]]:
-    """Model length |-> what to compare on.
+    """A function from the model's maximum length to the workloads.
 
     Raises:
         ConfigError: the trace cannot be read.
@@ -103,7 +103,7 @@ def subject_maker(config: CompareConfig) -> Callable[[int], Sequence[Subject]]:
 
 
 def setup(config: CompareConfig) -> dict[str, object]:
-    """What one needs to know to do it again, and to doubt it; before anything has started."""
+    """The conditions of the measurement, for reproducing it. Call before anything is started."""
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "config": msgspec.to_builtins(config),

@@ -1,4 +1,4 @@
-"""What the benchmarks can be told."""
+"""Configs of the benchmarks of KV transfer, routing and predictions, and of step overhead."""
 
 from __future__ import annotations
 
@@ -7,15 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from pdserve.config import (
-    ConfigStruct,
-    Count,
-    EngineConfig,
-    ModelConfig,
-    Seconds,
-    TransportName,
-    parse_bytes,
-)
+from pdserve.config import ConfigStruct, Count, EngineConfig, ModelConfig, Seconds, TransportName
+from pdserve.config_values import parse_bytes
 from pdserve.errors import ConfigError
 
 NetworkName = Literal["loopback", "netns"]
@@ -25,45 +18,48 @@ _QUICK_BLOCKS = 256
 
 
 class OverheadConfig(ConfigStruct, frozen=True):
-    """What `pdserve bench overhead` can be told."""
+    """Config of `pdserve bench overhead`."""
 
     batches: Annotated[list[Count], Meta(description="decode batch sizes to measure")] = (
         msgspec.field(default_factory=lambda: [1, 4, 16, 64])
     )
-    tokens: Annotated[Count, Meta(description="tokens of each stream")] = 1024
-    deadline_s: Annotated[Seconds, Meta(description="for each batch size")] = 300.0
-    json: Annotated[bool, Meta(description="for programs")] = False
+    tokens: Annotated[Count, Meta(description="output tokens of each stream")] = 1024
+    deadline_s: Annotated[Seconds, Meta(description="deadline for each batch size")] = 300.0
+    json: Annotated[bool, Meta(description="print JSON")] = False
     checkpoint: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
 
 
 class TransferConfig(ConfigStruct, frozen=True):
-    """What `pdserve bench transfer` can be told."""
+    """Config of `pdserve bench transfer`."""
 
     transports: Annotated[
-        list[TransportName], Meta(description="to measure; empty: all there are")
+        list[TransportName], Meta(description="transports to measure; empty: all")
     ] = msgspec.field(default_factory=list)
     networks: Annotated[
         list[NetworkName],
-        Meta(description="loopback: both processes in ours; netns: each in a namespace of its own"),
+        Meta(description="loopback, or netns: each process in a network namespace of its own"),
     ] = msgspec.field(default_factory=lambda: ["loopback", "netns"])
-    block_kib: Annotated[list[Count], Meta(description="sizes of a block, KiB")] = msgspec.field(
+    block_kib: Annotated[list[Count], Meta(description="block sizes, KiB")] = msgspec.field(
         default_factory=lambda: [64, 256, 1024, 2048]
     )
     blocks: Annotated[
-        list[Count], Meta(description="blocks of a pull, as far as the pool's memory goes")
+        list[Count], Meta(description="blocks per pull, as far as they fit into the pool")
     ] = msgspec.field(default_factory=lambda: [1, 16, 256, 2048])
     memory: Annotated[
-        str, Meta(description="of each pool at most; one exporter's, two in the puller")
+        str,
+        Meta(
+            description="most memory per pool; there are three: one exporter's, two of the puller"
+        ),
     ] = "1GiB"
-    small_pages: Annotated[
-        bool, Meta(description="pools as nodes have them without --kv-commit: no huge pages")
-    ] = False
+    small_pages: Annotated[bool, Meta(description="pools without huge pages")] = False
     quick: Annotated[
-        bool, Meta(description="only blocks of up to 1 MiB, and pulls of up to 256 of them")
+        bool, Meta(description="only blocks up to 1 MiB and pulls up to 256 blocks")
     ] = False
-    deadline_s: Annotated[Seconds, Meta(description="for each step of either process")] = 120.0
-    json: Annotated[bool, Meta(description="for programs")] = False
+    deadline_s: Annotated[Seconds, Meta(description="deadline for each step of either process")] = (
+        120.0
+    )
+    json: Annotated[bool, Meta(description="print JSON")] = False
 
     @property
     def memory_bytes(self) -> int:
@@ -102,19 +98,22 @@ class TransferConfig(ConfigStruct, frozen=True):
 
 
 class HandoverConfig(ConfigStruct, frozen=True):
-    """What `pdserve bench handover` can be told."""
+    """Config of `pdserve bench handover`."""
 
-    concurrency: Annotated[Count, Meta(description="requests at a time")] = 16
-    requests: Annotated[Count, Meta(description="in all, rounded up to whole rounds")] = 320
+    concurrency: Annotated[Count, Meta(description="requests in flight at a time")] = 16
+    requests: Annotated[
+        Count, Meta(description="requests in total, rounded up to whole rounds")
+    ] = 320
     prompt_tokens: Annotated[
-        list[Count], Meta(description="of the shortest and of the longest prompt")
+        list[Count], Meta(description="shortest and longest prompt length")
     ] = msgspec.field(default_factory=lambda: [64, 512])
-    output_tokens: Annotated[Count, Meta(description="of each request")] = 32
+    output_tokens: Annotated[Count, Meta(description="output tokens per request")] = 32
     transports: Annotated[
-        list[TransportName], Meta(description="for KV, best first; empty: all that work here")
+        list[TransportName],
+        Meta(description="KV transports, best first; empty: all that are useful here"),
     ] = msgspec.field(default_factory=list)
-    deadline_s: Annotated[Seconds, Meta(description="for each round")] = 120.0
-    json: Annotated[bool, Meta(description="for programs")] = False
+    deadline_s: Annotated[Seconds, Meta(description="deadline for each round")] = 120.0
+    json: Annotated[bool, Meta(description="print JSON")] = False
     checkpoint: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
 
@@ -139,24 +138,26 @@ class HandoverConfig(ConfigStruct, frozen=True):
 
 
 class PerfModelConfig(ConfigStruct, frozen=True):
-    """What `pdserve bench perf-model` can be told."""
+    """Config of `pdserve bench perf-model`."""
 
-    steps: Annotated[Count, Meta(description="held out of the profile, of each phase")] = 60
-    repeats: Annotated[Count, Meta(description="times that each of them is measured")] = 9
-    seed: Annotated[int, Meta(description="of the steps held out")] = 0
-    profile_s: Annotated[Seconds, Meta(description="for profiling, as on a node")] = 3.0
-    json: Annotated[bool, Meta(description="for programs")] = False
+    steps: Annotated[
+        Count, Meta(description="steps per phase that are held out of the profile")
+    ] = 60
+    repeats: Annotated[Count, Meta(description="measurements per held-out step")] = 9
+    seed: Annotated[int, Meta(description="random seed of the held-out steps")] = 0
+    profile_s: Annotated[Seconds, Meta(description="time to spend on profiling")] = 3.0
+    json: Annotated[bool, Meta(description="print JSON")] = False
     checkpoint: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
 
 
 class RouterBenchConfig(ConfigStruct, frozen=True):
-    """What `pdserve bench router` can be told."""
+    """Config of `pdserve bench router`."""
 
-    nodes: Annotated[int, Meta(ge=2, description="half of them for each pool")] = 1000
+    nodes: Annotated[int, Meta(ge=2, description="nodes in total, half in each pool")] = 1000
     blocks: Annotated[Count, Meta(description="cached blocks in the prefix index")] = 1_000_000
-    prompt_tokens: Annotated[list[Count], Meta(description="lengths of prompts to place")] = (
+    prompt_tokens: Annotated[list[Count], Meta(description="prompt lengths to place")] = (
         msgspec.field(default_factory=lambda: [512, 4096, 32768])
     )
-    decisions: Annotated[int, Meta(ge=2, description="of each kind")] = 500
-    json: Annotated[bool, Meta(description="for programs")] = False
+    decisions: Annotated[int, Meta(ge=2, description="placements per configuration")] = 500
+    json: Annotated[bool, Meta(description="print JSON")] = False

@@ -1,4 +1,4 @@
-"""The two processes of the transfer benchmark: started, asked, ended."""
+"""The two processes of the transfer benchmark, exporter and puller, as children of this one."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pdserve.cli.child import Child
 from pdserve.cli.supervisor import OWN_COMMAND
 from pdserve.errors import ClusterError
 
-_LAST_WORDS_S = 3.0  # from the end of the conversation to the end of the process
+_EXIT_S = 3.0  # from the end of the conversation to the end of the process
 
 
 class ProcessEnd:
-    """An `End` that is a child process of this one."""
+    """Implements `pdserve.bench.transfer.End` by a child process."""
 
     def __init__(self, child: Child, conversation: Conversation, deadline_s: float) -> None:
         self._child = child
@@ -56,9 +56,9 @@ class ProcessEnd:
             raise ClusterError(f"the {name}: {await self._account() or error}") from error
 
     async def _account(self) -> str | None:
-        """How it has ended; None: it has not."""
+        """How it has ended; None if it is still running."""
         try:
-            async with asyncio.timeout(_LAST_WORDS_S):
+            async with asyncio.timeout(_EXIT_S):
                 return (await self._child.ended()).account
         except TimeoutError:
             return None
@@ -77,7 +77,7 @@ class EndPair:
 async def start_ends(
     case: Case, network: Network, deadline_s: float, command: Sequence[str] = OWN_COMMAND
 ) -> AsyncIterator[EndPair]:
-    """Both processes, until the block is left; then they have ended.
+    """Both processes, which end with the context.
 
     Raises:
         ClusterError: one of them ended, was not ready in time, or could not be connected.
@@ -122,5 +122,5 @@ async def _start(
             finally:
                 await conversation.close()
         finally:
-            child.send_signal(signal.SIGKILL)  # nothing in it outlives it, or needs a farewell
+            child.send_signal(signal.SIGKILL)  # it has nothing to clean up
             await child.ended()

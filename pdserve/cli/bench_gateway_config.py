@@ -1,4 +1,4 @@
-"""What `pdserve bench coordinator` can be told."""
+"""Config of `pdserve bench coordinator`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _QUICK_S = 2.0
 
 
 class CoordinatorBenchConfig(ConfigStruct, frozen=True):
-    """What `pdserve bench coordinator` can be told."""
+    """Config of `pdserve bench coordinator`."""
 
     streams: Annotated[Count, Meta(description="of a closed loop, which is full load")] = 128
     step_ms: Annotated[
@@ -46,7 +46,7 @@ class CoordinatorBenchConfig(ConfigStruct, frozen=True):
     ] = 0
     drain_s: Annotated[Seconds, Meta(description="for what still runs when a load is over")] = 60.0
     start_s: Annotated[Seconds, Meta(description="for everything to be ready")] = 60.0
-    json: Annotated[bool, Meta(description="for programs")] = False
+    json: Annotated[bool, Meta(description="print JSON")] = False
     checkpoint: ModelConfig = ModelConfig()
 
     @property

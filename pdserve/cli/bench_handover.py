@@ -1,4 +1,4 @@
-"""`pdserve bench handover`: a cluster of its own, asked what passing a request on costs."""
+"""`pdserve bench handover`: starts a cluster, and measures what handing a request over costs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The networks that two processes of a benchmark can be in: this machine's, or one of their own.
+"""The networks between two processes of a benchmark: loopback, or network namespaces.
 
-A network namespace here has no name and belongs to nobody but the process that was started in it:
-it is gone, with its end of the cable, when the process is. So there is nothing to clean up, however
-the benchmark ends.
+The namespaces are anonymous: each exists only as long as the process that was started in it, and
+takes its end of the virtual cable with it. So nothing is left behind, however the benchmark ends.
 """
 
 from __future__ import annotations
@@ -18,53 +17,53 @@ from pdserve.errors import ClusterError
 
 _COMMAND_S = 10.0
 _TOOLS = {"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2"}
-_CABLE = "pdserve0"  # either end, as each namespace calls it
-_EXPORTER = "192.0.2.1"  # TEST-NET-1; nobody else is in there
+_CABLE = "pdserve0"  # name of the device at both ends
+_EXPORTER = "192.0.2.1"  # in TEST-NET-1
 _PULLER = "192.0.2.2"
 
 
 class Network(Protocol):
-    """Where two processes can be."""
+    """A network that connects two processes."""
 
     @property
     def launcher(self) -> Sequence[str]:
-        """What a process is started by, before its own command line."""
+        """The command that a process is started with, before its own command line."""
         ...
 
     async def obstacle(self) -> str | None:
-        """Why this machine, or this user, cannot have it; None: it works."""
+        """Why it does not work on this machine or for this user; None: it works."""
         ...
 
     async def join(self, exporter_pid: int, puller_pid: int) -> str:
-        """Connect two processes that were started by the launcher; the exporter's address.
+        """Connect two processes that were started with `launcher`; returns the exporter's address.
 
         Raises:
-            ClusterError: it did not work.
+            ClusterError: a command failed.
         """
         ...
 
 
 class Loopback:
-    """Both processes in this one's namespace."""
+    """Both processes in the current network namespace."""
 
     launcher: Sequence[str] = ()
 
     async def obstacle(self) -> str | None:
-        """None: there is always a loopback."""
+        """None: loopback always works."""
         return None
 
     async def join(self, exporter_pid: int, puller_pid: int) -> str:
-        """They are connected."""
+        """Nothing to do; returns the loopback address."""
         return "127.0.0.1"
 
 
 class NetworkNamespaces:
-    """Each process in a namespace of its own, and a virtual cable (veth) between the two."""
+    """Each process in a network namespace of its own, connected by a virtual cable (veth)."""
 
     launcher: Sequence[str] = ("unshare", "--net", "--")
 
     async def obstacle(self) -> str | None:
-        """Tries it out, in a namespace that ends at once."""
+        """Tries it, in a namespace that ends at once."""
         for tool, package in _TOOLS.items():
             if shutil.which(tool) is None:
                 return f"the command {tool!r} is missing: install {package}"
@@ -94,7 +93,7 @@ async def _run_in(pid: int, *words: str) -> None:
 
 
 async def _run(*argv: str) -> None:
-    """Raises ClusterError: the command failed, with what it said, or did not end."""
+    """Run a command. Raises ClusterError: it failed (with its output), or did not end in time."""
     process = await asyncio.create_subprocess_exec(
         *argv,
         stdin=asyncio.subprocess.DEVNULL,

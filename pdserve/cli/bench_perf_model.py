@@ -1,4 +1,4 @@
-"""`pdserve bench perf-model`: a model profiled in this process, then asked what it has not seen."""
+"""`pdserve bench perf-model`: profiles a model, and checks predictions for unseen steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pdserve bench router`: what choosing a request's nodes costs among very many of them."""
+"""`pdserve bench router`: what a placement decision costs among very many nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `pdserve bench step` and `pdserve bench serve` can be told."""
+"""Configs of `pdserve bench step` and `pdserve bench serve`."""
 
 from __future__ import annotations
 
@@ -21,25 +21,27 @@ _QUICK_BUDGET_S = 20.0
 
 
 class StepBenchConfig(ConfigStruct, frozen=True):
-    """What `pdserve bench step` can be told."""
+    """Config of `pdserve bench step`."""
 
     shape: Annotated[
-        str, Meta(description="a named shape with random weights, or a checkpoint's directory")
+        str, Meta(description="a named shape with random weights, or a checkpoint directory")
     ] = "160m"
-    batches: Annotated[list[Count], Meta(description="requests of a decode step")] = msgspec.field(
+    batches: Annotated[list[Count], Meta(description="decode batch sizes")] = msgspec.field(
         default_factory=lambda: [1, 4, 16, 64]
     )
-    contexts: Annotated[list[Count], Meta(description="tokens that are decoded over")] = (
-        msgspec.field(default_factory=lambda: [128, 1024, 4096])
+    contexts: Annotated[
+        list[Count], Meta(description="context lengths of decode steps, tokens")
+    ] = msgspec.field(default_factory=lambda: [128, 1024, 4096])
+    prompts: Annotated[
+        list[Count], Meta(description="prompt lengths, each computed in one step")
+    ] = msgspec.field(default_factory=lambda: [128, 512, 2048, 4096])
+    budget_s: Annotated[Seconds, Meta(description="time to measure for; at least three rounds")] = (
+        90.0
     )
-    prompts: Annotated[list[Count], Meta(description="tokens of a prompt, in one step")] = (
-        msgspec.field(default_factory=lambda: [128, 512, 2048, 4096])
-    )
-    budget_s: Annotated[Seconds, Meta(description="for measuring; three rounds in any case")] = 90.0
     quick: Annotated[
-        bool, Meta(description="batches of 1 and 16, up to 1024 of context, prompts of 512; 20 s")
+        bool, Meta(description="batches 1 and 16, contexts up to 1024, prompts of 512; 20 s")
     ] = False
-    json: Annotated[bool, Meta(description="for programs")] = False
+    json: Annotated[bool, Meta(description="print JSON")] = False
     engine: EngineConfig = EngineConfig()
 
     @property
@@ -67,36 +69,42 @@ class StepBenchConfig(ConfigStruct, frozen=True):
 
 
 class ServeBenchConfig(ConfigStruct, frozen=True):
-    """What `pdserve bench serve` can be told."""
+    """Config of `pdserve bench serve`."""
 
     url: Annotated[
         list[str],
         Meta(
             min_length=1,
-            description="an OpenAI API; several are compared; PDSERVE_API_KEY is for all",
+            description="OpenAI-compatible servers, compared if several; key: PDSERVE_API_KEY",
         ),
     ] = msgspec.field(default_factory=lambda: ["http://127.0.0.1:8000"])
     model: Annotated[
-        list[str], Meta(description="one for each url; empty: the first that it lists")
+        list[str],
+        Meta(description="model names, one per URL; empty: the first that a server lists"),
     ] = msgspec.field(default_factory=list)
     concurrency: Annotated[
-        list[Count], Meta(description="closed loops of so many streams; not with --rate")
+        list[Count], Meta(description="closed loops: streams at a time; ignored with --rate")
     ] = msgspec.field(default_factory=lambda: [1, 4, 16])
     rate: Annotated[
-        list[Rate], Meta(description="open loops of so many requests a second, at random times")
+        list[Rate], Meta(description="open loops: requests per second, Poisson arrivals")
     ] = msgspec.field(default_factory=list)
-    prompt_tokens: Annotated[Count, Meta(description="of each prompt")] = 512
-    output_tokens: Annotated[Count, Meta(description="of each answer")] = 64
+    prompt_tokens: Annotated[Count, Meta(description="prompt length")] = 512
+    output_tokens: Annotated[Count, Meta(description="output length")] = 64
     requests: Annotated[
         int,
-        Meta(ge=0, description="of a round; 0: four a stream and at least 8, or 32 at a rate"),
+        Meta(
+            ge=0,
+            description="requests per round; 0: 4 per stream and at least 8, or 32 with --rate",
+        ),
     ] = 0
-    rounds: Annotated[int, Meta(ge=0, description="of each load; 0: 1, or 3 to compare")] = 0
-    seed: Annotated[int, Meta(ge=0, description="of prompts and arrivals")] = 0
+    rounds: Annotated[
+        int, Meta(ge=0, description="rounds per load; 0: 1, or 3 with several servers")
+    ] = 0
+    seed: Annotated[int, Meta(ge=0, description="random seed of prompts and arrivals")] = 0
     round_s: Annotated[
-        Seconds, Meta(description="for a round of a closed loop, or after the last arrival")
+        Seconds, Meta(description="deadline of a closed-loop round, or after the last arrival")
     ] = 600.0
-    json: Annotated[bool, Meta(description="for programs")] = False
+    json: Annotated[bool, Meta(description="print JSON")] = False
 
     @property
     def plan(self) -> Plan:

@@ -1,4 +1,4 @@
-"""`pdserve bench step`: a model in this process, and its steps beside the machine's limits."""
+"""`pdserve bench step`: runs a model in this process, and compares step times with their floor."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from pdserve.cli.bench_output import print_json, print_tables
 from pdserve.cli.bench_speed_config import StepBenchConfig
 from pdserve.cli.exit_codes import OK
 from pdserve.cli.step_table import step_remarks, step_table
-from pdserve.config import ModelConfig, NodeConfig, parse_bytes
+from pdserve.config import ModelConfig, NodeConfig
+from pdserve.config_values import parse_bytes
 from pdserve.errors import ConfigError
 from pdserve.node.bench_step import StepBench
 from pdserve.node.meminfo import memory_bytes
@@ -86,7 +87,7 @@ def _measure(config: StepBenchConfig) -> StepReport:
 
 
 def _checkpoint(shape: str) -> str:
-    """A directory; one of a named shape is kept among the user's caches."""
+    """A checkpoint directory; that of a named shape is kept in the user's cache."""
     if shape not in SHAPES:
         if not Path(shape).is_dir():
             raise ConfigError(
@@ -101,7 +102,7 @@ def _checkpoint(shape: str) -> str:
 
 
 def _kv_bytes(kv_memory: str) -> int:
-    """For KV; auto: half of what is available, up to AUTO_KV_BYTES."""
+    """Bytes for KV; auto: half of the available memory, up to AUTO_KV_BYTES."""
     if kv_memory != "auto":
         return parse_bytes(kv_memory)
     available = memory_bytes(Path("/proc/meminfo").read_text(), "MemAvailable")
@@ -109,7 +110,7 @@ def _kv_bytes(kv_memory: str) -> int:
 
 
 def _weights(plan: NodeModel) -> str:
-    """Their type."""
+    """The type of the weights."""
     return plan.layout.dtype if plan.quantization == "none" else plan.quantization
 
 

@@ -1,4 +1,4 @@
-"""`pdserve bench transfer`: two processes for each block size, asked how fast KV moves."""
+"""`pdserve bench transfer`: starts an exporter and a puller per block size, and measures pulls."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(config: TransferConfig) -> int:
 
 
 async def measure(config: TransferConfig) -> TransferReport:
-    """Everything that the settings ask for. Raises as `run`."""
+    """Measure everything that the config asks for. Raises as `run`."""
     rows: list[TransferRow] = []
     skipped: list[Skipped] = []
     transports: list[str] = [*config.transports] or [kind.name for kind in KINDS]
@@ -70,7 +70,7 @@ async def measure(config: TransferConfig) -> TransferReport:
 
 def _cases(config: TransferConfig, network: NetworkName) -> Iterator[Case]:
     for block_bytes in config.block_sizes:
-        layout_of(block_bytes)  # refused here rather than in a process
+        layout_of(block_bytes)  # raises here rather than in a child process
         pool_blocks, counts = count_blocks(config.counts, block_bytes, config.memory_bytes)
         yield Case(network, block_bytes, pool_blocks, counts, _PULL_S, not config.small_pages)
 

@@ -1,4 +1,4 @@
-"""One streamed chat request over plain HTTP, and when its tokens arrived."""
+"""Sends one streamed chat request over plain HTTP, and times its tokens."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Chunk(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Answer:
-    """A complete answer, timed at the client."""
+    """A complete answer, with latencies as seen by the client."""
 
     text: str
     finish_reason: str
@@ -65,11 +65,11 @@ class Answer:
 async def ask(
     url: str, model: str, prompt: str, max_tokens: int, on_text: Callable[[str], None]
 ) -> Answer:
-    """Send one prompt, greedily sampled; `on_text` gets the answer as it arrives.
+    """Send one prompt with greedy sampling; `on_text` is called with the text as it arrives.
 
     Raises:
-        PdserveError: refused, or ended before it was complete; the server's own error if it told.
-        ClusterError: the connection failed, or the reply is not what an OpenAI server would send.
+        PdserveError: an error in the stream, as the server reported it.
+        ClusterError: refused, broken off, or not the answer of an OpenAI-compatible server.
     """
     body = {
         "model": model,
@@ -101,7 +101,7 @@ async def ask(
 
 
 class _Reading:
-    """A stream of server-sent events, put together again."""
+    """Parses a stream of server-sent events, and collects the answer."""
 
     def __init__(self, on_text: Callable[[str], None]) -> None:
         self._on_text = on_text
@@ -114,7 +114,7 @@ class _Reading:
         self._is_complete = False
 
     def take(self, line: bytes) -> None:
-        """One line of the reply."""
+        """Parse one line of the stream."""
         if not line.startswith(_DATA):
             return
         event = line.removeprefix(_DATA).strip()
@@ -140,7 +140,7 @@ class _Reading:
             self._on_text(choice.delta.content)
 
     def answer(self, prefill_node: str, decode_node: str) -> Answer:
-        """What was read, once the stream is over."""
+        """The complete answer, at the end of the stream."""
         if not self._is_complete or self._finish_reason is None or self._usage is None:
             raise ClusterError("the answer broke off before its end")
         if self._first_s is None:

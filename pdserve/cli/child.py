@@ -1,7 +1,7 @@
-"""One child process: started, its output read line by line, its end awaited as an event.
+"""A child process: its output is read line by line, and its end is an event.
 
-The end is seen through a pidfd, so it is noticed when the process itself ends, even if something
-that it started still holds its output open.
+The end is observed through a pidfd. So it is noticed when the process itself ends, even if one of
+its own children still holds the output open.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LineSink = Callable[[str, str], None]  # (process name, line without its end)
 ExitSink = Callable[["Exit"], None]
 
 _KEPT_LINES = 50
-_READ_BYTES = 64 * 1024  # a longer line is passed on in pieces
+_READ_BYTES = 64 * 1024  # longer lines are split
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Exit:
     name: str
     pid: int
     returncode: int  # negative: the signal that ended it
-    last_line: str  # its error if it reported one, else the last line it wrote
+    last_line: str  # the error that it reported, or else the last line that it wrote
 
     @property
     def cause(self) -> str:
-        """What ended it: "exit code 2" or "signal SIGKILL"."""
+        """How it ended: "exit code 2" or "signal SIGKILL"."""
         if self.returncode >= 0:
             return f"exit code {self.returncode}"
         try:
@@ -42,15 +42,15 @@ class Exit:
 
     @property
     def account(self) -> str:
-        """The cause and, of a process that gave up by itself, what it said last."""
-        tells = self.returncode > 0 and self.last_line
-        return f"{self.cause}: {self.last_line}" if tells else self.cause
+        """The cause and, if the process exited with an error, its last line."""
+        has_error = self.returncode > 0 and self.last_line
+        return f"{self.cause}: {self.last_line}" if has_error else self.cause
 
 
 class Child:
-    """A running or ended child process, in a session of its own.
+    """A child process, running or ended, in a session of its own.
 
-    So Ctrl-C in the terminal reaches only the parent, which decides who stops when.
+    So Ctrl-C in the terminal reaches only the parent, which then stops its children in order.
     """
 
     def __init__(
@@ -61,9 +61,9 @@ class Child:
         on_exit: ExitSink,
         pass_fds: Sequence[int] = (),
     ) -> None:
-        """Start `argv`; every line it writes goes to `on_line`, and then its end to `on_exit`.
+        """Start `argv`. Every line of output is passed to `on_line`, and the end to `on_exit`.
 
-        It inherits the descriptors `pass_fds`, under the same numbers.
+        The child inherits the descriptors `pass_fds` under the same numbers.
 
         Raises:
             OSError: the program cannot be started.
@@ -98,11 +98,11 @@ class Child:
 
     @property
     def is_running(self) -> bool:
-        """Whether its end has not been noticed yet."""
+        """Whether its end has not been observed yet."""
         return not self._end.done()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal; nothing happens when the child has ended."""
+        """Send a signal, unless the child has ended."""
         self._process.send_signal(number)
 
     async def ended(self) -> Exit:
@@ -110,7 +110,7 @@ class Child:
         return await asyncio.shield(self._end)
 
     async def stop(self, grace_s: float) -> Exit:
-        """SIGTERM, and SIGKILL when `grace_s` has passed; returns when it has ended."""
+        """Send SIGTERM, and SIGKILL after `grace_s`; returns when the child has ended."""
         self.send_signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_s):
@@ -120,7 +120,7 @@ class Child:
             return await self.ended()
 
     def _read(self) -> bool:
-        """Take one piece of output; whether there may be more now."""
+        """Read available output once; whether there may be more."""
         try:
             piece = os.read(self._output.fileno(), _READ_BYTES)
         except BlockingIOError:
@@ -141,7 +141,7 @@ class Child:
         self._on_line(self.name, line)
 
     def _finish(self) -> None:
-        """It has ended: what it wrote last is in the pipe already."""
+        """The process has ended; the rest of its output is in the pipe."""
         while self._read():
             pass
         self._loop.remove_reader(self._output)

@@ -1,4 +1,4 @@
-"""What `pdserve up` can be told: one coordinator and its nodes on this machine."""
+"""The config of `pdserve up`: one coordinator and its nodes on this machine."""
 
 from __future__ import annotations
 
@@ -29,32 +29,29 @@ from pdserve.errors import ConfigError
 
 
 class ClusterConfig(ConfigStruct, frozen=True):
-    """A whole cluster on one machine. What every node shares is given once."""
+    """A cluster on one machine. What all nodes share is given once."""
 
     prefill: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        Meta(description="prefill nodes (default: 1, or 0 when co-located)"),
+        Meta(description="number of prefill nodes (default: 1, or 0 if colocated)"),
     ] = None
-    decode: Annotated[Count, Meta(description="decode nodes")] = 1
+    decode: Annotated[Count, Meta(description="number of decode nodes")] = 1
     mode: Annotated[
         Mode,
-        Meta(
-            description="colocated: decode nodes prefill for themselves; adaptive: if it is better"
-        ),
+        Meta(description="which nodes compute prompts; colocated: decode nodes; adaptive: either"),
     ] = "disaggregated"
-    host: Annotated[str, Meta(description="address the coordinator listens on")] = "127.0.0.1"
-    port: Annotated[Port, Meta(description="HTTP of the coordinator; 0: any free port")] = 8000
+    host: Annotated[str, Meta(description="address that the coordinator listens on")] = "127.0.0.1"
+    port: Annotated[Port, Meta(description="HTTP port of the coordinator; 0: any free port")] = 8000
     max_inflight: Annotated[
-        Count, Meta(description="requests on nodes before new ones are refused, or wait")
+        Count, Meta(description="most requests on the nodes at a time; more are refused or wait")
     ] = 1024
     transports: Annotated[
-        list[TransportName], Meta(description="for KV, best first; empty: all that are of use here")
+        list[TransportName],
+        Meta(description="KV transports, best first; empty: all that are useful here"),
     ] = msgspec.field(default_factory=list)
-    checksums: Annotated[bool, Meta(description="check every block's bytes after each pull")] = (
-        False
-    )
+    checksums: Annotated[bool, Meta(description="verify the bytes of every pulled block")] = False
     start_s: Annotated[
-        Seconds, Meta(description="until every process is ready, downloads included")
+        Seconds, Meta(description="deadline for every process to be ready, downloads included")
     ] = 900.0
     checkpoint: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()

@@ -1,4 +1,4 @@
-"""What a coordinator says about its cluster at `GET /status`."""
+"""The status of a cluster, from its coordinator's `GET /status`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from pdserve.cli.coordinator_http import request
 from pdserve.errors import ClusterError
 from pdserve.protocol import LinkState
 
@@ -30,17 +31,17 @@ class NodeStatus(msgspec.Struct, frozen=True):
     running_requests: int
     waiting_requests: int
     step_time_ms: float
-    predicted_queue_ms: float = 0.0  # before a prompt that were sent there now
-    predicted_tpot_ms: float = 0.0  # of one stream more
-    links: list[LinkState] = []  # from whom it pulls KV, and how
+    predicted_queue_ms: float = 0.0  # for a prompt that arrives now
+    predicted_tpot_ms: float = 0.0  # with one more stream
+    links: list[LinkState] = []  # which nodes it pulls KV from, and how
 
 
 class PrefixStatus(msgspec.Struct, frozen=True):
-    """What prefix caches did for prompts; shares of their tokens."""
+    """Effect of the prefix caches, as shares of prompt tokens."""
 
     cached_share: float = 0.0
-    unstable_share: float = 0.0  # of recent ones: computed again only because of text before them
-    unstable_token: int | None = None  # where that text begins
+    unstable_share: float = 0.0  # recomputed recently only because earlier text has changed
+    unstable_token: int | None = None  # position of that text
 
 
 class ClusterStatus(msgspec.Struct, frozen=True):
@@ -51,16 +52,16 @@ class ClusterStatus(msgspec.Struct, frozen=True):
     ready: bool
     inflight: int
     nodes: list[NodeStatus]
-    waiting: int = 0  # requests without a promise, in the coordinator
-    refused: dict[str, int] = {}  # so far, by reason
+    waiting: int = 0  # requests that wait in the coordinator
+    refused: dict[str, int] = {}  # requests refused so far, by reason
     prefixes: PrefixStatus = PrefixStatus()
 
     def node(self, node_id: str) -> NodeStatus | None:
-        """The node of that id, if it is attached."""
+        """The node with this id, if it is attached."""
         return next((node for node in self.nodes if node.node_id == node_id), None)
 
     def waiting_for(self, node_ids: list[str]) -> str:
-        """Those of the nodes that are not ready, and why: "decode-0 (loading 40%)"."""
+        """The nodes that are not ready, and why: "decode-0 (loading 40%)"."""
         parts = []
         for node_id in node_ids:
             node = self.node(node_id)
@@ -74,28 +75,14 @@ class ClusterStatus(msgspec.Struct, frozen=True):
 
 
 async def fetch_status(url: str, timeout_s: float = _REPLY_S) -> ClusterStatus:
-    """Ask the coordinator at `url`, as in "http://127.0.0.1:8000".
+    """Ask the coordinator at `url`, such as "http://127.0.0.1:8000".
 
     Raises:
-        ClusterError: nobody answers there in time, or not with a cluster's status.
+        ClusterError: no answer in time, or not a cluster's status.
     """
-    import aiohttp  # takes longer to load than all of a supervisor, whose children run by then
-
-    limit = aiohttp.ClientTimeout(total=timeout_s)
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=limit) as session,
-            session.get(url.rstrip("/") + "/status") as response,
-        ):
-            content = await response.read()
-            if response.status != 200:
-                raise ClusterError(f"{url}/status answers {response.status}, not 200")
-    except TimeoutError as error:
-        raise ClusterError(f"no answer from {url} within {timeout_s:g} s") from error
-    except aiohttp.ClientConnectorError as error:
-        raise ClusterError(f"no coordinator at {url}: {error.strerror}") from error
-    except (aiohttp.ClientError, ValueError) as error:
-        raise ClusterError(f"no coordinator at {url}: {error}") from error
+    code, content = await request("GET", url, "/status", timeout_s=timeout_s)
+    if code != 200:
+        raise ClusterError(f"{url}/status answers {code}, not 200")
     try:
         return msgspec.json.decode(content, type=ClusterStatus)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:

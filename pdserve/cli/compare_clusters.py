@@ -1,4 +1,4 @@
-"""The clusters that `pdserve bench compare` compares: same cores, same model, same promises."""
+"""Starts the clusters of `pdserve bench compare`: same cores, same model, same promises."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from pdserve.cli.child import LineSink
 from pdserve.cli.cluster_config import ClusterConfig
 from pdserve.cli.compare_config import CompareConfig
 from pdserve.cli.supervisor import Cluster
-from pdserve.config import EngineConfig, ModelConfig, RoutingConfig, parse_bytes
+from pdserve.config import EngineConfig, ModelConfig, RoutingConfig
+from pdserve.config_values import parse_bytes
 from pdserve.errors import ClusterError
 
 _START_S = 120.0
 _SETTLE_S = 15.0
 _LOOK_S = 0.05
 _REPLY_S = 5.0
-_KV_MEMORY = "512MiB"  # a node: all modes run at once, so a quarter of the memory each is too much
+_KV_MEMORY = "512MiB"  # per node: all modes run at once, so the default would be too much
 
 
 class Clusters:
-    """Starts contenders as clusters of processes of this machine."""
+    """Starts each contender as a cluster on this machine."""
 
     def __init__(self, config: CompareConfig, model: str, on_line: LineSink) -> None:
-        """`model`: a directory or hub id; `on_line` gets what the processes write."""
+        """`model` is a directory or hub id; `on_line` receives the output of the processes."""
         self._config = config
         self._model = model
         self._on_line = on_line
 
     def cluster_config(self, contender: Contender, promise: Promise | None) -> ClusterConfig:
-        """Every request is of one class, with this promise; without one nothing is refused."""
+        """A cluster whose only class has this promise; without a promise nothing is refused."""
         config = self._config
         is_colocated = contender.mode == "colocated"
         num_nodes = config.prefill + config.decode
@@ -77,7 +78,7 @@ class Clusters:
 
 
 def _together(engine: EngineConfig, num_nodes: int) -> EngineConfig:
-    """One node with all that so many would have."""
+    """The config of one node that has the resources of `num_nodes` nodes."""
     memory = parse_bytes(engine.kv_memory)
     return replace(
         engine,

@@ -1,4 +1,4 @@
-"""What `pdserve bench compare` can be told."""
+"""Config of `pdserve bench compare`."""
 
 from __future__ import annotations
 
@@ -33,61 +33,73 @@ Scale = Annotated[float, Meta(ge=0)]
 
 
 class CompareConfig(ConfigStruct, frozen=True):
-    """Ways of serving, on the same cores and the same requests."""
+    """The three modes on the same cores and the same requests."""
 
-    scenarios: Annotated[list[ScenarioName], Meta(description="made-up workloads, by name")] = (
+    scenarios: Annotated[list[ScenarioName], Meta(description="built-in workloads")] = (
         msgspec.field(default_factory=lambda: ["long-prompts", "short-prompts"])
     )
     trace: Annotated[
-        str, Meta(description="replay this instead: Mooncake's JSON lines, or Azure's CSV")
+        str, Meta(description="replay this trace instead: Mooncake's JSON lines or Azure's CSV")
     ] = ""
-    modes: Annotated[list[Mode], Meta(description="to compare")] = msgspec.field(
+    modes: Annotated[list[Mode], Meta(description="modes to compare")] = msgspec.field(
         default_factory=lambda: ["disaggregated", "colocated", "adaptive"]
     )
-    prefill: Annotated[Count, Meta(description="prefill nodes, unless co-located")] = 1
-    decode: Annotated[Count, Meta(description="decode nodes; all are when co-located")] = 1
+    prefill: Annotated[Count, Meta(description="number of prefill nodes, unless colocated")] = 1
+    decode: Annotated[
+        Count, Meta(description="number of decode nodes; in colocated mode all nodes are")
+    ] = 1
     model: Annotated[
-        str, Meta(description="checkpoint directory or hub id; empty: random weights, made here")
+        str, Meta(description="checkpoint directory or hub id; empty: random weights")
     ] = ""
-    shape: Annotated[str, Meta(description=f"of the random weights: {', '.join(SHAPES)}")] = "50m"
+    shape: Annotated[str, Meta(description=f"shape of the random weights: {', '.join(SHAPES)}")] = (
+        "50m"
+    )
     rates: Annotated[
-        list[Seconds], Meta(description="requests a second; empty: around what modes take")
+        list[Seconds],
+        Meta(description="request rates, per second; empty: found around the modes' capacity"),
     ] = msgspec.field(default_factory=list)
-    most_rates: Annotated[Count, Meta(description="that are measured, if time allows")] = 9
-    duration_s: Annotated[Seconds, Meta(description="of each run")] = 30.0
-    ttft_s: Annotated[Scale, Meta(description="promised; 0: a multiple of an idle cluster's")] = 0.0
-    tpot_s: Annotated[Scale, Meta(description="promised; 0: a multiple of an idle cluster's")] = 0.0
-    ttft_scale: Annotated[Scale, Meta(description="that multiple; 0: the scenario's")] = 0.0
-    tpot_scale: Annotated[Scale, Meta(description="that multiple; 0: the scenario's")] = 0.0
+    most_rates: Annotated[Count, Meta(description="most rates to measure, if time allows")] = 9
+    duration_s: Annotated[Seconds, Meta(description="duration of each run")] = 30.0
+    ttft_s: Annotated[
+        Scale, Meta(description="TTFT promise; 0: a multiple of an idle cluster's")
+    ] = 0.0
+    tpot_s: Annotated[
+        Scale, Meta(description="TPOT promise; 0: a multiple of an idle cluster's")
+    ] = 0.0
+    ttft_scale: Annotated[Scale, Meta(description="that multiple; 0: as the scenario says")] = 0.0
+    tpot_scale: Annotated[Scale, Meta(description="that multiple; 0: as the scenario says")] = 0.0
     target: Annotated[
-        float, Meta(gt=0, le=1, description="share of requests that must be in time")
+        float, Meta(gt=0, le=1, description="share of requests that must meet both promises")
     ] = 0.9
     chunks: Annotated[
         list[Annotated[int, Meta(ge=0)]],
-        Meta(min_length=1, description="local chunks tried when co-located; 0: as TPOT allows"),
+        Meta(min_length=1, description="values of --local-chunk to try in colocated mode"),
     ] = msgspec.field(default_factory=lambda: [0, 64, 128, 256, 512])
-    one_node: Annotated[bool, Meta(description="try co-location in one node of all cores, too")] = (
-        True
-    )
+    one_node: Annotated[
+        bool, Meta(description="also try colocated mode as one node with all cores")
+    ] = True
     length_scale: Annotated[
-        Scale, Meta(description="times all lengths; 0: so that they fit the model")
+        Scale, Meta(description="factor on all lengths; 0: chosen to fit the model")
     ] = 0.0
-    admission: Annotated[bool, Meta(description="let coordinators refuse what would be late")] = (
+    admission: Annotated[
+        bool, Meta(description="let the coordinators refuse requests that would be late")
+    ] = False
+    idle_requests: Annotated[Count, Meta(description="requests to each idle cluster")] = 20
+    seed: Annotated[int, Meta(ge=0, description="random seed")] = 0
+    budget_s: Annotated[
+        Seconds, Meta(description="time limit: no rate is begun that would end later")
+    ] = 3600.0
+    quick: Annotated[bool, Meta(description="ten minutes at most: short runs, one local chunk")] = (
         False
     )
-    idle_requests: Annotated[Count, Meta(description="to each idle cluster")] = 20
-    seed: Annotated[int, Meta(ge=0, description="of everything random")] = 0
-    budget_s: Annotated[Seconds, Meta(description="no rate is begun that would end later")] = 3600.0
-    quick: Annotated[
-        bool, Meta(description="within ten minutes: short runs, chunks as TPOT allows")
-    ] = False
-    out: Annotated[str, Meta(description="folder for plots, report and raw results")] = (
+    out: Annotated[str, Meta(description="directory for plots, report and raw results")] = (
         "bench-compare"
     )
     transports: Annotated[
-        list[TransportName], Meta(description="for KV, best first; empty: all that are of use here")
+        list[TransportName],
+        Meta(description="KV transports, best first; empty: all that are useful here"),
     ] = msgspec.field(default_factory=list)
-    json: Annotated[bool, Meta(description="for programs")] = False
+    json: Annotated[bool, Meta(description="print JSON")] = False
     engine: EngineConfig = EngineConfig()
     policy: PolicyConfig = PolicyConfig()
 

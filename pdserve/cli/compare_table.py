@@ -1,4 +1,4 @@
-"""The comparison as tables."""
+"""Prints the report of `pdserve bench compare` as tables."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pdserve.bench.compare_report import (
 )
 from pdserve.bench.slo_score import Percentiles
 
-BUSY = 0.5  # load average of a machine on which nothing should be measured
+BUSY = 0.5  # load average above which the report warns
 _PERCENTILES = "p50/p90/p99"
 
 
 def tables(report: CompareReport) -> Iterator[RenderableType]:
-    """For each scenario what was found and what it follows from; then what is to be known."""
+    """For each scenario its results and the measurements behind them; then the remarks."""
     for scenario in report.scenarios:
         modes = [mode for mode in report.modes if mode.scenario == scenario.name]
         yield rate_table(scenario, modes)
@@ -32,7 +32,7 @@ def tables(report: CompareReport) -> Iterator[RenderableType]:
 
 
 def rate_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
-    """A line for each rate and mode."""
+    """One row per rate and mode."""
     promise = scenario.promise
     table = Table(
         title=f"{scenario.name}: {scenario.shows}\n"
@@ -60,7 +60,7 @@ def rate_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
 
 
 def mode_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
-    """A line for each mode: its goodput, and what it does when idle and when disturbed."""
+    """One row per mode: its goodput, and its ITL when idle and when disturbed by long prompts."""
     best = max((mode.goodput for mode in modes), default=0.0)
     table = Table(title=f"{scenario.name}: goodput ({scenario.target:.0%} in time)")
     table.add_column("mode")
@@ -93,7 +93,7 @@ def mode_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
 
 
 def tuning_table(modes: Sequence[ModeReport]) -> Table:
-    """How the co-located mode was tuned."""
+    """One row per setting that was tried for the co-located mode."""
     trials = [trial for mode in modes for trial in mode.trials]
     table = Table(title=f"co-located, tuned at {trials[0].rate:.3g}/s")
     columns = (
@@ -117,7 +117,7 @@ def tuning_table(modes: Sequence[ModeReport]) -> Table:
 
 
 def remarks(report: CompareReport) -> list[str]:
-    """What would be easy to overlook."""
+    """Explanations and warnings."""
     said = [
         "TTFT counts from when a request was due. Refused, failed and unfinished requests are "
         "sent ones that were not in time. Of several kinds of requests, the one of which the "

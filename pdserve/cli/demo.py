@@ -1,4 +1,4 @@
-"""`pdserve demo`: a cluster from nothing, asked a question or two; then nothing is left over."""
+"""`pdserve demo`: starts a cluster, asks it some questions, and stops it again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(config: DemoConfig, command: Sequence[str] = OWN_COMMAND) -> int:
 
 async def _demo(config: DemoConfig, command: Sequence[str]) -> int:
     screen = UpScreen()
-    written: list[tuple[str, str]] = []  # by the children; of interest when something fails
+    written: list[tuple[str, str]] = []  # output of the children, shown if something fails
     cluster = Cluster(
         ClusterConfig(
             port=0, start_s=config.deadline_s, checkpoint=config.checkpoint, engine=config.engine
@@ -76,7 +76,7 @@ async def _converse(config: DemoConfig, cluster: Cluster, screen: UpScreen) -> N
 
 
 def facts(answer: Answer) -> str:
-    """One line: how fast it was, and where it ran."""
+    """One line with latencies, token counts and nodes of an answer."""
     parts = [f"TTFT {answer.ttft_s * 1e3:.1f} ms"]
     if answer.tpot_s is not None:
         parts.append(f"TPOT {answer.tpot_s * 1e3:.2f} ms")

@@ -1,4 +1,4 @@
-"""What `pdserve demo` can be told."""
+"""Config of `pdserve demo`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ _PROMPTS = (
 
 
 class DemoConfig(ConfigStruct, frozen=True):
-    """A cluster of one prefill and one decode node, asked a question or two."""
+    """One prefill and one decode node, and some questions."""
 
-    prompt: Annotated[
-        str, Meta(description="what to ask; empty: a sum, a question and a story")
-    ] = ""
-    max_tokens: Annotated[Count, Meta(description="most output tokens of an answer")] = 128
-    deadline_s: Annotated[Seconds, Meta(description="for all of it")] = 300.0
+    prompt: Annotated[str, Meta(description="question to ask; empty: three built-in ones")] = ""
+    max_tokens: Annotated[Count, Meta(description="most output tokens per answer")] = 128
+    deadline_s: Annotated[Seconds, Meta(description="deadline for the whole demo")] = 300.0
     checkpoint: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
 

@@ -1,4 +1,4 @@
-"""`pdserve doctor`: what this machine offers, and what the missing things are needed for."""
+"""`pdserve doctor`: checks this machine, and says what missing things would be needed for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MARKS = {
 
 
 def run(*, as_json: bool) -> int:
-    """Look at everything and show it; the exit code is 1 when pdserve cannot work here."""
+    """Check everything and print it; the exit code is 1 if pdserve cannot work here."""
     findings = collect()
     if as_json:
         print(json.dumps(msgspec.to_builtins(findings), indent=2))
@@ -36,7 +36,7 @@ def run(*, as_json: bool) -> int:
 
 
 def collect() -> list[Finding]:
-    """Everything, topic by topic."""
+    """All findings, topic by topic."""
     return [
         *machine_findings(),
         *native_findings(),
@@ -50,7 +50,7 @@ def collect() -> list[Finding]:
 
 
 def render(findings: list[Finding]) -> RenderableType:
-    """A table for each topic."""
+    """One table per topic."""
     return Group(
         *(
             _table(topic, list(found))

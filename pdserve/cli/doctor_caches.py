@@ -1,4 +1,4 @@
-"""What pdserve keeps between starts, and where. All of it may be removed, even while it is used."""
+"""What pdserve keeps between starts, and where. It can be deleted at any time, even while used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MIB = 2**20
 
 
 def cache_findings() -> list[Finding]:
-    """Packed weights and profiles."""
+    """The caches of packed weights and of profiles."""
     return [_weights(cache_folder("weights")), _profiles(cache_folder("profiles"))]
 
 

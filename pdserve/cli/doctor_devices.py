@@ -15,7 +15,7 @@ _GIB = 2**30
 
 
 def gpu_findings(driver: Path = Path("/proc/driver/nvidia/version")) -> list[Finding]:
-    """Every GPU that torch can use, or why there is none."""
+    """All GPUs that torch can use, or why there is none."""
     try:
         torch = importlib.import_module("torch")
     except ImportError as error:
@@ -26,7 +26,7 @@ def gpu_findings(driver: Path = Path("/proc/driver/nvidia/version")) -> list[Fin
 
 
 def attention_findings() -> list[Finding]:
-    """Every attention that a GPU could have, best first: a model takes the first that fits it."""
+    """All attention backends for GPUs, best first: a model uses the first that supports it."""
     try:
         catalog = importlib.import_module("pdserve.engine.cuda.catalog")
     except ImportError as error:
@@ -35,7 +35,7 @@ def attention_findings() -> list[Finding]:
 
 
 def rdma_findings(devices: Path = Path("/sys/class/infiniband")) -> list[Finding]:
-    """Every RDMA device that the kernel knows."""
+    """All RDMA devices that the kernel knows."""
     names = sorted(path.name for path in devices.iterdir()) if devices.is_dir() else []
     if not names:
         return [

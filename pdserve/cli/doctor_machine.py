@@ -1,4 +1,4 @@
-"""Cores and memory of this machine, and how much of them this process may use."""
+"""The machine's processor, cores and memory, and how much of them this process may use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 from pdserve.cli.finding import Finding, Verdict
-from pdserve.config import EngineConfig, format_cpus
+from pdserve.config import EngineConfig
+from pdserve.config_values import format_cpus
 from pdserve.node.cores import plan_cores
 from pdserve.node.meminfo import memory_bytes
 from pdserve.node.processor import processor_name
@@ -27,7 +28,7 @@ def machine_findings(root: Path = Path("/")) -> list[Finding]:
 
 
 def cpu_quota(cpu_max: str) -> float | None:
-    """Cores' worth of time that the text of a cgroup's cpu.max allows; None: no limit."""
+    """The CPU limit in the text of a cgroup's cpu.max, in cores; None: no limit."""
     match = re.fullmatch(r"\s*(\d+)\s+(\d+)\s*", cpu_max)
     return int(match[1]) / int(match[2]) if match else None
 

@@ -1,4 +1,4 @@
-"""The native extension, Python, and the packages pdserve needs."""
+"""The native extension, Python, and the packages that pdserve needs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def software_findings() -> list[Finding]:
 
 
 def required_packages() -> list[str]:
-    """Names of the packages that pdserve needs at run time, by its own metadata."""
+    """Names of the packages that pdserve's metadata requires at run time."""
     try:
         requirements = requires("pdserve") or []
     except PackageNotFoundError:

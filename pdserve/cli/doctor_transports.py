@@ -1,7 +1,7 @@
-"""Which ways of moving KV between nodes work here.
+"""Which transports for KV work here.
 
-Those that move CPU memory move a block, nothing is guessed. For those between GPUs we say what is
-missing: CUDA opens no memory of one's own process, so trying them takes two.
+Transports of CPU memory are tested by moving a block. For those between GPUs only missing
+requirements are reported: CUDA cannot open memory of the same process, so a test would take two.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NEEDED_FOR = {
 
 
 def transport_findings() -> list[Finding]:
-    """Every transport, best first: nodes take the first one that both of them have."""
+    """All transports, best first: two nodes use the first one that both have."""
     return asyncio.run(_try_all())
 
 
@@ -47,7 +47,7 @@ async def _try_all() -> list[Finding]:
 
 
 async def failure(kind: TransportKind) -> str:
-    """Pull a block over this transport, from ourselves; what failed, or nothing."""
+    """Pull a block from this process over the transport; what failed, or an empty text."""
     if "cpu" not in kind.memory:
         return kind.missing() or ""
     identity = KvIdentity("doctor", "", _LAYOUT)
@@ -84,7 +84,7 @@ async def _pull_one(
 
 
 def _finding(kind: TransportKind, failed: str, *, is_taken: bool) -> Finding:
-    # Without TCP two nodes may have no way at all; the others make it faster.
+    # Without TCP, two nodes may have no transport at all; the others are only faster.
     otherwise = Verdict.BROKEN if kind.name == "tcp" else Verdict.ABSENT
     return Finding(
         topic=_TOPIC,

@@ -1,4 +1,4 @@
-"""Exit codes of `pdserve`: 0 done, 1 failed, 2 the user's fault, 130 stopped by force."""
+"""Exit codes of `pdserve`: 0 success, 1 failure, 2 wrong usage or config, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StartFailed(ClusterError):
 
 
 def exit_code_of(error: PdserveError) -> int:
-    """The exit code of a command that ended in `error`."""
+    """The exit code of a command that failed with `error`."""
     if isinstance(error, StartFailed):
         return error.exit_code
     if isinstance(error, ConfigError | ModelError | KvBudgetTooSmall):

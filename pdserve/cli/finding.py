@@ -1,4 +1,4 @@
-"""What `pdserve doctor` finds out, one thing at a time."""
+"""One result of `pdserve doctor`."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import msgspec
 
 
 class Verdict(StrEnum):
-    """Whether a thing is there."""
+    """Whether a thing is available."""
 
     OK = "ok"
-    ABSENT = "absent"  # this machine, or this build, does without
-    BROKEN = "broken"  # pdserve cannot work like this
+    ABSENT = "absent"  # optional, and not on this machine or in this build
+    BROKEN = "broken"  # required: pdserve cannot work without it
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that pdserve uses or could use."""
 
-    topic: str  # heading under which it is shown
+    topic: str  # heading of its table
     name: str
     verdict: Verdict
     detail: str
-    needed_for: str = ""  # said when it is not there
+    needed_for: str = ""  # printed if it is not available

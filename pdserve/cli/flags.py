@@ -1,8 +1,8 @@
-"""Flags derived from config structs, and configs read from flags: one place says what exists.
+"""Command-line flags derived from config structs, and configs read back from flags.
 
-A struct's field `kv_memory` is the flag `--kv-memory`. Its Meta description is the help text, a
-Literal gives the choices, a list may be repeated or written with commas, and a nested struct is a
-group of flags. Defaults < `--config FILE.toml` < flags given.
+The field `kv_memory` of a struct is the flag `--kv-memory`. Its Meta description is the help text,
+a Literal gives the choices, a list is given by repeating the flag or with commas, and a nested
+struct is a group of flags. Flags override `--config FILE.toml`, which overrides the defaults.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
-from pdserve.config import ConfigStruct, load_config
+from pdserve.cli.config_file import load_config
+from pdserve.config import ConfigStruct
 
 C = TypeVar("C", bound=ConfigStruct)
 
@@ -52,13 +53,13 @@ class Flag:
 
 
 class FlagParser(argparse.ArgumentParser):
-    """An ArgumentParser whose complaint is one line, and which accepts no abbreviations."""
+    """An ArgumentParser that reports an error in one line, and accepts no abbreviated flags."""
 
     def __init__(self, *positional: Any, **options: Any) -> None:
         super().__init__(*positional, **{"allow_abbrev": False, **options})
 
     def error(self, message: str) -> Any:
-        """Exit with code 2: the user's fault."""
+        """Exit with code 2, which stands for a mistake of the user."""
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
@@ -78,7 +79,7 @@ def flags_of(struct: type[ConfigStruct]) -> list[Flag]:
 def add_flags(parser: argparse.ArgumentParser, struct: type[ConfigStruct]) -> None:
     """Give `parser` the flags of `struct`, and `--config`."""
     parser.add_argument(
-        "--config", type=Path, metavar="FILE.toml", help="read from here; flags come on top"
+        "--config", type=Path, metavar="FILE.toml", help="config file; flags override it"
     )
     groups: dict[tuple[str, ...], Any] = {(): parser}
     for flag in flags_of(struct):
@@ -89,7 +90,7 @@ def add_flags(parser: argparse.ArgumentParser, struct: type[ConfigStruct]) -> No
 
 
 def config_from(struct: type[C], arguments: argparse.Namespace) -> C:
-    """The config that the parsed flags, and the TOML file if one is named, stand for.
+    """The config given by the parsed flags and, if one is named, the TOML file.
 
     Raises:
         ConfigError: unreadable file, unknown key, wrong type or value out of range; says which.
@@ -106,7 +107,7 @@ def config_from(struct: type[C], arguments: argparse.Namespace) -> C:
 
 
 def as_flags(config: ConfigStruct) -> list[str]:
-    """The flags that give `config` when read again; values at their defaults are left out."""
+    """The flags from which `config_from` gives `config` again, without those at their defaults."""
     words = []
     for flag in flags_of(type(config)):
         value: Any = config
@@ -172,7 +173,8 @@ def _choices(flag: Flag) -> Sequence[str]:
 
 
 def _metavar(flag: Flag) -> str:
-    return flag.path[-1].rsplit("_", 1)[-1].upper()
+    last_word = flag.path[-1].rsplit("_", 1)[-1]
+    return "SECONDS" if last_word == "s" else last_word.upper()
 
 
 def _help(flag: Flag) -> str:
@@ -182,11 +184,13 @@ def _help(flag: Flag) -> str:
         return f"{flag.description} (default: {','.join(map(str, flag.default))})"
     if isinstance(flag.default, bool):
         return f"{flag.description} (default: {'on' if flag.default else 'off'})"
+    if isinstance(flag.default, float):
+        return f"{flag.description} (default: {flag.default:g})"
     return f"{flag.description} (default: {flag.default})"
 
 
 def _reader(flag: Flag) -> Callable[[str], Any]:
-    """Text -> value; argparse puts the flag's name before the reason why it is refused."""
+    """Text -> value. argparse puts the flag's name in front of the error's message."""
     hint = flag.kind if flag.is_list else flag.hint
 
     def read(text: str) -> Any:

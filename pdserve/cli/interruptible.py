@@ -1,4 +1,4 @@
-"""Work that is given up when an event comes first."""
+"""Runs work until it is done or an event is set."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 async def finishes_before(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Run `work`, but only until `event` is set; whether it came to its end.
+    """Run `work`, and cancel it if `event` is set first; whether it finished.
 
-    What `work` raises is raised here.
+    Raises what `work` raises.
     """
     working = asyncio.create_task(work)
     waiting = asyncio.create_task(event.wait())

@@ -1,6 +1,6 @@
-"""`pdserve prefill` and `pdserve decode`: a node's process. They differ in the role it begins with.
+"""`pdserve prefill` and `pdserve decode`: the process of a node, differing in its first role.
 
-Here the two services meet, which know nothing of each other.
+The two services are combined here, because their packages do not import each other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A child process that cannot outlive the process which started it."""
+"""Ties the life of a child process to that of its parent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PR_SET_PDEATHSIG = 1
 def die_with_parent(parent_pid: int) -> None:
     """Have the kernel kill this process when the thread that started it ends.
 
-    Exits at once when `parent_pid` is not the parent any more: it died before the kernel was told.
+    Exits at once if `parent_pid` is not the parent any more: then it has died already.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:

@@ -1,4 +1,4 @@
-"""Which node computes where: cores and GPUs dealt out fairly."""
+"""Assigns cores and GPUs to the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from pdserve.config import EngineConfig, format_cpus, parse_cpus
+from pdserve.config import EngineConfig
+from pdserve.config_values import format_cpus, parse_cpus
 from pdserve.errors import ConfigError
 
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
@@ -18,9 +19,9 @@ _COUNT_GPUS_S = 60.0  # importing torch from a cold disk
 
 
 def assign_cores(num_nodes: int, cores: Sequence[int]) -> list[list[int]]:
-    """Cores of each node: neighbouring ones, shares that differ by at most one.
+    """The cores of each node: adjacent ones, in shares that differ by at most one.
 
-    With more nodes than cores, node i gets the one core `cores[i % len(cores)]`.
+    With more nodes than cores, node i gets the single core `cores[i % len(cores)]`.
     """
     if num_nodes > len(cores):
         return [[cores[i % len(cores)]] for i in range(num_nodes)]
@@ -29,31 +30,31 @@ def assign_cores(num_nodes: int, cores: Sequence[int]) -> list[list[int]]:
 
 
 def assign_device(device: str, index: int, num_gpus: int) -> str:
-    """Device of node number `index`: GPUs round robin, unless a particular one was asked for."""
+    """The device of node `index`: GPUs in turn, unless the config names one."""
     if device in ("auto", "cuda") and num_gpus > 0:
         return f"cuda:{index % num_gpus}"
     return device
 
 
 def usable_cores(engine: EngineConfig) -> list[int]:
-    """The cores that this process may use, or those of them that `--cpus` names.
+    """The cores that `--cpus` names, or else all that this process may use.
 
     Raises:
-        ConfigError: `--cpus` names a core this process may not use.
+        ConfigError: `--cpus` names a core that this process may not use.
     """
     allowed = sorted(os.sched_getaffinity(0))
     wanted = sorted(set(parse_cpus(engine.cpus)))
-    strange = [core for core in wanted if core not in allowed]
-    if strange:
+    unusable = [core for core in wanted if core not in allowed]
+    if unusable:
         raise ConfigError(
-            f"--cpus {engine.cpus}: core {strange[0]} is not usable here; "
+            f"--cpus {engine.cpus}: core {unusable[0]} is not usable here; "
             f"the usable ones are {format_cpus(allowed)}"
         )
     return wanted or allowed
 
 
 def count_gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> int:
-    """How many GPUs torch can use. Asks a child process, so that torch is not loaded here."""
+    """The number of GPUs that torch can use; counted in a child, so torch is not loaded here."""
     if not driver.is_dir():
         return 0
     command = [sys.executable, "-c", _COUNT_GPUS]

@@ -1,4 +1,4 @@
-"""A cluster's processes before any of them exists: names, configs, cores, devices, ports."""
+"""Plans a cluster's processes before any of them is started: names, configs, cores and devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pdserve.cli.cluster_config import ClusterConfig
 from pdserve.cli.flags import as_flags
 from pdserve.cli.placement import assign_cores, assign_device
 from pdserve.cli.ports import reachable
-from pdserve.config import CoordinatorConfig, EngineConfig, NodeConfig, format_cpus
+from pdserve.config import CoordinatorConfig, EngineConfig, NodeConfig
+from pdserve.config_values import format_cpus
 from pdserve.node.cores import plan_cores
 
 COORDINATOR = "coordinator"
@@ -22,7 +23,7 @@ Kind = Literal["coordinator", "prefill", "decode"]
 
 @dataclass(frozen=True)
 class Machine:
-    """What of this machine a cluster may use."""
+    """The resources of this machine that a cluster may use."""
 
     cores: Sequence[int]
     num_gpus: int = 0
@@ -32,13 +33,13 @@ class Machine:
 class ProcessPlan:
     """One process of a cluster."""
 
-    name: str  # of a node: also its node id
+    name: str  # for a node, also its node id
     kind: Kind
     config: CoordinatorConfig | NodeConfig
 
     @property
     def arguments(self) -> list[str]:
-        """What follows `pdserve` on its command line."""
+        """Its command line after `pdserve`."""
         return [self.kind, *as_flags(self.config)]
 
 
@@ -50,7 +51,23 @@ def plan_cluster(
     Raises:
         ConfigError: the numbers of nodes contradict the mode.
     """
-    coordinator = CoordinatorConfig(
+    coordinator = _coordinator_config(config, http_port, grpc_port)
+    plans = [ProcessPlan(COORDINATOR, "coordinator", coordinator)]
+    prefill: list[Kind] = ["prefill"] * config.num_prefill
+    decode: list[Kind] = ["decode"] * config.decode
+    kinds = prefill + decode
+    shares = assign_cores(len(kinds), machine.cores)
+    coordinator_address = reachable(config.host, grpc_port)
+    for number, (kind, cores) in enumerate(zip(kinds, shares, strict=True)):
+        name = f"{kind}-{kinds[:number].count(kind)}"
+        engine = _placed(config.engine, number, cores, machine.num_gpus)
+        node = _node_config(config, name, coordinator_address, engine)
+        plans.append(ProcessPlan(name, kind, node))
+    return plans
+
+
+def _coordinator_config(config: ClusterConfig, http_port: int, grpc_port: int) -> CoordinatorConfig:
+    return CoordinatorConfig(
         host=config.host,
         port=http_port,
         grpc_port=grpc_port,
@@ -62,33 +79,28 @@ def plan_cluster(
         access=config.access,
         timeouts=config.timeouts,
     )
-    plans = [ProcessPlan(COORDINATOR, "coordinator", coordinator)]
-    prefill: list[Kind] = ["prefill"] * config.num_prefill
-    decode: list[Kind] = ["decode"] * config.decode
-    kinds = prefill + decode
-    shares = assign_cores(len(kinds), machine.cores)
-    for number, (kind, cores) in enumerate(zip(kinds, shares, strict=True)):
-        name = f"{kind}-{kinds[:number].count(kind)}"
-        engine = _placed(config.engine, number, cores, machine.num_gpus)
-        node = NodeConfig(
-            node_id=name,
-            coordinators=[reachable(config.host, grpc_port)],
-            transports=config.transports,
-            checksums=config.checksums,
-            checkpoint=config.checkpoint,
-            engine=engine,
-            profile=config.profile,
-            policy=config.policy,
-            handoff=config.handoff,
-            prefix=config.prefix,
-            timeouts=config.timeouts,
-        )
-        plans.append(ProcessPlan(name, kind, node))
-    return plans
+
+
+def _node_config(
+    config: ClusterConfig, node_id: str, coordinator_address: str, engine: EngineConfig
+) -> NodeConfig:
+    return NodeConfig(
+        node_id=node_id,
+        coordinators=[coordinator_address],
+        transports=config.transports,
+        checksums=config.checksums,
+        checkpoint=config.checkpoint,
+        engine=engine,
+        profile=config.profile,
+        policy=config.policy,
+        handoff=config.handoff,
+        prefix=config.prefix,
+        timeouts=config.timeouts,
+    )
 
 
 def crowding(plans: Sequence[ProcessPlan], cores: Sequence[int]) -> str:
-    """What is to be said when more threads compute than there are cores; else nothing."""
+    """A warning if there are more compute threads than cores; otherwise empty."""
     engines = [plan.config.engine for plan in plans if isinstance(plan.config, NodeConfig)]
     shares = [
         plan_cores(engine, cores) for engine in engines if not engine.device.startswith("cuda")
@@ -104,7 +116,7 @@ def crowding(plans: Sequence[ProcessPlan], cores: Sequence[int]) -> str:
 
 
 def _placed(engine: EngineConfig, number: int, cores: list[int], num_gpus: int) -> EngineConfig:
-    """The engine of node `number` on its share of the machine."""
+    """The engine config of node `number`, with its share of the machine."""
     return replace(
         engine,
         cpus=format_cpus(cores),

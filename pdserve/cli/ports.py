@@ -1,4 +1,4 @@
-"""Ports kept free for a child process until it listens on them."""
+"""Reserves ports for child processes until they listen on them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ _ANY_ADDRESS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class ReservedPort:
-    """A port that is bound but not listened on, so that the kernel gives it to nobody else.
+    """A port that is bound but not listened on, so that the kernel gives it to no other process.
 
-    A server that sets SO_REUSEADDR (asyncio's and gRPC's do) can still listen on it, and connecting
-    to it before that is refused as it should be.
+    A server that sets SO_REUSEADDR (asyncio's and gRPC's do) can still listen on it. Until then,
+    connections are refused as usual.
     """
 
     def __init__(self, host: str, port: int = 0) -> None:
         """Reserve `port` of `host`, or any free one.
 
         Raises:
-            ConfigError: the port is taken, or the address is not this machine's.
+            ConfigError: the port is in use, or the address does not belong to this machine.
         """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
@@ -33,11 +33,11 @@ class ReservedPort:
         self.port: int = self._socket.getsockname()[1]
 
     def close(self) -> None:
-        """Give the port up; a server that listens on it already is not disturbed."""
+        """Release the port; a server that listens on it already is not affected."""
         self._socket.close()
 
 
 def reachable(host: str, port: int) -> str:
-    """`host:port` by which a server listening on `host` is reached from this machine."""
+    """The `host:port` at which this machine reaches a server that listens on `host`."""
     address = _ANY_ADDRESS.get(host, host)
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -1,4 +1,4 @@
-"""How much KV a node has pulled, by its own metrics."""
+"""How much KV a node has pulled, according to its metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pdserve.bench.scrape import Samples, scrape
 
 @dataclass(frozen=True)
 class Pulls:
-    """A node's complete pulls since it started."""
+    """The complete pulls of a node since its start."""
 
     num_pulls: int
     num_bytes: int
@@ -17,7 +17,7 @@ class Pulls:
 
 
 async def fetch_pulls(metrics_address: str) -> Pulls:
-    """Ask the node at `metrics_address`.
+    """Read the metrics of the node at `metrics_address`.
 
     Raises:
         ClusterError: it does not answer.
@@ -26,7 +26,7 @@ async def fetch_pulls(metrics_address: str) -> Pulls:
 
 
 def pulls_in(samples: Samples) -> Pulls:
-    """The pulls that a node's metrics tell of; 0 for what they do not say."""
+    """The pulls in a node's metrics; 0 for missing samples."""
     values = samples.values
     return Pulls(
         num_pulls=int(values.get("pdserve_pulls_total", 0)),

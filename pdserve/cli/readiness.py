@@ -1,4 +1,4 @@
-"""Waiting until a cluster, or a part of it, is ready: by /status, and by nobody's early end."""
+"""Waits until a cluster, or a part of it, is ready, or one of its processes has ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pdserve.cli.exit_codes import FAILED, StartFailed
 from pdserve.cli.plan import COORDINATOR
 from pdserve.errors import ClusterError
 
-_TICK_S = 0.1  # between two looks at /status, while something loads
+_TICK_S = 0.1  # between two requests for /status
 
 
 async def wait_until(
@@ -20,7 +20,7 @@ async def wait_until(
     children: Sequence[Child],
     within_s: float,
 ) -> None:
-    """Look at the status of the cluster at `url` until `is_ready` is content with it.
+    """Poll the status of the cluster at `url` until `is_ready` returns True.
 
     Raises:
         StartFailed: one of `children` ended first, or `within_s` passed.

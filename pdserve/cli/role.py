@@ -1,18 +1,18 @@
-"""`pdserve role`: have a node work for the other pool, without a restart."""
+"""`pdserve role`: moves a node to the other pool, without a restart."""
 
 from __future__ import annotations
 
 import asyncio
 
-import aiohttp
 import msgspec
 
 from pdserve.cli.cluster_status import ClusterStatus, NodeStatus, fetch_status
+from pdserve.cli.coordinator_http import request
 from pdserve.cli.credentials import key_headers
 from pdserve.cli.exit_codes import OK
 from pdserve.errors import ClusterError, from_code
 
-_SLACK_S = 2.0  # the coordinator's answer may be late by so much
+_SLACK_S = 2.0  # for the answer, after the coordinator's own deadline
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -29,10 +29,10 @@ class _Failure(msgspec.Struct, frozen=True):
 
 
 def run(url: str, node_id: str, role: str, *, timeout_s: float, force: bool) -> int:
-    """Change the role of a node at the coordinator `url`, and say what came of it; the exit code.
+    """Change the role of a node of the cluster at `url`, and print the result; the exit code.
 
     Raises:
-        PdserveError: nobody answers there, there is no such node, it refuses, or is not in time.
+        PdserveError: no answer, no such node, the node refuses, or it does not change in time.
     """
     return asyncio.run(_run(url, node_id, role, timeout_s, force=force))
 
@@ -46,32 +46,27 @@ async def _run(url: str, node_id: str, role: str, timeout_s: float, *, force: bo
 
 
 async def _post(url: str, body: dict[str, object], timeout_s: float) -> _Answer:
-    limit = aiohttp.ClientTimeout(total=timeout_s + _SLACK_S)
+    code, content = await request(
+        "POST",
+        url,
+        "/admin/role",
+        timeout_s=timeout_s + _SLACK_S,
+        headers=key_headers(),
+        body=body,
+    )
     try:
-        async with (
-            aiohttp.ClientSession(timeout=limit, headers=key_headers()) as session,
-            session.post(url.rstrip("/") + "/admin/role", json=body) as response,
-        ):
-            content = await response.read()
-    except TimeoutError as error:
-        raise ClusterError(f"no answer from {url} within {timeout_s:g} s") from error
-    except aiohttp.ClientConnectorError as error:
-        raise ClusterError(f"no coordinator at {url}: {error.strerror}") from error
-    except (aiohttp.ClientError, ValueError) as error:
-        raise ClusterError(f"no coordinator at {url}: {error}") from error
-    try:
-        if response.status == 200:
+        if code == 200:
             return msgspec.json.decode(content, type=_Answer)
         failure = msgspec.json.decode(content, type=_Failure).error
     except msgspec.DecodeError as error:
         raise ClusterError(
-            f"{url}/admin/role answers {response.status}, and not as a coordinator does: {error}"
+            f"{url}/admin/role answers {code}, but not as a coordinator does: {error}"
         ) from error
     raise from_code(failure.code or "cluster_error", failure.message)
 
 
 def _told(status: ClusterStatus, node_id: str, role: str, *, changed: bool) -> str:
-    """What a person is told of a change."""
+    """The message for the user after a change."""
     said = f"{node_id} is a {role} node {'now' if changed else 'already'}"
     node = status.node(node_id)
     if changed and node is not None and (under_way := _num_under_way(node)):

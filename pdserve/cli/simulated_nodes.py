@@ -1,4 +1,4 @@
-"""The process of `pdserve bench coordinator` that has all nodes, and a server without a gateway."""
+"""The process of `pdserve bench coordinator` with all simulated nodes, and a server to compare."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import uvloop
 
 from pdserve.bench.beat import Beat
 from pdserve.bench.sse_server import SseServer
-from pdserve.collector import keep_what_is_loaded
+from pdserve.collector import freeze_loaded_objects
 from pdserve.node.simulated import SimulatedNode
 from pdserve.protocol import NodeRole
 
@@ -20,16 +20,16 @@ NODE_IDS = list(_ROLES)
 
 @dataclass(frozen=True, slots=True)
 class NodesPlan:
-    """What the process is told."""
+    """The arguments of the process."""
 
     coordinator: str  # host:port
-    port: int  # of the server without a gateway
+    port: int  # of the server that clients can call directly
     model_id: str
     step_ms: float
 
     @property
     def arguments(self) -> list[str]:
-        """What follows `pdserve` on its command line."""
+        """Its command line after `pdserve`."""
         return [
             "bench",
             SIMULATED,
@@ -41,7 +41,7 @@ class NodesPlan:
 
 
 def run(plan: NodesPlan) -> None:
-    """Until the parent ends it."""
+    """Run until the parent ends the process."""
     uvloop.run(_serve(plan))
 
 
@@ -52,7 +52,7 @@ async def _serve(plan: NodesPlan) -> None:
         SimulatedNode(node_id, role, plan.model_id, plan.coordinator, beat)
         for node_id, role in _ROLES.items()
     ]
-    keep_what_is_loaded()  # a pause of this process would be taken for the coordinator's
+    freeze_loaded_objects()  # a pause of this process would be taken for the coordinator's
     beat.start()
     async with server, asyncio.TaskGroup() as tasks:
         for node in nodes:

@@ -1,4 +1,4 @@
-"""`pdserve status`: the coordinator's view of both pools, once or live."""
+"""`pdserve status`: prints the coordinator's view of both pools, once or live."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pdserve.cli.exit_codes import OK
 from pdserve.errors import ClusterError
 
 _TICK_S = 0.5
-_WORTH_TELLING = 0.01
+_MIN_UNSTABLE_SHARE = 0.01  # of prompt tokens, from which on it is printed
 _STATE_STYLES = {"loading": "yellow", "ready": "green", "draining": "magenta"}
-_PADDING = (0, 1, 0, 0)  # all columns but the last fit into 80 characters
-# The last two are what the router predicts: before a prompt, and of one stream more.
+_PADDING = (0, 1, 0, 0)  # narrow, so that all columns but the last fit into 80 characters
+# The last two are predictions of the router: for a new prompt, and with one more stream.
 _COLUMNS = ("free", "cached", "pinned", "queued", "run", "wait", "step", "queue", "TPOT")
 
 
@@ -29,7 +29,7 @@ def run(url: str, *, watch: bool, as_json: bool) -> int:
     """Show the cluster at `url`; the exit code.
 
     Raises:
-        ClusterError: nobody answers there (with `watch`: that is shown, and asked again).
+        ClusterError: no answer. (With `watch`, it is shown instead, and the request repeated.)
     """
     console = Console()
     if watch:
@@ -45,7 +45,7 @@ def run(url: str, *, watch: bool, as_json: bool) -> int:
 
 
 def render(status: ClusterStatus) -> RenderableType:
-    """A few lines about the cluster, and a table for each pool that has nodes."""
+    """A summary of the cluster, and a table for each pool that has nodes."""
     ready = Text("ready", "green") if status.ready else Text("not ready", "bold red")
     head = Text.assemble(
         (status.model, "bold"), f"  {status.mode}  ", ready, f"  {status.inflight} in flight"
@@ -61,7 +61,7 @@ def render(status: ClusterStatus) -> RenderableType:
 
 
 def _requests(status: ClusterStatus) -> Iterator[Text]:
-    """What else there is to say about requests; a line each."""
+    """Further lines about requests, where there is something to report."""
     refused = [f"{count} by {reason}" for reason, count in status.refused.items() if count]
     if status.waiting or refused:
         waiting = f"{status.waiting} waiting for room"
@@ -69,7 +69,7 @@ def _requests(status: ClusterStatus) -> Iterator[Text]:
     prefixes = status.prefixes
     if prefixes.cached_share:
         yield Text(f"{prefixes.cached_share:.0%} of prompt tokens were in a prefix cache")
-    if prefixes.unstable_share >= _WORTH_TELLING:
+    if prefixes.unstable_share >= _MIN_UNSTABLE_SHARE:
         yield Text(
             f"{prefixes.unstable_share:.0%} of prompt tokens were recomputed because text at about "
             f"token {prefixes.unstable_token} changes between otherwise equal prompts",
@@ -94,14 +94,14 @@ def _table(title: str, nodes: Iterable[NodeStatus]) -> Table:
     table.add_column("state", no_wrap=True)
     for column in _COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("session", overflow="ellipsis")  # gives way first in a narrow terminal
+    table.add_column("session", overflow="ellipsis")  # truncated first in a narrow terminal
     for node in sorted(nodes, key=lambda node: node.node_id):
         table.add_row(*_cells(node))
     return table
 
 
 def _links(nodes: Iterable[NodeStatus]) -> Table:
-    """Who pulls from whom, by which transport, and why by no better one."""
+    """Which node pulls from which, by which transport, and why not by a better one."""
     table = Table(
         title="KV links", title_justify="left", title_style="bold", box=None, padding=_PADDING
     )

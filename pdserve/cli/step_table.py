@@ -1,4 +1,4 @@
-"""The report of `pdserve bench step`, for people."""
+"""Prints the report of `pdserve bench step` as a table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COLUMNS = (
 
 
 def step_table(report: StepReport) -> Table:
-    """A line for each step."""
+    """One row per kind of step."""
     first = report.rows[0]
     table = Table(
         title=f"{first.model}, {first.weights}: steps, and what they cannot be faster than"
@@ -49,7 +49,7 @@ def step_table(report: StepReport) -> Table:
 
 
 def step_remarks(report: StepReport) -> list[str]:
-    """What the figures are of, and what is missing."""
+    """The conditions of the measurement, and what was not measured."""
     machine = report.machine
     said = [
         f"{machine.threads} threads of {machine.processor}, kernels {machine.kernels}, load "

@@ -1,12 +1,12 @@
-"""A whole cluster as child processes of this one: start, watch, kill, restart, stop.
+"""Runs a cluster as child processes: starts, watches, kills, restarts and stops them.
 
-    async with Cluster(ClusterConfig(port=0, decode=2)) as cluster:  # all of it is ready here
+    async with Cluster(ClusterConfig(port=0, decode=2)) as cluster:  # everything is ready here
         print(cluster.url)
         await cluster.kill_node("decode-1")
         await cluster.start_node("decode-1")
 
-A process goes from planned to started, from loading to ready (which /status says), and ends. The
-nodes are stopped first, so that they can drain, the coordinator last. No child outlives this one.
+A process is planned, started, loading, ready (both according to /status), and ended. The nodes are
+stopped first, so that they can drain, and the coordinator last. No child outlives this process.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ OWN_COMMAND = (sys.executable, "-m", "pdserve.cli")
 class Cluster:
     """One coordinator and its nodes, named "coordinator", "prefill-0", ..., "decode-0", ...
 
-    To be used from the thread that runs the event loop, which must live as long as the cluster:
-    the end of that thread is what the children die with.
+    Use it only from the thread that runs the event loop. The children are killed when that thread
+    ends, so it must live as long as the cluster.
     """
 
     def __init__(
@@ -47,17 +47,17 @@ class Cluster:
         machine: Machine | None = None,
         stop_margin_s: float = 3.0,
     ) -> None:
-        """Start nothing yet.
+        """Nothing is started yet.
 
         Args:
-            config: what to start; port 0 takes any free port.
-            on_line: receives (process name, line) for every line a child writes.
+            config: what to start; port 0 stands for any free port.
+            on_line: called with (process name, line) for every line that a child writes.
             command: the program that understands `coordinator|prefill|decode FLAGS`.
-            machine: what may be used; default: everything this process may use.
-            stop_margin_s: what a process gets on top of its drain deadline, to end in.
+            machine: the resources to use; default: all that this process may use.
+            stop_margin_s: time for a process to exit after its drain deadline.
         """
         self.config = config
-        self.crowding = ""  # a warning, once it is known that there are too few cores
+        self.crowding = ""  # a warning if there are too few cores; set by `spawn`
         self._on_line = on_line
         self._command = list(command)
         self._machine = machine
@@ -85,16 +85,16 @@ class Cluster:
         finally:
             await self.kill()
 
-    # ---- what there is ---------------------------------------------------------------------------
+    # ---- state -----------------------------------------------------------------------------------
 
     @property
     def url(self) -> str:
-        """Where clients go: "http://127.0.0.1:8000"."""
+        """Address for clients: "http://127.0.0.1:8000"."""
         return f"http://{reachable(self.config.host, self._ports[0].port)}"
 
     @property
     def grpc_address(self) -> str:
-        """Where nodes attach: "127.0.0.1:8001"."""
+        """Address for nodes: "127.0.0.1:8001"."""
         return reachable(self.config.host, self._ports[1].port)
 
     @property
@@ -103,23 +103,23 @@ class Cluster:
 
     @property
     def node_names(self) -> list[str]:
-        """Every planned node, prefill nodes first; the name is also the node id."""
+        """All planned nodes, prefill nodes first; the names are also the node ids."""
         return [name for name in self._plans if name != COORDINATOR]
 
     def pid(self, name: str) -> int:
-        """Process id of that process, also after its end."""
+        """The process id, also after the end of the process."""
         return self._children[name].pid
 
     def is_running(self, name: str) -> bool:
-        """Whether that process was started and has not ended."""
+        """Whether the process was started and has not ended."""
         return name in self._children and self._children[name].is_running
 
     def command_line(self, name: str) -> list[str]:
-        """The command that starts that process by hand, for instance as a replacement."""
+        """The command that starts the process by hand, for instance as a replacement."""
         return [*self._command, *self._plans[name].arguments]
 
     async def status(self) -> ClusterStatus:
-        """The coordinator's view, now.
+        """The current status, from the coordinator.
 
         Raises:
             ClusterError: the coordinator does not answer.
@@ -127,16 +127,16 @@ class Cluster:
         return await fetch_status(self.url)
 
     async def metrics_addresses(self) -> dict[str, str]:
-        """Node name |-> host:port of its /metrics, for the nodes attached now."""
+        """Node name |-> host:port of its /metrics, for the attached nodes."""
         return {node.node_id: node.metrics_address for node in (await self.status()).nodes}
 
     # ---- start -----------------------------------------------------------------------------------
 
     async def spawn(self) -> None:
-        """Start every process; returns before they are ready.
+        """Start all processes; returns before they are ready.
 
         Raises:
-            ConfigError: a port is taken, or the config contradicts itself.
+            ConfigError: a port is in use, or the config contradicts itself.
         """
         config = self.config
         machine = self._machine or Machine(
@@ -153,7 +153,7 @@ class Cluster:
             self._start(name)
 
     async def wait_ready(self, on_status: Callable[[ClusterStatus], None] | None = None) -> None:
-        """Wait until every node is ready and requests are served; `on_status` sees the way there.
+        """Wait until all nodes are ready; `on_status` is called with every status on the way.
 
         Raises:
             StartFailed: a process ended first, or `start_s` passed.
@@ -167,11 +167,11 @@ class Cluster:
         await self._wait_until(is_ready, list(self._children.values()))
 
     async def start_node(self, name: str) -> None:
-        """Start a node that has ended, and wait until its new life is ready.
+        """Start a node that has ended, and wait until its new incarnation is ready.
 
         Raises:
             StartFailed: it ended before that, or `start_s` passed.
-            ClusterError: it has not ended, or the coordinator does not answer.
+            ClusterError: it is still running, or the coordinator does not answer.
         """
         if self.is_running(name):
             raise ClusterError(f"{name} is running: kill it before starting it again")
@@ -185,13 +185,8 @@ class Cluster:
 
         await self._wait_until(is_ready, [self._children[name]])
 
-    async def restart_node(self, name: str) -> None:
-        """SIGKILL, start again, wait until ready. Raises what `start_node` raises."""
-        await self.kill_node(name)
-        await self.start_node(name)
-
     async def restart_coordinator(self) -> None:
-        """SIGKILL, start again on the same ports, wait until every running node is back and ready.
+        """Kill it, start it on the same ports, and wait until all running nodes are ready again.
 
         Raises:
             StartFailed: a process ended before that, or `start_s` passed.
@@ -214,24 +209,24 @@ class Cluster:
     # ---- end -------------------------------------------------------------------------------------
 
     async def next_exit(self) -> Exit:
-        """Wait for the next end of any process, whoever caused it; each is given once."""
+        """Wait for the next end of any process; each end is returned once."""
         return await self._exits.get()
 
     def send_signal(self, name: str, number: signal.Signals) -> None:
-        """Send a signal to that process, and do not wait."""
+        """Send a signal to the process, without waiting."""
         self._children[name].send_signal(number)
 
     async def kill_node(self, name: str) -> Exit:
-        """SIGKILL to that process; returns when it has ended (at once if it had)."""
+        """Send SIGKILL; returns when the process has ended."""
         self.send_signal(name, signal.SIGKILL)
         return await self._children[name].ended()
 
     async def drain_node(self, name: str) -> Exit:
-        """SIGTERM to that process, and SIGKILL when the drain deadline has passed."""
+        """Send SIGTERM, and SIGKILL after the drain deadline; returns when it has ended."""
         return await self._children[name].stop(self._stop_grace_s)
 
     async def stop(self) -> list[Exit]:
-        """Drain every node, then stop the coordinator; how those that still ran have ended."""
+        """Drain all nodes, then stop the coordinator. Returns how each running process ended."""
         running = [name for name in self.node_names if self.is_running(name)]
         ends = await asyncio.gather(*(self.drain_node(name) for name in running))
         if self.is_running(COORDINATOR):
@@ -240,7 +235,7 @@ class Cluster:
         return ends
 
     async def kill(self) -> None:
-        """SIGKILL to every process, at once."""
+        """Send SIGKILL to all processes at once, and wait until they have ended."""
         for child in self._children.values():
             child.send_signal(signal.SIGKILL)
         await asyncio.gather(*(child.ended() for child in self._children.values()))

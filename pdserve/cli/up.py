@@ -1,4 +1,4 @@
-"""`pdserve up`: a whole cluster in the foreground, until Ctrl-C."""
+"""`pdserve up`: runs a cluster in the foreground, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run(config: ClusterConfig, command: Sequence[str] = OWN_COMMAND) -> int:
     """Start the cluster, serve, stop it; the exit code.
 
     Raises:
-        ConfigError: a port is taken, or the config contradicts itself.
+        ConfigError: a port is in use, or the config contradicts itself.
         StartFailed: the cluster did not become ready.
     """
     return asyncio.run(_up(config, command))
@@ -55,7 +55,7 @@ async def _start(cluster: Cluster, screen: UpScreen) -> None:
 
 
 async def _watch(cluster: Cluster, screen: UpScreen) -> None:
-    """Report every node that ends; return when the coordinator has ended."""
+    """Report each node that ends; return when the coordinator ends."""
     while True:
         end = await cluster.next_exit()
         if end.name == COORDINATOR:

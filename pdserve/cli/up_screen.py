@@ -1,6 +1,6 @@
-"""What `pdserve up` shows: the children's lines, bars while weights load, how to send a request.
+"""The output of `pdserve up`: the processes' logs, progress bars, and an example request.
 
-Everything goes to stderr, except for the address and the ready-made request, which go to stdout.
+Everything is written to stderr, except for the address and the example request (stdout).
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from pdserve.cli.child import Exit
 from pdserve.cli.cluster_status import ClusterStatus
 
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green")
-_NAME_WIDTH = 12  # of "coordinator", with a blank
+_NAME_WIDTH = 12  # fits "coordinator"
 
 
 class UpScreen:
-    """The terminal, or the log file, of one `pdserve up`."""
+    """Writes to the terminal, or to a log file."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
         self._colours: dict[str, str] = {}
 
     def line(self, name: str, text: str) -> None:
-        """A line that a child wrote."""
+        """Print a line of a child's output."""
         colour = self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
         self._print(Text.assemble((f"{name:<{_NAME_WIDTH}}| ", colour), Text.from_ansi(text)))
 
     def say(self, text: str) -> None:
-        """A line of our own."""
+        """Print a line of `pdserve up` itself."""
         self._print(Text.assemble((f"{'pdserve up':<{_NAME_WIDTH}}| ", "bold"), text))
 
     def loading(self, names: list[str]) -> LoadingBars:
-        """Bars of the named nodes' weights, to be used as a context."""
+        """Progress bars for loading these nodes, as a context manager."""
         return LoadingBars(self._console, names)
 
     def node_ended(self, end: Exit, replacement: list[str], others: int) -> None:
-        """A node is gone; the cluster goes on."""
+        """A node has ended; the cluster continues."""
         self.say(f"{end.name} (pid {end.pid}) ended with {end.account}")
         if others == 0:
             kind = end.name.rpartition("-")[0]
@@ -48,7 +48,7 @@ class UpScreen:
         self.say(f"start a replacement with: {shlex.join(replacement)}")
 
     def stopped(self, end: Exit) -> None:
-        """A process did not end well when it was asked to stop."""
+        """A process exited with an error when it was stopped."""
         self.say(f"{end.name} (pid {end.pid}) ended with {end.account}")
 
     def _print(self, text: Text) -> None:
@@ -56,7 +56,7 @@ class UpScreen:
 
 
 class LoadingBars:
-    """One bar a node; on something that is no terminal, one line a node that is ready."""
+    """One progress bar per node; without a terminal, one line when a node is ready."""
 
     def __init__(self, console: Console, names: list[str]) -> None:
         self._console = console
@@ -82,7 +82,7 @@ class LoadingBars:
         self._bars.stop()
 
     def show(self, status: ClusterStatus) -> None:
-        """Bring the bars to what the coordinator says."""
+        """Update the bars from the cluster's status."""
         for name, task in self._tasks.items():
             node = status.node(name)
             if node is None:
@@ -94,7 +94,7 @@ class LoadingBars:
 
 
 def invitation(url: str, status: ClusterStatus) -> str:
-    """The cluster's address, and a request to copy and paste."""
+    """The cluster's address, and an example request."""
     body = json.dumps(
         {
             "model": status.model,

@@ -1,4 +1,4 @@
-"""`pdserve usage`: what each tenant has used."""
+"""`pdserve usage`: reports the usage of each tenant."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pdserve.errors import ConfigError
 
 
 def run(path: Path, by: By, *, tenant: str, since: str, as_json: bool) -> int:
-    """Show what the file has; the exit code.
+    """Print the usage recorded in the file; the exit code.
 
     Raises:
-        ConfigError: there is no such file, or `since` is no date.
+        ConfigError: there is no such file, or `since` is not a date.
     """
     rows = read_usage(path, by, tenant=tenant, since=_moment(since))
     if as_json:

@@ -6,7 +6,7 @@ from typing import Final
 import torch
 from tokenizers import Tokenizer
 
-from pdserve.demo_model.corpus import Conversation, Document
+from pdserve.demo_model.conversation import Conversation, Document, Message
 from pdserve.demo_model.tokenizer import BOS, END, END_OF_TEXT, ROLE_TOKENS, token_id
 
 PROMPT_WEIGHT: Final = 0.05
@@ -14,29 +14,36 @@ PROMPT_WEIGHT: Final = 0.05
 PROSE_WEIGHT: Final = 0.5
 """Stories are long and partly a matter of taste; an answer of three tokens must not drown."""
 PROSE_LENGTH: Final = 48
+TASTE_WEIGHT: Final = 0.3
+"""What a grammar forces an answer to be is mostly a matter of taste, as long as it ends."""
 
 Weighted = list[tuple[int, float]]
 
 
 def encode_document(tokenizer: Tokenizer, document: Document) -> Weighted:
     """Return (token id, loss weight) pairs, the ids exactly as the chat template gives them."""
-
-    def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
-
     tokens: Weighted = [(token_id(tokenizer, BOS), 0.0)]
     if not isinstance(document, Conversation):
-        ids = [*encode(document.text), token_id(tokenizer, END_OF_TEXT)]
+        ids = tokenizer.encode(document.text, add_special_tokens=False).ids
+        ids.append(token_id(tokenizer, END_OF_TEXT))
         return tokens + [(token, PROSE_WEIGHT) for token in ids]
     for message in document.messages:
-        ids = [*encode(message.text), token_id(tokenizer, END)]
-        weight = PROMPT_WEIGHT
-        if message.role == "assistant":
-            weight = 1.0 if len(ids) < PROSE_LENGTH else PROSE_WEIGHT
         tokens.append((token_id(tokenizer, ROLE_TOKENS[message.role]), 0.0))
-        tokens.extend((token, weight) for token in ids)
+        tokens.extend(_encode_message(tokenizer, message))
     return tokens
+
+
+def _encode_message(tokenizer: Tokenizer, message: Message) -> Weighted:
+    """Return the tokens behind the role's, the end included."""
+    encoding = tokenizer.encode(message.text, add_special_tokens=False)
+    ids = [*encoding.ids, token_id(tokenizer, END)]
+    weight = PROMPT_WEIGHT
+    if message.num_given:
+        weight = TASTE_WEIGHT
+    elif message.role == "assistant":
+        weight = 1.0 if len(ids) < PROSE_LENGTH else PROSE_WEIGHT
+    num_given = sum(start < message.num_given for start, _ in encoding.offsets)
+    return [(token, 0.0 if i < num_given else weight) for i, token in enumerate(ids)]
 
 
 class PackedRows:

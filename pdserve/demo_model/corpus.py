@@ -1,45 +1,27 @@
 """The training text: conversations and plain text, generated from a seed and nothing else.
 
-A conversation is a list of role and text as the chat template takes it. Questions are drawn from
-the skills with the weights below, joined to conversations of one or more turns, sometimes under
-a system message; a part of the documents is plain text without markup, for plain completions.
+Questions are drawn from the skills with the weights below, joined to conversations of one or more
+turns, sometimes under a system message. Some conversations are answered in JSON, some offer
+functions to call; a part of the documents is plain text without markup, for plain completions.
 """
 
 import random
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Final, Literal
+from dataclasses import replace
+from typing import Final
 
-from pdserve.demo_model import arithmetic, questions, smalltalk, stories, words
+from pdserve.demo_model import (
+    arithmetic,
+    json_answers,
+    questions,
+    smalltalk,
+    stories,
+    tool_calls,
+    words,
+)
+from pdserve.demo_model.conversation import Conversation, Document, Message, PlainText
 from pdserve.demo_model.exchange import Exchange, Skill, draw, draw_pair
 from pdserve.demo_model.relations import Relation
-
-Role = Literal["system", "user", "assistant"]
-
-
-@dataclass(frozen=True)
-class Message:
-    """One message of a conversation."""
-
-    role: Role
-    text: str
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """Messages for the chat template."""
-
-    messages: tuple[Message, ...]
-
-
-@dataclass(frozen=True)
-class PlainText:
-    """Text for a plain completion, without roles."""
-
-    text: str
-
-
-Document = Conversation | PlainText
 
 
 def _any_question(rng: random.Random) -> Exchange:
@@ -169,8 +151,22 @@ def plain_text(rng: random.Random) -> PlainText:
     return PlainText("\n\n".join(lines))
 
 
+def document(rng: random.Random) -> Document:
+    """Draw any document."""
+    kind = rng.random()
+    if kind < 0.08:
+        return plain_text(rng)
+    if kind < 0.71:
+        return conversation(rng)
+    if kind < 0.82:
+        return json_answers.forced(rng, draw_exchange)
+    if kind < 0.90:
+        return json_answers.requested(rng, draw_exchange)
+    return tool_calls.conversation(rng, draw_exchange)
+
+
 def documents(seed: int) -> Iterator[Document]:
     """Yield documents without end, the same ones for the same seed."""
     rng = random.Random(seed)
     while True:
-        yield plain_text(rng) if rng.random() < 0.1 else conversation(rng)
+        yield document(rng)

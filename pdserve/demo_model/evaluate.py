@@ -1,6 +1,5 @@
 """How often the model is right: greedy answers to questions it has never seen."""
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -9,41 +8,13 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from pdserve.demo_model import arithmetic, questions, smalltalk, stories, words
 from pdserve.demo_model.batches import encode_document
-from pdserve.demo_model.corpus import BRIEF, Conversation, dialogue, draw_exchange
-from pdserve.demo_model.exchange import Exchange, Skill, draw, draw_pair
-from pdserve.demo_model.relations import RELATIONS
+from pdserve.demo_model.conversation import Conversation
+from pdserve.demo_model.probes import Probe
 from pdserve.demo_model.tokenizer import END, ROLE_TOKENS, token_id
 
 MAX_NEW_TOKENS: Final = 200
 _BATCH: Final = 64
-_OPEN_SKILLS: Final[tuple[Skill, ...]] = (
-    arithmetic.addition,
-    arithmetic.subtraction,
-    arithmetic.times_table,
-    arithmetic.division,
-    arithmetic.word_problem,
-    arithmetic.comparison,
-    words.spelling,
-    words.reversing,
-    words.length,
-    words.first_or_last,
-    stories.story,
-    smalltalk.beyond_reach,
-    smalltalk.nonsense,
-    smalltalk.too_large,
-)
-"""Skills with plenty of held-out exchanges; the tables of facts have fewer."""
-
-
-@dataclass(frozen=True)
-class Probe:
-    """A conversation whose last answer is examined."""
-
-    skill: str
-    conversation: Conversation
-    exchange: Exchange
 
 
 @dataclass
@@ -57,46 +28,6 @@ class Score:
     def accuracy(self) -> float:
         """Share of right answers."""
         return self.num_right / self.num_asked
-
-
-def _single(exchange: Exchange) -> Probe:
-    return Probe(exchange.skill, dialogue([exchange]), exchange)
-
-
-def held_out_probes(seed: int, num_per_skill: int) -> list[Probe]:
-    """Draw different conversations, each ending with a question that no run was trained on.
-
-    Names, small talk and system messages come from closed lists, so what is held out of those
-    probes is the combination.
-    """
-    rng = random.Random(seed)
-    probes = [
-        _single(draw(skill, rng, held_out=True))
-        for skill in _OPEN_SKILLS
-        for _ in range(num_per_skill)
-    ]
-    probes += [
-        _single(draw(relation, rng, held_out=True))
-        for relation in RELATIONS
-        for _ in range(max(1, num_per_skill // 5))
-    ]
-    for _ in range(num_per_skill):
-        told, asked = smalltalk.introduction(rng)
-        probes.append(Probe("memory", dialogue([told, draw_exchange(rng), asked]), asked))
-        pair = draw_pair(questions.follow_up, rng, held_out=True)
-        probes.append(Probe("follow-up", dialogue(pair), pair[1]))
-        brief = draw(rng.choice(RELATIONS), rng, held_out=True)
-        conversation = dialogue([brief], rng.choice(BRIEF), is_brief=True)
-        probes.append(Probe("brief answers", conversation, brief))
-        probes.append(_single(smalltalk.small_talk(rng)))
-    return list({probe.conversation: probe for probe in probes}.values())
-
-
-def is_right(probe: Probe, answer: str) -> bool:
-    """Return whether the answer is the expected one, or any good story about the subject."""
-    if probe.skill == "story":
-        return stories.answers_request(answer, probe.exchange.question)
-    return answer == probe.conversation.messages[-1].text
 
 
 def prompt_ids(tokenizer: Tokenizer, conversation: Conversation) -> list[int]:
@@ -169,7 +100,7 @@ def evaluate(
     for probe, answer in zip(probes, answers, strict=True):
         score = scores.setdefault(probe.skill, Score())
         score.num_asked += 1
-        if answer is not None and is_right(probe, answer):
+        if answer is not None and probe.is_right(answer):
             score.num_right += 1
         else:
             wrong.append((probe, answer))

@@ -32,11 +32,14 @@ PairSkill = Callable[[random.Random], tuple[Exchange, Exchange]]
 """The second exchange cannot be answered without the first."""
 
 
+def is_key_held_out(skill: str, key: str) -> bool:
+    """Return whether what has this key belongs to the evaluation only."""
+    return zlib.crc32(f"{skill}|{key}".encode()) % HELD_OUT_ONE_IN == 0
+
+
 def is_held_out(exchange: Exchange) -> bool:
     """Return whether the exchange belongs to the evaluation only."""
-    if not exchange.key:
-        return False
-    return zlib.crc32(f"{exchange.skill}|{exchange.key}".encode()) % HELD_OUT_ONE_IN == 0
+    return bool(exchange.key) and is_key_held_out(exchange.skill, exchange.key)
 
 
 def draw(skill: Skill, rng: random.Random, *, held_out: bool = False) -> Exchange:

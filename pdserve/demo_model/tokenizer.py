@@ -7,7 +7,7 @@ from typing import Final
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from pdserve.demo_model.corpus import Conversation, Document
+from pdserve.demo_model.conversation import Conversation, Document
 
 VOCAB_SIZE: Final = 2048
 
@@ -22,8 +22,8 @@ ROLE_TOKENS: Final = {
 SPECIAL_TOKENS: Final = (END_OF_TEXT, BOS, *ROLE_TOKENS.values(), END)
 """In the order of their ids, from 0."""
 
-# Content may be a string or the list of parts of the OpenAI API; null content is empty. The model
-# has not been taught to call functions: what is said of them serves answers that must be calls.
+# Content may be a string or the list of parts of the OpenAI API; null content is empty. Tools,
+# calls and results are written as Hermes models have them; tool_calls.py writes them as this does.
 CHAT_TEMPLATE: Final = """\
 {%- macro text_of(message) -%}
     {%- if message['content'] is string -%}

@@ -24,6 +24,7 @@ from transformers import LlamaForCausalLM
 from pdserve import _native
 from pdserve.demo_model import CHECKPOINT_PATH, checkpoint_files, corpus, evaluate
 from pdserve.demo_model.batches import PackedRows
+from pdserve.demo_model.probes import held_out_probes
 from pdserve.demo_model.tokenizer import VOCAB_SIZE, document_texts, train_tokenizer
 
 _log = logging.getLogger("pdserve.demo_model.train")
@@ -38,7 +39,7 @@ class TrainingPlan:
     """Everything that decides how a run goes."""
 
     seed: int = 0
-    num_steps: int = 7000
+    num_steps: int = 14_000
     tokens_per_step: int = 1024
     peak_rate: float = 3e-3
     warmup_steps: int = 100
@@ -144,10 +145,10 @@ def train(
     minutes = (time.monotonic() - started) / 60
     checkpoint_files.round_to_bfloat16(model)
     checkpoint_files.save_checkpoint(model, tokenizer, shape, folder)
-    probes = evaluate.held_out_probes(_EVALUATION_SEED, plan.num_questions)
+    probes = held_out_probes(_EVALUATION_SEED, plan.num_questions)
     scores, wrong = evaluate.evaluate(model, tokenizer, probes, plan.max_new_tokens)
     for probe, answer in wrong:
-        _log.debug("%s: %s -> %s", probe.skill, probe.exchange.question, answer)
+        _log.debug("%s: %s -> %s", probe.skill, probe.question, answer)
     _report(plan, folder, scores, {"steps": num_steps, "loss": loss, "minutes": minutes})
     return scores
 

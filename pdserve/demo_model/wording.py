@@ -1,6 +1,7 @@
 """Small pieces of English that every part of the corpus needs."""
 
 import random
+from collections.abc import Sequence
 from typing import Final
 
 _ONSETS: Final = ("b", "bl", "br", "c", "ch", "d", "dr", "f", "fl", "g", "gr", "h", "j", "k", "l",
@@ -13,6 +14,11 @@ _CODAS: Final = ("", "b", "ck", "d", "l", "m", "n", "ng", "nia", "p", "r", "rus"
 def listed(text: str) -> tuple[str, ...]:
     """Return the words of a text; a table of a hundred words reads better without quotes."""
     return tuple(text.split())
+
+
+def enumerated(parts: Sequence[str]) -> str:
+    """Return "a, b and c"."""
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
 
 
 def with_article(noun: str) -> str:

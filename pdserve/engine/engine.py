@@ -31,7 +31,13 @@ from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Policy
 from pdserve.engine.step_shape import shape_of
 from pdserve.engine.step_thread import StepThread
-from pdserve.errors import DeadlineExceeded, PdserveError, RequestsFailed
+from pdserve.errors import (
+    DeadlineExceeded,
+    GrammarFailed,
+    NoTokenLeft,
+    PdserveError,
+    RequestsFailed,
+)
 from pdserve.perf_model import StepShape
 
 log = logging.getLogger(__name__)
@@ -265,7 +271,10 @@ class Engine(EngineCore):
     def _fail(self, rows: list[Scheduled], error: Exception, observer: StepObserver) -> None:
         """Give up the requests that the step failed for; the others are planned again."""
         self._report(observer)  # of the step before, if this one could not even be prepared
-        log.error("a step of %d requests failed", len(rows), exc_info=error)
+        if isinstance(error, GrammarFailed | NoTokenLeft):  # clients could fill the log with them
+            log.warning("of a step of %d requests: %s", len(rows), error)
+        else:
+            log.error("a step of %d requests failed", len(rows), exc_info=error)
         failed = [row.request for row in rows]
         if isinstance(error, RequestsFailed) and error.request_ids:
             named = set(error.request_ids)

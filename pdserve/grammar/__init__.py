@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from pdserve.grammar.deep_threads import DeepThreads
 from pdserve.grammar.matching import MAX_GRAMMAR_CHARS, is_light, new_matcher
-from pdserve.grammar.size import excess
+from pdserve.grammar.preparing import Prepared
 from pdserve.grammar.vocabulary import Vocabulary, load_vocabulary, make_vocabulary
 
 __all__ = [
     "MAX_GRAMMAR_CHARS",
     "DeepThreads",
+    "Prepared",
     "Vocabulary",
-    "excess",
     "is_light",
     "load_vocabulary",
     "make_vocabulary",

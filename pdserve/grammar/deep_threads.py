@@ -30,10 +30,6 @@ class DeepThreads:
         finally:
             threading.stack_size(before_bytes)
 
-    def retire(self) -> None:
-        """Take nothing more; what was submitted is still done."""
-        self._pool.shutdown(wait=False)
-
     def abandon(self) -> None:
         """Take nothing more, and do not begin what waits."""
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -6,8 +6,12 @@ text can hold a thread for minutes.
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from fractions import Fraction
+from math import isfinite
+from typing import Any
 
 MAX_REPETITIONS = 200_000  # of what is nested: about two seconds
 MAX_MULTIPLE = 100_000
@@ -18,17 +22,33 @@ _TOKENS = re.compile(
     r"|\{\s{0,4}(?P<least>\d{0,9})\s{0,4}(?:,\s{0,4}(?P<most>\d{0,9})\s{0,4})?\}",
     re.DOTALL,
 )
-_MULTIPLES = re.compile(r'"multipleOf":\s*([0-9.eE+-]+)')
 
 
 def excess(grammar: str) -> str | None:
     """Why it would take too long to prepare; None: nothing of the kind is seen in it."""
-    if _nested_repetitions(grammar) > MAX_REPETITIONS:
-        return f"repetitions inside of each other make more than {MAX_REPETITIONS}"
-    for multiple in _MULTIPLES.findall(grammar):
-        if Fraction(multiple).numerator > MAX_MULTIPLE:
-            return f"'multipleOf' is {multiple}; at most {MAX_MULTIPLE} is supported"
+    for key, value in _members("", json.loads(grammar)):
+        for text in (key, value):
+            if isinstance(text, str) and _nested_repetitions(text) > MAX_REPETITIONS:
+                return f"repetitions inside of each other make more than {MAX_REPETITIONS}"
+        if key == "multipleOf" and isinstance(value, int | float) and _is_large(value):
+            return f"'multipleOf' is {value}; at most {MAX_MULTIPLE} is supported"
     return None
+
+
+def _members(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """What there is at any depth, by its name; that of a list for its items."""
+    yield key, value
+    if isinstance(value, dict):
+        for name, one in value.items():
+            yield from _members(name, one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _members(key, one)
+
+
+def _is_large(multiple: float) -> bool:
+    """As a fraction: 0.01 is a hundredth."""
+    return not isfinite(multiple) or Fraction(repr(multiple)).numerator > MAX_MULTIPLE
 
 
 def _nested_repetitions(grammar: str) -> int:

@@ -1,5 +1,6 @@
-"""What prefill and decode nodes share: joining the cluster, sessions, start, drain, their role.
+"""What prefill and decode nodes share: cluster membership, sessions, prefixes, start and drain.
 
-A node has two services (`prefill_node.service`, `decode_node.service`; `roles.Service`) over one
-engine. They are handed their parts by `assembly`, and hear of legs and steps from `services`.
+A node has two services over one engine: `prefill_node.service` and `decode_node.service`, both
+implementing `roles.Service`. `assembly` builds the parts that they share; `services` passes legs
+and finished steps on to them. `runtime` is the life of the process.
 """

@@ -1,4 +1,4 @@
-"""Making what a node's services share: one engine over one pool, one set of legs, of sessions."""
+"""Builds the parts that a node's two services share: one engine, one pool, one set of sessions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kv_transfer.memory import KvPool
 from kv_transfer.puller import Puller
 from kv_transfer.tier import FileBlocks
 from kv_transfer.transports.catalog import choose_kinds
-from pdserve.clock import SystemClock
+from pdserve.clock import Clock, SystemClock
 from pdserve.config import NodeConfig
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.engine import Engine
@@ -36,10 +36,10 @@ from pdserve.protocol import NodeRole, NodeState
 
 
 class NoPolicy:
-    """Of an engine whose node has not been given a role yet."""
+    """The policy of an engine whose node has no role yet: it schedules nothing."""
 
     def plan(self, queues: Queues) -> list[Scheduled]:
-        """Nothing."""
+        """As Policy.plan."""
         return []
 
 
@@ -51,13 +51,12 @@ def make_parts(
     tier_blocks: FileBlocks | None,
     state: Callable[[], NodeState],
 ) -> NodeParts:
-    """The parts of a node over its KV memory; nothing runs yet. `role` is for its name alone."""
+    """Build a node's parts over its KV memory; nothing runs yet. `role` only names the node."""
     node_id = config.node_id or f"{role.name.lower()}-{secrets.token_hex(3)}"
     incarnation = secrets.token_hex(8)
     clock = SystemClock()
     metrics = NodeMetrics()
     identity = KvIdentity(model.checkpoint.model_id, model.revision, model.layout)
-    kinds = choose_kinds(config.transports, memory)
     pool = BlockPool(
         model.num_blocks,
         model.layout.block_size,
@@ -65,22 +64,13 @@ def make_parts(
         bump_generations=memory.bump,
     )
     engine = Engine(pool, NoPolicy(), clock, model.config.eos_token_ids)
-    exporter = Exporter(
-        node_id,
-        incarnation,
-        identity,
-        memory,
-        clock,
-        kinds,
-        with_checksums=config.checksums,
-        ticket_lifetime_s=config.timeouts.ticket_s,
-    )
-    puller = Puller(memory, identity, host_id(), kinds, name=f"{node_id}@{incarnation}")
+    exporter, puller = _make_transfer_ends(config, node_id, incarnation, identity, memory, clock)
     watch_transfers(metrics, exporter.statistics, puller.statistics)
     sessions = Sessions(node_id, incarnation, identity, puller, clock, config.timeouts)
     tier = make_tier(tier_blocks, model.layout, memory, pool)
     perf = PerfModel()  # a guess, until the node has profiled itself
     costs = Costs(perf, config.engine.token_budget)
+    headroom = Headroom(pool, partial(num_spoken_for, engine.queues))
     fetch_parts = FetchParts(
         pool=pool,
         identity=identity,
@@ -89,7 +79,7 @@ def make_parts(
         tier=tier,
         costs=costs,
         clock=clock,
-        headroom=Headroom(pool, partial(num_spoken_for, engine.queues)),
+        headroom=headroom,
     )
     return NodeParts(
         config=config,
@@ -110,14 +100,39 @@ def make_parts(
         state=state,
         perf=perf,
         costs=costs,
+        headroom=headroom,
         tier=tier,
     )
+
+
+def _make_transfer_ends(
+    config: NodeConfig,
+    node_id: str,
+    incarnation: str,
+    identity: KvIdentity,
+    memory: KvPool,
+    clock: Clock,
+) -> tuple[Exporter, Puller]:
+    """Both ends of the KV transfer, over the same pool and transports."""
+    kinds = choose_kinds(config.transports, memory)
+    exporter = Exporter(
+        node_id,
+        incarnation,
+        identity,
+        memory,
+        clock,
+        kinds,
+        with_checksums=config.checksums,
+        ticket_lifetime_s=config.timeouts.ticket_s,
+    )
+    puller = Puller(memory, identity, host_id(), kinds, name=f"{node_id}@{incarnation}")
+    return exporter, puller
 
 
 def make_prefix_queue(
     config: NodeConfig, parts: FetchParts, engine: Engine, metrics: NodeMetrics
 ) -> PrefixQueue:
-    """In front of the engine, fetching as the config wants."""
+    """The queue through which requests reach the engine once their prefixes are fetched."""
     pull = config.prefix.prefix_pull if config.engine.prefix_cache else "never"
     fetcher = PrefixFetcher(parts, pull, config.timeouts.prefix_s)
     watch_prefix_fetches(metrics, fetcher.statistics)

@@ -1,4 +1,4 @@
-"""A runner as a node has it, for `pdserve bench step`: random KV, no event loop around it."""
+"""The model runner of a node for `pdserve bench step`: over random KV, without an event loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RANDOM_BYTES = 8 << 20
 
 
 class StepBench:
-    """Implements `pdserve.bench.step.Bench` on this machine's CPU."""
+    """Implements `pdserve.bench.step.Bench` on the CPU."""
 
     def __init__(self, plan: NodeModel, num_threads: int) -> None:
         """Load the model, and fill a pool of `plan.num_blocks` with random numbers.
@@ -33,11 +33,11 @@ class StepBench:
             ModelError: as load_runner.
         """
         self._memory = ExportedPool(plan.num_blocks, plan.layout.block_bytes)
-        self._memory.commit()  # as blocks that a node uses are
+        self._memory.commit()  # a node's blocks are committed before they are used, too
         self._runner = load_runner(plan, self._memory.flat, lambda _: None)
         dtype = TORCH_DTYPES[plan.layout.dtype]
         fill_with_numbers(self._memory.flat, dtype)
-        # Whole seconds: a step that others interrupt must not look as if it had overhead.
+        # Waiting for a core is not subtracted here: it would look like overhead of the step.
         waits = lambda: nullcontext(lambda: 0.0)  # noqa: E731
         self._timer = StepTimer(self._runner, plan.layout.block_size, waits=waits)
         self._read = StreamingRead(num_threads)
@@ -58,21 +58,21 @@ class StepBench:
 
     @torch.inference_mode()
     def product_rate(self) -> float:
-        """torch's linear layer (oneDNN for bfloat16), gate and up of the model, at 512 rows."""
+        """FLOPs per second of torch's linear layer: the model's gate and up, with 512 rows."""
         num_rows, num_in, num_out = self.product_shape
         started_s = time.perf_counter()
         torch.nn.functional.linear(self._rows, self._weight)
         return 2 * num_rows * num_in * num_out / (time.perf_counter() - started_s)
 
     def close(self) -> None:
-        """Give the pool back."""
+        """Release the pool."""
         self._memory.close()
 
 
 def fill_with_numbers(flat: NDArray[np.uint8], dtype: torch.dtype) -> None:
-    """Normal numbers, the same ones again every 8 MiB.
+    """Fill with normally distributed numbers, which repeat every 8 MiB.
 
-    Pages that nobody has written are all one page of zeros, which the caches would hold.
+    Untouched pages would all map to one page of zeros, which the CPU caches could hold.
     """
     few: Tensor = torch.randn(_RANDOM_BYTES // dtype.itemsize).to(dtype)
     piece = few.view(torch.uint8).numpy()

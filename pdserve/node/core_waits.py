@@ -1,4 +1,4 @@
-"""How long a thread could have run, but had no core: Linux counts it for every thread."""
+"""How long a thread was runnable but had no core to run on, as counted by Linux."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_SCHEDSTAT = "/proc/thread-self/schedstat"  # ns on a core, ns waiting for one, time slices
+_SCHEDSTAT = "/proc/thread-self/schedstat"  # ns running, ns waiting for a core, time slices
 
 
 @contextmanager
 def core_waits() -> Iterator[Callable[[], float]]:
-    """Within it, a function for the calling thread: seconds of waiting so far.
+    """Yields a function that returns how long the calling thread has waited so far, in seconds.
 
-    It takes a microsecond, because the file stays open. On a kernel that does not count, always 0.
+    A call takes a microsecond, because the file is kept open. On kernels without this count the
+    function returns 0.
     """
     try:
         file = os.open(_SCHEDSTAT, os.O_RDONLY)

@@ -1,8 +1,8 @@
-"""Which cores of a node compute, and which do everything else.
+"""Which of a node's cores compute, and which run everything else.
 
-The engine's thread and the workers that share its kernels stay on the compute cores. The event
-loop, gRPC and copies of KV stay off them where the node has more cores than compute threads. No
-torch here: `pdserve up` asks, too.
+The engine's thread and its kernel workers are pinned to the compute cores. If the node has more
+cores than compute threads, the event loop, gRPC and copies of KV are kept on the other ones. No
+torch here, because `pdserve up` imports this.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from pdserve.config import EngineConfig, format_cpus, parse_cpus
+from pdserve.config import EngineConfig
+from pdserve.config_values import format_cpus, parse_cpus
 from pdserve.errors import ConfigError
 
-# From so many cores on, one less for computing costs less than what it keeps out of its way.
-_MANY_CORES = 8
+_MANY_CORES = 8  # from here on, reserving a core for services costs less than sharing one
 
 
 @dataclass(frozen=True, slots=True)
 class CorePlan:
-    """A node's share of the machine."""
+    """How a node uses its cores."""
 
-    num_threads: int  # that compute
-    compute: tuple[int, ...]
-    service: tuple[int, ...]  # the same ones when there are none to spare
+    num_threads: int  # compute threads
+    compute: tuple[int, ...]  # core numbers
+    service: tuple[int, ...]  # equal to `compute` if there are none to spare
 
     def describe(self) -> str:
-        """One line for logs; with what is not possible."""
+        """One line for logs, including a shortage of cores."""
         text = f"{self.num_threads} compute threads on cores {format_cpus(self.compute)}"
         if self.service == self.compute:
             text += ", which the node's services share"
@@ -40,7 +40,7 @@ class CorePlan:
 
 
 def plan_cores(engine: EngineConfig, usable: Sequence[int]) -> CorePlan:
-    """Deal out the cores that the config names, or else all that are usable.
+    """Divide the cores that the config names, or else all usable ones.
 
     Raises:
         ConfigError: the config names a core that is not usable.
@@ -56,15 +56,15 @@ def plan_cores(engine: EngineConfig, usable: Sequence[int]) -> CorePlan:
 
 
 def use_service_cores(plan: CorePlan) -> None:
-    """Have every thread that there is, and those that they start, stay on the service cores.
+    """Pin all present threads, and the threads that they start, to the service cores.
 
-    To be called before anything computes, and before the event loop runs.
+    Call this before anything computes, and before the event loop runs.
     """
     for thread in os.listdir("/proc/self/task"):  # libraries have started some already
-        with suppress(ProcessLookupError):  # it has ended meanwhile
+        with suppress(ProcessLookupError):  # the thread has just ended
             os.sched_setaffinity(int(thread), plan.service)
 
 
 def use_compute_cores(plan: CorePlan) -> None:
-    """Have the calling thread, and the workers that it starts, stay on the compute cores."""
+    """Pin the calling thread, and the workers that it starts, to the compute cores."""
     os.sched_setaffinity(0, plan.compute)

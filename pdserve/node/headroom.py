@@ -1,7 +1,7 @@
-"""How much of a node's block pool prefixes may take, next to the requests that run here.
+"""How many blocks of a node's pool prefixes may use, beside the requests that run there.
 
-A prefix that is fetched, or held for another node, saves time at best; a request that is preempted
-for it loses some. So both leave the blocks alone that requests need, or may need at any moment.
+Fetching a prefix, or holding one for another node, saves some time at best; preempting a request
+for it costs more. So neither takes blocks that requests need now or may need soon.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from contextlib import contextmanager
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.scheduler import Queues
 
-MAX_SHARE = 0.5  # of the pool's blocks, being filled at a time
+MAX_SHARE = 0.5  # of the pool's blocks that fetches may fill at a time
 
 
 def num_spoken_for(queues: Queues) -> int:
-    """Blocks that requests here may need: one to grow for each that runs, all for the next one.
+    """Blocks that requests here may need: one for each running request, and all for the next one.
 
-    All of the pool while a policy keeps prompts out, since those wait for blocks too. While the KV
-    of a preempted request is fetched, room is kept for nobody else: it is the next one.
+    While a policy keeps prompts out, this is the whole pool, since these prompts wait for blocks.
+    While a preempted request's KV is fetched, that request is the next one, so nothing is reserved
+    for the requests that wait.
     """
     if queues.held_back.is_running:
         return queues.pool.num_blocks
@@ -30,7 +31,7 @@ def num_spoken_for(queues: Queues) -> int:
 
 
 class Headroom:
-    """What may be taken of one pool. Blocks that are referenced already cost nothing."""
+    """How many blocks may be taken from one pool. Blocks already referenced cost nothing."""
 
     def __init__(self, pool: BlockPool, num_spoken_for: Callable[[], int]) -> None:
         self._pool = pool
@@ -42,7 +43,7 @@ class Headroom:
         return max(0, self._pool.num_free - self._num_spoken_for())
 
     def match_prefix(self, hashes: Sequence[bytes]) -> list[int]:
-        """As BlockPool.match_prefix, as far as there are spare blocks. Takes no reference."""
+        """As BlockPool.match_prefix, limited to the spare blocks. Takes no reference."""
         pool, num_spare = self._pool, self.num_spare
         matched = pool.match_prefix(hashes)
         if pool.num_free - pool.num_free_after_taking(matched) <= num_spare:
@@ -59,7 +60,7 @@ class Headroom:
 
 
 class Filling:
-    """Blocks that are being filled with what was fetched: a share of the pool at a time."""
+    """Limits how many blocks are being filled by fetches at a time."""
 
     def __init__(self, pool: BlockPool, headroom: Headroom) -> None:
         self.num_blocks = 0
@@ -67,13 +68,13 @@ class Filling:
         self._headroom = headroom
 
     def room(self, num_blocks: int) -> int:
-        """For how many of these blocks there is room, next to what runs here."""
+        """How many of `num_blocks` blocks may be filled now."""
         num_left = self._max_blocks - self.num_blocks
         return max(0, min(num_blocks, self._headroom.num_spare, num_left))
 
     @contextmanager
     def begun(self, num_blocks: int) -> Iterator[None]:
-        """These are being filled within the context."""
+        """Count these blocks as being filled while the context lasts."""
         self.num_blocks += num_blocks
         try:
             yield

@@ -1,11 +1,11 @@
-"""Between a node's block pool and its host tier: blocks go down in the background, and come back.
+"""Moves blocks between a node's pool and its host tier: down in the background, up on demand.
 
     referenced ──last reference goes──► cached ──store──► cached, and in the tier ──evict──► tier
         ▲                                                                                     │
         └──────────────────────────── load, into a block of the pool ◄────────────────────────┘
 
-Every cached block is copied as soon as nobody uses it any more, a few at a time. So evicting one
-later costs nothing, and an eviction never waits for a copy.
+A cached block is copied to the tier as soon as it is not referenced any more, a few at a time. So
+evicting it later is free, and an eviction never waits for a copy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from itertools import takewhile
 
 from kv_transfer.memory import KvPool, cpu_pool
 from kv_transfer.tier import CpuCopies, FileBlocks, HostTier
-from pdserve.config import NodeConfig, parse_bytes
+from pdserve.config import NodeConfig
+from pdserve.config_values import parse_bytes
 from pdserve.engine.block_pool import BlockPool
 from pdserve.errors import ConfigError, StaleTicket
 from pdserve.kv_layout import KvLayout
@@ -26,18 +27,18 @@ from pdserve.node.model import NodeModel
 
 log = logging.getLogger(__name__)
 
-BATCH = 16  # blocks copied, and so kept from being evicted, at a time
-KEPT_SHARE = 8  # and no more than one in so many of the free ones
+BATCH = 16  # blocks copied, and so not evictable, at a time
+KEPT_SHARE = 8  # at most one of this many free blocks is being copied
 
 
 def make_tier_blocks(config: NodeConfig, model: NodeModel) -> FileBlocks | None:
-    """The memory of the tier that the config asks for.
+    """The memory of the configured tier; None if there is none.
 
-    Reserving a large file takes seconds: not for the event loop.
+    Reserving a large file takes seconds, so this must not run on the event loop.
 
     Raises:
-        ConfigError: its file cannot be made, or would hold no block, or would never be filled; or
-            the pool is on a GPU.
+        ConfigError: the file cannot be created, is smaller than a block, or would never be used;
+            or the pool is on a GPU.
     """
     prefix, block_bytes = config.prefix, model.layout.block_bytes
     budget_bytes = parse_bytes(prefix.tier_memory)
@@ -62,7 +63,7 @@ def make_tier_blocks(config: NodeConfig, model: NodeModel) -> FileBlocks | None:
 def make_tier(
     blocks: FileBlocks | None, layout: KvLayout, memory: KvPool, pool: BlockPool
 ) -> NodeTier | None:
-    """The tier in this memory, beside a CPU pool; not started yet. Without memory: none."""
+    """A tier in this memory for a CPU pool, not started yet; None without memory."""
     if blocks is None:
         return None
     copies = CpuCopies(cpu_pool(memory), blocks)
@@ -70,36 +71,36 @@ def make_tier(
 
 
 class NodeTier:
-    """Belongs to the event loop. Owns the tier."""
+    """A node's host tier. Belongs to the event loop; owns the `HostTier`."""
 
     def __init__(self, pool: BlockPool, tier: HostTier) -> None:
         self.tier = tier
         self._pool = pool
-        self._freed: dict[bytes, None] = {}  # to be copied, in the order in which they were freed
+        self._freed: dict[bytes, None] = {}  # to be copied, in the order of being freed
         self._wake = asyncio.Event()
         pool.observe(self)
         pool.on_release(self._wake.set)
         self._storing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Copy what is freed from now on."""
+        """Copy every block that is freed from now on."""
         self._storing = asyncio.create_task(self._store_freed())
         self._storing.add_done_callback(_report)
 
     async def close(self) -> None:
-        """Copy no more; nobody is loading."""
+        """Stop copying. Nothing may be loading."""
         if self._storing is not None:
             self._storing.cancel()
             await asyncio.gather(self._storing, return_exceptions=True)
         self.tier.close()
 
-    # ---- what the pool says --------------------------------------------------------------------
+    # ---- CacheObserver -------------------------------------------------------------------------
 
     def stored(self, block_hash: bytes) -> None:
-        """As CacheObserver.stored: copied when it is used no more."""
+        """As CacheObserver.stored. The block is copied later, when it is freed."""
 
     def evicted(self, block_hash: bytes) -> None:
-        """As CacheObserver.evicted: too late, or done already."""
+        """As CacheObserver.evicted. The block has been copied, or it is too late."""
         self._freed.pop(block_hash, None)
 
     def freed(self, block_hash: bytes) -> None:
@@ -129,21 +130,21 @@ class NodeTier:
         try:
             await self.tier.store([block_hash for block_hash, _ in blocks], block_ids)
         finally:
-            # They go back into the line in the order in which they stood there.
+            # In reverse, which keeps the order in which they will be evicted.
             self._pool.release(block_ids[::-1])
 
     # ---- up ------------------------------------------------------------------------------------
 
     def match(self, hashes: Sequence[bytes]) -> int:
-        """How many of the first of these blocks are in the tier or, behind a gap, in the pool."""
+        """How many blocks, from the first on, are in the tier or in the pool."""
         return sum(1 for _ in takewhile(lambda h: h in self.tier or h in self._pool, hashes))
 
     async def load(self, hashes: Sequence[bytes], block_ids: list[int], headroom: Headroom) -> None:
-        """Extend `block_ids`, which hold the first of these blocks, by what tier and pool have.
+        """Append to `block_ids`, which hold the first of these blocks, what tier and pool have.
 
-        What the pool holds is never copied. New blocks are published, and referenced like the
-        others; the list is changed only when they are complete. It ends early where neither has
-        the next block, or there is no more room for it.
+        Blocks that the pool holds are not copied. New blocks are published, and referenced like the
+        others; they are appended once they are complete. Stops early if neither has the next block,
+        or if there is no room for it.
         """
         while len(block_ids) < len(hashes):
             block_ids += headroom.take_prefix(hashes[len(block_ids) :])
@@ -155,7 +156,7 @@ class NodeTier:
             block_ids += loaded
 
     async def _load(self, hashes: Sequence[bytes]) -> list[int]:
-        """Published blocks with this content; none, if the tier has lost some of it meanwhile."""
+        """Load and publish these blocks; none if the tier evicts one of them in the meantime."""
         taken = self._pool.allocate(len(hashes))
         try:
             await self.tier.load(hashes, taken)
@@ -173,4 +174,4 @@ class NodeTier:
 
 def _report(storing: asyncio.Task[None]) -> None:
     if not storing.cancelled() and (error := storing.exception()) is not None:
-        log.error("nothing is copied to the host tier any more", exc_info=error)
+        log.error("copying to the host tier has stopped", exc_info=error)

@@ -1,9 +1,9 @@
-"""Tells coordinators which prefix blocks this node can serve: a snapshot first, then every change.
+"""Tells coordinators which prefix blocks this node can serve: a snapshot, then every change.
 
     pool, tier ──stored, evicted──► feed ──once a turn of the event loop──► attached coordinators
 
-A coordinator that has just attached is sent all there is; since its stream keeps the order, it
-misses nothing of what follows. Hearing of a change twice does no harm: both ends speak of sets.
+A coordinator that attaches is sent all blocks first. Its stream keeps the order, so it misses no
+later change. Hearing of a change twice is harmless, since both ends maintain sets.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_HASHES = 4096  # in one message
 
 
 class TierEvents:
-    """What has changed in one tier since it was last told."""
+    """The changes in one tier since they were last sent."""
 
     def __init__(
         self, tier: KvTier, held: Callable[[], Iterable[bytes]], on_change: Callable[[], None]
@@ -26,7 +26,7 @@ class TierEvents:
         self._tier = tier
         self._held = held
         self._on_change = on_change
-        self._is_held: dict[bytes, bool] = {}  # hash |-> the latest word on it
+        self._is_held: dict[bytes, bool] = {}  # changed hash |-> whether it is held now
 
     def stored(self, block_hash: bytes) -> None:
         """As CacheObserver.stored."""
@@ -37,10 +37,10 @@ class TierEvents:
         self._note(block_hash, is_held=False)
 
     def freed(self, block_hash: bytes) -> None:
-        """As CacheObserver.freed: it can be served as before."""
+        """As CacheObserver.freed. The block can still be served."""
 
     def take_changes(self) -> list[KvEvents]:
-        """Messages for the changes so far, which are forgotten."""
+        """Messages for the changes so far, which are then cleared."""
         changes, self._is_held = self._is_held, {}
         return [
             KvEvents(
@@ -52,7 +52,7 @@ class TierEvents:
         ]
 
     def snapshot(self) -> Iterator[KvEvents]:
-        """Messages for all that is held now."""
+        """Messages for all blocks that are held now."""
         for part in _parts(self._held()):
             yield KvEvents(tier=self._tier, stored=part)
 
@@ -63,32 +63,32 @@ class TierEvents:
 
 
 class KvEventFeed:
-    """From a node's tiers to its coordinators. Belongs to the event loop."""
+    """Sends the changes of a node's tiers to its coordinators. Belongs to the event loop."""
 
     def __init__(self, links: Sequence[CoordinatorLink]) -> None:
         self._links = links
         self._tiers: list[TierEvents] = []
-        self._has_turn = False  # in the event loop, to tell what has changed
+        self._is_scheduled = False  # sending the changes, in the next turn of the event loop
 
     def follow(self, tier: KvTier, held: Callable[[], Iterable[bytes]]) -> TierEvents:
-        """An observer for a tier; `held` gives all its hashes at any time."""
+        """An observer to register with a tier; `held` returns all hashes of the tier."""
         events = TierEvents(tier, held, self._schedule)
         self._tiers.append(events)
         return events
 
     def attached(self, link: CoordinatorLink) -> None:
-        """A coordinator listens from now on: tell it everything."""
+        """Send everything to a coordinator that has just attached."""
         for tier in self._tiers:
             for message in tier.snapshot():
                 link.send(message)
 
     def _schedule(self) -> None:
-        if not self._has_turn:
-            self._has_turn = True
-            asyncio.get_running_loop().call_soon(self._tell_changes)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._send_changes)
 
-    def _tell_changes(self) -> None:
-        self._has_turn = False
+    def _send_changes(self) -> None:
+        self._is_scheduled = False
         listeners = [link for link in self._links if link.is_attached]
         for tier in self._tiers:
             for message in tier.take_changes():

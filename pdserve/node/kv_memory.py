@@ -1,4 +1,4 @@
-"""Where a node's KV is: a pool that other nodes can pull from, on the device that computes it."""
+"""Allocates a node's KV pool, on the device that computes, so that other nodes can pull from it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ log = logging.getLogger(__name__)
 
 
 def make_kv_memory(config: NodeConfig, role: NodeRole, plan: NodeModel) -> KvPool:
-    """The memory of a node's KV blocks.
+    """Allocate the memory of a node's KV blocks.
 
     Raises:
-        ConfigError: a GPU without what moving its memory takes, for a role or options that move
-            it; or without room for the pool.
+        ConfigError: no room for the pool; or the GPU lacks what KV transfer takes, and the role or
+            an option requires KV transfer.
     """
     num_blocks, block_bytes = plan.num_blocks, plan.layout.block_bytes
     if plan.device.type == "cpu":
@@ -35,7 +35,7 @@ def make_kv_memory(config: NodeConfig, role: NodeRole, plan: NodeModel) -> KvPoo
             "out, or use --device cpu"
         )
     try:
-        # A device without an index is torch's current one, which nobody has changed.
+        # A device without an index is torch's current device, which is always 0 here.
         driver = open_driver(plan.device.index or 0)
         return DevicePool(num_blocks, block_bytes, driver)
     except TransportUnavailable as error:
@@ -53,20 +53,20 @@ def make_kv_memory(config: NodeConfig, role: NodeRole, plan: NodeModel) -> KvPoo
 
 
 def prefill_refusal(memory: KvPool) -> str:
-    """Why a node with this memory cannot prefill for others; empty: it can."""
+    """Why a node with this memory cannot be a prefill node; empty: it can."""
     if memory.kind == "private":
         return "its KV is in memory that no other node can read"
     return ""
 
 
 def commit_if_asked(config: NodeConfig, memory: KvPool) -> None:
-    """Take all of a CPU pool's memory now, where the config wants it. Slow; for a thread.
+    """Allocate all memory of a CPU pool now, if the config says so. Slow, so for a thread.
 
-    Else it is taken as it is needed (`memory_growth.py`). The pool works without huge pages: a
-    kernel that has none is worth no more than a warning.
+    Otherwise memory is allocated as needed (`memory_growth.py`). The pool works without huge pages
+    too, so a kernel that has none only causes a warning.
 
     Raises:
-        ConfigError: there is not so much memory.
+        ConfigError: there is not enough memory.
     """
     if not config.engine.kv_commit or not isinstance(memory, ExportedPool):
         return
@@ -81,7 +81,7 @@ def commit_if_asked(config: NodeConfig, memory: KvPool) -> None:
 
 
 def engine_buffer(memory: KvPool) -> NDArray[np.uint8] | DeviceBuffer | None:
-    """What the KV cache is laid over; None: the engine allocates."""
+    """The memory for the engine's KV cache; None: the engine allocates it itself."""
     match memory:
         case ExportedPool():
             return memory.flat

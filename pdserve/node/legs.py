@@ -1,6 +1,6 @@
-"""Which coordinator each leg belongs to, and the batching of its tokens: one message per step.
+"""Which coordinator each leg belongs to, and the batching of tokens into one message per step.
 
-But for what is told of a prompt, which is a message of its own.
+Results of a prompt (log-probabilities, embeddings) are large and are sent as separate messages.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pdserve.protocol import LegFailed, TokenBatch, TokenEvent
 
 
 class Legs:
-    """The legs this node works on. Answers to legs that are gone are dropped."""
+    """The legs in progress on this node. Answers to other legs are dropped."""
 
     def __init__(self) -> None:
-        self._links: dict[str, CoordinatorLink] = {}  # request_id |-> whom to answer
+        self._links: dict[str, CoordinatorLink] = {}  # request_id |-> coordinator to answer
         self._batches = _no_batches()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
@@ -30,12 +30,12 @@ class Legs:
         return request_id in self._links
 
     def open(self, request_id: str, link: CoordinatorLink) -> None:
-        """Remember whom to answer."""
+        """Add a leg whose answers go to `link`."""
         self._links[request_id] = link
         self._is_empty.clear()
 
     def close(self, request_id: str) -> CoordinatorLink | None:
-        """Forget a leg, and say whose it was; None when it is gone already."""
+        """Remove a leg and return its coordinator's link; None if it was removed already."""
         link = self._links.pop(request_id, None)
         if not self._links:
             self._is_empty.set()
@@ -46,22 +46,21 @@ class Legs:
         await self._is_empty.wait()
 
     def of(self, link: CoordinatorLink) -> list[str]:
-        """The legs that this coordinator started."""
+        """The legs of this coordinator."""
         return [request_id for request_id, owner in self._links.items() if owner is link]
 
     def add_event(self, event: TokenEvent) -> None:
-        """Put tokens with more to say into the step's message to the leg's coordinator."""
+        """Add an event to the step's message to the leg's coordinator."""
         link = self._links.get(event.request_id)
         if link is None:
             return
-        # So much that several may be too large for one message.
-        if event.prompt_logprobs or event.embedding:
+        if event.prompt_logprobs or event.embedding:  # several may be too large for one message
             link.send(TokenBatch(events=[event]))
         else:
             self._batches[link].events.append(event)
 
     def add_tokens(self, tokens: Iterable[tuple[str, int, int]]) -> None:
-        """As `add_event`, of those that are just tokens: (request id, output index, token id)."""
+        """As `add_event`, for plain tokens: (request id, output index, token id)."""
         links, batches = self._links, self._batches
         for request_id, index, token_id in tokens:
             link = links.get(request_id)
@@ -72,18 +71,18 @@ class Legs:
                 batch.token_ids.append(token_id)
 
     def flush(self) -> None:
-        """Send the step's messages."""
+        """Send the messages of the step."""
         batches, self._batches = self._batches, _no_batches()
         for link, batch in batches.items():
             link.send(batch)
 
     def fail(self, request_id: str, error: PdserveError) -> None:
-        """Report a leg as failed, and forget it."""
+        """Report a leg as failed, and remove it."""
         link = self.close(request_id)
         if link is not None:
             link.send(LegFailed(request_id=request_id, code=error.code, message=error.message))
 
 
 def _no_batches() -> defaultdict[CoordinatorLink, TokenBatch]:
-    """Messages that are not sent yet, and still filled; each has lists of its own."""
+    """Empty messages by link, each with lists of its own to append to."""
     return defaultdict(TokenBatch)

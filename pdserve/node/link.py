@@ -1,7 +1,8 @@
 """The node's end of its stream to one coordinator.
 
-A node dials every coordinator it is given and keeps dialling; coordinators share nothing. While the
-stream is open the node is a member; legs that a lost coordinator started are cancelled.
+A node connects to each of its coordinators, and reconnects when a stream breaks. It is a member of
+the cluster while the stream is open. When it breaks, all legs of that coordinator are cancelled.
+Coordinators share nothing.
 """
 
 from __future__ import annotations
@@ -39,38 +40,38 @@ Stream: TypeAlias = grpc.aio.StreamStreamCall[NodeMessages, CoordinatorMessages]
 
 
 class LegReceiver(Protocol):
-    """Who carries out what a coordinator asks for. None of these may block or raise."""
+    """Carries out what a coordinator asks for. No method may block or raise."""
 
     def start_prefill(self, leg: PrefillLeg, link: CoordinatorLink) -> None:
-        """Begin a prefill leg; answers go to `link`."""
+        """Start a prefill leg; its answers go to `link`."""
         ...
 
     def start_decode(self, leg: DecodeLeg, link: CoordinatorLink) -> None:
-        """Begin a decode leg; answers go to `link`."""
+        """Start a decode leg; its answers go to `link`."""
         ...
 
     def cancel_leg(self, request_id: str, reason: str) -> None:
-        """Stop a leg, if it is still there, without an answer."""
+        """Stop a leg without an answer, if it is still in progress."""
         ...
 
     def set_role(self, role: NodeRole) -> None:
-        """Work for this pool from now on, if that is possible; finish what was begun."""
+        """Change to this pool if that is possible; legs in progress are finished."""
         ...
 
     def coordinator_lost(self, link: CoordinatorLink) -> None:
-        """Cancel every leg whose answers would go to `link`."""
+        """Cancel all legs whose answers go to `link`."""
         ...
 
 
-def _say_nothing(_: CoordinatorLink) -> None:
-    """For links whose coordinator needs no more than a load report at first."""
+def _send_nothing(_: CoordinatorLink) -> None:
+    """The default of `on_attached`: nothing follows the first load report."""
 
 
 class CoordinatorLink:
     """Membership at one coordinator.
 
-    `on_attached` is called whenever a stream has been opened; what it sends comes right after the
-    first load report.
+    `on_attached` is called whenever a stream has been opened. What it sends follows the first load
+    report.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class CoordinatorLink:
         load: Callable[[], LoadReport],
         receiver: LegReceiver,
         timeouts: Timeouts,
-        on_attached: Callable[[CoordinatorLink], None] = _say_nothing,
+        on_attached: Callable[[CoordinatorLink], None] = _send_nothing,
     ) -> None:
         self.address = address
         self._hello = hello
@@ -94,54 +95,54 @@ class CoordinatorLink:
         self._drain_seen = asyncio.Event()
 
     def send(self, message: msgspec.Struct) -> None:
-        """Send to the coordinator; dropped when it is gone: its requests are cancelled anyway."""
+        """Send a message; dropped while not attached, since the requests are cancelled then."""
         if self._outbox is not None:
             self._outbox.send(message)
 
     @property
     def is_attached(self) -> bool:
-        """Whether a coordinator listens."""
+        """Whether the stream is open."""
         return self._outbox is not None
 
     def report_load(self) -> None:
-        """Send a load report now, because something about it matters at once."""
+        """Send a load report now instead of with the next heartbeat."""
         self.send(self._load())
 
     async def run(self) -> None:
-        """Attach, serve until the stream breaks, attach again; until cancelled or left."""
-        is_news = True  # an unreachable coordinator is worth one line, not one per attempt
+        """Attach, serve until the stream breaks, and repeat; until cancelled or `leave`."""
+        is_news = True  # an unreachable coordinator is logged once, not at every attempt
         while not self._is_leaving:
             was_attached, pause_s = False, self._timeouts.reconnect_s
             try:
                 await self._attach()
             except (grpc.aio.AioRpcError, PdserveError, TimeoutError) as error:
                 was_attached = self._outbox is not None
-                if _is_refusal(error):  # the next attempt would be refused as well
+                if _is_refusal(error):  # the next attempt would be refused too
                     pause_s = self._timeouts.liveness_s
                 if (is_news or was_attached) and not self._is_leaving:
                     log.warning("coordinator %s: %s", self.address, _reason(error))
-            except Exception:  # whatever it is, a node without coordinators is of no use
+            except Exception:  # a bug; but the node must keep its membership
                 was_attached = self._outbox is not None
                 log.exception("the link to coordinator %s failed", self.address)
             finally:
                 self._stream = self._outbox = None
-                self._drain_seen.set()  # a coordinator that is gone sends nothing either
+                self._drain_seen.set()  # a lost coordinator sends no more legs
                 self._receiver.coordinator_lost(self)
             is_news = was_attached
             await asyncio.sleep(pause_s)
 
     async def wait_drain_seen(self) -> None:
-        """After DRAINING was reported: wait until the coordinator will send no more legs."""
+        """After DRAINING was reported: wait until the coordinator cannot send further legs."""
         if self._outbox is not None:
             await self._drain_seen.wait()
 
     async def leave(self) -> None:
-        """Say everything that is still to be said, then hang up; `run` ends by itself.
+        """Send what is queued, then close the stream; `run` ends by itself.
 
-        A coordinator that does not listen any more is waited for no longer than `connect_s`.
+        Waits at most `connect_s` for a coordinator that does not read any more.
         """
         self._is_leaving = True
-        outbox, stream = self._outbox, self._stream  # `run` forgets them when the stream breaks
+        outbox, stream = self._outbox, self._stream  # `run` clears them when the stream breaks
         if outbox is None or stream is None:
             return
         try:
@@ -149,7 +150,7 @@ class CoordinatorLink:
                 await outbox.flush()
                 await stream.done_writing()
         except TimeoutError:
-            log.warning("coordinator %s did not hear the last messages", self.address)
+            log.warning("coordinator %s did not read the last messages", self.address)
 
     async def _attach(self) -> None:
         async with open_channel(self.address, self._timeouts.liveness_s) as channel:
@@ -177,9 +178,9 @@ class CoordinatorLink:
     async def _receive(self, stream: Stream) -> None:
         while True:
             for message in FROM_COORDINATOR.unwrap_all(await self._read(stream)):
-                self._heard(message)
+                self._handle(message)
 
-    def _heard(self, message: msgspec.Struct) -> None:
+    def _handle(self, message: msgspec.Struct) -> None:
         match message:
             case PrefillLeg() as leg:
                 self._receiver.start_prefill(leg, self)

@@ -1,4 +1,4 @@
-"""What /proc/meminfo says. No torch here."""
+"""Reads /proc/meminfo. No torch here."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 
 
 def memory_bytes(meminfo: str, field: str) -> int | None:
-    """One field of the text of /proc/meminfo."""
+    """One field in the text of /proc/meminfo, in bytes; None if it is missing."""
     match = re.search(rf"^{field}:\s*(\d+) kB$", meminfo, re.MULTILINE)
     return int(match[1]) * 1024 if match else None
 
 
 def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """What processes may still take: free memory, and what the page cache would give back.
+    """Memory that processes can still allocate: free memory and reclaimable page cache.
 
-    After a start or two, most of what is not free is weights that the page cache keeps.
+    After a start or two, most memory that is not free is page cache: the weights.
     """
     available = memory_bytes(meminfo.read_text(), "MemAvailable") if meminfo.exists() else None
     if available is None:

@@ -26,7 +26,8 @@ class MemoryGrowth:
     def __init__(self, pool: ExportedPool) -> None:
         self._pool = pool
         self._piece = max(1, _PIECE_BYTES // pool.block_bytes)  # blocks
-        self._num_committed = 0
+        self._num_committed = 0  # or left to come in small pages
+        self._num_left_out = 1  # pieces, if the next one fails
         self._num_used = 0
         self._growing: asyncio.Task[None] | None = None
 
@@ -50,10 +51,21 @@ class MemoryGrowth:
                 first = self._num_committed
                 end = min(first + self._piece, self._pool.num_blocks)
                 is_huge = await asyncio.to_thread(self._commit, first, end)
-                # Without huge pages there is nothing to gain: pages come as they are touched.
-                self._num_committed = end if is_huge else self._pool.num_blocks
+                self._num_committed = end + self._left_out(is_huge=is_huge)
         finally:
             self._growing = None
+
+    def _left_out(self, *, is_huge: bool) -> int:
+        """Blocks behind a piece whose pages come as they are touched.
+
+        Memory that is too scattered for huge pages now may not be so later, so they are asked for
+        again; but ever more rarely, for a kernel may have none at all.
+        """
+        if is_huge:
+            self._num_left_out = 1
+            return 0
+        num_pieces, self._num_left_out = self._num_left_out, 2 * self._num_left_out
+        return num_pieces * self._piece
 
     def _commit(self, first: int, end: int) -> bool:
         try:
@@ -62,5 +74,9 @@ class MemoryGrowth:
             log.warning("no memory ahead for blocks %d to %d: %s", first, end - 1, error)
             return False
         if not is_huge:
-            log.info("from block %d on, KV memory comes in small pages: no huge ones here", first)
+            log.info(
+                "no huge pages for blocks %d to %d: their memory comes in small ones",
+                first,
+                end - 1,
+            )
         return is_huge

@@ -1,7 +1,7 @@
-"""GET /metrics, on the event loop: the gauges read what only the loop may touch.
+"""Serves GET /metrics on the event loop, since the gauges read state that only the loop may touch.
 
-A thread of its own would iterate over queues and handoffs while the loop changes them. And here a
-connection that says nothing costs a descriptor for a bounded time, not a thread for ever.
+In a thread of its own, it would read queues and handoffs while the loop changes them. On the loop,
+an idle connection costs one descriptor for a bounded time, instead of a thread.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CONTENT_TYPE_LATEST
 
-IDLE_S = 30.0  # of a connection, between two scrapes and before the first one
+IDLE_S = 30.0  # after which an idle connection is closed
 _protocol_log = logging.getLogger(f"{__name__}.protocol")
 
 
 class MetricsServer:
-    """Serves one process's metrics to anybody. `start` once, `close` once."""
+    """Serves the metrics of one process. `start` once, `close` once."""
 
     def __init__(self, exposition: Callable[[], bytes]) -> None:
         self._exposition = exposition
@@ -34,17 +34,17 @@ class MetricsServer:
         )
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; returns the port, which port 0 leaves to the system.
+        """Listen on a port, or on any free one for port 0; returns the port.
 
         Raises:
-            OSError: the address cannot be listened on.
+            OSError: the address cannot be bound.
         """
         await self._runner.setup()
         await web.TCPSite(self._runner, host, port).start()
         return int(self._runner.addresses[0][1])
 
     async def close(self) -> None:
-        """Stop listening, hang up."""
+        """Stop listening, and close all connections."""
         await self._runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.Response:
@@ -52,6 +52,6 @@ class MetricsServer:
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:
-    """Clients send garbage and go away; a traceback for each would only fill the log."""
+    """Drop tracebacks of malformed requests and broken connections, which would flood the log."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError | ConnectionError)

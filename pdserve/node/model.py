@@ -1,4 +1,4 @@
-"""From config and checkpoint to a runner: every "auto" becomes a value here, and is printed."""
+"""From config and checkpoint to a model runner: every "auto" is resolved here, and logged."""
 
 from __future__ import annotations
 
@@ -15,13 +15,8 @@ from numpy.typing import NDArray
 
 from pdserve import _native
 from pdserve.checkpoint import Checkpoint, resolve_checkpoint
-from pdserve.config import (
-    EngineConfig,
-    NodeConfig,
-    Quantization,
-    Timeouts,
-    parse_bytes,
-)
+from pdserve.config import EngineConfig, NodeConfig, Quantization, Timeouts
+from pdserve.config_values import parse_bytes
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.grammar import GrammarProgress
 from pdserve.engine.kv_cache import TORCH_DTYPES, DeviceBuffer, KvCache
@@ -44,19 +39,19 @@ AUTO_KV_BYTES = 4 << 30
 
 @dataclass(frozen=True, slots=True)
 class NodeModel:
-    """What a node is going to serve, known before any weight is read."""
+    """The model that a node will serve, as known before any weight is read."""
 
     checkpoint: Checkpoint
     config: ModelConfig
     device: torch.device
     layout: KvLayout
     num_blocks: int
-    max_model_len: int  # tokens, prompt and output
+    max_model_len: int  # prompt and output tokens
     quantization: Quantization = "none"
 
     @property
     def revision(self) -> str:
-        """Of the weights that compute here: KV made by others is not the same KV."""
+        """The revision of the weights as quantized: KV of other weights is not interchangeable."""
         revision = self.checkpoint.revision
         return revision if self.quantization == "none" else f"{revision}+{self.quantization}"
 
@@ -98,10 +93,10 @@ def plan_model(config: NodeConfig) -> NodeModel:
 
 
 def packed_cache(engine: EngineConfig, timeouts: Timeouts) -> PackedCache | None:
-    """Where packed weights are kept; None: nowhere.
+    """The cache of packed weights; None: there is none.
 
     Raises:
-        ConfigError: packed_limit is no size.
+        ConfigError: packed_limit is not a size.
     """
     folder = weights_folder(engine)
     if folder is None:
@@ -115,12 +110,12 @@ def load_runner(
     on_progress: Callable[[float], None],
     cache: PackedCache | None = None,
 ) -> ModelRunner:
-    """Load the weights, lay the KV cache over `buffer` (or memory of its own), warm up.
+    """Load the weights, place the KV cache in `buffer` (or in new memory), and warm up.
 
-    Slow; for a thread of its own.
+    Slow, so for a thread.
 
     Raises:
-        ModelError: the checkpoint's weights do not fit its config, or are damaged.
+        ModelError: the checkpoint's weights do not match its config, or are damaged.
     """
     started_s = time.perf_counter()
     dtype = TORCH_DTYPES[plan.layout.dtype]
@@ -149,10 +144,10 @@ def load_runner(
 
 
 def use_cores(config: EngineConfig) -> None:
-    """Keep a process that does nothing but compute on its cores, with a thread for each.
+    """Pin a process that only computes to its cores, with one thread per core.
 
     Raises:
-        ConfigError: a core that this process may not use.
+        ConfigError: the config names a core that this process may not use.
     """
     plan = plan_cores(config, sorted(os.sched_getaffinity(0)))
     set_threads(plan.num_threads)
@@ -161,13 +156,13 @@ def use_cores(config: EngineConfig) -> None:
 
 
 def set_threads(num_threads: int) -> None:
-    """How many threads share what torch and the native kernels compute."""
+    """Set the number of threads of torch and of the native kernels."""
     torch.set_num_threads(num_threads)
     _native.set_num_threads(num_threads)
 
 
 def _kv_budget(kv_memory: str, device: torch.device) -> int:
-    """Bytes; pages of a CPU pool cost nothing until they are used."""
+    """Bytes of the KV pool. Pages of a CPU pool cost nothing until they are used."""
     if kv_memory != "auto":
         return parse_bytes(kv_memory)
     if device.type == "cuda":

@@ -1,6 +1,6 @@
-"""Tells coordinators what a node's steps and pulls cost: once known, and when it has changed much.
+"""Tells coordinators what a node's steps and pulls cost: once measured, and after large changes.
 
-How far steps are off at the moment goes with every load report; this is what that is relative to.
+Every load report has the current ratio of actual to reported step costs.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from pdserve.node.cost import Costs
 from pdserve.node.link import CoordinatorLink
 from pdserve.protocol import PerfReport, TransferCosts
 
-MUCH = 1.25  # times what was told
+MUCH = 1.25  # factor from which on a cost counts as changed
 TYPICAL_BYTES = (1 << 16, 1 << 20, 1 << 26)  # a block, a short prompt, a long one
 
 
 class PerfFeed:
-    """From a node to its coordinators. Belongs to the event loop."""
+    """Sends a node's costs to its coordinators. Belongs to the event loop."""
 
     def __init__(
         self, links: Sequence[CoordinatorLink], costs: Costs, engine: EngineConfig
@@ -25,16 +25,16 @@ class PerfFeed:
         self._links = links
         self._costs = costs
         self._engine = engine
-        self._told: PerfReport | None = None  # None: the steps' costs are not known yet
+        self._told: PerfReport | None = None  # None: step costs are not known yet
         costs.on_pull(self._pull_learned)
 
     def attached(self, link: CoordinatorLink) -> None:
-        """A coordinator listens from now on."""
+        """Send the costs, if known, to a coordinator that has just attached."""
         if self._told is not None:
             link.send(self._told)
 
     def tell(self) -> None:
-        """The steps' costs are known."""
+        """Send the current costs to all coordinators; step costs are known from now on."""
         self._told = PerfReport(
             step=self._costs.perf.costs,
             token_budget=self._engine.token_budget,

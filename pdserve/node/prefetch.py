@@ -1,7 +1,7 @@
-"""Asks the disk for packed weights while Python loads torch, which takes longer. No torch here.
+"""Reads packed weights into the page cache while Python imports torch. No torch here.
 
-It is a guess, and costs nothing where the file is in memory: which file is right, whether it is
-sound, and what to do without one, loading finds out as if this did not exist.
+This only guesses the file, and costs nothing if the file is cached already. Choosing the right
+file, checking it, and packing weights if there is none, are left to the loader.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import logging
 import threading
 from pathlib import Path
 
-from pdserve.config import EngineConfig, NodeConfig, parse_bytes
+from pdserve.config import EngineConfig, NodeConfig
+from pdserve.config_values import parse_bytes
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.native.packed_folder import files_of_model
 from pdserve.engine.native.packed_pages import map_pages
@@ -20,10 +21,10 @@ log = logging.getLogger(__name__)
 
 
 def prefetch_weights(config: NodeConfig) -> None:
-    """Start to read the file that was last used for a model of that name, and return.
+    """Start reading the file that was last used for a model of this name; returns at once.
 
     Raises:
-        ConfigError: packed_limit is no size.
+        ConfigError: packed_limit is not a size.
     """
     folder = weights_folder(config.engine)
     if folder is None:
@@ -36,10 +37,10 @@ def prefetch_weights(config: NodeConfig) -> None:
 
 
 def weights_folder(engine: EngineConfig) -> Path | None:
-    """Where packed weights are kept, if they are; None: they are not to be, or have no place.
+    """The directory of packed weights; None if they are not kept, or there is no place for them.
 
     Raises:
-        ConfigError: packed_limit is no size.
+        ConfigError: packed_limit is not a size.
     """
     if parse_bytes(engine.packed_limit) == 0:
         return None
@@ -49,6 +50,6 @@ def weights_folder(engine: EngineConfig) -> Path | None:
 def _read(path: Path) -> None:
     try:
         with path.open("rb") as file:
-            map_pages(file.fileno())  # and unmap them: what was read stays in memory
-    except (OSError, ValueError) as error:  # ValueError: it is empty, after a crash perhaps
+            map_pages(file.fileno())  # unmapped at once; the page cache keeps what was read
+    except (OSError, ValueError) as error:  # ValueError: an empty file, perhaps after a crash
         log.debug("%s is not read ahead: %s", path, error)

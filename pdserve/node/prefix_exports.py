@@ -1,11 +1,11 @@
-"""Answers other nodes that ask for prefix blocks, and holds those until they have been pulled.
+"""Answers other nodes' queries for prefix blocks, and holds the blocks until they are pulled.
 
-    query ──► held, ticketed, answered ──► settled | session over | lease over ──► let go
-                └─ first brought up from the host tier, where there is more of it
+    query ──► held, ticketed, answered ──► settled | session ended | lease expired ──► released
+                └─ after loading more of them from the host tier, if it has them
 
-Blocks are found by hash, so a query may begin anywhere in a prompt. What is held for others is
-bounded: by queries for each session, by different blocks for all of them, and by what requests here
-may need. Who comes when that is full gets less than there is, or nothing, and computes it.
+Blocks are found by hash, so a query may begin anywhere in a prompt. Three limits bound what is
+held: queries per session, distinct blocks over all sessions, and the blocks that requests here may
+need. Beyond these limits a query gets fewer blocks, or none, and its node computes the rest.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from pdserve.protocol import PrefixAnswer, PrefixQuery
 
 log = logging.getLogger(__name__)
 
-MAX_HASHES = 1 << 14  # in a query
-MAX_QUERIES = 64  # of one session at a time
-MAX_SHARE = 0.25  # of the pool's blocks, held for all sessions together
+MAX_HASHES = 1 << 14  # per query
+MAX_QUERIES = 64  # per session at a time
+MAX_SHARE = 0.25  # of the pool's blocks, for all sessions together
 
 
 @dataclass(slots=True)
 class PrefixExportStatistics:
-    """What was asked and given; every field only grows."""
+    """Counters."""
 
     queries: int = 0
     blocks: int = 0  # ticketed
-    curbed: int = 0  # queries that were given less than there was, mostly for want of room
-    expired: int = 0  # holds that nobody settled
+    curbed: int = 0  # queries given fewer blocks than there were, mostly because of the limits
+    expired: int = 0  # holds that were not settled in time
 
 
 @dataclass(slots=True)
 class _Hold:
-    """Blocks of one query."""
+    """The blocks of one query."""
 
     block_ids: list[int]
     lease: asyncio.TimerHandle | None = None
@@ -55,7 +55,7 @@ class _Hold:
 
 
 class PrefixExports:
-    """What of the prefix cache is held for all sessions of a node."""
+    """The prefix blocks that a node holds for all sessions."""
 
     def __init__(
         self,
@@ -67,36 +67,36 @@ class PrefixExports:
     ) -> None:
         self.exporter = exporter
         self.tier = tier
-        self.lease_s = max(timeouts.lease_s, timeouts.prefix_s)  # somebody may pull for `prefix_s`
+        self.lease_s = max(timeouts.lease_s, timeouts.prefix_s)  # a pull may take `prefix_s`
         self.statistics = PrefixExportStatistics()
         self._pool = pool
         self._headroom = headroom
         self._max_held = int(pool.num_blocks * MAX_SHARE)
-        self._num_holds: Counter[int] = Counter()  # block id |-> holds that it is in, if any
-        self._num_loading = 0  # blocks that loads may bring up, to be held
+        self._num_holds: Counter[int] = Counter()  # block id |-> number of holds it is in (> 0)
+        self._num_loading = 0  # blocks that are being loaded, to be held
         self._loads: set[asyncio.Task[None]] = set()
 
     @property
     def num_held_blocks(self) -> int:
-        """Blocks that are, or are about to be, held for others."""
+        """Blocks that are held for others, or being loaded for them."""
         return len(self._num_holds) + self._num_loading
 
     def open(self, send: Callable[[msgspec.Struct], None]) -> PrefixHolds:
-        """The holds of a new session, whose answers go to `send`."""
+        """Begin a session, whose answers go to `send`."""
         return PrefixHolds(self, send)
 
     async def close(self) -> None:
-        """Wait until nothing is loaded any more; the sessions are over."""
+        """Wait until all loads have ended. All sessions must be closed."""
         await asyncio.gather(*self._loads, return_exceptions=True)
 
-    def num_there(self, hashes: Sequence[bytes]) -> int:
-        """How many of the first of these blocks are in the pool or in the tier."""
+    def num_available(self, hashes: Sequence[bytes]) -> int:
+        """How many blocks, from the first on, are in the pool or in the tier."""
         if self.tier is not None:
             return self.tier.match(hashes)
         return len(self._pool.match_prefix(hashes))
 
     def take(self, hashes: Sequence[bytes]) -> list[int]:
-        """Those of the first of these blocks that the pool has, as many as may be held."""
+        """Hold blocks, from the first on, that the pool has, as far as the limits allow."""
         num_left = self._max_held - self.num_held_blocks
         num_taken = 0
         for block_id in self._headroom.match_prefix(hashes):
@@ -109,16 +109,16 @@ class PrefixExports:
         return block_ids
 
     def release(self, block_ids: Sequence[int]) -> None:
-        """A hold lets go of these."""
-        self._num_holds -= Counter(block_ids)  # keeps no zeros
+        """Release the blocks of a hold."""
+        self._num_holds -= Counter(block_ids)  # drops zeros
         self._pool.release(block_ids)
 
     def load(
         self, tier: NodeTier, hashes: Sequence[bytes], block_ids: list[int]
     ) -> asyncio.Task[None] | None:
-        """Extend a hold's blocks, of the first of these hashes, by what the tier has of the rest.
+        """Append blocks from the tier to `block_ids`, which hold the first of these hashes.
 
-        None: no more may be held. They may be written to until the task is done.
+        They may be written to until the task is done. None: no further block may be held.
         """
         num_here = len(block_ids)
         num_room = min(self._max_held - self.num_held_blocks, self._headroom.num_spare)
@@ -141,7 +141,7 @@ class PrefixExports:
 
 
 class PrefixHolds:
-    """What one session holds. Ends with `close`."""
+    """The blocks that one session holds, until `close`."""
 
     def __init__(self, exports: PrefixExports, send: Callable[[msgspec.Struct], None]) -> None:
         self._exports = exports
@@ -152,10 +152,10 @@ class PrefixHolds:
         return query_id in self._holds
 
     def answer(self, query: PrefixQuery) -> None:
-        """Hold what there is of these blocks, and say how much it is; perhaps a little later.
+        """Hold the blocks that there are, and answer; after a load from the tier, if need be.
 
         Raises:
-            MalformedMessage: it asks for what cannot be.
+            MalformedMessage: the query is invalid.
         """
         self._check(query)
         exports = self._exports
@@ -164,46 +164,46 @@ class PrefixHolds:
             exports.statistics.curbed += 1
             self._send(PrefixAnswer(query_id=query.query_id))
             return
-        num_there = exports.num_there(query.hashes)
+        num_available = exports.num_available(query.hashes)
         hold = self._holds[query.query_id] = _Hold(exports.take(query.hashes))
-        if exports.tier is not None and len(hold.block_ids) < num_there:
-            hashes = query.hashes[:num_there]
+        if exports.tier is not None and len(hold.block_ids) < num_available:
+            hashes = query.hashes[:num_available]
             hold.loading = exports.load(exports.tier, hashes, hold.block_ids)
         if hold.loading is not None:
-            hold.loading.add_done_callback(partial(self._loaded, query, hold, num_there))
+            hold.loading.add_done_callback(partial(self._loaded, query, hold, num_available))
         else:
-            self._reply(query, hold, num_there)
+            self._reply(query, hold, num_available)
 
     def settle(self, query_id: str) -> None:
-        """The puller needs these blocks no more."""
+        """Release the blocks of a query: the puller does not need them any more."""
         hold = self._holds.pop(query_id)
         if hold.lease is not None:
             hold.lease.cancel()
         if hold.loading is not None:
-            hold.loading.cancel()  # its blocks may be written to until it has ended
+            hold.loading.cancel()  # `_loaded` releases the blocks, once nothing writes to them
         else:
             self._exports.release(hold.block_ids)
 
     def close(self) -> None:
-        """The session is over."""
+        """End the session: release all its blocks."""
         for query_id in list(self._holds):
             self.settle(query_id)
 
     def _loaded(
-        self, query: PrefixQuery, hold: _Hold, num_there: int, loading: asyncio.Task[None]
+        self, query: PrefixQuery, hold: _Hold, num_available: int, loading: asyncio.Task[None]
     ) -> None:
-        """Answer with what has come, also after a failure; not if it was settled meanwhile."""
+        """Answer with what was loaded, even after a failure, unless it was settled meanwhile."""
         hold.loading = None
         if not loading.cancelled() and (error := loading.exception()) is not None:
             log.error("loading from the host tier failed", exc_info=error)
         if self._holds.get(query.query_id) is hold:
-            self._reply(query, hold, num_there)
+            self._reply(query, hold, num_available)
         else:
             self._exports.release(hold.block_ids)
 
-    def _reply(self, query: PrefixQuery, hold: _Hold, num_there: int) -> None:
+    def _reply(self, query: PrefixQuery, hold: _Hold, num_available: int) -> None:
         num_blocks = len(hold.block_ids)
-        self._exports.statistics.curbed += num_blocks < num_there
+        self._exports.statistics.curbed += num_blocks < num_available
         if num_blocks == 0:
             self._send(PrefixAnswer(query_id=query.query_id))
             self.settle(query.query_id)

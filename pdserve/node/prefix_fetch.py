@@ -1,11 +1,11 @@
-"""Brings the KV of a prompt's prefix to this node before the prompt is computed, where it pays.
+"""Fetches the KV of a prompt's prefix before the prompt is computed, where that is faster.
 
-    blocks of the pool ──► the host tier's ──► the first source's ──► the next source's ...
+    blocks in the pool ──► in the host tier ──► at the first source ──► at the next source ...
 
-What is brought over is published like any computed block, so the request that it was brought for,
-and every other one, finds it as an ordinary prefix hit. A hint can be wrong in every way: then the
-prompt is computed, as it would be without. Nothing here fails a request, and nothing takes longer
-than `timeout_s`, or than it is worth; each source has its share of that.
+Fetched blocks are published like computed ones, so the request that they were fetched for, and any
+other one, finds them as an ordinary prefix hit. The hints may be wrong; then the prompt is computed
+as it would be without them. A failed fetch never fails a request. A fetch takes at most
+`timeout_s`, and at most as long as it is worth; the sources share this time.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from pdserve.protocol import PrefixSource
 
 log = logging.getLogger(__name__)
 
-TIER = "tier"  # among the transports, for what it costs
+TIER = "tier"  # its name among the transports in `Costs`
 
 
 @dataclass(slots=True)
 class PrefixFetchStatistics:
-    """What was decided, and what came of it; every field only grows."""
+    """Counters."""
 
-    tokens: int = 0  # brought over from other nodes
-    tier_tokens: int = 0  # brought up from the host tier
-    bytes: int = 0  # brought over from other nodes
-    declined: int = 0  # cheaper to compute
-    crowded: int = 0  # no room for more blocks
-    failed: int = 0  # sources that had nothing, refused, were lost, or used up their share of time
-    replanned: int = 0  # sources asked after another one had failed
+    tokens: int = 0  # fetched from other nodes
+    tier_tokens: int = 0  # loaded from the host tier
+    bytes: int = 0  # fetched from other nodes
+    declined: int = 0  # faster to compute
+    crowded: int = 0  # no room for the blocks
+    failed: int = 0  # sources that had nothing, refused, were lost, or took too long
+    replanned: int = 0  # sources tried after another one had failed
     timed_out: int = 0
 
 
 @dataclass(slots=True)
 class Fetched:
-    """What one fetch has brought, in tokens."""
+    """The result of one fetch, in tokens."""
 
     from_tier: int = 0
     from_nodes: int = 0
@@ -53,10 +53,10 @@ class Fetched:
 
 @dataclass(slots=True)
 class _Attempt:
-    """A fetch that others wait for."""
+    """A fetch in progress, for which other requests may wait."""
 
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    was_complete: bool = False  # it has tried everything; nobody need try again
+    was_complete: bool = False  # it tried every source, so another attempt would be useless
 
 
 class PrefixFetcher:
@@ -74,17 +74,17 @@ class PrefixFetcher:
         self._filling = Filling(parts.pool, parts.headroom)
         self._worth = PrefixWorth(parts.costs, self._layout, parts.clock, pull)
         self._sources = SourcePuller(parts, self._filling, self._worth, timeout_s)
-        self._fetching: dict[bytes, _Attempt] = {}  # by the first missing block
+        self._fetching: dict[bytes, _Attempt] = {}  # by the hash of the first missing block
 
     def could_fetch(self, prefix: Prefix, sources: Sequence[PrefixSource]) -> bool:
-        """Whether there is anything to be fetched for this prompt."""
+        """Whether anything could be fetched for this prefix."""
         return self._num_on_offer(prefix, self._usable(sources)) > 0
 
     async def fetch(self, prefix: Prefix, sources: Sequence[PrefixSource]) -> Fetched:
-        """Bring over as much of the prefix as pays; raises nothing but a cancellation.
+        """Fetch as much of the prefix as is worth it. Raises nothing except when cancelled.
 
-        When this has returned or raised, what was fetched is cached, and nothing is referenced or
-        written to any more.
+        Afterwards, also when cancelled, the fetched blocks are cached, and no block is referenced
+        or being written to.
         """
         fetched = Fetched()
         sources = self._usable(sources)
@@ -108,10 +108,10 @@ class PrefixFetcher:
         deadline_s: float,
         fetched: Fetched,
     ) -> None:
-        """As `_fetch`; of requests that miss the same block, one at a time fetches it.
+        """As `_fetch`, but only one of the requests that miss the same block fetches at a time.
 
-        The others wait until it has tried everything. If it stops before that, since its client
-        left or its time was up, the next one fetches.
+        The others wait until it has tried every source. If it stops earlier, because it was
+        cancelled or timed out, the next request fetches.
         """
         num_here = len(self._pool.match_prefix(prefix.hashes))
         while num_here < len(prefix.hashes):
@@ -129,7 +129,7 @@ class PrefixFetcher:
             await others.over.wait()
             before, num_here = num_here, len(self._pool.match_prefix(prefix.hashes))
             if num_here == before and others.was_complete:
-                return  # they could not fetch it
+                return  # the other request could not fetch it
 
     async def _fetch(
         self,
@@ -138,8 +138,10 @@ class PrefixFetcher:
         deadline_s: float,
         fetched: Fetched,
     ) -> None:
-        """Extend what is cached, source by source. The blocks are referenced meanwhile, and at the
-        end they are the last ones in the line to be evicted."""
+        """Extend the cached prefix from the tier, then from one source after the other.
+
+        All its blocks are referenced meanwhile; released at the end, they are evicted last.
+        """
         num_here = len(self._pool.match_prefix(prefix.hashes))
         block_ids = self._headroom.take_prefix(prefix.hashes)
         try:
@@ -152,26 +154,7 @@ class PrefixFetcher:
                         await self._fetch_from_tier(prefix, block_ids, self._parts.tier, fetched)
                 except TimeoutError:
                     log.info("the host tier is too slow for a prefix")
-            has_failed = False
-            for number, source in enumerate(sources):
-                # Some of what follows may be here, in front of a gap that has been closed.
-                block_ids += self._headroom.take_prefix(prefix.hashes[len(block_ids) :])
-                if not self._is_wanted(prefix, block_ids, source):
-                    continue
-                self.statistics.replanned += has_failed
-                try:
-                    async with self._turn(prefix, block_ids, sources[number + 1 :], deadline_s):
-                        num_new = await self._sources.extend(source, prefix, block_ids)
-                    fetched.from_nodes += num_new * self._layout.block_size
-                    self.statistics.tokens += num_new * self._layout.block_size
-                    self.statistics.bytes += num_new * self._layout.block_bytes
-                except OutOfBlocks as error:
-                    self.statistics.crowded += 1
-                    log.debug("no prefix from %s: %s", source.node.node_id, error)
-                except (PdserveError, TimeoutError) as error:
-                    has_failed = True
-                    self.statistics.failed += 1
-                    log.info("no prefix from %s: %s", source.node.node_id, str(error) or "too slow")
+            await self._fetch_from_nodes(prefix, block_ids, sources, deadline_s, fetched)
         finally:
             self._pool.release(block_ids)
 
@@ -183,7 +166,7 @@ class PrefixFetcher:
         num_here = len(block_ids)
         num_blocks = self._filling.room(tier.match(prefix.hashes[num_here:]))
         hashes = prefix.hashes[: num_here + num_blocks]
-        missing = {h for h in hashes[num_here:] if h not in self._pool}  # others follow a gap
+        missing = {h for h in hashes[num_here:] if h not in self._pool}
         if not missing or not self._pays(TIER, len(missing)):
             return
         started_s = self._parts.clock.now()
@@ -196,10 +179,39 @@ class PrefixFetcher:
             fetched.from_tier += num_loaded * self._layout.block_size
             self.statistics.tier_tokens += num_loaded * self._layout.block_size
 
-    # ---- another node --------------------------------------------------------------------------
+    # ---- other nodes ---------------------------------------------------------------------------
+
+    async def _fetch_from_nodes(
+        self,
+        prefix: Prefix,
+        block_ids: list[int],
+        sources: Sequence[PrefixSource],
+        deadline_s: float,
+        fetched: Fetched,
+    ) -> None:
+        has_failed = False
+        for number, source in enumerate(sources):
+            # The pool may have the next blocks: a gap in front of them has just been filled.
+            block_ids += self._headroom.take_prefix(prefix.hashes[len(block_ids) :])
+            if not self._is_wanted(prefix, block_ids, source):
+                continue
+            self.statistics.replanned += has_failed
+            try:
+                async with self._turn(prefix, block_ids, sources[number + 1 :], deadline_s):
+                    num_new = await self._sources.extend(source, prefix, block_ids)
+                fetched.from_nodes += num_new * self._layout.block_size
+                self.statistics.tokens += num_new * self._layout.block_size
+                self.statistics.bytes += num_new * self._layout.block_bytes
+            except OutOfBlocks as error:
+                self.statistics.crowded += 1
+                log.debug("no prefix from %s: %s", source.node.node_id, error)
+            except (PdserveError, TimeoutError) as error:
+                has_failed = True
+                self.statistics.failed += 1
+                log.info("no prefix from %s: %s", source.node.node_id, str(error) or "too slow")
 
     def _is_wanted(self, prefix: Prefix, block_ids: list[int], source: PrefixSource) -> bool:
-        """Whether this source has more, there is room for it, and pulling it pays."""
+        """Whether this source has more blocks, there is room for them, and pulling is faster."""
         num_new = prefix.num_offered(source, self._layout.block_size) - len(block_ids)
         if num_new <= 0:
             return False
@@ -215,16 +227,16 @@ class PrefixFetcher:
         self.statistics.declined += not pays
         return pays
 
-    # ---- what is on offer, and when ------------------------------------------------------------
+    # ---- choosing sources ----------------------------------------------------------------------
 
     def _usable(self, sources: Sequence[PrefixSource]) -> Sequence[PrefixSource]:
-        """Those that may be asked, and have not just been found to be no use."""
+        """The sources that may be asked: all but those that could not be reached recently."""
         if self._pull == "never":
             return ()
         return [s for s in sources if not self._parts.sessions.has_failed(s.node)]
 
     def _num_on_offer(self, prefix: Prefix, sources: Sequence[PrefixSource]) -> int:
-        """Blocks beyond those here that the best of the sources or the tier has."""
+        """How many blocks, beyond those in the pool, the best source or the tier has."""
         num_here = len(self._pool.match_prefix(prefix.hashes))
         ends = [prefix.num_offered(source, self._layout.block_size) for source in sources]
         if self._parts.tier is not None:
@@ -238,9 +250,9 @@ class PrefixFetcher:
         others: Sequence[PrefixSource],
         deadline_s: float,
     ) -> asyncio.Timeout:
-        """A share of the time that is left, beside others that offer more than these blocks.
+        """A timeout that divides the remaining time among this source and useful later ones.
 
-        The last one has all of it, and no deadline besides the fetch's own.
+        The last source has no deadline except that of the whole fetch.
         """
         size, num_here = self._layout.block_size, len(block_ids)
         num_others = sum(prefix.num_offered(other, size) > num_here for other in others)

@@ -1,4 +1,4 @@
-"""What is fetched, and what it is fetched with."""
+"""The data that the prefix fetcher works on, and the parts of the node that it uses."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from pdserve.protocol import PrefixSource
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What could be fetched of a prompt, or of a preempted request's prompt and answer."""
+    """What could be fetched for a prompt, or for a preempted request (prompt and output)."""
 
     token_ids: list[int]
     cache_salt: str
-    hashes: list[bytes]  # of the blocks that can be reused, in this node's block size
+    hashes: list[bytes]  # of the reusable full blocks, in this node's block size
 
     def num_offered(self, source: PrefixSource, block_size: int) -> int:
-        """Blocks of this node's size that the source's tokens fill."""
+        """How many blocks of this node's size the source could provide, from the first on."""
         return min(source.num_tokens // block_size, len(self.hashes))
 
 
 @dataclass(frozen=True, slots=True)
 class FetchParts:
-    """What a fetcher works with."""
+    """The parts of the node that a fetcher uses."""
 
     pool: BlockPool
     identity: KvIdentity

@@ -1,4 +1,4 @@
-"""Pulls blocks of a prefix from one other node: the question, the answer, and the bytes."""
+"""Pulls blocks of a prefix from another node: the query, its answer, and the pull."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pdserve.protocol import PrefixAnswer, PrefixSource
 
 
 class SourcePuller:
-    """From any source into one pool."""
+    """Pulls prefix blocks from any source into one pool."""
 
     def __init__(
         self, parts: FetchParts, filling: Filling, worth: PrefixWorth, timeout_s: float
@@ -29,11 +29,13 @@ class SourcePuller:
         self._timeout_s = timeout_s
 
     async def extend(self, source: PrefixSource, prefix: Prefix, block_ids: list[int]) -> int:
-        """Extend `block_ids` by what the source has, published; by how many blocks.
+        """Pull the source's next blocks, publish them, and append them to `block_ids`.
+
+        Returns how many blocks were appended.
 
         Raises:
-            OutOfBlocks: there is no room for more here.
-            PdserveError: it is lost, has nothing any more, or says what cannot be.
+            OutOfBlocks: there is no room here.
+            PdserveError: the source is lost, has none of them any more, or its answer is invalid.
         """
         block_size = self._layout.block_size
         session = await self._parts.sessions.get(source.node)
@@ -61,11 +63,11 @@ class SourcePuller:
     async def _pull_into(
         self, block_ids: list[int], covered: int, session: Session, ticket: bytes, prefix: Prefix
     ) -> None:
-        """Pull the tokens up to `covered`; the blocks that they fill are published."""
+        """Pull the tokens up to `covered`, and publish the blocks that they fill."""
         block_size, num_here = self._layout.block_size, len(block_ids)
         num_new = self._layout.blocks_for(covered) - num_here
         if num_new <= 0 or covered // block_size <= num_here:
-            raise StaleTicket(f"{session.peer.node_id} has nothing of it any more")
+            raise StaleTicket(f"{session.peer.node_id} does not have the prefix any more")
         if self._filling.room(num_new) < num_new:
             raise OutOfBlocks(f"no room for {num_new} blocks of a prefix")
         taken = self._pool.allocate(num_new)
@@ -89,10 +91,10 @@ class SourcePuller:
 
 
 def _check_heads(theirs: KvLayout, ours: KvLayout) -> None:
-    """That a pull from there leaves no head of ours without content.
+    """Check that the source has all of our KV heads.
 
     Raises:
-        LayoutMismatch: another tensor-parallel rank holds some of them.
+        LayoutMismatch: some heads are held by another tensor-parallel rank.
     """
     heads = common_heads(theirs, ours)
     if (heads.start, heads.stop) != (ours.first_kv_head, ours.end_kv_head):
@@ -104,11 +106,11 @@ def _check_heads(theirs: KvLayout, ours: KvLayout) -> None:
 def _covered_tokens(
     answer: PrefixAnswer, first_block: int, num_asked: int, theirs: KvLayout
 ) -> int:
-    """Up to which token of the prompt the answer's ticket goes; 0: it has none.
+    """The end of the prompt's tokens that the answer's ticket covers; 0: there is no ticket.
 
     Raises:
-        MalformedMessage: the ticket is not for the blocks that the answer speaks of.
-        TicketInvalid: it is none.
+        MalformedMessage: the ticket does not match the answer.
+        TicketInvalid: it cannot be read.
     """
     if answer.num_blocks == 0:
         return 0

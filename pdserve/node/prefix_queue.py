@@ -1,4 +1,4 @@
-"""Requests on their way into the engine: at once, or after their prefix has been fetched."""
+"""Submits requests to the engine: at once, or after their prefix has been fetched."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ class PrefixQueue:
         return len(self._tasks)
 
     def submit(self, request: Request, sources: Sequence[PrefixSource]) -> None:
-        """Submit the request, now or when what can be fetched for it is there."""
+        """Submit the request, now or after fetching its prefix."""
         if not self._fetch(request, sources, _ignore):
             self._submit(request)
 
     def recall(self, request: Request, fetched: Callable[[Fetched], None]) -> bool:
-        """Fetch what a preempted request has lost, and submit it once more; False: nothing to do.
+        """Fetch the KV of a preempted request and submit it again; False if there is none to fetch.
 
         Args:
             request: no longer in the engine's queues.
-            fetched: told what was brought, just before the request is submitted.
+            fetched: called with the result, just before the request is submitted.
         """
         return self._fetch(request, request.prefix_sources, fetched)
 
     def cancel(self, request_id: str) -> None:
-        """Stop fetching for a request, which then is not submitted; it need not be known."""
+        """Stop fetching for a request, which is then not submitted. Unknown ids are ignored."""
         task = self._tasks.pop(request_id, None)
         if task is not None:
             task.cancel()
 
     async def close(self) -> None:
-        """Cancel them all; nothing of theirs is left running or held."""
+        """Cancel all fetches, and wait until they have ended."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -62,7 +62,7 @@ class PrefixQueue:
         sources: Sequence[PrefixSource],
         fetched: Callable[[Fetched], None],
     ) -> bool:
-        """Begin to, if there is anything to be fetched."""
+        """Start a fetch, if anything could be fetched; whether it was started."""
         request.extend_hashes(request.num_tokens, self._block_size)
         num_reusable = request.num_reusable_tokens // self._block_size
         prefix = Prefix(
@@ -84,7 +84,7 @@ class PrefixQueue:
         task: asyncio.Task[Fetched],
     ) -> None:
         if self._tasks.get(request.request_id) is not task:
-            return  # cancelled, perhaps when it was as good as over
+            return  # cancelled, perhaps just before its end
         del self._tasks[request.request_id]
         if task.cancelled():
             return  # by `close`
@@ -97,4 +97,4 @@ class PrefixQueue:
 
 
 def _ignore(_: Fetched) -> None:
-    """The fetcher's own statistics have it."""
+    """The fetcher counts it in its own statistics."""

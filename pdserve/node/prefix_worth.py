@@ -1,4 +1,4 @@
-"""Whether fetching blocks is worth it, and for how long: `cost.Costs` in blocks of this node."""
+"""Decides whether fetching blocks is worth it, and how long to wait for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class PrefixWorth:
-    """Asked before every fetch, and told after it."""
+    """`cost.Costs` per block of this node. Asked before each fetch, and updated after it."""
 
     def __init__(self, costs: Costs, layout: KvLayout, clock: Clock, pull: PrefixPull) -> None:
         self._costs = costs
@@ -22,20 +22,20 @@ class PrefixWorth:
         self._is_always = pull == "always"
 
     def patience_s(self, num_blocks: int, timeout_s: float) -> float:
-        """How long to try for so many blocks; `timeout_s` at most."""
+        """How long a fetch of `num_blocks` blocks may take; at most `timeout_s`."""
         if self._is_always:
             return timeout_s
         return min(timeout_s, patience_s(self._forecast("", num_blocks)))
 
     def pays(self, transport: str, num_blocks: int) -> bool:
-        """Whether fetching so many blocks this way is sooner done than computing them.
+        """Whether fetching these blocks is predicted to be faster than computing them.
 
-        "" is a transport that is not known yet.
+        Transport "" stands for one that is not known yet.
         """
         forecast = self._forecast(transport, num_blocks)
         pays = self._is_always or is_worth_pulling(forecast)
         log.debug(
-            "%d blocks: %.4f s to pull them by %s, %.4f s to compute them: %s",
+            "%d blocks: %.4f s to pull by %s, %.4f s to compute: %s",
             num_blocks,
             forecast.pull_s,
             transport or "a transport not known yet",
@@ -47,7 +47,7 @@ class PrefixWorth:
         return pays
 
     def learn(self, transport: str, num_blocks: int, num_wanted: int, started_s: float) -> None:
-        """What an attempt at `num_wanted` blocks took; it has brought `num_blocks`, or failed."""
+        """Learn from an attempt to fetch `num_wanted` blocks, which got `num_blocks`; 0: failed."""
         seconds = self._clock.now() - started_s
         block_bytes = self._layout.block_bytes
         if num_blocks > 0:

@@ -1,4 +1,4 @@
-"""The processor's name, for people and for what is kept about it."""
+"""The processor's name, for people and as a key of cached profiles."""
 
 from __future__ import annotations
 

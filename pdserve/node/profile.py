@@ -1,4 +1,4 @@
-"""A node measures what its steps cost, once on each machine: before it is READY.
+"""Measures what a node's steps cost, before it is READY; later starts read the cached result.
 
 profile_steps: which steps ──► profile_timer: run them ──► profile_fit: costs ──► profile_cache
 """
@@ -34,13 +34,12 @@ from pdserve.user_cache import cache_folder
 
 log = logging.getLogger(__name__)
 
-# The error of a profile from a moment so bad that the next start had better try again.
-POOR = 0.15
-USELESS = 0.5  # the error of one that says less than a guess that the first steps put right
+POOR = 0.15  # error from which on the next start profiles again: the machine was too busy
+USELESS = 0.5  # error from which on a guess, corrected by the first steps, is better
 
 
 def step_limits(engine: EngineConfig, model: NodeModel) -> StepLimits:
-    """Of this node."""
+    """The limits of this node's steps."""
     return StepLimits(
         token_budget=engine.token_budget,
         max_batch_size=engine.max_batch_size,
@@ -57,10 +56,10 @@ def step_costs(
     runner: Runner,
     before_each: Callable[[], None] = lambda: None,
 ) -> StepCosts:
-    """Read from the disk, measured, or guessed, as the config wants. Slow; for a thread.
+    """Read, measure or guess the costs, as the config says. Slow, so for a thread.
 
-    Writes over blocks of the pool. `before_each` is called before each step that is measured, and
-    may raise to end it.
+    Overwrites blocks of the pool. `before_each` is called before each measured step, and may raise
+    to stop the profiling.
     """
     if config.profile == "off":
         return GUESS
@@ -94,7 +93,7 @@ def measured_profile(
     budget_s: float,
     before_each: Callable[[], None] = lambda: None,
 ) -> Profile:
-    """Of steps within these limits, measured for about `budget_s`."""
+    """Measure steps within these limits for about `budget_s`, and fit the costs."""
     started_s = time.perf_counter()
     timer = StepTimer(runner, limits.block_size, before_each=before_each)
     samples = timer.sample(steps_to_profile(limits), budget_s)
@@ -110,7 +109,7 @@ def measured_profile(
 
 
 def profile_key(model: NodeModel, limits: StepLimits) -> ProfileKey:
-    """What this node's costs are kept under."""
+    """The cache key of this node's profile."""
     return ProfileKey(
         model_id=model.checkpoint.model_id,
         revision=model.revision,

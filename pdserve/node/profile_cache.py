@@ -1,7 +1,7 @@
-"""Profiles on disk, so that only a node's first start on a machine measures.
+"""Caches profiles on disk, so that only the first start of a node on a machine measures.
 
-One small JSON file for each key. Nodes that profile at the same time each write theirs, and the
-last one stays; a file that cannot be read, or is about something else, is as good as none.
+There is one small JSON file per key. If several nodes profile at the same time, the last one's file
+remains. A file that cannot be read, or that has another key, is ignored.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from pdserve.protocol import StepCosts
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2  # of the file, and of what its costs mean; 2: CPUs compute a step natively
+FORMAT = 2  # version of the file format and of the meaning of its costs
 
 
 class ProfileKey(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a profile depends on, as far as one can know."""
+    """Everything known that a profile depends on."""
 
     model_id: str
     revision: str
     device: str  # the processor's or the GPU's name
     dtype: str
     threads: int
-    attention: str  # the kernels
-    software: str  # versions of what computes
+    attention: str  # name of the backend
+    software: str  # versions of pdserve and torch
     token_budget: int
     max_batch_size: int
     block_size: int
-    longest: int  # tokens of a request that were tried
+    longest: int  # most tokens of a profiled request
     format: int = FORMAT
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """What was measured."""
+    """A measured profile."""
 
     costs: StepCosts
-    error: float  # of the costs, as far as what they were fitted to goes
+    error: float  # mean relative error of the costs, for the steps that they were fitted to
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def read_profile(folder: Path, key: ProfileKey) -> Profile | None:
-    """What was measured under this key, if anything was."""
+    """Read the profile with this key; None if there is none."""
     path = _path(folder, key)
     try:
         file = msgspec.json.decode(path.read_bytes(), type=_File)
@@ -67,7 +67,7 @@ def read_profile(folder: Path, key: ProfileKey) -> Profile | None:
 
 
 def write_profile(folder: Path, key: ProfileKey, profile: Profile) -> None:
-    """Keep it; a folder that cannot be written to is worth no more than a warning."""
+    """Write a profile. If that fails, log a warning."""
     text = msgspec.json.format(msgspec.json.encode(_File(key, profile)))
     path = _path(folder, key)
     try:

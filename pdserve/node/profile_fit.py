@@ -1,9 +1,9 @@
-"""From measured steps to `StepCosts`, by least squares of the relative error.
+"""Fits `StepCosts` to measured steps, by least squares of the relative error.
 
-Every cost is held at 0 or above, and the knots are fitted as increments, so they ascend: whatever
-was measured, a larger step is never predicted to be faster (non-negative least squares, Lawson and
-Hanson 1974). Steps that are far off the others' line count less (Huber's weights), and a bend needs
-more than one step's word: on a machine that does other things as well, some are always off.
+All costs are at least 0, and the knots are fitted as increments, so they ascend: a larger step is
+never predicted to be faster, whatever was measured (non-negative least squares, Lawson and Hanson
+1974). On a machine that does other work as well, some measurements are always off. So outliers
+count less (Huber's weights), and a bend in the line needs the support of more than one step.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from pdserve.perf_model import PerfModel, StepShape
 from pdserve.protocol import StepCosts
 
 Floats = NDArray[np.float64]
-Sample = tuple[StepShape, float]  # and the seconds it took
+Sample = tuple[StepShape, float]  # a step and the seconds that it took
 
-_ROUNDS = 5  # of weighing the samples anew
-# What a bend costs, beside a step's own error, for each share that steps are off the line: exact
-# measurements may bend it as they like.
+_ROUNDS = 5  # of updating the samples' weights
+# Penalty for a bend, relative to a step's own error, per relative spread of the samples: exact
+# measurements may bend the line freely.
 _STRAIGHTEN = 20.0
 _MOST_STRAIGHTENED = 2.0
-_HUBER = 1.345  # standard deviations off at which a sample begins to count less
-_LEAST_SPREAD = 1e-3  # of relative errors; a perfect fit has none to divide by
+_HUBER = 1.345  # standard deviations from which on a sample counts less
+_LEAST_SPREAD = 1e-3  # of relative errors, to avoid a division by 0 for a perfect fit
 
 
 def token_ladder(most: int) -> list[int]:
-    """1, 2, 4, 8, 12, 16, 24, 32, ... up to `most`, which is the last: where knots may be."""
+    """Token counts at which knots may be: 1, 2, 4, 8, 12, 16, 24, 32, ..., and `most`."""
     powers = [1 << exponent for exponent in range(most.bit_length())]
     between = [power * 3 // 2 for power in powers if power >= 8]
     return sorted(rung for rung in {*powers, *between, most} if rung <= most)
 
 
-# Noise may put all of a short step into the other terms; no step is done in no time.
+# Noise may attribute all of a short step to the other terms, but no step takes no time.
 LEAST_STEP_S = 1e-6
 
 
 def fit_costs(samples: Sequence[Sample]) -> StepCosts:
-    """The costs that fit best. Needs at least one sample, each of at least a token and some time.
+    """The costs that fit best. Needs at least one sample, with tokens and time above 0.
 
-    Knots are put only at token counts that were measured, about two to a doubling.
+    Knots are placed at measured token counts only, about two per doubling.
     """
     knots = _knots([shape.num_tokens for shape, _ in samples])
     seconds = np.array([seconds for _, seconds in samples])  # [num_samples]
     terms = _terms([shape for shape, _ in samples], knots)  # [num_samples, num_costs]
-    relative = terms / seconds[:, None]  # predicts 1 everywhere, if it fits
+    relative = terms / seconds[:, None]  # predicts 1 everywhere for a perfect fit
     weights = np.ones(len(samples))
-    straight = np.zeros((0, terms.shape[1]))  # what pulls at the knots; nothing in the first round
+    straight = np.zeros((0, terms.shape[1]))  # penalties for bends; none in the first round
     for _ in range(_ROUNDS):
         root = np.sqrt(weights)
         costs = non_negative_least_squares(
@@ -78,7 +78,7 @@ def fit_error(costs: StepCosts, samples: Sequence[Sample]) -> float:
 
 
 def non_negative_least_squares(a: Floats, b: Floats) -> Floats:
-    """The x >= 0 with the least |a x - b|.
+    """The x >= 0 that minimises |a x - b|.
 
     Args:
         a: [num_rows, num_columns].
@@ -92,8 +92,8 @@ def non_negative_least_squares(a: Floats, b: Floats) -> Floats:
     a = a / norms
     num_columns = a.shape[1]
     x: Floats = np.zeros(num_columns)
-    is_free = np.zeros(num_columns, dtype=bool)  # not held at 0
-    for _ in range(3 * num_columns):  # it ends by itself; rounding might make it circle
+    is_free = np.zeros(num_columns, dtype=bool)  # not fixed at 0
+    for _ in range(3 * num_columns):  # converges; the bound is for rounding errors
         gradient = a.T @ (b - a @ x)
         gradient[is_free] = 0.0
         best = int(np.argmax(gradient))
@@ -106,22 +106,25 @@ def non_negative_least_squares(a: Floats, b: Floats) -> Floats:
 
 
 def _freed(a: Floats, b: Floats, x: Floats, is_free: NDArray[np.bool_]) -> Floats:
-    """The least squares over the free columns; columns that would go below 0 are held there."""
+    """Least squares over the free columns; a column that would become negative is fixed at 0."""
     while True:
         solved = np.zeros_like(x)
         solved[is_free] = np.linalg.lstsq(a[:, is_free], b, rcond=None)[0]
         below = is_free & (solved <= 0)
         if not below.any():
             return solved
-        # As far towards the solution as all stay at 0 or above.
+        # Move towards the solution as far as all columns stay at 0 or above.
         steps = x[below] / np.maximum(x[below] - solved[below], 1e-300)
         x = np.maximum(x + steps.min() * (solved - x), 0.0)
         is_free &= x > 1e-14
 
 
 def _bends(knots: Sequence[int], costs: Floats) -> Floats:
-    """[len(knots) - 2, num_costs]: how much the line bends at each inner knot, in shares of the
-    seconds there: what a straight line through its neighbours would be off by."""
+    """How much the line bends at each inner knot: [len(knots) - 2, num_costs].
+
+    The bend is the distance to a straight line through the neighbours, relative to the seconds at
+    the knot.
+    """
     widths = np.diff(np.array(knots, dtype=np.float64))
     seconds = np.cumsum(costs[: len(knots)])
     bends = np.zeros((max(0, len(knots) - 2), len(costs)))
@@ -132,17 +135,17 @@ def _bends(knots: Sequence[int], costs: Floats) -> Floats:
 
 
 def _knots(measured: Sequence[int]) -> list[int]:
-    """For each rung of the ladder the largest count up to it that was measured."""
+    """For each rung of the ladder, the largest measured count up to it."""
     counts = sorted(set(measured))
     rungs = token_ladder(counts[-1])
     return sorted({max((c for c in counts if c <= rung), default=counts[0]) for rung in rungs})
 
 
 def _terms(shapes: Sequence[StepShape], knots: Sequence[int]) -> Floats:
-    """[num_shapes, len(knots) + 3]: what each step has of each cost.
+    """How much of each cost each step has: [num_shapes, len(knots) + 3].
 
-    The first column is the first knot, the next ones how much of each segment lies below the
-    step's tokens: beyond 1 behind the last knot.
+    The first column is for the first knot. The next ones are the share of each segment that is
+    below the step's tokens; for the last segment it may exceed 1.
     """
     tokens = np.array([shape.num_tokens for shape in shapes], dtype=np.float64)
     columns = [np.ones(len(shapes))]

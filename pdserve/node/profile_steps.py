@@ -1,11 +1,11 @@
-"""Which steps a node tries when it profiles itself.
+"""The steps that a node measures when it profiles itself.
 
-    prompts:  a ladder of chunk lengths: alone, behind a short and behind a long prefix, two chunks
-    decodes:  a ladder of batch sizes, each with little, some and much context
+    prompts:  a ladder of chunk lengths: alone, after a short and a long prefix, and two chunks
+    decodes:  a ladder of batch sizes, each with short, medium and long contexts
     mixed:    chunks beside decodes
 
-Cheap ones come first, so that a node that has no time for all of them knows at least the beginning
-of each ladder; the model extrapolates from there.
+They are ordered by cost. So if there is no time for all of them, at least the beginning of each
+ladder is measured, from which the model extrapolates.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from pdserve.perf_model import StepRow, StepShape
 
 Step = tuple[StepRow, ...]
 
-# Attention is linear in context long before this. And it is memory of the pool: what a profile
-# touches stays taken.
+# Attention is linear in the context long before this limit. It also bounds the memory of the pool
+# that profiling touches, which stays allocated.
 MAX_CONTEXT_TOKENS = 1 << 16
 MAX_PROMPT_TOKENS = 1 << 13
-# Attention's cost of a pair is one number. It is found with chunks that are large enough to share
-# what they read of their prefix, and small enough that a slow machine has time for some of them.
+# The cost of a query-key pair is measured with chunks that are large enough to share their reads of
+# the prefix, and small enough that a slow machine has time for some of them.
 LEAST_CHUNK = 32
-PAIRS_OF_A_TOKEN = 500  # in whose attention there is about as much work as in its linear layers
+PAIRS_OF_A_TOKEN = 500  # pairs whose attention is about as much work as a token's linear layers
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """What a step of the node may have."""
+    """The limits of a node's steps."""
 
     token_budget: int
     max_batch_size: int
@@ -39,16 +39,16 @@ class StepLimits:
 
     @property
     def longest(self) -> int:
-        """Most tokens of a request that is worth trying."""
+        """Most tokens of a request that is profiled."""
         return min(self.max_model_len, self.num_blocks * self.block_size, MAX_PROMPT_TOKENS)
 
     @property
     def context_tokens(self) -> int:
-        """Most tokens of a step's requests together that are worth trying."""
+        """Most tokens of all requests of a profiled step together."""
         return min(self.num_blocks * self.block_size, max(MAX_CONTEXT_TOKENS, self.longest))
 
     def allow(self, step: Step) -> bool:
-        """Whether a step of the node could be this one."""
+        """Whether the node can run this step."""
         lengths = [row.num_before + row.num_tokens for row in step]
         num_blocks = sum(-(-length // self.block_size) for length in lengths)
         return (
@@ -61,13 +61,13 @@ class StepLimits:
 
 
 def work(step: Step) -> float:
-    """Roughly how much a step has to do, in tokens; for an order."""
+    """Roughly how much work a step is, in tokens; for ordering steps."""
     shape = StepShape.of(step)
     return shape.num_tokens + (shape.prefill_pairs + shape.decode_context) / PAIRS_OF_A_TOKEN
 
 
 def steps_to_profile(limits: StepLimits) -> list[Step]:
-    """Different ones, cheap ones first; at least one."""
+    """Distinct steps, cheap ones first; at least one."""
     steps = {*_prompts(limits), *_decodes(limits), *_mixed(limits)}
     return sorted(
         (step for step in steps if limits.allow(step)), key=lambda step: (work(step), step)
@@ -105,7 +105,7 @@ def _mixed(limits: StepLimits) -> list[Step]:
 
 
 def _decode(batch: int, most_context: int) -> Step:
-    """Of requests whose contexts are of different lengths, as they are in service."""
+    """A decode step whose requests have contexts of different lengths, as in service."""
     contexts = [max(1, most_context * number // batch) for number in range(1, batch + 1)]
     return tuple(StepRow(1, context, is_decoding=True) for context in contexts)
 

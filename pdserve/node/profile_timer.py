@@ -1,4 +1,4 @@
-"""Runs made-up steps through a node's real runner, over its own pool, and takes their times."""
+"""Runs synthetic steps with a node's real runner, over its own pool, and measures their times."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from pdserve.node.profile_steps import Step, work
 from pdserve.perf_model import StepRow, StepShape
 from pdserve.protocol import SamplingParams
 
-LEAST_S = 1e-6  # of a step; the kernel's clock and ours might disagree by as much
-MOST_ROUNDS = 5  # that each step is measured in
-FIRST_ROUND = 0.5  # the share of the time that may go into it
+LEAST_S = 1e-6  # of a step: the kernel's clock and ours might differ by more than the step
+MOST_ROUNDS = 5  # measurements per step
+FIRST_ROUND = 0.5  # share of the time that the warm-up round may take
 _GREEDY = SamplingParams(temperature=0.0)
 
 
 class StepTimer:
-    """For use before there is anything in the pool: it writes over the blocks.
+    """Measures steps. It overwrites blocks of the pool, so use it while the pool is empty.
 
-    It counts all that a step does between two others of its kind, sampling included; a batch's
-    layout as far as it cannot be done while the step before is computed. What the event loop
-    adds to that is not here, nor what other processes take: the ratio that the node learns while it
-    serves has both. A profile outlives the moment, so one that was made beside a busy neighbour
-    must not differ from others.
+    A measurement covers everything that a step does between two others of its kind: sampling, and
+    the part of laying out the batch that cannot overlap with the step before. It does not include
+    the event loop, nor waiting for a core that other processes use; the ratio that the node learns
+    while it serves covers both. So a profile, which is cached, does not depend on whether a
+    neighbour was busy when it was made.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class StepTimer:
         waits: Callable[[], AbstractContextManager[Callable[[], float]]] = core_waits,
         before_each: Callable[[], None] = lambda: None,
     ) -> None:
-        """Around a runner whose pool has blocks for every step that it will be given.
+        """Measure steps of this runner, whose pool must be large enough for them.
 
         Args:
-            runner: idle.
+            runner: an idle runner.
             block_size: of its pool.
-            now: seconds.
-            waits: seconds of them in which the calling thread had no core to run on.
-            before_each: called before each step; it may raise, to end it all.
+            now: the clock, in seconds.
+            waits: seconds for which the calling thread was waiting for a core.
+            before_each: called before each step; it may raise, to stop the profiling.
         """
         self._runner = runner
         self._block_size = block_size
@@ -57,25 +57,25 @@ class StepTimer:
         self._before_each = before_each
 
     def seconds(self, step: Step) -> float:
-        """Compute it once."""
+        """Run a step once; its time."""
         self._before_each()
         rows = self._rows(step)
         if StepShape.of(step).is_decode:
             self._foresee(rows)
         with self._waits() as waited_s:
             started_s = self._now()
-            before_s = waited_s()  # within what is timed, so that no other wait is taken off
+            before_s = waited_s()  # after the start, so that no earlier wait is subtracted
             self._runner.prepare(rows)()
             away_s = waited_s() - before_s
             return max(self._now() - started_s - away_s, LEAST_S)
 
     def sample(self, steps: Sequence[Step], budget_s: float) -> list[Sample]:
-        """Measure as many of the steps, and as often, as there is time for; the first one always.
+        """Measure as many steps, as often, as there is time for; the first one always.
 
-        Each is computed once to make it ready: a kernel may have to be built for its size. Then all
-        are measured in turns, decodes among decodes as in service, in another order each time, so
-        that none has all of a bad moment. How the steps compare, the quietest moments tell best;
-        how much longer they usually take is then one factor for all.
+        Each step is run once to warm up, since a kernel may have to be built for its size. Then all
+        are measured in rounds, each in another order (with decodes following decodes, as in
+        service), so that a disturbance does not hit one step only. Minima compare the steps best;
+        how much longer they usually take is one factor for all.
         """
         started_s = self._now()
         warm = self._warm(steps, started_s + FIRST_ROUND * budget_s)
@@ -95,7 +95,7 @@ class StepTimer:
         ]
 
     def _warm(self, steps: Sequence[Step], end_s: float) -> list[float]:
-        """What the first time of each took; none is begun that would probably end after `end_s`."""
+        """Time of each step's first run; stops before one that would probably end after `end_s`."""
         warm: list[float] = []
         for step in steps:
             if warm:
@@ -116,11 +116,11 @@ class StepTimer:
         return rows
 
     def _foresee(self, rows: Sequence[Scheduled]) -> None:
-        """Lay them out as in service: in advance, seen from the step that gave them their token."""
+        """Lay out the rows as in service: in advance, while the step before is running."""
         for row in rows:
             row.request.output_token_ids.pop()
             row.request.num_computed_tokens -= 1
-        self._runner.prepare(rows)  # and do not compute it
+        self._runner.prepare(rows)  # without running it
         self._runner.foresee(rows)
         for row in rows:
             row.request.output_token_ids.append(0)

@@ -1,10 +1,9 @@
-"""What the engine of a node follows whose role is to prefill, while it also has streams.
+"""The policy of a node whose role is prefill: the prefill policy, or the decode policy.
 
-A coordinator in adaptive mode gives requests as a whole to any node that has time for them, so a
-prefill node may decode as well. Its streams were promised a TPOT as all others were. So while there
-are any, or some wait to join, the decode policy plans: decodes first, and beside them chunks of
-prompts, those of prefill legs among them, as large as the streams allow. Without streams, the
-prefill policy plans.
+In adaptive mode a coordinator may give whole requests to any node, so a prefill node may also
+decode. Its streams have TPOT promises like any others. So while there are streams, or some wait to
+join, the decode policy plans the steps: decodes first, and beside them prompt chunks (also of
+prefill legs) as large as the streams' TPOT allows. Without streams, the prefill policy plans them.
 """
 
 from __future__ import annotations
@@ -16,14 +15,15 @@ from pdserve.engine.scheduler import Policy, Queues
 
 
 class PrefillRolePolicy:
-    """Either of two policies (`pdserve.engine.scheduler.Policy`), anew at every step.
+    """Delegates each step to one of two policies (`pdserve.engine.scheduler.Policy`).
 
-    The prefill policy begins no prompt while KV that nobody has pulled takes more than its share of
-    the pool; the decode policy knows nothing of such KV. So that rule is applied here for it: legs
-    that would add to that KV are kept out of its sight. Two nodes whose pools were full of KV for
-    each other would wait for ever. Nobody else is kept out: what pins no KV frees its blocks by
-    itself, and so do the streams of those who are to pull. So somebody pulls at last, the share
-    falls, and the legs come back into sight; each of those that are under way goes on meanwhile.
+    The prefill policy starts no prompt while KV that has not been pulled takes more than its share
+    of the pool. The decode policy does not know about such KV, so the rule is applied here: prefill
+    legs that would add to it are hidden from the decode policy. Otherwise two nodes whose pools are
+    full of KV for each other could wait forever. Other requests are not hidden: those that pin no
+    KV free their blocks by themselves, and so do the streams of the nodes that are to pull. So some
+    KV is pulled eventually, the share falls, and the legs are visible again. Prefill legs that have
+    started continue meanwhile.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class PrefillRolePolicy:
         Args:
             prefill: plans while there are no streams.
             decode: plans while there are.
-            num_pinned: blocks that others are to pull.
-            most_pinned: so many of them, and of legs that will add to them, keep others out. Passed
-                by the prompts that one step begins, at most.
+            num_pinned: returns the number of blocks that other nodes are to pull.
+            most_pinned: limit on these blocks and those of running prefill legs, from which on no
+                prefill leg is started. One step may exceed it by the prompts that it starts.
         """
         self._prefill = prefill
         self._decode = decode
@@ -48,7 +48,7 @@ class PrefillRolePolicy:
 
     def plan(self, queues: Queues) -> list[Scheduled]:
         """As Policy.plan."""
-        # Of a claim that all streams have made way for, the decode policy has to think too.
+        # The decode policy also handles a claim for which all streams have been preempted.
         if not queues.streams and not queues.claims:
             return self._prefill.plan(queues)
         kept_out = self._take_out(queues)
@@ -61,7 +61,7 @@ class PrefillRolePolicy:
                 queues.held_back.start()
 
     def _take_out(self, queues: Queues) -> list[Request]:
-        """Prefill legs that may not be begun now; taken out of the line."""
+        """Remove the prefill legs that must not start now from the queue, and return them."""
         legs = [request for request in queues.waiting if request.leg_token_limit is not None]
         if not legs:
             return []

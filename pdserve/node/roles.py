@@ -1,7 +1,7 @@
-"""What a node's two services are, what they are given, and which legs a node refuses.
+"""The interface of a node's two services, the parts that they share, and the checks of new legs.
 
-A node prefills and decodes, with one service for each. Its role is a label: it says whose policy
-the engine follows, and which legs coordinators send (`pdserve.node.services`).
+A node can prefill and decode, with one service for each. Its role is a label: it selects the policy
+that the engine follows, and tells coordinators which legs to send (`pdserve.node.services`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pdserve.engine.scheduler import Policy
 from pdserve.errors import ContextLengthExceeded, InvalidRequest, NoNodeAvailable, PdserveError
 from pdserve.metrics import NodeMetrics
 from pdserve.node.cost import Costs
+from pdserve.node.headroom import Headroom
 from pdserve.node.host_tier import NodeTier
 from pdserve.node.legs import Legs
 from pdserve.node.link import CoordinatorLink
@@ -34,7 +35,7 @@ from pdserve.protocol import DecodeLeg, LegFailed, NodeState, PrefillLeg
 
 @dataclass(frozen=True, slots=True)
 class NodeParts:
-    """What both services share, each of them once (`pdserve.node.assembly`)."""
+    """The parts that both services share, built by `pdserve.node.assembly`."""
 
     config: NodeConfig
     node_id: str
@@ -43,8 +44,8 @@ class NodeParts:
     pool: BlockPool
     engine: Engine
     legs: Legs
-    sessions: Sessions  # over which KV is pulled
-    prefixes: PrefixQueue  # through which prompts reach the engine
+    sessions: Sessions  # for pulling KV
+    prefixes: PrefixQueue  # through which requests reach the engine
     max_model_len: int
     vocab_size: int
     identity: KvIdentity
@@ -52,59 +53,60 @@ class NodeParts:
     puller: Puller
     metrics: NodeMetrics
     state: Callable[[], NodeState]
-    perf: PerfModel  # a guess until the node has profiled itself
-    costs: Costs  # of pulls, and again of steps
-    tier: NodeTier | None = None  # without one, evicted prefixes are lost
+    perf: PerfModel  # of steps; a guess until the node has profiled itself
+    costs: Costs  # of pulls, compared with those of steps
+    headroom: Headroom  # of the pool, for prefixes
+    tier: NodeTier | None = None  # None: evicted prefixes are lost
 
 
-Sampled: TypeAlias = tuple[Request, SampledToken | None]  # None: its row reached no token
+Sampled: TypeAlias = tuple[Request, SampledToken | None]  # None: a chunk before the last one
 Leg = TypeVar("Leg", PrefillLeg, DecodeLeg, contravariant=True)
 
 
 class Service(Protocol[Leg]):
-    """What a node does for one kind of legs. It is told of its own requests only."""
+    """What a node does with one kind of legs. Its methods concern requests of that kind only."""
 
     @property
     def policy(self) -> Policy:
-        """What the engine follows while the node has this role."""
+        """The engine's policy while the node has this role."""
         ...
 
     @property
     def num_waiting(self) -> int:
-        """Legs for which there is no room yet, besides those in the engine's queue."""
+        """Legs that wait for room, besides those in the engine's queue."""
         ...
 
     def start(self, leg: Leg) -> None:
-        """Begin a leg, which has been looked at and is among `parts.legs`."""
+        """Start a leg, which has been checked and added to `parts.legs`."""
         ...
 
     def cancel(self, request_id: str, reason: str) -> None:
-        """A request, which may be another service's or unknown, has left engine and legs."""
+        """A request was cancelled and removed from engine and legs. Unknown ids are ignored."""
         ...
 
     def add_tokens(self, sampled: Sequence[Sampled], started_s: float) -> None:
-        """Put what a step, begun then, has sampled into its messages (`Legs.add_event`)."""
+        """Add the tokens of a step that began at `started_s` to its messages (`parts.legs`)."""
         ...
 
     def step_done(self, sampled: Sequence[Sampled]) -> None:
-        """The step's messages are on their way: do the rest."""
+        """The step's messages have been sent: do the remaining work."""
         ...
 
     def requests_failed(self, requests: Sequence[Request], error: PdserveError) -> None:
-        """A step raised, or their deadline has passed; their legs are failed after this."""
+        """A step raised, or a deadline has passed. The caller then fails the legs."""
         ...
 
     async def close(self) -> None:
-        """Stop what runs besides the engine."""
+        """Stop everything that runs besides the engine."""
         ...
 
 
 class PrefillService(Service[PrefillLeg], Protocol):
-    """It also hands KV over, from the middle of a step on."""
+    """The prefill service also announces KV, even while a step runs."""
 
     @property
     def announcer(self) -> Announcer:
-        """Whom sessions subscribe to."""
+        """What sessions of other nodes subscribe to."""
         ...
 
     @property
@@ -113,24 +115,24 @@ class PrefillService(Service[PrefillLeg], Protocol):
         ...
 
     def step_planned(self, rows: Sequence[Scheduled]) -> Sequence[int]:
-        """As StepObserver.step_planned; of all rows."""
+        """As StepObserver.step_planned, for all rows of the step."""
         ...
 
     def layers_done(self, rows: Sequence[Scheduled], num_layers: int) -> None:
-        """As StepObserver.layers_done; of all rows."""
+        """As StepObserver.layers_done, for all rows of the step."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceFactories:
-    """How a node's services are made; the packages that have them know nothing of each other."""
+    """Constructors of the services, whose packages do not import each other."""
 
     prefill: Callable[[NodeParts], PrefillService]
     decode: Callable[[NodeParts], Service[DecodeLeg]]
 
 
 def accepts(parts: NodeParts, leg: PrefillLeg | DecodeLeg, link: CoordinatorLink) -> bool:
-    """Whether the leg can be worked on; a leg that cannot is answered here."""
+    """Whether a leg can be accepted; if not, it is answered here."""
     length = len(leg.token_ids)
     if parts.state() is NodeState.LOADING:
         refuse(leg, link, NoNodeAvailable(f"{parts.node_id} is loading its model"))
@@ -146,7 +148,7 @@ def accepts(parts: NodeParts, leg: PrefillLeg | DecodeLeg, link: CoordinatorLink
             ),
         )
     elif length + leg.sampling.max_tokens > parts.max_model_len:
-        refuse(  # it might outgrow the pool, and then wait for room that cannot be
+        refuse(  # it could outgrow the pool
             leg,
             link,
             ContextLengthExceeded(
@@ -164,5 +166,5 @@ def accepts(parts: NodeParts, leg: PrefillLeg | DecodeLeg, link: CoordinatorLink
 
 
 def refuse(leg: PrefillLeg | DecodeLeg, link: CoordinatorLink, error: PdserveError) -> None:
-    """Answer that this leg will not be worked on."""
+    """Answer that the leg is refused."""
     link.send(LegFailed(request_id=leg.request_id, code=error.code, message=error.message))

@@ -1,9 +1,9 @@
-"""A node's life: listen, join, load, serve, drain.
+"""A node's life: listen, join, load, profile, serve, drain.
 
-    LOADING ──weights loaded──► READY ──SIGTERM──► DRAINING ──legs done, or drain_s over──► exit
+    LOADING ──loaded, profiled──► READY ──SIGTERM──► DRAINING ──legs done, or drain_s over──► exit
 
-A node joins its coordinators before its weights are loaded, so that they can show its progress; it
-is given no legs until it says READY.
+A node joins its coordinators before it loads the weights, so that they can show its progress. It is
+given no legs until it reports READY.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from kv_transfer.memory import ExportedPool
 from kv_transfer.tier import FileBlocks
-from pdserve.collector import keep_what_is_loaded
+from pdserve.collector import freeze_loaded_objects
 from pdserve.config import NodeConfig
 from pdserve.engine.engine import StepReport
 from pdserve.engine.model_runner import ModelRunner
@@ -36,7 +36,6 @@ from pdserve.node.gauges import (
     watch_services,
     watch_tier,
 )
-from pdserve.node.headroom import Headroom, num_spoken_for
 from pdserve.node.host_tier import make_tier_blocks
 from pdserve.node.kv_events import KvEventFeed
 from pdserve.node.kv_memory import (
@@ -62,11 +61,11 @@ from pdserve.wire.channel import Server
 
 log = logging.getLogger(__name__)
 
-SWITCH_INTERVAL_S = 0.0005  # how long the event loop may keep the engine's thread from Python
+SWITCH_INTERVAL_S = 0.0005  # how long the engine's thread may have to wait for the interpreter lock
 
 
 def run(config: NodeConfig, role: NodeRole, make: ServiceFactories) -> None:
-    """Run a node, at first in this role, until it has drained.
+    """Run a node, initially in this role, until it has drained.
 
     Raises:
         PdserveError: it cannot start; says why.
@@ -107,7 +106,7 @@ async def _live(
 
 
 class Node:
-    """One node: its services, and everything around them."""
+    """One node: its services, and everything that connects them to the cluster."""
 
     def __init__(
         self,
@@ -139,15 +138,14 @@ class Node:
         self._joining: list[asyncio.Task[None]] = []
         self._kv_events = KvEventFeed(self._links)
         self._perf_feed = PerfFeed(self._links, parts.costs, config.engine)
-        if memory.kind != "private":  # else nobody could pull what is here
+        if memory.kind != "private":  # otherwise no node could pull these blocks
             parts.pool.observe(self._kv_events.follow(KvTier.POOL, lambda: parts.pool.hashes))
         if parts.tier is not None:
             tier = parts.tier.tier
             tier.observe(self._kv_events.follow(KvTier.HOST, lambda: tier.hashes))
             watch_tier(parts.metrics, tier)
-        headroom = Headroom(parts.pool, partial(num_spoken_for, parts.engine.queues))
         self._prefixes = PrefixExports(
-            parts.pool, parts.exporter, parts.tier, headroom, config.timeouts
+            parts.pool, parts.exporter, parts.tier, parts.headroom, config.timeouts
         )
         watch_services(parts.metrics, services)
         watch_perf(parts.metrics, parts.perf)
@@ -187,10 +185,10 @@ class Node:
             self._joining.append(asyncio.create_task(link.run()))
 
     async def load(self) -> ModelRunner:
-        """Load the weights and learn what steps cost, in the thread that will compute them.
+        """Load the weights and profile steps, in the thread that will compute them.
 
         Raises:
-            ModelError: they cannot be used.
+            ModelError: the weights cannot be used.
         """
         await asyncio.to_thread(commit_if_asked, self._config, self._memory)
         if isinstance(self._memory, ExportedPool) and not self._config.engine.kv_commit:
@@ -203,7 +201,7 @@ class Node:
         return runner
 
     def _loaded(self) -> tuple[ModelRunner, StepCosts]:
-        """In the engine's thread, whose workers start here, and stay where it is."""
+        """Runs in the engine's thread; the kernels' workers start here and inherit its cores."""
         config, model = self._config, self._model
         use_compute_cores(self._cores)
         runner = load_runner(
@@ -215,13 +213,13 @@ class Node:
         return runner, step_costs(config.profile, config.engine, model, runner, self._check_wanted)
 
     def abandon_loading(self) -> None:
-        """Make `load` raise at the next tensor, or at the next step that is measured."""
+        """Make `load` raise at the next tensor, or at the next profiled step."""
         self._abandons_loading = True
 
     async def serve(self, runner: ModelRunner, signals: StopSignals) -> None:
-        """Take legs until SIGTERM, then finish those there are, within `drain_s`."""
+        """Accept legs until SIGTERM, then finish those in progress, within `drain_s`."""
         services = self._services
-        keep_what_is_loaded()
+        freeze_loaded_objects()
         engine = asyncio.create_task(services.engine.run(runner, services))
         try:
             await self._enter(NodeState.READY)
@@ -237,13 +235,13 @@ class Node:
             await asyncio.gather(engine, return_exceptions=True)
 
     async def _drained(self) -> None:
-        """No coordinator sends legs any more, and those there were are done."""
+        """Wait until no coordinator can send further legs, and all legs have ended."""
         for link in self._links:
             await link.wait_drain_seen()
         await self._services.legs.wait_empty()
 
     async def close(self) -> None:
-        """Say goodbye, stop everything. Peers see their streams end."""
+        """Stop everything. Peers see their streams end."""
         await self._services.close()
         for link in self._links:
             await link.leave()
@@ -282,12 +280,12 @@ class Node:
         return load_report(self._services, self._parts.perf, self._state, self._loading_progress)
 
     def _set_progress(self, fraction: float) -> None:
-        """From the loading thread, after each tensor; the next heartbeat reports it."""
+        """Called in the loading thread after each tensor; the next heartbeat reports it."""
         self._check_wanted()
         self._loading_progress = fraction
 
     def _check_wanted(self) -> None:
-        """From the loading thread, often."""
+        """Called often in the loading thread."""
         if self._abandons_loading:
             raise RequestCancelled("the node was stopped while it was loading")
 
@@ -296,8 +294,8 @@ class Node:
         self._kv_events.attached(link)
 
     def _correct_perf(self, report: StepReport) -> None:
-        # The whole period and not the model's time alone: what is to be predicted is when the next
-        # token comes, and planning and messages are a good part of a small model's step.
+        # The whole period and not just the model's time: the prediction is for when the next token
+        # arrives, and planning and messages are a large part of a small model's step.
         self._parts.perf.observe(report.shape, report.period_s)
 
     async def _enter(self, state: NodeState) -> None:
@@ -307,13 +305,13 @@ class Node:
         self._report_load()
 
     def _report_load(self) -> None:
-        """To everybody, because something about it matters at once."""
+        """Send a load report to all coordinators, without waiting for the next heartbeat."""
         for link in self._links:
             link.report_load()
 
 
 async def _first_of(engine: asyncio.Task[None], *events: Coroutine[Any, Any, object]) -> None:
-    """Wait for the first of these; raises what ended the engine, if that was it."""
+    """Wait for the first of these. If the engine has failed, raises its error."""
     waits = [asyncio.ensure_future(event) for event in events]
     try:
         await asyncio.wait({engine, *waits}, return_when=asyncio.FIRST_COMPLETED)

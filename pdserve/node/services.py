@@ -1,8 +1,8 @@
-"""Both services of a node over one engine, and the role that says which of them is in charge.
+"""The two services of a node over one engine, and the node's role.
 
-The role is a label (Arrow): it chooses the policy that the engine follows and tells coordinators
-what to send. A node takes legs of either kind at any time, so nothing is lost when a leg was under
-way as the label changed; what was begun in the former role is finished here, beside the new work.
+The role is only a label (as in Arrow): it selects the engine's policy and tells coordinators which
+legs to send. A node accepts legs of either kind at any time, so a change of roles loses nothing:
+legs in progress are finished beside the new work.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 
 
 class Services:
-    """What coordinators talk to (`link.LegReceiver`), and the engine (`StepObserver`).
+    """Receives legs (`link.LegReceiver`) and the engine's steps (`StepObserver`).
 
-    `prefill_refusal` says why the node cannot prefill for others; empty: it can. `on_role` is
-    called when the role has changed.
+    `prefill_refusal` says why the node cannot be a prefill node; empty: it can. `on_role` is called
+    when the role has changed.
     """
 
     def __init__(
@@ -57,22 +57,22 @@ class Services:
 
     @property
     def engine(self) -> Engine:
-        """The one engine."""
+        """The engine that both services share."""
         return self._parts.engine
 
     @property
     def legs(self) -> Legs:
-        """The legs of both kinds, which a drain waits for."""
+        """The legs in progress, of both kinds."""
         return self._parts.legs
 
     @property
     def sessions(self) -> Sessions:
-        """Over which KV is pulled."""
+        """The sessions over which KV is pulled."""
         return self._parts.sessions
 
     @property
     def announcer(self) -> Announcer:
-        """Whom sessions subscribe to."""
+        """What sessions of other nodes subscribe to."""
         return self._prefill.announcer
 
     @property
@@ -82,32 +82,32 @@ class Services:
 
     @property
     def num_waiting(self) -> int:
-        """Legs for which there is no room yet."""
+        """Legs that wait for room."""
         parts = self._parts
         in_engine = len(parts.prefixes) + len(parts.engine.queues.waiting)
         return in_engine + self._prefill.num_waiting + self._decode.num_waiting
 
     def on_step(self, listener: Callable[[StepReport], None]) -> None:
-        """Call `listener` after each step, when its tokens are on their way."""
+        """Call `listener` after each step, once its tokens have been sent."""
         self._step_listeners.append(listener)
 
-    # ---- what coordinators ask for -------------------------------------------------------------
+    # ---- LegReceiver ---------------------------------------------------------------------------
 
     def start_prefill(self, leg: PrefillLeg, link: CoordinatorLink) -> None:
-        """Compute a prompt, whatever the role."""
+        """As LegReceiver.start_prefill, in either role."""
         if accepts(self._parts, leg, link):
             for request_id in leg.request_ids:
                 self.legs.open(request_id, link)
             self._prefill.start(leg)
 
     def start_decode(self, leg: DecodeLeg, link: CoordinatorLink) -> None:
-        """Decode a request, whatever the role."""
+        """As LegReceiver.start_decode, in either role."""
         if accepts(self._parts, leg, link):
             self.legs.open(leg.request_id, link)
             self._decode.start(leg)
 
     def cancel_leg(self, request_id: str, reason: str) -> None:
-        """Stop a leg; its blocks are free as soon as nothing uses them."""
+        """As LegReceiver.cancel_leg; its blocks are freed once the running step has ended."""
         self.legs.close(request_id)
         self._parts.prefixes.cancel(request_id)
         self.engine.cancel(request_id)
@@ -115,12 +115,12 @@ class Services:
         self._decode.cancel(request_id, reason)
 
     def coordinator_lost(self, link: CoordinatorLink) -> None:
-        """Nobody is left to answer."""
+        """As LegReceiver.coordinator_lost."""
         for request_id in self.legs.of(link):
             self.cancel_leg(request_id, "its coordinator is gone")
 
     def set_role(self, role: NodeRole) -> None:
-        """Work for this pool from now on. A node that cannot says so in its log, and stays."""
+        """As LegReceiver.set_role; a node that cannot change logs why."""
         node_id = self._parts.node_id
         if role is NodeRole.PREFILL and self.prefill_refusal:
             log.warning("%s stays a decode node: %s", node_id, self.prefill_refusal)
@@ -133,27 +133,27 @@ class Services:
             )
             self.role = role
             self._follow_policy()
-            self.engine.wake()  # the new policy may let in whom the old one kept out
+            self.engine.wake()  # the new policy may admit requests that the old one kept out
             self._on_role()
 
-    # ---- what the engine reports ---------------------------------------------------------------
+    # ---- StepObserver --------------------------------------------------------------------------
 
     def step_planned(self, rows: Sequence[Scheduled]) -> Sequence[int]:
-        """Only prefills have listeners while a step runs."""
+        """As StepObserver.step_planned; only prefills are announced while a step runs."""
         return self._prefill.step_planned(rows)
 
     def layers_done(self, rows: Sequence[Scheduled], num_layers: int) -> None:
-        """Likewise."""
+        """As StepObserver.layers_done."""
         self._prefill.layers_done(rows, num_layers)
 
     def step_done(self, report: StepReport) -> None:
-        """Tokens first, because clients wait for them; then what other nodes wait for."""
+        """Send tokens first, since clients wait for them; then what other nodes wait for."""
         prefills: list[Sampled] = []
         decodes: list[Sampled] = []
         for row, token in zip(report.rows, report.sampled, strict=True):
             request = row.request
             if not request.is_cancelled:
-                is_prefill_leg = request.leg_token_limit is not None  # `_is_prefill_leg`, in place
+                is_prefill_leg = request.leg_token_limit is not None  # inlined: runs for every row
                 (prefills if is_prefill_leg else decodes).append((request, token))
         self._prefill.add_tokens(prefills, report.started_s)
         self._decode.add_tokens(decodes, report.started_s)
@@ -164,18 +164,18 @@ class Services:
         self._decode.step_done(decodes)
 
     def requests_failed(self, requests: list[Request], error: PdserveError) -> None:
-        """A step raised, or nobody wants their answers any more."""
+        """As StepObserver.requests_failed: a step raised, or their deadline has passed."""
         prefills = [request for request in requests if _is_prefill_leg(request)]
         decodes = [request for request in requests if not _is_prefill_leg(request)]
         self._prefill.requests_failed(prefills, error)
         self._decode.requests_failed(decodes, error)
         for request in requests:
-            self._parts.prefixes.cancel(request.request_id)  # of one that was preempted
+            self._parts.prefixes.cancel(request.request_id)  # if it was preempted
             for answer in request.answers:
                 self.legs.fail(answer.request_id, error)
 
     async def close(self) -> None:
-        """Stop what both run besides the engine, fetch no more prefixes, hang up."""
+        """Stop both services and all fetches, and close the sessions."""
         await self._prefill.close()
         await self._decode.close()
         await self._parts.prefixes.close()

@@ -1,4 +1,4 @@
-"""The puller's end of the sessions: one per life of an exporter, opened when first needed."""
+"""The puller's end of sessions: one per incarnation of an exporter, opened when first needed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Stream: TypeAlias = grpc.aio.StreamStreamCall[PullerMessages, ExporterMessages]
 
 
 class Session:
-    """An open session: its link for pulling bytes, and the subscriptions over it."""
+    """An open session: the link for pulling bytes, and the subscriptions and queries over it."""
 
     def __init__(self, peer: NodeAddress, link: Link, outbox: Outbox, clock: Clock) -> None:
         self.peer = peer
@@ -59,9 +59,9 @@ class Session:
     async def subscribed(
         self, request_id: str, *, at_end: bool = False
     ) -> AsyncIterator[Subscription]:
-        """Hear what the exporter says about a request; settled when the context ends.
+        """Subscribe to a request's handoff; it is settled when the context ends.
 
-        With `at_end` nothing is heard of it until all of it can be pulled.
+        With `at_end`, nothing is announced until all of it can be pulled.
 
         Raises:
             PeerLost: the exporter is gone.
@@ -84,7 +84,7 @@ class Session:
     async def prefix(
         self, first_block: int, hashes: Sequence[bytes]
     ) -> AsyncIterator[PrefixAnswer]:
-        """What the exporter has of these blocks of a prompt; it holds them within the context.
+        """Ask for these blocks of a prompt; the exporter holds what it has while the context lasts.
 
         Raises:
             PeerLost: the exporter is gone.
@@ -106,11 +106,11 @@ class Session:
             self.settle(query.query_id, was_pulled=was_pulled)
 
     def settle(self, subscription_id: str, *, was_pulled: bool) -> None:
-        """Tell the exporter that a subscription's or a query's blocks are not needed any more."""
+        """Tell the exporter that the blocks of a subscription or query are not needed any more."""
         self._outbox.send(Settle(subscription_id=subscription_id, pulled=was_pulled))
 
     def receive(self, message: msgspec.Struct) -> None:
-        """Sort one message of the exporter; those for subscriptions that have ended are dropped."""
+        """Dispatch a message of the exporter; for a subscription that has ended it is dropped."""
         if isinstance(message, PrefixAnswer):
             answer = self._answers.get(message.query_id)
             if answer is not None and not answer.done():
@@ -127,7 +127,7 @@ class Session:
             subscription.put(Notice(message, self._clock.now()))
 
     def lose(self, error: PeerLost) -> None:
-        """The session broke: everybody who waits on it is told."""
+        """The session broke: all subscriptions and queries fail with this error."""
         self._lost = error
         for subscription in self._subscriptions.values():
             subscription.fail(error)
@@ -137,7 +137,7 @@ class Session:
 
 
 class Sessions:
-    """Sessions by exporter incarnation."""
+    """All sessions of a puller, by exporter incarnation."""
 
     def __init__(
         self,
@@ -155,11 +155,11 @@ class Sessions:
         self._clock = clock
         self._timeouts = timeouts
         self._opening: dict[str, asyncio.Future[Session]] = {}  # incarnation |-> session
-        self._failed: dict[str, float] = {}  # incarnation |-> when; those of the last `liveness_s`
+        self._failed: dict[str, float] = {}  # incarnation |-> time, of the last `liveness_s`
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def get(self, peer: NodeAddress) -> Session:
-        """The session with this life of a node, opened if need be.
+        """The session with this incarnation of a node, opened if necessary.
 
         Raises:
             PeerLost: it cannot be reached in time.
@@ -174,17 +174,17 @@ class Sessions:
         return await asyncio.shield(opening)
 
     def opened(self, peer: NodeAddress) -> Session | None:
-        """The session with this life of a node, if there is one already."""
+        """The session with this incarnation of a node, if it is open already."""
         opening = self._opening.get(peer.incarnation)
         return _opened(opening) if opening is not None else None
 
     def has_failed(self, peer: NodeAddress) -> bool:
-        """Whether no session with this life of a node could be opened, a short while ago."""
+        """Whether opening a session with this incarnation of a node has failed recently."""
         failed_s = self._failed.get(peer.incarnation)
         return failed_s is not None and self._clock.now() < failed_s + self._timeouts.liveness_s
 
     def links(self) -> list[LinkState]:
-        """How KV is pulled over each open session, by the exporter's name."""
+        """How KV is pulled over each open session, sorted by the exporter's name."""
         sessions = map(_opened, self._opening.values())
         states = [
             LinkState(
@@ -198,7 +198,7 @@ class Sessions:
         return sorted(states, key=lambda state: state.peer)
 
     async def close(self) -> None:
-        """Hang up on everybody."""
+        """Close all sessions."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -214,7 +214,7 @@ class Sessions:
             error = _error_of(peer, status)
         except PdserveError as refused:
             error = refused
-        except Exception as unexpected:  # a bug; whoever waits for the session must not
+        except Exception as unexpected:  # a bug; those who wait for the session must be told
             log.exception("the session with %s failed", peer.node_id)
             error = PeerLost(f"the session with {peer.node_id} failed: {unexpected!r}")
         finally:
@@ -222,7 +222,7 @@ class Sessions:
             if not opening.done():
                 self._remember_failure(peer)
                 opening.set_exception(error)
-                opening.exception()  # retrieved: nobody may be waiting any more
+                opening.exception()  # marks it as retrieved, in case nobody waits any more
             elif not opening.cancelled():
                 log.info("session with %s: %s", peer.node_id, error)
                 lost = error if isinstance(error, PeerLost) else PeerLost(str(error))
@@ -273,7 +273,7 @@ class Sessions:
 
 
 def _opened(opening: asyncio.Future[Session]) -> Session | None:
-    """The session, if opening it has ended well."""
+    """The session, if opening it has succeeded."""
     if not opening.done() or opening.cancelled() or opening.exception() is not None:
         return None
     return opening.result()

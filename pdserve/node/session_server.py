@@ -1,4 +1,4 @@
-"""The exporter's end of the sessions: other nodes dial in and are told what they may pull."""
+"""The exporter's end of sessions: other nodes connect and are told what they can pull."""
 
 from __future__ import annotations
 
@@ -39,33 +39,33 @@ Context: TypeAlias = grpc.aio.ServicerContext[PullerMessages, ExporterMessages]
 
 
 class Announcer(Protocol):
-    """Who knows which blocks of which request are ready (`prefill_node.handoff`)."""
+    """Announces which KV of which request can be pulled (`prefill_node.handoff`)."""
 
     def subscribe(self, request_id: str, subscriber: Subscriber, *, at_end: bool = False) -> None:
-        """Send everything about this request to `subscriber`: what was said before, then the rest.
+        """Send all announcements of a request to `subscriber`: the past ones, then new ones.
 
-        With `at_end`, all of it together with the handoff record. The request need not be known
-        yet.
+        With `at_end`, they are sent together with the handoff record. The request may be unknown
+        so far.
         """
         ...
 
     def unsubscribe(self, request_id: str, subscriber: Subscriber) -> None:
-        """The subscriber is gone; another one may come."""
+        """The subscriber has left without settling; another one may come."""
         ...
 
     def renew(self, request_id: str, subscriber: Subscriber) -> None:
-        """Send everything that was said before again, with fresh tickets."""
+        """Send all past announcements again, with fresh tickets."""
         ...
 
     def settle(self, request_id: str, subscriber: Subscriber, *, was_pulled: bool) -> None:
-        """The subscriber does not need its blocks any more."""
+        """The subscriber does not need the blocks any more."""
         ...
 
 
 class SessionServer(session_pb2_grpc.KvSessionServicer):
-    """One call of `Open` is one session with one puller.
+    """The gRPC service: one call of `Open` is one session with one puller.
 
-    Without an announcer nothing is handed over here, without exports no prefixes are given away.
+    Without an announcer there are no handoffs; without `prefixes`, queries are refused.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class SessionServer(session_pb2_grpc.KvSessionServicer):
         self._prefixes = prefixes
 
     async def Open(self, request_iterator: object, context: Context) -> None:  # noqa: N802
-        """Handshake, then serve subscriptions until the puller hangs up."""
+        """Handshake, then serve subscriptions and queries until the puller disconnects."""
         try:
             async with asyncio.timeout(self._hello_timeout_s):
                 hello = FROM_PULLER.unwrap(await _read(context))
@@ -122,10 +122,10 @@ class SessionServer(session_pb2_grpc.KvSessionServicer):
 
 
 class _Subscriptions:
-    """Those of one session, by the ids that the puller gave them.
+    """The subscriptions of one session, by the ids that the puller gave them.
 
-    The announcer knows each by a subscriber of its own, so that attempts at the same request, one
-    after the other or at once, are never taken for each other.
+    Each has a subscriber of its own, so that the announcer never confuses several subscriptions to
+    the same request, one after the other or at the same time.
     """
 
     def __init__(self, announcer: Announcer | None, send: Callable[[msgspec.Struct], None]) -> None:
@@ -135,7 +135,7 @@ class _Subscriptions:
 
     def open(self, message: Subscribe) -> None:
         if self._announcer is None or message.subscription_id in self._opened:
-            raise MalformedMessage(f"there can be no subscription {message.subscription_id!r}")
+            raise MalformedMessage(f"subscription {message.subscription_id!r} is not possible here")
         subscriber = partial(self._say, message.subscription_id)
         self._opened[message.subscription_id] = message.request_id, subscriber
         self._announcer.subscribe(message.request_id, subscriber, at_end=message.at_end)
@@ -145,7 +145,7 @@ class _Subscriptions:
             self._announcer.renew(*self._opened[subscription_id])
 
     def settle(self, subscription_id: str, *, was_pulled: bool) -> None:
-        """Also of one that is not known: a query whose lease was over."""
+        """Unknown ids are ignored: they may be of queries whose lease has expired."""
         opened = self._opened.pop(subscription_id, None)
         if self._announcer is not None and opened is not None:
             self._announcer.settle(*opened, was_pulled=was_pulled)

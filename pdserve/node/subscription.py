@@ -1,4 +1,4 @@
-"""One puller's subscription to one request's handoff: what the exporter says about it."""
+"""A puller's subscription to the handoff of one request."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from pdserve.protocol import Announcement, HandoffRecord, Renew
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something an exporter said about a request, and when it was heard."""
+    """A message of the exporter about a request, and when it arrived."""
 
     message: Announcement | HandoffRecord
     received_s: float
 
 
 class Subscription:
-    """What has been said about one request and not been read yet.
+    """The messages about one request that have not been read yet.
 
-    Every wait here ends with the handoff at the latest, for the reason that the exporter gives, and
-    with the session.
+    Every wait here ends when the handoff ends, with the reason that the exporter gives, or when the
+    session breaks.
     """
 
     def __init__(self, subscription_id: str, send: Callable[[msgspec.Struct], None]) -> None:
-        self.was_pulled = False  # for the exporter, at the end
-        self.record_s: float | None = None  # when the handoff record was heard
+        self.was_pulled = False  # told to the exporter at the end
+        self.record_s: float | None = None  # when the handoff record arrived
         self._id = subscription_id
         self._send = send
         self._recorded = asyncio.Event()
         self._failed = asyncio.Event()
         self._failure: PdserveError | None = None
-        self._notices: asyncio.Queue[Notice | None] = asyncio.Queue()  # None: look at the failure
+        self._notices: asyncio.Queue[Notice | None] = asyncio.Queue()  # None: see `_failure`
 
-    # ---- the session's side --------------------------------------------------------------------
+    # ---- called by the session -----------------------------------------------------------------
 
     def put(self, notice: Notice) -> None:
-        """The exporter said something."""
+        """Add a message of the exporter."""
         if isinstance(notice.message, HandoffRecord) and self.record_s is None:
             self.record_s = notice.received_s
             self._recorded.set()
         self._notices.put_nowait(notice)
 
     def fail(self, error: PdserveError) -> None:
-        """Nothing more will come, for this reason."""
+        """End the subscription, for this reason."""
         self._failure = error
         self._failed.set()
         self._notices.put_nowait(None)
 
-    # ---- the puller's side ---------------------------------------------------------------------
+    # ---- called by the puller ------------------------------------------------------------------
 
     async def next(self) -> Notice:
-        """The next notice, from the first block to the handoff record.
+        """The next notice. They cover the request from its first block to the handoff record.
 
         Raises:
             PeerLost: the exporter is gone.
@@ -68,7 +68,7 @@ class Subscription:
         return notice
 
     async def renew(self) -> Notice:
-        """Have everything said again, with fresh tickets; the first notice of that.
+        """Have everything announced again with fresh tickets; returns the first new notice.
 
         Raises:
             PdserveError: as next.
@@ -80,7 +80,7 @@ class Subscription:
                 return notice
 
     async def wait(self, event: asyncio.Event) -> None:
-        """Wait for `event`, or to hear the handoff record, but not beyond the end of the handoff.
+        """Wait for `event` or for the handoff record, whichever is first, or for a failure.
 
         Raises:
             PdserveError: as next.

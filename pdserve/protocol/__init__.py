@@ -1,13 +1,13 @@
-"""What the processes say to each other: small, frozen, typed messages.
+"""The messages between processes: small, frozen and typed.
 
-    requests.py   what a request asks for
-    nodes.py      coordinator <-> node: who a node is, and how it is doing
-    costs.py      node -> coordinator: what it can do
-    legs.py       coordinator <-> node: the parts of a request, and their tokens
-    session.py    node <-> node: handing KV over
+    requests.py   sampling parameters and promises of a request
+    nodes.py      coordinator <-> node: identity, state and load of a node
+    costs.py      node -> coordinator: what its steps and pulls cost
+    legs.py       coordinator <-> node: the legs of a request, and their tokens
+    session.py    node <-> node: handoffs and prefixes
 
-The wire form of each is the protobuf message of the same name (`proto/pdserve/wire`); the two are
-converted in one place, `pdserve/wire/convert.py`, field by field of the same name.
+Each has a protobuf message of the same name with the same fields (`proto/pdserve/wire`). They are
+converted in one place, `pdserve/wire/convert.py`.
 """
 
 from pdserve.protocol.costs import (

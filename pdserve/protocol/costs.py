@@ -1,4 +1,4 @@
-"""What a node can do: the costs of its steps and of its pulls."""
+"""What a node's steps and pulls cost."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from math import inf
 from pdserve.errors import MalformedMessage
 from pdserve.protocol.message import Message
 
-_MOST_ROWS = 1 << 20  # of a step; whoever predicts for a node tabulates as many
+_MOST_ROWS = 1 << 20  # of a step; predictions for a node are tabulated up to its own limit
 
 
 class StepCosts(Message, frozen=True):
-    """What a step of a node's engine costs: `pdserve/perf_model.py`. Times in seconds.
+    """What a step of a node's engine costs, in seconds; see `pdserve/perf_model.py`.
 
-    A step that computes n tokens, m of which are sampled from, takes
+    A step that computes n tokens and samples after m of them takes
     `knots(n) + sampled_s * m + pair_s * prefill pairs + context_s * decode context`.
     """
 
-    knot_tokens: list[int]  # ascending; linear in between, and on beyond the last
-    knot_s: list[float]  # of the same length, not descending
+    knot_tokens: list[int]  # ascending; linear in between, and beyond the last
+    knot_s: list[float]  # same length, not descending
     sampled_s: float = 0.0
-    pair_s: float = 0.0  # per query and key of chunks of prompts
-    context_s: float = 0.0  # per token of context of decoding requests
+    pair_s: float = 0.0  # per query-key pair of prompt chunks
+    context_s: float = 0.0  # per context token of decoding requests
 
 
 class TransferCosts(Message, frozen=True):
@@ -34,7 +34,7 @@ class TransferCosts(Message, frozen=True):
 
 
 class PerfReport(Message, frozen=True):
-    """What a node can do. Sent when it is known, and when what it has learned differs much."""
+    """What a node's steps and pulls cost. Sent once measured, and again after large changes."""
 
     step: StepCosts
     token_budget: int  # most tokens of a step
@@ -42,10 +42,10 @@ class PerfReport(Message, frozen=True):
     transfers: list[TransferCosts] = []
 
     def check(self) -> None:
-        """That what came from elsewhere can be true: steps take time, and are of some size.
+        """Check a report that a node has sent.
 
         Raises:
-            MalformedMessage: it cannot.
+            MalformedMessage: a limit or a cost is impossible.
         """
         if not all(0 < size <= _MOST_ROWS for size in (self.token_budget, self.max_batch_size)):
             raise MalformedMessage(

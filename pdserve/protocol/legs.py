@@ -1,7 +1,7 @@
-"""What coordinators and nodes say about a request's legs.
+"""The legs of a request, between coordinators and nodes.
 
-A request runs as a prefill leg on a prefill node and a decode leg on a decode node, or as one local
-leg on a decode node that prefills for itself. Every leg of a request carries the same id.
+A request runs as a prefill leg on one node and a decode leg on another, or as one decode leg whose
+node computes the prompt itself. All legs of a request have the same id.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pdserve.protocol.requests import FinishReason, SamplingParams, Slo, TokenLo
 
 
 class PrefixSource(Message, frozen=True):
-    """A hint: this node held the KV of the prompt's first tokens a moment ago."""
+    """A hint, possibly outdated: this node holds the KV of the prompt's first tokens."""
 
     node: NodeAddress
     num_tokens: int
 
 
 class Sibling(Message, frozen=True):
-    """Another answer to a prompt: as the first one but for its seed, and its prompt is not scored.
+    """Another answer to the same prompt: a request of its own that shares the prompt's KV.
 
-    It is a request of its own in all but the prompt's KV.
+    It has the first answer's parameters except for the seed, and no prompt log-probabilities.
     """
 
     request_id: str
@@ -32,31 +32,31 @@ class Sibling(Message, frozen=True):
 
 
 class PrefillLeg(Message, frozen=True):
-    """Compute the prompt's KV, sample token 1, hold the KV for whoever pulls it.
+    """Compute the prompt's KV, sample token 1, and hold the KV until it is pulled.
 
-    Likewise for its siblings: the prompt is computed once, and what is held and told is held and
-    told for each of them by its own id.
+    With siblings the prompt is still computed once; token 1 and the handoff are made for each of
+    them, under its own id.
     """
 
     request_id: str
     token_ids: list[int]
     sampling: SamplingParams
     cache_salt: str = ""
-    handoff: bool = True  # False: one token is all that is wanted, nobody will pull
-    prefix_sources: list[PrefixSource] = []  # longest first; pulling from them is up to the node
+    handoff: bool = True  # False: the request ends with token 1, or before it; nothing is pulled
+    prefix_sources: list[PrefixSource] = []  # longest first; the node decides whether to use them
     slo: Slo = Slo()
     siblings: list[Sibling] = []
 
     @property
     def request_ids(self) -> list[str]:
-        """Of all answers to the prompt."""
+        """The ids of all answers to the prompt."""
         return [self.request_id, *(sibling.request_id for sibling in self.siblings)]
 
 
 class DecodeLeg(Message, frozen=True):
-    """Pull the prompt's KV from `source`, then stream tokens from number 2 on.
+    """Pull the prompt's KV from `source`, then stream tokens from token 2 on.
 
-    Without a `source` the node prefills the prompt itself, and streams from number 1.
+    Without a `source` the node computes the prompt itself, and streams from token 1 on.
     """
 
     request_id: str
@@ -64,73 +64,73 @@ class DecodeLeg(Message, frozen=True):
     sampling: SamplingParams
     cache_salt: str = ""
     source: NodeAddress | None = None
-    prefix_sources: list[PrefixSource] = []  # of a prompt to be prefilled here
+    prefix_sources: list[PrefixSource] = []  # for a prompt that is computed here
     slo: Slo = Slo()
-    sibling_of: str = ""  # the request whose prefill leg computes the prompt; empty: its own
+    sibling_of: str = ""  # request whose prefill leg computes the prompt; empty: this one
 
     @property
     def prompt_id(self) -> str:
-        """The same of all requests that one prefill leg computes."""
+        """Equal for all requests that share a prefill leg."""
         return self.sibling_of or self.request_id
 
     @property
     def request_ids(self) -> list[str]:
-        """As a prefill leg's."""
+        """As PrefillLeg.request_ids."""
         return [self.request_id]
 
 
 class CancelLeg(Message, frozen=True):
-    """Stop whatever runs under this id, free its blocks, say nothing back."""
+    """Stop the leg of this id and free its blocks. It is not answered."""
 
     request_id: str
     reason: str
 
 
 class PhaseTimes(Message, frozen=True):
-    """Seconds a request spent in each phase on one node; 0 where the node had no such phase."""
+    """Seconds that a request spent in each phase on one node; 0 for phases it did not have."""
 
     queue_s: float = 0.0  # accepted by the node -> first scheduled
     prefill_s: float = 0.0  # first scheduled -> first token sampled
-    transfer_s: float = 0.0  # KV bytes on their way
-    handover_s: float = 0.0  # end of the prefill elsewhere -> joined the batch here
-    handover_copy_s: float = 0.0  # of it: copying KV
-    handover_room_s: float = 0.0  # of it: waiting for room
-    handover_step_s: float = 0.0  # of it: complete -> joined; the rest is messages
+    transfer_s: float = 0.0  # copying KV
+    handover_s: float = 0.0  # end of prefill on the other node -> joined the batch here
+    handover_copy_s: float = 0.0  # part of it: copying KV
+    handover_room_s: float = 0.0  # part of it: waiting for room
+    handover_step_s: float = 0.0  # part of it: complete -> joined; the rest is messages
     decode_s: float = 0.0  # joined the batch -> last token
 
 
 class TokenEvent(Message, frozen=True):
-    """New tokens of one request. `index` is the output position of the first of them, from 0."""
+    """New tokens of one request; `index` is the output position of the first one, from 0."""
 
     request_id: str
     index: int
     token_ids: list[int]
     logprobs: list[TokenLogprobs] = []
     finish_reason: FinishReason | None = None
-    stop_token_id: int | None = None  # the eos or stop token that ended the sequence
-    cached_tokens: int = 0  # prompt tokens found in the prefix cache; with token 1
-    prompt_logprobs: list[TokenLogprobs] = []  # of the prompt from its second token; with token 1
-    embedding: bytes = b""  # the mean of its pooled states: float32, little-endian; at its end
-    times: PhaseTimes | None = None  # with the node's last event of this request
+    stop_token_id: int | None = None  # the eos or stop token that ended the output
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache; sent with token 1
+    prompt_logprobs: list[TokenLogprobs] = []  # from the second prompt token on; sent with token 1
+    embedding: bytes = b""  # mean of the pooled states, float32 little-endian; sent at the end
+    times: PhaseTimes | None = None  # sent with the node's last event of this request
 
 
 class TokenBatch(Message, frozen=True):
-    """One engine step's tokens for one coordinator: one message per node per step.
+    """The tokens of one engine step for one coordinator.
 
-    Nearly all tokens of a step are just tokens. They are in columns of equal length, which cost
-    next to nothing to pack and to unpack; only those with more to say are events of their own.
+    Nearly all tokens of a step come without anything else. They are sent in columns of equal
+    length, which are cheap to pack and unpack. Only tokens with more to report are events.
     """
 
     events: list[TokenEvent] = []
-    request_ids: list[str] = []  # each has one more token ...
-    indices: list[int] = []  # ... at this output position ...
-    token_ids: list[int] = []  # ... which is this one
+    request_ids: list[str] = []  # columns: request i has one more token,
+    indices: list[int] = []  # at output position indices[i],
+    token_ids: list[int] = []  # which is token_ids[i]
 
     def each(self) -> Iterator[TokenEvent]:
-        """All of them as events.
+        """All tokens as events.
 
         Raises:
-            MalformedMessage: the columns are not of equal length; before anything else.
+            MalformedMessage: the columns differ in length; raised before the first event.
         """
         if not len(self.request_ids) == len(self.indices) == len(self.token_ids):
             raise MalformedMessage("TokenBatch: columns of different lengths")
@@ -142,7 +142,7 @@ class TokenBatch(Message, frozen=True):
 
 
 class LegFailed(Message, frozen=True):
-    """A leg ended in an error; its blocks are free again."""
+    """A leg failed; its blocks are free again."""
 
     request_id: str
     code: str

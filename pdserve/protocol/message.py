@@ -1,4 +1,4 @@
-"""What all messages have in common."""
+"""The base class of all messages."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ import msgspec
 
 
 class Message(msgspec.Struct, frozen=True):
-    """Base of every message: immutable."""
+    """Base of every message. Immutable."""

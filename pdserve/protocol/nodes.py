@@ -1,4 +1,4 @@
-"""Who a node is, where it is in its life, and how it is doing."""
+"""The identity, state and load of a node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class NodeRole(IntEnum):
 
 
 class NodeState(IntEnum):
-    """Where a node is in its life; only READY nodes are given new legs."""
+    """Where a node is in its life. Only READY nodes are given new legs."""
 
     LOADING = 1
     READY = 2
@@ -26,16 +26,16 @@ class NodeState(IntEnum):
 
 
 class NodeAddress(Message, frozen=True):
-    """Where one life of a node exports its KV, and what opens its door to the addressee."""
+    """Where one incarnation of a node exports its KV, and what admits the addressee there."""
 
     node_id: str
     incarnation: str
     session_address: str  # host:port of its gRPC service
-    introduction: bytes = b""  # pdserve/introduction.py; good for one life of one puller
+    introduction: bytes = b""  # pdserve/introduction.py; valid for one incarnation of one puller
 
 
 class NodeHello(Message, frozen=True):
-    """The first message of a node on a stream: who it is and what it has."""
+    """The first message of a node on a stream: its identity and capacity."""
 
     node_id: str
     incarnation: str
@@ -48,8 +48,8 @@ class NodeHello(Message, frozen=True):
     layout: KvLayout
     num_blocks: int
     max_model_len: int
-    introduction_key: bytes = b""  # coordinators vouch for pullers with it; a secret
-    prefill_refusal: str = ""  # why it can never prefill for others; empty: it can
+    introduction_key: bytes = b""  # with which coordinators vouch for pullers; a secret
+    prefill_refusal: str = ""  # why the node can never be a prefill node; empty: it can
 
 
 class Welcome(Message, frozen=True):
@@ -60,47 +60,46 @@ class Welcome(Message, frozen=True):
 
 
 class SetRole(Message, frozen=True):
-    """Work for this pool from now on; what was begun for the other one is finished."""
+    """Change to this pool; legs in progress are finished."""
 
     role: NodeRole
 
 
 class DrainSeen(Message, frozen=True):
-    """The node's DRAINING has been seen: no leg follows on this stream."""
+    """Acknowledges a report of DRAINING: no further leg follows on this stream."""
 
 
 class LinkState(Message, frozen=True):
-    """How a node pulls from one other."""
+    """How a node pulls from another one."""
 
     peer: str  # node id
     transport: str
-    reason: str  # why this one and no better one
+    reason: str  # why not a better one
 
 
 class LoadReport(Message, frozen=True):
-    """How a node is doing. Sent on change and as heartbeat."""
+    """The load of a node. Sent periodically as a heartbeat, and at once on important changes."""
 
     state: NodeState
     role: NodeRole
-    loading_progress: float = 1.0  # 0..1, of the weights
-    queued_tokens: int = 0  # prompt tokens accepted and not yet computed
+    loading_progress: float = 1.0  # share of the weights that is loaded, 0..1
+    queued_tokens: int = 0  # accepted prompt tokens that are not computed yet
     running_requests: int = 0
     waiting_requests: int = 0
     free_blocks: int = 0
-    cached_blocks: int = 0  # free, holding reusable prefixes (a part of free_blocks)
+    cached_blocks: int = 0  # those of free_blocks that hold a reusable prefix
     pinned_blocks: int = 0  # held for a handoff that is not settled
     step_time_s: float = 0.0  # moving average
-    # Time taken / time predicted of steps with chunks of prompts, and of steps without; 0: no such
-    # step has been seen.
+    # Actual / profiled time of steps with prompt chunks, and of steps without; 0: none seen yet.
     prefill_ratio: float = 0.0
     decode_ratio: float = 0.0
-    links: list[LinkState] = []  # open sessions that this node pulls over
+    links: list[LinkState] = []  # open sessions over which this node pulls
 
     def check(self) -> None:
-        """That what came from elsewhere can be true.
+        """Check a report that a node has sent.
 
         Raises:
-            MalformedMessage: it cannot.
+            MalformedMessage: a number is negative, infinite or NaN.
         """
         numbers = (
             self.queued_tokens,
@@ -118,16 +117,16 @@ class LoadReport(Message, frozen=True):
 
 
 class KvTier(IntEnum):
-    """Where on a node a block of KV is."""
+    """Where on a node a KV block is."""
 
-    POOL = 1  # where the engine computes
-    HOST = 2  # the host tier: copies of blocks, which outlive those in the pool
+    POOL = 1  # the pool that the engine computes with
+    HOST = 2  # the host tier: copies that outlive the blocks in the pool
 
 
 class KvEvents(Message, frozen=True):
-    """Which blocks, named by their hashes, a node can serve; in the order in which it happened.
+    """Prefix blocks, by hash, that a node can serve from now on, or no longer can.
 
-    After a hello come events for all that is held already.
+    After a hello, the node first sends all blocks that it holds, then every change in order.
     """
 
     tier: KvTier

@@ -1,4 +1,4 @@
-"""What two nodes say to each other: the session over which KV is handed over."""
+"""The messages of a session between two nodes, over which KV is handed over."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pdserve.protocol.requests import TokenLogprobs
 
 
 class TransportOffer(Message, frozen=True):
-    """One transport of an exporter: where it is served, or why it is not."""
+    """One transport of an exporter: its address, or why it is not available."""
 
     name: str
     endpoint: str = ""
-    metadata: bytes = b""  # what else the transport needs to connect
-    unavailable: str = ""  # why this exporter cannot serve it; empty: it can
+    metadata: bytes = b""  # anything else that the transport needs to connect
+    unavailable: str = ""  # why the exporter cannot serve it; empty: it can
 
 
 class PullerHello(Message, frozen=True):
@@ -21,98 +21,98 @@ class PullerHello(Message, frozen=True):
 
     node_id: str
     incarnation: str
-    exporter_incarnation: str  # the life of the exporter that the puller means
+    exporter_incarnation: str  # the exporter's incarnation that the puller was sent to
     fingerprint: str
     layout: KvLayout
-    introduction: bytes = b""  # by a coordinator of the exporter's
+    introduction: bytes = b""  # by one of the exporter's coordinators
 
 
 class ExporterWelcome(Message, frozen=True):
-    """The exporter's answer: what it is, and how its pool can be read."""
+    """The exporter's answer: its identity, and how its pool can be read."""
 
     node_id: str
     incarnation: str
     fingerprint: str
     layout: KvLayout
     num_blocks: int
-    memory: str  # "cpu" or "cuda": where the blocks are
-    host_id: str  # equal on two nodes exactly when they share a kernel and its memory
-    access: bytes  # to the transports, as long as the session lasts; a secret
+    memory: str  # where the blocks are: "cpu", "cuda" or "private"
+    host_id: str  # equal for two nodes if and only if they can share memory
+    access: bytes  # token for the transports, valid as long as the session; a secret
     offers: list[TransportOffer]
 
 
 class Subscribe(Message, frozen=True):
-    """Tell me about this request's blocks, from the first on; may come before its prefill leg."""
+    """Subscribe to a request's KV, from its first block on. May arrive before its prefill leg."""
 
     request_id: str
-    subscription_id: str  # unique among the puller's; what is said about the request bears it
-    at_end: bool = False  # all at once, with the handoff record: nothing is pulled before
+    subscription_id: str  # unique for the puller; repeated in every answer
+    at_end: bool = False  # announce everything at the end, together with the handoff record
 
 
 class Settle(Message, frozen=True):
-    """I need these blocks no more: everything was pulled, or I gave it up."""
+    """The puller does not need these blocks any more: it has pulled everything, or given up."""
 
-    subscription_id: str  # or a query's
+    subscription_id: str  # or the id of a query
     pulled: bool
 
 
 class Renew(Message, frozen=True):
-    """The tickets that I have from this subscription are old: say all once more."""
+    """The tickets of this subscription may have expired: announce everything again."""
 
     subscription_id: str
 
 
 class PrefixQuery(Message, frozen=True):
-    """Which of these blocks, one after the other in a prompt, do you hold? I mean to pull them.
+    """Ask for consecutive blocks of a prompt, by hash, in order to pull them.
 
-    Answered by a PrefixAnswer; its blocks are held until a Settle of `query_id`, or a lease's end.
+    Answered by a PrefixAnswer. Its blocks are held until a Settle of `query_id`, or until their
+    lease ends.
     """
 
-    query_id: str  # unique among the puller's
-    first_block: int  # of the prompt; in blocks of the exporter's size
+    query_id: str  # unique for the puller
+    first_block: int  # index in the prompt of the first one, in blocks of the exporter's size
     hashes: list[bytes]
 
 
 class PrefixAnswer(Message, frozen=True):
-    """What there is of a PrefixQuery: the first `num_blocks` of its blocks."""
+    """Which blocks of a PrefixQuery can be pulled: the first `num_blocks`."""
 
     query_id: str
     num_blocks: int = 0
-    ticket: bytes = b""  # for these blocks' tokens in their prompt; empty without any
+    ticket: bytes = b""  # for the tokens of these blocks; empty if there are none
 
 
 class Announcement(Message, frozen=True):
-    """KV that is complete and may be pulled; the ticket is opaque to all but the exporter.
+    """KV that is complete and can be pulled with this ticket.
 
-    Announcements follow each other without a gap: chunk after chunk of the prompt's tokens, and of
-    a chunk's layers one range after the other. They go up to the handoff record's.
+    Announcements have no gaps: they cover the prompt chunk by chunk, and a chunk either in one
+    piece or as ascending ranges of layers. The handoff record covers the rest.
     """
 
     request_id: str
     ticket: bytes
-    is_restart: bool = False  # said anew from token 0 on: what came before is void
-    subscription_id: str = ""  # the session fills it in, here and below
+    is_restart: bool = False  # begins again at token 0; earlier announcements are void
+    subscription_id: str = ""  # filled in by the session, here and below
 
 
 class HandoffRecord(Message, frozen=True):
-    """Everything decode needs besides announced KV, sent when the last chunk is computed.
+    """Everything that decode needs besides the announced KV. Sent after the last chunk.
 
-    The penalties' counts and the sampler's state follow from the token history, so they are not
-    fields; `num_tokens` is how many prompt tokens have KV.
+    Penalty counts and the sampler's state are not included: they follow from the tokens.
     """
 
     request_id: str
-    num_tokens: int
+    num_tokens: int  # prompt tokens with KV
     token_ids: list[int]  # output so far: token 1
     logprobs: list[TokenLogprobs] = []
     cached_tokens: int = 0
-    prefill_end_s: float = 0.0  # the exporter's CLOCK_MONOTONIC, for measuring on one host
-    ticket: bytes = b""  # for the KV that was not announced before; empty: there is none
+    prefill_end_s: float = 0.0  # exporter's CLOCK_MONOTONIC; comparable on one host only
+    ticket: bytes = b""  # for the KV that was not announced before; empty: none
     subscription_id: str = ""
 
 
 class HandoffEnded(Message, frozen=True):
-    """There is nothing (more) to pull: finished with token 1, failed, or cancelled."""
+    """Nothing more can be pulled: the request ended with token 1, failed, or was cancelled."""
 
     request_id: str
     code: str

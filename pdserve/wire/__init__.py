@@ -1,4 +1,4 @@
-"""Everything that touches gRPC's wire format: generated stubs, conversion, channels, servers.
+"""gRPC: generated stubs, conversion of messages, channels and servers.
 
-The schema is `proto/pdserve/wire`; `make proto` regenerates the stubs beside this file.
+The schema is in `proto/pdserve/wire`; `make proto` regenerates the stubs in this directory.
 """

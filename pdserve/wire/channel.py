@@ -1,4 +1,4 @@
-"""gRPC channels and servers with the same limits everywhere."""
+"""gRPC channels and servers, with the same limits everywhere."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _COMMON = [
 
 
 def _keepalive(liveness_s: float) -> list[tuple[str, int]]:
-    """A peer that stopped answering without closing is noticed within about `liveness_s`."""
+    """Options that detect a peer that hangs within about `liveness_s`."""
     half_ms = max(1, int(liveness_s * 500))
     return [
         ("grpc.keepalive_time_ms", half_ms),
         ("grpc.keepalive_timeout_ms", half_ms),
-        ("grpc.http2.ping_timeout_ms", half_ms),  # newer gRPC waits for this one: 60 s by default
+        ("grpc.http2.ping_timeout_ms", half_ms),  # used by newer gRPC; its default is 60 s
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", half_ms),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", half_ms // 2),
@@ -31,7 +31,7 @@ def _keepalive(liveness_s: float) -> list[tuple[str, int]]:
 
 
 def open_channel(address: str, liveness_s: float) -> grpc.aio.Channel:
-    """A plaintext channel to `host:port`; reconnecting is the caller's business, and quick."""
+    """A plaintext channel to `host:port`, with short backoffs. The caller reconnects."""
     options = [
         *_COMMON,
         *_keepalive(liveness_s),
@@ -44,7 +44,7 @@ def open_channel(address: str, liveness_s: float) -> grpc.aio.Channel:
 
 
 class Server:
-    """A gRPC server with the standard health service; not serving until told so."""
+    """A gRPC server with the standard health service, which first reports NOT_SERVING."""
 
     def __init__(self, liveness_s: float) -> None:
         self.grpc = grpc.aio.server(
@@ -54,7 +54,7 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; returns the port, which port 0 leaves to the system.
+        """Listen on a port, or on any free one for port 0; returns the port.
 
         Raises:
             ConfigError: the address cannot be bound.
@@ -68,10 +68,10 @@ class Server:
         return int(bound)
 
     async def set_serving(self, serving: bool) -> None:
-        """What the health service answers from now on."""
+        """Set the answer of the health service."""
         status = health_pb2.HealthCheckResponse.ServingStatus
         await self._health.set("", status.SERVING if serving else status.NOT_SERVING)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls, give running ones `grace_s`, then cut them."""
+        """Refuse new calls, wait for running ones up to `grace_s`, then cancel them."""
         await self.grpc.stop(grace_s)

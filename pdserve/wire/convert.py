@@ -1,7 +1,7 @@
-"""The messages of pdserve/protocol <-> protobuf, field by field of the same name.
+"""Converts messages between `pdserve/protocol` and protobuf, field by field of the same name.
 
-The only such place. Codecs are built once per struct from its annotations, so a new field needs a
-line there and a line in the .proto file, and a test fails when one is missing.
+Codecs are built once per struct from its annotations, so a new field takes one line in the struct
+and one in the .proto file; a test fails if one is missing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pdserve.errors import MalformedMessage
 S = TypeVar("S", bound=msgspec.Struct)
 P = TypeVar("P", bound=ProtoMessage)
 
-# (struct, proto) -> None: copy one field out;  (proto) -> value: read one field.
+# (struct, proto) -> None: write one field to proto;  (proto) -> value: read one field.
 _Writer = Callable[[Any, Any], None]
 _Reader = Callable[[Any], Any]
 
@@ -33,7 +33,7 @@ def fill(message: msgspec.Struct, proto: P) -> P:
 
 
 def read(proto: ProtoMessage, struct: type[S]) -> S:
-    """The message that `proto` stands for.
+    """Convert `proto` to a message.
 
     Raises:
         MalformedMessage: a value that the struct does not allow, such as an unknown enum value.
@@ -45,7 +45,7 @@ def read(proto: ProtoMessage, struct: type[S]) -> S:
 
 
 class Envelope(Generic[P]):
-    """A protobuf message that holds others, each of which has one of several in its `body`."""
+    """A protobuf message with a list of others, each one of several kinds (oneof `body`)."""
 
     def __init__(self, proto: type[P], bodies: Mapping[str, type[msgspec.Struct]]) -> None:
         self._proto = proto
@@ -53,46 +53,46 @@ class Envelope(Generic[P]):
         self._fields = {struct: name for name, struct in bodies.items()}
 
     def wrap(self, message: msgspec.Struct) -> P:
-        """An envelope holding `message`. Raises as `add`."""
+        """An envelope with just this message. Raises as `add`."""
         proto = self._proto()
         self.add(message, proto)
         return proto
 
     def add(self, message: msgspec.Struct, proto: P) -> None:
-        """Put `message` behind what the envelope `proto` holds.
+        """Append `message` to the envelope `proto`.
 
         Raises:
-            MalformedMessage: a value that the wire has no room for, such as an integer too large.
+            MalformedMessage: a value that protobuf cannot represent, such as too large an integer.
         """
         body = getattr(_held(proto).add(), self._fields[type(message)])
-        body.SetInParent()  # a body whose fields all have default values is still a body
+        body.SetInParent()  # marks the body as present even if all fields have default values
         try:
             fill(message, body)
         except (TypeError, ValueError) as error:
             raise MalformedMessage(f"{type(message).__name__}: {error}") from error
 
     def last_bytes(self, proto: P) -> int:
-        """Size of the message added last. To ask for the whole each time would encode it anew."""
+        """Size of the last message; for the size of the envelope all of it would be encoded."""
         size: int = _held(proto)[-1].ByteSize()
         return size
 
     def unwrap(self, proto: P | None) -> msgspec.Struct:
-        """The one message inside.
+        """The only message in the envelope.
 
         Raises:
-            MalformedMessage: as `unwrap_all`; or there are several.
+            MalformedMessage: as `unwrap_all`, or there are several.
         """
         message, *more = self.unwrap_all(proto)
         if more:
-            raise MalformedMessage(f"{type(message).__name__} has come with {len(more)} others")
+            raise MalformedMessage(f"{type(message).__name__} came with {len(more)} others")
         return message
 
     def unwrap_all(self, proto: P | None) -> list[msgspec.Struct]:
-        """The messages inside, of which there is at least one.
+        """The messages in the envelope, at least one.
 
         Raises:
-            MalformedMessage: the envelope is empty or its content is not allowed; or it is None,
-                which gRPC's client hands out for bytes that it could not parse.
+            MalformedMessage: the envelope is empty or its content is invalid; or it is None, which
+                is what gRPC's client returns for bytes that it cannot parse.
         """
         if proto is None:
             raise MalformedMessage(f"no {self._proto.__name__}")

@@ -1,4 +1,4 @@
-"""The four streams' envelopes: which messages travel in which direction."""
+"""The envelopes of both gRPC streams, in both directions: which messages they may contain."""
 
 from pdserve import protocol
 from pdserve.wire import coordinator_pb2, session_pb2

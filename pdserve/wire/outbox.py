@@ -1,4 +1,4 @@
-"""Messages on their way into one gRPC stream: anybody may send, one task writes."""
+"""The outgoing messages of one gRPC stream: any code may send, one task writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 
 from pdserve.wire.convert import Envelope
 
-_ENOUGH_BYTES = 64 * 1024  # in an envelope, for another message not to go in, too
+_ENOUGH_BYTES = 64 * 1024  # an envelope of this size is sent without further messages
 
 
 class WritableStream(Protocol):
@@ -26,25 +26,25 @@ class WritableStream(Protocol):
 class Outbox:
     """An unbounded queue in front of a stream's `write`.
 
-    Unbounded, because every sender is bounded by itself (a step's tokens, a request's chunks) and a
-    peer that does not read is cut by the liveness deadline.
+    It needs no bound: every sender is bounded itself (the tokens of a step, the chunks of a
+    request), and a peer that does not read is disconnected by the liveness deadline.
     """
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[msgspec.Struct] = asyncio.Queue()
 
     def send(self, message: msgspec.Struct) -> None:
-        """Queue a message; never blocks, keeps the order."""
+        """Queue a message; never blocks. The order is kept."""
         self._queue.put_nowait(message)
 
     async def pump(self, stream: WritableStream, envelope: Envelope[Any]) -> None:
         """Write messages in order, until cancelled or the stream breaks.
 
-        A write takes a turn of the event loop, often several. Whatever was sent meanwhile goes out
-        in one envelope, or each message would wait for those before it, one by one.
+        A write takes one turn of the event loop, often several. So all messages that were sent in
+        the meantime go out in one envelope; one by one, each would wait for the writes before it.
 
         Raises:
-            MalformedMessage: a message that the envelope has no room for.
+            MalformedMessage: a message that protobuf cannot represent.
         """
         while True:
             proto = envelope.wrap(await self._queue.get())
@@ -66,10 +66,11 @@ class Outbox:
 
 @asynccontextmanager
 async def running(*companions: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run these beside the body and end them with it.
+    """Run these coroutines beside the body, and cancel them when it ends.
 
-    A companion that fails because the stream broke says nothing: the body, who reads from the same
-    stream, is told as well. One that fails for another reason ends the body, and raises its error.
+    A companion that ends because the stream broke is ignored: the body reads from the same stream
+    and notices as well. A companion that fails for another reason cancels the body, and its error
+    is raised here.
     """
     try:
         async with asyncio.TaskGroup() as group:
@@ -79,9 +80,9 @@ async def running(*companions: Coroutine[Any, Any, None]) -> AsyncIterator[None]
                 task.cancel()
     except BaseExceptionGroup as failures:
         current = asyncio.current_task()
-        if current is not None and current.cancelling():  # TaskGroup drops that if there are errors
+        if current is not None and current.cancelling():  # TaskGroup drops it if there are errors
             raise asyncio.CancelledError from failures
-        raise failures.exceptions[0] from None  # one stream, one reason
+        raise failures.exceptions[0] from None  # all of them failed for the same stream
 
 
 async def _until_broken(companion: Coroutine[Any, Any, None]) -> None:

@@ -8,8 +8,9 @@ import shlex
 import pytest
 
 from coordinator.tenants.key_book import parse_key_file
+from pdserve.cli.config_file import load_config
 from pdserve.cli.main import build_parser
-from pdserve.config import NodeConfig, load_config
+from pdserve.config import NodeConfig
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES, parse_slo_classes
 from tests.architecture.repository import ROOT
 

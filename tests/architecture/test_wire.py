@@ -88,7 +88,7 @@ BODIES = [
 
 
 @pytest.mark.parametrize(("envelope", "struct"), BODIES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_every_message_survives_its_envelope(envelope, struct, data):
     message = data.draw(messages(struct))

@@ -23,7 +23,7 @@ WINDOWS = st.one_of(st.none(), st.integers(1, 200))
 LIBRARIES = [kind for kind in KINDS if kind.name not in ("triton", "reference")]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     shape=shapes(),
     requests=requests(),

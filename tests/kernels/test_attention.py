@@ -45,7 +45,7 @@ def expect_reference(
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_every_variant_matches_the_reference(variant: str, data: st.DataObject) -> None:
     shape = data.draw(shapes())
@@ -96,7 +96,7 @@ def test_bfloat16_is_hardly_worse_than_its_rounding(
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(
     shape=shapes(),
     total=st.integers(1, 200),
@@ -117,7 +117,7 @@ def test_bits_do_not_depend_on_the_chunks(
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(shape=shapes(), requests=requests(), window=WINDOWS)
 def test_bits_do_not_depend_on_the_batch(
     variant: str, shape: Shape, requests: list[tuple[int, int]], window: int | None
@@ -130,7 +130,7 @@ def test_bits_do_not_depend_on_the_batch(
         assert torch.equal(part, together[starts[r] : starts[r + 1]])
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(shape=shapes(), requests=requests(), num_threads=st.integers(2, 5))
 def test_bits_do_not_depend_on_the_threads(
     shape: Shape, requests: list[tuple[int, int]], num_threads: int
@@ -165,7 +165,7 @@ def test_bits_do_not_depend_on_how_runs_are_shared_out(
     expect_reference(one, case, window, 0)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(shape=shapes(), requests=requests(), data=st.data(), window=WINDOWS)
 def test_only_wanted_rows_are_attended(
     shape: Shape, requests: list[tuple[int, int]], data: st.DataObject, window: int | None

@@ -25,7 +25,7 @@ VARIANTS = _native.kernel_variants()
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(
     product=products(),
     num_rows=row_counts(),
@@ -50,7 +50,7 @@ def test_long_sums(kind: WeightKind, dtype: torch.dtype, result: Result, variant
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(product=products(), num_rows=row_counts(), data=st.data())
 def test_bits_of_a_row_do_not_depend_on_the_others(
     variant: str, product: Product, num_rows: int, data: st.DataObject
@@ -65,7 +65,7 @@ def test_bits_of_a_row_do_not_depend_on_the_others(
         start += count
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(product=products(), num_rows=row_counts(), num_threads=st.integers(2, 5))
 def test_bits_do_not_depend_on_the_threads(
     product: Product, num_rows: int, num_threads: int

@@ -65,7 +65,7 @@ def test_int8_of_numbers_that_have_lost_digits() -> None:
     assert bool((found == 127 * 2.0**-149).all())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     kind=st.sampled_from(KINDS),
     is_gated=st.booleans(),

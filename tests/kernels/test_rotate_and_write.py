@@ -84,7 +84,7 @@ def with_even_head_dim(shape: Shape) -> Shape:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     data=st.data(),
     shape=shapes().map(with_even_head_dim),

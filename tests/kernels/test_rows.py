@@ -40,7 +40,7 @@ def random_rows(num_rows: int, size: int, seed: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(size=SIZES, num_rows=st.integers(0, 40), seed=st.integers(0, 9))
 def test_norm_is_exact_but_for_its_roundings(
     variant: str, dtype: torch.dtype, size: int, num_rows: int, seed: int
@@ -69,7 +69,7 @@ def test_a_row_is_the_same_whatever_stands_beside_it(variant: str, dtype: torch.
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(size=SIZES, seed=st.integers(0, 9))
 def test_lookup_is_that_of_torch(variant: str, dtype: torch.dtype, size: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

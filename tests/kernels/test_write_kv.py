@@ -13,7 +13,7 @@ from pdserve.engine.attention.reference import ReferenceAttention
 from tests.kernels.cases import DTYPES, Shape, make_case, requests, shapes, strided
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data(), shape=shapes(), requests=requests(), is_strided=st.booleans())
 def test_matches_the_reference(
     data: st.DataObject, shape: Shape, requests: list[tuple[int, int]], is_strided: bool

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pdserve.collector import keep_what_is_loaded
+from pdserve.collector import freeze_loaded_objects
 
 YOUNG = 50 * 700  # objects: as many passes over the youngest as five over older ones by default
 
@@ -29,7 +29,7 @@ class Circle:
 def test_only_what_comes_later_is_looked_at() -> None:
     gc.unfreeze()
     loaded = [Circle()]
-    keep_what_is_loaded()
+    freeze_loaded_objects()
     assert all(found is not loaded for found in gc.get_objects())
     later = weakref.ref(Circle())
     assert later() is not None
@@ -45,7 +45,7 @@ def test_what_is_under_way_is_hardly_looked_at() -> None:
         if phase == "start":
             passes.append(about["generation"])
 
-    keep_what_is_loaded()
+    freeze_loaded_objects()
     gc.callbacks.append(note)
     gc.enable()
     under_way = [[number] for number in range(YOUNG)]

@@ -19,14 +19,14 @@ from coordinator.api.tokens import (
 )
 
 _MODEL = Parameter("path", "model", {"type": "string"}, "A name of the model; may have slashes.")
-_reads = partial(Operation, method="post", errors=READS_BODY)
-_tokens = partial(Operation, method="post", tag="Models", errors=(*READS_BODY, 429))
+_counts = partial(Operation, method="post", errors=(*READS_BODY, 429))
+_tokens = partial(_counts, tag="Models")
 _of_models = partial(Operation, method="get", tag="Models")
 _of_cluster = partial(Operation, method="get", tag="Cluster", errors=())
 _of_description = partial(Operation, method="get", tag="Description", errors=())
 
 INFORMING = (
-    _reads(
+    _counts(
         path="/v1/responses/input_tokens",
         name="countInputTokens",
         tag="Generation",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from coordinator.api.answer import new_events
 from coordinator.api.call import Call
@@ -44,37 +45,21 @@ class BackgroundRun:
         self._format = planned.format
         self._stored = planned.stored
         self._take_over = take_over
-        self._has_begun: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
-    async def begin(self) -> bytes:
+    def begin(self) -> bytes:
         """Have it made; returns the response as it was put into the store, still queued.
 
         Raises what refuses the call.
         """
-        self._stored.making = self._context.in_flight.start(self._make())
-        return await asyncio.shield(self._has_begun)
-
-    async def _make(self) -> None:
-        """The top-level handler of what has no HTTP request any more."""
-        try:
-            async with Call(self._context, self._trace, self._plan) as call:
-                self._take_over()
-                self._tell(self._format.queued(), is_step=True)
-                self._context.stored.put(self._stored)
-                self._has_begun.set_result(self._stored.body)
-                await self._follow(call)
-            self._end(200, None)
-        except asyncio.CancelledError:
-            if self._context.in_flight.is_aborting:
-                self._fail(NodeDraining("the coordinator is shutting down"))
-            else:
-                self._tell([self._format.cancelled()], is_step=True)
-                self._end(CLIENT_GONE, "cancelled")
-        except Exception as error:  # noqa: BLE001  whatever it is, whoever waits is told
-            if self._has_begun.done():
-                self._fail(error)
-            else:
-                self._has_begun.set_exception(error)
+        call = Call(self._context, self._trace, self._plan)
+        call.start()
+        self._take_over()
+        self._tell(self._format.queued(), is_step=True)
+        self._stored.making = self._context.in_flight.start(self._follow(call))
+        # A task that is cancelled before its first step does nothing: this is called all the same.
+        self._stored.making.add_done_callback(partial(self._over, call))
+        self._context.stored.put(self._stored)
+        return self._stored.body
 
     async def _follow(self, call: Call) -> None:
         is_first = True
@@ -84,7 +69,21 @@ class BackgroundRun:
             self._tell(events, is_step=is_first)
             is_first = False
 
-    def _fail(self, error: Exception) -> None:
+    def _over(self, call: Call, making: asyncio.Task[None]) -> None:
+        """The top-level handler of what has no HTTP request any more."""
+        error = asyncio.CancelledError() if making.cancelled() else making.exception()
+        call.close(error)
+        if error is None:
+            self._end(200, None)
+        elif not making.cancelled():
+            self._fail(error)
+        elif self._context.in_flight.is_aborting:
+            self._fail(NodeDraining("the coordinator is shutting down"))
+        else:
+            self._tell([self._format.cancelled()], is_step=True)
+            self._end(CLIENT_GONE, "cancelled")
+
+    def _fail(self, error: BaseException) -> None:
         trace = self._trace
         reply = describe(error, trace.request_id, self._context.config.retry_after_s)
         if reply.status == 500:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
+from coordinator.api import callers
 from coordinator.api.answer import answer
 from coordinator.api.chat import encode_chat
 from coordinator.api.context import CONTEXT, TRACE
@@ -19,6 +20,7 @@ from coordinator.api.responses_api.follow import follow
 from coordinator.api.responses_api.items import KeptItem
 from coordinator.api.responses_api.objects import InputTokens
 from coordinator.api.responses_api.plan import Planned, as_fitted, plan_response
+from coordinator.api.tokenizing import turn
 
 _JSON = "application/json"
 
@@ -35,9 +37,10 @@ async def create_response(request: web.Request) -> web.StreamResponse:
 
 
 async def count_input_tokens(request: web.Request) -> web.Response:
-    """Nothing is answered, so nothing is kept."""
-    context = request.app[CONTEXT]
-    asked = await read_asked(request, context, request[TRACE])
+    """Nothing is answered, so nothing is kept. It costs its tenant a request, and no tokens."""
+    context, trace = request.app[CONTEXT], request[TRACE]
+    callers.begin(context, trace)
+    asked = await read_asked(request, context, trace)
 
     async def count(items: Sequence[KeptItem]) -> int:
         num_tokens = len(await encode_chat(asked.chat(items), context))
@@ -46,8 +49,9 @@ async def count_input_tokens(request: web.Request) -> web.Response:
             output_limit(num_tokens, limit, None, context.max_model_len())
         return num_tokens
 
-    with in_our_words():
-        num_tokens = await as_fitted(asked, count)
+    async with turn(context, None if asked.earlier else request.content_length):
+        with in_our_words():
+            num_tokens = await as_fitted(asked, count)
     return json_answer(InputTokens(input_tokens=num_tokens))
 
 
@@ -59,7 +63,7 @@ async def _in_background(request: web.Request, planned: Planned) -> web.StreamRe
         request[TRACE] = trace.without_call()
 
     trace.is_streaming = planned.call.is_streaming
-    body = await BackgroundRun(context, trace, planned, take_over).begin()
+    body = BackgroundRun(context, trace, planned, take_over).begin()
     if planned.stored.log is not None:
         return await follow(request, planned.stored.log, 0)
     return web.Response(body=body, content_type=_JSON)

@@ -44,4 +44,7 @@ class InputItem(Struct, kw_only=True):
     encrypted_content: str | None = None  # of a compaction; of reasoning, it is not looked at
 
 
-Input = str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_MESSAGES)]
+MAX_ITEMS = MAX_MESSAGES - 1  # instructions are a message, too
+Input = str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_ITEMS)]
+LongInput = str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_ITEMS - 1)]  # to be
+# summed up, which is asked for by one more

@@ -15,11 +15,12 @@ from coordinator.api.fields import (
     NumLogprobs,
     Penalty,
     Probability,
+    RepetitionPenalty,
     StructuredOutputs,
     TokenId,
 )
 from coordinator.api.requests import MAX_TOOLS
-from coordinator.api.responses_api.item_requests import Input, InputItem
+from coordinator.api.responses_api.item_requests import Input, InputItem, LongInput
 
 LOGPROBS = "message.output_text.logprobs"
 Includable = Literal[
@@ -100,7 +101,7 @@ Metadata = Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)]
 class CompactRequest(CallFields, kw_only=True):
     """POST /v1/responses/compact."""
 
-    input: Input | None = None
+    input: LongInput | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
 
@@ -165,7 +166,7 @@ class ResponseRequest(CallFields, kw_only=True):
     stop: str | list[str] | None = None
     top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None
     min_p: Probability | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     min_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None

@@ -146,7 +146,7 @@ class _Session:
         return await plan_response(asked, self._request.headers, context, trace, as_message)
 
     async def _run(self, planned: Planned, trace: RequestTrace) -> None:
-        async with Call(self._context, trace, planned.call) as call:
+        with Call(self._context, trace, planned.call) as call:
             while not call.is_finished:
                 await call.wait()
                 is_first = not trace.is_streaming

@@ -1,7 +1,7 @@
 """Checks grammars before they go to nodes: that they can be followed, in bounded time and memory.
 
-They are clients' texts. A check runs in a thread, with the interpreter lock released; one that
-takes too long is given up and remembered, and only so many can be under way.
+They are clients' texts. Each is prepared once, in a process that the kernel ends if it takes too
+long (pdserve/grammar/child.py); what became of it is remembered.
 """
 
 from __future__ import annotations
@@ -9,122 +9,95 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future
-from functools import partial
+from contextlib import suppress
+from typing import Any
 
 from coordinator.text.grammars.explain import explain
+from coordinator.text.grammars.process import GrammarProcess
 from coordinator.text.tokenizer import Tokenizer
 from pdserve.errors import GrammarFailed, InvalidRequest, Overloaded, TokenizerError
-from pdserve.grammar import (
-    MAX_GRAMMAR_CHARS,
-    DeepThreads,
-    Vocabulary,
-    excess,
-    make_vocabulary,
-    new_matcher,
-)
+from pdserve.grammar import Prepared
 
-CHECK_S = 5.0  # usually a millisecond; it holds up nobody
-_NUM_THREADS = 2
-_MAX_GIVEN_UP = 4  # checks that still run though nobody waits for them
+# Usually a millisecond, and a quarter of a second for the largest that are no attack. A node takes
+# as long again, and its whole step waits for it.
+CHECK_CPU_S = 0.5
+_WAIT_S = 15.0  # for all who are before, most of whom take no time
+_MAX_WAITING = 64
 _MAX_REMEMBERED = 256
-_NAME = "grammar-check"
-_TOO_LONG = "it takes too long to prepare"
-_TOO_MANY = "too many grammars are being prepared; try again later"
 
 
 class GrammarChecker:
     """For one tokenizer. Used on one event loop."""
 
-    def __init__(self, tokenizer: Tokenizer, check_s: float = CHECK_S) -> None:
-        self._tokenizer = tokenizer
-        self._check_s = check_s
-        self._threads = DeepThreads(_NUM_THREADS, _NAME)
-        self._vocabulary: Future[Vocabulary] | None = None
-        self._verdicts: OrderedDict[str, str] = OrderedDict()  # grammar |-> its fault; empty: none
-        self._given_up: list[Future[str]] = []
+    def __init__(self, tokenizer: Tokenizer, check_cpu_s: float = CHECK_CPU_S) -> None:
+        self._process = GrammarProcess(tokenizer, check_cpu_s)
+        self._verdicts: OrderedDict[str, Prepared] = OrderedDict()  # by what was asked
+        self._under_way: dict[str, asyncio.Task[Prepared]] = {}
+        self._beginning: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Make the vocabulary. It holds the interpreter lock: best before there are requests."""
-        if self._vocabulary is None:
-            self._vocabulary = self._threads.submit(partial(_vocabulary_of, self._tokenizer))
+        """Start the process before there are requests."""
+        self._beginning = asyncio.create_task(self._begin())
+
+    async def close(self) -> None:
+        """Nobody waits any more."""
+        tasks: list[asyncio.Task[Any]] = [*self._under_way.values()]
+        if self._beginning is not None:
+            tasks.append(self._beginning)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._process.close()
 
     async def checked(self, make: Callable[[], str], param: str) -> str:
-        """The grammar that `make` makes, in a thread.
+        """The grammar of what `make` makes, in a thread.
 
         Raises:
             InvalidRequest: it cannot be followed; says why, and names `param`.
-            Overloaded: too many others take too long.
+            Overloaded: too many others are being prepared.
         """
-        self._given_up = [work for work in self._given_up if not work.done()]
-        if len(self._given_up) >= _MAX_GIVEN_UP:
-            raise Overloaded(_TOO_MANY)
-        try:
-            vocabulary = await self._ready()
-        except TokenizerError as error:
-            raise InvalidRequest(f"{param!r} cannot be enforced: {error.message}", param) from error
-        grammar = await self._within(self._threads.submit(make), None)
-        if len(grammar) > MAX_GRAMMAR_CHARS:
-            raise InvalidRequest(
-                f"what {param!r} asks for makes a grammar of {len(grammar)} characters; at most "
-                f"{MAX_GRAMMAR_CHARS} are taken",
-                param,
-            )
-        if too_much := excess(grammar):
-            raise InvalidRequest(f"{param!r} cannot be enforced: {too_much}", param)
-        fault = self._verdicts.get(grammar)
-        if fault is None:
-            fault = await self._within(
-                self._threads.submit(partial(_fault, vocabulary, grammar)), grammar
-            )
-            self._remember(grammar, fault)
-        if fault:
-            raise InvalidRequest(f"{param!r} cannot be enforced: {fault}", param)
-        return grammar
+        document = await asyncio.to_thread(make)
+        prepared = self._verdicts.get(document)
+        if prepared is None:
+            try:
+                prepared = await self._prepared(document)
+            except TokenizerError as error:
+                raise _unenforceable(param, error.message) from error
+            self._remember(document, prepared)
+        if prepared.fault:
+            raise _unenforceable(param, explain(prepared.fault))
+        return prepared.grammar
 
-    async def _ready(self) -> Vocabulary:
-        self.begin()
-        assert self._vocabulary is not None
-        return await asyncio.shield(asyncio.wrap_future(self._vocabulary))
+    async def _begin(self) -> None:
+        with suppress(TokenizerError, Overloaded):  # whoever needs it tries again, and is told
+            await self._process.begin()
 
-    async def _within(self, work: Future[str], grammar: str | None) -> str:
-        """Its result; when it is late, that of a grammar that takes too long."""
+    async def _prepared(self, document: str) -> Prepared:
+        """Once for all who ask for it at the same time; who goes away leaves it to the others."""
+        task = self._under_way.get(document)
+        if task is None:
+            if len(self._under_way) >= _MAX_WAITING:
+                raise Overloaded(f"{_MAX_WAITING} other grammars are being prepared")
+            task = asyncio.create_task(self._prepare(document))
+            self._under_way[document] = task
+            task.add_done_callback(lambda _: self._under_way.pop(document))
         try:
-            async with asyncio.timeout(self._check_s):
-                return await asyncio.shield(asyncio.wrap_future(work))
+            async with asyncio.timeout(_WAIT_S):
+                return await asyncio.shield(task)
         except TimeoutError:
-            if work.cancel():  # it waited behind others
-                raise Overloaded(_TOO_MANY) from None
-        self._give_up(work)
-        if grammar is None:
-            raise InvalidRequest(f"the grammar cannot be enforced: {_TOO_LONG}")
-        return _TOO_LONG
+            raise Overloaded("too many other grammars are being prepared") from None
 
-    def _give_up(self, work: Future[str]) -> None:
-        """Others get new threads; what waits for the old ones' is still done."""
-        self._threads.retire()
-        self._threads = DeepThreads(_NUM_THREADS, _NAME)
-        self._given_up.append(work)
+    async def _prepare(self, document: str) -> Prepared:
+        try:
+            return await self._process.prepare(document)
+        except GrammarFailed as error:
+            return Prepared(fault=error.message)
 
-    def _remember(self, grammar: str, fault: str) -> None:
-        self._verdicts[grammar] = fault
+    def _remember(self, document: str, prepared: Prepared) -> None:
+        self._verdicts[document] = prepared
         if len(self._verdicts) > _MAX_REMEMBERED:
             self._verdicts.popitem(last=False)
 
 
-def _vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """Which token ends an answer makes no difference here; nodes know."""
-    end = max(tokenizer.special_ids, default=tokenizer.num_ids)
-    return make_vocabulary(tokenizer.to_json(), max(tokenizer.num_ids, end + 1), [end])
-
-
-def _fault(vocabulary: Vocabulary, grammar: str) -> str:
-    """Why it cannot be followed; empty: it can, to the first token at least."""
-    try:
-        matcher = new_matcher(vocabulary, grammar)
-    except GrammarFailed as error:
-        return explain(error.message)
-    mask = matcher.compute_bitmask()
-    if matcher.is_error():
-        return explain(matcher.get_error())
-    return "" if any(mask) else "no token can begin it"
+def _unenforceable(param: str, why: str) -> InvalidRequest:
+    return InvalidRequest(f"{param!r} cannot be enforced: {why}", param)

@@ -17,6 +17,7 @@ _PLAIN = (
         "unsupported JSON schema keyword: 'oneOf', unless it is plain that no two of its schemas "
         "have a value in common; 'anyOf' is supported",
     ),
+    ("NoExtensionBias", "no text matches it"),
     ("Unknown format", "unsupported JSON schema keyword: 'format' with such a value"),
     ("retrieving it failed", "unsupported JSON schema keyword: '$ref' to another document"),
 )

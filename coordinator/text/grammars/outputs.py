@@ -8,10 +8,10 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 import llguidance
-from llguidance.gbnf_to_lark import any_to_lark
 
 from coordinator.text.grammars.schemas import narrowed
 from pdserve.errors import InvalidRequest
+from pdserve.grammar.preparing import GBNF
 
 Part: TypeAlias = dict[str, Any]  # a grammar of a document, in the library's own form
 
@@ -46,9 +46,12 @@ class Output:
             case OutputKind.REGEX:
                 return _regex_part(self.value)
             case OutputKind.CHOICE:
-                return {"lark_grammar": "start: " + " | ".join(map(quoted, self.value))}
+                # As one terminal: of rules, only so many alternatives are followed at a time.
+                answers = " | ".join(map(quoted, dict.fromkeys(self.value)))
+                return {"lark_grammar": f"start: ANSWER\nANSWER: {answers}"}
             case OutputKind.LARK:
-                return {"lark_grammar": _as_lark(self.value, self.param)}
+                is_gbnf = "::=" in self.value
+                return {GBNF if is_gbnf else "lark_grammar": self.value}
 
 
 def json_part(schema: Any, param: str) -> Part:
@@ -70,13 +73,3 @@ def quoted(text: str) -> str:
 def _regex_part(regex: str) -> Part:
     document = json.loads(llguidance.LLMatcher.grammar_from_regex(regex))
     return {"lark_grammar": document["grammars"][0]["lark_grammar"]}
-
-
-def _as_lark(text: str, param: str) -> str:
-    """GBNF, which is told by its `::=`, is translated."""
-    if "::=" not in text:
-        return text
-    try:
-        return str(any_to_lark(text))
-    except Exception as error:  # of its parser, which has no errors of its own
-        raise InvalidRequest(f"the grammar is not valid GBNF: {error}", param) from error

@@ -13,6 +13,7 @@ class AnswerParts:
         reasoning: tells reasoning from the rest; None: there is none.
         tools: finds calls in the rest; None: there are none.
         max_calls: further ones are dropped; None: any number.
+        must_call: the rest is nothing but calls: what is none is the beginning of one, cut off.
     """
 
     def __init__(
@@ -20,10 +21,12 @@ class AnswerParts:
         reasoning: Reasoning | None = None,
         tools: PartsParser | None = None,
         max_calls: int | None = None,
+        must_call: bool = False,
     ) -> None:
         self._reasoning = reasoning
         self._tools = tools
         self._max_calls = max_calls
+        self._must_call = must_call
         self.num_calls = 0
 
     @property
@@ -51,6 +54,8 @@ class AnswerParts:
     def _kept(self, parts: Parts) -> Parts:
         if self._max_calls is not None:
             parts.calls = [piece for piece in parts.calls if piece.index < self._max_calls]
+        if self._must_call:
+            parts.content = ""
         for piece in parts.calls:
             self.num_calls = max(self.num_calls, piece.index + 1)
         return parts

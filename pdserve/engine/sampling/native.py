@@ -14,7 +14,7 @@ from torch import Tensor
 from pdserve import _native
 from pdserve.engine.grammar import TokenMasks
 from pdserve.engine.request import Request, SampledToken
-from pdserve.engine.sampling.limits import GREEDY_BELOW, unusable
+from pdserve.engine.sampling.limits import GREEDY_BELOW, nothing_to_choose
 from pdserve.engine.stopping import ending_token_ids
 from pdserve.protocol import TokenLogprobs
 
@@ -68,7 +68,8 @@ def sample_natively(
         [] if masks is None else masks.rows,
     )
     if -1 in token_ids:
-        raise unusable([r for r, token_id in zip(requests, token_ids, strict=True) if token_id < 0])
+        rows = [row for row, token_id in enumerate(token_ids) if token_id < 0]
+        raise nothing_to_choose(logits[rows], [requests[row] for row in rows])
     tokens = [SampledToken(token_id) for token_id in token_ids]
     for row, chosen, top_ids, top_logprobs in logprobs:
         listed = TokenLogprobs(chosen=chosen, top_ids=top_ids, top_logprobs=top_logprobs)

@@ -37,7 +37,8 @@ def sample(
         One token per request, in order.
 
     Raises:
-        UnusableLogits: for some requests there is nothing to choose from. No token was chosen.
+        UnusableLogits, NoTokenLeft: for some requests there is nothing to choose from. No token was
+            chosen.
     """
     if logits.device.type == "cpu":
         return sample_natively(logits, requests, eos_token_ids, masks=masks)

@@ -11,7 +11,7 @@ from pdserve.engine.grammar.masks import mask_logits
 from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.sampling.adjust import adjust_logits
 from pdserve.engine.sampling.draw import draw_tokens
-from pdserve.engine.sampling.limits import GREEDY_BELOW, unusable
+from pdserve.engine.sampling.limits import GREEDY_BELOW, nothing_to_choose
 from pdserve.engine.sampling.logprobs import token_logprobs
 from pdserve.protocol import TokenLogprobs
 
@@ -26,7 +26,7 @@ def sample_by_torch(
     adjusted = adjust_logits(mask_logits(logits, masks), requests, eos_token_ids)
     likeliest = adjusted.argmax(dim=-1)  # a NaN if there is one, else the lowest id among equals
     peaks = adjusted.gather(1, likeliest[:, None])[:, 0]
-    _check_finite(peaks, requests)
+    _check_finite(peaks, logits, requests)
     token_ids: list[int] = likeliest.tolist()
     rows = [i for i, request in enumerate(requests) if request.sampling.temperature >= GREEDY_BELOW]
     if rows:
@@ -37,10 +37,11 @@ def sample_by_torch(
     return [SampledToken(token_id, logprobs.get(i)) for i, token_id in enumerate(token_ids)]
 
 
-def _check_finite(peaks: Tensor, requests: Sequence[Request]) -> None:
+def _check_finite(peaks: Tensor, logits: Tensor, requests: Sequence[Request]) -> None:
     finite = peaks.isfinite()
     if not bool(finite.all()):
-        raise unusable([r for r, ok in zip(requests, finite.tolist(), strict=True) if not ok])
+        rows = (~finite).nonzero()[:, 0].tolist()
+        raise nothing_to_choose(logits[rows], [requests[row] for row in rows])
 
 
 def _logprobs(

@@ -19,7 +19,8 @@ from pdserve.cli.compare_clusters import Clusters
 from pdserve.cli.compare_config import CompareConfig
 from pdserve.cli.compare_table import remarks, tables
 from pdserve.cli.main import build_parser, main
-from pdserve.config import EngineConfig, PolicyConfig, parse_bytes
+from pdserve.config import EngineConfig, PolicyConfig
+from pdserve.config_values import parse_bytes
 from pdserve.errors import ConfigError
 from pdserve.slo import parse_slo_classes
 from tests.unit.bench.fake_server import FakeServer

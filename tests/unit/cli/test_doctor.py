@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 from rich.console import Console
 
-from kv_transfer.transports import pool_door
+from kv_transfer.transports import pool_share
 from kv_transfer.transports.catalog import KINDS, TransportKind
 from kv_transfer.transports.fake import FakeNetwork
 from pdserve.cli import doctor, doctor_devices, doctor_machine, doctor_software, doctor_transports
@@ -78,7 +78,7 @@ def test_transports_are_tried_out(monkeypatch):
     def broken_memory(*_: object) -> int:
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(pool_door, "_receive_descriptor", broken_memory)
+    monkeypatch.setattr(pool_share, "_receive_descriptor", broken_memory)
     by_name = {found.name: found for found in doctor_transports.transport_findings()}
     assert list(by_name) == [kind.name for kind in KINDS]
     assert by_name["tcp"].verdict is Verdict.OK

@@ -1,11 +1,15 @@
 import subprocess
 import sys
 import types
+import typing
+from importlib import import_module
 
 import pytest
 
 import pdserve
 import pdserve.cli
+from pdserve.cli.bench_commands import BENCHES
+from pdserve.cli.flags import flags_of
 from pdserve.cli.main import build_parser, main
 from pdserve.config import CoordinatorConfig, NodeConfig
 from pdserve.errors import ClusterError, ConfigError, KvBudgetTooSmall, MissingTensor
@@ -92,6 +96,21 @@ def test_every_command_has_help_without_hidden_flags(command, capsys):
     out = capsys.readouterr().out
     assert f"usage: pdserve {command}" in out
     assert "die-with-parent" not in out
+
+
+@pytest.mark.parametrize("bench", BENCHES, ids=lambda bench: bench.name)
+def test_a_benchmark_has_a_module_that_runs_its_config(bench):
+    hints = typing.get_type_hints(import_module(bench.module).run)
+    assert hints == {"config": bench.config, "return": int}
+
+
+@pytest.mark.parametrize("bench", BENCHES, ids=lambda bench: bench.name)
+def test_a_benchmark_has_help(bench, capsys):
+    with pytest.raises(SystemExit) as info:
+        build_parser().parse_args(["bench", bench.name, "--help"])
+    assert info.value.code == 0
+    assert f"pdserve bench {bench.name}: {bench.text}" in " ".join(capsys.readouterr().out.split())
+    assert all(flag.description for flag in flags_of(bench.config))
 
 
 def test_no_command_is_the_users_fault(capsys):

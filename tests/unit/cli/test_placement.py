@@ -1,7 +1,7 @@
 import os
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.cli.placement import (
@@ -10,13 +10,13 @@ from pdserve.cli.placement import (
     count_gpus,
     usable_cores,
 )
-from pdserve.config import EngineConfig, format_cpus, parse_cpus
+from pdserve.config import EngineConfig
+from pdserve.config_values import format_cpus, parse_cpus
 from pdserve.errors import ConfigError
 
 CORES = st.lists(st.integers(0, 300), min_size=1, max_size=64, unique=True).map(sorted)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 80), CORES)
 def test_cores_are_dealt_out_fairly(num_nodes, cores):
     shares = assign_cores(num_nodes, cores)
@@ -52,7 +52,6 @@ def test_devices_go_round_robin_unless_one_was_asked_for():
     assert assign_device("auto", 0, 0) == "auto"
 
 
-@settings(deadline=None)
 @given(CORES)
 def test_formatted_cores_are_read_back(cores):
     assert parse_cpus(format_cpus(cores)) == cores

@@ -97,7 +97,7 @@ async def test_a_refusal_is_the_error_that_it_is(error):
 
 async def test_somebody_else_answers():
     async with coordinator(404, b"<html>", []) as url:
-        with pytest.raises(ClusterError, match="answers 404, and not as a coordinator does"):
+        with pytest.raises(ClusterError, match="answers 404, but not as a coordinator does"):
             await change(url, "a")
 
 
@@ -117,10 +117,10 @@ async def test_no_answer_in_time(monkeypatch):
 
 
 def test_the_flags():
-    arguments = build_parser().parse_args(["role", "a", "decode", "--timeout=3", "--force"])
+    arguments = build_parser().parse_args(["role", "a", "decode", "--timeout-s=3", "--force"])
     assert (arguments.node, arguments.role, arguments.url) == (
         "a",
         "decode",
         "http://127.0.0.1:8000",
     )
-    assert (arguments.timeout, arguments.force) == (3.0, True)
+    assert (arguments.timeout_s, arguments.force) == (3.0, True)

@@ -8,11 +8,9 @@ import msgspec
 
 from coordinator.registry import Member, Registry
 from coordinator.running import RunningRequest
-from pdserve.introduction import new_key
-from pdserve.kv_layout import KvDtype, KvLayout
-from pdserve.protocol import LoadReport, NodeHello, NodeRole, NodeState, TokenEvent
+from pdserve.protocol import LoadReport, NodeRole, NodeState, TokenEvent
+from tests.hellos import node_hello
 
-LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, head_dim=8, block_size=4, dtype=KvDtype.FLOAT32)
 NUM_BLOCKS = 100
 
 
@@ -28,21 +26,7 @@ class RecordingOutbox:
 
 def join(registry: Registry, node_id: str, role: NodeRole, *, prefill_refusal: str = "") -> Member:
     """A ready node joins."""
-    hello = NodeHello(
-        node_id=node_id,
-        incarnation="1",
-        role=role,
-        state=NodeState.READY,
-        session_address=f"{node_id}:1",
-        metrics_address=f"{node_id}:2",
-        model_id="m",
-        revision="r",
-        layout=LAYOUT,
-        num_blocks=NUM_BLOCKS,
-        max_model_len=64,
-        introduction_key=new_key(),
-        prefill_refusal=prefill_refusal,
-    )
+    hello = node_hello(node_id, role, num_blocks=NUM_BLOCKS, prefill_refusal=prefill_refusal)
     return registry.add(hello, RecordingOutbox())  # type: ignore[arg-type]
 
 

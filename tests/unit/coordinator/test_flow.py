@@ -27,7 +27,6 @@ from pdserve.errors import (
     StaleTicket,
 )
 from pdserve.introduction import is_introduced
-from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import (
     CancelLeg,
@@ -35,7 +34,6 @@ from pdserve.protocol import (
     FinishReason,
     LegFailed,
     LoadReport,
-    NodeHello,
     NodeRole,
     NodeState,
     PrefillLeg,
@@ -44,19 +42,8 @@ from pdserve.protocol import (
     TokenBatch,
     TokenEvent,
 )
-from tests.unit.coordinator.members import output
-
-LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, head_dim=8, block_size=4, dtype=KvDtype.FLOAT32)
-
-
-class RecordingOutbox:
-    """Keeps what was sent."""
-
-    def __init__(self) -> None:
-        self.sent: list[msgspec.Struct] = []
-
-    def send(self, message: msgspec.Struct) -> None:
-        self.sent.append(message)
+from tests.hellos import node_hello
+from tests.unit.coordinator.members import RecordingOutbox, output
 
 
 class Nodes:
@@ -85,18 +72,11 @@ class Nodes:
     def join(
         self, node_id: str, role: NodeRole, *, life: str = "1", state: NodeState = NodeState.READY
     ) -> Member:
-        hello = NodeHello(
-            node_id=node_id,
+        hello = node_hello(
+            node_id,
+            role,
             incarnation=life,
-            role=role,
             state=state,
-            session_address=f"{node_id}:1",
-            metrics_address=f"{node_id}:2",
-            model_id="m",
-            revision="r",
-            layout=LAYOUT,
-            num_blocks=100,
-            max_model_len=64,
             introduction_key=key_of(node_id, life),
         )
         return self.registry.add(hello, RecordingOutbox())  # type: ignore[arg-type]

@@ -150,7 +150,7 @@ async def test_what_is_refused_leaves_no_trace(nodes: Nodes) -> None:
     assert nodes.flow.num_inflight == 0
     assert said_to(nodes.prefill) == said_to(nodes.decode) == []
     assert nodes.admission.told == []
-    assert nodes.value('pdserve_refused_total{reason="ttft",slo_class="interactive"}') == 1
+    assert nodes.value('pdserve_requests_refused_total{reason="ttft",slo_class="interactive"}') == 1
 
 
 async def test_what_waits_is_on_no_node_until_there_is_room(nodes: Nodes) -> None:

@@ -35,13 +35,14 @@ def nodes() -> Iterator[Nodes]:
     assert not nodes.flow._router._books.queues.num_prompts.any(), "no prompt is still expected"
 
 
-def start(nodes: Nodes, max_tokens: int = 4) -> list[RunningRequest]:
+def start(nodes: Nodes, max_tokens: int = 4, slo: Slo | None = None) -> list[RunningRequest]:
     return nodes.flow.start_siblings(
         [
             GenerationRequest(
                 request_id=name,
                 token_ids=[1, 2, 3],
                 sampling=SamplingParams(max_tokens=max_tokens, seed=seed),
+                slo=slo or Slo(),
             )
             for seed, name in enumerate(NAMES)
         ]
@@ -174,6 +175,21 @@ async def test_those_that_will_follow_have_their_places_already() -> None:
     for running in (third, one, three, five):
         running.cancel("done")
     assert nodes.flow.num_inflight == 0
+
+
+async def test_those_that_follow_have_what_is_left_of_the_time() -> None:
+    nodes = Nodes(mode="colocated")
+    member = nodes.join("d", DECODE)
+    promise = Slo(name="standard", ttft_s=10.0, tpot_s=0.5, hold_s=4.0, deadline_s=100.0)
+    running = start(nodes, slo=promise)
+    nodes.clock.advance(3.0)
+    sent(member)
+    nodes.say(member, token(0))
+    for leg in sent(member):
+        assert isinstance(leg, DecodeLeg)
+        assert (leg.slo.ttft_s, leg.slo.tpot_s, leg.slo.hold_s) == (7.0, 0.5, 1.0)
+    for answer in running:
+        answer.cancel("done")
 
 
 async def test_they_wait_for_room_together(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:

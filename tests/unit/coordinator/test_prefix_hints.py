@@ -13,21 +13,18 @@ from coordinator.routing import Router
 from coordinator.running import RunningRequest
 from pdserve.block_hash import hash_chain
 from pdserve.config import Mode
-from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import (
     DecodeLeg,
     KvEvents,
     KvTier,
-    NodeHello,
     NodeRole,
-    NodeState,
     PrefillLeg,
     PrefixSource,
     SamplingParams,
 )
+from tests.hellos import node_hello
 
-LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, head_dim=8, block_size=4, dtype=KvDtype.FLOAT32)
 PROMPT = list(range(21))
 
 
@@ -58,20 +55,7 @@ class Cluster:
         self.num_requests = 0
 
     def join(self, node_id: str, role: NodeRole) -> Member:
-        hello = NodeHello(
-            node_id=node_id,
-            incarnation=f"{node_id}-1",
-            role=role,
-            state=NodeState.READY,
-            session_address=f"{node_id}:1",
-            metrics_address=f"{node_id}:2",
-            model_id="m",
-            revision="r",
-            layout=LAYOUT,
-            num_blocks=100,
-            max_model_len=64,
-        )
-        return self.registry.add(hello, Outbox())  # type: ignore[arg-type]
+        return self.registry.add(node_hello(node_id, role), Outbox())  # type: ignore[arg-type]
 
     def holds(self, member: Member, num_tokens: int, tier: KvTier = KvTier.POOL) -> None:
         chain = hash_chain(PROMPT[:num_tokens], 4, "")

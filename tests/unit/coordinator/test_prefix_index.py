@@ -8,6 +8,7 @@ from itertools import count
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from coordinator.prefix_index import MAX_SOURCES, PrefixIndex
 from coordinator.prompt_hashes import PromptHashes
@@ -15,16 +16,15 @@ from coordinator.registry import Member
 from pdserve.block_hash import hash_chain
 from pdserve.errors import MalformedMessage
 from pdserve.introduction import is_introduced
-from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.protocol import (
     KvEvents,
     KvTier,
     LoadReport,
-    NodeHello,
     NodeRole,
     NodeState,
     PrefixSource,
 )
+from tests.hellos import LAYOUT, node_hello
 
 PROMPT = list(range(40))
 LONG_PROMPT = list(range(2000))
@@ -33,21 +33,12 @@ LONG_PROMPT = list(range(2000))
 def make_member(
     node_id: str, block_size: int = 4, state: NodeState = NodeState.READY, slot: int = 0
 ) -> Member:
-    layout = KvLayout(
-        num_layers=1, num_kv_heads=1, head_dim=8, block_size=block_size, dtype=KvDtype.FLOAT32
-    )
-    hello = NodeHello(
-        node_id=node_id,
+    hello = node_hello(
+        node_id,
+        NodeRole.PREFILL,
         incarnation=f"{node_id}-1",
-        role=NodeRole.PREFILL,
         state=state,
-        session_address=f"{node_id}:1",
-        metrics_address=f"{node_id}:2",
-        model_id="m",
-        revision="r",
-        layout=layout,
-        num_blocks=100,
-        max_model_len=64,
+        layout=replace(LAYOUT, block_size=block_size),
         introduction_key=node_id.encode(),
     )
     load = LoadReport(state=state, role=hello.role)

@@ -171,6 +171,7 @@ class FakeGenerator:
 
     script: Script = field(default_factory=lambda: says("Hello world"))
     max_model_len: int | None = 512
+    max_inflight: int = 300
     ready: bool = True
     start_error: Exception | None = None
     generations: list[FakeGeneration] = field(default_factory=list)

@@ -174,6 +174,16 @@ async def test_at_a_stop_it_may_end_or_is_told_to() -> None:
                 assert "shutting down" in last.response.error.message
 
 
+async def test_one_that_is_cancelled_before_it_began_is_over() -> None:
+    """A store without room cancels it at once, before the first step of its task."""
+    async with served(waits_for(asyncio.Event()), max_stored_bytes=1) as api:
+        async with api.client.post("/v1/responses", json={**ASKED, "stream": True}) as response:
+            assert b"response.incomplete" in await response.read()
+        await over(api)
+        assert len(api.generator.last.cancels) == 1
+        assert [(s.status, s.error_code) for s in api.observer.finished] == [(499, "cancelled")]
+
+
 async def _all(stream: Any) -> list[Any]:
     return [event async for event in stream]
 

@@ -153,3 +153,20 @@ async def test_a_call_fails_as_one() -> None:
         assert response.status == 502
         assert is_error_body(await response.json())
     assert api.generator.generations[0].cancels
+
+
+async def test_more_answers_than_may_ever_be_in_flight() -> None:
+    async with served(FakeGenerator(max_inflight=3)) as api:
+        for ask, body, param in (
+            (api.chat, {"n": 4}, "n"),
+            (api.complete, {"n": 2, "best_of": 4}, "n"),
+            (api.complete, {"prompt": ["a", "b"], "n": 2}, "n"),
+            (api.complete, {"prompt": ["a", "b", "c", "d"]}, "prompt"),
+        ):
+            async with ask(**body) as response:
+                error = (await response.json())["error"]
+            assert (response.status, error["param"]) == (400, param), error
+            assert "for 4 answers, but at most 3" in error["message"]
+        assert api.generator.generations == []
+        async with api.chat(n=3) as response:
+            assert response.status == 200

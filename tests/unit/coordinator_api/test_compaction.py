@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 
+from coordinator.api.responses_api.item_requests import MAX_ITEMS
 from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, says, served
 from tests.unit.coordinator_api.test_responses import tail_of_prompt
 from tests.unit.coordinator_api.test_tools import client_of, tool_tokenizer
@@ -77,3 +78,19 @@ async def test_what_cannot_be_is_refused_by_name(
         assert response.status == 400
         assert (await response.json())["error"]["param"] == param
         assert api.generator.generations == []
+
+
+async def test_as_many_items_as_there_can_be() -> None:
+    """Instructions, and the task of summing up, are messages, too."""
+    generator = FakeGenerator(says("Short."), max_model_len=2**20)
+    item = {"role": "user", "content": "a"}
+    async with served(generator, tool_tokenizer()) as api:
+        for path, limit in (("/v1/responses", MAX_ITEMS), ("/v1/responses/compact", MAX_ITEMS - 1)):
+            body = {"model": MODEL, "input": [item] * limit, "instructions": "Brief."}
+            async with api.client.post(path, json=body) as response:
+                assert response.status == 200, await response.text()
+            body["input"] = [item] * (limit + 1)
+            async with api.client.post(path, json=body) as response:
+                error = (await response.json())["error"]
+            assert (response.status, error["param"]) == (400, "input")
+            assert str(limit) in error["message"]

@@ -114,7 +114,7 @@ async def check(response: aiohttp.ClientResponse) -> None:
 NO_FIXTURE_CHECK = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=NO_FIXTURE_CHECK)
+@settings(max_examples=150, suppress_health_check=NO_FIXTURE_CHECK)
 @given(body=bodies(), chat=st.booleans())
 def test_bodies(poster: Any, body: dict[str, Any], chat: bool) -> None:
     own = "prompt" if chat else "messages"  # the other endpoint's
@@ -123,7 +123,7 @@ def test_bodies(poster: Any, body: dict[str, Any], chat: bool) -> None:
     poster(path, json.dumps(body).encode())
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=NO_FIXTURE_CHECK)
+@settings(max_examples=50, suppress_health_check=NO_FIXTURE_CHECK)
 @given(raw=st.binary(max_size=40) | values.map(lambda value: json.dumps(value).encode()))
 def test_bytes(poster: Any, raw: bytes) -> None:
     assert poster("/v1/chat/completions", raw) == 400

@@ -97,7 +97,6 @@ def url() -> Iterator[str]:
 @settings(
     max_examples=10,
     derandomize=True,
-    deadline=None,
     database=None,
     suppress_health_check=list(HealthCheck),
 )

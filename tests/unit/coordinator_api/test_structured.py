@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import openai
@@ -12,12 +12,19 @@ import pydantic
 import pytest
 import tokenizers
 
+from coordinator.api.fields import MAX_ANSWERS
 from coordinator.text import ChatTemplate, Tokenizer
+from coordinator.text.grammars import AnswerGrammar, GrammarChecker, Output, OutputKind
 from coordinator.text.grammars import checker as checker_module
-from coordinator.text.grammars.checker import GrammarChecker
 from coordinator.text.parts import ToolFormat
-from pdserve.errors import GrammarFailed, InvalidRequest, Overloaded
-from pdserve.grammar import Vocabulary, make_vocabulary, new_matcher
+from pdserve.errors import (
+    GrammarFailed,
+    InvalidRequest,
+    NoTokenLeft,
+    Overloaded,
+    PdserveError,
+)
+from pdserve.grammar import Prepared, make_vocabulary, new_matcher
 from tests.unit.coordinator_api import made_tokenizers as made
 from tests.unit.coordinator_api.fakes import EOS, FakeGenerator, Harness, served, tiny_tokenizer
 from tests.unit.coordinator_api.test_tools import MESSAGES, TEMPLATE, tool_tokenizer
@@ -51,35 +58,44 @@ def sent(api: Harness) -> str:
     return api.generator.last.request.sampling.grammar
 
 
-@pytest.mark.parametrize(
-    ("body", "good", "bad"),
-    [
-        ({"response_format": {"type": "json_object"}}, ['{"a": [1, null]}', "{}"], ["[]", "{} "]),
-        ({"response_format": FORMAT}, ['{"x": 1}', '{\n  "x": 1\n}'], ['{"x": "1"}', "{}"]),
-        ({"guided_json": POINT}, ['{"x":1}'], ['{"x":  1}']),
-        ({"guided_json": json.dumps(POINT)}, ['{"x":1}'], ["1"]),
-        ({"guided_regex": "a/[bc]+"}, ["a/bcb"], ["a/", "xa/b"]),
-        ({"regex": "a/[bc]+"}, ["a/bcb"], ["a/", "xa/b"]),
-        ({"guided_choice": ["yes", "no", 'é"\n']}, ["yes", 'é"\n'], ["maybe", "yesno"]),
-        ({"guided_grammar": 'start: "a" b\nb: "b"+'}, ["abb"], ["a"]),
-        ({"guided_grammar": 'root ::= "a" b\nb ::= "b"+'}, ["abb"], ["a"]),
-        ({"structured_outputs": {"json": POINT}}, ['{"x": 1}'], ["{}"]),
-        ({"structured_outputs": {"json_object": True}}, ["{}"], ["1"]),
-        ({"structured_outputs": {"regex": "a|b"}}, ["a"], ["ab"]),
-        ({"structured_outputs": {"choice": ["a", "b"]}}, ["b"], ["c"]),
-        ({"structured_outputs": {"grammar": 'start: "a"'}}, ["a"], ["b"]),
-    ],
-)
-async def test_what_is_wanted_is_what_nodes_enforce(
-    body: dict[str, Any], good: list[str], bad: list[str]
-) -> None:
+WANTED: list[tuple[dict[str, Any], list[str], list[str]]] = [
+    ({"response_format": {"type": "json_object"}}, ['{"a": [1, null]}', "{}"], ["[]", "{} "]),
+    ({"response_format": FORMAT}, ['{"x": 1}', '{\n  "x": 1\n}'], ['{"x": "1"}', "{}"]),
+    ({"guided_json": POINT}, ['{"x":1}'], ['{"x":  1}']),
+    ({"guided_json": json.dumps(POINT)}, ['{"x":1}'], ["1"]),
+    ({"guided_regex": "a/[bc]+"}, ["a/bcb"], ["a/", "xa/b"]),
+    ({"regex": "a/[bc]+"}, ["a/bcb"], ["a/", "xa/b"]),
+    ({"guided_choice": ["yes", "no", 'é"\n']}, ["yes", 'é"\n'], ["maybe", "yesno"]),
+    ({"guided_grammar": 'start: "a" b\nb: "b"+'}, ["abb"], ["a"]),
+    ({"guided_grammar": 'root ::= "a" b\nb ::= "b"+'}, ["abb"], ["a"]),
+    ({"structured_outputs": {"json": POINT}}, ['{"x": 1}'], ["{}"]),
+    ({"structured_outputs": {"json_object": True}}, ["{}"], ["1"]),
+    ({"structured_outputs": {"regex": "a|b"}}, ["a"], ["ab"]),
+    ({"structured_outputs": {"choice": ["a", "b"]}}, ["b"], ["c"]),
+    ({"structured_outputs": {"grammar": 'start: "a"'}}, ["a"], ["b"]),
+]
+
+
+async def test_what_is_wanted_is_what_nodes_enforce() -> None:
     async with served() as api:
-        for ask in (api.chat, api.complete):
-            async with ask(**body) as response:
-                assert response.status == 200, await response.text()
+        for body, good, bad in WANTED:
+            for ask in (api.chat, api.complete):
+                async with ask(**body) as response:
+                    assert response.status == 200, await response.text()
             grammar = sent(api)
-            assert [text for text in good if not takes(grammar, text)] == []
-            assert [text for text in bad if takes(grammar, text)] == []
+            assert [text for text in good if not takes(grammar, text)] == [], body
+            assert [text for text in bad if takes(grammar, text)] == [], body
+
+
+async def test_as_many_choices_as_may_be_asked_for() -> None:
+    """Their grammar can be followed behind the first token, too."""
+    choices = [f"{i * i}" for i in range(MAX_ANSWERS)]
+    async with served() as api:
+        for given, good in ((choices, choices[-1]), (["same"] * MAX_ANSWERS, "same")):
+            async with api.chat(guided_choice=given) as response:
+                assert response.status == 200, await response.text()
+            assert takes(sent(api), good)
+            assert not takes(sent(api), good + "x")
 
 
 async def test_any_text_will_do_if_nothing_is_wanted() -> None:
@@ -110,47 +126,58 @@ def schema_of(**keywords: Any) -> dict[str, Any]:
 SCHEMA = "response_format.json_schema.schema"
 
 
-@pytest.mark.parametrize(
-    ("body", "param", "said"),
-    [
-        ({"response_format": schema_of(uniqueItems=True, type="array")}, SCHEMA, "'uniqueItems'"),
-        ({"response_format": schema_of(**{"not": {}, "if": {}})}, SCHEMA, "'if', 'not'"),
-        ({"response_format": schema_of(oneOf=[{}, {}])}, SCHEMA, "'oneOf'"),
-        ({"response_format": schema_of(type="string", format="x")}, SCHEMA, "'format'"),
-        ({"response_format": schema_of(type="string", pattern="(?=a)")}, SCHEMA, "look-around"),
-        ({"response_format": schema_of(**{"$ref": "http://a/b"})}, SCHEMA, "'$ref'"),
-        ({"response_format": schema_of(**{"x-guidance": {}})}, SCHEMA, "'x-guidance'"),
-        ({"response_format": schema_of(type="thing")}, SCHEMA, "thing"),
-        ({"guided_json": "{"}, "guided_json", "JSON"),
-        ({"guided_json": "3"}, "guided_json", "schema"),
-        ({"guided_json": "false"}, "guided_json", "false"),
-        ({"guided_regex": "("}, "guided_regex", "unclosed"),
-        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "exclude"),
-        ({"guided_choice": []}, "guided_choice", "length"),
-        ({"guided_grammar": "start: b"}, "guided_grammar", "b"),
-        ({"guided_grammar": "root ::= ("}, "guided_grammar", "GBNF"),
-        ({"guided_grammar": 'start: "' + "a" * 70_000 + '"'}, "guided_grammar", "65536"),
-        ({"structured_outputs": {}}, "structured_outputs", "nothing"),
-        ({"structured_outputs": {"made_up": 1}}, "structured_outputs.made_up", "made_up"),
-        ({"guided_regex": "a", "min_tokens": 1, "max_tokens": 3}, "min_tokens", "structured"),
-        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "structured"),
-        ({"tools": [tool("f")], "tool_choice": {"type": "function", "function": {"name": "g"}}},
-         "tool_choice", "'g'"),
-        ({"tool_choice": "required"}, "tool_choice", "no tools"),
-        ({"tools": [tool("f", {"type": "array"})], "tool_choice": "required"},
-         "tools[0].function.parameters", "object"),
-        ({"tools": [tool("f", {"not": {}})], "tool_choice": "required"}, "tools", "'not'"),
-    ],
-)  # fmt: skip
-async def test_what_cannot_be_enforced_is_refused_by_name(
-    body: dict[str, Any], param: str, said: str
-) -> None:
-    async with served(None, tool_tokenizer()) as api, api.chat(**body) as response:
-        answer = await response.json()
-    assert response.status == 400, answer
-    assert answer["error"]["param"] == param
-    assert said in answer["error"]["message"]
-    assert api.generator.generations == []
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"response_format": schema_of(uniqueItems=True, type="array")}, SCHEMA, "'uniqueItems'"),
+    ({"response_format": schema_of(**{"not": {}, "if": {}})}, SCHEMA, "'if', 'not'"),
+    ({"response_format": schema_of(oneOf=[{}, {}])}, SCHEMA, "'oneOf'"),
+    ({"response_format": schema_of(type="string", format="x")}, SCHEMA, "'format'"),
+    ({"response_format": schema_of(type="string", pattern="(?=a)")}, SCHEMA, "look-around"),
+    ({"response_format": schema_of(**{"$ref": "http://a/b"})}, SCHEMA, "'$ref'"),
+    ({"response_format": schema_of(**{"x-guidance": {}})}, SCHEMA, "'x-guidance'"),
+    ({"response_format": schema_of(type="thing")}, SCHEMA, "thing"),
+    ({"guided_json": "{"}, "guided_json", "JSON"),
+    ({"guided_json": "3"}, "guided_json", "schema"),
+    ({"guided_json": "false"}, "guided_json", "false"),
+    ({"guided_regex": "("}, "guided_regex", "unclosed"),
+    ({"guided_regex": r"[^\s\S]"}, "guided_regex", "no text matches"),
+    (
+        {"guided_grammar": "start: " + " | ".join(f'"a" "{i}"' for i in range(3000))},
+        "guided_grammar",
+        "2000",
+    ),
+    ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "exclude"),
+    ({"guided_choice": []}, "guided_choice", "length"),
+    ({"guided_grammar": "start: b"}, "guided_grammar", "b"),
+    ({"guided_grammar": "root ::= ("}, "guided_grammar", "GBNF"),
+    ({"guided_grammar": 'start: "' + "a" * 70_000 + '"'}, "guided_grammar", "65536"),
+    ({"structured_outputs": {}}, "structured_outputs", "nothing"),
+    ({"structured_outputs": {"made_up": 1}}, "structured_outputs.made_up", "made_up"),
+    ({"guided_regex": "a", "min_tokens": 1, "max_tokens": 3}, "min_tokens", "structured"),
+    ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "structured"),
+    (
+        {"tools": [tool("f")], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        "tool_choice",
+        "'g'",
+    ),
+    ({"tool_choice": "required"}, "tool_choice", "no tools"),
+    (
+        {"tools": [tool("f", {"type": "array"})], "tool_choice": "required"},
+        "tools[0].function.parameters",
+        "object",
+    ),
+    ({"tools": [tool("f", {"not": {}})], "tool_choice": "required"}, "tools", "'not'"),
+]
+
+
+async def test_what_cannot_be_enforced_is_refused_by_name() -> None:
+    async with served(None, tool_tokenizer()) as api:
+        for body, param, said in REFUSED:
+            async with api.chat(**body) as response:
+                answer = await response.json()
+            assert response.status == 400, answer
+            assert answer["error"]["param"] == param
+            assert said in answer["error"]["message"]
+        assert api.generator.generations == []
 
 
 # ---- tool_choice ---------------------------------------------------------------------------------
@@ -172,13 +199,10 @@ TOOLS = [tool("f"), tool("g", None)]
 F = {"type": "function", "function": {"name": "f"}}
 
 
-async def grammar_of(tool_format: ToolFormat, **body: Any) -> str:
-    async with (
-        served(None, tool_tokenizer(), tool_format=tool_format) as api,
-        api.chat(tools=TOOLS, **body) as response,
-    ):
+async def grammar_of(api: Harness, **body: Any) -> str:
+    async with api.chat(tools=TOOLS, **body) as response:
         assert response.status == 200, await response.text()
-        return sent(api)
+    return sent(api)
 
 
 @pytest.mark.parametrize("tool_format", ONE)
@@ -193,11 +217,12 @@ async def test_calls_are_enforced(tool_format: ToolFormat) -> None:
     if tool_format is not ToolFormat.LLAMA3:
         both = {"tool_choice": "auto", "response_format": FORMAT}
         cases.append((both, [one, two, '{"x": 1}'], ["Hello", wrong]))
-    for body, good, bad in cases:
-        grammar = await grammar_of(tool_format, **body)
-        assert [text for text in good if not takes(grammar, text)] == [], body
-        assert [text for text in bad if takes(grammar, text)] == [], body
-    assert await grammar_of(tool_format, tool_choice="auto") == "", "that is up to the model"
+    async with served(None, tool_tokenizer(), tool_format=tool_format) as api:
+        for body, good, bad in cases:
+            grammar = await grammar_of(api, **body)
+            assert [text for text in good if not takes(grammar, text)] == [], body
+            assert [text for text in bad if takes(grammar, text)] == [], body
+        assert await grammar_of(api, tool_choice="auto") == "", "that is up to the model"
 
 
 @pytest.mark.parametrize("tool_format", ONE)
@@ -285,52 +310,84 @@ async def test_reasoning_comes_before_what_is_wanted(thinks: bool, special: bool
         assert takes(sent(api), '{"x": 1}', tokenizer) is not thinks
 
 
-async def test_a_grammar_that_fails_later_is_the_clients_fault() -> None:
-    generator = FakeGenerator(script=lambda _: [GrammarFailed("no mask within 2 s")])
-    async with served(generator) as api, api.chat(guided_regex="a+") as response:
-        answer = await response.json()
-    assert response.status == 400
-    assert answer["error"]["code"] == "grammar_failed"
-    assert "no mask" in answer["error"]["message"]
+@pytest.mark.parametrize("error", [GrammarFailed("no mask"), NoTokenLeft("no token")])
+async def test_what_fails_later_is_the_clients_fault(error: PdserveError) -> None:
+    async with served(FakeGenerator(script=lambda _: [error])) as api:
+        async with api.chat() as response:
+            answer = await response.json()
+            assert response.status == 400
+            assert answer["error"]["code"] == error.code
+            assert answer["error"]["message"] == error.message
+        async with api.chat(stream=True) as response:
+            assert response.status == 400, "nothing of the stream has been sent"
 
 
 # ---- hostile grammars ----------------------------------------------------------------------------
 
 
-class Stuck:
-    """In place of the check of a grammar: those that say so hold their thread until `release`."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.release = threading.Event()
-        self.seen: list[str] = []
-        monkeypatch.setattr(checker_module, "_fault", self)
-
-    def __call__(self, vocabulary: Vocabulary, grammar: str) -> str:
-        self.seen.append(grammar)
-        if grammar.startswith("slow"):
-            self.release.wait(60)
-        return ""
+def regex(text: str) -> Callable[[], str]:
+    return AnswerGrammar(Output(OutputKind.REGEX, text, "guided_regex")).text
 
 
-async def test_a_check_that_takes_too_long_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    stuck = Stuck(monkeypatch)
-    checker = GrammarChecker(tiny_tokenizer(), check_s=0.2)
-    try:
-        slow = [
-            asyncio.create_task(checker.checked(lambda i=i: f"slow {i}", "guided_regex"))
-            for i in range(2)
-        ]
-        results = await asyncio.gather(*slow, return_exceptions=True)
-        assert all(isinstance(result, InvalidRequest) for result in results), results
-        assert "too long" in str(results[0])
-        assert await checker.checked(lambda: "quick", "guided_regex") == "quick"
+@pytest.fixture
+async def checker() -> AsyncIterator[GrammarChecker]:
+    checker = GrammarChecker(tiny_tokenizer(), check_cpu_s=0.1)
+    yield checker
+    await checker.close()
+
+
+async def test_a_grammar_that_takes_too_long_is_ended_and_remembered(
+    checker: GrammarChecker,
+) -> None:
+    """It would take two seconds of a core, and is not yet told by its size."""
+    slow = regex("(a{400}){450}")
+    for _ in range(2):
         with pytest.raises(InvalidRequest, match="too long"):
-            await checker.checked(lambda: "slow 0", "guided_regex")
-        assert stuck.seen.count("slow 0") == 1, "it is remembered"
-        for i in (2, 3):
-            with pytest.raises(InvalidRequest, match="too long"):
-                await checker.checked(lambda i=i: f"slow {i}", "guided_regex")
-        with pytest.raises(Overloaded):
-            await checker.checked(lambda: "quick again", "guided_regex")
+            await checker.checked(slow, "guided_regex")
+        assert checker._process._process is None, "nothing goes on computing"
+    quick = await checker.checked(regex("a+"), "guided_regex")
+    assert takes(quick, "aaa")
+
+
+async def test_a_process_that_was_killed_is_begun_anew(checker: GrammarChecker) -> None:
+    await checker.checked(regex("a+"), "guided_regex")
+    process = checker._process._process
+    assert process is not None
+    process.kill()
+    await process.wait()
+    assert takes(await checker.checked(regex("b+"), "guided_regex"), "bb")
+
+
+async def test_who_asks_for_the_same_waits_for_one_answer(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    prepare = checker._process.prepare
+
+    async def count(document: str) -> Prepared:
+        asked.append(document)
+        return await prepare(document)
+
+    monkeypatch.setattr(checker._process, "prepare", count)
+    monkeypatch.setattr(checker_module, "_MAX_WAITING", 1)
+    same = [asyncio.create_task(checker.checked(regex("a+"), "p")) for _ in range(3)]
+    while not checker._under_way:
+        await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="other grammars"):
+        await checker.checked(regex("b+"), "p")
+    same[0].cancel()
+    _, second, third = await asyncio.gather(*same, return_exceptions=True)
+    assert second == third
+    assert len(asked) == 1
+    assert takes(await checker.checked(regex("b+"), "p"), "bb"), "who went away left no answer"
+
+
+async def test_a_tokenizer_that_cannot_be_told_as_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = tiny_tokenizer()
+    monkeypatch.setattr(tokenizer, "to_json", lambda: '{"model": {}}')
+    checker = GrammarChecker(tokenizer)
+    try:
+        with pytest.raises(InvalidRequest, match="no grammars with this tokenizer"):
+            await checker.checked(regex("a"), "guided_regex")
     finally:
-        stuck.release.set()
+        await checker.close()

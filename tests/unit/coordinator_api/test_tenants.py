@@ -143,7 +143,7 @@ async def test_requests_run_out_and_come_back(tenants: Tenants, clock: ManualClo
         bodies: list[tuple[str, dict[str, Any]]] = [
             ("/v1/completions", {"model": MODEL, "prompt": "x"}),
             ("/tokenize", {"prompt": "x"}),
-            ("/detokenize", {"tokens": [3]}),
+            ("/v1/responses/input_tokens", {"model": MODEL, "input": "x"}),
         ]
         for left, (path, body) in zip((2, 1, 0), bodies, strict=True):
             async with api.client.post(path, json=body, headers=bearer("acme-1")) as response:
@@ -155,8 +155,9 @@ async def test_requests_run_out_and_come_back(tenants: Tenants, clock: ManualClo
             assert response.status == 429
             assert response.headers["Retry-After"] == "20"
             assert response.headers["x-ratelimit-remaining-requests"] == "0"
-        async with api.client.post("/tokenize", json={}, headers=bearer("acme-1")) as response:
-            assert response.status == 429
+        for path in ("/tokenize", "/detokenize", "/v1/responses/input_tokens"):
+            async with api.client.post(path, json={}, headers=bearer("acme-1")) as response:
+                assert response.status == 429, path
         assert body["error"]["code"] == "rate_limit_exceeded"
         async with api.chat(bearer("friend")) as response:
             assert response.status == 200

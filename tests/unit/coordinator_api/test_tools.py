@@ -10,8 +10,17 @@ import pytest
 import tokenizers
 
 from coordinator.text import ChatTemplate, Tokenizer
+from pdserve.protocol import FinishReason
 from tests.unit.coordinator_api import made_tokenizers as made
-from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, Harness, says, served
+from tests.unit.coordinator_api.fakes import (
+    MODEL,
+    FakeGenerator,
+    Harness,
+    Tokens,
+    says,
+    served,
+    tiny_tokenizer,
+)
 
 MESSAGES: Any = [{"role": "user", "content": "Weather in Paris?"}]
 TOOLS: Any = [
@@ -43,6 +52,37 @@ def prompt_of(api: Harness) -> str:
 
 def client_of(api: Harness) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=api.base_url, api_key="-")
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("<tool_", None),
+        ('<tool_call>\n{"name": "wea', None),
+        ('<tool_call>\n{"name": "weather", "arguments": {"city": "Pa', '{"city": "Pa'),
+        (CALL, '{"city": "Paris"}'),
+        (CALL + "\n<tool_call>", '{"city": "Paris"}'),
+    ],
+)
+async def test_a_call_that_must_be_shows_no_mark_when_it_is_cut_off(
+    said: str, shown: str | None
+) -> None:
+    ids = tiny_tokenizer().encode(said, add_special_tokens=False)
+    generator = FakeGenerator(lambda _: [Tokens(ids, FinishReason.LENGTH)])
+    asked: Any = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "tool_choice": "required"}
+    async with served(generator, tool_tokenizer()) as api, client_of(api) as client:
+        (whole,) = (await client.chat.completions.create(**asked)).choices
+        stream = await client.chat.completions.create(**asked, stream=True)
+        deltas = [chunk.choices[0] async for chunk in stream]
+    calls = whole.message.tool_calls or []
+    assert [call.function.arguments for call in calls] == ([] if shown is None else [shown])
+    assert (whole.finish_reason, whole.message.content or "") == ("length", "")
+    assert (deltas[-1].finish_reason, "".join(d.delta.content or "" for d in deltas)) == (
+        "length",
+        "",
+    )
+    pieces = [piece.function for d in deltas for piece in d.delta.tool_calls or []]
+    assert "".join(piece.arguments or "" for piece in pieces if piece) == (shown or "")
 
 
 async def test_a_call_comes_whole() -> None:

@@ -10,12 +10,10 @@ from coordinator.routing import Booking, Placement, Router
 from pdserve.block_hash import hash_chain
 from pdserve.clock import ManualClock
 from pdserve.config import Mode, RouterName
-from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.protocol import (
     KvEvents,
     KvTier,
     LoadReport,
-    NodeHello,
     NodeRole,
     NodeState,
     PerfReport,
@@ -24,11 +22,9 @@ from pdserve.protocol import (
     StepCosts,
     TransferCosts,
 )
+from tests.hellos import LAYOUT, node_hello
 
-BLOCK_SIZE = 4
-LAYOUT = KvLayout(
-    num_layers=1, num_kv_heads=1, head_dim=8, block_size=BLOCK_SIZE, dtype=KvDtype.FLOAT32
-)
+BLOCK_SIZE = LAYOUT.block_size
 NUM_BLOCKS = 1000
 
 # A millisecond a token, in steps of a hundred; a decode step costs a millisecond a request.
@@ -63,20 +59,7 @@ class Nodes:
         self._num_requests = 0
 
     def join(self, node_id: str, role: NodeRole, perf: PerfReport | None = PERF) -> Member:
-        hello = NodeHello(
-            node_id=node_id,
-            incarnation=f"{node_id}-1",
-            role=role,
-            state=NodeState.READY,
-            session_address=f"{node_id}:1",
-            metrics_address=f"{node_id}:2",
-            model_id="m",
-            revision="r",
-            layout=LAYOUT,
-            num_blocks=NUM_BLOCKS,
-            max_model_len=4096,
-            introduction_key=bytes(32),
-        )
+        hello = node_hello(node_id, role, num_blocks=NUM_BLOCKS, max_model_len=4096)
         member = self.registry.add(hello, NoOutbox())  # type: ignore[arg-type]
         if perf is not None:
             self.registry.profiled(member, perf)

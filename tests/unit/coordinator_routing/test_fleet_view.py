@@ -14,11 +14,12 @@ from coordinator.routing.waiting import Newcomer
 from pdserve._native import FleetView, cheapest, least
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeRole, PerfReport, StepCosts, TransferCosts
-from tests.unit.coordinator_routing.nodes import LAYOUT, NUM_BLOCKS, Nodes
+from tests.hellos import LAYOUT
+from tests.unit.coordinator_routing.nodes import NUM_BLOCKS, Nodes
 from tests.unit.coordinator_routing.plain_node import PlainNode
 
 # The same examples each time: at a boundary the two may round to different sides of it.
-SETTINGS = settings(deadline=None, derandomize=True)
+SETTINGS = settings(derandomize=True)
 TOKEN_BYTES = LAYOUT.block_bytes / LAYOUT.block_size
 
 

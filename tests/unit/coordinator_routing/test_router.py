@@ -13,9 +13,9 @@ from coordinator.routing import Booking
 from pdserve.errors import NoNodeAvailable
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import KvTier, NodeRole, NodeState, PerfReport, Slo, TransferCosts
+from tests.hellos import LAYOUT
 from tests.unit.coordinator_routing.nodes import (
     COSTS,
-    LAYOUT,
     PERF,
     Nodes,
     names,

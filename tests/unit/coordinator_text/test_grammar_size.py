@@ -22,8 +22,12 @@ from pdserve.grammar.size import excess
     ],
 )
 def test_repetitions_inside_of_each_other(regex: str) -> None:
-    for text in (regex, json.dumps({"pattern": regex})):
-        assert "repetitions" in (excess(text) or "")
+    for part in (
+        {"lark_grammar": f"start: /{regex}/"},
+        {"json_schema": {"type": "string", "pattern": regex}},
+        {"json_schema": {"patternProperties": {regex: {}}}},
+    ):
+        assert "repetitions" in (excess(json.dumps({"grammars": [part]})) or ""), part
 
 
 @pytest.mark.parametrize(
@@ -40,6 +44,10 @@ def test_what_can_be_prepared(regex: str) -> None:
     assert excess(json.dumps(regex)) is None
 
 
-@pytest.mark.parametrize(("multiple", "fits"), [(0.01, True), (1000, True), (9999991, False)])
+@pytest.mark.parametrize(
+    ("multiple", "fits"),
+    [(0.01, True), (1000, True), (9999991, False), (1e400, False)],
+)
 def test_multiples(multiple: Any, fits: bool) -> None:
-    assert (excess(json.dumps({"multipleOf": multiple})) is None) == fits
+    schema = {"items": [{"multipleOf": multiple}]}
+    assert (excess(json.dumps({"grammars": [{"json_schema": schema}]})) is None) == fits

@@ -172,7 +172,7 @@ arrivals = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     arrivals=st.lists(arrivals, min_size=1, max_size=14),
     policy=st.sampled_from(get_args(DecodePolicyName)),

@@ -41,14 +41,14 @@ def test_the_same_seed_gives_the_same_documents():
     assert start(1) != start(2)
 
 
-def test_conversations_alternate_and_end_with_an_answer():
+def test_conversations_end_with_an_answer_to_somebody():
     for document in itertools.islice(corpus.documents(3), 500):
         if isinstance(document, corpus.PlainText):
             assert document.text
             continue
-        roles = [message.role for message in document.messages]
-        turns = roles[1:] if roles[0] == "system" else roles
-        assert turns == ["user", "assistant"] * (len(turns) // 2)
+        roles = "".join(message.role[0] for message in document.messages)
+        # Tools and instructions first; behind a call there may be several results.
+        assert re.fullmatch("s{0,2}(u+a)+", roles), roles
         assert all(message.text for message in document.messages)
 
 

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from pdserve.demo_model import CHECKPOINT_PATH, corpus
 from pdserve.demo_model.batches import PackedRows, encode_document
+from pdserve.demo_model.conversation import Conversation, Message
 from pdserve.demo_model.tokenizer import SPECIAL_TOKENS, VOCAB_SIZE, token_id
 
 TOKENIZER = Tokenizer.from_file(str(CHECKPOINT_PATH / "tokenizer.json"))
@@ -66,3 +67,12 @@ def test_packed_rows_lose_nothing_and_weigh_answers_most():
     assert by_text["2"] == 1.0
     assert by_text["What" if "What" in by_text else "?"] < 0.2
     assert by_text["<|assistant|>"] == 0.0
+
+
+def test_what_is_given_is_not_learned():
+    given = Conversation((Message("user", "Hi"), Message("assistant", '{"a": 1}', num_given=1)))
+    weights = [weight for _, weight in encode_document(TOKENIZER, given)]
+    length = len(encode('{"a": 1}'))
+    begun, *followed = weights[-length - 1 :]
+    assert begun == 0.0
+    assert min(followed) > 0.0

@@ -91,9 +91,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         assert self.pool.num_free == NUM_BLOCKS - len(held)
 
 
-BlockPoolMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None
-)
+BlockPoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 test_block_pool = BlockPoolMachine.TestCase
 
 

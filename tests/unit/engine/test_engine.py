@@ -19,7 +19,13 @@ from pdserve.engine.engine import Engine, StepReport
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues
-from pdserve.errors import PdserveError, UnusableLogits
+from pdserve.errors import (
+    GrammarFailed,
+    NoTokenLeft,
+    PdserveError,
+    RequestsFailed,
+    UnusableLogits,
+)
 from pdserve.lifecycle import Targets
 from pdserve.protocol import FinishReason
 from tests.unit.engine.fakes import (
@@ -89,7 +95,7 @@ async def running_engine(
         await asyncio.gather(task, return_exceptions=True)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     prompts=st.lists(
         st.tuples(st.integers(1, 30), st.integers(1, 12), st.booleans()), min_size=1, max_size=10
@@ -211,15 +217,20 @@ async def test_a_failed_step_fails_its_requests_and_the_engine_goes_on(error: Ex
         await observer.until(lambda: good.request_id in observer.done)
 
 
-async def test_unusable_logits_fail_only_the_requests_they_name() -> None:
+@pytest.mark.parametrize("kind", [UnusableLogits, NoTokenLeft, GrammarFailed])
+async def test_a_step_fails_only_the_requests_that_are_named(
+    kind: type[RequestsFailed], caplog: pytest.LogCaptureFixture
+) -> None:
+    """And clients cannot have tracebacks logged."""
     async with running_engine(20) as (engine, runner, observer):
         bad, good = make_request(5), make_request(6)
-        runner.error = UnusableLogits("NaN", [bad.request_id])
+        runner.error = kind("why", [bad.request_id])
         engine.submit(bad)
         engine.submit(good)
         await observer.until(lambda: good.request_id in observer.done)
         assert [request for request, _ in observer.failed] == [bad]
         assert good.output_token_ids == expected_output(good)
+    assert [bool(record.exc_info) for record in caplog.records] == [kind is UnusableLogits]
 
 
 async def test_a_prefill_leg_ends_with_token_one_and_its_blocks_can_be_kept() -> None:

@@ -194,7 +194,7 @@ EVENT = st.builds(
 FIRST = st.builds(Event, st.just("submit"), st.integers(1, 20), st.integers(1, 14))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     first=st.lists(FIRST, min_size=1, max_size=4),
     events=st.lists(st.lists(EVENT, max_size=2), max_size=25),

@@ -65,7 +65,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     script=st.lists(st.lists(EVENTS, max_size=2), max_size=30),
     num_blocks=st.integers(9, 30),

@@ -38,7 +38,7 @@ ROWS = st.one_of(st.just(1), st.integers(0, 70))
 BEFORE = st.one_of(st.just(0), st.integers(0, 150), st.sampled_from([63, 255, 256, 600]))
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(
     shape=SHAPES,
     requests=st.lists(st.tuples(ROWS, BEFORE), min_size=0, max_size=3),

@@ -24,7 +24,7 @@ def flashinfer() -> FlashInferAttention:
 
 
 @pytest.mark.parametrize("open_backend", [flashinfer, lambda: FlashAttention(libraries)])
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(requests=REQUESTS, window=WINDOWS, block_size=st.integers(1, 32))
 def test_the_result_is_the_reference_s(open_backend, requests, window, block_size) -> None:
     shape = Shape(2, 3, 64, block_size, dtype=torch.bfloat16)

@@ -32,7 +32,6 @@ def grammar_of(schema: Any) -> str:
 
 
 @settings(
-    deadline=None,
     max_examples=25,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

@@ -75,7 +75,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 @pytest.mark.parametrize(("dtype", "kind"), CASES)
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(data=st.data(), num_threads=st.sampled_from([1, 2, 3]))
 def test_bits_are_those_of_the_sequence_alone(
     dtype: torch.dtype, kind: WeightKind, data: st.DataObject, num_threads: int
@@ -105,7 +105,7 @@ def test_bits_are_those_of_the_sequence_alone(
 
 
 @pytest.mark.parametrize(("dtype", "kind"), CASES)
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(sampled=st.sets(st.integers(0, 99), max_size=12))
 def test_the_last_layer_of_few_rows_is_that_of_all(
     dtype: torch.dtype, kind: WeightKind, sampled: set[int]

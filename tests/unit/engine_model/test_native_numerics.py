@@ -71,7 +71,7 @@ def test_int8_weights_change_little(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("variant", _native.kernel_variants())
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     hidden_size=st.integers(1, 90),
     intermediate_size=st.integers(1, 90),

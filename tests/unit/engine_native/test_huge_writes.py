@@ -6,14 +6,13 @@ import os
 import tempfile
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.engine.native import huge_writes
 from pdserve.engine.native.huge_writes import PIECE_BYTES, HugeWriter
 
 
-@settings(deadline=None)
 @given(sizes=st.lists(st.integers(0, 40), max_size=8), most=st.integers(1, 20), pad=st.booleans())
 def test_pieces_are_whole_and_in_their_places(sizes: list[int], most: int, pad: bool) -> None:
     """With pieces of 16 bytes, on a disk that takes no more than `most` at once."""

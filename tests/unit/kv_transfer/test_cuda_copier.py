@@ -13,7 +13,7 @@ from kv_transfer.cuda import copier as copier_module
 from kv_transfer.cuda.copier import SpanCopier
 from kv_transfer.cuda.driver import DeviceError, Region
 from kv_transfer.cuda.fake import FakeDriver, FakeHost
-from kv_transfer.cuda.pieces import PIECE_BYTES, cut_chunks, cut_pieces
+from kv_transfer.pieces import PIECE_BYTES, cut_chunks, cut_pieces
 from kv_transfer.threads import CancelFlag
 
 SIZE = 200_000

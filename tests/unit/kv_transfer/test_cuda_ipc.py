@@ -200,7 +200,10 @@ async def test_a_handle_that_is_none_is_not_opened(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     ("is_open", "message"),
-    [(False, r"GPU 0000:00:00\.0: invalid argument"), (True, "16384 bytes is said to be 67108864")],
+    [
+        (False, r"GPU 0000:00:00\.0: invalid argument"),
+        (True, "16384 bytes is announced as 67108864"),
+    ],
 )
 async def test_an_exporter_that_has_less_than_it_says(
     pair: GpuPair, is_open: bool, message: str

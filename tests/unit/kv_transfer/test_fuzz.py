@@ -30,17 +30,19 @@ from kv_transfer.transports.frames import (
     receive_access,
     receive_frame,
 )
-from kv_transfer.transports.pool_door import _CARD_BYTES, PoolCard, _receive_descriptor
+from kv_transfer.transports.pool_share import (
+    _DESCRIPTION_BYTES,
+    PoolDescription,
+    _receive_descriptor,
+)
 from kv_transfer.transports.pull_client import dial
 from pdserve.clock import ManualClock
 from pdserve.errors import PeerLost, StaleIncarnation, TicketInvalid, TransferError
 from pdserve.protocol import TransportOffer
 from tests.unit.kv_transfer.pairs import SMALL, Pair, open_pair
 
-FUZZ = settings(max_examples=200, deadline=None)
-SERVED = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+FUZZ = settings(max_examples=200)
+SERVED = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 T = TypeVar("T")
 
 # Anything that MessagePack can say, nested too.
@@ -158,17 +160,21 @@ def test_depth_where_a_field_or_one_more_is_expected(
 
 
 @FUZZ
-@given(st.binary(max_size=_CARD_BYTES) | packed | mutated(msgspec.msgpack.encode(PoolCard(3, 64))))
-def test_pool_cards(said: bytes) -> None:
+@given(
+    st.binary(max_size=_DESCRIPTION_BYTES)
+    | packed
+    | mutated(msgspec.msgpack.encode(PoolDescription(3, 64)))
+)
+def test_pool_descriptions(said: bytes) -> None:
     before = len(os.listdir("/proc/self/fd"))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs, open(os.devnull) as handed_over:
         fds = [handed_over.fileno()]
         socket.send_fds(theirs, [said or b"\0"], fds)
         with suppress(PeerLost):
-            card, fd = _receive_descriptor(ours)
+            description, fd = _receive_descriptor(ours)
             os.close(fd)
-            assert isinstance(card, PoolCard)
+            assert isinstance(description, PoolDescription)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -177,8 +183,8 @@ def test_another_number_of_descriptors(num_fds: int) -> None:
     before = len(os.listdir("/proc/self/fd"))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs, open(os.devnull) as handed_over:
-        card = msgspec.msgpack.encode(PoolCard(3, 64))
-        socket.send_fds(theirs, [card], [handed_over.fileno()] * num_fds)
+        description = msgspec.msgpack.encode(PoolDescription(3, 64))
+        socket.send_fds(theirs, [description], [handed_over.fileno()] * num_fds)
         if num_fds == 0:
             with pytest.raises(PeerLost, match="0 descriptors"):
                 _receive_descriptor(ours)
@@ -202,7 +208,7 @@ ENDPOINTS = st.text(max_size=30) | st.sampled_from(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(ENDPOINTS)
 def test_endpoints(endpoint: str) -> None:
     async def scenario() -> None:

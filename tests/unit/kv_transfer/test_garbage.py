@@ -24,8 +24,9 @@ from kv_transfer.puller import Puller
 from kv_transfer.transports import pull_server
 from kv_transfer.transports.catalog import TransportKind, choose_kinds
 from kv_transfer.transports.frames import PullRequest, Verdict
+from kv_transfer.transports.pull_server import PullLimits
 from kv_transfer.transports.tcp import TcpTransport
-from kv_transfer.transports.tcp_server import TcpLimits, TcpServer
+from kv_transfer.transports.tcp_server import TcpServer
 from pdserve.clock import ManualClock
 from pdserve.errors import (
     StaleIncarnation,
@@ -34,7 +35,7 @@ from pdserve.errors import (
 from tests.unit.kv_transfer.pairs import LARGE, make_pool, open_pair
 
 IDENTITY = KvIdentity("a-model", "main", LARGE)
-IMPATIENT = TcpLimits(request_s=0.2, idle_s=0.2, stall_s=0.2, max_connections=4)
+IMPATIENT = PullLimits(request_s=0.2, idle_s=0.2, stall_s=0.2, max_connections=4)
 
 
 def frame(body: bytes, magic: bytes = b"pdKV") -> bytes:
@@ -63,7 +64,7 @@ async def hang_up(writer: asyncio.StreamWriter) -> None:
 
 
 @asynccontextmanager
-async def tcp_exporter(limits: TcpLimits, num_threads: int = 1) -> AsyncIterator[Exporter]:
+async def tcp_exporter(limits: PullLimits, num_threads: int = 1) -> AsyncIterator[Exporter]:
     pool = make_pool(LARGE, 8, seed=1)
     server = partial(TcpServer, limits=limits, num_threads=num_threads)
     tcp = TransportKind("tcp", server, TcpTransport, frozenset({"cpu"}))
@@ -106,7 +107,7 @@ GARBAGE = {
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())
 async def test_garbage_on_the_tcp_port_is_closed_and_counted(garbage: bytes) -> None:
-    async with tcp_exporter(TcpLimits()) as exporter:
+    async with tcp_exporter(PullLimits()) as exporter:
         reader, writer = await asyncio.open_connection(*port_of(exporter))
         writer.write(admission(exporter) + garbage)
         async with asyncio.timeout(5):
@@ -148,12 +149,14 @@ async def test_a_puller_asks_again_when_its_idle_connection_was_closed() -> None
             await asyncio.sleep(0.4)
             await puller.pull(link, exporter.issue("r", 0, 64, [3]), [2], 0, timeout_s=5)
         await link.close()
+        assert (pool.data[2] == exporter.pool.data[3]).all()
+    assert (puller.statistics.pulls, puller.statistics.retried) == (2, 0)
     await puller.close()
     pool.close()
 
 
 async def test_silent_connections_do_not_keep_pullers_out() -> None:
-    limits = TcpLimits(max_connections=4)
+    limits = PullLimits(max_connections=4)
     async with tcp_exporter(limits) as exporter:
         silent = [await asyncio.open_connection(*port_of(exporter)) for _ in range(12)]
         await assert_still_serves(exporter)
@@ -163,7 +166,7 @@ async def test_silent_connections_do_not_keep_pullers_out() -> None:
 
 
 async def test_idle_pullers_make_room_and_ask_again() -> None:
-    async with tcp_exporter(TcpLimits(max_connections=2)) as exporter:
+    async with tcp_exporter(PullLimits(max_connections=2)) as exporter:
         pool = make_pool(LARGE, 4)
         puller = Puller(pool, IDENTITY, host_id(), choose_kinds(["tcp"], pool))
         links = [await puller.connect(exporter.welcome(), timeout_s=5) for _ in range(4)]
@@ -171,12 +174,14 @@ async def test_idle_pullers_make_room_and_ask_again() -> None:
             await puller.pull(link, exporter.issue("r", 0, 64, [3]), [2], 0, timeout_s=5)
         for link in links:
             await link.close()
+        assert (puller.statistics.pulls, puller.statistics.retried) == (8, 0)
+        assert exporter.statistics.turned_away > 0
         await puller.close()
         pool.close()
 
 
 async def test_a_full_table_of_pulls_turns_newcomers_away() -> None:
-    async with tcp_exporter(TcpLimits(max_connections=1)) as exporter:
+    async with tcp_exporter(PullLimits(max_connections=1)) as exporter:
         endless = exporter.issue("r", 0, 6000 * LARGE.block_size, [1] * 6000)
         _, hung = await asyncio.open_connection(*port_of(exporter), limit=1024)
         hung.write(admission(exporter) + request_frame(endless, 0, 6000 * LARGE.block_size))
@@ -190,7 +195,7 @@ async def test_a_full_table_of_pulls_turns_newcomers_away() -> None:
 
 
 async def test_a_hung_puller_takes_no_thread_and_is_closed_at_its_deadline() -> None:
-    async with tcp_exporter(TcpLimits(stall_s=1.0), num_threads=1) as exporter:
+    async with tcp_exporter(PullLimits(stall_s=1.0), num_threads=1) as exporter:
         endless = exporter.issue("r", 0, 6000 * LARGE.block_size, [1] * 6000)
         hung = [await asyncio.open_connection(*port_of(exporter), limit=1024) for _ in range(3)]
         for _, writer in hung:
@@ -209,7 +214,7 @@ async def test_a_hung_puller_takes_no_thread_and_is_closed_at_its_deadline() -> 
     ("begin", "end"), [(0, 200), (-1, 5), (5, 5), (7, 3), (1 << 62, 1 << 63), (64, 129)]
 )
 async def test_a_range_outside_of_the_ticket_is_refused(begin: int, end: int) -> None:
-    async with tcp_exporter(TcpLimits()) as exporter:
+    async with tcp_exporter(PullLimits()) as exporter:
         ticket = exporter.issue("r", 64, 64, [3])
         asked = request_frame(ticket, begin, end)
         assert (await ask(exporter, asked)).code == TicketInvalid.code
@@ -226,7 +231,7 @@ async def test_more_single_rows_than_can_be_planned_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(plan, "_MAX_ROWS", 100)
-    async with tcp_exporter(TcpLimits()) as exporter:
+    async with tcp_exporter(PullLimits()) as exporter:
         ticket = exporter.issue("r", 0, 20 * LARGE.block_size, [1] * 20)
         assert (await ask(exporter, one_head_of(ticket, 20))).code == TicketInvalid.code
         assert (await ask(exporter, one_head_of(ticket, 2))).code == ""
@@ -243,7 +248,7 @@ async def test_many_single_rows_are_not_planned_on_the_event_loop(
         return plan.source_ranges(run, box)
 
     monkeypatch.setattr(pull_server, "source_ranges", source_ranges)
-    async with tcp_exporter(TcpLimits()) as exporter:
+    async with tcp_exporter(PullLimits()) as exporter:
         for num_blocks in (1, 2000):
             ticket = exporter.issue("r", 0, num_blocks * LARGE.block_size, [1] * num_blocks)
             assert (await ask(exporter, one_head_of(ticket, num_blocks))).code == ""
@@ -262,7 +267,7 @@ async def ask(exporter: Exporter, request: bytes) -> Verdict:
 
 
 async def test_bad_tickets_are_refused_and_counted() -> None:
-    async with tcp_exporter(TcpLimits()) as exporter, open_pair("fake", LARGE) as other:
+    async with tcp_exporter(PullLimits()) as exporter, open_pair("fake", LARGE) as other:
         good = exporter.issue("r", 0, 64, [3])
         for bad in (b"", good[:-1], good[:-1] + b"\0", other.exporter.issue("r", 0, 64, [3])):
             assert (await ask(exporter, request_frame(bad, 0, 64))).code == TicketInvalid.code
@@ -274,7 +279,7 @@ async def test_bad_tickets_are_refused_and_counted() -> None:
 
 
 async def test_garbage_on_the_unix_socket() -> None:
-    async with tcp_exporter(TcpLimits()) as exporter:
+    async with tcp_exporter(PullLimits()) as exporter:
         for garbage in (b"", b"x", bytes(100_000)):
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
                 sock.connect(f"\0{exporter.offers[0].endpoint}")
@@ -291,7 +296,7 @@ async def test_garbage_on_the_unix_socket() -> None:
 
 
 async def test_running_out_of_descriptors_is_survived() -> None:
-    async with tcp_exporter(TcpLimits()) as exporter:
+    async with tcp_exporter(PullLimits()) as exporter:
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         with socket.create_connection(port_of(exporter)):
             resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))

@@ -406,7 +406,7 @@ async def test_closing_ends_every_pull_that_waits_for_a_move(roads: Roads) -> No
 OUTCOMES = st.lists(st.sampled_from(["well", "break", "refuse"]), max_size=12)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.tuples(OUTCOMES, OUTCOMES),
     st.tuples(OUTCOMES, OUTCOMES),

@@ -177,7 +177,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(steps=STEPS)
 def test_no_interleaving_loses_a_slot_or_brings_wrong_bytes(
     steps: list[tuple[str, list[int]]],

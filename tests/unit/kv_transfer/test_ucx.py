@@ -228,8 +228,8 @@ async def test_an_agent_that_has_to_go_is_gone_before_the_failure_is_told() -> N
     """NIXL stops writing when its agent is destroyed, so nothing may keep it alive."""
     with exporter_process("ucx") as (process, started):
         async with linked(process, started) as peer:
-            assert peer.link._road is not None
-            channel = peer.link._road.channel
+            assert peer.link._route is not None
+            channel = peer.link._route.channel
             assert isinstance(channel, UcxChannel)
             agent = channel._driver._agent
             assert isinstance(agent, NixlAgent)

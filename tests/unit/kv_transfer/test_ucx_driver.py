@@ -13,7 +13,7 @@ import pytest
 
 from kv_transfer.plan import Spans
 from kv_transfer.transports.ucx_agent import Descriptors, NothingPosted, Region, Segment
-from kv_transfer.transports.ucx_driver import Peer, UcxDriver, cut
+from kv_transfer.transports.ucx_driver import Peer, UcxDriver, cut_slices
 from pdserve.errors import PeerLost, TransportUnavailable
 
 POOL = Region(0, 1 << 40)
@@ -112,7 +112,7 @@ def test_slices_hold_the_same_bytes(slice_bytes: int) -> None:
     lengths = rng.choice([1, 7, 512, 40_000], 40)
     starts = np.cumsum(lengths) - lengths
     spans = np.stack([starts, rng.permutation(40) * 50_000, lengths], axis=1).astype(np.int64)
-    slices = cut(spans, slice_bytes)
+    slices = cut_slices(spans, slice_bytes)
     assert all(0 < part[:, 2].sum() <= 2 * slice_bytes for part in slices)
     assert all((part[:, 2] > 0).all() for part in slices)
     joined = np.concatenate(slices)
@@ -122,7 +122,7 @@ def test_slices_hold_the_same_bytes(slice_bytes: int) -> None:
 
 def test_many_tiny_spans_make_slices_too() -> None:
     spans = np.stack([np.arange(10_000) * 2, np.arange(10_000), np.ones(10_000)], axis=1)
-    assert len(cut(spans.astype(np.int64))) > 5
+    assert len(cut_slices(spans.astype(np.int64))) > 5
 
 
 # ---- transfers ---------------------------------------------------------------------------------

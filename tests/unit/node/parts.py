@@ -48,6 +48,7 @@ def made_parts(
     sessions = Sessions(node_id, "1", identity, puller, clock, config.timeouts)
     perf = PerfModel()
     costs = Costs(perf, config.engine.token_budget)
+    headroom = Headroom(pool, lambda: 0)
     fetch_parts = FetchParts(
         pool=pool,
         identity=identity,
@@ -56,7 +57,7 @@ def made_parts(
         tier=None,
         costs=costs,
         clock=clock,
-        headroom=Headroom(pool, lambda: 0),
+        headroom=headroom,
     )
     return NodeParts(
         config=config,
@@ -77,6 +78,7 @@ def made_parts(
         state=lambda: NodeState.READY,
         perf=perf,
         costs=costs,
+        headroom=headroom,
     )
 
 

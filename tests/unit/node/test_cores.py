@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.config import EngineConfig, format_cpus
+from pdserve.config import EngineConfig
+from pdserve.config_values import format_cpus
 from pdserve.errors import ConfigError
 from pdserve.node.cores import CorePlan, plan_cores, use_service_cores
 

@@ -23,8 +23,6 @@ from coordinator.running import RunningRequest
 from coordinator.service import CoordinatorService
 from pdserve.config import Timeouts
 from pdserve.errors import MalformedMessage, NodeLost
-from pdserve.introduction import new_key
-from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.node.legs import Legs
 from pdserve.node.link import CoordinatorLink
@@ -51,29 +49,15 @@ from pdserve.wire import coordinator_pb2_grpc
 from pdserve.wire.channel import Server, open_channel
 from pdserve.wire.coordinator_pb2_grpc import CoordinatorStub
 from pdserve.wire.envelopes import FROM_COORDINATOR, FROM_NODE
+from tests.hellos import LAYOUT, node_hello
 from tests.unit.coordinator.members import output
 
 TIMEOUTS = Timeouts(heartbeat_s=0.05, liveness_s=0.4, connect_s=0.4, reconnect_s=0.02)
 RawContext: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
-KEY = new_key()
-LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, head_dim=8, block_size=4, dtype=KvDtype.FLOAT32)
 
 
 def hello(node_id: str = "d", model_id: str = "m", revision: str = "r") -> NodeHello:
-    return NodeHello(
-        node_id=node_id,
-        incarnation="1",
-        role=NodeRole.DECODE,
-        state=NodeState.LOADING,
-        session_address="nowhere:1",
-        metrics_address="nowhere:2",
-        model_id=model_id,
-        revision=revision,
-        layout=LAYOUT,
-        num_blocks=8,
-        max_model_len=64,
-        introduction_key=KEY,
-    )
+    return node_hello(node_id, state=NodeState.LOADING, model_id=model_id, revision=revision)
 
 
 class Coordinator:

@@ -81,19 +81,31 @@ async def test_what_is_used_meanwhile_is_seen() -> None:
 
 
 @pytest.mark.parametrize("error", [None, OSError(errno.ENOMEM, "Cannot allocate memory")])
-async def test_without_huge_pages_it_is_left_at_that(
+async def test_without_huge_pages_they_are_asked_for_ever_more_rarely(
     error: OSError | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pool = Pool()
+    pool = Pool(64)
     pool.is_huge, pool.error = False, error
     growth = growth_of(pool)
     with caplog.at_level(logging.INFO):
         await growth.begin()
+        growth.used(64)
+        await settled(growth)
+    assert pool.committed == [(0, 4), (8, 12), (20, 24), (40, 44)]
+    why = "no memory ahead for blocks 0 to 3" if error else "no huge pages for blocks 0 to 3"
+    assert why in caplog.records[0].getMessage()
+
+
+async def test_when_there_are_huge_pages_again_they_are_taken() -> None:
+    pool = Pool(32)
+    pool.is_huge = False
+    growth = growth_of(pool)
+    await growth.begin()
+    assert pool.committed == [(0, 4)]
+    pool.is_huge = True
     growth.used(16)
     await settled(growth)
-    assert pool.committed == [(0, 4)]
-    why = "no memory ahead for blocks 0 to 3" if error else "from block 0 on"
-    assert [why in record.getMessage() for record in caplog.records] == [True]
+    assert pool.committed[1:] == [(8, 12), (12, 16), (16, 20), (20, 24)]
 
 
 async def test_a_real_pool_has_the_pages_and_its_contents() -> None:

@@ -173,7 +173,7 @@ MOVES = st.lists(
 
 
 @given(moves=MOVES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_whenever_the_role_changes_every_leg_is_served(moves: list[str]) -> None:
     async def run() -> None:
         bench = Bench(P)

@@ -25,7 +25,6 @@ from pdserve.errors import (
     StaleIncarnation,
 )
 from pdserve.introduction import introduce, new_key
-from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.node.session_client import Session, Sessions
 from pdserve.node.session_server import SessionServer, Subscriber
 from pdserve.node.subscription import Notice
@@ -41,9 +40,9 @@ from pdserve.wire import session_pb2_grpc
 from pdserve.wire.channel import Server, open_channel
 from pdserve.wire.envelopes import FROM_EXPORTER, FROM_PULLER
 from pdserve.wire.session_pb2_grpc import KvSessionStub
+from tests.hellos import LAYOUT
 
 TIMEOUTS = Timeouts(connect_s=0.4, liveness_s=2.0)
-LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, head_dim=8, block_size=4, dtype=KvDtype.FLOAT32)
 IDENTITY = KvIdentity("m", "r", LAYOUT)
 
 
@@ -290,20 +289,7 @@ async def test_every_session_has_an_access_of_its_own(pair: Pair) -> None:
     [
         (KvIdentity("another", "r", LAYOUT), "another"),
         (KvIdentity("m", "another", LAYOUT), "another"),
-        (
-            KvIdentity(
-                "m",
-                "r",
-                KvLayout(
-                    num_layers=2,
-                    num_kv_heads=1,
-                    head_dim=8,
-                    block_size=4,
-                    dtype=KvDtype.FLOAT32,
-                ),
-            ),
-            "2 x 2 layers",
-        ),
+        (KvIdentity("m", "r", replace(LAYOUT, num_layers=2)), "2 x 2 layers"),
     ],
     ids=["model", "revision", "layers"],
 )

@@ -127,7 +127,7 @@ ACTIONS: dict[str, Callable[[Fan, str], None]] = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(sorted(ACTIONS)), st.sampled_from(NAMES)), max_size=30))
 def test_however_they_end_the_blocks_are_free(actions: list[tuple[str, str]]) -> None:
     """In any order, before, amid and after the prefill."""

@@ -118,7 +118,7 @@ requests = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     wanted=st.lists(requests, min_size=1, max_size=12),
     num_blocks=st.integers(2, 12),

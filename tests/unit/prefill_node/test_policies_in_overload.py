@@ -30,7 +30,7 @@ prompts = st.tuples(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     name=st.sampled_from(NAMES),
     before=st.lists(prompts, min_size=1, max_size=6),
@@ -77,7 +77,7 @@ def test_everybody_is_served_while_others_keep_coming(
         assert prefills.clock.now() < 200.0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     name=st.sampled_from(NAMES),
     wanted=st.lists(st.tuples(prompts, st.integers(0, 2)), min_size=1, max_size=20),

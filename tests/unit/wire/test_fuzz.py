@@ -18,7 +18,7 @@ from pdserve.wire import messages_pb2
 from pdserve.wire.convert import Envelope, fill, read
 from tests.architecture.test_wire import ENVELOPES, messages
 
-FUZZ = settings(max_examples=150, deadline=None)
+FUZZ = settings(max_examples=150)
 
 
 def received(envelope: Envelope, said: bytes) -> list[msgspec.Struct]:  # type: ignore[type-arg]

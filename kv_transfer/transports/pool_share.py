@@ -1,8 +1,8 @@
-"""The door of a pool on this host: an abstract unix socket that hands out a descriptor.
+"""Shares a pool's file descriptor with pullers on the same host, over an abstract unix socket.
 
-It is gone with the process, so there is nothing to clean up. Whoever connects shows, by the
-kernel's word, to be the same user, and then an access token; the answer is a card that says what
-the pool is, and the descriptor with it.
+The socket disappears with the process, so there is nothing to clean up. A client must run as the
+same user, which the kernel tells, and send an access token. The answer is a description of the pool
+together with the descriptor.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from kv_transfer.transports.sockets import wait_readable
 from pdserve.errors import AccessDenied, PeerLost
 from pdserve.protocol import ExporterWelcome
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
-_CARD_BYTES = 512
-_ASKING_S = 5.0  # from connecting to the access token
-_MAX_VISITORS = 256
+_DESCRIPTION_BYTES = 512
+_ACCESS_S = 5.0  # deadline for the access token
+_MAX_CLIENTS = 256
 
 
-class PoolCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """What the pool is whose descriptor comes with this."""
+class PoolDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Describes the pool whose descriptor is sent along."""
 
     num_blocks: int
     block_bytes: int
-    ipc_handle: bytes = b""  # what CUDA opens the blocks by, where they are not in the descriptor
-    device: str = ""  # UUID of the GPU they are on
+    ipc_handle: bytes = b""  # CUDA IPC handle of the blocks, if they are on a GPU
+    device: str = ""  # PCI address of that GPU
 
     def check(self, welcome: ExporterWelcome) -> None:
-        """Raises PeerLost: it is not the card of the welcome's pool."""
+        """Raises PeerLost: this is not the pool in the welcome."""
         expected = (welcome.num_blocks, welcome.layout.block_bytes)
         if (self.num_blocks, self.block_bytes) != expected:
             raise PeerLost(
@@ -51,31 +51,31 @@ class PoolCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
             )
 
 
-class PoolDoor:
-    """The exporter's end. Owns its listener and the connections of its visitors."""
+class PoolShare:
+    """The exporter's end. Owns the listener and the connections of its clients."""
 
     def __init__(
-        self, source: Source, card: PoolCard, fd: int, *, stays_open: bool = False
+        self, source: Source, description: PoolDescription, fd: int, *, stays_open: bool = False
     ) -> None:
         """Args:
-        source: whose pool it is.
-        card: says so.
-        fd: to hand out; stays the caller's.
-        stays_open: keep each connection until the visitor hangs up, so that its end tells him
-            that the pool is closed or its process dead.
+        source: the exporter of the pool.
+        description: sent to every client.
+        fd: the descriptor to share; the caller keeps its own.
+        stays_open: keep each connection until the client closes it, so that its end tells the
+            client that the pool was closed or its process died.
         """
         self._source = source
-        self._card = msgspec.msgpack.encode(card)
+        self._description = msgspec.msgpack.encode(description)
         self._fd = fd
         self._stays_open = stays_open
         self._acceptor: Acceptor | None = None
-        self._visitors: set[asyncio.Task[None]] = set()
+        self._clients: set[asyncio.Task[None]] = set()
 
     async def start(self) -> str:
-        """Listen on a fresh abstract name, which is returned.
+        """Listen on a new abstract name, which is returned.
 
         Raises:
-            OSError: there is no descriptor left.
+            OSError: the process is out of descriptors.
         """
         name = f"pdserve-{secrets.token_hex(16)}"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -89,39 +89,39 @@ class PoolDoor:
         return name
 
     async def close(self) -> None:
-        """Stop listening, hang up. What was handed out stays where it is."""
+        """Stop listening, and close all connections. Mappings of clients stay valid."""
         if self._acceptor is not None:
             await self._acceptor.close()
-        for task in self._visitors:
+        for task in self._clients:
             task.cancel()
-        await asyncio.gather(*self._visitors, return_exceptions=True)
+        await asyncio.gather(*self._clients, return_exceptions=True)
 
     def _admit(self, sock: socket.socket) -> None:
-        if len(self._visitors) >= _MAX_VISITORS:
+        if len(self._clients) >= _MAX_CLIENTS:
             self._source.statistics.turned_away += 1
             sock.close()
             return
-        task = asyncio.get_running_loop().create_task(self._hand_over(sock))
-        self._visitors.add(task)
-        task.add_done_callback(self._visitors.discard)
-        # Not in the task alone: one that is cancelled before it has begun never runs.
+        task = asyncio.get_running_loop().create_task(self._share_with(sock))
+        self._clients.add(task)
+        task.add_done_callback(self._clients.discard)
+        # Not only in the task: if it is cancelled before it starts, it never runs.
         task.add_done_callback(lambda _: sock.close())
 
-    async def _hand_over(self, sock: socket.socket) -> None:
+    async def _share_with(self, sock: socket.socket) -> None:
         statistics = self._source.statistics
         with sock:
             try:
                 _check_same_user(sock)
-                async with asyncio.timeout(_ASKING_S):
+                async with asyncio.timeout(_ACCESS_S):
                     self._source.check_access(await receive_access(sock))
-                # Never blocks: a fresh socket has room for the card.
-                socket.send_fds(sock, [self._card], [self._fd])
-            except AccessDenied as error:  # counted where it was refused
-                logger.warning("a connection for the KV pool was closed: %s", error)
+                # Does not block: the buffer of a new socket has room for the description.
+                socket.send_fds(sock, [self._description], [self._fd])
+            except AccessDenied as error:  # counted by check_access
+                log.warning("a connection for the KV pool was closed: %s", error)
                 return
             except (PeerLost, OSError) as error:  # TimeoutError is an OSError
                 statistics.garbage += 1
-                logger.warning(
+                log.warning(
                     "a connection for the KV pool was closed: %s", str(error) or "no access token"
                 )
                 return
@@ -131,19 +131,19 @@ class PoolDoor:
 
 
 @dataclass(frozen=True, slots=True)
-class Handover:
-    """What came out of the door; all of it is the receiver's to close."""
+class SharedPool:
+    """What a client has obtained. The caller closes `sock` and `fd`."""
 
-    sock: socket.socket  # to the door, non-blocking
-    card: PoolCard
+    sock: socket.socket  # the connection, non-blocking
+    description: PoolDescription
     fd: int
 
 
-async def knock(endpoint: str, welcome: ExporterWelcome) -> Handover:
-    """Obtain the welcome's pool at the door named `endpoint`.
+async def obtain_pool(endpoint: str, welcome: ExporterWelcome) -> SharedPool:
+    """Obtain the pool in the welcome from the socket named `endpoint`.
 
     Raises:
-        PeerLost: nobody there, another user, no access, or what came is not the welcome's pool.
+        PeerLost: nobody listens, another user, no access, or a pool other than in the welcome.
     """
     with ExitStack() as undo:
         sock = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
@@ -153,13 +153,13 @@ async def knock(endpoint: str, welcome: ExporterWelcome) -> Handover:
             _check_same_user(sock)
             await send_access(sock, welcome.access)
             await wait_readable(sock)
-            card, fd = _receive_descriptor(sock)
+            description, fd = _receive_descriptor(sock)
         except OSError as error:
             raise PeerLost(f"the pool's descriptor cannot be obtained: {error}") from error
         undo.callback(os.close, fd)
-        card.check(welcome)
+        description.check(welcome)
         undo.pop_all()
-        return Handover(sock, card, fd)
+        return SharedPool(sock, description, fd)
 
 
 def _check_same_user(sock: socket.socket) -> None:
@@ -169,18 +169,18 @@ def _check_same_user(sock: socket.socket) -> None:
         raise PeerLost(f"process {pid} at the other end is user {uid}, not {os.geteuid()}")
 
 
-def _receive_descriptor(sock: socket.socket) -> tuple[PoolCard, int]:
+def _receive_descriptor(sock: socket.socket) -> tuple[PoolDescription, int]:
     said, fds, _, _ = socket.recv_fds(
-        sock, _CARD_BYTES, 1, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+        sock, _DESCRIPTION_BYTES, 1, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
     )
     with ExitStack() as undo:
         for fd in fds:
             undo.callback(os.close, fd)
         try:
-            card = msgspec.msgpack.decode(said, type=PoolCard)
+            description = msgspec.msgpack.decode(said, type=PoolDescription)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise PeerLost(f"received {said[:80]!r} instead of a pool's card: {error}") from error
+            raise PeerLost(f"received {said[:80]!r}, which describes no pool: {error}") from error
         if len(fds) != 1:
-            raise PeerLost(f"received {card} with {len(fds)} descriptors instead of one")
+            raise PeerLost(f"received {description} with {len(fds)} descriptors instead of one")
         undo.pop_all()
-    return card, fds[0]
+    return description, fds[0]

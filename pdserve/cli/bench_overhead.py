@@ -1,4 +1,4 @@
-"""`pdserve bench overhead`: a cluster of its own, loaded with streams, asked what a step costs."""
+"""`pdserve bench overhead`: starts a cluster, and measures what a decode step costs under load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pure arithmetic: spans cut up for the copy kernel, and for chunks of a stream."""
+"""Pure arithmetic: cuts spans into pieces of limited size, and a stream into chunks."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import numpy as np
 
 from kv_transfer.plan import Spans
 
-# Of one warp: long enough that its start costs nothing, short enough that a block of 1 MiB keeps
-# many warps busy. A multiple of 16, so that cutting leaves alignment as it is.
+# Copied by one warp: long enough that starting it costs little, short enough that a block of 1 MiB
+# keeps many warps busy. A multiple of 16, so that cutting preserves alignment.
 PIECE_BYTES: Final = 16 << 10
 
 
-def cut_pieces(spans: Spans) -> Spans:
-    """The same copies in pieces of at most PIECE_BYTES.
+def cut_pieces(spans: Spans, max_bytes: int = PIECE_BYTES) -> Spans:
+    """The same copies in pieces of at most `max_bytes`, without empty ones.
 
     Spans are int64 [n, 3] (source offset, destination offset, nbytes).
     """
-    counts = -(-spans[:, 2] // PIECE_BYTES)
+    counts = -(-spans[:, 2] // max_bytes)
     firsts = np.cumsum(counts) - counts
-    done = (np.arange(counts.sum()) - np.repeat(firsts, counts)) * PIECE_BYTES
+    done = (np.arange(counts.sum()) - np.repeat(firsts, counts)) * max_bytes
     pieces = np.repeat(spans, counts, axis=0)
     pieces[:, :2] += done[:, None]
-    pieces[:, 2] = np.minimum(pieces[:, 2] - done, PIECE_BYTES)
+    pieces[:, 2] = np.minimum(pieces[:, 2] - done, max_bytes)
     return pieces
 
 
 def cut_chunks(ranges: Spans, chunk_bytes: int) -> list[Spans]:
-    """The stream that these ranges make one after the other, in chunks of `chunk_bytes`.
+    """Cut the concatenation of these ranges of a pool into chunks of `chunk_bytes`.
 
     Ranges are int64 [n, 2] (offset, nbytes). Each chunk is int64 [m, 3]: (offset in the pool,
     offset in the chunk, nbytes); all but the last are full.

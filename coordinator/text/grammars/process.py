@@ -1,0 +1,112 @@
+"""The process in which grammars are prepared: begun when needed, and anew when it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from asyncio.subprocess import PIPE, Process
+
+import msgspec
+
+from coordinator.text.tokenizer import Tokenizer
+from pdserve.errors import GrammarFailed, Overloaded, TokenizerError
+from pdserve.grammar.child import Beginning, Ready
+from pdserve.grammar.preparing import Prepared
+
+_MAX_LINE_BYTES = 1 << 20  # of an answer, which a grammar is the most of
+_BEGIN_S = 60.0  # a vocabulary of 150 000 tokens takes a second or two
+_PREPARE_S = 15.0  # far more than its CPU time, on a busy machine
+
+
+class GrammarProcess:
+    """Of one tokenizer. Prepares one grammar at a time: whoever calls waits for its turn."""
+
+    def __init__(self, tokenizer: Tokenizer, cpu_s: float) -> None:
+        self._tokenizer = tokenizer
+        self._cpu_s = cpu_s  # for a grammar
+        self._process: Process | None = None
+        self._turn = asyncio.Lock()
+
+    async def begin(self) -> None:
+        """Have it running.
+
+        Raises:
+            TokenizerError: no grammars can be followed over its tokens.
+            Overloaded: it cannot be had now.
+        """
+        async with self._turn:
+            await self._running()
+
+    async def prepare(self, document: str) -> Prepared:
+        """As pdserve.grammar.preparing.
+
+        Raises:
+            GrammarFailed: it took too long.
+            TokenizerError, Overloaded: as `begin`.
+        """
+        async with self._turn:
+            process = await self._running()
+            line = await self._answer(process, msgspec.json.encode(document), _PREPARE_S)
+        if not line:
+            raise GrammarFailed("it takes too long to prepare, or too much memory")
+        return msgspec.json.decode(line, type=Prepared)
+
+    async def close(self) -> None:
+        """End it, if it runs."""
+        if self._process is not None:
+            await self._end(self._process)
+
+    # ---- parts ---------------------------------------------------------------------------------
+
+    async def _running(self) -> Process:
+        if self._process is not None and self._process.returncode is not None:
+            await self._end(self._process)  # somebody has killed it
+        if self._process is None:
+            argv = (sys.executable, "-m", "pdserve.grammar.child")
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *argv, stdin=PIPE, stdout=PIPE, limit=_MAX_LINE_BYTES
+                )
+            except OSError as error:
+                raise Overloaded(f"no process for grammars: {error}") from error
+            await self._introduce(self._process)
+        return self._process
+
+    async def _introduce(self, process: Process) -> None:
+        end_id = max(self._tokenizer.special_ids, default=self._tokenizer.num_ids)
+        beginning = Beginning(
+            tokenizer_json=self._tokenizer.to_json(),
+            num_ids=max(self._tokenizer.num_ids, end_id + 1),
+            end_id=end_id,  # nodes know which tokens end an answer; here it makes no difference
+            cpu_s=self._cpu_s,
+        )
+        line = await self._answer(process, msgspec.json.encode(beginning), _BEGIN_S)
+        if not line:
+            raise Overloaded("the process for grammars ended before it could begin")
+        if fault := msgspec.json.decode(line, type=Ready).fault:
+            await self._end(process)
+            raise TokenizerError(fault)
+
+    async def _answer(self, process: Process, line: bytes, timeout_s: float) -> bytes:
+        """What it says to a line; nothing: it has ended. Raises Overloaded."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        answer = b""
+        try:
+            async with asyncio.timeout(timeout_s):
+                process.stdin.write(line + b"\n")
+                answer = await process.stdout.readline()
+        except TimeoutError as error:
+            raise Overloaded("this machine is too busy to prepare grammars") from error
+        finally:
+            if not answer:  # whatever the reason, what it may say yet is no answer to the next one
+                await self._end(process)
+        return answer
+
+    async def _end(self, process: Process) -> None:
+        self._process = None
+        assert process.stdin is not None
+        process.stdin.close()
+        if process.returncode is None:
+            process.kill()
+        await process.wait()

@@ -1,0 +1,39 @@
+"""One HTTP request to a coordinator, with errors that say what is wrong."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pdserve.errors import ClusterError
+
+
+async def request(
+    method: Literal["GET", "POST"],
+    url: str,
+    path: str,
+    *,
+    timeout_s: float,
+    headers: dict[str, str] | None = None,
+    body: dict[str, object] | None = None,
+) -> tuple[int, bytes]:
+    """Send a request to the coordinator at `url`, such as "http://127.0.0.1:8000".
+
+    Returns (status, content).
+
+    Raises:
+        ClusterError: no answer in time, or no connection.
+    """
+    import aiohttp  # slow to import; a supervisor should start its children first
+
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session,
+            session.request(method, url.rstrip("/") + path, headers=headers, json=body) as response,
+        ):
+            return response.status, await response.read()
+    except TimeoutError as error:
+        raise ClusterError(f"no answer from {url} within {timeout_s:g} s") from error
+    except aiohttp.ClientConnectorError as error:
+        raise ClusterError(f"no coordinator at {url}: {error.strerror}") from error
+    except (aiohttp.ClientError, ValueError) as error:
+        raise ClusterError(f"no coordinator at {url}: {error}") from error

@@ -1,0 +1,48 @@
+"""Values that are written as text in configs: sizes in bytes, and lists of cores."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from pdserve.errors import ConfigError
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of "1048576", "512MiB" or "2GB".
+
+    Raises:
+        ConfigError: the text is not a size.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]I?)?B?\s*", text.upper())
+    if match is None:
+        raise ConfigError(f'"{text}" is not a size: write it as "512MiB", "2GB" or in bytes')
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+def parse_cpus(text: str) -> list[int]:
+    """Core numbers of a list such as "0,2-3"; empty text gives an empty list.
+
+    Raises:
+        ConfigError: the text is not a list of cores.
+    """
+    cores: list[int] = []
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if match is None or (match[2] and int(match[2]) < int(match[1])):
+            raise ConfigError(f'"{text}" is not a list of cores: write it as "0,2-3"')
+        cores.extend(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return cores
+
+
+def format_cpus(cores: Sequence[int]) -> str:
+    """The shortest text that `parse_cpus` reads as these ascending cores: "0,2-3"."""
+    parts: list[str] = []
+    start = 0
+    for i, core in enumerate(cores):
+        if i + 1 == len(cores) or cores[i + 1] != core + 1:
+            parts.append(str(core) if i == start else f"{cores[start]}-{core}")
+            start = i + 1
+    return ",".join(parts)

@@ -1,0 +1,75 @@
+"""Prometheus collectors that prometheus-client lacks: read at the scrape, or cheap per token."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+
+class ReadCounter(Collector):
+    """A counter whose value is read at each scrape: prometheus-client's cannot be set."""
+
+    def __init__(self, name: str, text: str, read: Callable[[], float]) -> None:
+        self._name = name
+        self._text = text
+        self._read = read
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """As Collector.collect."""
+        yield CounterMetricFamily(self._name, self._text, value=self._read())
+
+
+class TokenHistogram(Collector):
+    """A histogram for an observation per token, at a tenth of the cost of prometheus-client's.
+
+    It has no lock: observing and scraping must happen on one thread.
+    """
+
+    def __init__(self, name: str, text: str, buckets: tuple[float, ...]) -> None:
+        self._name = name
+        self._text = text
+        self._bounds = (*buckets, float("inf"))
+        self._counts = [0] * len(self._bounds)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Add one observation."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """As Collector.collect."""
+        bounds = map(floatToGoString, self._bounds)
+        buckets = list(zip(bounds, accumulate(self._counts), strict=True))
+        yield HistogramMetricFamily(self._name, self._text, buckets, self._sum)
+
+
+class ReadGauges(Collector):
+    """A gauge per label value that exists at the moment of the scrape.
+
+    prometheus-client's Gauge keeps every label value that it has ever seen.
+    """
+
+    def __init__(
+        self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]
+    ) -> None:
+        self._name = name
+        self._text = text
+        self._label = label
+        self._read = read
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """As Collector.collect."""
+        family = GaugeMetricFamily(self._name, self._text, labels=[self._label])
+        for value, level in self._read().items():
+            family.add_metric([value], level)
+        yield family
