@@ -52,10 +52,7 @@ async def _plan(
         add_special_tokens=body.add_special_tokens is not False,
         max_model_len=max_model_len,
     )
-    prompts = [
-        truncated(ids, body.truncate_prompt_tokens, body.max_tokens or 1, max_model_len)
-        for ids in prompts
-    ]
+    prompts = [truncated(ids, body, body.max_tokens or 1, max_model_len) for ids in prompts]
     grammar = await answer_grammar(context, wanted_output(body))
     head = answer_head(context, f"cmpl-{trace.unique}", body.model)
     num_per_prompt = _num_generated(body)
