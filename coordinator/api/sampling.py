@@ -28,6 +28,7 @@ class TextOptions:
     stop_ids: frozenset[int] = frozenset()  # that the client asked to stop at; nodes do
     min_tokens: int = 0  # stop strings are looked for only after so many tokens
     skip_special_tokens: bool = True
+    echoes_special_tokens: bool = False  # of a prompt that is shown before the answer
     kept_ids: frozenset[int] = frozenset()  # special tokens that are shown all the same
     tells_ids: bool = False  # of all tokens, shown or not
 
