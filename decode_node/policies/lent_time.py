@@ -30,23 +30,25 @@ class LentTime:
 
     def limit_s(
         self,
-        first: Prompt,
+        prompts: Sequence[Prompt],
         usual_chunk: int,
         streams: Sequence[Request],
         limit_s: float,
         queues: Queues,
     ) -> float:
         """Of a step with these streams; `limit_s` is what their promises allow on average, in which
-        the first prompt would get `usual_chunk` tokens.
+        the first of the prompts would get `usual_chunk` tokens.
 
-        Where streams are of a flood, a prompt of others gets on nearly as if it were alone: for as
-        long as all streams can make up for it. They do so at the cost of the flood, whose prompts
-        wait until the streams of others are back on schedule, however urgent they are themselves.
+        Where prompts of a flood wait and its streams run, a prompt of others gets on nearly as if
+        it were alone: for as long as all streams can make up for it. That is at the cost of the
+        flood, whose prompts wait until the streams of others are back on schedule, however urgent
+        they are themselves.
         """
-        request = first.request
+        first, request = prompts[0], prompts[0].request
         if limit_s == inf or request.output_token_ids:
             return limit_s
-        if any(self._line.yields_to(stream, request) for stream in streams):
+        waiting = {_payer(prompt.request) for prompt in prompts}
+        if any(_payer(s) in waiting and self._line.yields_to(s, request) for s in streams):
             above = [r for r in streams if r.targets.priority > request.targets.priority]
             stalled = [r for r in streams if r not in above]
             bears_s = min(
@@ -85,3 +87,7 @@ class LentTime:
         remaining = queues.headroom.estimate.remaining
         catching_up = [r for r in streams if self._pace.catches_up(r, remaining(r))]
         return self._pace.least_in_hand_s(catching_up)
+
+
+def _payer(request: Request) -> tuple[int, str]:
+    return request.targets.priority, request.targets.payer

@@ -68,7 +68,7 @@ class LocalPrompts:
         shape = shape_of(decodes)
         usual_chunk = self._largest_chunk(shape, prompts[0], prompts[0].num_uncached, limit_s)
         streams = [row.request for row in decodes]
-        first_limit_s = self._lent_time.limit_s(prompts[0], usual_chunk, streams, limit_s, queues)
+        first_limit_s = self._lent_time.limit_s(prompts, usual_chunk, streams, limit_s, queues)
         limit_s = min(limit_s, first_limit_s)
         rows: list[Scheduled] = []
         a_leg_waits = False

@@ -230,18 +230,24 @@ def flooded(batch: Batch) -> DecodePolicy:
 
 
 @pytest.mark.parametrize(
-    ("streams", "prompts", "num_tokens"),
-    [("flood", "flood", 80), ("flood", "other", 341), ("other", "other", 80)],
+    ("streams", "first", "behind", "num_tokens"),
+    [
+        ("flood", "other", "flood", 341),
+        ("flood", "other", "other", 80),  # nobody of the flood waits: it is none
+        ("flood", "flood", "flood", 80),
+        ("other", "other", "flood", 80),
+    ],
 )
 def test_a_prompt_of_others_in_a_flood_gets_what_streams_can_soon_make_up_for(
-    streams: str, prompts: str, num_tokens: int
+    streams: str, first: str, behind: str, num_tokens: int
 ) -> None:
     """0.3 s are in hand, and a tenth of the 10 tokens to come can win back 0.09 s: 9 tenths of it
     are a step of 351 ms, with 341 tokens beside the decode."""
     batch = Batch()
     policy = flooded(batch)
     batch.decoding(10, num_outputs=4, tpot_s=0.1, first_token_s=99.9, max_tokens=14, payer=streams)
-    prompt = batch.begun(500, ttft_s=60.0, payer=prompts)
+    prompt = batch.begun(500, ttft_s=60.0, payer=first)
+    batch.waiting(500, ttft_s=90.0, payer=behind)
     assert tokens_of(prompt, policy.plan(batch.queues)) == num_tokens
 
 
@@ -253,6 +259,7 @@ def test_streams_of_a_higher_priority_are_not_stalled_for_a_flooded_prompt() -> 
             10, num_outputs=4, tpot_s=0.1, first_token_s=99.9, payer=payer, priority=priority
         )
     prompt = batch.begun(500, ttft_s=60.0, payer="other")
+    batch.waiting(500, ttft_s=90.0, payer="flood")
     assert tokens_of(prompt, policy.plan(batch.queues)) == 79
 
 
