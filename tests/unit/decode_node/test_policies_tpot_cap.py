@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from decode_node.policies import DecodePolicy
-from decode_node.policies.local_prompts import MIN_CHUNK, MOST_SKIPPED
+from decode_node.policies.lent_time import MIN_CHUNK
+from decode_node.policies.local_prompts import MOST_SKIPPED
 from pdserve.lifecycle import Targets
 from tests.unit.decode_node.batches import Batch, tokens_of
 from tests.unit.engine.fakes import decode_policy, make_request
