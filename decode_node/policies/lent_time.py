@@ -47,17 +47,20 @@ class LentTime:
         first, request = prompts[0], prompts[0].request
         if limit_s == inf or request.output_token_ids:
             return limit_s
+        of_payers = {_payer(stream): stream for stream in streams}  # one of each
         waiting = {_payer(prompt.request) for prompt in prompts}
-        if any(_payer(s) in waiting and self._line.yields_to(s, request) for s in streams):
-            above = [r for r in streams if r.targets.priority > request.targets.priority]
-            stalled = [r for r in streams if r not in above]
+        if any(self._line.yields_to(of_payers[p], request) for p in waiting & of_payers.keys()):
+            priority = request.targets.priority
+            above = [r for r in streams if r.targets.priority > priority]
+            stalled = [r for r in streams if r.targets.priority <= priority]
             bears_s = min(
                 self._pace.longest_stall_s(stalled, queues), self._pace.step_limit_s(above, queues)
             )
             return max(limit_s, bears_s)
-        flooded = [stream for stream in streams if self._line.yields_to(request, stream)]
+        flooded = {p for p, one in of_payers.items() if self._line.yields_to(request, one)}
+        theirs = [stream for stream in streams if _payer(stream) in flooded]
         among_equals_s = self._among_equals_s(first, usual_chunk, streams, limit_s, queues)
-        return min(among_equals_s, self._until_due_s(flooded, queues))
+        return min(among_equals_s, self._until_due_s(theirs, queues))
 
     def _among_equals_s(
         self,
