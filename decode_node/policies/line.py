@@ -47,6 +47,10 @@ class Line:
         """As PromptOrder.may_join."""
         return self._prompts.may_join(newcomer, first)
 
+    def yields_to(self, request: Request, other: Request) -> bool:
+        """As FairShare.yields_to."""
+        return self._shares.yields_to(request.targets, other.targets)
+
     def prompts(self, queues: Queues) -> list[Prompt]:
         """Those that have begun, and those that wait, in the order in which they get chunks."""
         begun = [request for request in queues.running if not request.is_decoding]
