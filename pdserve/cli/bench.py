@@ -8,7 +8,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from pdserve.bench.overhead import OverheadRow, measure_overhead
+from pdserve.bench.overhead import OverheadRow, WatchedNode, measure_overhead
 from pdserve.cli.bench_config import OverheadConfig
 from pdserve.cli.cluster_config import ClusterConfig
 from pdserve.cli.exit_codes import OK
@@ -34,9 +34,10 @@ async def _measure(config: OverheadConfig) -> list[OverheadRow]:
     async with Cluster(cluster) as running:
         model = (await running.status()).model
         address = (await running.metrics_addresses())["decode-0"]
+        node = WatchedNode(address, running.pid("decode-0"))
         return [
             await measure_overhead(
-                running.url, model, address, batch, config.tokens, config.deadline_s
+                running.url, model, node, batch, config.tokens, config.deadline_s
             )
             for batch in config.batches
         ]
@@ -44,7 +45,8 @@ async def _measure(config: OverheadConfig) -> list[OverheadRow]:
 
 def _table(rows: list[OverheadRow]) -> Table:
     table = Table(title="decode step: the model, and everything else (ms)")
-    for column in ("batch", "steps", "model", "else", "else p50", "else p90", "tokens/s"):
+    times = ("model", "else", "else p50", "else p90", "starved")
+    for column in ("batch", "steps", *times, "tokens/s"):
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(
@@ -54,6 +56,7 @@ def _table(rows: list[OverheadRow]) -> Table:
             f"{row.overhead_ms:.2f}",
             f"{row.overhead_p50_ms:.2f}",
             f"{row.overhead_p90_ms:.2f}",
+            f"{row.starved_ms:.2f}",
             f"{row.tokens_per_s:.0f}",
         )
     return table
