@@ -23,7 +23,6 @@ from coordinator.prefix_watch import PrefixWatch
 from coordinator.prompt_hashes import PromptHashes
 from coordinator.registry import Member, Registry
 from coordinator.routing import Placement, Router
-from coordinator.routing.holding import is_full
 from coordinator.running import Dispatch, RunningRequest, slo_left
 from coordinator.status import describe_nodes, describe_waiting, waiting_by_class
 from pdserve.clock import Clock, SystemClock
@@ -332,7 +331,7 @@ class Flow:
         shown = partial(self._shown, request.request_id, dispatch)
         hold_s = dispatch.held_until_s - now_s
         goes_on = event.finish_reason is None and len(event.token_ids) > 0
-        if goes_on and hold_s > 0 and is_full(request.slo, dispatch.booking.longest_wait_s):
+        if goes_on and hold_s > 0 and dispatch.booking.has_to_wait:
             running.hold(hold_s, partial(self._held, now_s, shown))
         else:
             shown()

@@ -12,6 +12,7 @@ from coordinator.routing.decode_load import DecodeLoad
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.forecast import Plan
 from coordinator.routing.handovers import Handovers
+from coordinator.routing.holding import is_full
 from coordinator.routing.lengths import OutputLengths
 from coordinator.routing.neighbours import Neighbours
 from coordinator.routing.placement import Placement
@@ -39,9 +40,9 @@ class Booking:
         self._books.progressed(self)
 
     @property
-    def longest_wait_s(self) -> float:
-        """Of those that were handed to its decode node and have no token 2 yet; 0 if it was not."""
-        return self._books.longest_wait_s(self)
+    def has_to_wait(self) -> bool:
+        """Whether it was handed to a decode node that has no place for it, as far as is known."""
+        return self._books.has_to_wait(self)
 
     def end(self, *, by_itself: bool) -> None:
         """It is over; `by_itself`: neither failed nor cancelled. Once."""
@@ -121,12 +122,26 @@ class Books:
         if not booking.is_prefilled:
             self._end_prefill(booking, now_s)
 
-    def longest_wait_s(self, booking: Booking) -> float:
-        """As Booking.longest_wait_s."""
-        placement, decode = booking.placement, booking.placement.decode
-        if placement.prefill is None or decode is None or not self._is_member(decode):
+    def has_to_wait(self, booking: Booking) -> bool:
+        """As Booking.has_to_wait."""
+        decode, plan, now_s = booking.placement.decode, booking.plan, self._clock.now()
+        if booking.placement.prefill is None or decode is None or plan is None:
+            return False
+        if not self._is_member(decode):
+            return False
+        longest_s = self.handovers.longest_s(decode.slot, now_s)
+        return is_full(booking.request.slo, longest_s, self._step_s(booking, decode, plan, now_s))
+
+    def _step_s(self, booking: Booking, decode: Member, plan: Plan, now_s: float) -> float:
+        """Of the node's batch of now with this one in it; 0 if it is alone."""
+        batch = self.decodes.at(now_s, now_s)
+        num_requests, context = int(batch.requests[decode.slot]), int(batch.context[decode.slot])
+        if not self.decodes.forecast.has_begun(plan, now_s):
+            num_requests += 1
+            context += _context(booking.placement)
+        if num_requests < 2:
             return 0.0
-        return self.handovers.longest_s(decode.slot, self._clock.now())
+        return self._fleet.decode_one_s(decode.slot, num_requests, context)
 
     def _end_handover(self, booking: Booking, decode: Member) -> None:
         self.handovers.end(decode.slot, booking.request.request_id)

@@ -63,6 +63,10 @@ class LoadForecast:
         self._advance(now_s)
         self._change(plan, -1)
 
+    def has_begun(self, plan: Plan, now_s: float) -> bool:
+        """Whether the leg is expected to decode by now, or was."""
+        return plan.first <= _bucket(now_s)
+
     def is_over(self, plan: Plan, now_s: float) -> bool:
         """Whether the leg was expected to have ended by now."""
         return plan.end is not None and plan.end <= _bucket(now_s)

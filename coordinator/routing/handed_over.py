@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from coordinator.routing.holding import is_full
 from coordinator.routing.outlook import NO_PLACE_S, Outlook, Times
 from coordinator.routing.slots import Floats
 
@@ -33,16 +32,16 @@ class HandedOver:
         if tpot_s >= NO_PLACE_S:
             ready_s = max(self._ttft_s, float(self._begins_s[decode]))
             wait_s, pace_s = self._outlook.view.place(decode, ready_s)
-            held_s = min(wait_s, self._may_hold_s(wait_s))
+            held_s = min(wait_s, self._may_hold_s())
             between_s = float(self._handover_s[decode] + self._line_s[decode]) + wait_s - held_s
             tpot_s = pace_s + between_s / self._outlook.num_gaps
             return Times(self._ttft_s + held_s, tpot_s, wait_s, held_s)
         return Times(self._ttft_s, tpot_s)
 
-    def _may_hold_s(self, wait_s: float) -> float:
-        """For how long token 1 is held back at most, where there is such a wait."""
+    def _may_hold_s(self) -> float:
+        """For how long token 1 is held back at most, where there is no place."""
         request = self._outlook.request
-        if not is_full(request.slo, wait_s):
+        if request.slo.tpot_s <= 0:
             return 0.0
         return max(0.0, request.slo.hold_s - request.waited_s - self._ttft_s)
 

@@ -10,7 +10,6 @@ from coordinator.admission import Admission, Admit, Refuse, Wait, WaitingLine
 from coordinator.generation import GenerationRequest
 from coordinator.registry import Member, Registry
 from coordinator.routing import Booking, Placement, Router
-from coordinator.routing.holding import is_full
 from pdserve.config import Mode, RouterName, Timeouts
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.node.kv_events import TierEvents
@@ -96,7 +95,7 @@ class Coordinator:
 
     def _prefilled(self, call: Call, booking: Booking, now_s: float) -> None:
         until_s = call.at_s + call.slo.hold_s
-        if call.num_output > 1 and until_s > now_s and is_full(call.slo, booking.longest_wait_s):
+        if call.num_output > 1 and until_s > now_s and booking.has_to_wait:
             self._held[call.call_id] = until_s
         else:
             self.admission.first_token(call.call_id, now_s)
