@@ -70,8 +70,9 @@ async def new_events(call: Call, plan: CallPlan, *, is_first: bool) -> list[byte
     """What is there and has not been told yet; the first ones open the answer."""
     events: list[bytes] = []
     if is_first:
+        usage = call.prompt_usage if plan.counts_along else None
         for index in range(call.num_choices):
-            events += plan.format.opening(index)
+            events += plan.format.opening(index, usage)
     if deltas := call.take():
         events += await _made(plan, lambda: _chunks(call, plan, deltas))
     if call.is_finished:

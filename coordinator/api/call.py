@@ -121,11 +121,19 @@ class Call:
     @property
     def usage(self) -> Usage:
         """Tokens so far."""
+        return self._usage(self._trace.num_completion_tokens)
+
+    @property
+    def prompt_usage(self) -> Usage:
+        """Tokens before the first one of an answer."""
+        return self._usage(0)
+
+    def _usage(self, num_completion_tokens: int) -> Usage:
         trace = self._trace
         return Usage(
             prompt_tokens=trace.num_prompt_tokens,
-            completion_tokens=trace.num_completion_tokens,
-            total_tokens=trace.num_prompt_tokens + trace.num_completion_tokens,
+            completion_tokens=num_completion_tokens,
+            total_tokens=trace.num_prompt_tokens + num_completion_tokens,
             prompt_tokens_details=PromptTokensDetails(trace.num_cached_tokens),
         )
 

@@ -80,7 +80,7 @@ async def plan_chat(
     requested = body.max_completion_tokens or body.max_tokens
     token_ids = truncated(
         await encode_chat(body, context),
-        body.truncate_prompt_tokens,
+        body,
         requested or 1,
         max_model_len,
     )

@@ -66,11 +66,11 @@ class ChatFormat:
         self._null_usage: UnsetType | None = None if self._shows_usage else UNSET
         self._told: dict[int, _Told] = {}  # by choice
 
-    def opening(self, index: int) -> Sequence[bytes]:
+    def opening(self, index: int, usage: responses.Usage | None) -> Sequence[bytes]:
         """The role, and text that is still empty."""
         delta = responses.ChatDelta(role="assistant", content="")
         choice = responses.ChatChunkChoice(index, delta)
-        return [self._chunk([choice], prompt_ids=self._prompts.ids(index))]
+        return [self._chunk([choice], usage, prompt_ids=self._prompts.ids(index))]
 
     def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
         """Text, reasoning, calls, or nothing but the end."""

@@ -80,8 +80,11 @@ def plan_parts(
     must_call = tool_format is not None and _must_call(body)
     has_begun = options.splits_reasoning and _ends_with_mark(token_ids, tokenizer)
 
+    is_apart = options.splits_reasoning and body.separate_reasoning is not False
+    is_shown = body.include_reasoning is not False
+
     def make() -> AnswerParts:
-        reasoning = Reasoning(has_begun=has_begun) if options.splits_reasoning else None
+        reasoning = Reasoning(has_begun=has_begun, is_shown=is_shown) if is_apart else None
         tools = tool_format.parser() if tool_format is not None else None
         return AnswerParts(reasoning, tools, max_calls, must_call)
 

@@ -144,6 +144,10 @@ class Choice:
 
     def _echo(self) -> None:
         """The prompt's text, in which no stop string is looked for."""
+        options = self._options
+        self._detokenizer.skip_special_tokens = (
+            options.skip_special_tokens and not options.echoes_special_tokens
+        )
         for position, token_id in enumerate(self._echoed_ids or ()):
             if self._prompt_logprobs is not None:
                 logprobs = self._prompt_logprobs[position - 1] if position else None
@@ -151,6 +155,7 @@ class Choice:
             text = self._detokenizer.push(token_id)
             self._num_decoded_chars += len(text)
             self._new_shown(text)
+        self._detokenizer.skip_special_tokens = options.skip_special_tokens
 
     def _push_token(
         self, token_id: int, logprobs: TokenLogprobs | None, *, is_hidden: bool

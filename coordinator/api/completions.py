@@ -44,18 +44,18 @@ async def _plan(
     """Everything about the call that can be said before it runs. Raises RequestError."""
     usage = usage_shown(body)
     _check_prompt_options(body)
-    text = text_options(body)
     max_model_len = context.max_model_len()
+    given = _PROMPT.split(body.prompt, max_model_len)
+    adds_special_tokens = body.add_special_tokens is not False
+    are_added = adds_special_tokens and any(isinstance(prompt, str) for prompt in given)
+    text = replace(text_options(body), echoes_special_tokens=not are_added)
     prompts = await _PROMPT.encode(
-        _PROMPT.split(body.prompt, max_model_len),
+        given,
         context.tokenizer,
-        add_special_tokens=body.add_special_tokens is not False,
+        add_special_tokens=adds_special_tokens,
         max_model_len=max_model_len,
     )
-    prompts = [
-        truncated(ids, body.truncate_prompt_tokens, body.max_tokens or 1, max_model_len)
-        for ids in prompts
-    ]
+    prompts = [truncated(ids, body, body.max_tokens or 1, max_model_len) for ids in prompts]
     grammar = await answer_grammar(context, wanted_output(body))
     head = answer_head(context, f"cmpl-{trace.unique}", body.model)
     num_per_prompt = _num_generated(body)

@@ -55,19 +55,20 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True, rename
 
 
 class CallFields(Struct, kw_only=True):
-    """What every endpoint takes that has nodes work."""
+    """What every endpoint takes that has nodes work, besides the model's name."""
 
-    model: str
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     slo_class: str | None = None  # which of the cluster's service classes it is of
     priority: Priority | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None  # -1: what fits
+    truncation_side: Literal["left", "right"] | None = None  # where it is cut off; else: left
 
 
 class GenerationFields(CallFields, kw_only=True):
     """What both generating endpoints take."""
 
+    model: str
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -88,6 +89,7 @@ class GenerationFields(CallFields, kw_only=True):
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
     include_stop_str_in_output: bool | None = None
+    no_stop_trim: bool | None = None  # SGLang's name of it
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -95,7 +97,9 @@ class GenerationFields(CallFields, kw_only=True):
     guided_regex: str | None = None
     guided_choice: AnswerList | None = None
     guided_grammar: str | None = None
-    regex: str | None = None  # SGLang's name of it
+    regex: str | None = None  # and these SGLang's names
+    ebnf: str | None = None
+    json_schema: dict[str, Any] | str | None = None
     prompt_logprobs: NumLogprobs | None = None  # these as vLLM has them
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None  # in log-probabilities

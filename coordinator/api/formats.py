@@ -38,8 +38,11 @@ class UsageShown(Enum):
 class AnswerFormat(Protocol):
     """How an endpoint puts things: a whole answer as JSON, a stream as framed events."""
 
-    def opening(self, index: int) -> Sequence[bytes]:
-        """A choice's first events, before any text."""
+    def opening(self, index: int, usage: responses.Usage | None) -> Sequence[bytes]:
+        """A choice's first events, before any text.
+
+        `usage`: of the prompt, where every chunk is to have it.
+        """
         ...
 
     def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
@@ -120,7 +123,7 @@ class CompletionFormat:
         self._text_chunks: dict[int, TextTemplate] = {}  # by choice
         self._begun: set[int] = set()  # choices
 
-    def opening(self, index: int) -> Sequence[bytes]:
+    def opening(self, index: int, usage: responses.Usage | None) -> Sequence[bytes]:
         """Text needs no opening."""
         return []
 

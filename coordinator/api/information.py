@@ -70,4 +70,5 @@ async def status(request: web.Request) -> web.Response:
 
 
 def _model(context: ApiContext, name: str) -> Model:
-    return Model(id=name, created=context.created, max_model_len=context.generator.max_model_len)
+    max_model_len = context.generator.max_model_len
+    return Model(id=name, created=context.created, root=name, max_model_len=max_model_len)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from coordinator.api.fields import CallFields
 from coordinator.text import Tokenizer
 from pdserve.errors import ContextLengthExceeded, InvalidRequest
 
@@ -28,7 +29,8 @@ def check_token_ids(token_ids: Collection[int], tokenizer: Tokenizer, param: str
     for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
         if not 0 <= token_id < tokenizer.num_ids:
             raise InvalidRequest(
-                f"{param!r} has token id {token_id}, but ids are 0 to {tokenizer.num_ids - 1}",
+                f"{param!r} has token id {token_id}, which is out of vocabulary: there are "
+                f"{tokenizer.num_ids} tokens, with ids from 0 to {tokenizer.num_ids - 1}",
                 param,
             )
 
@@ -44,13 +46,14 @@ def check_scores(num_tokens: int, num_top: int, param: str) -> None:
 
 
 def truncated(
-    token_ids: list[int], wanted: int | None, requested: int, max_model_len: int
+    token_ids: list[int], fields: CallFields, requested: int, max_model_len: int
 ) -> list[int]:
-    """A prompt's end, where its client wants no more of it, or no more than has room beside
-    `requested` tokens of an answer.
+    """A prompt's end (or beginning), where its client wants no more of it, or no more than has
+    room beside `requested` tokens of an answer.
 
     Raises InvalidRequest.
     """
+    wanted = fields.truncate_prompt_tokens
     if wanted is None:
         return token_ids
     if wanted == 0:
@@ -59,7 +62,7 @@ def truncated(
             "truncate_prompt_tokens",
         )
     num_kept = max(1, max_model_len - requested) if wanted == -1 else wanted
-    return token_ids[-num_kept:]
+    return token_ids[:num_kept] if fields.truncation_side == "right" else token_ids[-num_kept:]
 
 
 def output_limit(

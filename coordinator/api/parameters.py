@@ -15,7 +15,7 @@ from coordinator.api.fields import field_names
 from coordinator.api.requests import MAX_MESSAGES, Message
 from pdserve.errors import InvalidRequest
 
-# Accepted with any value: they are about accounts and storage.
+# Accepted with any value: they are about accounts, names, storage and speed.
 IGNORED = frozenset(
     {
         "max_tool_calls",  # of built-in tools, which there are none of
@@ -24,7 +24,11 @@ IGNORED = frozenset(
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
+        "request_id",
+        "rid",
         "safety_identifier",
+        "session_id",  # a conversation is known by its prefix
+        "stream_interval",  # tokens are sent as they come
         "user",
     }
 )
@@ -41,22 +45,28 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "context_management": ([],),
     "conversation": (),
     "custom_logit_processor": (),
-    "ebnf": (),
+    "ec_transfer_params": (),
     "echo": (False,),
-    "include_reasoning": (True,),
+    "extra_key": (),
+    "input_ids": (),
     "kv_transfer_params": (),
     "length_penalty": (1.0, 1),
+    "logprob_token_ids": ([],),
     "logits_processors": ([],),
     "lora_path": (),
+    "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "moderation": (),
-    "no_stop_trim": (False,),
     "prompt": (),
     "prompt_embeds": (),
     "prompt_logprobs": (),
+    "repetition_detection": (),
+    "return_cached_tokens_details": (False,),
     "return_hidden_states": (False,),
-    "separate_reasoning": (True,),
+    "return_meta_info": (False,),
+    "return_routed_experts": (False,),
+    "return_token_offsets": (False,),
     "spaces_between_special_tokens": (True, False),  # texts are put together without any
     "stop_regex": (),
     "store": (False,),
@@ -94,7 +104,16 @@ def _unsupported(name: str) -> str:
 
 _MESSAGE_FIELDS = field_names(Message)
 _MESSAGE_NOT_SERVED = frozenset({"audio"})
-_MESSAGE_IGNORED = frozenset({"annotations", "parsed", "reasoning"})  # of answers
+_MESSAGE_IGNORED = frozenset(  # of answers, and of those of gateways
+    {
+        "annotations",
+        "parsed",
+        "provider_specific_fields",
+        "reasoning",
+        "reasoning_details",
+        "thinking_blocks",
+    }
+)
 
 
 def _check_message(message: dict[str, Any], where: str) -> None:

@@ -111,6 +111,8 @@ class ChatRequest(GenerationFields, kw_only=True):
         None
     )
     verbosity: Literal["low", "medium", "high"] | None = None
+    include_reasoning: bool | None = None  # False: it is not shown, as vLLM has it
+    separate_reasoning: bool | None = None  # False: it is part of the content, as SGLang has it
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedToolChoice | None = None
     parallel_tool_calls: bool | None = None

@@ -188,6 +188,8 @@ class Model(Struct, kw_only=True):
     object: str = "model"
     created: int
     owned_by: str = "pdserve"
+    root: str  # as other servers have it: what the name stands for, which is itself
+    parent: None = None
     max_model_len: int | None = None
 
 

@@ -13,6 +13,7 @@ from pdserve.protocol import SamplingParams
 
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
+_NUM_KEYS_TOLD = 5  # of those that are wrong
 _LEAST_TOP_P = 1e-9  # keeps the likeliest token alone
 _SEED_BITS = 63
 _SEED_STEP = 0x5851F42D4C957F2D  # odd, so that no two choices of a call meet; of no other meaning
@@ -27,6 +28,7 @@ class TextOptions:
     stop_ids: frozenset[int] = frozenset()  # that the client asked to stop at; nodes do
     min_tokens: int = 0  # stop strings are looked for only after so many tokens
     skip_special_tokens: bool = True
+    echoes_special_tokens: bool = False  # of a prompt that is shown before the answer
     kept_ids: frozenset[int] = frozenset()  # special tokens that are shown all the same
     tells_ids: bool = False  # of all tokens, shown or not
 
@@ -43,7 +45,7 @@ def text_options(fields: GenerationFields) -> TextOptions:
     return TextOptions(
         stops=tuple(stops),
         stop_ids=frozenset(fields.stop_token_ids or []),
-        include_stop=bool(fields.include_stop_str_in_output),
+        include_stop=bool(fields.include_stop_str_in_output or fields.no_stop_trim),
         min_tokens=fields.min_tokens or 0,
         skip_special_tokens=fields.skip_special_tokens is not False,
         tells_ids=bool(fields.return_token_ids),
@@ -103,11 +105,10 @@ def _check_ends(fields: GenerationFields, grammar: str) -> None:
 def _logit_bias(bias: dict[str, float], tokenizer: Tokenizer) -> dict[int, float]:
     if len(bias) > tokenizer.num_ids:
         raise InvalidRequest("'logit_bias' has more entries than there are tokens", "logit_bias")
-    by_id: dict[int, float] = {}
-    for key, value in bias.items():
-        if not (key.isascii() and key.isdigit() and len(key) < 10):
-            raise InvalidRequest(f"'logit_bias' has key {key[:64]!r}, not a token id", "logit_bias")
-        by_id[int(key)] = value
+    if bad := [key for key in bias if not (key.isascii() and key.isdigit() and len(key) < 10)]:
+        shown = ", ".join(repr(key[:64]) for key in bad[:_NUM_KEYS_TOLD])
+        raise InvalidRequest(f"'logit_bias' has keys that are no token ids: {shown}", "logit_bias")
+    by_id = {int(key): value for key, value in bias.items()}
     check_token_ids(by_id, tokenizer, "logit_bias")
     return by_id
 

@@ -16,6 +16,7 @@ from coordinator.api.context import CONTEXT
 from pdserve.errors import ConfigError
 
 _OTHER_FILES = 256  # than connections of clients
+_BACKLOG = 1024  # connections that nobody has taken yet: beyond it a client tries again in a second
 ABORT_TIMEOUT_S = 1.0  # for telling clients that their request is cut off
 _NOT_OURS = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
 _log = logging.getLogger(__name__)
@@ -56,7 +57,9 @@ class HttpServer:
         await self._runner.setup()
         loop = asyncio.get_running_loop()
         try:
-            self._listener = await loop.create_server(self._accepted, self._host, self._port)
+            self._listener = await loop.create_server(
+                self._accepted, self._host, self._port, backlog=_BACKLOG
+            )
         except OSError as error:
             await self._runner.cleanup()
             raise ConfigError(f"cannot listen on {self._host}:{self._port}: {error}") from error

@@ -14,25 +14,27 @@ from coordinator.text.grammars.calls import check_format
 from pdserve.errors import InvalidRequest
 from pdserve.grammar import MAX_GRAMMAR_CHARS
 
+# A request's own fields for what else goes by 'structured_outputs'.
+_NAMES = {
+    "guided_json": OutputKind.JSON,
+    "guided_regex": OutputKind.REGEX,
+    "guided_choice": OutputKind.CHOICE,
+    "guided_grammar": OutputKind.LARK,
+    "json_schema": OutputKind.JSON,
+    "regex": OutputKind.REGEX,
+    "ebnf": OutputKind.LARK,
+}
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
 def wanted_output(body: GenerationFields) -> Output | None:
     """None: any text will do. Raises InvalidRequest, also when more than one thing is asked for."""
     wanted = [*_by_format(body), *_by_structured_outputs(body.structured_outputs)]
-    older = {
-        OutputKind.JSON: body.guided_json,
-        OutputKind.REGEX: body.guided_regex,
-        OutputKind.CHOICE: body.guided_choice,
-        OutputKind.LARK: body.guided_grammar,
-    }
     wanted += [
-        _output(kind, value, f"guided_{kind.value}")
-        for kind, value in older.items()
-        if value is not None
+        _output(kind, value, name)
+        for name, kind in _NAMES.items()
+        if (value := getattr(body, name)) is not None
     ]
-    if body.regex is not None:
-        wanted.append(_output(OutputKind.REGEX, body.regex, "regex"))
     if len(wanted) > 1:
         params = " and ".join(repr(output.param) for output in wanted)
         raise InvalidRequest(f"{params} exclude each other", wanted[1].param)

@@ -36,7 +36,7 @@ class IncrementalDetokenizer:
         """`kept_ids`: special tokens that are text to whoever reads on."""
         self._tokenizer = tokenizer
         self._kept_ids = kept_ids
-        self._skip_special_tokens = skip_special_tokens
+        self.skip_special_tokens = skip_special_tokens
         self._utf8 = _UTF8(errors="replace")
         self._is_inside_character = False
         self._context: list[int] = []
@@ -44,7 +44,7 @@ class IncrementalDetokenizer:
 
     def push(self, token_id: int) -> str:
         """The text that is certain now that this token follows; often, but not always, its own."""
-        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
+        if self.skip_special_tokens and self._tokenizer.is_special(token_id):
             return self._kept(token_id) if token_id in self._kept_ids else ""
         if not self._is_inside_character:
             whole = self._tokenizer.whole_text(token_id)

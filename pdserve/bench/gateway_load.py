@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, cycle
 from typing import Any
@@ -19,12 +19,13 @@ import numpy as np
 from pdserve.bench.chat_stream import ChatTarget
 from pdserve.bench.cpu_time import cpu_seconds, starved_seconds
 from pdserve.bench.gateway_plan import Chats
-from pdserve.bench.open_loop import as_text
+from pdserve.bench.open_loop import as_text, without_garbage_collection
 from pdserve.bench.slo_score import Outcome
 from pdserve.bench.workload import random_ids
 from pdserve.errors import ClusterError
 
 _RAMP = 0.2  # of a load's duration, before the window
+_NUM_PROMPTS = 256  # that differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +34,18 @@ class Gateway:
 
     name: str
     target: ChatTarget
-    pid: int  # 0: not known
+    pid: int = 0  # 0: not known
+    upstream_pid: int = 0  # who makes the tokens, if that is another process
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """At a gateway's process, so far; zeros where it is not known."""
+    """At the processes of a load, so far; zeros where one is not known."""
 
     at_s: float
-    cpu_s: float = 0.0
-    starved_s: float = 0.0
+    cpu_s: float = 0.0  # of the gateway
+    starved_s: float = 0.0  # likewise
+    beside_s: float = 0.0  # of a core, that the client and the server behind the gateway took
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,11 @@ class LoadRound:
     def starved_s(self) -> float:
         """How long the process could have run and had no core."""
         return self.end.starved_s - self.begin.starved_s
+
+    @property
+    def beside_s(self) -> float:
+        """Of a core: what the client and the server behind the gateway took in the window."""
+        return self.end.beside_s - self.begin.beside_s
 
     @property
     def num_requests(self) -> float:
@@ -101,77 +109,76 @@ class GatewayLoad:
         self._drain_s = drain_s
         self._seed = seed
 
-    async def closed(self, gateway: Gateway, streams: int) -> LoadRound:
-        """So many streams, each of which asks again when it was answered.
+    async def run(self, gateway: Gateway) -> LoadRound:
+        """One round on this gateway.
 
         Raises:
-            ClusterError: the gateway cannot be reached.
+            ClusterError: it cannot be reached, or does not end its answers in time.
         """
-        requests = iter(cycle(self._requests(gateway, streams)))
+        requests = self._requests(gateway.target)
+        begin = self._closed if self._chats.load.concurrency else self._open
         outcomes: list[Outcome] = []
-        start_s = time.perf_counter()
+        with without_garbage_collection():
+            start_s = time.perf_counter()
+            sending = begin(gateway.target, cycle(requests), outcomes, start_s)
+            looks = await self._looked_at(gateway, start_s, sending)
+        return LoadRound(outcomes, *looks)
+
+    def _closed(
+        self, target: ChatTarget, requests: Iterator[bytes], outcomes: list[Outcome], start_s: float
+    ) -> list[Coroutine[Any, Any, None]]:
+        """So many streams, each of which asks again when it was answered."""
 
         async def one_after_another() -> None:
             while (due_s := time.perf_counter() - start_s) < self._duration_s:
                 outcome = self._outcome(due_s)
                 outcomes.append(outcome)
-                await gateway.target.send(next(requests), outcome, start_s)
+                await target.send(next(requests), outcome, start_s)
 
-        return await self._run(
-            gateway, start_s, outcomes, [one_after_another() for _ in range(streams)]
-        )
+        return [one_after_another() for _ in range(self._chats.load.concurrency)]
 
-    async def open(self, gateway: Gateway, rate: float) -> LoadRound:
-        """So many requests a second, at random times, whatever became of those before them.
-
-        Raises:
-            ClusterError: the gateway cannot be reached.
-        """
-        rng = np.random.default_rng([self._seed, 1])
-        count = max(1, int(rate * self._duration_s))
-        times = list(accumulate(rng.exponential(1 / rate, count).tolist()))
-        requests = cycle(self._requests(gateway, min(count, 256)))
-        outcomes = [self._outcome(due_s) for due_s in times]
-        start_s = time.perf_counter()
+    def _open(
+        self, target: ChatTarget, requests: Iterator[bytes], outcomes: list[Outcome], start_s: float
+    ) -> list[Coroutine[Any, Any, None]]:
+        """So many requests a second, at random times, whatever became of those before them."""
+        rate, rng = self._chats.load.rate, np.random.default_rng([self._seed, 1])
+        gaps_s = rng.exponential(1 / rate, max(1, int(rate * self._duration_s)))
 
         async def when_due(request: bytes, outcome: Outcome) -> None:
             await asyncio.sleep(start_s + outcome.due_s - time.perf_counter())
             outcome.due_s = min(outcome.due_s, time.perf_counter() - start_s)  # timers are coarse
-            await gateway.target.send(request, outcome, start_s)
+            await target.send(request, outcome, start_s)
 
-        sending = [when_due(*pair) for pair in zip(requests, outcomes, strict=False)]
-        return await self._run(gateway, start_s, outcomes, sending)
+        outcomes += map(self._outcome, accumulate(gaps_s.tolist()))
+        return [when_due(*pair) for pair in zip(requests, outcomes, strict=False)]
 
-    def _requests(self, gateway: Gateway, count: int) -> list[bytes]:
+    def _requests(self, target: ChatTarget) -> list[bytes]:
         """Made before the load: it takes time."""
         chats = self._chats
         return [
-            gateway.target.request(
+            target.request(
                 as_text(random_ids(chats.prompt_words, [self._seed, number])), chats.output_tokens
             )
-            for number in range(count)
+            for number in range(_NUM_PROMPTS)
         ]
 
     def _outcome(self, due_s: float) -> Outcome:
         return Outcome(
-            kind=self._chats.name,
+            kind="chat",
             due_s=due_s,
             num_prompt=self._chats.prompt_words,
             num_output=self._chats.output_tokens,
             arrivals_s=[],
         )
 
-    async def _run(
-        self,
-        gateway: Gateway,
-        start_s: float,
-        outcomes: list[Outcome],
-        sending: Sequence[Coroutine[Any, Any, None]],
-    ) -> LoadRound:
+    async def _looked_at(
+        self, gateway: Gateway, start_s: float, sending: Sequence[Coroutine[Any, Any, None]]
+    ) -> tuple[Look, Look]:
+        """Send, and look when the window begins and ends."""
+
         async def look_at(at_s: float) -> Look:
             await asyncio.sleep(start_s + at_s - time.perf_counter())
-            pid, now_s = gateway.pid, time.perf_counter() - start_s
-            return Look(now_s, cpu_seconds(pid), starved_seconds(pid)) if pid else Look(now_s)
+            return _look(gateway, time.perf_counter() - start_s)
 
         failure: ClusterError | None = None
         try:
@@ -191,4 +198,14 @@ class GatewayLoad:
             failure = ClusterError(str(errors.exceptions[0]))
         if failure is not None:
             raise failure
-        return LoadRound(outcomes, begin.result(), end.result())
+        return begin.result(), end.result()
+
+
+def _look(gateway: Gateway, now_s: float) -> Look:
+    pid, upstream_pid = gateway.pid, gateway.upstream_pid
+    return Look(
+        now_s,
+        cpu_s=cpu_seconds(pid) if pid else 0.0,
+        starved_s=starved_seconds(pid) if pid else 0.0,
+        beside_s=time.process_time() + (cpu_seconds(upstream_pid) if upstream_pid else 0.0),
+    )

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pdserve.bench.serve_plan import Load
+
 
 @dataclass(frozen=True, slots=True)
 class Chats:
-    """What is asked for."""
+    """What is asked for, and how often."""
 
-    name: str
     prompt_words: int
     output_tokens: int
+    load: Load
+
+    def __str__(self) -> str:
+        return f"answers of {self.output_tokens}, {self.load}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +25,6 @@ class GatewayPlan:
     """All of it."""
 
     cases: Sequence[Chats]
-    streams: int  # of the closed loop
     duration_s: float  # of a load
     drain_s: float  # for what still runs when a load is over
     rounds: int

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
 
 import msgspec
 
 from pdserve.bench.gateway_load import LoadRound
+from pdserve.bench.gateway_plan import Chats
 from pdserve.bench.slo_score import Outcome, Percentiles
-
-Load = Literal["full", "half"]
 
 
 class AddedTtft(msgspec.Struct, frozen=True):
@@ -33,9 +31,10 @@ def _less(through: float | None, direct: float | None) -> float | None:
 class GatewayRow(msgspec.Struct, frozen=True, kw_only=True):
     """One gateway under one load, all rounds together."""
 
-    case: str
     gateway: str
-    load: Load
+    output_tokens: int  # of an answer
+    concurrency: int  # streams of a closed loop; 0: open loop
+    rate: float  # of an open loop
     requests_per_s: float
     tokens_per_s: float
     core_share: float | None  # of one core, that the gateway's process took; None: not known
@@ -46,6 +45,8 @@ class GatewayRow(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: Percentiles
     direct_ttft_ms: Percentiles  # the same load without the gateway
     added_ttft_ms: AddedTtft
+    client_late_ms: Percentiles  # in sending
+    beside_share: float  # of one core, that the client and the simulated server or nodes took
     direct_tokens_per_s: float
     sent: int
     failed: int  # or refused
@@ -55,12 +56,11 @@ class GatewayRow(msgspec.Struct, frozen=True, kw_only=True):
 class GatewayReport(msgspec.Struct, frozen=True):
     """All that `pdserve bench coordinator` has measured."""
 
-    streams: int  # of the closed loop that is full load
     rows: list[GatewayRow]
 
 
 def gateway_row(
-    case: str, gateway: str, load: Load, rounds: Sequence[tuple[LoadRound, LoadRound]]
+    chats: Chats, gateway: str, rounds: Sequence[tuple[LoadRound, LoadRound]]
 ) -> GatewayRow:
     """Rounds of a load: through the gateway, and without it."""
     through, direct = [pair[0] for pair in rounds], [pair[1] for pair in rounds]
@@ -71,9 +71,10 @@ def gateway_row(
     num_tokens = sum(some.num_tokens for some in through)
     ttft_ms, direct_ttft_ms = _ttft_ms(outcomes), _ttft_ms(_outcomes(direct))
     return GatewayRow(
-        case=case,
         gateway=gateway,
-        load=load,
+        output_tokens=chats.output_tokens,
+        concurrency=chats.load.concurrency,
+        rate=chats.load.rate,
         requests_per_s=num_requests / seconds,
         tokens_per_s=num_tokens / seconds,
         core_share=cpu_s / seconds if cpu_s else None,
@@ -85,6 +86,8 @@ def gateway_row(
         ttft_ms=ttft_ms,
         direct_ttft_ms=direct_ttft_ms,
         added_ttft_ms=AddedTtft.of(ttft_ms, direct_ttft_ms),
+        client_late_ms=Percentiles.of([outcome.late_s for outcome in outcomes]),
+        beside_share=sum(some.beside_s for some in through) / seconds,
         direct_tokens_per_s=sum(some.num_tokens for some in direct)
         / sum(some.seconds for some in direct),
         sent=len(outcomes),

@@ -180,7 +180,7 @@ def _nothing_yet(request: TimedRequest) -> Outcome:
 async def _timed() -> AsyncIterator[tuple[float, list[float]]]:
     """The time at which it begins, and by how much the client's clock is late from then on."""
     lags_s: list[float] = []
-    with _without_garbage_collection():
+    with without_garbage_collection():
         ticking = asyncio.create_task(_tick(lags_s))
         try:
             yield time.perf_counter(), lags_s
@@ -213,7 +213,7 @@ async def _tick(lags_s: list[float]) -> None:
 
 
 @contextmanager
-def _without_garbage_collection() -> Iterator[None]:
+def without_garbage_collection() -> Iterator[None]:
     """Its pauses would be taken for the server's."""
     was_enabled = gc.isenabled()
     gc.disable()

@@ -14,7 +14,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 
 import pdserve
 from pdserve.bench.checkpoint_shapes import SHAPES
@@ -26,6 +25,7 @@ from pdserve.bench.random_checkpoint import write_random_checkpoint
 from pdserve.bench.stage import Stage
 from pdserve.bench.subject import Subject, made_up, replayed
 from pdserve.bench.traces import read_trace
+from pdserve.cli.bench_output import print_json, print_tables, say
 from pdserve.cli.compare_clusters import Clusters
 from pdserve.cli.compare_config import CompareConfig
 from pdserve.cli.compare_table import tables
@@ -34,8 +34,6 @@ from pdserve.cli.doctor_software import required_packages
 from pdserve.cli.exit_codes import FAILED, OK
 from pdserve.clock import SystemClock
 from pdserve.errors import ConfigError
-
-_WIDTH = 200  # of tables where no terminal says how wide it is
 
 
 def run(config: CompareConfig) -> int:
@@ -48,7 +46,6 @@ def run(config: CompareConfig) -> int:
     make_subjects = subject_maker(config)
     conditions = setup(config)
     folder = Path(config.out)
-    progress = Console(stderr=True)
     with ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +64,7 @@ def run(config: CompareConfig) -> int:
 
         def tell(text: str) -> None:
             log.write(f"---- {text}\n")
-            progress.print(text, style="dim", highlight=False)
+            say(text)
 
         def on_line(name: str, line: str) -> None:
             log.write(f"{name}: {line}\n")
@@ -81,18 +78,12 @@ def run(config: CompareConfig) -> int:
         )
         modes, scenarios = asyncio.run(compare(stage, make_subjects))
     report = CompareReport(modes, scenarios, stage.failures, conditions)
-    encoded = msgspec.json.encode(report)
-    (folder / "report.json").write_bytes(encoded + b"\n")
+    (folder / "report.json").write_bytes(msgspec.json.encode(report) + b"\n")
     plots = save_plots(report, folder)
     if config.json:
-        print(encoded.decode())
+        print_json(report)
     else:
-        console = Console()
-        if not console.is_terminal:
-            console = Console(width=_WIDTH)
-        for table in tables(report):
-            console.print(table)
-        console.print(f"plots: {', '.join(map(str, plots))}", soft_wrap=True)
+        print_tables(tables(report), [f"plots: {', '.join(map(str, plots))}"])
     sys.stdout.flush()
     return FAILED if stage.failures else OK
 

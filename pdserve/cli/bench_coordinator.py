@@ -1,29 +1,29 @@
 """`pdserve bench coordinator`: a real coordinator, all of whose nodes are simulated.
 
-The coordinator has one core to itself, as far as there are several; the simulated nodes, in one
-process, and the client share the others.
+The coordinator has one core to itself, threads of gRPC included, as far as there are several; the
+simulated nodes, in one process, and the client share the others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence, Set
+from collections.abc import AsyncIterator, Sequence, Set
 from contextlib import AsyncExitStack, asynccontextmanager
 
-import msgspec
 import uvloop
-from rich.console import Console
 from rich.table import Table
 
 from pdserve.bench.chat_stream import chat_target
 from pdserve.bench.gateway import measure_gateways
 from pdserve.bench.gateway_load import Gateway
-from pdserve.bench.gateway_report import AddedTtft, GatewayReport
+from pdserve.bench.gateway_report import AddedTtft, GatewayReport, GatewayRow
+from pdserve.bench.serve_plan import Load
 from pdserve.bench.slo_score import Percentiles
 from pdserve.bench.sse_server import MODEL
 from pdserve.checkpoint import resolve_checkpoint
 from pdserve.cli.bench_gateway_config import CoordinatorBenchConfig
+from pdserve.cli.bench_output import print_json, print_tables, say
 from pdserve.cli.child import Child, Exit
 from pdserve.cli.cluster_status import fetch_status
 from pdserve.cli.credentials import key_headers
@@ -38,7 +38,7 @@ from pdserve.config import CoordinatorConfig
 from pdserve.demo_model import CHECKPOINT_PATH
 
 _STOP_S = 5.0
-_WIDTH = 200  # where no terminal says how wide it is
+_KEPT = 0.9  # of an open loop's rate
 
 
 def run(config: CoordinatorBenchConfig) -> int:
@@ -47,22 +47,16 @@ def run(config: CoordinatorBenchConfig) -> int:
     Raises:
         PdserveError: a process did not start, or a server does not answer.
     """
-    progress = Console(stderr=True)
-    report = uvloop.run(
-        _measure(config, lambda text: progress.print(text, style="dim", highlight=False))
-    )
+    report = uvloop.run(_measure(config))
     if config.json:
-        print(msgspec.json.encode(report).decode())
+        print_json(report)
     else:
-        console = Console()
-        if not console.is_terminal:
-            console = Console(width=_WIDTH)
-        console.print(_table(report))
-        console.print("\n".join(_remarks(report)), highlight=False)
+        print_tables([_table(report)], _remarks(report))
     return FAILED if any(row.failed for row in report.rows) else OK
 
 
-async def _measure(config: CoordinatorBenchConfig, tell: Callable[[str], None]) -> GatewayReport:
+async def _measure(config: CoordinatorBenchConfig) -> GatewayReport:
+    plan = config.plan
     async with AsyncExitStack() as stack:
         servers = await stack.enter_async_context(_servers(config))
         against = config.against
@@ -71,7 +65,7 @@ async def _measure(config: CoordinatorBenchConfig, tell: Callable[[str], None]) 
             other = await stack.enter_async_context(target)
             servers.append(Gateway(against, other, config.against_pid))
         direct, *gateways = servers
-        return await measure_gateways(gateways, direct, config.plan, tell)
+        return await measure_gateways(gateways, direct, plan, say)
 
 
 @asynccontextmanager
@@ -99,7 +93,11 @@ async def _servers(config: CoordinatorBenchConfig) -> AsyncIterator[list[Gateway
             chat_target(f"http://127.0.0.1:{upstream}", MODEL) as direct,
             chat_target(url, model) as ours,
         ):
-            yield [Gateway("direct", direct, 0), Gateway(COORDINATOR, ours, children[0].pid)]
+            pid, nodes_pid = (child.pid for child in children)
+            yield [
+                Gateway("direct", direct, upstream_pid=nodes_pid),
+                Gateway(COORDINATOR, ours, pid, nodes_pid),
+            ]
     finally:
         os.sched_setaffinity(0, all_cores)
         await asyncio.gather(*(child.stop(_STOP_S) for child in children))
@@ -129,21 +127,19 @@ def _ignore_end(end: Exit) -> None:
 
 
 def _table(report: GatewayReport) -> Table:
-    table = Table(
-        title=f"full: {report.streams} streams at a time; half: half its requests a second"
-    )
+    table = Table(title="streams at a time are full load; requests a second come at random times")
     table.add_column("answers of")
-    table.add_column("gateway")
     table.add_column("load")
+    table.add_column("gateway")
     rates = ("requests/s", "tokens/s", "of a core", "starved", "requests/core-s", "tokens/core-s")
     times = ("TTFT ms", "direct ms", "added ms")
     for column in (*rates, "tokens/event", *times, "failed"):
         table.add_column(column, justify="right")
     for row in report.rows:
         table.add_row(
-            row.case,
+            f"{row.output_tokens} tokens",
+            _load(row),
             row.gateway,
-            row.load,
             f"{row.requests_per_s:,.0f}",
             f"{row.tokens_per_s:,.0f}",
             _share(row.core_share),
@@ -166,9 +162,19 @@ def _remarks(report: GatewayReport) -> list[str]:
         "starved: the share of the time in which the gateway could have run and had no core",
     ]
     for row in report.rows:
-        where = f"{row.gateway}, {row.case}, {row.load} load"
+        where = f"{row.gateway}, answers of {row.output_tokens}, {_load(row)}"
+        said.append(
+            f"{where}: client and simulated servers took {row.beside_share:.0%} of a core; "
+            f"the client sent late by {_figure(row.client_late_ms.p99, 1)} ms (p99)"
+        )
+        if row.requests_per_s < _KEPT * row.rate:
+            said.append(f"{where}: it did not keep up with the rate, so its times only grow")
         said += [f"{where}: {count} times: {text}" for text, count in row.errors.items()]
     return said
+
+
+def _load(row: GatewayRow) -> str:
+    return str(Load(row.concurrency, row.rate))
 
 
 def _share(value: float | None) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from pdserve.bench.handover import HandoverLoad, HandoverReport, measure_handover
 from pdserve.cli.bench_config import HandoverConfig
+from pdserve.cli.bench_output import print_json, print_tables
 from pdserve.cli.cluster_config import ClusterConfig
 from pdserve.cli.exit_codes import OK
 from pdserve.cli.supervisor import Cluster
@@ -26,9 +25,9 @@ def run(config: HandoverConfig) -> int:
     )
     report = asyncio.run(_measure(config, load))
     if config.json:
-        print(msgspec.json.encode(report).decode())
+        print_json(report)
     else:
-        Console().print(_table(report))
+        print_tables([_table(report)])
     return OK
 
 

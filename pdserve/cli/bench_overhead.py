@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from pdserve.bench.overhead import OverheadRow, measure_overhead
 from pdserve.cli.bench_config import OverheadConfig
+from pdserve.cli.bench_output import print_json, print_tables
 from pdserve.cli.cluster_config import ClusterConfig
 from pdserve.cli.exit_codes import OK
 from pdserve.cli.supervisor import Cluster
@@ -23,9 +22,9 @@ def run(config: OverheadConfig) -> int:
     """
     rows = asyncio.run(_measure(config))
     if config.json:
-        print(msgspec.json.encode({"rows": rows}).decode())
+        print_json({"rows": rows})
     else:
-        Console().print(_table(rows))
+        print_tables([_table(rows)])
     return OK
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 
-import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from pdserve.bench.perf_model import HeldOut, PerfModelReport, measure_held_out, phase_errors
 from pdserve.cli.bench_config import PerfModelConfig
+from pdserve.cli.bench_output import print_json, print_tables
 from pdserve.cli.exit_codes import OK
 from pdserve.config import NodeConfig
 from pdserve.node.model import load_runner, plan_model, use_cores
@@ -26,11 +25,9 @@ def run(config: PerfModelConfig) -> int:
     """
     report = _measure(config)
     if config.json:
-        print(msgspec.json.encode(report).decode())
+        print_json(report)
     else:
-        console = Console()
-        console.print(_table(report))
-        console.print(_worst_table(report))
+        print_tables([_table(report), _worst_table(report)])
     return OK
 
 

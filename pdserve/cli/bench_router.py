@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 
 from coordinator.bench_router import RouterBench, measure_router
 from pdserve.cli.bench_config import RouterBenchConfig
+from pdserve.cli.bench_output import print_json, print_tables
 from pdserve.cli.exit_codes import OK
 
 
@@ -15,9 +15,9 @@ def run(config: RouterBenchConfig) -> int:
     """Measure and print; the exit code."""
     report = measure_router(config.nodes, config.blocks, config.prompt_tokens, config.decisions)
     if config.json:
-        print(msgspec.json.encode(report).decode())
+        print_json(report)
     else:
-        Console().print(_render(report))
+        print_tables([_render(report)])
     return OK
 
 

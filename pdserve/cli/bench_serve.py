@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
-import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from pdserve.bench.serve import open_targets, serve
+from pdserve.bench.serve_plan import Load
 from pdserve.bench.serve_report import ServeRatio, ServeReport, ServeRow
 from pdserve.bench.slo_score import Percentiles
+from pdserve.cli.bench_output import print_json, print_tables, say
 from pdserve.cli.bench_speed_config import ServeBenchConfig
 from pdserve.cli.credentials import key_headers
 from pdserve.cli.exit_codes import FAILED, OK
 
-_WIDTH = 200  # where no terminal says how wide it is
 _LATE_MS = 5.0  # of the client's clock (p99), above which its figures are its own
 _SHARE = 0.5  # of a core, likewise
 
@@ -28,27 +26,21 @@ def run(config: ServeBenchConfig) -> int:
         ConfigError: the settings contradict each other.
         ClusterError: a server cannot be used.
     """
-    progress = Console(stderr=True)
-    report = asyncio.run(
-        _measure(config, lambda text: progress.print(text, style="dim", highlight=False))
-    )
+    report = asyncio.run(_measure(config))
     if config.json:
-        print(msgspec.json.encode(report).decode())
+        print_json(report)
     else:
-        console = Console()
-        if not console.is_terminal:
-            console = Console(width=_WIDTH)
-        console.print(_table(report.rows, config))
+        tables = [_table(report.rows, config)]
         if report.ratios:
-            console.print(_ratio_table(report))
-        console.print("\n".join(_remarks(report)), highlight=False)
+            tables.append(_ratio_table(report))
+        print_tables(tables, _remarks(report))
     return FAILED if any(row.failed for row in report.rows) else OK
 
 
-async def _measure(config: ServeBenchConfig, tell: Callable[[str], None]) -> ServeReport:
+async def _measure(config: ServeBenchConfig) -> ServeReport:
     plan = config.plan
     async with open_targets(config.url, config.model, plan, key_headers()) as targets:
-        return await serve(targets, plan, tell)
+        return await serve(targets, plan, say)
 
 
 def _table(rows: list[ServeRow], config: ServeBenchConfig) -> Table:
@@ -107,7 +99,7 @@ def _remarks(report: ServeReport) -> list[str]:
 
 
 def _load(row: ServeRow | ServeRatio) -> str:
-    return f"{row.concurrency} at a time" if row.concurrency else f"{row.rate:g}/s"
+    return str(Load(row.concurrency, row.rate))
 
 
 def _three(figures: Percentiles, digits: int) -> str:

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 
 from pdserve import _native
 from pdserve.bench.checkpoint_shapes import SHAPES
@@ -29,9 +28,10 @@ from pdserve.bench.step import (
     observe,
 )
 from pdserve.bench.step_cases import with_room
+from pdserve.cli.bench_output import print_json, print_tables
 from pdserve.cli.bench_speed_config import StepBenchConfig
 from pdserve.cli.exit_codes import OK
-from pdserve.cli.step_table import WIDTH, step_remarks, step_table
+from pdserve.cli.step_table import step_remarks, step_table
 from pdserve.config import ModelConfig, NodeConfig
 from pdserve.config_values import parse_bytes
 from pdserve.errors import ConfigError
@@ -52,13 +52,9 @@ def run(config: StepBenchConfig) -> int:
     """
     report = _measure(config)
     if config.json:
-        print(msgspec.json.encode(report).decode())
+        print_json(report)
     else:
-        console = Console()
-        if not console.is_terminal:
-            console = Console(width=WIDTH)
-        console.print(step_table(report))
-        console.print("\n".join(step_remarks(report)), highlight=False)
+        print_tables([step_table(report)], step_remarks(report))
     return OK
 
 

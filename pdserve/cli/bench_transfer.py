@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from kv_transfer.transports.catalog import KINDS
@@ -22,6 +20,7 @@ from pdserve.bench.transfer_ends import layout_of
 from pdserve.cli.bench_config import NetworkName, TransferConfig
 from pdserve.cli.bench_ends import start_ends
 from pdserve.cli.bench_network import NETWORKS
+from pdserve.cli.bench_output import print_json, print_tables
 from pdserve.cli.exit_codes import OK
 
 _PULL_S = 60.0
@@ -36,11 +35,10 @@ def run(config: TransferConfig) -> int:
     """
     report = asyncio.run(measure(config))
     if config.json:
-        print(msgspec.json.encode(report).decode())
+        print_json(report)
     else:
-        Console().print(_table(report.rows))
-        for skipped in report.skipped:
-            print(f"{skipped.transport} over {skipped.network}: {skipped.reason}")
+        skipped = [f"{s.transport} over {s.network}: {s.reason}" for s in report.skipped]
+        print_tables([_table(report.rows)], skipped)
     return OK
 
 

@@ -9,6 +9,7 @@ import uvloop
 
 from pdserve.bench.beat import Beat
 from pdserve.bench.sse_server import SseServer
+from pdserve.collector import freeze_loaded_objects
 from pdserve.node.simulated import SimulatedNode
 from pdserve.protocol import NodeRole
 
@@ -51,6 +52,7 @@ async def _serve(plan: NodesPlan) -> None:
         SimulatedNode(node_id, role, plan.model_id, plan.coordinator, beat)
         for node_id, role in _ROLES.items()
     ]
+    freeze_loaded_objects()  # a pause of this process would be taken for the coordinator's
     beat.start()
     async with server, asyncio.TaskGroup() as tasks:
         for node in nodes:

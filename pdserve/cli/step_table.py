@@ -6,7 +6,6 @@ from rich.table import Table
 
 from pdserve.bench.step import StepReport
 
-WIDTH = 120  # where no terminal says how wide it is
 _COLUMNS = (
     "batch",
     "context",

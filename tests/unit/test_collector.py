@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
 
 import pytest
 
 from pdserve.collector import freeze_loaded_objects
+
+YOUNG = 50 * 700  # objects: as many passes over the youngest as five over older ones by default
+
+
+@pytest.fixture(autouse=True)
+def thresholds() -> Iterator[None]:
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
 
 
 class Circle:
@@ -25,3 +35,21 @@ def test_only_what_comes_later_is_looked_at() -> None:
     assert later() is not None
     gc.collect()
     assert later() is None
+
+
+@pytest.mark.usefixtures("collector_off")
+def test_what_is_under_way_is_hardly_looked_at() -> None:
+    passes: list[int] = []
+
+    def note(phase: str, about: dict[str, int]) -> None:
+        if phase == "start":
+            passes.append(about["generation"])
+
+    freeze_loaded_objects()
+    gc.callbacks.append(note)
+    gc.enable()
+    under_way = [[number] for number in range(YOUNG)]
+    gc.callbacks.remove(note)
+    assert len(under_way) == YOUNG
+    assert len(passes) > 20
+    assert set(passes) == {0}

@@ -69,7 +69,7 @@ async def _prompts(body: EmbeddingRequest, context: ApiContext) -> list[list[int
         add_special_tokens=body.add_special_tokens is not False,
         max_model_len=max_model_len,
     )
-    prompts = [truncated(ids, body.truncate_prompt_tokens, 0, max_model_len) for ids in prompts]
+    prompts = [truncated(ids, body, 0, max_model_len) for ids in prompts]
     for index, token_ids in enumerate(prompts):
         if len(token_ids) > max_model_len:
             raise ContextLengthExceeded(

@@ -19,6 +19,7 @@ _INPUT = {"anyOf": [_TEXT, _IDS, _SEVERAL | {"items": _TEXT}, _SEVERAL | {"items
 class EmbeddingRequest(CallFields, kw_only=True):
     """POST /v1/embeddings. The input has the four shapes of a completion's prompt."""
 
+    model: str
     input: Annotated[Any, Meta(extra_json_schema=_INPUT)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = None

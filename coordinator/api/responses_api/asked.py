@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
+from msgspec import structs
 
 from coordinator.api.body import convert_request, read_object
 from coordinator.api.context import ApiContext, RequestTrace
@@ -32,6 +33,7 @@ class Asked:
     """One call's."""
 
     body: ResponseRequest
+    model: str
     conversation: StoredConversation | None
     earlier: Sequence[KeptItem]  # the conversation that is gone on with
     earlier_bytes: int
@@ -67,7 +69,9 @@ def asked_by(
     """
     check_items(values, "input")
     body = convert_request(values, ResponseRequest)
-    context.check_model(body.model)
+    model = context.model_names[0] if body.model is None else body.model
+    context.check_model(model)
+    body = structs.replace(body, model=model)
     _check_background(body)
     store, owner = context.stored, trace.owner
     conversation = _conversation(body, store, owner)
@@ -82,6 +86,7 @@ def asked_by(
         earlier, earlier_bytes = before.items, before.items_bytes
     return Asked(
         body=body,
+        model=model,
         conversation=conversation,
         earlier=earlier,
         earlier_bytes=earlier_bytes,

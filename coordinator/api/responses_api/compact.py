@@ -60,7 +60,7 @@ class CompactFormat:
         self._id = answer_id
         self._make_parts = make_parts
 
-    def opening(self, index: int) -> Sequence[bytes]:
+    def opening(self, index: int, usage: responses.Usage | None) -> Sequence[bytes]:
         """See AnswerFormat."""
         return []
 

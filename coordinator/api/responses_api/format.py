@@ -56,7 +56,7 @@ class ResponseFormat:
         response.status = "queued"
         return self._framed([events.Created(response=response), events.Queued(response=response)])
 
-    def opening(self, index: int) -> Sequence[bytes]:
+    def opening(self, index: int, usage: responses.Usage | None) -> Sequence[bytes]:
         """The response, still without items."""
         response = self._response
         told: list[events.Event] = [events.InProgress(response=response)]

@@ -93,7 +93,7 @@ def _begun(asked: Asked, response_id: str) -> Response:
         max_output_tokens=body.max_output_tokens,
         max_tool_calls=body.max_tool_calls,
         metadata=body.metadata or {},
-        model=body.model,
+        model=asked.model,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         presence_penalty=body.presence_penalty or 0.0,
         previous_response_id=body.previous_response_id,

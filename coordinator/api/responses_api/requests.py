@@ -101,6 +101,7 @@ Metadata = Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)]
 class CompactRequest(CallFields, kw_only=True):
     """POST /v1/responses/compact."""
 
+    model: str
     input: LongInput | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -134,6 +135,7 @@ class NewItems(Struct, kw_only=True):
 class ResponseRequest(CallFields, kw_only=True):
     """POST /v1/responses."""
 
+    model: str | None = None  # else: the one that is served
     input: Input
     instructions: str | None = None
     previous_response_id: str | None = None

@@ -24,6 +24,7 @@ from coordinator.api.headers import check_socket_origin
 from coordinator.api.json_text import JsonReader
 from coordinator.api.responses_api.asked import asked_by
 from coordinator.api.responses_api.plan import Planned, plan_response
+from coordinator.api.responses_api.socket_inbox import SocketInbox
 from coordinator.api.responses_api.socket_messages import as_message, body_of, refusal
 from coordinator.api.responses_api.stored import StoredResponse
 from pdserve.errors import ConnectionExpired, NodeDraining
@@ -35,7 +36,7 @@ _log = logging.getLogger(__name__)
 async def respond_over_websocket(request: web.Request) -> web.StreamResponse:
     """Answer calls until the client goes. Raises HTTPUpgradeRequired or PermissionDenied."""
     context = request.app[CONTEXT]
-    socket = web.WebSocketResponse(max_msg_size=context.config.max_body_bytes)
+    socket = web.WebSocketResponse(max_msg_size=context.config.max_body_bytes, autoping=False)
     if not socket.can_prepare(request).ok:
         raise web.HTTPUpgradeRequired(text=f"GET {request.path} is for WebSockets")
     check_socket_origin(request, context.config.cors_origins)
@@ -64,6 +65,7 @@ class _Session:
         self._request = request
         self._context = context
         self._socket = socket
+        self._inbox = SocketInbox(socket, request.transport, context.config)
         self._latest: StoredResponse | None = None  # that is not stored for others
 
     async def run(self) -> None:
@@ -71,7 +73,8 @@ class _Session:
         clock = self._context.clock
         until_s = clock.now() + MAX_AGE_S
         draining = asyncio.ensure_future(self._context.in_flight.draining.wait())
-        receiving = asyncio.ensure_future(self._socket.receive())
+        receiving = asyncio.ensure_future(self._inbox.receive())
+        watching = asyncio.ensure_future(self._inbox.watch())
         try:
             while True:
                 await asyncio.wait(
@@ -88,11 +91,12 @@ class _Session:
                 message = receiving.result()
                 if message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
                     return None  # its end
-                receiving = asyncio.ensure_future(self._socket.receive())
+                receiving = asyncio.ensure_future(self._inbox.receive())
                 await self._turn(message.data)
         finally:
             draining.cancel()
             receiving.cancel()
+            watching.cancel()
 
     async def shut_down(self) -> None:
         """The client is told to go elsewhere."""

@@ -13,11 +13,13 @@ class Reasoning:
 
     Args:
         has_begun: the prompt ends with the begin mark, so that the answer begins inside.
+        is_shown: or else it is dropped.
     """
 
-    def __init__(self, *, has_begun: bool) -> None:
+    def __init__(self, *, has_begun: bool, is_shown: bool = True) -> None:
         self._is_inside = has_begun
         self._is_over = False
+        self._is_shown = is_shown
         self._rest = ""
         self._skips_space = has_begun  # around the marks
 
@@ -37,12 +39,16 @@ class Reasoning:
         if self._is_over:
             parts.content = self._bare(self._rest)
             self._rest = ""
+        if not self._is_shown:
+            parts.reasoning = ""
         return parts
 
     def finish(self) -> Parts:
         """See PartsParser.finish."""
         rest, self._rest = self._rest, ""
-        return Parts(reasoning=rest) if self._is_inside else Parts(content=rest)
+        if not self._is_inside:
+            return Parts(content=rest)
+        return Parts(reasoning=rest if self._is_shown else "")
 
     def _look_at_beginning(self) -> None:
         bare = self._rest.lstrip(_SPACE)

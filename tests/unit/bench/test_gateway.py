@@ -20,11 +20,14 @@ from pdserve.bench.gateway import measure_gateways
 from pdserve.bench.gateway_load import Gateway, LoadRound, Look
 from pdserve.bench.gateway_plan import Chats, GatewayPlan
 from pdserve.bench.gateway_report import gateway_row
+from pdserve.bench.serve_plan import Load
 from pdserve.bench.slo_score import Outcome
 from pdserve.bench.sse_server import MODEL, SseServer
+from pdserve.cli.bench_gateway_config import CoordinatorBenchConfig
 from pdserve.errors import ClusterError, ConfigError
 
 NO_PROCESS = 1 << 30
+TWO_STREAMS = Chats(4, 3, Load(concurrency=2))
 
 
 @asynccontextmanager
@@ -155,27 +158,28 @@ async def test_what_is_no_server_is_told() -> None:
         await outcome_of(ChatTarget("http://127.0.0.1:1", "m"))
 
 
-async def test_every_case_is_measured_at_full_and_at_half_load() -> None:
-    plan = GatewayPlan([Chats("3 tokens", 4, 3)], streams=2, duration_s=0.3, drain_s=10, rounds=1)
+async def test_loads_are_closed_loops_or_rates() -> None:
+    at_a_rate = Chats(4, 3, Load(rate=50.0))
+    plan = GatewayPlan([TWO_STREAMS, at_a_rate], duration_s=0.3, drain_s=10, rounds=2)
     async with simulated() as url, chat_target(url, MODEL) as target:
         gateway = Gateway("same", target, os.getpid())
-        report = await measure_gateways([gateway], Gateway("direct", target, 0), plan)
-    full, half = report.rows
-    assert [(row.gateway, row.load, row.failed) for row in report.rows] == [
-        ("same", "full", 0),
-        ("same", "half", 0),
-    ]
+        report = await measure_gateways([gateway], Gateway("direct", target), plan)
+    full, paced = report.rows
+    assert (full.concurrency, full.rate, paced.concurrency, paced.rate) == (2, 0.0, 0, 50.0)
     assert full.tokens_per_s == pytest.approx(3 * full.requests_per_s)
-    assert half.sent > 0
-    assert full.added_ttft_ms.p50 is not None
-    assert full.errors == {}
+    assert paced.sent == 2 * 15, "of two rounds, whatever became of those before them"
+    for row in report.rows:
+        assert (row.gateway, row.output_tokens, row.failed, row.errors) == ("same", 3, 0, {})
+        assert row.added_ttft_ms.p50 is not None
+        assert row.client_late_ms.p50 is not None
+        assert row.beside_share > 0
 
 
 async def test_a_gateway_that_does_not_serve_is_an_error() -> None:
-    plan = GatewayPlan([Chats("c", 4, 3)], streams=2, duration_s=0.2, drain_s=10, rounds=1)
+    plan = GatewayPlan([TWO_STREAMS], duration_s=0.2, drain_s=10, rounds=1)
     async with answering(b"HTTP/1.1 500 No\r\n\r\n" + REFUSAL) as url, chat_target(url, "m") as one:
         with pytest.raises(ClusterError, match=r"broken at .* did not serve: 500 overloaded"):
-            await measure_gateways([Gateway("broken", one, 0)], Gateway("direct", one, 0), plan)
+            await measure_gateways([Gateway("broken", one)], Gateway("direct", one), plan)
 
 
 def finished(first_s: float, last_s: float) -> Outcome:
@@ -187,12 +191,13 @@ def finished(first_s: float, last_s: float) -> Outcome:
 
 def test_what_counts_is_in_the_window() -> None:
     outcomes = [finished(0.0, 2.0), finished(1.5, 2.5), finished(4.0, 5.0), asked(10)]
-    window = LoadRound(outcomes, Look(1.0, 10.0, 3.0), Look(3.0, 11.0, 3.5))
+    window = LoadRound(outcomes, Look(1.0, 10.0, 3.0, 7.0), Look(3.0, 11.0, 3.5, 7.5))
     assert window.num_tokens == 15.0  # half of the first, all of the second, none of the third
     assert window.num_requests == 1.5
-    row = gateway_row("c", "g", "full", [(window, LoadRound(outcomes, Look(1.0), Look(3.0)))])
+    row = gateway_row(TWO_STREAMS, "g", [(window, LoadRound(outcomes, Look(1.0), Look(3.0)))])
     assert (row.tokens_per_s, row.tokens_per_core_s) == (7.5, 15.0)
     assert (row.core_share, row.starved_share) == (0.5, 0.25)
+    assert row.beside_share == 0.25
     assert row.tokens_per_event == 5.0
     assert (row.sent, row.failed) == (4, 1)
     assert row.added_ttft_ms.p50 == 0.0
@@ -200,7 +205,7 @@ def test_what_counts_is_in_the_window() -> None:
 
 def test_a_process_that_is_not_known_has_no_seconds() -> None:
     window = LoadRound([finished(0.0, 1.0)], Look(0.0), Look(1.0))
-    row = gateway_row("c", "g", "full", [(window, window)])
+    row = gateway_row(TWO_STREAMS, "g", [(window, window)])
     assert (row.core_share, row.starved_share, row.tokens_per_core_s) == (None, None, None)
 
 
@@ -210,3 +215,15 @@ def test_seconds_of_a_process() -> None:
     for seconds in (cpu_seconds, starved_seconds):
         with pytest.raises(ClusterError, match="no process"):
             seconds(NO_PROCESS)
+
+
+def test_full_loads_come_first_and_then_a_rate() -> None:
+    said = [str(chats) for chats in CoordinatorBenchConfig().plan.cases]
+    assert said == [
+        "answers of 256, 128 at a time",
+        "answers of 2, 128 at a time",
+        "answers of 40, 250/s",
+    ]
+    assert len(CoordinatorBenchConfig(rate=0).plan.cases) == 2
+    with pytest.raises(ConfigError, match="nothing to measure"):
+        _ = CoordinatorBenchConfig(output_tokens=[], rate=0).plan

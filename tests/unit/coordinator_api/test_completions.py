@@ -226,9 +226,10 @@ async def test_the_default_length_shrinks_to_the_context() -> None:
 
 
 @pytest.mark.parametrize("include", [True, False])
-async def test_the_stop_string_is_shown_on_demand(include: bool) -> None:
+@pytest.mark.parametrize("name", ["include_stop_str_in_output", "no_stop_trim"])
+async def test_the_stop_string_is_shown_on_demand(name: str, include: bool) -> None:
     generator = FakeGenerator(says("one two STOP three"))
-    body = {"stop": ["STOP", "unused"], "include_stop_str_in_output": include}
+    body = {"stop": ["STOP", "unused"], name: include}
     async with served(generator) as api, api.complete(**body) as response:
         text = (await response.json())["choices"][0]["text"]
     assert text == ("one two STOP" if include else "one two ")

@@ -17,6 +17,7 @@ async def test_models() -> None:
     assert alias.id == "alias"
     assert body["object"] == "model"
     assert body["max_model_len"] == 512
+    assert (body["root"], body["parent"]) == (MODEL, None), "as vLLM has them"
     assert isinstance(body["created"], int)
 
 

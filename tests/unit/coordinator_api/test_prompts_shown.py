@@ -40,6 +40,17 @@ async def test_echo_alone_is_text_in_which_nothing_stops() -> None:
     assert "prompt_logprobs" not in choice
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [{"prompt": ids_of(PROMPT)}, {"prompt": f"<s>{PROMPT}", "add_special_tokens": False}],
+)
+async def test_echo_shows_special_tokens_that_the_client_has_put_there(
+    asked: dict[str, Any],
+) -> None:
+    (choice,) = await choices_of(echo=True, **asked)
+    assert choice["text"] == f"<s>{PROMPT}Hello world"
+
+
 async def test_echo_with_logprobs_lists_the_prompt_first() -> None:
     (choice,) = await choices_of(prompt=PROMPT, echo=True, logprobs=2, skip_special_tokens=False)
     shown, num_prompt = choice["logprobs"], len(ids_of(PROMPT))

@@ -42,6 +42,15 @@ def tail_of_prompt(api: Harness) -> str:
     return prompt_of(api).removeprefix("<s>")
 
 
+async def test_the_model_need_not_be_named() -> None:
+    async with served() as api, client_of(api) as client:
+        assert (await client.responses.create(input="Hi")).model == MODEL
+        async with post(api, model=None) as response:
+            assert (await response.json())["model"] == MODEL
+        async with post(api, model="other") as response:
+            assert response.status == 404
+
+
 async def test_a_text_comes_whole() -> None:
     async with served() as api, client_of(api) as client:
         answer = await client.responses.create(

@@ -180,3 +180,55 @@ async def test_pages_of_other_origins_are_kept_out() -> None:
         for origin in (*origins, api.server.url):
             async with connected(api, origin=origin) as socket:
                 assert (await turn(socket))[-1]["type"] == "response.completed"
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+async def test_a_client_that_answers_no_ping_is_given_up(is_busy: bool) -> None:
+    api_of = served(waits_for(asyncio.Event()), keep_alive_s=0.02, stall_timeout_s=0.06)
+    async with api_of as api, connected(api, autoping=False) as socket:
+        if is_busy:
+            await socket.send_json({"type": "response.create", "model": MODEL, "input": "Hi"})
+            await socket.receive_json()
+        async with asyncio.timeout(10):
+            kinds: list[aiohttp.WSMsgType] = []
+            while not socket.closed:
+                kinds.append((await socket.receive()).type)
+            assert kinds.count(aiohttp.WSMsgType.PING) == 3
+            if is_busy:
+                await api.observer.over.wait()
+                assert len(api.generator.last.cancels) == 1
+
+
+async def test_a_client_that_answers_pings_may_be_silent() -> None:
+    api_of = served(keep_alive_s=0.02, stall_timeout_s=0.06)
+    async with api_of as api, connected(api, autoping=False) as socket:
+        for _ in range(8):
+            async with asyncio.timeout(10):
+                assert (await socket.receive()).type is aiohttp.WSMsgType.PING
+            await socket.pong()
+        await socket.ping(b"there?")
+        told: list[aiohttp.WSMessage] = []
+        async with asyncio.timeout(10):
+            while not told or told[-1].type is aiohttp.WSMsgType.PING:
+                told.append(await socket.receive())
+        assert (told[-1].type, told[-1].data) == (aiohttp.WSMsgType.PONG, b"there?")
+
+
+async def test_a_message_that_waits_for_its_turn_is_no_silence() -> None:
+    gate = asyncio.Event()
+    api_of = served(waits_for(gate), keep_alive_s=0.02, stall_timeout_s=0.06)
+    async with api_of as api, connected(api, autoping=False) as socket:
+        for _ in range(2):
+            await socket.send_json({"type": "response.create", "model": MODEL, "input": "Hi"})
+        num_pings = 0
+        async with asyncio.timeout(10):
+            while num_pings < 6:
+                num_pings += (await socket.receive()).type is aiohttp.WSMsgType.PING
+        gate.set()
+        ends: list[str] = []
+        async with asyncio.timeout(10):
+            while len(ends) < 2:
+                message = await socket.receive()
+                if message.type is aiohttp.WSMsgType.TEXT:
+                    ends += [kind for kind in (message.json()["type"],) if kind in ENDS]
+        assert ends == ["response.completed"] * 2

@@ -65,6 +65,8 @@ WANTED: list[tuple[dict[str, Any], list[str], list[str]]] = [
     ({"guided_json": json.dumps(POINT)}, ['{"x":1}'], ["1"]),
     ({"guided_regex": "a/[bc]+"}, ["a/bcb"], ["a/", "xa/b"]),
     ({"regex": "a/[bc]+"}, ["a/bcb"], ["a/", "xa/b"]),
+    ({"json_schema": json.dumps(POINT)}, ['{"x":1}'], ["1"]),
+    ({"ebnf": 'root ::= "a" b\nb ::= "b"+'}, ["abb"], ["a"]),
     ({"guided_choice": ["yes", "no", 'é"\n']}, ["yes", 'é"\n'], ["maybe", "yesno"]),
     ({"guided_grammar": 'start: "a" b\nb: "b"+'}, ["abb"], ["a"]),
     ({"guided_grammar": 'root ::= "a" b\nb ::= "b"+'}, ["abb"], ["a"]),

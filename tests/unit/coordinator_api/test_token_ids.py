@@ -91,6 +91,13 @@ async def test_prompts_are_truncated_from_the_left(
     assert api.generator.last.request.token_ids == prompt_ids[-num_left:]
 
 
+async def test_prompts_are_truncated_from_the_right_if_asked() -> None:
+    kept: dict[str, Any] = {"truncate_prompt_tokens": 2, "truncation_side": "right"}
+    async with served() as api, api.complete(prompt=[5, 6, 7], **kept) as response:
+        assert response.status == 200
+    assert api.generator.last.request.token_ids == [5, 6]
+
+
 async def test_chats_and_inputs_are_truncated_too() -> None:
     inputs = ["x " * 600, "y"]
     async with (

@@ -17,6 +17,7 @@ from tests.unit.coordinator_api.fakes import (
     FakeGenerator,
     Harness,
     Tokens,
+    events_of,
     says,
     served,
     tiny_tokenizer,
@@ -175,6 +176,29 @@ async def test_reasoning_is_apart_if_the_operator_wants_it() -> None:
     assert "".join(delta.content or "" for delta in deltas) == "Sunny."
     reasoning = [(delta.model_extra or {}).get("reasoning_content") or "" for delta in deltas]
     assert "".join(reasoning) == "Hm, Paris.\n"
+
+
+@pytest.mark.parametrize(
+    ("asked", "content"),
+    [
+        ({"include_reasoning": False}, "Sunny."),
+        ({"separate_reasoning": False}, "Hm, Paris.\n</think>\n\nSunny."),
+    ],
+)
+async def test_reasoning_is_left_out_or_in_if_the_client_wants_it(
+    asked: dict[str, Any], content: str
+) -> None:
+    generator = FakeGenerator(script=says("Hm, Paris.\n</think>\n\nSunny."))
+    body: dict[str, Any] = {"chat_template_kwargs": {"thinks": True}, **asked}
+    async with served(generator, tool_tokenizer(), splits_reasoning=True) as api:
+        async with api.chat(**body) as response:
+            message = (await response.json())["choices"][0]["message"]
+        async with api.chat(**body, stream=True) as response:
+            events = events_of(await response.read())[:-1]
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert message["content"] == content
+    assert "".join(delta.get("content", "") for delta in deltas) == content
+    assert not any("reasoning_content" in shown for shown in [message, *deltas])
 
 
 async def test_a_model_whose_calls_are_not_understood_takes_no_tools() -> None:
