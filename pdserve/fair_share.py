@@ -111,6 +111,14 @@ class FairShare:
         scale = self._scale(payer.priority)
         return self._at(scale, payer) < scale.now
 
+    def yields_to(self, payer: Payer, other: Payer) -> bool:
+        """Whether what delays both is for it to make up: it has less priority, or it was given more
+        than the other one by over a burst. Two who ask alike are never that far apart for long."""
+        if payer.priority != other.priority:
+            return payer.priority < other.priority
+        scale = self._scale(payer.priority)
+        return self._at(scale, payer) - self._at(scale, other) > self._burst / other.weight
+
     def _scale(self, priority: int) -> _Scale:
         return self._scales.setdefault(priority, _Scale())
 

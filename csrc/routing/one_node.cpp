@@ -102,8 +102,9 @@ Outcome on_one_node(
     const double with_s = node.with_s(batch, newcomer);
     outcome.is_full = !node.has_place(batch, newcomer, with_s);
     const double stall_s = step.rows > 0 ? std::max(step.step_s - with_s, 0.0) : 0.0;
-    // Steps with chunks, ours and those before us, among the steps of a stream's life.
-    const double share = outcome.ttft_s / step.step_s / promise.output_tokens;
+    // Steps with chunks among those of its life: as many as there are before its prompt, for all we
+    // know of prompts to come. Its own are over when its token 1 is there.
+    const double share = outcome.begins_s / step.step_s / promise.output_tokens;
     outcome.stalled_s = std::min(share, 1.0) * stall_s;
     outcome.tpot_s = with_s + outcome.stalled_s;
 

@@ -79,10 +79,9 @@ class DecodesFirst(ABC):
         self, queues: Queues, decodes: Sequence[Scheduled], chunks: Sequence[Scheduled]
     ) -> None:
         """Chunks pay for what they add to the step."""
-        decode_s = 0.0
-        if decodes:
-            decode_s = self.pace.decode_s([row.request for row in decodes])
-            self.line.charge_decodes(queues, decodes, decode_s)
+        decoded = [request for request, _ in decodes]
+        decode_s = self.pace.decode_s(decoded) if decoded else 0.0
+        self.line.charge_decodes(queues, decoded, decode_s)
         if chunks:
             both_s = self.pace.perf.step_s(shape_of([*decodes, *chunks]))
             self.line.charge_chunks(chunks, max(0.0, both_s - decode_s))

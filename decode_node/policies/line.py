@@ -38,6 +38,8 @@ class Line:
         self._shares = shares
         self._pace = pace
         self._late = FairShare(burst=1.0, lead=0.0)  # of places
+        self._decoded: list[Request] = []  # by the last step ...
+        self._parts: list[tuple[Targets, float]] = []  # ... and each payer's part of it
 
     def look(self, queues: Queues) -> None:
         """A step is planned: who wants something now?"""
@@ -46,6 +48,10 @@ class Line:
     def may_join(self, newcomer: Request, first: Request) -> bool:
         """As PromptOrder.may_join."""
         return self._prompts.may_join(newcomer, first)
+
+    def yields_to(self, request: Request, other: Request) -> bool:
+        """As FairShare.yields_to."""
+        return self._shares.yields_to(request.targets, other.targets)
 
     def prompts(self, queues: Queues) -> list[Prompt]:
         """Those that have begun, and those that wait, in the order in which they get chunks."""
@@ -81,16 +87,15 @@ class Line:
         """A step spends so much time on these chunks of prompts."""
         self._prompts.charge(rows, seconds)
 
-    def charge_decodes(self, queues: Queues, rows: Sequence[Scheduled], seconds: float) -> None:
-        """A step spends so much time on these decodes, all of them alike."""
-        rows_of: dict[tuple[int, str], list[Request]] = {}
-        for request, _ in rows:
-            key = request.targets.priority, request.targets.payer
-            rows_of.setdefault(key, []).append(request)
-            if len(request.output_token_ids) == 1:  # it has just joined
-                self._charge_place(request, queues)
-        for requests in rows_of.values():
-            self._shares.charge(requests[0].targets, seconds * len(requests) / len(rows))
+    def charge_decodes(self, queues: Queues, decoded: list[Request], seconds: float) -> None:
+        """A step spends so much time on these, all of them alike."""
+        if decoded != self._decoded:  # they are the same for many steps
+            self._decoded, self._parts = decoded, _parts(decoded)
+            for request in decoded:
+                if len(request.output_token_ids) == 1:  # it has just joined
+                    self._charge_place(request, queues)
+        for payer, part in self._parts:
+            self._shares.charge(payer, seconds * part)
 
     def _charge_place(self, request: Request, queues: Queues) -> None:
         if self._is_late(request, queues):
@@ -101,3 +106,12 @@ class Line:
     def _is_late(self, request: Request, queues: Queues) -> bool:
         num_tokens_left = queues.headroom.estimate.remaining(request)
         return self._pace.is_past_saving(request, num_tokens_left)
+
+
+def _parts(requests: Sequence[Request]) -> list[tuple[Targets, float]]:
+    """How much of a step is each payer's."""
+    payers: dict[tuple[int, str], list[Targets]] = {}
+    for request in requests:
+        targets = request.targets
+        payers.setdefault((targets.priority, targets.payer), []).append(targets)
+    return [(same[0], len(same) / len(requests)) for same in payers.values()]

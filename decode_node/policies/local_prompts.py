@@ -8,13 +8,13 @@ follows from the performance model, so it shrinks with the batch and its context
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, inf
+from math import inf
 from typing import Final
 
 from decode_node.policies.interface import DecodePolicy
+from decode_node.policies.lent_time import MIN_CHUNK, LentTime
 from decode_node.policies.line import Line
 from decode_node.policies.pace import Pace
-from pdserve.engine.kv_headroom import OutputEstimate
 from pdserve.engine.pace import SAFETY
 from pdserve.engine.prompts.order import Prompt
 from pdserve.engine.request import Request, Scheduled
@@ -22,7 +22,6 @@ from pdserve.engine.scheduler import Queues
 from pdserve.engine.step_shape import shape_of
 from pdserve.perf_model import StepShape, chunk_pairs
 
-MIN_CHUNK: Final = 16  # tokens: a prompt that has begun gets on, whatever the decodes' promises are
 MOST_SKIPPED: Final = 8  # steps that it may be put off for them
 
 
@@ -42,6 +41,7 @@ class LocalPrompts:
         """
         self._pace = pace
         self._line = line
+        self._lent_time = LentTime(pace, line)
         self._token_budget = token_budget
         self._max_batch_size = max_batch_size
         self._local_chunk = local_chunk
@@ -65,10 +65,11 @@ class LocalPrompts:
             return []
         has_begun = any(prompt.request.block_table for prompt in prompts)
         num_left = self._num_tokens(decodes, has_begun=has_begun)
-        estimate = queues.headroom.estimate
-        first_limit_s = self._limit_of_first(prompts[0], decodes, limit_s, estimate)
-        limit_s = min(limit_s, first_limit_s)
         shape = shape_of(decodes)
+        usual_chunk = self._largest_chunk(shape, prompts[0], prompts[0].num_uncached, limit_s)
+        streams = [row.request for row in decodes]
+        first_limit_s = self._lent_time.limit_s(prompts, usual_chunk, streams, limit_s, queues)
+        limit_s = min(limit_s, first_limit_s)
         rows: list[Scheduled] = []
         a_leg_waits = False
         for prompt in prompts:
@@ -115,29 +116,6 @@ class LocalPrompts:
         if decodes and self._local_chunk:
             num_left = min(num_left, self._local_chunk)
         return max(num_left, int(has_begun))  # who has begun is not starved by decodes
-
-    def _limit_of_first(
-        self, first: Prompt, decodes: Sequence[Scheduled], limit_s: float, estimate: OutputEstimate
-    ) -> float:
-        """The step's limit, moved by the time that decodes have in hand, or lack.
-
-        TPOT is a mean: one long gap does not break it, and what a stream is behind its schedule it
-        can win back. So decodes that are behind get steps without chunks while the first prompt
-        can wait for them, and those that are ahead lend time to a prompt that would be late at the
-        usual pace. Nobody waits for who is late for good.
-        """
-        due_s = self._pace.until_first_token_s(first.request)
-        if limit_s == inf or first.request.output_token_ids or due_s <= 0:
-            return limit_s
-        rest, streams = first.num_uncached, [row.request for row in decodes]
-        chunk = max(MIN_CHUNK, self._largest_chunk(shape_of(decodes), first, rest, limit_s))
-        needed_s, in_hand_s = ceil(rest / chunk) * limit_s, self._pace.least_in_hand_s(streams)
-        if needed_s > due_s:
-            return max(limit_s, SAFETY * in_hand_s)
-        if needed_s > SAFETY * due_s or in_hand_s >= limit_s:
-            return limit_s
-        catching_up = [r for r in streams if self._pace.catches_up(r, estimate.remaining(r))]
-        return min(limit_s, self._pace.least_in_hand_s(catching_up))
 
     def _gets_least(self, shape: StepShape, decodes: Sequence[Scheduled], limit_s: float) -> bool:
         """Whether a step that takes longer than its limit is due, so that a prompt gets on.

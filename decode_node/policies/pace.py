@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import inf
+from typing import Final
 
 from pdserve.clock import Clock
 from pdserve.engine.pace import SAFETY, next_due_s, shown_s, tpot_s
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 from pdserve.perf_model import PerfModel
+
+MADE_UP_WITHIN: Final = 0.1  # of its tokens to come: what a stream was stalled for somebody else
 
 
 class Pace:
@@ -59,6 +62,22 @@ class Pace:
         if won_back_s < 0 or self.is_past_saving(request, num_tokens):
             return inf
         return SAFETY * (promised_s + won_back_s)
+
+    def longest_stall_s(self, streams: Sequence[Request], queues: Queues) -> float:
+        """The longest step that all of these could soon make up for, by steps without prompts.
+
+        Infinity for none. Nobody knows when an answer ends, so only the nearest of the tokens that
+        are to come count. Who is late for good has nothing to lose.
+        """
+        remaining, step_s = queues.headroom.estimate.remaining, self.decode_s(streams)
+        longest_s = inf
+        for request in streams:
+            num_left = remaining(request)
+            if self.catches_up(request, num_left):
+                gained_s = max(tpot_s(request, self._default_tpot_s) - step_s, 0.0)  # by each token
+                spare_s = self.in_hand_s(request) + MADE_UP_WITHIN * num_left * gained_s
+                longest_s = min(longest_s, SAFETY * spare_s)
+        return longest_s
 
     def catches_up(self, request: Request, num_tokens_left: float) -> bool:
         """Whether a stream keeps its promise if it decodes alone from now on."""

@@ -1,7 +1,12 @@
 """What a decode step costs besides the model: planning, batch, sampling, messages.
 
 Closed-loop streams keep the decode batch at one size. The node's own histograms are read while all
-of them are in the batch, first and last; the difference is steady state only.
+of them are in the batch, first and last; the difference is steady state only. The node is asked for
+them ever more seldom, since to put them together takes it as long as several steps.
+
+Where client, coordinator and nodes share few cores, most of what is seen may be one waiting for the
+other: `starved_ms` says how long the node's event loop did, be it for the others or for its own
+engine's thread.
 """
 
 from __future__ import annotations
@@ -12,12 +17,13 @@ from dataclasses import dataclass
 
 import msgspec
 
+from pdserve.bench.cpu_time import starved_seconds
 from pdserve.bench.load import open_client
 from pdserve.bench.scrape import Samples, between, scrape
 from pdserve.errors import ClusterError
 
 PROMPT_TOKENS = 16
-LOOK_S = 0.05  # between two looks at the node
+FIRST_PAUSE_S = 0.05  # between two looks at the node; each pause is twice the one before
 
 
 class OverheadRow(msgspec.Struct, frozen=True):
@@ -29,19 +35,29 @@ class OverheadRow(msgspec.Struct, frozen=True):
     overhead_ms: float
     overhead_p50_ms: float
     overhead_p90_ms: float
+    starved_ms: float  # of a step: how long the node's event loop waited for a core
     tokens_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
+class WatchedNode:
+    """The decode node."""
+
+    metrics_address: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Look:
-    """The node's metrics at a time."""
+    """The node at a time."""
 
     samples: Samples
+    starved_s: float
     at_s: float
 
 
 async def measure_overhead(
-    url: str, model: str, metrics_address: str, batch: int, num_tokens: int, deadline_s: float
+    url: str, model: str, node: WatchedNode, batch: int, num_tokens: int, deadline_s: float
 ) -> OverheadRow:
     """Run `batch` streams of `num_tokens` tokens each, and read the decode node's histograms.
 
@@ -61,11 +77,13 @@ async def measure_overhead(
                 tasks.create_task(client.stream(_prompt(index), num_tokens))
                 for index in range(batch)
             ]
+            pause_s = FIRST_PAUSE_S
             while not any(stream.done() for stream in streams):
-                look = _Look(await scrape(metrics_address), time.perf_counter())
+                look = await _look(node)
                 if look.samples["pdserve_running_requests"] == batch:
                     looks.append(look)
-                await asyncio.wait(streams, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                    pause_s *= 2
+                await asyncio.wait(streams, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
     except* TimeoutError:
         failure = ClusterError(f"{batch} streams were not done within {deadline_s} s")
     except* ClusterError as errors:
@@ -80,6 +98,11 @@ async def measure_overhead(
     return _row(batch, looks[0], looks[-1])
 
 
+async def _look(node: WatchedNode) -> _Look:
+    samples = await scrape(node.metrics_address)
+    return _Look(samples, starved_seconds(node.pid), time.perf_counter())
+
+
 def _row(batch: int, first: _Look, last: _Look) -> OverheadRow:
     overhead = between(first.samples, last.samples, "pdserve_step_overhead_seconds")
     tokens = between(first.samples, last.samples, "pdserve_batch_requests").total
@@ -90,6 +113,7 @@ def _row(batch: int, first: _Look, last: _Look) -> OverheadRow:
         overhead_ms=overhead.mean * 1e3,
         overhead_p50_ms=overhead.quantile(0.5) * 1e3,
         overhead_p90_ms=overhead.quantile(0.9) * 1e3,
+        starved_ms=(last.starved_s - first.starved_s) / max(overhead.count, 1.0) * 1e3,
         tokens_per_s=tokens / (last.at_s - first.at_s),
     )
 

@@ -6,7 +6,7 @@ import asyncio
 
 from rich.table import Table
 
-from pdserve.bench.overhead import OverheadRow, measure_overhead
+from pdserve.bench.overhead import OverheadRow, WatchedNode, measure_overhead
 from pdserve.cli.bench_config import OverheadConfig
 from pdserve.cli.bench_output import print_json, print_tables
 from pdserve.cli.cluster_config import ClusterConfig
@@ -33,9 +33,10 @@ async def _measure(config: OverheadConfig) -> list[OverheadRow]:
     async with Cluster(cluster) as running:
         model = (await running.status()).model
         address = (await running.metrics_addresses())["decode-0"]
+        node = WatchedNode(address, running.pid("decode-0"))
         return [
             await measure_overhead(
-                running.url, model, address, batch, config.tokens, config.deadline_s
+                running.url, model, node, batch, config.tokens, config.deadline_s
             )
             for batch in config.batches
         ]
@@ -43,7 +44,8 @@ async def _measure(config: OverheadConfig) -> list[OverheadRow]:
 
 def _table(rows: list[OverheadRow]) -> Table:
     table = Table(title="decode step: the model, and everything else (ms)")
-    for column in ("batch", "steps", "model", "else", "else p50", "else p90", "tokens/s"):
+    times = ("model", "else", "else p50", "else p90", "starved")
+    for column in ("batch", "steps", *times, "tokens/s"):
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(
@@ -53,6 +55,7 @@ def _table(rows: list[OverheadRow]) -> Table:
             f"{row.overhead_ms:.2f}",
             f"{row.overhead_p50_ms:.2f}",
             f"{row.overhead_p90_ms:.2f}",
+            f"{row.starved_ms:.2f}",
             f"{row.tokens_per_s:.0f}",
         )
     return table

@@ -206,12 +206,14 @@ class Queues:
     def decode(self, requests: Sequence[Request]) -> list[Scheduled]:
         """One token for each of these decoding requests; some may be preempted for the others."""
         self.preemptions.step_planned()
-        block_size = self.pool.block_size
-        for request in requests:
-            num_slots = len(request.block_table) * block_size
-            if 0 < num_slots <= request.num_computed_tokens:  # at 0 it has just given way
+        size = self.pool.block_size
+        growing = [r for r in requests if len(r.block_table) * size <= r.num_computed_tokens]
+        for request in growing:
+            if request.block_table:  # else it has just given way
                 self.grow(request)
-        return one_token_each([request for request in requests if request.block_table])
+        if growing:
+            requests = [request for request in requests if request.block_table]
+        return one_token_each(requests)
 
     # ---- room ----------------------------------------------------------------------------------
 

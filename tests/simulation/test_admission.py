@@ -6,9 +6,10 @@ import pytest
 
 from pdserve.config import PolicyConfig
 from pdserve.protocol import Slo
+from tests.simulation.machines import ONE_CORE_25M
 from tests.simulation.scenarios import fleet
 from tests.simulation.score import Score
-from tests.simulation.workload import Call, calls, lognormal, poisson
+from tests.simulation.workload import Call, calls, fixed, lognormal, merged, poisson
 
 POLICY = PolicyConfig(prefill_policy="edf-slack", decode_policy="tpot-cap")
 BASELINE = PolicyConfig(prefill_policy="fcfs-budget", decode_policy="max-batch")
@@ -97,3 +98,16 @@ def test_no_mode_collapses_in_an_overload(mode):
 
     at_rates = {times: goodput(times) for times in (1.0, 2.0)}
     assert at_rates[2.0] > 0.9 * max(at_rates.values())
+
+
+def test_a_long_prompt_is_not_refused_for_its_own_chunks():
+    """Each of them makes streams wait, but not its own stream, which begins behind the last."""
+    slo = Slo(name="mixed", ttft_s=7.0, tpot_s=1.5 * ONE_CORE_25M.perf().decode_s(1, 100))
+    chat = lognormal(96, 0.4, 256), lognormal(256, 0.3, 512)
+    load = merged(
+        calls("chat", poisson(1.6, 20, seed=3), *chat, slo, most_output=1),
+        calls("long", poisson(0.2, 20, seed=4), fixed(4096), fixed(16), slo, most_output=1),
+    )
+    score = fleet(0, 2, "colocated", load, POLICY, ONE_CORE_25M, admission=True).score
+    assert score.num_refused == 0
+    assert score.attainment == 1.0

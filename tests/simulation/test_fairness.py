@@ -33,9 +33,10 @@ def two_tenants(flood: float, priority: int, slo: tuple[float, float]) -> list[C
     )
 
 
-ALICE, BOB = (
+TENANTS = tuple(
     Slo(name="standard", tenant=tenant, ttft_s=2.0, tpot_s=0.1) for tenant in ("alice", "bob")
 )
+CLASSES = tuple(Slo(name=name, ttft_s=2.0, tpot_s=0.1) for name in ("alice", "bob"))
 SEEDS = (1, 2, 3, 4)
 
 
@@ -70,22 +71,26 @@ def test_shares_hold_on_the_nodes_alone():
 
 
 @cache
-def tenants(mode: Mode, flood: float) -> Score:
-    """Two tenants of one class, without any calls of the first seconds; a few seeds together."""
+def equals(payers: tuple[Slo, Slo], mode: Mode, flood: float) -> Score:
+    """Without any calls of the first seconds; a few seeds together."""
+    alice, bob = payers
     outcomes = []
     for seed in SEEDS:
         prompt, answer = lognormal(600, 0.7, 3000), lognormal(20, 0.5, 60)
         load = merged(
-            calls("alice", poisson(2.0, 30, seed), prompt, answer, ALICE),
-            calls("bob", poisson(2.0 * flood, 30, seed + 100), prompt, answer, BOB),
+            calls("alice", poisson(2.0, 30, seed), prompt, answer, alice),
+            calls("bob", poisson(2.0 * flood, 30, seed + 100), prompt, answer, bob),
         )
         outcomes += fleet(*NODES[mode], mode, load, POLICY, admission=True).score.outcomes
     return Score(outcomes).where(lambda call: call.at_s > HAS_BEGUN_S)
 
 
 @pytest.mark.parametrize("mode", NODES)
-def test_a_flood_of_a_tenant_does_not_delay_another_in_any_mode(mode: Mode):
-    calm, flooded = tenants(mode, 1), tenants(mode, 10)
+@pytest.mark.parametrize("payers", [TENANTS, CLASSES], ids=["tenants", "classes"])
+def test_a_flood_of_an_equal_does_not_delay_another_in_any_mode(
+    payers: tuple[Slo, Slo], mode: Mode
+):
+    calm, flooded = equals(payers, mode, 1), equals(payers, mode, 10)
     alice_calm, alice_flooded = (score.where(is_alices) for score in (calm, flooded))
     assert alice_flooded.ttft_s(99) < ROBBED * alice_calm.ttft_s(99)
     assert alice_flooded.attainment > 0.98
@@ -117,7 +122,7 @@ def cost_until(score: Score, tenant: str, end_s: float) -> float:
 
 
 def is_alices(call: Call) -> bool:
-    return call.slo.tenant == "alice"
+    return call.call_id.startswith("alice")
 
 
 def test_shares_go_by_weight():

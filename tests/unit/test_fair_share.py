@@ -85,6 +85,26 @@ def test_one_is_owed_until_it_has_caught_up() -> None:
     assert not shares.is_owed(B)
 
 
+@pytest.mark.parametrize("weight", [1.0, 4.0])
+def test_who_was_given_more_by_over_a_burst_yields_to_the_other(weight: float) -> None:
+    shares, other = FairShare(), Tenant("b", weight)
+    shares.present([A, other])
+    shares.charge(A, BURST_S / weight)
+    assert not shares.yields_to(A, other)
+    shares.charge(A, 0.1)
+    assert shares.yields_to(A, other)
+    assert not shares.yields_to(other, A)
+    shares.charge(other, 0.2 * weight)
+    assert not shares.yields_to(A, other)
+
+
+def test_a_lower_priority_yields_whoever_was_given_more() -> None:
+    shares, above = FairShare(), Tenant("above", priority=1)
+    shares.charge(above, 100.0)
+    assert shares.yields_to(A, above)
+    assert not shares.yields_to(above, A)
+
+
 def test_who_is_being_served_has_a_lead() -> None:
     shares = FairShare()
     turns = [serve(shares, [A, B], LEAD_S / 10) for _ in range(1000)]

@@ -13,6 +13,7 @@ from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.prompts.uncached import num_uncached
 from pdserve.engine.request import Request, Scheduled
 from pdserve.fair_share import FairShare
+from pdserve.lifecycle import Targets
 
 UNPROMISED_S = 30.0  # from receipt: when token 1 is due to those who were promised nothing
 
@@ -50,6 +51,8 @@ class PromptOrder:
         self.rule = rule
         self._shares = shares
         self._clock = clock
+        self._wanting: list[Request] = []  # at the last step ...
+        self._payers: list[Targets] = []  # ... and against whose shares, each once
 
     def sorted(self, requests: Iterable[Request], pool: BlockPool) -> list[Request]:
         """Waiting and half-done prompts, first one first."""
@@ -73,10 +76,13 @@ class PromptOrder:
         """Whether it may fill up a step that the other one is in, and make that longer."""
         return not self._shares.is_owed(first.targets) or self._shares.is_owed(newcomer.targets)
 
-    def present(self, requests: Iterable[Request]) -> None:
+    def present(self, requests: list[Request]) -> None:
         """All who want something of the node, before they are put in order for a step."""
-        there = {(r.targets.priority, r.targets.payer): r.targets for r in requests}
-        self._shares.present(there.values())
+        if requests != self._wanting:  # they are the same for many steps
+            self._wanting = requests
+            there = {(r.targets.priority, r.targets.payer): r.targets for r in requests}
+            self._payers = list(there.values())
+        self._shares.present(self._payers)
 
     def charge(self, rows: Sequence[Scheduled], seconds: float) -> None:
         """A step that takes `seconds` computes these rows, which share its time by their tokens."""

@@ -254,7 +254,7 @@ def test_a_prompt_beside_streams_ends_when_its_chunks_are_done(
         with_s = plain.with_s(ahead)
         assert bool(is_full) == (not plain.has_place(ahead))
         stall_s = max(step_s - with_s, 0.0) if rows else 0.0
-        share = min(ttft_s / step_s / output_tokens, 1.0)
+        share = min(begins_s / step_s / output_tokens, 1.0)
         assert stalled_s == pytest.approx(share * stall_s)
         assert pace_s == pytest.approx(with_s + share * stall_s)
         assert num_steps == pytest.approx(prompt_s / plain.alone_s(chunk))

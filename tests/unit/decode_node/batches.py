@@ -38,6 +38,7 @@ class Batch:
         num_outputs: int = 1,
         first_token_s: float = 100.0,
         max_tokens: int = 100,
+        payer: str = "",
     ) -> Request:
         """A request that has `num_outputs` of its tokens, the first at `first_token_s`."""
         request = make_request(
@@ -45,7 +46,7 @@ class Batch:
             max_tokens=max_tokens,
             output_token_ids=[1] * num_outputs,
             num_computed_tokens=num_tokens - 1,
-            targets=Targets(tpot_s=tpot_s, priority=priority, payer=f"p{priority}"),
+            targets=Targets(tpot_s=tpot_s, priority=priority, payer=payer or f"p{priority}"),
         )
         request.lifecycle.received_s = self.clock.now()
         request.lifecycle.first_token_s = first_token_s
@@ -61,6 +62,7 @@ class Batch:
         priority: int = 0,
         ttft_s: float = inf,
         leg_token_limit: int | None = None,
+        payer: str = "",
     ) -> Request:
         """A prompt that has just been submitted."""
         now_s = self.clock.now()
@@ -71,14 +73,14 @@ class Batch:
                 tpot_s=tpot_s,
                 priority=priority,
                 first_token_s=now_s + ttft_s,
-                payer=f"p{priority}",
+                payer=payer or f"p{priority}",
             ),
         )
         request.lifecycle.received_s = now_s
         self.queues.submit(request)
         return request
 
-    def begun(self, num_tokens: int, **targets: float) -> Request:
+    def begun(self, num_tokens: int, **targets: float | str) -> Request:
         """A prompt that has its blocks."""
         request = self.waiting(num_tokens, **targets)  # type: ignore[arg-type]
         assert self.queues.admit(request)

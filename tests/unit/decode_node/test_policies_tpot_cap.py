@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from decode_node.policies import DecodePolicy
-from decode_node.policies.local_prompts import MIN_CHUNK, MOST_SKIPPED
+from decode_node.policies.lent_time import MIN_CHUNK
+from decode_node.policies.local_prompts import MOST_SKIPPED
 from pdserve.lifecycle import Targets
 from tests.unit.decode_node.batches import Batch, tokens_of
 from tests.unit.engine.fakes import decode_policy, make_request
@@ -217,6 +218,62 @@ def test_a_step_before_an_arrival_is_no_longer_than_that_can_make_up_for() -> No
     within_s = 0.9 * (0.1 + 3 * per_token_s)
     num_tokens = tokens_of(prompt, policy.plan(batch.queues))
     assert num_tokens == int((within_s - 0.009) / 0.001)
+
+
+def flooded(batch: Batch) -> DecodePolicy:
+    """A policy under which one payer has been given more by more than a burst."""
+    policy = tpot_cap(batch)
+    prompt = batch.begun(3000, payer="flood")
+    for _ in range(5):
+        policy.plan(batch.queues)  # half a second each
+    batch.queues.remove(prompt)
+    return policy
+
+
+@pytest.mark.parametrize(
+    ("streams", "first", "behind", "num_tokens"),
+    [
+        ("flood", "other", "flood", 341),
+        ("flood", "other", "other", 80),  # nobody of the flood waits: it is none
+        ("flood", "flood", "flood", 80),
+        ("other", "other", "flood", 80),
+    ],
+)
+def test_a_prompt_of_others_in_a_flood_gets_what_streams_can_soon_make_up_for(
+    streams: str, first: str, behind: str, num_tokens: int
+) -> None:
+    """0.3 s are in hand, and a tenth of the 10 tokens to come can win back 0.09 s: 9 tenths of it
+    are a step of 351 ms, with 341 tokens beside the decode."""
+    batch = Batch()
+    policy = flooded(batch)
+    batch.decoding(10, num_outputs=4, tpot_s=0.1, first_token_s=99.9, max_tokens=14, payer=streams)
+    prompt = batch.begun(500, ttft_s=60.0, payer=first)
+    batch.waiting(500, ttft_s=90.0, payer=behind)
+    assert tokens_of(prompt, policy.plan(batch.queues)) == num_tokens
+
+
+def test_streams_of_a_higher_priority_are_not_stalled_for_a_flooded_prompt() -> None:
+    batch = Batch()
+    policy = flooded(batch)
+    for payer, priority in (("flood", 0), ("above", 1)):
+        batch.decoding(
+            10, num_outputs=4, tpot_s=0.1, first_token_s=99.9, payer=payer, priority=priority
+        )
+    prompt = batch.begun(500, ttft_s=60.0, payer="other")
+    batch.waiting(500, ttft_s=90.0, payer="flood")
+    assert tokens_of(prompt, policy.plan(batch.queues)) == 79
+
+
+@pytest.mark.parametrize(("streams", "num_tokens"), [("flood", 80), ("other", 30)])
+def test_urgent_prompts_of_a_flood_wait_for_streams_of_others_that_are_behind(
+    streams: str, num_tokens: int
+) -> None:
+    """40 ms are in hand. Among equals a prompt that would be late does not wait for that."""
+    batch = Batch()
+    policy = flooded(batch)
+    batch.decoding(10, num_outputs=4, tpot_s=0.1, first_token_s=99.64, payer=streams)
+    prompt = batch.begun(500, ttft_s=0.6, payer="flood")
+    assert tokens_of(prompt, policy.plan(batch.queues)) == num_tokens
 
 
 # ---- the order ----------------------------------------------------------------------------------

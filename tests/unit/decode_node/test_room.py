@@ -12,7 +12,7 @@ import pytest
 from decode_node.room import Room, RoomQueue
 from pdserve.config import DecodePolicyName
 from pdserve.engine.engine import Engine
-from pdserve.engine.request import Request, Scheduled
+from pdserve.engine.request import Request
 from pdserve.errors import DeadlineExceeded, PeerLost
 from pdserve.lifecycle import Targets
 from pdserve.node.subscription import Notice, Subscription
@@ -117,7 +117,7 @@ async def test_the_class_that_was_given_less_goes_first() -> None:
         for request in (*flood, blocker):
             request.targets = Targets(payer="flood")
         other.targets = Targets(payer="other")
-        bench.policy.line.charge_decodes(bench.queues, [Scheduled(blocker, 1)], 1.0)  # type: ignore[attr-defined]
+        bench.policy.line.charge_decodes(bench.queues, [blocker], 1.0)  # type: ignore[attr-defined]
         await bench.release(blocker)
         assert bench.has_room(other)
         assert not any(map(bench.has_room, flood))
@@ -247,7 +247,7 @@ async def test_the_late_ones_get_a_small_share_nevertheless() -> None:
             running.output_token_ids = [1]
             running.num_computed_tokens = 2
             line = bench.policy.line  # type: ignore[attr-defined]
-            line.charge_decodes(bench.queues, [Scheduled(running, 1)], 0.01)
+            line.charge_decodes(bench.queues, [running], 0.01)
             await bench.release(running)
             running = next(r for r in (*late, *timely) if r in bench.queues.arriving)
         assert 2 <= sum(map(bench.has_room, late)) <= 5
