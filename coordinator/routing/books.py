@@ -13,6 +13,7 @@ from coordinator.routing.fleet import Fleet
 from coordinator.routing.forecast import Plan
 from coordinator.routing.handovers import Handovers
 from coordinator.routing.lengths import OutputLengths
+from coordinator.routing.neighbours import Neighbours
 from coordinator.routing.placement import Placement
 from coordinator.routing.prefill_queues import PendingPrompt, PrefillQueues, ServiceClass
 from pdserve.clock import Clock
@@ -55,6 +56,7 @@ class Books:
         self.decodes = DecodeLoad(fleet, clock.now())
         self.lengths = OutputLengths()
         self.handovers = Handovers()
+        self.neighbours = Neighbours(fleet, self.decodes)
         self._fleet = fleet
         self._clock = clock
         for member in registry:
@@ -155,11 +157,13 @@ class Books:
     def _reported(self, member: Member) -> None:
         self.queues.reported(member)
         self.decodes.reported(member)
+        self.neighbours.reported(member, self._clock.now())
 
     def _lost(self, member: Member) -> None:
         self.queues.clear(member.slot)
         self.decodes.clear(member.slot)
         self.handovers.clear(member.slot)
+        self.neighbours.lost(member)
 
 
 def _context(placement: Placement) -> int:

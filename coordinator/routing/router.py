@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from coordinator.generation import GenerationRequest
 from coordinator.prefix_index import PrefixIndex
 from coordinator.prompt_hashes import PromptHashes
@@ -16,7 +18,7 @@ from coordinator.routing.one_node import OneNode
 from coordinator.routing.outlook import Outlook, Times
 from coordinator.routing.placement import Placement
 from coordinator.routing.policies import make_policy
-from coordinator.routing.sides import choose, score
+from coordinator.routing.sides import SAFETY, USUAL_TPOT_S, choose, score
 from coordinator.routing.slots import Floats, Ints
 from coordinator.routing.waiting import tpot_within_s
 from pdserve._native import least
@@ -151,7 +153,9 @@ class Router:
             *least(outlook.pace_now_s, decodes, FEW),
         }
         near = OneNode(outlook, sorted(looked_at))
-        local, harm, num_steps = self._on_one_node(outlook, anywhere, near)
+        local, harm, num_steps = self._on_one_node(
+            outlook, self._fit(outlook, anywhere, near), near
+        )
         # Prefill nodes may have streams, and decode nodes prompts.
         ttft_s, begins_s = outlook.ttft_s.copy(), outlook.queue_s.copy()
         ttft_s[near.slots], begins_s[near.slots] = near.ttft_s, near.begins_s
@@ -197,6 +201,12 @@ class Router:
             times, idle_tpot_s = Times(times.ttft_s, 0.0), 0.0
         placement = self._placement(outlook, None, slot, times, idle_tpot_s)
         return placement, float(near.harm[index]), float(near.num_steps[index])
+
+    def _fit(self, outlook: Outlook, slots: Ints, near: OneNode) -> Ints:
+        """Without those whose streams would cost their neighbours more than they add."""
+        limit_s = SAFETY * (outlook.request.slo.tpot_s or USUAL_TPOT_S)
+        unfit = self._books.neighbours.better_not(near.slots.tolist(), outlook.newcomer, limit_s)
+        return np.setdiff1d(slots, unfit) if unfit else slots
 
     def _pick(self, job: Job, outlook: Outlook, slots: Ints, cost: Floats, load: Ints) -> int:
         """One of the slots for a job."""

@@ -32,9 +32,9 @@ def score(slo: Slo, ttft_s: F, tpot_s: F) -> F:
 
 def choose(slo: Slo, pair: Placement, local: Placement, harm: float, num_steps: float) -> Placement:
     """What is promised is passed on while that keeps the promise; else one node does all of it, if
-    it keeps more. Where it harms hardly anybody it stays on one node if passing it on gains little
-    (`_stays`). What nothing is promised to goes where it does better, with all that it does to
-    others (`harm`).
+    it keeps more, and harms others by no more than its own promise is worth. Where it harms hardly
+    anybody it stays on one node if passing it on gains little (`_stays`). What nothing is promised
+    to goes where it does better, with all that it does to others (`harm`).
 
     Streams pay for a prompt that is computed beside them, those to come as well as those that are
     there; a pool of its own spares them that, and being sooner than promised helps nobody.
@@ -53,8 +53,9 @@ def choose(slo: Slo, pair: Placement, local: Placement, harm: float, num_steps: 
     if _keeps(slo, pair, SAFETY):
         is_harmless = harm <= HARMLESS and _keeps(slo, local, SAFETY)
         return local if is_harmless and _stays(slo, pair, local, num_steps) else pair
-    breaks_more = harm > 1 or not _keeps(slo, local)  # than its own promise is worth
-    return pair if _keeps(slo, pair) and breaks_more else local
+    if harm > 1:  # more than its own promise is worth
+        return pair
+    return local if _keeps(slo, local) or not _keeps(slo, pair) else pair
 
 
 def _stays(slo: Slo, pair: Placement, local: Placement, num_steps: float) -> bool:

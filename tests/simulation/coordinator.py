@@ -155,7 +155,7 @@ class Coordinator:
             incarnation="1",
             role=node.role,
             state=NodeState.READY,
-            session_address="",
+            session_address=f"{node.host.name}:1",
             metrics_address="",
             model_id="",
             revision="",

@@ -25,6 +25,7 @@ from pdserve.perf_model import PerfModel, StepShape
 from pdserve.protocol import NodeRole
 from prefill_node.policies import make_prefill_policy
 from tests.simulation.events import Events
+from tests.simulation.host import Host
 from tests.simulation.machines import Machine
 
 PINNED_LIMIT = HandoffConfig().pinned_limit
@@ -55,9 +56,10 @@ class Node:
         *,
         believed: PerfModel | None = None,
         noise: Callable[[], float] = lambda: 1.0,
+        host: Host | None = None,
     ) -> None:
         """`believed` is the profile to begin with (default: the truth); steps take `noise()` times
-        what they should."""
+        what they should, and longer beside others of the host (default: one of its own)."""
         self.name = name
         self.role = role
         self.machine = machine
@@ -70,6 +72,7 @@ class Node:
         self._events = events
         self._truth = machine.perf()
         self._noise = noise
+        self.host = host or Host(name)
         self._is_stepping = False
         clock, engine = events.clock, machine.engine
         self.decode_policy: DecodePolicy = make_decode_policy(policy, engine, self.perf, clock)
@@ -128,12 +131,13 @@ class Node:
             return
         self._is_stepping = True
         shape = shape_of(rows)
-        seconds = self._truth.step_s(shape) * self._noise()
+        seconds = self._truth.step_s(shape) * self._noise() * self.host.begin(self, shape)
         self._events.after(seconds, partial(self._end_step, rows, shape, seconds))
 
     def _end_step(self, rows: list[Scheduled], shape: StepShape, seconds: float) -> None:
         assert self.world is not None, "a node is alone in the world"
         self._is_stepping = False
+        self.host.end(self)
         self.num_steps += 1
         self.busy_s += seconds
         self.perf.observe(shape, seconds)

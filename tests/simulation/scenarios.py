@@ -21,6 +21,7 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.events import Events
 from tests.simulation.fronts import Straight
+from tests.simulation.host import Host, Sharing
 from tests.simulation.machines import A100_13B, Machine, scaled
 from tests.simulation.node import Node
 from tests.simulation.score import Score
@@ -117,12 +118,15 @@ def fleet(
     router: RouterName = "predicted",
     admission: bool = False,
     wrong_by: float = 1.0,
+    sharing: Sharing | None = None,
 ) -> FleetRun:
     """Both pools behind the real coordinator's router, with its admission if wanted.
 
-    `wrong_by`: nodes begin with a profile that says so many times the true seconds.
+    `wrong_by`: nodes begin with a profile that says so many times the true seconds. `sharing`: all
+    are on one host; else each has its own.
     """
     events = Events()
+    host = Host("shared", sharing) if sharing else None
     roles = [NodeRole.PREFILL] * num_prefill + [NodeRole.DECODE] * num_decode
     nodes = [
         Node(
@@ -132,6 +136,7 @@ def fleet(
             events,
             policy,
             believed=machine.perf(wrong_by),
+            host=host,
         )
         for number, role in enumerate(roles)
     ]

@@ -8,6 +8,7 @@ import pytest
 
 from pdserve.config import Mode, PolicyConfig
 from pdserve.protocol import Slo
+from tests.simulation.host import Sharing
 from tests.simulation.machines import A100_13B, ONE_CORE_25M, Machine
 from tests.simulation.scenarios import fleet
 from tests.simulation.score import Score
@@ -31,9 +32,16 @@ def chats(per_s: float) -> list[Call]:
     return calls("s", times, lognormal(200, 0.6, 1000), lognormal(150, 0.5, 500), slo)
 
 
-def served(load: list[Call], num_nodes: int, mode: Mode, machine: Machine = A100_13B) -> Score:
+def served(
+    load: list[Call],
+    num_nodes: int,
+    mode: Mode,
+    machine: Machine = A100_13B,
+    sharing: Sharing | None = None,
+) -> Score:
     num_prefill = 0 if mode == "colocated" else num_nodes // 2
-    return fleet(num_prefill, num_nodes - num_prefill, mode, load, POLICY, machine).score
+    num_decode = num_nodes - num_prefill
+    return fleet(num_prefill, num_decode, mode, load, POLICY, machine, sharing=sharing).score
 
 
 @cache
@@ -77,7 +85,9 @@ def _is_long(call: Call) -> bool:
     return len(call.token_ids) > 1000
 
 
-def worst_of_two_kinds(chats_per_s: float, long_per_s: float, mode: Mode) -> float:
+def worst_of_two_kinds(
+    chats_per_s: float, long_per_s: float, mode: Mode, sharing: Sharing | None = None
+) -> float:
     """Attainment of chats or of long prompts, whichever is less: nine of ten may be chats."""
     slo = Slo(name="mixed", ttft_s=7.0, tpot_s=0.006)
     chat = lognormal(96, 0.4, 256), lognormal(256, 0.3, 512)
@@ -85,7 +95,7 @@ def worst_of_two_kinds(chats_per_s: float, long_per_s: float, mode: Mode) -> flo
         calls("chat", poisson(chats_per_s, 20, seed=1), *chat, slo, most_output=1),
         calls("long", poisson(long_per_s, 20, seed=2), fixed(4096), fixed(16), slo, most_output=1),
     )
-    score = served(load, 2, mode, ONE_CORE_25M)
+    score = served(load, 2, mode, ONE_CORE_25M, sharing)
     kinds = score.where(_is_long), score.where(lambda call: not _is_long(call))
     return min(kind.attainment for kind in kinds if kind.outcomes)
 
@@ -98,6 +108,13 @@ def test_adaptive_keeps_up_with_the_better_mode_on_long_prompts_between_chats(
     predicted times alone, or always the same, would fall behind."""
     apart, together = (worst_of_two_kinds(*rates, mode) for mode in ("disaggregated", "colocated"))
     assert worst_of_two_kinds(*rates, "adaptive") >= 0.95 * max(apart, together)
+
+
+def test_adaptive_does_not_have_both_nodes_decode_where_they_share_one_memory_bus():
+    """Either takes much longer then, so that less is decoded, and prompts get less of a node."""
+    bus = Sharing(decode_beside_decode=1.6, decode_beside_prompt=1.2, prompt_beside_any=1.1)
+    apart = worst_of_two_kinds(3.0, 0.25, "disaggregated", bus)
+    assert worst_of_two_kinds(3.0, 0.25, "adaptive", bus) >= 0.95 * apart
 
 
 @pytest.mark.parametrize("tpot_s", [0.006, 0.024])

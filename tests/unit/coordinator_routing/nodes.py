@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from coordinator.generation import GenerationRequest
@@ -58,8 +60,17 @@ class Nodes:
         self.decode = [self.join(f"d{i}", NodeRole.DECODE) for i in range(pools.get("d", 0))]
         self._num_requests = 0
 
-    def join(self, node_id: str, role: NodeRole, perf: PerfReport | None = PERF) -> Member:
-        hello = node_hello(node_id, role, num_blocks=NUM_BLOCKS, max_model_len=4096)
+    def join(
+        self, node_id: str, role: NodeRole, perf: PerfReport | None = PERF, host: str = ""
+    ) -> Member:
+        """Without `host` on one of its own."""
+        hello = node_hello(
+            node_id,
+            role,
+            session_address=f"{host or node_id}:1",
+            num_blocks=NUM_BLOCKS,
+            max_model_len=4096,
+        )
         member = self.registry.add(hello, NoOutbox())  # type: ignore[arg-type]
         if perf is not None:
             self.registry.profiled(member, perf)
@@ -100,6 +111,13 @@ class Nodes:
         """A request goes where the router says."""
         request = self.request(prompt, **fields)  # type: ignore[arg-type]
         return self.router.dispatched(request, self.router.place(request))
+
+
+def send_to(nodes: Nodes, decode: Member, prompt: int, max_tokens: int) -> Booking:
+    """A request that will decode at this node, ten milliseconds a token."""
+    request = nodes.request(prompt, max_tokens=max_tokens)
+    placement = replace(nodes.router.place(request), decode=decode, tpot_s=0.010)
+    return nodes.router.dispatched(request, placement)
 
 
 def names(placement: Placement) -> tuple[str | None, str | None]:

@@ -19,6 +19,7 @@ from tests.unit.coordinator_routing.nodes import (
     PERF,
     Nodes,
     names,
+    send_to,
 )
 
 MS = 0.001
@@ -155,13 +156,6 @@ def test_it_is_the_batch_at_token_one_that_counts_and_not_the_one_of_now() -> No
     assert nodes.router.node_outlook(busy).tpot_s > nodes.router.node_outlook(idle).tpot_s
     assert nodes.place(10, max_tokens=50, priority=1).decode is idle
     assert nodes.place(10, max_tokens=50).decode is busy  # behind the prompts in the queue
-
-
-def send_to(nodes: Nodes, decode: Member, prompt: int, max_tokens: int) -> Booking:
-    """A request that will decode at this node, ten milliseconds a token."""
-    request = nodes.request(prompt, max_tokens=max_tokens)
-    placement = replace(nodes.router.place(request), decode=decode, tpot_s=0.010)
-    return nodes.router.dispatched(request, placement)
 
 
 def test_the_pools_do_not_oscillate() -> None:

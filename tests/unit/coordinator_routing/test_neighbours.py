@@ -1,0 +1,99 @@
+"""Nodes of one host, which decode more slowly at once than one after the other."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.registry import Member
+from pdserve.protocol import NodeRole, Slo
+from tests.unit.coordinator_routing.nodes import Nodes, names, send_to
+
+# A decode step takes a millisecond a request: nine of them, or nine over the ratio at each node.
+TIGHT = Slo(ttft_s=1.0, tpot_s=0.010)
+
+
+def two_nodes(*hosts: str) -> tuple[Nodes, Member, Member]:
+    """A prefill node and a decode node, which has two streams."""
+    nodes = Nodes("adaptive")
+    roles = (NodeRole.PREFILL, NodeRole.DECODE)
+    prefill, decode = (
+        nodes.join(role.name.lower(), role, host=host)
+        for role, host in zip(roles, hosts, strict=True)
+    )
+    for _ in range(2):
+        send_to(nodes, decode, 1, max_tokens=2000).progressed(1)
+    return nodes, prefill, decode
+
+
+def both_decode(nodes: Nodes, prefill: Member, decode: Member, *ratios: float) -> None:
+    """For a while, in which they report these; only the first is to have more to do after it."""
+    booking = send_to(nodes, prefill, 1, max_tokens=2000)
+    booking.progressed(1)
+    for ratio in ratios:
+        for member in (prefill, decode):
+            nodes.report(member, decode_ratio=ratio)
+    booking.end(by_itself=False)
+    for _ in range(2):
+        nodes.report(decode, decode_ratio=1.0)
+    nodes.report(prefill, decode_ratio=1.0)
+
+
+def helps(nodes: Nodes, slo: Slo = TIGHT) -> bool:
+    """Whether the prefill node, which has nothing to do, would decode a short request."""
+    return names(nodes.place(5, max_tokens=200, slo=slo)) == (None, "prefill")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "has_more_places"),
+    [(1.5, True), (2.5, False)],  # 6 + 6 places, or 3 + 3, and 9 on the decode node alone
+)
+def test_a_prefill_node_decodes_if_its_host_decodes_more_by_it(
+    ratio: float, has_more_places: bool
+) -> None:
+    nodes, prefill, decode = two_nodes("h", "h")
+    assert not helps(nodes), "until it was seen, they are taken to take turns: 4 + 4 places"
+    both_decode(nodes, prefill, decode, ratio, ratio)
+    assert helps(nodes) == has_more_places
+
+
+def test_a_loose_promise_leaves_room_for_slower_steps() -> None:
+    """Ten are the most in a batch, and as many keep it at either node while both decode."""
+    nodes, prefill, decode = two_nodes("h", "h")
+    both_decode(nodes, prefill, decode, 2.5, 2.5)
+    assert not helps(nodes)
+    assert helps(nodes, Slo(ttft_s=1.0, tpot_s=0.030))
+
+
+def test_while_both_decode_that_is_no_reason_to_go_on() -> None:
+    """Both are slow then; the profile says what the decode node would do without the other."""
+    nodes, prefill, decode = two_nodes("h", "h")
+    send_to(nodes, prefill, 1, max_tokens=2000).progressed(1)
+    for _ in range(2):
+        for member in (prefill, decode):
+            nodes.report(member, decode_ratio=2.5)
+    assert names(nodes.place(5, max_tokens=200, slo=TIGHT))[1] == "decode"
+
+
+def test_what_was_half_of_each_says_nothing() -> None:
+    """The first report after a change is of steps before it, too."""
+    nodes, prefill, decode = two_nodes("h", "h")
+    both_decode(nodes, prefill, decode, 1.5)
+    assert not helps(nodes)
+
+
+def test_other_hosts_are_none_of_its_business() -> None:
+    nodes, prefill, decode = two_nodes("h", "i")
+    both_decode(nodes, prefill, decode, 2.5, 2.5)
+    assert helps(nodes)
+
+
+def test_what_was_seen_is_forgotten_with_the_node() -> None:
+    nodes, prefill, decode = two_nodes("h", "h")
+    both_decode(nodes, prefill, decode, 1.5, 1.5)
+    assert helps(nodes)
+    nodes.registry.remove(decode)
+    nodes.registry.remove(prefill)
+    decode = nodes.join("decode", NodeRole.DECODE, host="h")
+    nodes.join("prefill", NodeRole.PREFILL, host="h")
+    send_to(nodes, decode, 1, max_tokens=2000).progressed(1)
+    assert not helps(nodes)
