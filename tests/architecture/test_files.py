@@ -60,18 +60,3 @@ def test_every_error_has_a_code_of_its_own():
     assert len(codes) == len(set(codes))
     for cls in named:
         assert type(errors.from_code(cls.code, "text")) is cls
-
-
-DOCUMENTS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md"]
-PATH = re.compile(r"(?<![\w./:-])((?:[\w.-]+/)+[\w-][\w.-]*\.[a-z]{1,5})\b")
-
-
-@pytest.mark.parametrize("document", [path for path in DOCUMENTS if path.exists()], ids=name)
-def test_documents_name_only_files_that_exist(document):
-    text = re.sub(r"\w+://\S+", "", document.read_text())
-    files = [f"/{name(path)}" for path in python_files() + native_files()]
-
-    def exists(path: str) -> bool:  # also when it is told from inside a package
-        return (ROOT / path).exists() or any(file.endswith(f"/{path}") for file in files)
-
-    assert [path for path in PATH.findall(text) if not exists(path)] == []
