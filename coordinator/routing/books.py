@@ -101,9 +101,11 @@ class Books:
             self.decodes.activate(decode.slot, 1, _context(placement))
             self.handovers.begin(decode.slot, booking.request.request_id, now_s)
             booking.is_under_way = True
-        elif booking.is_under_way and booking.num_tokens > 1:
+        forecast, is_early = self.decodes.forecast, False
+        if booking.is_under_way and booking.num_tokens > 1:
             self._end_handover(booking, decode)
-        if is_first or self.decodes.forecast.is_over(plan, now_s):
+            is_early = not forecast.has_begun(plan, now_s)  # there was a place sooner than foreseen
+        if is_first or is_early or forecast.is_over(plan, now_s):
             self.decodes.forecast.remove(plan, now_s)
             self._plan(booking, decode, now_s, now_s)
 

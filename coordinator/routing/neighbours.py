@@ -2,9 +2,10 @@
 
 Decoding reads all weights at every step, so two nodes that do it at once may each take nearly twice
 as long. Profiles know nothing of that, since nodes are measured alone. But every report says how
-far a node's steps are off, and the books say who decodes: so that is kept twice, as it was last
-seen while the host's other pool decoded nothing and while it did. Until it was seen, the first is
-the profile, and the second as if the two took turns.
+far a node's steps are off, and the books say who decodes: so that is kept twice, averaged over
+what was seen while the host's other pool decoded nothing and while it did. Until it was seen, a
+prefill node's is its host's decode nodes' (without any: the profile), and beside each other the two
+are taken to take turns.
 
 A prefill node decodes only if its host then has more places within the promise than its decode
 nodes have alone. Whoever looked at one request more would never see that: while both decode, the
@@ -26,6 +27,7 @@ from coordinator.routing.waiting import Newcomer
 from pdserve.protocol import NodeRole
 
 IN_TURNS = 2.0  # times as long: no two that decode at once need take longer than that
+_WEIGHT = 0.25  # of a new report: a ratio follows single steps, and is noisy
 
 
 class Neighbours(SlotArrays):
@@ -54,7 +56,8 @@ class Neighbours(SlotArrays):
         is_beside = bool(requests[self._of(on_host, _other(member.role))].any())
         if requests[slot] and is_beside == self._was_beside[slot]:
             seen = self._beside if is_beside else self._apart
-            seen[slot] = member.load.decode_ratio
+            ratio = member.load.decode_ratio
+            seen[slot] = ratio if seen[slot] == 0 else seen[slot] + _WEIGHT * (ratio - seen[slot])
         self._was_beside[slot] = is_beside
 
     def lost(self, member: Member) -> None:
@@ -80,7 +83,8 @@ class Neighbours(SlotArrays):
         decodes, prefills = (self._of(on_host, r) for r in (NodeRole.DECODE, NodeRole.PREFILL))
         if len(decodes) == 0:
             return True
-        apart = np.where(self._apart > 0, self._apart, 1.0)
+        known = self._apart[decodes][self._apart[decodes] > 0]
+        apart = np.where(self._apart > 0, self._apart, known.mean() if known.size else 1.0)
         beside = np.where(self._beside > 0, self._beside, IN_TURNS * apart)
         alone = self._num_places(decodes, apart, newcomer, limit_s)
         together = np.concatenate([decodes, prefills])

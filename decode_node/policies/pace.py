@@ -32,12 +32,17 @@ class Pace:
     def cap_s(self, request: Request) -> float:
         """The longest that its steps should take, on average.
 
-        Infinity where not even a step of its own keeps the promise: others then gain nothing by
-        staying out.
+        Infinity where the node could never keep the promise, not even in a step of its own: others
+        then gain nothing by staying out. Where it only cannot at the moment, because something else
+        slows the node down, batches stay as they would be without that: a slowdown may pass, but
+        whole chunks of prompts beside the streams would not be made up for.
         """
         promised_s = tpot_s(request, self._default_tpot_s)
-        is_hopeless = self.perf.decode_s(1, request.num_tokens) > promised_s
-        return inf if is_hopeless else SAFETY * promised_s
+        alone_s = self.perf.decode_s(1, request.num_tokens)
+        if alone_s <= promised_s:
+            return SAFETY * promised_s
+        slowdown = max(self.perf.decode_ratio, 1.0)
+        return SAFETY * promised_s * slowdown if alone_s <= promised_s * slowdown else inf
 
     def tightest_s(self, requests: Iterable[Request]) -> float:
         """The longest that a step of all of these should take; infinity for none."""

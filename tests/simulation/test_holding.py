@@ -11,18 +11,26 @@ from tests.simulation.workload import calls, fixed, lognormal, merged, poisson
 UNTIL_S = 60.0
 
 
-def served(hold_s: float) -> Score:
-    """Six chats a second, and now and then a prompt that all who come behind it wait for."""
-    slo = Slo(name="a", ttft_s=6.0, tpot_s=0.035, hold_s=hold_s)
+def served(hold_s: float, rate: float = 6, tpot_s: float = 0.035, long: int = 8000) -> Score:
+    """So many chats a second, and now and then a prompt that all who come behind it wait for."""
+    slo = Slo(name="a", ttft_s=6.0, tpot_s=tpot_s, hold_s=hold_s)
     chats = calls(
-        "chat", poisson(6, UNTIL_S, seed=1), fixed(128), lognormal(200, 0.3, most=512), slo
+        "chat", poisson(rate, UNTIL_S, seed=1), fixed(128), lognormal(200, 0.3, most=512), slo
     )
-    longs = calls("long", poisson(0.3, UNTIL_S, seed=2), fixed(8000), fixed(64), slo)
+    longs = calls("long", poisson(0.3, UNTIL_S, seed=2), fixed(long), fixed(64), slo)
     return fleet(1, 1, "disaggregated", merged(chats, longs), PolicyConfig()).score
 
 
 def test_held_back_while_decode_nodes_are_full_more_promises_are_kept():
     at_once, held = served(0.0), served(5.4)
     assert at_once.tpot_attainment < 0.85
+    assert held.tpot_attainment > at_once.tpot_attainment + 0.08
+    assert held.ttft_attainment == at_once.ttft_attainment == 1.0
+
+
+def test_the_first_that_finds_no_place_keeps_its_promise_too():
+    """Whoever waited for others to be seen waiting would have lost those by then."""
+    at_once, held = served(0.0, rate=2, tpot_s=0.030), served(5.4, rate=2, tpot_s=0.030)
+    assert at_once.tpot_attainment < 0.87
     assert held.tpot_attainment > at_once.tpot_attainment + 0.08
     assert held.ttft_attainment == at_once.ttft_attainment == 1.0

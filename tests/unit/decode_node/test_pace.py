@@ -20,6 +20,23 @@ def test_a_stream_without_any_pace_is_never_late(num_tokens_left: float) -> None
 
 
 @pytest.mark.parametrize(
+    ("decode_ratio", "tpot_s", "expected"),
+    [
+        pytest.param(1.0, 0.020, 0.018, id="kept"),
+        pytest.param(1.5, 0.020, 0.018, id="kept, slowed down"),
+        pytest.param(4.0, 0.020, 0.072, id="not at the moment: batches as without the slowdown"),
+        pytest.param(1.0, 0.001, inf, id="never"),
+        pytest.param(4.0, 0.001, inf, id="never, and slowed down"),
+    ],
+)
+def test_how_long_steps_may_take(decode_ratio: float, tpot_s: float, expected: float) -> None:
+    batch = Batch()
+    batch.perf.decode_ratio = decode_ratio
+    pace = Pace(batch.perf, batch.clock, 0.25)
+    assert pace.cap_s(batch.decoding(tpot_s=tpot_s)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
     ("tpot_s", "late_s", "num_tokens_left", "expected"),
     [
         (0.020, 0.0, 0.0, True),
