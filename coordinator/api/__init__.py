@@ -1,9 +1,9 @@
 """The OpenAI API over HTTP.
 
-One call, told once: `middleware` traces it and answers for everything that goes wrong;
-`chat`/`completions` read the body (`body`, `requests`, `parameters`) and make a plan of it
-(`messages`, `prompts`, `sampling`); `answer` runs the plan as a `call`, whose `arrivals` are
-token events and whose `choice`s are text; `formats` and `sse` put it on the wire.
+The path of a call: `middleware` traces it and turns every failure into an error response;
+`chat`/`completions` read the body (`body`, `requests`, `parameters`) and turn it into a plan
+(`messages`, `prompts`, `sampling`); `answer` runs the plan as a `call`, which receives token
+events (`arrivals`) and converts them to text (`choice`); `formats` and `sse` encode the answer.
 """
 
 from coordinator.api.app import create_app

@@ -1,4 +1,4 @@
-"""The endpoints that change the cluster: the role of a node."""
+"""Endpoints that change the cluster: POST /admin/role sets a node's role."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ class RoleRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     role: Literal["prefill", "decode"]
-    force: bool = False  # even if its pool is empty then
+    force: bool = False  # even if this leaves the node's current pool empty
     timeout_s: Annotated[float, Meta(gt=0, le=600)] = 10.0
 
 
 class RoleAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it."""
+    """The answer to POST /admin/role."""
 
     node: str
     role: Literal["prefill", "decode"]
-    changed: bool  # False: it had that role already
+    changed: bool  # False: the node already had that role
 
 
 def add_admin_routes(app: web.Application, changes: RoleChanges) -> None:
-    """Let clients change roles. Where keys are in use, operators may."""
+    """Add the endpoint that changes roles. If API keys are in use, only operators may call it."""
     app[_CHANGES] = changes
     app.add_routes([web.post("/admin/role", change_role, expect_handler=expect_nothing)])
 
 
 async def change_role(request: web.Request) -> web.Response:
-    """POST /admin/role: answers when the node has reported its new role, or cannot."""
+    """POST /admin/role: answer once the node has reported its new role or cannot take it."""
     body = await read_request(request, RoleRequest, request.app[CONTEXT].config)
     changed = await request.app[_CHANGES].change(
         body.node, NodeRole[body.role.upper()], force=body.force, within_s=body.timeout_s

@@ -1,4 +1,4 @@
-"""From a plan to a response: streamed, or whole."""
+"""Runs a call's plan and sends the response, streamed or whole."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 async def answer(request: web.Request, context: ApiContext, plan: CallPlan) -> web.StreamResponse:
-    """Run the plan's generations and send what they produce. Raises what they raise."""
+    """Run the plan's generations and send their output. Raises what the generations raise."""
     trace = request[TRACE]
     trace.is_streaming = plan.is_streaming
     with Call(context, trace, plan) as call:
@@ -48,7 +48,7 @@ async def _streamed(
         await call.wait(max(0.0, sent_s + keep_alive_s - clock.now()))
         if await _send(request, call, plan, stream):
             sent_s = clock.now()
-        elif clock.now() >= sent_s + keep_alive_s:  # tokens may come, and show nothing
+        elif clock.now() >= sent_s + keep_alive_s:  # tokens may arrive without showable text
             await stream.keep_alive()
             sent_s = clock.now()
     await stream.close()
@@ -56,7 +56,7 @@ async def _streamed(
 
 
 async def _send(request: web.Request, call: Call, plan: CallPlan, stream: SseStream) -> bool:
-    """All that is there goes out in one write; returns whether there was anything."""
+    """Send all new events in one write; return whether there were any."""
     is_first = not stream.is_open
     if is_first:
         await stream.open(request, call.headers)
@@ -67,7 +67,7 @@ async def _send(request: web.Request, call: Call, plan: CallPlan, stream: SseStr
 
 
 async def new_events(call: Call, plan: CallPlan, *, is_first: bool) -> list[bytes]:
-    """What is there and has not been told yet; the first ones open the answer."""
+    """Return the events that were not returned before; `is_first` adds the opening events."""
     events: list[bytes] = []
     if is_first:
         usage = call.prompt_usage if plan.counts_along else None
@@ -86,5 +86,5 @@ def _chunks(call: Call, plan: CallPlan, deltas: list[ChoiceDelta]) -> list[bytes
 
 
 async def _made(plan: CallPlan, make: Callable[[], T]) -> T:
-    """In a thread, where it may take seconds."""
+    """Return what `make` returns; run it in a thread if prompt scores may make it take seconds."""
     return await asyncio.to_thread(make) if plan.scores_prompts else make()

@@ -1,4 +1,4 @@
-"""The application: which path goes where."""
+"""Builds the HTTP application: its context and its routes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES, ServiceClasses, parse_sl
 
 _post = partial(web.post, expect_handler=expect_nothing)
 _RESPONSE = (
-    "/v1/responses/{response:(?!(?:input_tokens|compact)$)[^/]+}"  # which are paths of their own
+    "/v1/responses/{response:(?!(?:input_tokens|compact)$)[^/]+}"  # the excluded names are routes
 )
 _CONVERSATION = "/v1/conversations/{conversation}"
 
@@ -56,11 +56,12 @@ def create_app(
     tenants: Tenants | None = None,
     embedding_model: EmbeddingModel | None = None,
 ) -> web.Application:
-    """The whole API in front of `generator`, for `HttpServer`.
+    """Build the application that serves the whole API on top of `generator`, for `HttpServer`.
 
-    `model_names` are what clients may call the model, its own name first. `metrics` gives the
-    body of GET /metrics. `classes` are those that requests may be of; default: pdserve's own.
-    `tenants` are who may ask; default: anybody. `embedding_model` says how embeddings are made.
+    `model_names` are the names that clients may use for the model, its own name first. `metrics`
+    returns the body of GET /metrics. `classes` are the service classes (default: pdserve's own).
+    `tenants` says who may send requests (default: anybody). `embedding_model` says how
+    embeddings are made.
     """
     if not model_names:
         raise ValueError("the model needs a name")

@@ -1,9 +1,9 @@
-"""What running generations have produced and nobody has looked at yet.
+"""Token events of running generations that have not been read yet.
 
-Events are noted and stamped where they come in, in the middle of a node's message; the one reader
-of `Arrivals` is woken once and takes everything that is there. So a token costs no task and no
-queue, and a slow client gets bigger chunks instead of many small ones. What can pile up is bounded
-by the requests' max_tokens.
+Events are recorded and timestamped on arrival, while a node's message is being processed; the
+single reader of `Arrivals` is woken once and takes all pending events. So a token needs no task
+and no queue, and a slow client gets fewer, larger chunks. The backlog is bounded by the requests'
+max_tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pdserve.protocol import TokenEvent
 
 
 class Arrival(msgspec.Struct, frozen=True):
-    """An event, of which generation, and when it came."""
+    """A token event, the index of its generation, and its arrival time."""
 
     index: int
     event: TokenEvent
@@ -28,7 +28,7 @@ class Arrival(msgspec.Struct, frozen=True):
 
 
 class Arrivals:
-    """The merged events of several generations. Has one reader, who closes it."""
+    """The merged events of several generations. Has one reader, which must close it."""
 
     def __init__(self, generations: Sequence[Generation], clock: Clock) -> None:
         self._clock = clock
@@ -37,23 +37,23 @@ class Arrivals:
         self._heeded: set[int] = set()
         self._num_added = 0
         self._waiter: asyncio.Future[None] | None = None
-        self._alarm: asyncio.TimerHandle | None = None  # rings at `_quiet_until_s` or before
-        self._quiet_until_s = 0.0  # by the event loop's clock
+        self._alarm: asyncio.TimerHandle | None = None  # fires at `_quiet_until_s` or earlier
+        self._quiet_until_s = 0.0  # end of the current wait, on the event loop's clock
         for generation in generations:
             self.add(generation)
 
     def add(self, generation: Generation) -> None:
-        """Hear one more; its index is the number of those before it."""
+        """Listen to one more generation; its index is the number of those added before it."""
         index = self._num_added
         self._num_added += 1
         self._heeded.add(index)
         generation.listen(partial(self._arrived, index))
 
     async def take(self, timeout_s: float | None = None) -> list[Arrival]:
-        """Everything that has arrived, in order, waiting for something if need be.
+        """Return all pending events in order of arrival, after waiting for one if there is none.
 
-        Empty when the time is over. A generation's error is raised after everything that arrived
-        before it has been taken.
+        Returns an empty list when `timeout_s` has passed. A generation's error is raised once all
+        events that arrived before it have been taken.
         """
         if not self._ready and self._error is None:
             await self._wait(timeout_s)
@@ -63,11 +63,11 @@ class Arrivals:
         return taken
 
     def stop(self, index: int) -> None:
-        """Heed this generation no more; how it ends does not matter."""
+        """Ignore further events of this generation, including its end."""
         self._heeded.discard(index)
 
     def close(self) -> None:
-        """Heed none of them any more."""
+        """Ignore further events of all generations."""
         self._heeded.clear()
         if self._alarm is not None:
             self._alarm.cancel()
@@ -94,7 +94,10 @@ class Arrivals:
             self._waiter = None
 
     def _ring(self) -> None:
-        """Set once and not at every wait: tokens come far more often than it rings."""
+        """Wake the reader if its wait has timed out; else set the timer again.
+
+        The timer is not set at every wait, as tokens arrive far more often than it fires.
+        """
         loop = asyncio.get_running_loop()
         self._alarm = None
         if self._waiter is None:

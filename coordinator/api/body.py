@@ -1,4 +1,4 @@
-"""A request's body: from bytes on a socket to a checked struct, or an error naming the place."""
+"""Reads a request body into a validated struct; errors name the parameter at fault."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coordinator.api.json_text import JsonReader
 from coordinator.api.parameters import check_parameters
 from pdserve.errors import InvalidRequest
 
-_PART_CHARS = 500  # of a message
+_PART_CHARS = 500  # kept at each end of a long error message
 _CONTINUE = "100-continue"
 _T = TypeVar("_T", bound=msgspec.Struct)
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
@@ -22,7 +22,7 @@ _FIELD = re.compile(r"(?:missing required|contains unknown) field `(?P<name>[^`]
 
 
 async def expect_nothing(request: web.Request) -> None:
-    """For routes: a client that asks whether to go on is told when its body is read."""
+    """Route handler for `Expect`: does nothing; `_read_body` sends the 100 Continue."""
 
 
 async def read_request(request: web.Request, schema: type[_T], config: ApiConfig) -> _T:
@@ -31,7 +31,7 @@ async def read_request(request: web.Request, schema: type[_T], config: ApiConfig
 
 
 async def read_object(request: web.Request, config: ApiConfig) -> dict[str, Any]:
-    """Read a JSON body that is an object. Raises InvalidRequest or an aiohttp HTTP error."""
+    """Read a body that must be a JSON object. Raises InvalidRequest or an aiohttp HTTP error."""
     _check_head(request, config)
     body = await _read_body(request, config)
     values = await JsonReader().read_long(body, "the request body")
@@ -41,7 +41,7 @@ async def read_object(request: web.Request, config: ApiConfig) -> dict[str, Any]
 
 
 def convert_request(values: dict[str, Any], schema: type[_T]) -> _T:
-    """A body's fields, typed. Raises InvalidRequest that names the parameter at fault."""
+    """Convert a body's fields to `schema`. Raises InvalidRequest, which names the parameter."""
     check_parameters(values, schema)
     try:
         return msgspec.convert(values, schema)
@@ -50,7 +50,7 @@ def convert_request(values: dict[str, Any], schema: type[_T]) -> _T:
 
 
 def _check_head(request: web.Request, config: ApiConfig) -> None:
-    """Refuse a body by what is said of it, before it is sent."""
+    """Check the headers, to refuse a body before it is sent. Raises an aiohttp HTTP error."""
     kind = request.content_type
     is_json = kind == "application/json" or kind.endswith("+json")
     if "Content-Type" in request.headers and not is_json:
@@ -73,7 +73,7 @@ def _check_head(request: web.Request, config: ApiConfig) -> None:
 async def _read_body(request: web.Request, config: ApiConfig) -> bytes:
     if "Expect" in request.headers and request.version >= HttpVersion11:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # of the answer, nothing has been sent
+        request.writer.output_size = 0  # the interim response is no part of the answer
     try:
         async with asyncio.timeout(config.body_timeout_s):
             return await request.read()
@@ -87,8 +87,11 @@ async def _read_body(request: web.Request, config: ApiConfig) -> bytes:
 
 
 def _at_parameter(message: str) -> InvalidRequest:
-    """The decoder's message says `what` and, unless it is the top, `where`."""
-    if len(message) > 2 * _PART_CHARS:  # it repeats what the client has sent
+    """Build an error that names the parameter, from the decoder's message.
+
+    The message says `what` is wrong and, unless that is the top level, at which `path`.
+    """
+    if len(message) > 2 * _PART_CHARS:  # it may quote the client's input
         message = f"{message[:_PART_CHARS]} ... {message[-_PART_CHARS:]}"
     match = _PLACE.match(message)
     what, path = (match["what"], match["path"] or "") if match else (message, "")

@@ -1,4 +1,4 @@
-"""One user's call while it runs: its generations, its choices, its measurements."""
+"""One running call: its generations, its choices and its measurements."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from pdserve.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallPlan:
-    """What an endpoint made of a body: everything needed to answer it."""
+    """Everything needed to answer a call, as its endpoint derived it from the request body."""
 
-    requests: list[GenerationRequest]  # one per choice, prompt by prompt
-    num_per_prompt: int = 1  # choices
-    num_shown: int | None = None  # of each prompt's choices, the likeliest; None: all
+    requests: list[GenerationRequest]  # one per choice, grouped by prompt
+    num_per_prompt: int = 1  # choices generated per prompt
+    num_shown: int | None = None  # likeliest choices returned per prompt; None: all
     text: TextOptions
     format: AnswerFormat
     is_streaming: bool
-    counts_along: bool = False  # each event of a stream says how many tokens there are so far
+    counts_along: bool = False  # each event of a stream carries the token counts so far
     echoes_prompt: bool = False
 
     @property
     def scores_prompts(self) -> bool:
-        """Whether the answer may tell of every token of long prompts."""
+        """Whether the answer has log-probabilities of prompt tokens, which can make it large."""
         return any(r.sampling.prompt_logprobs is not None for r in self.requests)
 
 
 class Call:
-    """Use as a context: leaving it frees whatever still runs."""
+    """A running call. Use it as a context manager: leaving it cancels generations still running."""
 
     def __init__(self, context: ApiContext, trace: RequestTrace, plan: CallPlan) -> None:
         self._context = context
         self._trace = trace
         self._plan = plan
-        self._generations: list[Generation] = []  # by choice
+        self._generations: list[Generation] = []  # one per choice, in order
         self._choices = [
             Choice(
                 index,
@@ -54,7 +54,8 @@ class Call:
             )
             for index, request in enumerate(plan.requests)
         ]
-        self._unscored: dict[int, list[Arrival]] = {  # prompt |-> what came before its scores
+        # index of a prompt's first choice |-> its siblings' arrivals before the prompt's scores
+        self._unscored: dict[int, list[Arrival]] = {
             index: []
             for index, request in enumerate(plan.requests)
             if request.sampling.prompt_logprobs is not None
@@ -76,7 +77,10 @@ class Call:
         self.close(error)
 
     def start(self) -> None:
-        """Begin all that the plan asks for. Raises what refuses a part of it; then nothing runs."""
+        """Start all generations of the plan.
+
+        If one is refused, the others are cancelled and the refusal is raised.
+        """
         requests, num_per_prompt = self._plan.requests, self._plan.num_per_prompt
         self._trace.num_choices = len(requests)
         prompts = requests[::num_per_prompt]
@@ -93,7 +97,7 @@ class Call:
         self._arrivals = Arrivals(self._generations, self._context.clock)
 
     def close(self, error: BaseException | None) -> None:
-        """Free whatever still runs, because of an error if there is one."""
+        """Cancel generations that still run; `error` is what ended the call, if anything did."""
         if isinstance(error, asyncio.CancelledError | ConnectionError):
             is_ours = self._context.in_flight.is_aborting
             reason = "coordinator is shutting down" if is_ours else "client disconnected"
@@ -104,28 +108,28 @@ class Call:
 
     @property
     def is_finished(self) -> bool:
-        """Whether every choice is."""
+        """Whether every choice is finished."""
         return self._num_unfinished == 0
 
     @property
     def num_choices(self) -> int:
-        """How many answers there will be."""
+        """The number of choices generated."""
         return len(self._choices)
 
     @property
     def headers(self) -> dict[str, str]:
-        """As of now."""
+        """Response headers that name the nodes serving the call, as known now."""
         routes = [generation.route for generation in self._generations]
         return answer_headers(routes)
 
     @property
     def usage(self) -> Usage:
-        """Tokens so far."""
+        """Token counts so far."""
         return self._usage(self._trace.num_completion_tokens)
 
     @property
     def prompt_usage(self) -> Usage:
-        """Tokens before the first one of an answer."""
+        """Token counts before the first output token."""
         return self._usage(0)
 
     def _usage(self, num_completion_tokens: int) -> Usage:
@@ -138,7 +142,7 @@ class Call:
         )
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for tokens and take them in; False when none came in time.
+        """Wait for token events and process them; return False when none came within `timeout_s`.
 
         Raises what the generations raise.
         """
@@ -148,12 +152,12 @@ class Call:
         return bool(arrivals)
 
     def take(self) -> list[ChoiceDelta]:
-        """What is new to show."""
+        """Return the new content of every choice that has any."""
         deltas = [choice.take() for choice in self._shown()]
         return [delta for delta in deltas if delta is not None]
 
     def _check_number(self, num_answers: int) -> None:
-        """Raises InvalidRequest when not even an idle cluster takes so many at a time."""
+        """Check that an idle cluster could admit so many requests. Raises InvalidRequest."""
         limit = self._context.generator.max_inflight
         if num_answers > limit:
             raise InvalidRequest(
@@ -163,7 +167,10 @@ class Call:
             )
 
     def _shown(self) -> list[Choice]:
-        """All choices; or when they are finished, of each prompt the likeliest, numbered anew."""
+        """Return the choices to show: all, or with `num_shown` each prompt's likeliest, renumbered.
+
+        Calls with `num_shown` are not streamed, so that all choices are finished here.
+        """
         num_shown, num_per_prompt = self._plan.num_shown, self._plan.num_per_prompt
         if num_shown is None:
             return self._choices
@@ -198,8 +205,10 @@ class Call:
             self._finished(choice, arrival.index)
 
     def _take_prompt(self, arrival: Arrival) -> None:
-        """It has been computed. What is known of it comes with the first of its choices, for all
-        of them."""
+        """Process a prompt's cached tokens and scores, once its prefill is done.
+
+        They come with the first event of the prompt's first choice, on behalf of all its choices.
+        """
         first, event = arrival.index, arrival.event
         self._trace.num_cached_tokens += event.cached_tokens
         early = self._unscored.pop(first, None)
@@ -217,7 +226,8 @@ class Call:
             self._cancel(index, "stop string")
 
     def _measure(self, arrival: Arrival, num_new_tokens: int) -> None:
-        """Tokens of one event came together: the first ends a gap, the others' gaps are empty."""
+        """Report ITL per new token: tokens of one event arrived together, so only the first has a
+        nonzero gap."""
         last_s = self._last_token_s.get(arrival.index)
         endpoint = self._trace.endpoint or ""
         for _ in range(num_new_tokens):
@@ -233,7 +243,7 @@ class Call:
         self._cancelled.add(index)
 
     def _cancel_rest(self, reason: str) -> None:
-        """Every generation that was started and did not end by itself."""
+        """Cancel every generation that was started and has not ended by itself."""
         for index, choice in enumerate(self._choices[: len(self._generations)]):
             has_ended = choice.is_finished and not choice.ended_by_string
             if not has_ended and index not in self._cancelled:
@@ -241,7 +251,7 @@ class Call:
 
 
 def answer_headers(routes: Sequence[Route]) -> dict[str, str]:
-    """Where it runs; no prefill node when the decode node prefills locally."""
+    """Return headers that name the nodes; no prefill node when the decode node prefills locally."""
     named = {
         "x-pdserve-prefill-node": _joined(route.prefill_node for route in routes),
         "x-pdserve-decode-node": _joined(route.decode_node for route in routes),
@@ -250,5 +260,5 @@ def answer_headers(routes: Sequence[Route]) -> dict[str, str]:
 
 
 def _joined(names: Iterable[str | None]) -> str:
-    """Every name once."""
+    """Join the names with commas, each once, in order."""
     return ",".join(dict.fromkeys(name for name in names if name is not None))

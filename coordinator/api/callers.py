@@ -1,4 +1,4 @@
-"""Whose a request is: from its API key to a tenant, and what the call costs it."""
+"""The caller of a request: maps the API key to a tenant, and charges the tenant for calls."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _SCHEME = "bearer "
 
 
 def identify(request: web.Request, context: ApiContext, trace: RequestTrace) -> None:
-    """Find out whose it is, where that matters. Raises Unauthorized or PermissionDenied.
+    """Identify the tenant of a request, on paths that need one, and record it in the trace.
 
-    What only tells how the cluster is (/health, /metrics, /status, /version) is open to whoever can
-    reach it.
+    Paths that only report the state of the cluster (/health, /metrics, /status, /version) are open
+    to anybody. Raises Unauthorized or PermissionDenied.
     """
     if not request.path.startswith((*_CLIENTS, _OPERATORS)):
         return
@@ -28,24 +28,24 @@ def identify(request: web.Request, context: ApiContext, trace: RequestTrace) -> 
 
 
 def begin(context: ApiContext, trace: RequestTrace) -> None:
-    """A call begins. Raises RateLimited."""
+    """Count the beginning of a call against the tenant's limits. Raises RateLimited."""
     if trace.caller is not None:
         context.tenants.begin(trace.caller)
 
 
 def take_prompt(context: ApiContext, trace: RequestTrace) -> None:
-    """Its prompts are known. Raises RateLimited."""
+    """Count the call's prompt tokens against the tenant's limits. Raises RateLimited."""
     if trace.caller is not None:
         context.tenants.take_prompt(trace.caller, trace.num_prompt_tokens)
 
 
 def limit_headers(context: ApiContext, trace: RequestTrace) -> dict[str, str]:
-    """x-ratelimit-*, as of now."""
+    """Return the current x-ratelimit-* headers."""
     return {} if trace.caller is None else context.tenants.headers(trace.caller)
 
 
 def end(context: ApiContext, trace: RequestTrace, code: str | None) -> None:
-    """A call is over."""
+    """Charge a finished call to its tenant; does nothing for requests that are not calls."""
     if trace.caller is None or trace.endpoint is None:
         return
     used = Amounts(

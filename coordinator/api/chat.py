@@ -35,7 +35,7 @@ from pdserve.errors import InvalidRequest
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
-    """Answer a conversation."""
+    """POST /v1/chat/completions: answer a conversation."""
     context = request.app[CONTEXT]
     trace = admit(request, context)
     body = with_functions_as_tools(await read_request(request, ChatRequest, context.config))
@@ -71,7 +71,7 @@ async def plan_chat(
     answer_id: str,
     make_format: Callable[[AnswerHead, PartsPlan, Sequence[int]], AnswerFormat],
 ) -> CallPlan:
-    """Everything about the call that can be said before it runs. Raises RequestError."""
+    """Validate the request and plan the call, before anything runs. Raises RequestError."""
     body = with_allowed_tools(body)
     if body.prompt_logprobs is not None and body.stream:
         raise InvalidRequest("'prompt_logprobs' cannot be streamed", "prompt_logprobs")
@@ -111,7 +111,7 @@ async def plan_chat(
             sampling=structs.replace(
                 sampling,
                 seed=choice_seed(sampling.seed, choice),
-                prompt_logprobs=None if choice else body.prompt_logprobs,  # once is enough
+                prompt_logprobs=None if choice else body.prompt_logprobs,  # scored once
             ),
             cache_salt=terms.cache_salt,
             slo=terms.slo,
@@ -130,7 +130,7 @@ async def plan_chat(
 
 
 async def encode_chat(body: ChatRequest, context: ApiContext) -> list[int]:
-    """The conversation as the model will see it, tools and all. Raises RequestError."""
+    """Return the token ids of the rendered conversation, including tools. Raises RequestError."""
     body = with_allowed_tools(body)
     check_tools(body, context.tokenizer, context.parts)
     chat = conversation(body)

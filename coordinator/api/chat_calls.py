@@ -1,4 +1,4 @@
-"""Calls in a chat answer: tool calls, or the one function call that was before there were tools."""
+"""Encodes calls in a chat answer: tool calls, or one deprecated `function_call`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coordinator.text.parts import CallPiece
 
 
 class CallsShown:
-    """How the calls of an answer are put, whole and in pieces."""
+    """Adds an answer's calls to a whole message or to stream deltas."""
 
     def __init__(self, plan: PartsPlan) -> None:
         self._make_id = plan.make_id
@@ -20,13 +20,13 @@ class CallsShown:
 
     @property
     def finish_reason(self) -> str:
-        """Of an answer that calls."""
+        """The finish reason of an answer that has calls."""
         return "function_call" if self._is_function else "tool_calls"
 
     def add_to_message(
         self, message: responses.AssistantMessage, pieces: Sequence[CallPiece]
     ) -> None:
-        """All of them."""
+        """Add all calls of an answer to its message."""
         calls: list[responses.MadeCall] = []
         for piece in pieces:
             if piece.name is not None:
@@ -41,7 +41,7 @@ class CallsShown:
             message.tool_calls = calls
 
     def add_to_delta(self, delta: responses.ChatDelta, pieces: Sequence[CallPiece]) -> None:
-        """What is new of them."""
+        """Add new pieces of calls to a stream delta."""
         if not pieces:
             return
         if self._is_function:

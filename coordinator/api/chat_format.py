@@ -1,4 +1,4 @@
-"""The shape of a chat completion, whole and in chunks."""
+"""The format of a chat completion, whole and streamed."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from coordinator.text.parts import AnswerParts, Parts
 
 @dataclass(slots=True)
 class _Told:
-    """One choice, as far as it has been told apart."""
+    """The state of one choice whose text is being split into parts."""
 
     parts: AnswerParts
-    text_chunk: TextTemplate  # one that has text and nothing else
-    unshown: list[ScoredToken] = field(default_factory=list)  # of text that is held back
+    text_chunk: TextTemplate  # template of chunks that only have text
+    unshown: list[ScoredToken] = field(default_factory=list)  # tokens not sent to the client yet
     untold_ids: list[int] = field(default_factory=list)
 
     def take_in(self, delta: ChoiceDelta) -> Parts:
-        """What is certain now."""
+        """Process a delta and return the parts that are certain now."""
         self.unshown += delta.tokens
         self.untold_ids += delta.token_ids
         parts = self.parts.push(delta.text)
         return parts + self.parts.finish() if delta.finish_reason is not None else parts
 
     def finish_reason(self, delta: ChoiceDelta, called: str) -> str | None:
-        """Calls are a reason of their own, unless the answer was cut off."""
+        """Return the finish reason; `called` replaces "stop" if the answer has calls."""
         is_called = delta.finish_reason == "stop" and self.parts.num_calls > 0
         return called if is_called else delta.finish_reason
 
 
 class ChatFormat:
-    """POST /v1/chat/completions."""
+    """Format of POST /v1/chat/completions. See AnswerFormat."""
 
     def __init__(
         self,
@@ -61,19 +61,19 @@ class ChatFormat:
         self._prompts = prompts
         self._calls = CallsShown(plan)
         self._shows_logprobs = shows_logprobs
-        self._is_text_all = not (shows_logprobs or prompts.tells_ids)  # of most chunks
+        self._is_text_all = not (shows_logprobs or prompts.tells_ids)  # chunks have only text
         self._shows_usage = usage_shown is not UsageShown.NOWHERE
         self._null_usage: UnsetType | None = None if self._shows_usage else UNSET
-        self._told: dict[int, _Told] = {}  # by choice
+        self._told: dict[int, _Told] = {}  # choice index |-> state
 
     def opening(self, index: int, usage: responses.Usage | None) -> Sequence[bytes]:
-        """The role, and text that is still empty."""
+        """Return a chunk with the role and empty content."""
         delta = responses.ChatDelta(role="assistant", content="")
         choice = responses.ChatChunkChoice(index, delta)
         return [self._chunk([choice], usage, prompt_ids=self._prompts.ids(index))]
 
     def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
-        """Text, reasoning, calls, or nothing but the end."""
+        """Return a chunk with new content, reasoning, calls or the end; none if all is held back."""
         told = self._told_of(delta.index)
         parts = told.take_in(delta)
         finish_reason = told.finish_reason(delta, self._calls.finish_reason)
@@ -95,15 +95,15 @@ class ChatFormat:
         return [self._chunk([choice], usage)]
 
     def closing(self, usage: responses.Usage) -> Sequence[bytes]:
-        """The tokens, without choices, for a client that asked for them."""
+        """Return the end mark, after a chunk with the token counts if the client asked for them."""
         return [self._chunk([], usage), DONE] if self._shows_usage else [DONE]
 
     def failure(self, error: responses.ErrorDetail) -> bytes:
-        """The error object."""
+        """Return the error object as an event."""
         return error_event(error)
 
     def whole(self, deltas: Sequence[ChoiceDelta], usage: responses.Usage) -> bytes:
-        """One message per choice."""
+        """Return the answer with one message per choice."""
         head = self._head
         answer = responses.ChatCompletion(
             id=head.id,

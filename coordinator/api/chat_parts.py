@@ -1,4 +1,4 @@
-"""How an answer's text is told apart: what a call asked for, and what the model writes."""
+"""Plans how an answer's text is split into content, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from coordinator.text.parts import AnswerParts, ToolFormat
 from coordinator.text.parts.reasoning import BEGIN, END, Reasoning
 from pdserve.errors import InvalidRequest
 
-_LAST_TOKENS = 8  # of a prompt, in which a mark at its end stands
+_LAST_TOKENS = 8  # tokens at a prompt's end that are searched for the reasoning mark
 _ID_CHARS = string.ascii_letters + string.digits
 
 
 @dataclass(frozen=True, slots=True)
 class PartsOptions:
-    """What the operator has set, or the model's chat template has told."""
+    """Settings made by the operator, or derived from the model's chat template."""
 
     tool_format: ToolFormat | None = None
     splits_reasoning: bool = False
@@ -30,17 +30,17 @@ class PartsOptions:
 
 @dataclass(frozen=True, slots=True)
 class PartsPlan:
-    """For the answers to one call."""
+    """How the answers of one call are split into parts."""
 
-    make: Callable[[], AnswerParts]  # one for each choice
-    make_id: Callable[[], str]  # of a tool call
+    make: Callable[[], AnswerParts]  # makes the parser of one choice
+    make_id: Callable[[], str]  # makes the id of a tool call
     kept_ids: frozenset[int]  # special tokens that mark tool calls
-    thinking: Thinking | None  # that may come before what is wanted
-    shows_function_call: bool = False  # instead of tool calls, to whoever asked in the old way
+    thinking: Thinking | None  # reasoning that may precede structured output
+    shows_function_call: bool = False  # not tool calls: the request used the deprecated parameters
 
 
 def with_allowed_tools(body: ChatRequest) -> ChatRequest:
-    """As if the tools that may not be called were not there. Raises InvalidRequest."""
+    """Return the request without tools that `tool_choice` does not allow. Raises InvalidRequest."""
     if not isinstance(body.tool_choice, AllowedToolChoice):
         return body
     allowed = body.tool_choice.allowed_tools
@@ -54,7 +54,7 @@ def with_allowed_tools(body: ChatRequest) -> ChatRequest:
 
 
 def check_tools(body: ChatRequest, tokenizer: Tokenizer, options: PartsOptions) -> None:
-    """Raises InvalidRequest: tools are no use with this model."""
+    """Check that the model supports the request's tools. Raises InvalidRequest."""
     template = tokenizer.chat_template
     if _must_call(body) and not body.tools:
         raise InvalidRequest(
@@ -74,7 +74,7 @@ def check_tools(body: ChatRequest, tokenizer: Tokenizer, options: PartsOptions) 
 def plan_parts(
     body: ChatRequest, token_ids: Sequence[int], tokenizer: Tokenizer, options: PartsOptions
 ) -> PartsPlan:
-    """For a call whose prompt has been rendered."""
+    """Return the parts plan of a call whose prompt has been rendered to `token_ids`."""
     tool_format = options.tool_format if body.tools and body.tool_choice != "none" else None
     max_calls = 1 if body.parallel_tool_calls is False else None
     must_call = tool_format is not None and _must_call(body)
@@ -106,7 +106,10 @@ def plan_parts(
 def call_grammar(
     body: ChatRequest, tokenizer: Tokenizer, options: PartsOptions
 ) -> tuple[CallGrammar | None, bool]:
-    """The calls that an answer may be, and whether it must. Raises InvalidRequest."""
+    """Return the grammar of allowed tool calls, and whether the answer must be a call.
+
+    Raises InvalidRequest.
+    """
     tool_format = options.tool_format
     if not body.tools or body.tool_choice == "none" or tool_format is None:
         return None, False
@@ -148,5 +151,5 @@ def _id() -> str:
 
 
 def _mistral_id() -> str:
-    """Its templates take no other."""
+    """Return an id of nine letters and digits: Mistral's templates accept no other."""
     return "".join(secrets.choice(_ID_CHARS) for _ in range(9))

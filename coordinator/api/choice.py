@@ -1,7 +1,7 @@
-"""One choice of an answer: token events in, text and log-probabilities out.
+"""One choice of an answer: converts token events to text and log-probabilities.
 
-Tokens go through the detokeniser and the stop matcher one by one, so that the choice ends at the
-very token that completes a stop string, however many tokens came in one event.
+Tokens pass through the detokeniser and the stop matcher one at a time, so that the choice ends at
+exactly the token that completes a stop string, however many tokens arrive in one event.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ class ScoredToken(msgspec.Struct, frozen=True):
 
     token_id: int
     offset: int  # characters of the choice's text before it
-    logprobs: TokenLogprobs | None  # None: it is the first of all, and follows from nothing
+    logprobs: TokenLogprobs | None  # None: the first prompt token, which has no predecessor
 
 
 class ChoiceDelta(msgspec.Struct, frozen=True):
-    """What is new in a choice."""
+    """New content of a choice since the last delta."""
 
     index: int
     text: str
     tokens: list[ScoredToken]
     finish_reason: str | None
-    prompt_logprobs: Sequence[TokenLogprobs] = ()  # from the prompt's second token on
-    token_offsets: Sequence[int] = ()  # of all tokens so far: characters of text before each
-    stop_reason: str | int | None = None  # the stop string, or a stop token of the client's own
-    token_ids: Sequence[int] = ()  # those that came since the last delta, if they are to be told
+    prompt_logprobs: Sequence[TokenLogprobs] = ()  # starting at the prompt's second token
+    token_offsets: Sequence[int] = ()  # characters of text before each token, for all tokens so far
+    stop_reason: str | int | None = None  # the stop string, or the client's stop token
+    token_ids: Sequence[int] = ()  # new since the last delta, if the client wants token ids
 
 
 class Choice:
@@ -49,12 +49,12 @@ class Choice:
         options: TextOptions,
         echoed_ids: Sequence[int] | None = None,
     ) -> None:
-        """`echoed_ids`: the prompt, if it is to be shown before the answer."""
+        """`echoed_ids`: the prompt's token ids, if it is echoed before the answer."""
         self.index = index
         self.num_tokens = 0
         self.finish_reason: str | None = None
         self._stop_reason: str | int | None = None
-        self._logprob = 0.0  # of the tokens so far, if they come with theirs
+        self._logprob = 0.0  # sum over the tokens so far, if they have log-probabilities
         self._options = options
         self._echoed_ids = echoed_ids
         self._has_begun = False
@@ -75,30 +75,30 @@ class Choice:
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the choice has ended."""
         return self.finish_reason is not None
 
     @property
     def mean_logprob(self) -> float:
-        """Of its tokens; comparable only where log-probabilities were asked for."""
+        """Mean log-probability of the tokens; 0 unless log-probabilities were requested."""
         return self._logprob / max(self.num_tokens, 1)
 
     @property
     def has_shown_text(self) -> bool:
-        """Whether there was anything for the client to see yet."""
+        """Whether any text has become visible to the client."""
         return self._num_shown_chars > 0
 
     @property
     def ended_by_string(self) -> bool:
-        """Whether a stop string ended it, which the nodes know nothing of."""
+        """Whether a stop string ended the choice; the nodes do not know of stop strings."""
         return self._matcher.matched is not None
 
     def score_prompt(self, logprobs: Sequence[TokenLogprobs]) -> None:
-        """What is known of the prompt, from its second token on; before the first `push`."""
+        """Set the prompt's log-probabilities, from its second token on. Call before `push`."""
         self._prompt_logprobs = logprobs
 
     def push(self, event: TokenEvent) -> None:
-        """Take an event's tokens; those behind a stop string do not count."""
+        """Process an event's tokens; tokens after a stop string are dropped."""
         if not self._has_begun:
             self._has_begun = True
             self._echo()
@@ -120,7 +120,7 @@ class Choice:
                     self._stop_reason = event.stop_token_id
 
     def take(self) -> ChoiceDelta | None:
-        """What is new since the last call, if there is anything to show."""
+        """Return the content that is new since the last call, or None if there is none to show."""
         text = "".join(self._new_text)
         if self._end_was_taken or not (text or self.is_finished):
             return None
@@ -143,7 +143,7 @@ class Choice:
         )
 
     def _echo(self) -> None:
-        """The prompt's text, in which no stop string is looked for."""
+        """Add the echoed prompt's text, in which stop strings are not matched."""
         options = self._options
         self._detokenizer.skip_special_tokens = (
             options.skip_special_tokens and not options.echoes_special_tokens
@@ -166,7 +166,7 @@ class Choice:
             self._untold_ids.append(token_id)
         if logprobs is not None:
             self._logprob += logprobs.chosen
-        # Who has the prompt's tokens listed tells the answer's by their number: none is left out.
+        # With echo, clients find the answer's tokens by their count, so none may be left out.
         if logprobs is not None and not (is_hidden and self._echoed_ids is None):
             self._unshown.append(ScoredToken(token_id, self._num_decoded_chars, logprobs))
         if is_hidden:

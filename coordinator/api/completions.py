@@ -24,12 +24,12 @@ from coordinator.generation import GenerationRequest
 from pdserve.errors import InvalidRequest
 
 DEFAULT_MAX_TOKENS = 16
-MAX_GENERATED = 256  # answers of one request
+MAX_GENERATED = 256  # answers generated for one request
 _PROMPT = PromptParameter("prompt", max_prompts=64)
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
-    """Continue one prompt or several; each gets a choice of its own."""
+    """POST /v1/completions: continue one or more prompts; each gets at least one choice."""
     context = request.app[CONTEXT]
     trace = admit(request, context)
     body = await read_request(request, CompletionRequest, context.config)
@@ -41,7 +41,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
 async def _plan(
     body: CompletionRequest, context: ApiContext, trace: RequestTrace, terms: ServiceTerms
 ) -> CallPlan:
-    """Everything about the call that can be said before it runs. Raises RequestError."""
+    """Validate the request and plan the call, before anything runs. Raises RequestError."""
     usage = usage_shown(body)
     _check_prompt_options(body)
     max_model_len = context.max_model_len()
@@ -97,7 +97,7 @@ async def _plan(
 
 
 def _check_prompt_options(body: CompletionRequest) -> None:
-    """Raises InvalidRequest."""
+    """Check options about the prompt that depend on each other. Raises InvalidRequest."""
     if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
         raise InvalidRequest(
             "'max_tokens' must be at least 1 without 'echo' or 'prompt_logprobs'", "max_tokens"
@@ -109,13 +109,19 @@ def _check_prompt_options(body: CompletionRequest) -> None:
 
 
 def _num_prompt_logprobs(body: CompletionRequest) -> int | None:
-    """That nodes are asked for; None: the prompt is not scored."""
+    """Return how many top log-probabilities per prompt token to request from nodes.
+
+    None: the prompt is not scored.
+    """
     asked = [body.prompt_logprobs, body.logprobs if body.echo else None]
     return max((num for num in asked if num is not None), default=None)
 
 
 def _num_generated(body: CompletionRequest) -> int:
-    """Answers to each prompt, those that are not shown included. Raises InvalidRequest."""
+    """Return the answers to generate per prompt, including those not shown.
+
+    Raises InvalidRequest.
+    """
     num_shown = body.n or 1
     num_generated = body.best_of or num_shown
     if num_generated < num_shown:
@@ -128,12 +134,12 @@ def _num_generated(body: CompletionRequest) -> int:
 
 
 def _num_logprobs(body: CompletionRequest) -> int | None:
-    """That nodes are asked for: the best answer is found by them."""
+    """Return how many top log-probabilities to request from nodes; `best_of` needs at least 0."""
     return 0 if body.logprobs is None and (body.best_of or 1) > (body.n or 1) else body.logprobs
 
 
 def _of_choice(first: GenerationRequest, choice: int) -> GenerationRequest:
-    """One of several answers to a prompt."""
+    """Return the request for one of several answers, derived from that for the first."""
     if choice == 0:
         return first
     sampling = first.sampling
@@ -143,7 +149,7 @@ def _of_choice(first: GenerationRequest, choice: int) -> GenerationRequest:
         sampling=structs.replace(
             sampling,
             seed=choice_seed(sampling.seed, choice),
-            prompt_logprobs=None,  # once is enough, and the others reuse its KV
+            prompt_logprobs=None,  # scored once; the other answers reuse its KV
         ),
     )
 

@@ -1,8 +1,7 @@
-"""One client's connection: what it may hold is bounded, and errors are in the API's form below
-HTTP, too.
+"""One client's connection: bounded resources, and protocol errors in the API's error format.
 
-aiohttp parses and answers; here is what it leaves open. What is no HTTP would be answered in plain
-text, and who does not read a whole answer would keep it, and the connection, for ever.
+aiohttp parses requests and writes answers. By itself it would answer malformed HTTP in plain text,
+and a client that does not read its whole answer would hold the answer and the connection forever.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from aiohttp.http_exceptions import HttpProcessingError
 from coordinator.api.config import ApiConfig
 from coordinator.api.errors import describe, describe_http, describe_protocol
 
-_SLOWEST_BYTES_PER_S = 1024  # at which an answer may be read
+_SLOWEST_BYTES_PER_S = 1024  # slowest rate at which a client may read an answer
 
 
 class Connection(web.RequestHandler):
-    """aiohttp's protocol object."""
+    """aiohttp's protocol object for one connection, with the limits and error format of the API."""
 
     __slots__ = ("_config", "_has_room")
 
@@ -34,14 +33,14 @@ class Connection(web.RequestHandler):
         logger: logging.Logger,
         has_room: Callable[[], bool],
     ) -> None:
-        """`has_room` is asked when it is made: else the client is turned away."""
+        """`has_room` is called when the connection is made; if False, the client is turned away."""
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
             keepalive_timeout=config.idle_timeout_s,
             logger=logger,
             access_log=None,  # type: ignore[arg-type]  # documented, but not in its types
-            auto_decompress=False,  # a compressed body is refused; who makes it does not matter
+            auto_decompress=False,  # compressed bodies are refused
         )
         self._config = config
         self._has_room = has_room
@@ -51,7 +50,7 @@ class Connection(web.RequestHandler):
         if self._has_room():
             super().connection_made(transport)
         else:
-            self.close()  # what it may send is not looked at
+            self.close()  # ignore whatever the client sends
             transport.close()
 
     def handle_error(
@@ -61,7 +60,10 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """What could not be parsed, or not be answered, is answered so."""
+        """Return the error response to a request that could not be parsed or answered.
+
+        Raises ConnectionError if an answer has been partly sent already.
+        """
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun already")
         request_id = f"req-{uuid.uuid4().hex}"
@@ -78,8 +80,11 @@ class Connection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send it, unless the client stops reading; returns whether that is gone."""
-        if isinstance(resp, web.HTTPException):  # raised before there was a handler
+        """Send the response; abort the connection if the client stops reading.
+
+        Returns what aiohttp's method returns.
+        """
+        if isinstance(resp, web.HTTPException):  # raised before a handler was called
             resp = describe_http(resp, request).response()
         reader = _ReaderWatch(self, self._config.stall_timeout_s)
         try:
@@ -89,16 +94,16 @@ class Connection(web.RequestHandler):
 
 
 class _ReaderWatch:
-    """Looks now and then whether a client still reads, and breaks its connection if not."""
+    """Checks periodically that a client still reads its answer; aborts the connection if not."""
 
     def __init__(self, connection: Connection, interval_s: float) -> None:
         self._connection = connection
         self._interval_s = interval_s
-        self._most_bytes = math.inf  # that may be left to be sent when it looks next
+        self._most_bytes = math.inf  # that may still be unsent at the next check
         self._timer = asyncio.get_running_loop().call_later(interval_s, self._look)
 
     def stop(self) -> None:
-        """All is sent."""
+        """Stop checking: the answer has been sent."""
         self._timer.cancel()
 
     def _look(self) -> None:

@@ -1,4 +1,4 @@
-"""What the endpoints share, and what is known about the request in hand."""
+"""State shared by all endpoints, and the trace of the request being handled."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from pdserve.slo import ServiceClasses
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiContext:
-    """Everything an endpoint may need; one per application."""
+    """Shared dependencies of the endpoints; one per application."""
 
     generator: Generator
     tokenizer: Tokenizer
-    model_names: tuple[str, ...]  # the first is the model's own
+    model_names: tuple[str, ...]  # the first is the model's own name
     created: int  # seconds since 1970
     system_fingerprint: str
     config: ApiConfig
@@ -50,7 +50,7 @@ class ApiContext:
     in_flight: InFlight = field(default_factory=InFlight)
 
     def check_model(self, name: str) -> None:
-        """Raises ModelNotFound."""
+        """Check that `name` is a name of the served model. Raises ModelNotFound."""
         if name not in self.model_names:
             raise ModelNotFound(
                 f"there is no model {name[:128]!r} here; there is {', '.join(self.model_names)}",
@@ -58,7 +58,7 @@ class ApiContext:
             )
 
     def max_model_len(self) -> int:
-        """Most tokens of a request. Raises NoNodeAvailable while that is not known."""
+        """Return the most tokens of a request. Raises NoNodeAvailable if no node has attached."""
         max_model_len = self.generator.max_model_len
         if max_model_len is None:
             raise NoNodeAvailable("no node has attached yet")
@@ -67,33 +67,33 @@ class ApiContext:
 
 @dataclass(slots=True, kw_only=True)
 class RequestTrace:
-    """One HTTP request as it went so far."""
+    """What is known of one HTTP request so far."""
 
-    unique: str  # what ids of this request are made from
-    request_id: str  # the client's, if it gave a sane one
+    unique: str  # unique string from which this request's ids are made
+    request_id: str  # the client's, if it sent a valid one
     received_s: float
-    caller: Admitted | None = None  # whose it is; None: of nobody in particular, or not known yet
-    endpoint: str | None = None  # set when it is a call of a generating endpoint
-    slo: Slo | None = None  # what it was promised, once that is known
+    caller: Admitted | None = None  # the caller; None: path needs no key, or not identified yet
+    endpoint: str | None = None  # set once it is a call of a generating endpoint
+    slo: Slo | None = None  # targets of its service class, once known
     is_streaming: bool = False
     stream: SseStream | None = None
-    format: AnswerFormat | None = None  # of the stream
+    format: AnswerFormat | None = None  # format of the stream
     num_choices: int = 0
-    was_served: bool = False  # a prompt of it has been computed
+    was_served: bool = False  # at least one of its prompts has been prefilled
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_completion_tokens: int = 0
-    first_token_s: float | None = None  # the first with text
+    first_token_s: float | None = None  # arrival of the first token with text
     last_token_s: float | None = None
     finish_reason: str | None = None
 
     @property
     def owner(self) -> str:
-        """The tenant's name; empty where no keys are in use."""
+        """The tenant's name; empty when API keys are not in use."""
         return "" if self.caller is None else self.caller.tenant.name
 
     def without_call(self) -> RequestTrace:
-        """Of the HTTP request alone, when its call goes on in the background with this one."""
+        """Return a trace for the HTTP request alone; the background call keeps this one."""
         return RequestTrace(
             unique=self.unique,
             request_id=self.request_id,
@@ -102,7 +102,7 @@ class RequestTrace:
         )
 
     def summary(self, endpoint: str, status: int, code: str | None, now_s: float) -> RequestSummary:
-        """The request after its end."""
+        """Return the summary of the finished request. `now_s` is its end if it failed."""
         succeeded = code is None and self.last_token_s is not None
         end_s = self.last_token_s if succeeded and self.last_token_s is not None else now_s
         e2e_s = end_s - self.received_s

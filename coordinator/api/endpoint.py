@@ -1,4 +1,4 @@
-"""What the generating endpoints do alike."""
+"""Steps that the generating endpoints share: admission, accounting, answer metadata."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from coordinator.api.fields import GenerationFields
 from coordinator.api.formats import AnswerHead, UsageShown
 from pdserve.errors import InvalidRequest, NodeDraining
 
-CLIENT_GONE = 499  # nginx's number for it; nobody is there to read it
+CLIENT_GONE = 499  # nginx's status for "client closed request"; only recorded, never received
 
 
 def admit(request: web.Request, context: ApiContext) -> RequestTrace:
-    """Begin a call. Raises NodeDraining when the server is about to stop, or RateLimited."""
+    """Begin a call to a generating endpoint, and return its trace.
+
+    Raises NodeDraining when the server is shutting down, or RateLimited.
+    """
     trace = request[TRACE]
     begin_call(trace, request.path, context)
     return trace
 
 
 def begin_call(trace: RequestTrace, endpoint: str, context: ApiContext) -> None:
-    """The request is a call of that endpoint. Raises what `admit` raises."""
+    """Mark the request as a call of `endpoint` and begin it. Raises what `admit` raises."""
     trace.endpoint = endpoint
     context.observer.request_started(endpoint)
     if context.in_flight.is_draining:
@@ -32,7 +35,7 @@ def begin_call(trace: RequestTrace, endpoint: str, context: ApiContext) -> None:
 
 
 def conclude(context: ApiContext, trace: RequestTrace, status: int, code: str | None) -> None:
-    """A request is over; if it was a call, that is charged and observed."""
+    """Finish a request; if it was a call, charge its tenant and report it to the observer."""
     callers.end(context, trace, code)
     if trace.endpoint is not None:
         summary = trace.summary(trace.endpoint, status, code, context.clock.now())
@@ -40,7 +43,7 @@ def conclude(context: ApiContext, trace: RequestTrace, status: int, code: str | 
 
 
 def usage_shown(body: GenerationFields) -> UsageShown:
-    """Where the stream has token counts. Raises InvalidRequest."""
+    """Return which chunks of the stream carry token counts. Raises InvalidRequest."""
     options = body.stream_options
     if options is None:
         return UsageShown.NOWHERE
@@ -52,7 +55,7 @@ def usage_shown(body: GenerationFields) -> UsageShown:
 
 
 def answer_head(context: ApiContext, answer_id: str, model: str) -> AnswerHead:
-    """An answer's constant part, made now."""
+    """Return the fields that every chunk of the answer repeats; `created` is the current time."""
     return AnswerHead(
         id=answer_id,
         created=int(time.time()),

@@ -16,10 +16,10 @@ _INVALID = "invalid_request_error"
 _SERVER = "server_error"
 _MAX_MESSAGE_CHARS = 2000
 
-# error class |-> (status, type, whether trying again later makes sense)
+# error class |-> (status, type, whether the client should retry later)
 _BY_CLASS: dict[type[BaseException], tuple[int, str, bool]] = {
     errors.RequestError: (400, _INVALID, False),
-    errors.GrammarFailed: (400, _INVALID, False),  # what was checked before is its beginning
+    errors.GrammarFailed: (400, _INVALID, False),  # only its beginning was checked before
     errors.NoTokenLeft: (400, _INVALID, False),
     errors.Unauthorized: (401, _INVALID, False),
     errors.PermissionDenied: (403, _INVALID, False),
@@ -63,7 +63,7 @@ class ErrorReply:
         return msgspec.json.encode(ErrorBody(self.detail))
 
     def response(self) -> web.Response:
-        """The error as a response of its own."""
+        """Return the error as a whole HTTP response."""
         return web.Response(
             status=self.status,
             body=self.body,
@@ -73,9 +73,10 @@ class ErrorReply:
 
 
 def describe(error: BaseException, request_id: str, retry_after_s: int) -> ErrorReply:
-    """What the client is told. Of an error that is not in the table it learns only the id.
+    """Map an exception to the error reply for the client.
 
-    `retry_after_s` is for errors that pass, but of which it is not known when.
+    For an error that is not in the table, the client learns only the request id. `retry_after_s`
+    is used for retryable errors that predict no wait themselves.
     """
     for cls in type(error).__mro__:
         if cls in _BY_CLASS and isinstance(error, errors.PdserveError):
@@ -91,13 +92,13 @@ def describe(error: BaseException, request_id: str, retry_after_s: int) -> Error
 
 
 def _retry_after(error: errors.PdserveError, default_s: int) -> str:
-    """Whole seconds, and never too few of them: as predicted, or `default_s`."""
+    """Return the predicted wait in whole seconds, rounded up, or `default_s` if none is known."""
     predicted_s = error.retry_after_s if isinstance(error, errors.Overloaded) else 0.0
     return str(math.ceil(predicted_s) if predicted_s > 0 else default_s)
 
 
 def describe_http(error: web.HTTPException, request: web.BaseRequest) -> ErrorReply:
-    """An error that aiohttp's routing and body reading raised, in the API's form."""
+    """Map an HTTP error raised by aiohttp or by the body reader to the API's error format."""
     messages = {
         404: f"there is nothing at {request.path}",
         405: f"{request.path} does not take {request.method}",
@@ -110,7 +111,7 @@ def describe_http(error: web.HTTPException, request: web.BaseRequest) -> ErrorRe
 
 
 def describe_protocol(error: HttpProcessingError) -> ErrorReply:
-    """What was sent is no HTTP, or more of it than is read."""
+    """Map an HTTP parse error: malformed HTTP, or a line or header that is too long."""
     if isinstance(error, LineTooLong):
         status, message = (
             431,
@@ -124,7 +125,7 @@ def describe_protocol(error: HttpProcessingError) -> ErrorReply:
 
 
 def _shortened(message: str) -> str:
-    """It may repeat what the client has sent, however much that was."""
+    """Shorten a message to _MAX_MESSAGE_CHARS, as it may quote client input of any length."""
     if len(message) <= _MAX_MESSAGE_CHARS:
         return message
     return f"{message[:_MAX_MESSAGE_CHARS]} ... ({len(message)} characters)"

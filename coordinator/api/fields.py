@@ -1,4 +1,4 @@
-"""The fields that requests of several endpoints have alike; ranges are checked on decoding."""
+"""Request fields that several endpoints share; their ranges are checked when decoding."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=100)]
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Count = Annotated[int, Meta(ge=1, lt=2**31)]
-Priority = Annotated[int, Meta(ge=-(2**30), le=2**30)]  # lower ones go first, as vLLM has it
-MAX_CHOICES = 128  # of one prompt
+Priority = Annotated[int, Meta(ge=-(2**30), le=2**30)]  # lower values go first, as in vLLM
+MAX_CHOICES = 128  # per prompt
 NumLogprobs = Annotated[int, Meta(ge=0, le=20)]
 
 
 class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
-    """How a stream is sent."""
+    """Options of a streamed answer."""
 
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None  # with every chunk, as vLLM has it
-    include_obfuscation: bool | None = None  # padding against traffic analysis: not done
+    continuous_usage_stats: bool | None = None  # usage in every chunk, as in vLLM
+    include_obfuscation: bool | None = None  # padding against traffic analysis; without effect
 
 
 class JsonSchemaFormat(Struct, kw_only=True, rename={"schema_": "schema"}):
-    """A schema that the answer is to be an instance of. It is enforced, strict or not."""
+    """A JSON schema that the answer must match. It is enforced whether `strict` is set or not."""
 
     name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     schema_: dict[str, Any]
@@ -34,18 +34,18 @@ class JsonSchemaFormat(Struct, kw_only=True, rename={"schema_": "schema"}):
 
 
 class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the answer is to be."""
+    """The format required of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
 
 
-MAX_ANSWERS = 4096  # to choose from
+MAX_ANSWERS = 4096  # alternatives of a choice constraint
 AnswerList = Annotated[list[str], Meta(min_length=1, max_length=MAX_ANSWERS)]
 
 
 class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True, rename={"json_": "json"}):
-    """vLLM's way to ask for structured output: one of these."""
+    """vLLM's parameter for structured output; exactly one constraint may be set."""
 
     json_: dict[str, Any] | str | None = None
     json_object: bool | None = None
@@ -55,18 +55,18 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True, rename
 
 
 class CallFields(Struct, kw_only=True):
-    """What every endpoint takes that has nodes work, besides the model's name."""
+    """Fields that all endpoints which run work on nodes accept, besides the model's name."""
 
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
-    slo_class: str | None = None  # which of the cluster's service classes it is of
+    slo_class: str | None = None  # name of one of the cluster's service classes
     priority: Priority | None = None
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None  # -1: what fits
-    truncation_side: Literal["left", "right"] | None = None  # where it is cut off; else: left
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None  # -1: all that fit
+    truncation_side: Literal["left", "right"] | None = None  # side that is cut; default: left
 
 
 class GenerationFields(CallFields, kw_only=True):
-    """What both generating endpoints take."""
+    """Fields that both chat and text completions accept."""
 
     model: str
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
@@ -74,7 +74,7 @@ class GenerationFields(CallFields, kw_only=True):
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Probability | None = None  # 0: the likeliest token
+    top_p: Probability | None = None  # 0: only the likeliest token
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
@@ -89,22 +89,22 @@ class GenerationFields(CallFields, kw_only=True):
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
     include_stop_str_in_output: bool | None = None
-    no_stop_trim: bool | None = None  # SGLang's name of it
+    no_stop_trim: bool | None = None  # SGLang's name for include_stop_str_in_output
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | str | None = None  # these are its older names
+    guided_json: dict[str, Any] | str | None = None  # guided_*: older names of structured outputs
     guided_regex: str | None = None
     guided_choice: AnswerList | None = None
     guided_grammar: str | None = None
-    regex: str | None = None  # and these SGLang's names
+    regex: str | None = None  # regex, ebnf, json_schema: SGLang's names of the same
     ebnf: str | None = None
     json_schema: dict[str, Any] | str | None = None
-    prompt_logprobs: NumLogprobs | None = None  # these as vLLM has them
+    prompt_logprobs: NumLogprobs | None = None  # this and the following as in vLLM
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None  # in log-probabilities
 
 
 def field_names(schema: type[Struct]) -> frozenset[str]:
-    """The fields of a request, by their JSON names."""
+    """Return the JSON names of a request's fields."""
     return frozenset(schema.__struct_encode_fields__)

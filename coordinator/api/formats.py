@@ -1,4 +1,4 @@
-"""The shapes of an answer, whole and in chunks: what all have, and that of a text completion."""
+"""Answer formats, whole and streamed: the common interface, and the text completion's format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from coordinator.api.text_template import TextTemplate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerHead:
-    """What every chunk of an answer repeats."""
+    """Fields that every chunk of an answer repeats."""
 
     id: str
     created: int  # seconds since 1970
@@ -28,61 +28,61 @@ class AnswerHead:
 
 
 class UsageShown(Enum):
-    """Which chunks of a stream have token counts."""
+    """Which chunks of a stream carry token counts."""
 
     NOWHERE = auto()
-    LAST = auto()  # a chunk of its own
-    EVERYWHERE = auto()  # that chunk, and those with text: so far
+    LAST = auto()  # one extra chunk at the end
+    EVERYWHERE = auto()  # the extra chunk, and in every other chunk the counts so far
 
 
 class AnswerFormat(Protocol):
-    """How an endpoint puts things: a whole answer as JSON, a stream as framed events."""
+    """How an endpoint encodes its answers: a whole answer as JSON, a stream as framed events."""
 
     def opening(self, index: int, usage: responses.Usage | None) -> Sequence[bytes]:
-        """A choice's first events, before any text.
+        """Return a choice's first events, before any text.
 
-        `usage`: of the prompt, where every chunk is to have it.
+        `usage`: the prompt's token counts, if every chunk carries usage.
         """
         ...
 
     def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
-        """What is new in a choice; none when nothing can be shown of it yet.
+        """Return events with a choice's new content; none when nothing can be shown yet.
 
-        `usage`: so far, where every chunk is to have it.
+        `usage`: the token counts so far, if every chunk carries usage.
         """
         ...
 
     def closing(self, usage: responses.Usage) -> Sequence[bytes]:
-        """The last events, when all choices are finished."""
+        """Return the last events, after all choices have finished."""
         ...
 
     def failure(self, error: responses.ErrorDetail) -> bytes:
-        """The last event of a stream that failed."""
+        """Return the last event of a stream that failed."""
         ...
 
     def whole(self, deltas: Sequence[ChoiceDelta], usage: responses.Usage) -> bytes:
-        """The answer to a client that does not stream; one delta per choice."""
+        """Return the whole answer to a client that does not stream; `deltas` has one per choice."""
         ...
 
 
 def error_event(error: responses.ErrorDetail) -> bytes:
-    """A failure in a stream of chunks, and its end: some clients read on until they are told."""
+    """Return an error event followed by [DONE], as some clients read until they see [DONE]."""
     return framed(msgspec.json.encode(responses.ErrorBody(error))) + DONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptsShown:
-    """A call's prompts, and what is shown beside the answers to them."""
+    """A call's prompts, and which data about them is returned with the answers."""
 
-    token_ids: Sequence[Sequence[int]]  # of each
-    num_choices: int  # that are shown, of each
-    num_top: int | None  # likeliest tokens in the place of each; None: they are not scored
-    tells_ids: bool  # of their tokens, and of the answers'
+    token_ids: Sequence[Sequence[int]]  # of each prompt
+    num_choices: int  # choices shown per prompt
+    num_top: int | None  # likeliest tokens returned per prompt token; None: prompts are not scored
+    tells_ids: bool  # whether token ids of prompts and answers are returned
 
     def logprobs(
         self, delta: ChoiceDelta, names: TokenNames
     ) -> list[dict[str, responses.PromptLogprob] | None] | UnsetType:
-        """Of the prompt that this is a choice of."""
+        """Return the log-probabilities of the prompt to which this choice belongs."""
         if self.num_top is None:
             return UNSET
         return prompt_logprobs(
@@ -90,11 +90,11 @@ class PromptsShown:
         )
 
     def ids(self, choice: int) -> list[int] | UnsetType:
-        """Of the prompt that this is a choice of."""
+        """Return the token ids of the prompt to which this choice belongs."""
         return list(self._of_choice(choice)) if self.tells_ids else UNSET
 
     def answer_ids(self, token_ids: Sequence[int]) -> list[int] | UnsetType:
-        """Of a choice's new tokens."""
+        """Return the ids of a choice's new tokens."""
         return list(token_ids) if self.tells_ids else UNSET
 
     def _of_choice(self, index: int) -> Sequence[int]:
@@ -102,7 +102,7 @@ class PromptsShown:
 
 
 class CompletionFormat:
-    """POST /v1/completions: whole and chunk are one shape."""
+    """Format of POST /v1/completions; a chunk has the same fields as a whole answer."""
 
     def __init__(
         self,
@@ -119,34 +119,34 @@ class CompletionFormat:
         self._num_logprobs = num_logprobs
         self._shows_usage = usage_shown is not UsageShown.NOWHERE
         self._null_usage: UnsetType | None = None if self._shows_usage else UNSET
-        self._is_text_all = num_logprobs is None and not prompts.tells_ids  # of most chunks
-        self._text_chunks: dict[int, TextTemplate] = {}  # by choice
-        self._begun: set[int] = set()  # choices
+        self._is_text_all = num_logprobs is None and not prompts.tells_ids  # chunks have only text
+        self._text_chunks: dict[int, TextTemplate] = {}  # choice index |-> template
+        self._begun: set[int] = set()  # indices of choices that have been encoded before
 
     def opening(self, index: int, usage: responses.Usage | None) -> Sequence[bytes]:
-        """Text needs no opening."""
+        """Return no events: a text completion has no opening."""
         return []
 
     def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
-        """New text, or the end."""
+        """Return one event with new text, or with the choice's end."""
         if usage is None and delta.finish_reason is None and self._is_text_all:
             return [self._text_chunk(delta.index).filled(delta.text)]
         return [self._framed_choice(self._choice(delta), usage)]
 
     def closing(self, usage: responses.Usage) -> Sequence[bytes]:
-        """The tokens, without choices, for a client that asked for them."""
+        """Return the end mark, after a chunk with the token counts if the client asked for them."""
         return [framed(self._encode([], usage)), DONE] if self._shows_usage else [DONE]
 
     def failure(self, error: responses.ErrorDetail) -> bytes:
-        """The error object."""
+        """Return the error object as an event."""
         return error_event(error)
 
     def whole(self, deltas: Sequence[ChoiceDelta], usage: responses.Usage) -> bytes:
-        """One choice per prompt."""
+        """Return the answer with all choices."""
         return self._encode([self._choice(delta) for delta in deltas], usage)
 
     def _text_chunk(self, index: int) -> TextTemplate:
-        """What has text and nothing else; scored prompts are not streamed."""
+        """Return the template for chunks that only have text; scored prompts are not streamed."""
         found = self._text_chunks.get(index)
         if found is None:
             found = self._text_chunks[index] = TextTemplate(

@@ -1,7 +1,7 @@
-"""The way functions were called before there were tools: told as tools, and answered as it was.
+"""The deprecated function-calling parameters, translated to tools.
 
 A request has `functions` and `function_call` instead of `tools` and `tool_choice`; an answer has
-one `function_call`, without an id; what it came to is a message of role "function".
+one `function_call`, without an id; its result is a message of role "function".
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pdserve.errors import InvalidRequest
 
 
 def with_functions_as_tools(body: ChatRequest) -> ChatRequest:
-    """The same request in today's words; it keeps its `functions`. Raises InvalidRequest."""
+    """Return the request with functions as tools; `functions` is kept. Raises InvalidRequest."""
     chosen = body.function_call
     for name, value in (("tools", body.tools), ("tool_choice", body.tool_choice)):
         if value and (body.functions or chosen):
@@ -45,9 +45,9 @@ def with_functions_as_tools(body: ChatRequest) -> ChatRequest:
 
 
 def with_calls_of_tools(messages: Sequence[Message]) -> list[Message]:
-    """Messages that have calls of functions, in today's words. Raises InvalidRequest."""
+    """Return the messages with function calls as tool calls. Raises InvalidRequest."""
     told: list[Message] = []
-    last_id: str | None = None  # of the calls so far
+    last_id: str | None = None  # id of the last call so far
     for i, message in enumerate(messages):
         if message.function_call is not None:
             if message.role != "assistant" or message.tool_calls:
@@ -56,7 +56,7 @@ def with_calls_of_tools(messages: Sequence[Message]) -> list[Message]:
                     "without 'tool_calls'",
                     f"messages[{i}].function_call",
                 )
-            last_id = f"call{i:05d}"  # nine letters and digits, as the templates of Mistral want it
+            last_id = f"call{i:05d}"  # nine letters and digits, as Mistral's templates require
             call = ToolCall(id=last_id, function=message.function_call)
             message = structs.replace(message, function_call=None, tool_calls=[call])
         elif message.role == "function":

@@ -1,7 +1,7 @@
-"""Headers that every answer has, and what browsers are told: which pages may use this server.
+"""Headers of every answer, and CORS: which web pages may use this server.
 
-No page may unless the operator says so: most clusters on a loopback address need no key, and then
-any page that somebody opens there could use theirs.
+By default no page may: most clusters on a loopback address need no API key, so any page opened in
+a browser on that machine could use the cluster.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from coordinator.api import callers
 from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
 from pdserve.errors import PermissionDenied
 
-_API_VERSION = "2020-10-01"  # of OpenAI's API, which is what clients see here
-_PREFLIGHT_S = 600  # for which a browser need not ask again
+_API_VERSION = "2020-10-01"  # version of OpenAI's API
+_PREFLIGHT_S = 600  # how long a browser may cache a preflight answer
 _METHODS = "GET, POST, DELETE"
 _SHOWN = (
     "openai-processing-ms, openai-version, retry-after, x-request-id, x-pdserve-decode-node, "
@@ -27,7 +27,7 @@ ANY_ORIGIN = "*"
 
 
 async def label(request: web.Request, response: web.StreamResponse) -> None:
-    """For `on_response_prepare`: of streams, too, this is the last moment for headers."""
+    """Set the common headers. Handles `on_response_prepare`, the last chance also for streams."""
     context, trace = request.app[CONTEXT], request[TRACE]
     headers = response.headers
     headers.update(callers.limit_headers(context, trace))
@@ -40,9 +40,9 @@ async def label(request: web.Request, response: web.StreamResponse) -> None:
 
 
 def preflight(request: web.Request, origins: Collection[str]) -> web.Response | None:
-    """The answer to a browser that asks whether a page may ask; None: it is no such question.
+    """Return the answer to a CORS preflight request, or None if the request is not one.
 
-    It comes without a key, whatever the page will have.
+    A browser sends the preflight request without the page's API key.
     """
     wanted = request.headers.get("Access-Control-Request-Method")
     if request.method != "OPTIONS" or wanted is None or not origins:
@@ -58,7 +58,7 @@ def preflight(request: web.Request, origins: Collection[str]) -> web.Response | 
 
 
 def check_socket_origin(request: web.Request, origins: Collection[str]) -> None:
-    """Browsers let any page open a WebSocket: only here is it refused. Raises PermissionDenied."""
+    """Check a WebSocket's origin, which browsers do not restrict. Raises PermissionDenied."""
     origin = request.headers.get("Origin")
     if origin is None or origin.partition("://")[2] == request.host:
         return
@@ -67,7 +67,7 @@ def check_socket_origin(request: web.Request, origins: Collection[str]) -> None:
 
 
 def _origin_headers(request: web.Request, origins: Collection[str]) -> dict[str, str]:
-    """For a page whose origin is allowed, or for caches, which have to tell origins apart."""
+    """Return CORS headers for an allowed origin, and Vary, so that caches separate origins."""
     if ANY_ORIGIN in origins:
         return {"Access-Control-Allow-Origin": ANY_ORIGIN}
     if not origins:
@@ -80,5 +80,5 @@ def _origin_headers(request: web.Request, origins: Collection[str]) -> dict[str,
 
 
 def _waited_ms(context: ApiContext, trace: RequestTrace) -> int:
-    """Until its answer began."""
+    """Return the milliseconds from receipt to the start of the answer."""
     return round((context.clock.now() - trace.received_s) * 1000)

@@ -1,4 +1,4 @@
-"""The requests being answered, so that a server can stop without cutting them off."""
+"""Tracks the requests in progress, so that the server can drain them before it stops."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from contextlib import contextmanager, suppress
 
 
 class InFlight:
-    """Tasks that answer a request, or make what was asked for in the background."""
+    """Tasks that answer requests or generate background responses."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[object]] = set()
-        self.draining = asyncio.Event()  # for whoever is in flight only to wait for work
+        self.draining = asyncio.Event()  # also awaited by idle WebSocket connections
         self._is_aborting = False
 
     @property
     def is_draining(self) -> bool:
-        """Whether no new request is admitted."""
+        """Whether new requests are refused."""
         return self.draining.is_set()
 
     @property
     def is_aborting(self) -> bool:
-        """Whether a cancellation is ours and not due to a client that went away."""
+        """Whether tasks are being cancelled by the server, rather than by disconnecting clients."""
         return self._is_aborting
 
     def __len__(self) -> int:
@@ -30,7 +30,7 @@ class InFlight:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """The current task answers a request."""
+        """Register the current task as answering a request, while the context is open."""
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -40,14 +40,14 @@ class InFlight:
             self._tasks.discard(task)
 
     def start(self, making: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """A task that goes on when its request has been answered."""
+        """Start and register a task that may outlive its HTTP request."""
         task = asyncio.create_task(making)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def drain(self, grace_s: float) -> None:
-        """Admit nothing new and wait for what runs, but no longer than `grace_s`."""
+        """Refuse new requests, and wait up to `grace_s` for running tasks to finish."""
         self.draining.set()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
@@ -55,7 +55,7 @@ class InFlight:
                     await asyncio.wait(self._tasks)
 
     async def abort(self, timeout_s: float) -> None:
-        """End what still runs; each gets to tell its client."""
+        """Cancel running tasks; wait up to `timeout_s` while each sends its client an error."""
         self._is_aborting = True
         tasks = list(self._tasks)
         for task in tasks:

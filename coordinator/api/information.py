@@ -1,4 +1,4 @@
-"""The endpoints that only tell: models, health, metrics, status."""
+"""The read-only endpoints: models, version, health, metrics, status."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def list_models(request: web.Request) -> web.Response:
-    """GET /v1/models."""
+    """GET /v1/models: list all names of the served model."""
     context = request.app[CONTEXT]
     return json_answer(ModelList(data=[_model(context, name) for name in context.model_names]))
 
 
 async def get_model(request: web.Request) -> web.Response:
-    """GET /v1/models/{model}; names may have slashes."""
+    """GET /v1/models/{model}: describe one name; names may contain slashes."""
     context = request.app[CONTEXT]
     name = request.match_info["model"]
     context.check_model(name)
@@ -43,12 +43,12 @@ async def get_model(request: web.Request) -> web.Response:
 
 
 async def version(request: web.Request) -> web.Response:
-    """GET /version."""
+    """GET /version: return pdserve's version."""
     return json_answer(Version(__version__))
 
 
 async def health(request: web.Request) -> web.Response:
-    """GET /health: 200 when a request could be served now."""
+    """GET /health: status 200 when a request could be served now, else 503."""
     context = request.app[CONTEXT]
     if context.in_flight.is_draining:
         return json_answer(Health("draining"), status=503)
@@ -58,14 +58,14 @@ async def health(request: web.Request) -> web.Response:
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """GET /metrics, in Prometheus' text format."""
+    """GET /metrics: return the metrics in Prometheus' text format."""
     return web.Response(
         body=request.app[CONTEXT].metrics(), headers={"Content-Type": _METRICS_TYPE}
     )
 
 
 async def status(request: web.Request) -> web.Response:
-    """GET /status: the cluster for people and scripts."""
+    """GET /status: return the state of the cluster, for people and scripts."""
     return json_answer(request.app[CONTEXT].generator.status())
 
 

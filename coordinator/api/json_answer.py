@@ -1,4 +1,4 @@
-"""An answer that is one JSON value."""
+"""Builds JSON responses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aiohttp import web
 
 
 def json_answer(body: msgspec.Struct | Mapping[str, object], status: int = 200) -> web.Response:
-    """Of that status."""
+    """Return a response with `body` as JSON."""
     return web.Response(
         status=status, body=msgspec.json.encode(body), content_type="application/json"
     )

@@ -1,7 +1,7 @@
-"""JSON texts of clients, read within limits.
+"""Reads clients' JSON within limits of size and nesting.
 
-A few megabytes of `[[],[],..` make gigabytes of objects, and take the event loop seconds in which
-nobody else is served. So it is counted first, natively, what a text would be made into.
+A few megabytes of `[[],[],..` decode to gigabytes of objects, and block the event loop for seconds.
+So a native function first counts the objects that a text would decode to.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ import msgspec
 from pdserve import _native
 from pdserve.errors import InvalidRequest
 
-MAX_NESTING = 128  # nothing that works on a text later has to reckon with running out of stack
+MAX_NESTING = 128  # keeps recursive code that handles the value from exhausting the stack
 MAX_CONTAINERS = 2**17  # lists and objects
 MAX_MEMBERS = 2**18  # of objects
-MAX_ITEMS = 2**21  # of lists and objects: token ids, as a rule
-_LONG_BYTES = 2**20  # counting in more takes milliseconds
+MAX_ITEMS = 2**21  # of lists and objects; usually token ids
+_LONG_BYTES = 2**20  # counting in longer texts takes milliseconds
 
 
 class JsonReader:
-    """Reads one text, or several that belong together and share the limits."""
+    """Reads one text, or several texts of one request that share the limits."""
 
     def __init__(self) -> None:
         self._containers = self._members = self._items = 0
 
     def read(self, text: bytes, what: str, param: str | None = None) -> Any:
-        """Its value. Raises InvalidRequest, which calls the text `what`."""
+        """Return the decoded value. Raises InvalidRequest; its message calls the text `what`."""
         self._count(_native.json_shape(text), what, param)
         return _decoded(text, what, param)
 
     def read_object(self, text: str, param: str) -> dict[str, Any]:
-        """The arguments of a call; none are an empty text. Raises InvalidRequest."""
+        """Return a call's arguments; an empty text means none. Raises InvalidRequest."""
         value = self.read(text.encode() or b"{}", param, param)
         if not isinstance(value, dict):
             raise InvalidRequest(f"{param} is no JSON object", param)
         return value
 
     async def read_long(self, text: bytes, what: str) -> Any:
-        """Like `read`; the event loop does not wait while a long text is counted."""
+        """Like `read`, but count a long text in a thread, so that the event loop is not blocked."""
         if len(text) <= _LONG_BYTES:
             return self.read(text, what)
         shape = await asyncio.to_thread(_native.json_shape, text)
@@ -67,5 +67,5 @@ def _decoded(text: bytes, what: str, param: str | None) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        reason = str(error).partition(" - at `")[0]  # of no type, the place says nothing
+        reason = str(error).partition(" - at `")[0]  # the path is useless without a schema
         raise InvalidRequest(f"{what} is not valid JSON: {reason}", param) from error

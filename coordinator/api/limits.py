@@ -1,6 +1,6 @@
-"""What fits: prompts and outputs into the context, token ids into the vocabulary.
+"""Checks of size: prompts and outputs against the context length, token ids against the vocabulary.
 
-What cannot fit is refused before any work is put into it.
+A request that cannot fit is refused before any work is done for it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from coordinator.api.fields import CallFields
 from coordinator.text import Tokenizer
 from pdserve.errors import ContextLengthExceeded, InvalidRequest
 
-MAX_PROMPT_LOGPROBS = 1 << 20  # of one prompt: they are one message, and have to fit into it
+MAX_PROMPT_LOGPROBS = 1 << 20  # per prompt, as all of them are sent in one message
 
 
 def check_num_chars(num_chars: int, tokenizer: Tokenizer, max_model_len: int, param: str) -> None:
-    """Raises ContextLengthExceeded when a text is too long however it is tokenised."""
+    """Check that a text could fit into the context under the most compact tokenisation.
+
+    Raises ContextLengthExceeded.
+    """
     if num_chars > max_model_len * tokenizer.max_chars_per_token:
         raise ContextLengthExceeded(
             f"this model's maximum context length is {max_model_len} tokens, which the "
@@ -25,7 +28,7 @@ def check_num_chars(num_chars: int, tokenizer: Tokenizer, max_model_len: int, pa
 
 
 def check_token_ids(token_ids: Collection[int], tokenizer: Tokenizer, param: str) -> None:
-    """Raises InvalidRequest when there is no such token."""
+    """Check that all token ids are in the vocabulary. Raises InvalidRequest."""
     for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
         if not 0 <= token_id < tokenizer.num_ids:
             raise InvalidRequest(
@@ -36,7 +39,7 @@ def check_token_ids(token_ids: Collection[int], tokenizer: Tokenizer, param: str
 
 
 def check_scores(num_tokens: int, num_top: int, param: str) -> None:
-    """Raises InvalidRequest when there are too many log-probabilities of a prompt to be told."""
+    """Check that a prompt's log-probabilities are not too many to return. Raises InvalidRequest."""
     if num_tokens * (num_top + 1) > MAX_PROMPT_LOGPROBS:
         raise InvalidRequest(
             f"{num_top} likeliest tokens at each of {num_tokens} of the prompt are more than "
@@ -48,10 +51,9 @@ def check_scores(num_tokens: int, num_top: int, param: str) -> None:
 def truncated(
     token_ids: list[int], fields: CallFields, requested: int, max_model_len: int
 ) -> list[int]:
-    """A prompt's end (or beginning), where its client wants no more of it, or no more than has
-    room beside `requested` tokens of an answer.
+    """Truncate a prompt to `truncate_prompt_tokens`: its end, or its beginning if so requested.
 
-    Raises InvalidRequest.
+    -1 keeps as many tokens as fit beside `requested` output tokens. Raises InvalidRequest.
     """
     wanted = fields.truncate_prompt_tokens
     if wanted is None:
@@ -68,7 +70,7 @@ def truncated(
 def output_limit(
     num_prompt_tokens: int, requested: int | None, default: int | None, max_model_len: int
 ) -> int:
-    """How many tokens to generate at most; without a default, all that the context has room for.
+    """Return the maximum number of output tokens: requested, default, or all that fit.
 
     Raises ContextLengthExceeded.
     """

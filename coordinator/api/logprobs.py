@@ -1,4 +1,4 @@
-"""Log-probabilities in the forms that the two endpoints show them."""
+"""Converts log-probabilities to the formats of chat and text completions."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from coordinator.api.responses import (
 from coordinator.text import Tokenizer
 from pdserve.protocol import TokenLogprobs
 
-_LEAST = -9999.0  # JSON has no infinity
+_LEAST = -9999.0  # lower bound, as JSON has no infinity
 
 
 class TokenNames:
-    """What tokens are called: by their text, which several may have, or by their ids."""
+    """How tokens are named: by their text, which may be ambiguous, or by their ids."""
 
     def __init__(self, tokenizer: Tokenizer, *, are_ids: bool = False) -> None:
         self._tokenizer = tokenizer
         self._are_ids = are_ids
 
     def of_chat(self, token_id: int) -> tuple[str, list[int]]:
-        """And its bytes."""
+        """Return a token's name and its bytes."""
         piece = self._tokenizer.shown_bytes(token_id)
         name = self._id(token_id) if self._are_ids else piece.decode("utf-8", errors="replace")
         return name, list(piece)
 
     def of_completion(self, token_id: int) -> str:
-        """Without its bytes."""
+        """Return a token's name."""
         return self._id(token_id) if self._are_ids else self.text(token_id)
 
     def text(self, token_id: int) -> str:
-        """As there is no field for bytes, a part of a character is spelt out."""
+        """Return a token's text; incomplete UTF-8 is escaped, as there is no field for bytes."""
         piece = self._tokenizer.shown_bytes(token_id)
         try:
             return piece.decode("utf-8")
@@ -45,12 +45,12 @@ class TokenNames:
 
     @staticmethod
     def _id(token_id: int) -> str:
-        """As vLLM writes it."""
+        """Return the name for a token id, in vLLM's form."""
         return f"token_id:{token_id}"
 
 
 def chat_logprobs(tokens: Sequence[ScoredToken], names: TokenNames) -> ChatLogprobs:
-    """Of a chat choice: per token its text, its bytes and the likeliest tokens in its place."""
+    """Return a chat choice's log-probabilities: each token's name, bytes and top alternatives."""
     content: list[TokenLogprob] = []
     for token in tokens:
         assert token.logprobs is not None, "prompts of chats are not scored"
@@ -66,7 +66,7 @@ def chat_logprobs(tokens: Sequence[ScoredToken], names: TokenNames) -> ChatLogpr
 def completion_logprobs(
     tokens: Sequence[ScoredToken], names: TokenNames, num_top: int
 ) -> CompletionLogprobs:
-    """Of a completion: the chosen token is always among the likeliest ones shown."""
+    """Return a completion's log-probabilities; the top tokens always include the chosen one."""
     shown = CompletionLogprobs([], [], [], [])
     for token in tokens:
         name, logprobs = names.of_completion(token.token_id), token.logprobs
@@ -85,7 +85,10 @@ def completion_logprobs(
 def prompt_logprobs(
     token_ids: Sequence[int], found: Sequence[TokenLogprobs], names: TokenNames, num_top: int
 ) -> list[dict[str, PromptLogprob] | None]:
-    """Of a prompt, as vLLM shows them: token id |-> how likely it was in each token's place."""
+    """Return a prompt's log-probabilities in vLLM's form.
+
+    Per prompt token: token id |-> log-probability and rank in that place; None for the first.
+    """
     shown: list[dict[str, PromptLogprob] | None] = [None]
     for token_id, logprobs in zip(token_ids[1:], found, strict=True):
         ranked = {token_id: (logprobs.chosen, logprobs.rank)}

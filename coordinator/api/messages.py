@@ -1,4 +1,4 @@
-"""Chat messages as clients send them to messages as chat templates take them."""
+"""Converts chat messages of the API to the messages that chat templates take."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TEMPLATE_ROLES = {"developer": "system"}
 
 
 def conversation(request: ChatRequest) -> Conversation:
-    """What the chat template is rendered with. Raises InvalidRequest."""
+    """Return the conversation to render with the chat template. Raises InvalidRequest."""
     continues = bool(request.continue_final_message)
     if continues and request.add_generation_prompt:
         raise InvalidRequest(
@@ -42,14 +42,14 @@ def conversation(request: ChatRequest) -> Conversation:
 
 
 def _hints(request: ChatRequest) -> dict[str, Any]:
-    """How much the model should think and say, for templates that know of it."""
+    """Return template variables for reasoning effort and verbosity; not all templates use them."""
     hints: dict[str, Any] = {}
     if request.verbosity is not None:
         hints["verbosity"] = request.verbosity
     if request.reasoning_effort is not None:
         thinks = request.reasoning_effort != "none"
         hints["reasoning_effort"] = request.reasoning_effort
-        hints |= {"enable_thinking": thinks, "thinking": thinks}  # switches of checkpoints
+        hints |= {"enable_thinking": thinks, "thinking": thinks}  # names differ by checkpoint
     return hints
 
 
@@ -58,7 +58,7 @@ def _template_message(message: Message, where: str, reader: JsonReader) -> dict[
         raise InvalidRequest(
             f"{where} has tool_calls, but is no assistant's", f"{where}.tool_calls"
         )
-    # Checkpoints' templates do not know OpenAI's newer name of the system role.
+    # Chat templates do not know "developer", OpenAI's newer name of the system role.
     role = _TEMPLATE_ROLES.get(message.role, message.role)
     may_be_empty = bool(message.tool_calls)
     values: dict[str, Any] = {"role": role, "content": _text(message, where, may_be_empty)}
@@ -77,7 +77,7 @@ def _template_message(message: Message, where: str, reader: JsonReader) -> dict[
 
 
 def _template_call(call: ToolCall, where: str, reader: JsonReader) -> dict[str, Any]:
-    """Templates want the arguments as a mapping, which they then write in the model's own way."""
+    """Return the call with its arguments as a mapping; the template formats them for the model."""
     param = f"{where}.function.arguments"
     arguments = reader.read_object(call.function.arguments, param)
     function = {"name": call.function.name, "arguments": arguments}

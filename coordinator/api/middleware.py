@@ -1,4 +1,4 @@
-"""The one top-level handler: whatever happens to a request, the client gets an answer in form."""
+"""The top-level handler: every request gets a well-formed answer, whatever happens to it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ID_HEADERS = ("x-request-id", "x-client-request-id")  # the second is OpenAI's 
 
 @web.middleware
 async def answer_everything(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Trace the request, and turn whatever was raised into an error the client understands."""
+    """Trace the request, and turn any exception into an error response of the API."""
     context = request.app[CONTEXT]
     trace = _new_trace(request, context)
     request[TRACE] = trace
@@ -48,7 +48,7 @@ async def answer_everything(request: web.Request, handler: Handler) -> web.Strea
         except Exception as error:
             if _is_gone(request):
                 conclude(context, request[TRACE], CLIENT_GONE, "client_disconnected")
-                raise ConnectionResetError from error  # nothing is left to be answered
+                raise ConnectionResetError from error  # there is no client to answer
             reply = describe(error, trace.request_id, retry_after_s)
             if reply.status == web.HTTPInternalServerError.status_code:
                 _log.exception("request %s failed", trace.request_id)
@@ -60,7 +60,7 @@ async def answer_everything(request: web.Request, handler: Handler) -> web.Strea
 async def _reply(
     request: web.Request, context: ApiContext, reply: ErrorReply
 ) -> web.StreamResponse:
-    """An error response, or, when a stream has begun, its last event."""
+    """Return an error response, or, if a stream has begun, send the error as its last event."""
     trace = request[TRACE]
     conclude(context, trace, reply.status, reply.detail.code)
     stream = trace.stream

@@ -1,8 +1,8 @@
-"""What the API tells whoever measures it. Times are seconds as seen at the coordinator.
+"""Interface for measuring calls. Times are in seconds, as seen at the coordinator.
 
-TTFT, TPOT and ITL are meant as everywhere in pdserve: receipt of the request to the first token
-with text; (end of the last token - first token) / (output tokens - 1) per request; each single gap
-between tokens.
+TTFT, TPOT and ITL have the same meaning as everywhere in pdserve. TTFT: receipt of the request to
+the first token with text. TPOT: (last token - first token) / (output tokens - 1), per request.
+ITL: each gap between two tokens.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pdserve.protocol import Slo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSummary:
-    """One call of a generating endpoint, after its end."""
+    """A finished call of a generating endpoint."""
 
     request_id: str  # as in the response's x-request-id
-    endpoint: str  # its path
-    slo: Slo | None  # what its class promises; None = it failed before that was known
+    endpoint: str  # path of the endpoint
+    slo: Slo | None  # targets of its service class; None = the call failed before they were known
     is_streaming: bool
-    status: int  # HTTP status; 499 = the client went away; in a stream that of the error event
+    status: int  # HTTP status; 499 = client disconnected; for a failed stream, the error's status
     error_code: str | None
     finish_reason: str | None  # of the first choice
     num_prompt_tokens: int
@@ -33,7 +33,7 @@ class RequestSummary:
 
 
 class Observer(Protocol):
-    """Called on the event loop; must not block or raise."""
+    """Receives measurements. Called on the event loop; must not block or raise."""
 
     def request_started(self, endpoint: str) -> None:
         """A call of a generating endpoint was received."""
@@ -48,7 +48,7 @@ class Observer(Protocol):
         ...
 
     def request_finished(self, summary: RequestSummary) -> None:
-        """The call is over, well or not. Follows every `request_started`."""
+        """The call ended, successfully or not. Follows every `request_started`."""
         ...
 
 

@@ -1,8 +1,8 @@
-"""Parameters that are not in the request structs: ignored, neutral, unsupported, unknown.
+"""Handling of parameters that are not in the request structs: ignored, neutral, or refused.
 
-Other people's clients send everything they know. What cannot change an answer is accepted; what
-could, but is left at a value that does not, too; the rest is refused by name, so that nobody
-believes to have got what was silently dropped.
+Clients send every parameter they know. A parameter that cannot change the answer is accepted, and
+so is one that is set to a value without effect; any other is refused by name, so that no parameter
+is silently dropped.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from coordinator.api.fields import field_names
 from coordinator.api.requests import MAX_MESSAGES, Message
 from pdserve.errors import InvalidRequest
 
-# Accepted with any value: they are about accounts, names, storage and speed.
+# Accepted with any value: these concern accounts, names, storage and speed.
 IGNORED = frozenset(
     {
-        "max_tool_calls",  # of built-in tools, which there are none of
+        "max_tool_calls",  # limits built-in tools, and there are none
         "metadata",
-        "prediction",  # it is about speed; tokens are not guessed here
+        "prediction",  # only affects speed; predicted output is not used
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
         "request_id",
         "rid",
         "safety_identifier",
-        "session_id",  # a conversation is known by its prefix
-        "stream_interval",  # tokens are sent as they come
+        "session_id",  # the prefix cache recognises a conversation by its prefix
+        "stream_interval",  # tokens are sent as they arrive
         "user",
     }
 )
 
-# Known, not served: accepted only at these values (and null).
+# Known but not supported: accepted only with these values (or null).
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),
     "audio": (),
     "background": (False,),
     "bad_words": ([],),
-    "best_of": (1,),  # of chat
+    "best_of": (1,),  # in chat requests
     "chat_template": (),
-    "chat_template_kwargs": ({},),  # of completions
+    "chat_template_kwargs": ({},),  # in completion requests
     "context_management": ([],),
     "conversation": (),
     "custom_logit_processor": (),
@@ -67,7 +67,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "return_meta_info": (False,),
     "return_routed_experts": (False,),
     "return_token_offsets": (False,),
-    "spaces_between_special_tokens": (True, False),  # texts are put together without any
+    "spaces_between_special_tokens": (True, False),  # no spaces are added in any case
     "stop_regex": (),
     "store": (False,),
     "stream_reasoning": (True,),
@@ -81,7 +81,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def check_parameters(body: dict[str, Any], schema: type[Struct]) -> None:
-    """Refuse what `schema` does not have, unless it makes no difference."""
+    """Refuse parameters that `schema` does not have, unless they have no effect.
+
+    Raises InvalidRequest.
+    """
     served = field_names(schema)
     for name, value in body.items():
         if name in served or name in IGNORED or value is None:
@@ -104,7 +107,7 @@ def _unsupported(name: str) -> str:
 
 _MESSAGE_FIELDS = field_names(Message)
 _MESSAGE_NOT_SERVED = frozenset({"audio"})
-_MESSAGE_IGNORED = frozenset(  # of answers, and of those of gateways
+_MESSAGE_IGNORED = frozenset(  # fields of answers, also of gateways', that clients send back
     {
         "annotations",
         "parsed",

@@ -1,4 +1,4 @@
-"""A prompt in its four shapes: a text, token ids, several texts, several lists of token ids."""
+"""The prompt parameter's four forms: a text, token ids, several texts, lists of token ids."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Prompt = str | list[int]
 
 @dataclass(frozen=True, slots=True)
 class PromptParameter:
-    """The parameter of an endpoint that takes prompts."""
+    """An endpoint's parameter for one or more prompts."""
 
     name: str
     max_prompts: int  # in one request
 
     def split(self, prompt: Any, max_model_len: int) -> list[Prompt]:
-        """The single prompts. Raises InvalidRequest or ContextLengthExceeded."""
+        """Split the parameter into prompts. Raises InvalidRequest or ContextLengthExceeded."""
         name = self.name
         if isinstance(prompt, str):
             return [prompt]
@@ -56,7 +56,10 @@ class PromptParameter:
         add_special_tokens: bool,
         max_model_len: int,
     ) -> list[list[int]]:
-        """Each as token ids, at least one. Raises InvalidRequest or ContextLengthExceeded."""
+        """Return the token ids of each prompt, at least one id each.
+
+        Raises InvalidRequest or ContextLengthExceeded.
+        """
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         for text in texts:
             check_num_chars(len(text), tokenizer, max_model_len, self.name)

@@ -1,6 +1,6 @@
-"""Bodies of the two generating endpoints, as far as they are served.
+"""Request bodies of chat and text completions: the parameters that are supported.
 
-`null` stands for the default everywhere. Parameters that are known but not served are in
+`null` means the default for every parameter. Known but unsupported parameters are in
 `parameters.py`.
 """
 
@@ -20,7 +20,7 @@ MAX_DOCUMENTS = 4096
 
 
 class ContentPart(Struct, kw_only=True):
-    """A piece of a message; only text is served, and what a model refused with, which is text."""
+    """A part of a message's content; only text and refusals, which are text, are supported."""
 
     type: str
     text: str | None = None
@@ -37,7 +37,7 @@ class Function(Struct, kw_only=True, omit_defaults=True):
 
 
 class Tool(Struct, kw_only=True):
-    """What a model may use: functions only."""
+    """A tool that the model may use; only functions are supported."""
 
     type: Literal["function"]
     function: Function
@@ -51,7 +51,7 @@ class CalledFunction(Struct, kw_only=True):
 
 
 class ToolCall(Struct, kw_only=True):
-    """A call in an earlier answer."""
+    """A tool call in an earlier answer."""
 
     id: str | None = None
     type: Literal["function"] = "function"
@@ -59,26 +59,26 @@ class ToolCall(Struct, kw_only=True):
 
 
 class NamedFunction(Struct, kw_only=True):
-    """A function by its name."""
+    """A reference to a function by its name."""
 
     name: str
 
 
 class NamedTool(Struct, kw_only=True, tag_field="type", tag="function"):
-    """One of the tools."""
+    """A reference to one of the tools."""
 
     function: NamedFunction
 
 
 class AllowedTools(Struct, kw_only=True):
-    """Those that may be called, and whether one must."""
+    """The tools that may be called, and whether one must be called."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
 class AllowedToolChoice(Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
-    """Some of the tools are as good as not there."""
+    """A tool choice that restricts the tools to a subset."""
 
     allowed_tools: AllowedTools
 
@@ -91,13 +91,13 @@ class Message(Struct, kw_only=True):
     name: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
-    function_call: CalledFunction | None = None  # of before there were tools
+    function_call: CalledFunction | None = None  # deprecated form of tool_calls
     tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_CALLS)] | None = None
     tool_call_id: str | None = None
 
 
 class ChatRequest(GenerationFields, kw_only=True):
-    """POST /v1/chat/completions."""
+    """The body of POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Count | None = None
@@ -111,13 +111,13 @@ class ChatRequest(GenerationFields, kw_only=True):
         None
     )
     verbosity: Literal["low", "medium", "high"] | None = None
-    include_reasoning: bool | None = None  # False: it is not shown, as vLLM has it
-    separate_reasoning: bool | None = None  # False: it is part of the content, as SGLang has it
+    include_reasoning: bool | None = None  # False: reasoning is not returned, as in vLLM
+    separate_reasoning: bool | None = None  # False: reasoning stays in the content, as in SGLang
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    functions: Annotated[list[Function], Meta(max_length=MAX_TOOLS)] | None = None  # now: tools
-    function_call: Literal["none", "auto"] | NamedFunction | None = None  # now: tool_choice
+    functions: Annotated[list[Function], Meta(max_length=MAX_TOOLS)] | None = None  # old: tools
+    function_call: Literal["none", "auto"] | NamedFunction | None = None  # old: tool_choice
 
 
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
@@ -127,10 +127,10 @@ _PROMPT = {"anyOf": [{"type": "string"}, _TEXTS, _IDS, _LISTS_OF_IDS]}
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
-    """POST /v1/completions. The prompt's four shapes are told apart in `prompts.py`."""
+    """The body of POST /v1/completions. `prompts.py` distinguishes the prompt's four forms."""
 
     prompt: Annotated[Any, Meta(extra_json_schema=_PROMPT)]
     best_of: Annotated[int, Meta(ge=0, le=MAX_CHOICES)] | None = None
     logprobs: NumLogprobs | None = None
     echo: bool | None = None
-    max_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None  # 0: the prompt is all
+    max_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None  # 0: no output

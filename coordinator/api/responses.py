@@ -1,4 +1,4 @@
-"""Bodies of the OpenAI API's responses."""
+"""Response bodies of the OpenAI API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class PromptTokensDetails(Struct):
 
 
 class Usage(Struct):
-    """Tokens of a whole call."""
+    """Token counts of a whole call."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -21,10 +21,10 @@ class Usage(Struct):
 
 
 class PromptLogprob(Struct):
-    """How likely one token was in the place of a prompt's token."""
+    """The log-probability and rank of a token at one position of the prompt."""
 
     logprob: float
-    rank: int  # from 1, the likeliest
+    rank: int  # 1 = the likeliest
     decoded_token: str
 
 
@@ -32,7 +32,7 @@ class PromptLogprob(Struct):
 
 
 class TopLogprob(Struct):
-    """One likely token at a position."""
+    """One of the likeliest tokens at a position."""
 
     token: str
     logprob: float
@@ -40,7 +40,7 @@ class TopLogprob(Struct):
 
 
 class TokenLogprob(Struct):
-    """The chosen token at a position, and the likeliest ones."""
+    """The chosen token at a position, and the likeliest tokens there."""
 
     token: str
     logprob: float
@@ -56,14 +56,14 @@ class ChatLogprobs(Struct):
 
 
 class FunctionCall(Struct, kw_only=True):
-    """A function that the model calls, or more of its arguments."""
+    """A function call by the model, or in a stream more of its arguments."""
 
     name: str | UnsetType = UNSET
     arguments: str  # JSON
 
 
 class MadeCall(Struct, kw_only=True):
-    """A call, or, with its index, a piece of one."""
+    """A tool call, or, if it has an index, a streamed piece of one."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
@@ -72,7 +72,7 @@ class MadeCall(Struct, kw_only=True):
 
 
 class AssistantMessage(Struct, kw_only=True):
-    """The whole answer."""
+    """The message of a whole answer."""
 
     role: str = "assistant"
     content: str | None
@@ -83,13 +83,13 @@ class AssistantMessage(Struct, kw_only=True):
 
 
 class ChatChoice(Struct):
-    """One finished answer."""
+    """One finished choice."""
 
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: str
-    stop_reason: str | int | None  # the stop string, or a stop token of the client's own
+    stop_reason: str | int | None  # the stop string, or the client's stop token
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -108,7 +108,7 @@ class ChatCompletion(Struct, kw_only=True):
 
 
 class ChatDelta(Struct):
-    """What is new in an answer."""
+    """New content of a streamed answer."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -118,18 +118,18 @@ class ChatDelta(Struct):
 
 
 class ChatChunkChoice(Struct):
-    """What is new in one choice."""
+    """New content of one choice."""
 
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
-    stop_reason: str | int | UnsetType | None = UNSET  # with the finish reason
+    stop_reason: str | int | UnsetType | None = UNSET  # set with the finish reason
     token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunk(Struct, kw_only=True):
-    """One event of a chat stream; `usage` is there only when the client asked for it."""
+    """One event of a chat stream; `usage` is present only if the client asked for it."""
 
     id: str
     object: str = "chat.completion.chunk"
@@ -138,7 +138,7 @@ class ChatChunk(Struct, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET  # in a choice's first
+    prompt_token_ids: list[int] | UnsetType = UNSET  # only in a choice's first chunk
 
 
 # ---- completions -------------------------------------------------------------------------------
@@ -148,26 +148,26 @@ class CompletionLogprobs(Struct):
     """Log-probabilities of a completion: parallel lists, one entry per token."""
 
     tokens: list[str]
-    token_logprobs: list[float | None]  # null: the first of an echoed prompt
+    token_logprobs: list[float | None]  # null for the first token of an echoed prompt
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
 class CompletionChoice(Struct):
-    """One completion, or what is new in it."""
+    """One completion, or in a stream its new content."""
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
-    stop_reason: str | int | UnsetType | None = UNSET  # with the finish reason
+    stop_reason: str | int | UnsetType | None = UNSET  # set with the finish reason
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET  # in its first chunk
+    prompt_token_ids: list[int] | UnsetType = UNSET  # only in a choice's first chunk
     token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(Struct, kw_only=True):
-    """The answer to a completion request, and one event of its stream."""
+    """The answer to a completion request, or one event of its stream."""
 
     id: str
     object: str = "text_completion"
@@ -188,20 +188,20 @@ class Model(Struct, kw_only=True):
     object: str = "model"
     created: int
     owned_by: str = "pdserve"
-    root: str  # as other servers have it: what the name stands for, which is itself
+    root: str  # for compatibility with other servers; always equal to `id`
     parent: None = None
     max_model_len: int | None = None
 
 
 class ModelList(Struct, kw_only=True):
-    """All names."""
+    """All names under which the model is served."""
 
     object: str = "list"
     data: list[Model]
 
 
 class ErrorDetail(Struct):
-    """What went wrong, for programs and people."""
+    """An error's message, type, parameter and code."""
 
     message: str
     type: str
@@ -210,6 +210,6 @@ class ErrorDetail(Struct):
 
 
 class ErrorBody(Struct):
-    """The body of every response that is not a success."""
+    """The body of every error response."""
 
     error: ErrorDetail

@@ -1,4 +1,4 @@
-"""From a request's fields to sampling parameters and to what happens to the text."""
+"""Converts a request's fields to sampling parameters and text options."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from pdserve.protocol import SamplingParams
 
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
-_NUM_KEYS_TOLD = 5  # of those that are wrong
-_LEAST_TOP_P = 1e-9  # keeps the likeliest token alone
+_NUM_KEYS_TOLD = 5  # invalid keys named in an error
+_LEAST_TOP_P = 1e-9  # small enough to keep only the likeliest token
 _SEED_BITS = 63
-_SEED_STEP = 0x5851F42D4C957F2D  # odd, so that no two choices of a call meet; of no other meaning
+_SEED_STEP = 0x5851F42D4C957F2D  # arbitrary, but odd: the choices of a call get different seeds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextOptions:
-    """What happens to the text of a choice."""
+    """How the text of a choice is processed."""
 
     stops: tuple[str, ...] = ()
     include_stop: bool = False
-    stop_ids: frozenset[int] = frozenset()  # that the client asked to stop at; nodes do
-    min_tokens: int = 0  # stop strings are looked for only after so many tokens
+    stop_ids: frozenset[int] = frozenset()  # the client's stop tokens; the nodes stop at them
+    min_tokens: int = 0  # stop strings are matched only after this many tokens
     skip_special_tokens: bool = True
-    echoes_special_tokens: bool = False  # of a prompt that is shown before the answer
-    kept_ids: frozenset[int] = frozenset()  # special tokens that are shown all the same
-    tells_ids: bool = False  # of all tokens, shown or not
+    echoes_special_tokens: bool = False  # show special tokens of an echoed prompt
+    kept_ids: frozenset[int] = frozenset()  # special tokens that are never skipped
+    tells_ids: bool = False  # return the ids of all tokens, whether their text is shown or not
 
 
 def text_options(fields: GenerationFields) -> TextOptions:
-    """Raises InvalidRequest."""
+    """Return the text options of a request. Raises InvalidRequest."""
     stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
     if len(stops) > MAX_STOPS:
         raise InvalidRequest(f"'stop' takes at most {MAX_STOPS} strings, not {len(stops)}", "stop")
@@ -53,7 +53,7 @@ def text_options(fields: GenerationFields) -> TextOptions:
 
 
 def choice_seed(seed: int, choice: int) -> int:
-    """Of one of several answers to a prompt: the first has the call's own."""
+    """Return the seed of one of several choices of a prompt; choice 0 gets `seed` itself."""
     return (seed + choice * _SEED_STEP) % (1 << _SEED_BITS)
 
 
@@ -65,7 +65,10 @@ def sampling_params(
     logprobs: int | None,
     grammar: str,
 ) -> SamplingParams:
-    """Defaults filled in, a seed drawn, ids checked. Raises InvalidRequest."""
+    """Return sampling parameters with defaults filled in, a seed drawn and token ids checked.
+
+    Raises InvalidRequest.
+    """
     _check_ends(fields, grammar)
     min_tokens = fields.min_tokens or 0
     if min_tokens > max_tokens:
@@ -96,7 +99,10 @@ def sampling_params(
 
 
 def _check_ends(fields: GenerationFields, grammar: str) -> None:
-    """A grammar says where an answer ends, and these two say otherwise. Raises InvalidRequest."""
+    """Refuse parameters that contradict a grammar about where the answer ends.
+
+    Raises InvalidRequest.
+    """
     for param, is_set in (("min_tokens", fields.min_tokens), ("ignore_eos", fields.ignore_eos)):
         if grammar and is_set:
             raise InvalidRequest(f"{param!r} and structured output exclude each other", param)

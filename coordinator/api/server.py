@@ -1,4 +1,4 @@
-"""The socket in front of the application, and its orderly end."""
+"""The HTTP server: listens for connections, and shuts down gracefully."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from coordinator.api.connection import Connection
 from coordinator.api.context import CONTEXT
 from pdserve.errors import ConfigError
 
-_OTHER_FILES = 256  # than connections of clients
-_BACKLOG = 1024  # connections that nobody has taken yet: beyond it a client tries again in a second
-ABORT_TIMEOUT_S = 1.0  # for telling clients that their request is cut off
+_OTHER_FILES = 256  # file descriptors kept for uses other than client connections
+_BACKLOG = 1024  # connections not accepted yet; beyond it, a client retries after a second
+ABORT_TIMEOUT_S = 1.0  # for sending an error to clients whose requests are aborted
 _NOT_OURS = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
 _log = logging.getLogger(__name__)
 _protocol_log = logging.getLogger(f"{__name__}.protocol")
 
 
 class HttpServer:
-    """Serves an application of `create_app` from `start` to `stop`; or use as a context."""
+    """Serves an application of `create_app`, from `start` to `stop` or as a context manager."""
 
     def __init__(self, app: web.Application, *, host: str = "127.0.0.1", port: int = 0) -> None:
         self._host = host
@@ -37,23 +37,23 @@ class HttpServer:
         _protocol_log.addFilter(_is_worth_logging)
         self._runner = web.AppRunner(
             app,
-            handler_cancellation=True,  # a client that goes away ends its request at once
+            handler_cancellation=True,  # a client that disconnects cancels its request at once
             shutdown_timeout=ABORT_TIMEOUT_S,
         )
 
     @property
     def port(self) -> int:
-        """The port listened on, also when 0 was asked for."""
+        """The port that the server listens on, even if port 0 was requested."""
         return self._port
 
     @property
     def url(self) -> str:
-        """Where clients find it."""
+        """The base URL of the server."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{self._port}"
 
     async def start(self) -> None:
-        """Listen. Raises ConfigError when the address cannot be had."""
+        """Start listening. Raises ConfigError when the address cannot be bound."""
         await self._runner.setup()
         loop = asyncio.get_running_loop()
         try:
@@ -66,12 +66,12 @@ class HttpServer:
         self._port = self._listener.sockets[0].getsockname()[1]
 
     async def stop(self, grace_s: float = 30.0) -> None:
-        """Take no new requests, let running ones end for `grace_s`, then tell the rest and go."""
+        """Refuse new requests, give running ones `grace_s` to finish, abort the rest, and close."""
         if self._listener is not None:
             self._listener.close()
         try:
             await self._in_flight.drain(grace_s)
-        finally:  # also when this is cancelled, because somebody is in a hurry
+        finally:  # also when `stop` itself is cancelled, for a faster shutdown
             await self._in_flight.abort(ABORT_TIMEOUT_S)
             await self._close_connections()
 
@@ -93,7 +93,7 @@ class HttpServer:
         server = self._runner.server
         transports = [] if server is None else [c.transport for c in server.connections]
         await self._runner.cleanup()
-        for transport in transports:  # closing waits for clients that stopped reading: no more
+        for transport in transports:  # a plain close would wait for clients that stopped reading
             if transport is not None:
                 transport.abort()
 
@@ -111,7 +111,7 @@ class HttpServer:
 
 
 def _num_free_files() -> int:
-    """How many connections this process may open, if it keeps some files for nodes and logs."""
+    """Return how many client connections the file limit allows, less files for nodes and logs."""
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft_limit == resource.RLIM_INFINITY:
         return sys.maxsize
@@ -119,6 +119,9 @@ def _num_free_files() -> int:
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:
-    """Clients send garbage and go away; a traceback for each would only fill the log."""
+    """Return False for errors caused by clients: malformed HTTP and lost connections.
+
+    A traceback for each of them would only fill the log.
+    """
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, _NOT_OURS)

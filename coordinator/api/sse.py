@@ -1,4 +1,4 @@
-"""Server-sent events over a response that begins with the first of them."""
+"""Server-sent events. The response's status line is sent with the first event."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # proxies should pass events on at once
 }
-_ROOM_BYTES = 16 * 1024  # behind a client, below which no connection holds a writer up
+_ROOM_BYTES = 16 * 1024  # unsent bytes below which a write does not block
 _KEEP_ALIVE = b": keep-alive\n\n"
-DONE_DATA = "[DONE]"  # of the last event of most streams
+DONE_DATA = "[DONE]"  # data of the last event of most streams
 DONE = f"data: {DONE_DATA}\n\n".encode()
 
 
 def framed(data: bytes, name: str = "") -> bytes:
-    """An event as it is sent: a JSON text, and what kind of event it is, if that has a name."""
+    """Return an event as sent on the wire: JSON data, and an `event:` line if it has a name."""
     head = f"event: {name}\n".encode() if name else b""
     return head + b"data: " + data + b"\n\n"
 
@@ -27,30 +27,30 @@ def framed(data: bytes, name: str = "") -> bytes:
 class SseStream:
     """One stream of events to one client.
 
-    Nothing is sent before the first event, so that a request which fails before that still gets
-    a status of its own. Writing waits for the client to read; one that takes nothing for
-    `stall_timeout_s` is cut off with ConnectionResetError.
+    Nothing is sent before `open`, so that a request that fails earlier can still get an error
+    status. Writes wait for the client to read; if it reads nothing for `stall_timeout_s`, the
+    connection is aborted and ConnectionResetError is raised.
     """
 
     def __init__(self, request: web.Request, stall_timeout_s: float) -> None:
-        # Not the request itself: it leads to its stream, and what leads in a circle is left to the
-        # garbage collector, with everything that a call has.
+        # Do not store the request: it refers to its stream, and a reference cycle would leave
+        # everything that the call holds to the garbage collector.
         self._transport = request.transport
         self._stall_timeout_s = stall_timeout_s
         self._response = web.StreamResponse(headers=_HEADERS)
 
     @property
     def response(self) -> web.StreamResponse:
-        """To be returned from the handler."""
+        """The response that the handler must return."""
         return self._response
 
     @property
     def is_open(self) -> bool:
-        """Whether the status line is out, so that only events can follow."""
+        """Whether the status line has been sent, so that only events can follow."""
         return self._response.prepared
 
     async def open(self, request: web.Request, headers: Mapping[str, str]) -> None:
-        """Send the status line; `headers` come on top of those of every stream."""
+        """Send the status line and headers; `headers` are added to those of every stream."""
         self._response.headers.update(headers)
         await self._response.prepare(request)
 
@@ -59,7 +59,7 @@ class SseStream:
         await self._write(b"".join(events))
 
     async def keep_alive(self) -> None:
-        """Send a comment, which clients skip and proxies count as traffic."""
+        """Send a comment, which clients ignore and proxies count as traffic."""
         await self._write(_KEEP_ALIVE)
 
     async def close(self) -> None:
@@ -71,7 +71,7 @@ class SseStream:
         await (writing if self._has_room(text) else self._in_time(writing))
 
     def _has_room(self, text: bytes) -> bool:
-        """Whether the connection takes this at once, so that nothing has to be timed."""
+        """Return whether the write cannot block, so that it needs no timeout."""
         if self._transport is None or self._transport.is_closing():
             return False
         return self._transport.get_write_buffer_size() + len(text) < _ROOM_BYTES

@@ -1,4 +1,4 @@
-"""What a request wants its answer to look like, under the names of OpenAI's API and of vLLM's."""
+"""Structured output: collects a request's constraint from its OpenAI, vLLM or SGLang parameter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coordinator.text.grammars.calls import check_format
 from pdserve.errors import InvalidRequest
 from pdserve.grammar import MAX_GRAMMAR_CHARS
 
-# A request's own fields for what else goes by 'structured_outputs'.
+# Top-level request fields that are alternatives to fields of 'structured_outputs'.
 _NAMES = {
     "guided_json": OutputKind.JSON,
     "guided_regex": OutputKind.REGEX,
@@ -28,7 +28,10 @@ _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
 def wanted_output(body: GenerationFields) -> Output | None:
-    """None: any text will do. Raises InvalidRequest, also when more than one thing is asked for."""
+    """Return the output constraint of a request, or None for free text.
+
+    Raises InvalidRequest, also when more than one constraint is given.
+    """
     wanted = [*_by_format(body), *_by_structured_outputs(body.structured_outputs)]
     wanted += [
         _output(kind, value, name)
@@ -48,11 +51,14 @@ async def answer_grammar(
     must_call: bool = False,
     thinking: Thinking | None = None,
 ) -> str:
-    """For SamplingParams.grammar. Raises InvalidRequest: it cannot be enforced."""
+    """Return the grammar for SamplingParams.grammar, or "" for an unconstrained answer.
+
+    Raises InvalidRequest when the constraint cannot be enforced.
+    """
     if must_call:
         output = None
     elif output is None:
-        return ""  # whether there are calls is up to the model, and they as it likes to write them
+        return ""  # the model decides whether to call, and calls are not constrained
     _check_size(output, calls)
     param = "tools" if output is None else output.param
     if calls is not None:
@@ -62,7 +68,7 @@ async def answer_grammar(
 
 
 def _check_size(output: Output | None, calls: CallGrammar | None) -> None:
-    """Nothing is made of what is too large in any case. Raises InvalidRequest."""
+    """Refuse input that is too large for any grammar before building one. Raises InvalidRequest."""
     sources = [] if output is None else [(output.value, output.param)]
     sources += [] if calls is None else [(tool.parameters, tool.param) for tool in calls.tools]
     num_chars = 0
@@ -113,7 +119,7 @@ def _by_structured_outputs(wanted: StructuredOutputs | None) -> list[Output]:
 
 
 def _output(kind: OutputKind, value: Any, param: str) -> Output:
-    """A schema may come as text. Raises InvalidRequest."""
+    """Return the constraint; a JSON schema may be given as text. Raises InvalidRequest."""
     if kind is OutputKind.JSON and isinstance(value, str):
         value = JsonReader().read(value.encode(), repr(param), param)
         if not isinstance(value, dict | bool):

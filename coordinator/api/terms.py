@@ -1,11 +1,11 @@
-"""What a call is promised, and how long its client waits.
+"""Service terms of a call: its service class, priority, time-out and cache salt.
 
-The service class is named by the body's `slo_class` or the header `X-SLO-Class`; else OpenAI's
-`service_tier` picks one: "priority" the class that goes first, "flex" the one that goes last. All
-other calls are of their tenant's default class, or of the cluster's. vLLM's `priority` counts from
-the class's own. `X-Request-Timeout` is in
-seconds from receipt to the end of the answer; what is not complete by then is given up everywhere.
-The cluster's own limit holds besides.
+The body's `slo_class` or the header `X-SLO-Class` names the service class. Otherwise OpenAI's
+`service_tier` selects one: "priority" the class with the highest priority, "flex" the one with the
+lowest. All other calls get their tenant's default class, or the cluster's. vLLM's `priority` is
+relative to the priority of the class. `X-Request-Timeout` is in seconds from receipt to the end of
+the answer; a call that is not complete by then is aborted everywhere. Without the header, the
+operator's default deadline applies, if there is one. The cluster's own limit applies as well.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ TIMEOUT_HEADER = "X-Request-Timeout"
 
 @dataclass(frozen=True, slots=True)
 class ServiceTerms:
-    """Of one call. Times in seconds of the API's clock."""
+    """The service terms of one call. Times are seconds of the API's clock."""
 
     slo: Slo
     received_s: float
     timeout_s: float  # from receipt; 0 = none
-    cache_salt: str = ""  # requests share cached prefixes only with those of the same salt
+    cache_salt: str = ""  # requests share cached prefixes only with requests of the same salt
 
     def waited_s(self, now_s: float) -> float:
-        """Since receipt."""
+        """Return the seconds since receipt."""
         return now_s - self.received_s
 
     def deadline_s(self, now_s: float) -> float:
-        """What is left of the time-out; 0 = there is none. Raises DeadlineExceeded."""
+        """Return the seconds left until the time-out; 0 = no time-out. Raises DeadlineExceeded."""
         if not self.timeout_s:
             return 0.0
         left_s = self.timeout_s - self.waited_s(now_s)
@@ -57,9 +57,9 @@ def service_terms(
     context: ApiContext,
     trace: RequestTrace,
 ) -> ServiceTerms:
-    """Of a call that has just been read; its trace is told.
+    """Return the terms of a call whose body has just been read, and set the SLO of its trace.
 
-    Raises InvalidRequest, or PermissionDenied for a class that is not for its tenant.
+    Raises InvalidRequest, or PermissionDenied for a class that the tenant may not use.
     """
     tenant = ANYBODY if trace.caller is None else trace.caller.tenant
     cls = _service_class(fields, headers, context.classes, tenant)
@@ -78,7 +78,10 @@ def service_terms(
 
 
 def _priority(cls: SloClass, fields: CallFields, classes: ServiceClasses, tenant: Tenant) -> int:
-    """Its class's, raised or lowered as asked; no higher than naming a class could make it."""
+    """Return the class's priority, adjusted by the request's `priority`.
+
+    It never exceeds the highest priority among this class and those that the tenant may name.
+    """
     own = [c.priority for name, c in classes.by_name.items() if name in (tenant.classes or [name])]
     return min(cls.priority - (fields.priority or 0), max([cls.priority, *own]))
 
@@ -114,7 +117,7 @@ def _asked_class(
 
 
 def _timeout_s(headers: Mapping[str, str]) -> float:
-    """0 when the client set none."""
+    """Return the client's time-out, or 0 if it set none. Raises InvalidRequest."""
     text = headers.get(TIMEOUT_HEADER)
     if text is None:
         return 0.0

@@ -1,4 +1,4 @@
-"""An event that is sent again and again with another text in it."""
+"""An event that is sent many times with only its text changed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _MARK = "\0text\0"
 
 
 class TextTemplate:
-    """Encoded once with a mark for the text; from then on the text alone is."""
+    """An event encoded once with a placeholder; afterwards only the text is encoded."""
 
     def __init__(self, encode: Callable[[str], bytes]) -> None:
-        """`encode` makes the whole event for a text, which is in it once."""
+        """`encode` returns the whole event for a text, which must occur in it exactly once."""
         self._before, self._behind = encode(_MARK).split(msgspec.json.encode(_MARK))
 
     def filled(self, text: str) -> bytes:
-        """The event."""
+        """Return the event with `text` filled in."""
         return self._before + msgspec.json.encode(text) + self._behind

@@ -1,4 +1,4 @@
-"""Turns at the tokenizer for calls that have no node work: other calls need its threads, too."""
+"""Limits tokenizer use by calls that run on no node: the other calls need its threads, too."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pdserve.errors import Overloaded
 
 @asynccontextmanager
 async def turn(context: ApiContext, num_bytes: int | None) -> AsyncIterator[None]:
-    """What is long is done one after another.
+    """Hold a turn at the tokenizer while the context is open; long texts take turns one by one.
 
-    `num_bytes`: of what is tokenised, at most; None: it is not known. Raises Overloaded.
+    `num_bytes`: upper bound of the text's size; None: unknown, treated as long. Raises Overloaded.
     """
     if num_bytes is not None and num_bytes <= LONG_TEXT_CHARS:
         yield

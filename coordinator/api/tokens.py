@@ -1,6 +1,6 @@
-"""/tokenize, /detokenize and /tokenizer_info, as vLLM has them: what the model sees of a text.
+"""/tokenize, /detokenize and /tokenizer_info, as in vLLM: the tokens that the model sees.
 
-The first two cost their tenant a request each, and no tokens: no node works for them.
+Each of the first two is charged to the tenant as a request without tokens: no node is involved.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pdserve.errors import ContextLengthExceeded, InvalidRequest
 
 
 class TokenizeRequest(Struct, kw_only=True):
-    """A text, or a conversation."""
+    """The body of POST /tokenize: a text or a conversation."""
 
     model: str | None = None
     prompt: str | None = None
@@ -38,7 +38,7 @@ class TokenizeRequest(Struct, kw_only=True):
 
 
 class TokenizeAnswer(Struct, kw_only=True):
-    """Its tokens."""
+    """The answer to POST /tokenize."""
 
     count: int
     max_model_len: int
@@ -47,20 +47,20 @@ class TokenizeAnswer(Struct, kw_only=True):
 
 
 class DetokenizeRequest(Struct, kw_only=True):
-    """Tokens."""
+    """The body of POST /detokenize."""
 
     model: str | None = None
     tokens: list[TokenId]
 
 
 class DetokenizeAnswer(Struct, kw_only=True):
-    """Their text."""
+    """The answer to POST /detokenize: the text of the tokens."""
 
     prompt: str
 
 
 class TokenizerInfo(Struct, kw_only=True):
-    """What a client needs besides, to write prompts as the model knows them."""
+    """The special tokens and chat template that a client needs to write prompts for the model."""
 
     bos_token: str | None
     eos_token: str | None
@@ -71,7 +71,7 @@ class TokenizerInfo(Struct, kw_only=True):
 
 
 async def tokenize(request: web.Request) -> web.Response:
-    """Text to tokens."""
+    """POST /tokenize: convert a text or a conversation to tokens."""
     context = request.app[CONTEXT]
     callers.begin(context, request[TRACE])
     body = await read_request(request, TokenizeRequest, context.config)
@@ -93,7 +93,7 @@ async def tokenize(request: web.Request) -> web.Response:
 
 
 async def detokenize(request: web.Request) -> web.Response:
-    """Tokens to text, special ones included."""
+    """POST /detokenize: convert tokens to text, special tokens included."""
     context = request.app[CONTEXT]
     callers.begin(context, request[TRACE])
     body = await read_request(request, DetokenizeRequest, context.config)
@@ -112,7 +112,7 @@ async def detokenize(request: web.Request) -> web.Response:
 
 
 async def tokenizer_info(request: web.Request) -> web.Response:
-    """Special tokens and the chat template."""
+    """GET /tokenizer_info: return the special tokens and the chat template."""
     context = request.app[CONTEXT]
     named, template = context.tokenizer.named_special_tokens, context.tokenizer.chat_template
     answer = TokenizerInfo(

@@ -1,1 +1,1 @@
-"""POST /v1/embeddings: prompts that end with themselves, each a prefill and nothing else."""
+"""POST /v1/embeddings: each prompt is prefilled, and nothing is decoded."""

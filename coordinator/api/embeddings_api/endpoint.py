@@ -28,7 +28,7 @@ _INPUT = PromptParameter("input", MAX_INPUTS)
 
 
 async def embeddings(request: web.Request) -> web.Response:
-    """A vector for each input."""
+    """POST /v1/embeddings: return a vector for each input."""
     context = request.app[CONTEXT]
     trace = admit(request, context)
     body = await read_request(request, EmbeddingRequest, context.config)
@@ -58,7 +58,7 @@ async def embeddings(request: web.Request) -> web.Response:
 
 
 async def _prompts(body: EmbeddingRequest, context: ApiContext) -> list[list[int]]:
-    """The inputs as token ids. Raises InvalidRequest or ContextLengthExceeded."""
+    """Return the inputs as token ids. Raises InvalidRequest or ContextLengthExceeded."""
     max_model_len = context.max_model_len()
     inputs = _INPUT.split(body.input, max_model_len)
     if "" in inputs:
@@ -83,7 +83,7 @@ async def _prompts(body: EmbeddingRequest, context: ApiContext) -> list[list[int
 def _embedder(
     context: ApiContext, trace: RequestTrace, terms: ServiceTerms, index: int, token_ids: list[int]
 ) -> GenerationRequest:
-    now_s = context.clock.now()  # it may have waited for others of its call
+    now_s = context.clock.now()  # this prompt may have waited for others of the call
     return GenerationRequest(
         request_id=f"embd-{trace.unique}-{index}",
         token_ids=token_ids,
@@ -98,7 +98,7 @@ def _embedder(
 def _account(
     trace: RequestTrace, prompts: Sequence[Sequence[int]], found: Mapping[int, TokenEvent]
 ) -> None:
-    """What was computed is paid for, also by a call that fails."""
+    """Count the prompts that were computed, also those of a failed call."""
     if found:
         trace.was_served = True
         trace.num_prompt_tokens = sum(len(prompts[index]) for index in found)
@@ -108,8 +108,11 @@ def _account(
 def _answer(
     body: EmbeddingRequest, context: ApiContext, trace: RequestTrace, events: Sequence[TokenEvent]
 ) -> bytes:
-    """The answer as JSON, one embedding at a time: millions of numbers at once would keep the
-    interpreter from everybody else for seconds."""
+    """Return the answer as JSON.
+
+    Embeddings are encoded one at a time: encoding millions of numbers in one call would hold the
+    interpreter for seconds.
+    """
     data = []
     for index, event in enumerate(events):
         vector = context.embedding_model.finished(event.embedding, body.dimensions)

@@ -1,4 +1,4 @@
-"""The answer to an embedding request."""
+"""The answer of POST /v1/embeddings."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from msgspec import Struct
 
 
 class Embedding(Struct, kw_only=True):
-    """Of one input."""
+    """The embedding of one input."""
 
     object: str = "embedding"
     index: int
-    embedding: list[float] | str  # a string: float32, little-endian, in base64
+    embedding: list[float] | str  # a string is base64 of little-endian float32
 
 
 class EmbeddingUsage(Struct):
-    """Tokens of all inputs."""
+    """Token counts of all inputs."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingList(Struct, kw_only=True):
-    """Of all inputs, in their order."""
+    """The embeddings of all inputs, in their order."""
 
     object: str = "list"
     data: list[Embedding]

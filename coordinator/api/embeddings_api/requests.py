@@ -1,4 +1,4 @@
-"""The body of an embedding request."""
+"""The request body of POST /v1/embeddings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from coordinator.api.fields import CallFields, Count
 
-MAX_INPUTS = 2048  # in one request, as in OpenAI's
+MAX_INPUTS = 2048  # in one request, as in OpenAI's API
 
 _TEXT = {"type": "string", "minLength": 1}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
@@ -17,7 +17,7 @@ _INPUT = {"anyOf": [_TEXT, _IDS, _SEVERAL | {"items": _TEXT}, _SEVERAL | {"items
 
 
 class EmbeddingRequest(CallFields, kw_only=True):
-    """POST /v1/embeddings. The input has the four shapes of a completion's prompt."""
+    """The body of POST /v1/embeddings. The input has the same four forms as a completion's prompt."""
 
     model: str
     input: Annotated[Any, Meta(extra_json_schema=_INPUT)]

@@ -1,4 +1,4 @@
-"""Many prompts of one call, a few at a time."""
+"""Runs the prompts of one call with bounded concurrency."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from pdserve.clock import Clock
 from pdserve.errors import Overloaded, PdserveError
 from pdserve.protocol import TokenEvent
 
-AT_ONCE = 64  # prompts of one call on nodes, or in line
+AT_ONCE = 64  # prompts of one call that run or are queued at the same time
 
 
 class PromptRun:
-    """Requests that end with their prompts. Use as a context: leaving it frees whatever runs.
+    """Prefill-only requests of one call. Use as a context manager: leaving it cancels what runs.
 
-    What is refused while others of the call are under way waits for one of them to end. What is
-    refused when none is, fails the call: as a rule that happens to its first prompts only.
+    A prompt that is refused as Overloaded while others of the call run is retried when one of them
+    ends. If none runs, the refusal fails the call; usually only the first prompts meet that.
     """
 
     def __init__(self, start: Callable[[int], Generation], num_prompts: int, clock: Clock) -> None:
-        """`start` begins a prompt, by its index."""
+        """`start` starts the prompt of the given index."""
         self._start = start
         self._num_prompts = num_prompts
-        self.found: dict[int, TokenEvent] = {}  # so far: of each prompt, its one event
-        self._generations: list[Generation] = []  # begun so far, by prompt
+        self.found: dict[int, TokenEvent] = {}  # prompt index |-> its only event, so far
+        self._generations: list[Generation] = []  # started so far, in order of prompts
         self._arrivals = Arrivals((), clock)
 
     async def __aenter__(self) -> PromptRun:
@@ -44,14 +44,14 @@ class PromptRun:
 
     @property
     def routes(self) -> list[Route]:
-        """Where its prompts ran, or run."""
+        """The routes of the prompts started so far."""
         return [generation.route for generation in self._generations]
 
     async def events(self) -> list[TokenEvent]:
-        """The one event of each prompt, in their order.
+        """Run all prompts; return the one event of each, in their order.
 
         Raises:
-            PdserveError: whatever the first to fail has raised.
+            PdserveError: the error of the first prompt that failed.
         """
         found = self.found
         while len(found) < self._num_prompts:

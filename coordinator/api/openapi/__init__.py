@@ -1,1 +1,1 @@
-"""The API described: /openapi.json, made from the structs that bodies are read into, and /docs."""
+"""The API's description: /openapi.json, generated from the request structs, and /docs."""

@@ -1,4 +1,4 @@
-"""The table of operations as an OpenAPI 3.1 document."""
+"""Builds the OpenAPI 3.1 document from the table of operations."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _ERRORS = {
     503: "No node can serve the request now, or the server is about to stop.",
     504: "The time that the request was given is over.",
 }
-_LATER = (429, 503)  # come with Retry-After
+_LATER = (429, 503)  # statuses with a Retry-After header
 
 
 @cache
 def openapi_document() -> bytes:
-    """As JSON."""
+    """Return the document as JSON."""
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
@@ -102,7 +102,10 @@ def _answer_schema(operation: Operation) -> dict[str, Any]:
 
 
 def _event_schema(events: Any) -> dict[str, Any]:
-    """Of one event: OpenAPI 3.1 has no other place for it. A failure is the error, in its form."""
+    """Return the schema of one event of a stream, which may be an error.
+
+    OpenAPI 3.1 has no other place for it.
+    """
     data = {"anyOf": [_schema(events), _schema(ErrorBody)]}
     text = {"type": "string", "contentMediaType": JSON, "contentSchema": data}
     last = {"const": DONE_DATA, "description": "The end, where there is no event for it."}
@@ -144,7 +147,7 @@ def _header(description: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _types() -> list[Any]:
-    """Everything that has a schema, once."""
+    """Return every type that has a schema, once."""
     types = [ErrorBody, *(t for o in OPERATIONS for t in (o.body, o.answer, o.events))]
     return list(dict.fromkeys(t for t in types if t is not None))
 
@@ -163,7 +166,7 @@ def _components() -> dict[str, Any]:
 
 
 def _close(body: dict[str, Any]) -> None:
-    """Bodies take what is served, what makes no difference, and nothing else."""
+    """Add the parameters accepted without effect to a body's schema, and forbid all others."""
     properties = body["properties"]
     for name in sorted(IGNORED - set(properties)):
         properties[name] = {"description": "Accepted, without effect."}

@@ -12,12 +12,12 @@ from coordinator.api.openapi.operation import HTML, JSON
 
 
 async def get_document(request: web.Request) -> web.Response:
-    """The document."""
+    """GET /openapi.json: return the document."""
     return web.Response(body=openapi_document(), content_type=JSON)
 
 
 async def get_page(request: web.Request) -> web.Response:
-    """A page that shows the document; it needs nothing from anywhere else."""
+    """GET /docs: return a page that shows the document without external resources."""
     return web.Response(body=_page(), content_type=HTML, charset="utf-8")
 
 

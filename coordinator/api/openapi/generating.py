@@ -1,4 +1,4 @@
-"""The operations that have nodes work."""
+"""The operations that run on nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operations that tell of the model, the cluster and the API itself."""
+"""The operations about the model, the cluster and the API itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a row of the API's description says: one method of one path."""
+"""One row of the API's description: one method of one path."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ HTML = "text/html"
 JSON = "application/json"
 METRICS = "text/plain"
 
-NO_CHOICE = (401,)  # what every request with a key can meet
+NO_CHOICE = (401,)  # errors that any request with a key can get
 READS_BODY = (400, 401, 404, 408, 413, 415, 417, 503)
 GENERATES = (400, 401, 403, 404, 408, 413, 415, 417, 429, 500, 502, 503, 504)
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """In the path, the query or a header."""
+    """A parameter in the path, the query or a header."""
 
     where: str
     name: str
@@ -39,10 +39,10 @@ class Operation:
     tag: str
     summary: str
     body: type[Struct] | None = None
-    examples: tuple[dict[str, Any], ...] = ()  # of bodies
-    answer: Any = None  # type of the JSON that is answered; None: any object
+    examples: tuple[dict[str, Any], ...] = ()  # example bodies
+    answer: Any = None  # type of the JSON answer; None: any object
     media: str = JSON
-    events: Any = None  # type of a stream's events, if it can be streamed
+    events: Any = None  # type of the stream's events, if the answer can be streamed
     also: tuple[int, ...] = ()  # further statuses with the same kind of answer
     errors: tuple[int, ...] = NO_CHOICE
     parameters: tuple[Parameter, ...] = ()

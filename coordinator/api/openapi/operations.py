@@ -1,4 +1,4 @@
-"""What may be asked of the API, and what the answers can be: one row for each route."""
+"""The table of all operations: one row per route."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operations on what was stored: responses and conversations."""
+"""The operations on stored responses and conversations."""
 
 from __future__ import annotations
 
