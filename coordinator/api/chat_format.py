@@ -73,7 +73,7 @@ class ChatFormat:
         return [self._chunk([choice], usage, prompt_ids=self._prompts.ids(index))]
 
     def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
-        """Return a chunk with new content, reasoning, calls or the end; none if all is held back."""
+        """Return a chunk with new text, reasoning, calls or the end; none if all is held back."""
         told = self._told_of(delta.index)
         parts = told.take_in(delta)
         finish_reason = told.finish_reason(delta, self._calls.finish_reason)

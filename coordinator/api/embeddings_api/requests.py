@@ -17,7 +17,7 @@ _INPUT = {"anyOf": [_TEXT, _IDS, _SEVERAL | {"items": _TEXT}, _SEVERAL | {"items
 
 
 class EmbeddingRequest(CallFields, kw_only=True):
-    """The body of POST /v1/embeddings. The input has the same four forms as a completion's prompt."""
+    """The body of POST /v1/embeddings. The input has the four forms of a completion's prompt."""
 
     model: str
     input: Annotated[Any, Meta(extra_json_schema=_INPUT)]

@@ -1,13 +1,13 @@
 """OpenAI's Responses API, for text: /v1/responses and /v1/conversations.
 
-A call becomes a chat call. `asked` is what its body asks for and goes on from: given items
-(`item_requests`) become kept items (`given`, `items`), and `conversation` makes chat messages of
-those; `truncation` says which may be left out. `plan` has chat plan the rest, with the same checks,
-limits and terms. Only what is seen of it differs: `format` and `output` put the answer as items and
-typed events (`events`).
+A call is translated to a chat call. `asked` reads the body and finds the conversation it continues:
+input items (`item_requests`) become conversation items (`given`, `items`), which `conversation`
+turns into chat messages; `truncation` says which items may be dropped. `plan` uses chat's planning,
+with the same checks, limits and service terms. Only the output differs: `format` and `output`
+encode the answer as items and typed events (`events`).
 
-`endpoint` answers over HTTP, `websocket` over a WebSocket; `background` makes a response without
-its client, and `follow` streams it to whoever comes. `store` keeps responses and conversations
-(`stored`); `kept` and `conversations` are the endpoints on those. `compact` has the model make a
-conversation short.
+`endpoint` answers over HTTP, `websocket` over a WebSocket; `background` generates a response
+independently of its client, and `follow` streams it to any client. `store` keeps responses and
+conversations (`stored`); `kept` and `conversations` are the endpoints on those. `compact` lets the
+model summarise a conversation.
 """

@@ -1,4 +1,4 @@
-"""What a body of POST /v1/responses asks for, with what it goes on from."""
+"""A validated POST /v1/responses request, together with the conversation it continues."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from coordinator.api.responses_api.store import ResponseStore
 from coordinator.api.responses_api.stored import StoredConversation, StoredResponse
 from pdserve.errors import InvalidRequest
 
-FindResponse = Callable[[str], StoredResponse | None]  # by its id
+FindResponse = Callable[[str], StoredResponse | None]  # response id |-> response
 
 
 def _find_nothing(response_id: str) -> None:
-    """There are only those that are stored."""
+    """Find no response: only stored ones can be continued."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """One call's."""
+    """What one call asks for."""
 
     body: ResponseRequest
     model: str
     conversation: StoredConversation | None
-    earlier: Sequence[KeptItem]  # the conversation that is gone on with
+    earlier: Sequence[KeptItem]  # items of the conversation that is continued
     earlier_bytes: int
     new: Sequence[KeptItem]
 
     @property
     def items(self) -> list[KeptItem]:
-        """All that is to be answered."""
+        """All items of the conversation to answer."""
         return [*self.earlier, *self.new]
 
     def chat(self, items: Sequence[KeptItem]) -> ChatRequest:
-        """What chat is asked if these are the items. Raises InvalidRequest."""
+        """Return the chat request for these items. Raises InvalidRequest."""
         with in_our_words():
             chat = chat_request(self.body, messages_of(items))
         chat.stream = self.body.stream
@@ -53,7 +53,7 @@ class Asked:
 
 
 async def read_asked(request: web.Request, context: ApiContext, trace: RequestTrace) -> Asked:
-    """What the request's body asks for. Raises what `asked_by` raises."""
+    """Read and validate the request's body. Raises what `read_object` and `asked_by` raise."""
     return asked_by(await read_object(request, context.config), context, trace)
 
 
@@ -63,7 +63,7 @@ def asked_by(
     trace: RequestTrace,
     find_local: FindResponse = _find_nothing,
 ) -> Asked:
-    """What a body asks for; what `find_local` knows can be gone on from without being stored.
+    """Validate a body and find what it continues; `find_local` finds responses not in the store.
 
     Raises InvalidRequest, ModelNotFound, ResponseNotFound or ConversationNotFound.
     """

@@ -1,8 +1,8 @@
-"""A response that is made without its client: `background: true`.
+"""Generates a response independently of its client's connection: `background: true`.
 
-Its call outlives the HTTP request that began it: it is charged and observed when it ends, and ends
-by itself, at its deadline, when it is cancelled or deleted, or when the store has no room for it.
-Polls read what is stored of it, streams its log; both may come and go.
+The call outlives the HTTP request that began it. It is charged and observed when it ends: by
+itself, at its deadline, when it is cancelled or deleted, or when the store evicts it. Polling
+clients read the stored response, streaming clients its event log; both may connect at any time.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _log = logging.getLogger(__name__)
 
 
 class BackgroundRun:
-    """One of them.
+    """One response generated in the background.
 
     Args:
-        trace: of the call.
-        planned: what is stored of it is kept up to date.
-        take_over: called when the call has begun, which is the run's to conclude from then on.
+        trace: the trace of the call.
+        planned: the plan; its stored response is kept up to date.
+        take_over: called once the call has begun; from then on the run concludes the call.
     """
 
     def __init__(
@@ -47,16 +47,16 @@ class BackgroundRun:
         self._take_over = take_over
 
     def begin(self) -> bytes:
-        """Have it made; returns the response as it was put into the store, still queued.
+        """Start the call; return the stored response as JSON, with status "queued".
 
-        Raises what refuses the call.
+        Raises the error with which the call is refused.
         """
         call = Call(self._context, self._trace, self._plan)
         call.start()
         self._take_over()
         self._tell(self._format.queued(), is_step=True)
         self._stored.making = self._context.in_flight.start(self._follow(call))
-        # A task that is cancelled before its first step does nothing: this is called all the same.
+        # A done callback also runs for a task that is cancelled before its first step.
         self._stored.making.add_done_callback(partial(self._over, call))
         self._context.stored.put(self._stored)
         return self._stored.body
@@ -70,7 +70,7 @@ class BackgroundRun:
             is_first = False
 
     def _over(self, call: Call, making: asyncio.Task[None]) -> None:
-        """The top-level handler of what has no HTTP request any more."""
+        """Finish the run: the top-level handler, as there is no HTTP request any more."""
         error = asyncio.CancelledError() if making.cancelled() else making.exception()
         call.close(error)
         if error is None:
@@ -92,7 +92,7 @@ class BackgroundRun:
         self._end(reply.status, reply.detail.code)
 
     def _tell(self, events: Sequence[bytes], *, is_step: bool) -> None:
-        """A step of its life changes what polls see; what is between two is for streams alone."""
+        """Append events to the log; a change of status also updates the body that polls read."""
         stored = self._stored
         if stored.log is not None:
             stored.log.add(events)

@@ -1,6 +1,6 @@
-"""A response's request as a chat request, and chat's objections in the words of responses.
+"""Translates a Responses request to a chat request, and chat's errors back to its parameters.
 
-Chat decides what is served: what it refuses is refused here, too.
+Chat decides what is supported: what chat refuses is refused here, too.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from coordinator.api.responses_api.requests import (
 )
 from pdserve.errors import InvalidRequest, RequestError
 
-# Of the same name and meaning in both; the rest is translated, or not chat's business.
+# Same name and meaning in both; other fields are translated, or do not concern chat.
 _SAME = (field_names(ChatRequest) & field_names(ResponseRequest)) - {
     "stream",
     "stream_options",
     "tool_choice",
     "tools",
 }
-# A parameter of chat |-> what it is called here.
+# chat parameter |-> Responses parameter
 _OUR_WORDS = (
     (re.compile(r"^messages\b.*"), "input"),
     (re.compile(r"^max_completion_tokens$"), "max_output_tokens"),
@@ -43,7 +43,7 @@ _OUR_WORDS = (
 
 
 def chat_request(body: ResponseRequest, messages: Sequence[Message]) -> ChatRequest:
-    """What chat is asked. Raises InvalidRequest."""
+    """Return the chat request for a body and its messages. Raises InvalidRequest."""
     shows_logprobs = LOGPROBS in (body.include or [])
     if body.top_logprobs and not shows_logprobs:
         raise InvalidRequest(f"'top_logprobs' needs 'include' to have {LOGPROBS!r}", "top_logprobs")
@@ -68,7 +68,7 @@ def chat_request(body: ResponseRequest, messages: Sequence[Message]) -> ChatRequ
 
 @contextmanager
 def in_our_words() -> Iterator[None]:
-    """Errors about parameters of chat that are raised within name those of responses."""
+    """Translate errors raised within, so that they name parameters of the Responses API."""
     try:
         yield
     except RequestError as error:
@@ -78,7 +78,7 @@ def in_our_words() -> Iterator[None]:
         if ours == param:
             raise
         message = error.message.replace(repr(param), repr(ours))
-        if not param.isidentifier():  # else it may be a word that means something else
+        if not param.isidentifier():  # a plain identifier may be an ordinary word of the message
             message = message.replace(param, ours)
         raise type(error)(message, ours) from error
 
@@ -104,7 +104,10 @@ def _named(choice: FunctionChoice) -> dict[str, Any]:
 
 
 def _format(text: TextConfig | None) -> dict[str, Any] | None:
-    """Chat has what is about a schema one level further down."""
+    """Return chat's response_format, which nests the schema's fields one level deeper.
+
+    Raises InvalidRequest.
+    """
     wanted = None if text is None else text.format
     if wanted is None or wanted.type == "text":
         return None

@@ -1,4 +1,4 @@
-"""POST /v1/responses/compact: a long conversation made short, to go on with."""
+"""POST /v1/responses/compact: summarises a long conversation, to continue from the summary."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from pdserve.errors import InvalidRequest
 
 
 async def compact_conversation(request: web.Request) -> web.StreamResponse:
-    """The conversation as one item, made by the model. Nothing is kept here."""
+    """POST /v1/responses/compact: return the model's summary as one item. Nothing is stored."""
     context = request.app[CONTEXT]
     trace = admit(request, context)
     values = await read_object(request, context.config)
@@ -54,7 +54,7 @@ async def compact_conversation(request: web.Request) -> web.StreamResponse:
 
 
 class CompactFormat:
-    """The model's summary as one item. It is never streamed."""
+    """Encodes the model's summary as one item. It is never streamed."""
 
     def __init__(self, answer_id: str, make_parts: Callable[[], AnswerParts]) -> None:
         self._id = answer_id
@@ -77,7 +77,7 @@ class CompactFormat:
         return error_event(error)
 
     def whole(self, deltas: Sequence[ChoiceDelta], usage: responses.Usage) -> bytes:
-        """What the model thought about it is no part of it."""
+        """Return the summary as one item, without the model's reasoning."""
         parts = self._make_parts()
         text = "".join(delta.text for delta in deltas)
         summary = parts.push(text).content + parts.finish().content

@@ -1,6 +1,6 @@
-"""What a conversation is compacted to: the model's own summary of it.
+"""Compaction of a conversation to a summary by the model.
 
-Clients pass it on as it is; base64 says that it is not for them to read, and keeps nothing secret.
+Clients send the summary back unchanged. Base64 marks it as opaque to them; it keeps nothing secret.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TASK = (
 
 
 def with_task(given: Any) -> list[Any]:
-    """A request's input, and what the model is to do with it."""
+    """Return a request's input items followed by the instruction to summarise them."""
     task = {"role": "user", "content": _TASK}
     if given is None:
         return [task]
@@ -29,12 +29,12 @@ def with_task(given: Any) -> list[Any]:
 
 
 def sealed(summary: str) -> str:
-    """As clients get it."""
+    """Return a summary in the encoded form that clients get."""
     return base64.b64encode(summary.encode()).decode()
 
 
 def summary_of(content: str, param: str) -> str:
-    """What was sealed. Raises InvalidRequest."""
+    """Return the summary from its encoded form. Raises InvalidRequest."""
     try:
         return base64.b64decode(content, validate=True).decode()
     except (binascii.Error, UnicodeDecodeError, ValueError) as error:

@@ -1,6 +1,6 @@
-"""Items of a conversation as chat messages.
+"""Converts conversation items to chat messages.
 
-What an assistant thinks, says and calls are items of their own here, and one message there.
+An assistant's reasoning, text and calls are separate items, but one chat message.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from coordinator.api.responses_api.items import (
 
 
 def messages_of(items: Iterable[KeptItem]) -> list[Message]:
-    """A call that was cut off is left out: nobody can have answered it."""
+    """Return the chat messages; calls that were cut off are dropped, as they have no output."""
     messages: list[Message] = []
     for item in items:
         match item:
@@ -51,7 +51,11 @@ def messages_of(items: Iterable[KeptItem]) -> list[Message]:
 
 
 def _assistants(messages: list[Message], item: KeptItem) -> Message:
-    """The message that the item is part of: reasoning begins one, calls end one."""
+    """Return the message to which an assistant's item belongs, after adding one if needed.
+
+    A message is reasoning, then text, then calls: reasoning and text join only a message of just
+    reasoning, and calls join any preceding assistant's message.
+    """
     last = messages[-1] if messages else None
     if last is not None and last.role == "assistant":
         is_only_reasoning = last.content == "" and not last.tool_calls

@@ -1,4 +1,4 @@
-"""Conversations that responses add to: /v1/conversations and below."""
+"""Endpoints on stored conversations: /v1/conversations and below."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from coordinator.api.responses_api.stored import CONVERSATION_ID, StoredConversa
 
 
 async def create_conversation(request: web.Request) -> web.Response:
-    """A new one, with some items if there are any to begin with."""
+    """Create a conversation, with the initial items if any are given."""
     context, trace = request.app[CONTEXT], request[TRACE]
     values = await read_object(request, context.config)
     check_items(values, "items")
@@ -35,29 +35,29 @@ async def create_conversation(request: web.Request) -> web.Response:
 
 
 async def get_conversation(request: web.Request) -> web.Response:
-    """What is told of it."""
+    """Return a conversation's id, creation time and metadata."""
     return _shown(_stored(request))
 
 
 async def update_conversation(request: web.Request) -> web.Response:
-    """Its metadata are replaced."""
+    """Replace a conversation's metadata."""
     context = request.app[CONTEXT]
     body = await read_request(request, ConversationUpdate, context.config)
-    stored = _stored(request)  # it may have gone while the body came
+    stored = _stored(request)  # only now, as it may be removed while the body is read
     stored.metadata = body.metadata
     context.stored.changed(stored)
     return _shown(stored)
 
 
 async def delete_conversation(request: web.Request) -> web.Response:
-    """It is kept no longer; responses in it are."""
+    """Delete a conversation; its stored responses are kept."""
     stored = _stored(request)
     request.app[CONTEXT].stored.discard(stored)
     return json_answer(DeletedConversation(id=stored.id))
 
 
 async def add_items(request: web.Request) -> web.Response:
-    """They follow those that are there."""
+    """Append items to a conversation, and return them."""
     check_include(request.query)
     context = request.app[CONTEXT]
     values = await read_object(request, context.config)
@@ -71,18 +71,18 @@ async def add_items(request: web.Request) -> web.Response:
 
 
 async def list_items(request: web.Request) -> web.Response:
-    """A page of them, the newest first unless asked."""
+    """Return a page of a conversation's items, newest first by default."""
     return json_answer(page_of(_stored(request).items, request.query))
 
 
 async def get_item(request: web.Request) -> web.Response:
-    """One of them."""
+    """Return one item of a conversation."""
     check_include(request.query)
     return json_answer(_stored(request).find(request.match_info["item"]))
 
 
 async def delete_item(request: web.Request) -> web.Response:
-    """It is in the conversation no longer."""
+    """Delete an item from a conversation."""
     stored = _stored(request)
     stored.remove(request.match_info["item"])
     request.app[CONTEXT].stored.changed(stored)
@@ -90,7 +90,7 @@ async def delete_item(request: web.Request) -> web.Response:
 
 
 def _add(request: web.Request, stored: StoredConversation, given: list[InputItem]) -> None:
-    """Raises InvalidRequest."""
+    """Validate items and append them to the conversation. Raises InvalidRequest."""
     store, trace = request.app[CONTEXT].stored, request[TRACE]
     items = items_of(
         given, "items", trace.unique, stored.items, lambda i: store.find_item(i, trace.owner)
@@ -99,7 +99,7 @@ def _add(request: web.Request, stored: StoredConversation, given: list[InputItem
 
 
 def _stored(request: web.Request) -> StoredConversation:
-    """Raises ConversationNotFound."""
+    """Return the conversation named in the path. Raises ConversationNotFound."""
     store, owner = request.app[CONTEXT].stored, request[TRACE].owner
     return store.get_conversation(request.match_info["conversation"], owner)
 

@@ -1,4 +1,4 @@
-"""POST /v1/responses, and how many tokens it would read: POST /v1/responses/input_tokens."""
+"""POST /v1/responses, and POST /v1/responses/input_tokens, which counts its prompt tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _JSON = "application/json"
 
 
 async def create_response(request: web.Request) -> web.StreamResponse:
-    """Answer a conversation, or go on with one."""
+    """POST /v1/responses: answer a new or a continued conversation."""
     context = request.app[CONTEXT]
     trace = admit(request, context)
     asked = await read_asked(request, context, trace)
@@ -37,7 +37,10 @@ async def create_response(request: web.Request) -> web.StreamResponse:
 
 
 async def count_input_tokens(request: web.Request) -> web.Response:
-    """Nothing is answered, so nothing is kept. It costs its tenant a request, and no tokens."""
+    """Count the prompt tokens of a request; nothing is generated or stored.
+
+    It is charged to the tenant as a request without tokens.
+    """
     context, trace = request.app[CONTEXT], request[TRACE]
     callers.begin(context, trace)
     asked = await read_asked(request, context, trace)
@@ -56,7 +59,7 @@ async def count_input_tokens(request: web.Request) -> web.Response:
 
 
 async def _in_background(request: web.Request, planned: Planned) -> web.StreamResponse:
-    """The response as it is once its call has begun, or the stream of it."""
+    """Start a background run; return the queued response, or the stream of its events."""
     context, trace = request.app[CONTEXT], request[TRACE]
 
     def take_over() -> None:

@@ -1,4 +1,4 @@
-"""The events of a streamed response. They are numbered when they are sent."""
+"""The events of a streamed response. Sequence numbers are assigned when events are framed."""
 
 from __future__ import annotations
 
@@ -13,81 +13,81 @@ from coordinator.api.responses_api.objects import Response
 
 
 class Event(Struct, kw_only=True, tag_field="type"):
-    """Any of them."""
+    """Base of all events."""
 
     sequence_number: int = 0
 
 
 class LifeEvent(Event, kw_only=True):
-    """About the whole response."""
+    """An event about the whole response."""
 
     response: Response
 
 
 class Created(LifeEvent, tag="response.created"):
-    """It has begun: its first tokens are there, or it is to be made in the background."""
+    """The response has begun: its first tokens have arrived, or it is queued in the background."""
 
 
 class Queued(LifeEvent, tag="response.queued"):
-    """It is to be made in the background."""
+    """The response will be generated in the background."""
 
 
 class InProgress(LifeEvent, tag="response.in_progress"):
-    """It goes on."""
+    """The response is being generated."""
 
 
 class Completed(LifeEvent, tag="response.completed"):
-    """The model ended it."""
+    """The model finished the response."""
 
 
 class Incomplete(LifeEvent, tag="response.incomplete"):
-    """It was cut off, or cancelled."""
+    """The response was cut off or cancelled."""
 
 
 class Failed(LifeEvent, tag="response.failed"):
-    """It ends with an error."""
+    """The response ended with an error."""
 
 
 class ItemEvent(Event, kw_only=True):
-    """About an item."""
+    """An event about an item."""
 
     output_index: int
     item: Item
 
 
 class ItemAdded(ItemEvent, tag="response.output_item.added"):
-    """It begins; still empty."""
+    """An item begins; it is still empty."""
 
 
 class ItemDone(ItemEvent, tag="response.output_item.done"):
-    """It is over; whole."""
+    """An item is finished; the event has all of it."""
 
 
 class InItem(Event, kw_only=True):
-    """About a place in an item."""
+    """An event about a position in an item."""
 
     item_id: str
     output_index: int
 
 
 class InContent(InItem, kw_only=True):
-    """About a part of an item's content: the only one."""
+    """An event about an item's content part; each item has only one."""
 
     content_index: int = 0
 
 
 class PartEvent(InContent, kw_only=True):
-    """About a whole part."""
+    """An event about a whole content part."""
 
     part: OutputText | ReasoningText
 
 
 class PartAdded(PartEvent, tag="response.content_part.added"):
-    """It begins; still empty."""
+    """A content part begins; it is still empty."""
 
 
 class PartDone(PartEvent, tag="response.content_part.done"):
-    """It is over; whole."""
+    """A content part is finished; the event has all of it."""
 
 
 class TextDelta(InContent, kw_only=True, tag="response.output_text.delta"):
@@ -98,7 +98,7 @@ class TextDelta(InContent, kw_only=True, tag="response.output_text.delta"):
 
 
 class TextDone(InContent, kw_only=True, tag="response.output_text.done"):
-    """All of it."""
+    """A message's whole text."""
 
     text: str
     logprobs: list[TokenLogprob]
@@ -111,7 +111,7 @@ class ReasoningDelta(InContent, kw_only=True, tag="response.reasoning_text.delta
 
 
 class ReasoningDone(InContent, kw_only=True, tag="response.reasoning_text.done"):
-    """All of it."""
+    """An item's whole reasoning."""
 
     text: str
 
@@ -123,7 +123,7 @@ class ArgumentsDelta(InItem, kw_only=True, tag="response.function_call_arguments
 
 
 class ArgumentsDone(InItem, kw_only=True, tag="response.function_call_arguments.done"):
-    """All of them."""
+    """A call's whole arguments."""
 
     name: str
     arguments: str
@@ -149,18 +149,18 @@ StreamEvent = (
 )
 
 
-Frame = Callable[[bytes, str], bytes]  # an event as JSON, and its kind |-> as it is sent
+Frame = Callable[[bytes, str], bytes]  # (event as JSON, its type) |-> bytes on the wire
 
 
 class Numbering:
-    """Of one stream's events."""
+    """Numbers the events of one stream."""
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
         self._num_sent = 0
 
     def framed(self, event: Event) -> bytes:
-        """As it is sent."""
+        """Return an event as sent on the wire, with the next sequence number."""
         event.sequence_number = self._num_sent
         self._num_sent += 1
         return self._frame(msgspec.json.encode(event), str(event.__struct_config__.tag))

@@ -1,4 +1,4 @@
-"""The stream of a response that is made in the background, from any event on."""
+"""Streams the events of a background response, starting at any event."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coordinator.api.sse import SseStream
 
 
 async def follow(request: web.Request, log: EventLog, first: int) -> web.StreamResponse:
-    """All events from that number on, those that are yet to come as well."""
+    """Stream all events from number `first` on, including future ones, until the log is closed."""
     context = request.app[CONTEXT]
     stream = SseStream(request, context.config.stall_timeout_s)
     await stream.open(request, {})
@@ -23,7 +23,7 @@ async def follow(request: web.Request, log: EventLog, first: int) -> web.StreamR
         task = asyncio.current_task()
         if not context.in_flight.is_aborting or task is None:
             raise
-        task.uncancel()  # what makes the response is being ended too: it says so in the log
+        task.uncancel()  # the background run is aborted, too, and logs its last event
         await follower.run()
     await stream.close()
     return stream.response
@@ -39,7 +39,7 @@ class _Follower:
         self._num_sent = num_sent
 
     async def run(self) -> None:
-        """Until the log is closed and all of it is sent; may be called again."""
+        """Send events until the log is closed and all of it is sent; may be called again."""
         clock, log = self._context.clock, self._log
         keep_alive_s = self._context.config.keep_alive_s
         sent_s = clock.now()

@@ -1,4 +1,4 @@
-"""The shape of a response, whole and as typed events."""
+"""The format of a response, whole and as typed events."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from coordinator.api.responses_api.told import Piece, ToldApart
 from coordinator.api.responses_api.usage import response_usage
 from coordinator.text import Tokenizer
 
-Keep = Callable[[bytes, Sequence[Item]], None]  # a finished response, and what is in it
+Keep = Callable[[bytes, Sequence[Item]], None]  # takes a finished response and its items
 
 
 class ResponseFormat:
-    """POST /v1/responses.
+    """Format of POST /v1/responses. See AnswerFormat.
 
     Args:
-        response: as it begins; becomes what the call comes to.
-        keep: is told of the end, unless it is a failure.
-        frame: makes of an event what is sent.
+        response: the initial response; it is updated as the call proceeds.
+        keep: called with the finished response, unless it failed or was cancelled.
+        frame: encodes an event for the wire.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class ResponseFormat:
         self._numbering = events.Numbering(frame)
 
     def queued(self) -> Sequence[bytes]:
-        """It will be made in the background; the rest comes as for any other."""
+        """Return the first events of a background response; the later ones are as usual."""
         response = self._response
         response.status = "queued"
         return self._framed([events.Created(response=response), events.Queued(response=response)])
 
     def opening(self, index: int, usage: responses.Usage | None) -> Sequence[bytes]:
-        """The response, still without items."""
+        """Return events with the response, still without items."""
         response = self._response
         told: list[events.Event] = [events.InProgress(response=response)]
         if response.status != "queued":
@@ -66,11 +66,11 @@ class ResponseFormat:
         return self._framed(told)
 
     def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
-        """Items that begin, grow and end."""
+        """Return events for items that begin, grow or end."""
         return self._framed(self._take_in(delta))
 
     def closing(self, usage: responses.Usage) -> Sequence[bytes]:
-        """The whole response."""
+        """Return the last event, with the whole response."""
         self._end(usage)
         response = self._response
         is_complete = response.status == "completed"
@@ -78,21 +78,21 @@ class ResponseFormat:
         return self._framed([end(response=response)])
 
     def failure(self, error: responses.ErrorDetail) -> bytes:
-        """The response as far as it got, and the error."""
+        """Return the last event of a failed response: its items so far, and the error."""
         response = self._cut_off("failed")
         response.error = ResponseError(error.code or error.type, error.message)
         return self._numbering.framed(events.Failed(response=response))
 
     def cancelled(self) -> bytes:
-        """The response as far as it got."""
+        """Return the last event of a cancelled response, with its items so far."""
         return self._numbering.framed(events.Incomplete(response=self._cut_off("cancelled")))
 
     def body(self) -> bytes:
-        """The response as it is now; its items are shown when it is over."""
+        """Return the current response as JSON; it has no items before it ends."""
         return msgspec.json.encode(self._response)
 
     def whole(self, deltas: Sequence[ChoiceDelta], usage: responses.Usage) -> bytes:
-        """The response, without events."""
+        """Return the whole response as JSON."""
         for delta in deltas:
             self._take_in(delta)
         return self._end(usage)
@@ -134,7 +134,7 @@ class ResponseFormat:
         return chat_logprobs(tokens, self._names).content if self._shows_logprobs else []
 
     def _end(self, usage: responses.Usage) -> bytes:
-        """Complete the response and have it kept; returns it as JSON."""
+        """Complete the response and pass it to `keep`; return it as JSON."""
         response = self._response
         response.output = self._output.items
         response.usage = response_usage(usage, self._told.num_reasoning_tokens)

@@ -1,4 +1,4 @@
-"""A request's input as items of a conversation, whole and checked."""
+"""Validates a request's input items and converts them to conversation items."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from coordinator.api.responses_api.items import (
 from pdserve.errors import InvalidRequest
 
 T = TypeVar("T")
-Find = Callable[[str], KeptItem | None]  # an item of an earlier response, by its id
+Find = Callable[[str], KeptItem | None]  # item id |-> item of an earlier response
 
 _IGNORED = frozenset({"status", "phase", "summary"})
 _NO_TEXT = ("input_image", "input_file", "input_audio", "computer_screenshot")
@@ -33,7 +33,10 @@ _SERVED = frozenset(field.name for field in msgspec.structs.fields(InputItem)) |
 
 
 def check_items(values: dict[str, Any], param: str) -> None:
-    """Refuse fields of items that would make a difference. Raises InvalidRequest."""
+    """Refuse unsupported fields and parts of items that would have an effect.
+
+    Raises InvalidRequest.
+    """
     items = values.get(param)
     for i, item in enumerate(items[:MAX_MESSAGES] if isinstance(items, list) else []):
         for name, value in item.items() if isinstance(item, dict) else ():
@@ -59,7 +62,9 @@ def items_of(
     earlier: Sequence[KeptItem],
     find: Find,
 ) -> list[KeptItem]:
-    """What follows the earlier items, as the parameter has it; ids are made from `unique`.
+    """Convert the items given in parameter `param`; new ids are made from `unique`.
+
+    `earlier` are the items that they follow; calls and references may refer to those.
 
     Raises InvalidRequest.
     """
@@ -86,7 +91,10 @@ def items_of(
 
 
 def _check_is_new(item_id: str | None, referred: set[str | None], where: str) -> None:
-    """A short body that has a long item again and again would be more than memory can hold."""
+    """Refuse a repeated reference: a short body could otherwise repeat a long item many times.
+
+    Raises InvalidRequest.
+    """
     if item_id in referred:
         raise InvalidRequest(f"{where} is there twice: {str(item_id)[:128]!r}", f"{where}.id")
     referred.add(item_id)

@@ -1,4 +1,4 @@
-"""Items as clients give them."""
+"""Input items as clients send them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from coordinator.api.requests import MAX_MESSAGES, MAX_PARTS
 
 
 class ItemPart(Struct, kw_only=True):
-    """A piece of an item's text."""
+    """A part of an item's text."""
 
     type: Literal["input_text", "output_text", "text", "reasoning_text"]
     text: str | None = None
@@ -31,20 +31,20 @@ ItemType = Literal[
 
 
 class InputItem(Struct, kw_only=True):
-    """Something that was said or done; which fields it needs depends on its type."""
+    """An item of the input; which fields it needs depends on its type."""
 
     type: ItemType = "message"
-    id: str | None = None  # of an item that is referred to; else a name for this one
+    id: str | None = None  # of a reference: the item it refers to; else this item's own id
     role: Role | None = None  # of a message
     content: ItemText | None = None  # of a message, or of reasoning
     call_id: str | None = None  # of a call, and of its output
-    name: str | None = None  # of a call, as are the
-    arguments: str | None = None  # in JSON
+    name: str | None = None  # of a call
+    arguments: str | None = None  # of a call, in JSON
     output: ItemText | None = None  # of a call's output
-    encrypted_content: str | None = None  # of a compaction; of reasoning, it is not looked at
+    encrypted_content: str | None = None  # of a compaction; ignored for reasoning
 
 
-MAX_ITEMS = MAX_MESSAGES - 1  # instructions are a message, too
+MAX_ITEMS = MAX_MESSAGES - 1  # leaves room for the message of instructions
 Input = str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_ITEMS)]
-LongInput = str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_ITEMS - 1)]  # to be
-# summed up, which is asked for by one more
+# To be summarised; leaves room for the item that asks for the summary.
+LongInput = str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_ITEMS - 1)]

@@ -1,4 +1,4 @@
-"""Items of a conversation: what was said, thought and called."""
+"""Conversation items: messages, reasoning, calls, call outputs and compactions."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class OutputText(Struct, kw_only=True, tag_field="type", tag="output_text"):
     """Text that the model wrote."""
 
     text: str = ""
-    annotations: list[str] = []  # there never are any
+    annotations: list[str] = []  # always empty
     logprobs: list[TokenLogprob] = []
 
 
 class ReasoningText(Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
-    """Text of reasoning."""
+    """Reasoning text."""
 
     text: str = ""
 
 
 class MessageItem(Struct, kw_only=True, tag_field="type", tag="message"):
-    """What the model says, or was told."""
+    """A message by the model or to the model."""
 
     id: str
     status: ItemStatus = "in_progress"
@@ -42,16 +42,16 @@ class MessageItem(Struct, kw_only=True, tag_field="type", tag="message"):
 
 
 class ReasoningItem(Struct, kw_only=True, tag_field="type", tag="reasoning"):
-    """What the model thinks."""
+    """The model's reasoning."""
 
     id: str
     status: ItemStatus = "in_progress"
-    summary: list[str] = []  # it is not summed up
+    summary: list[str] = []  # always empty: reasoning is not summarised
     content: list[ReasoningText] = []
 
 
 class CallItem(Struct, kw_only=True, tag_field="type", tag="function_call"):
-    """A function that the model calls."""
+    """A function call by the model."""
 
     id: str
     call_id: str
@@ -61,7 +61,7 @@ class CallItem(Struct, kw_only=True, tag_field="type", tag="function_call"):
 
 
 class CallOutputItem(Struct, kw_only=True, tag_field="type", tag="function_call_output"):
-    """What came of a call: for the model to read, never written by it."""
+    """The output of a call, given to the model by the client."""
 
     id: str
     call_id: str
@@ -70,11 +70,11 @@ class CallOutputItem(Struct, kw_only=True, tag_field="type", tag="function_call_
 
 
 class CompactionItem(Struct, kw_only=True, tag_field="type", tag="compaction"):
-    """What stands for all that was said before it: not for clients to read."""
+    """A summary that replaces the conversation before it; opaque to clients."""
 
     id: str
     encrypted_content: str
 
 
 Item = MessageItem | ReasoningItem | CallItem
-KeptItem = Item | CallOutputItem | CompactionItem  # of a conversation
+KeptItem = Item | CallOutputItem | CompactionItem  # any item of a conversation

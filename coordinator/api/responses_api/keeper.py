@@ -1,4 +1,4 @@
-"""What is kept of a response when it is there."""
+"""Stores a response once it is finished."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from coordinator.api.responses_api.stored import EventLog, StoredResponse, items
 
 @dataclass(frozen=True, slots=True)
 class Keeper:
-    """Of one response."""
+    """Stores one response."""
 
     store: ResponseStore
     asked: Asked
-    new_bytes: int  # of what is asked
+    new_bytes: int  # size of the new input items
     stored: StoredResponse
 
     def keep(self, body: bytes, output: Sequence[Item]) -> None:
-        """See ResponseFormat. A conversation has what was asked once that is answered."""
+        """Store a finished response, and append the new input and output to its conversation."""
         output_bytes = items_bytes(output)
         conversation = self.asked.conversation
         if conversation is not None:
@@ -36,7 +36,7 @@ class Keeper:
 
 
 def make_keeper(store: ResponseStore, asked: Asked, response: Response, owner: str) -> Keeper:
-    """Of a response that begins."""
+    """Return the keeper of a response that is about to be generated."""
     items, new_bytes = asked.items, items_bytes(asked.new)
     stored = StoredResponse(
         id=response.id,

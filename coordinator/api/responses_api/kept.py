@@ -1,4 +1,4 @@
-"""What can be done with a response that was stored: /v1/responses/{id} and below."""
+"""Endpoints on stored responses: /v1/responses/{id} and below."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from coordinator.api.responses_api.stored import StoredResponse
 from pdserve.errors import InvalidRequest
 
 _JSON = "application/json"
-_CANCEL_S = 5.0  # for a response to see that it has been cancelled
+_CANCEL_S = 5.0  # how long to wait for a cancelled response to end
 MAX_SEQUENCE_NUMBER = 10**9 - 1
 
 
 async def get_response(request: web.Request) -> web.StreamResponse:
-    """The response as it is now, or its events."""
+    """Return the stored response in its current state, or stream its events."""
     check_include(request.query)
     stored = _stored(request)
     first = _first_event(request)
@@ -36,16 +36,20 @@ async def get_response(request: web.Request) -> web.StreamResponse:
 
 
 async def delete_response(request: web.Request) -> web.Response:
-    """It can be fetched no more, nor gone on from; those that went on from it stay. If it is still
-    being made in the background, that ends."""
+    """Delete a stored response; responses that continued it are kept.
+
+    If it is still being generated in the background, it is cancelled.
+    """
     stored = _stored(request)
     request.app[CONTEXT].stored.discard(stored)
     return json_answer(DeletedResponse(id=stored.id))
 
 
 async def cancel_response(request: web.Request) -> web.Response:
-    """The response, which is over now or was before. Raises InvalidRequest for one that is not made
-    in the background: its client is still there to hang up."""
+    """Cancel a background response, unless it has ended already, and return it.
+
+    Raises InvalidRequest for any other response, whose client can disconnect instead.
+    """
     stored = _stored(request)
     if not stored.is_background:
         raise InvalidRequest(
@@ -59,18 +63,21 @@ async def cancel_response(request: web.Request) -> web.Response:
 
 
 async def list_input_items(request: web.Request) -> web.Response:
-    """A page of the conversation that the response answers, the newest first unless asked."""
+    """Return a page of the conversation that the response answers, newest first by default."""
     stored = _stored(request)
     return json_answer(page_of(stored.items[: stored.num_input_items], request.query))
 
 
 def _stored(request: web.Request) -> StoredResponse:
-    """Raises ResponseNotFound."""
+    """Return the stored response named in the path. Raises ResponseNotFound."""
     return request.app[CONTEXT].stored.get(request.match_info["response"], request[TRACE].owner)
 
 
 def _first_event(request: web.Request) -> int | None:
-    """The number of the first that is wanted; None: it is not to be a stream."""
+    """Return the number of the first event to stream, or None if no stream is requested.
+
+    Raises InvalidRequest.
+    """
     stream, after = request.query.get("stream", "false"), request.query.get("starting_after")
     if stream.lower() not in ("true", "false"):
         raise InvalidRequest(f"'stream' is {stream[:64]!r}, not 'true' or 'false'", "stream")

@@ -1,4 +1,4 @@
-"""A response as clients get it: the object and its items."""
+"""Objects of the Responses API as clients get them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class InputTokensDetails(Struct):
     """Where the prompt's KV came from."""
 
     cached_tokens: int
-    cache_write_tokens: int = 0  # that are charged for being cached: caching costs nothing here
+    cache_write_tokens: int = 0  # always 0: writing to the prefix cache is not charged
 
 
 class OutputTokensDetails(Struct):
-    """What the answer's tokens were for."""
+    """How many of the output tokens were reasoning."""
 
     reasoning_tokens: int
 
 
 class ResponseUsage(Struct, kw_only=True):
-    """Tokens of a call."""
+    """Token counts of a call."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -42,34 +42,34 @@ class ResponseUsage(Struct, kw_only=True):
 
 
 class IncompleteDetails(Struct):
-    """Why it is not complete."""
+    """Why the response is incomplete."""
 
     reason: Literal["max_output_tokens"] = "max_output_tokens"
 
 
 class ResponseError(Struct):
-    """Why it failed."""
+    """Why the response failed."""
 
     code: str
     message: str
 
 
 class ReasoningShown(Struct):
-    """What was asked of reasoning; there is no summary."""
+    """The requested reasoning settings; there is no summary."""
 
     effort: str | None = None
     summary: None = None
 
 
 class TextShown(Struct):
-    """What was asked of the text."""
+    """The requested text settings."""
 
     format: TextFormat
     verbosity: Verbosity
 
 
 class Response(Struct, kw_only=True):
-    """A call's answer, with what was asked for."""
+    """A response, with the parameters of its request."""
 
     id: str
     object: Literal["response"] = "response"
@@ -115,7 +115,7 @@ class DeletedResponse(Struct, kw_only=True):
 
 
 class Conversation(Struct, kw_only=True):
-    """What is told of a conversation; its items are told by themselves."""
+    """A conversation, without its items."""
 
     id: str
     object: Literal["conversation"] = "conversation"
@@ -132,7 +132,7 @@ class DeletedConversation(Struct, kw_only=True):
 
 
 class ItemList(Struct, kw_only=True):
-    """Items of a conversation: a page, or those just added to it."""
+    """A list of conversation items: a page, or the items just added."""
 
     object: Literal["list"] = "list"
     data: list[KeptItem]
@@ -142,7 +142,7 @@ class ItemList(Struct, kw_only=True):
 
 
 class CompactedResponse(Struct, kw_only=True):
-    """The answer to POST /v1/responses/compact: a conversation to go on with."""
+    """The answer to POST /v1/responses/compact: a summary from which to continue."""
 
     id: str
     object: Literal["response.compaction"] = "response.compaction"
@@ -152,7 +152,7 @@ class CompactedResponse(Struct, kw_only=True):
 
 
 class InputTokens(Struct, kw_only=True):
-    """How many tokens a request's input has."""
+    """The answer to POST /v1/responses/input_tokens."""
 
     object: Literal["response.input_tokens"] = "response.input_tokens"
     input_tokens: int

@@ -1,4 +1,4 @@
-"""The items of one answer, built while it arrives, and the events that tell of it."""
+"""Builds the items of one answer as it arrives, and the events about them."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from coordinator.text.parts import CallPiece
 
 
 class _Place(TypedDict):
-    """Of the open item."""
+    """The position of the open item."""
 
     item_id: str
     output_index: int
 
 
 class Output:
-    """Items follow each other: what is of another kind than the open one ends it.
+    """The items of one answer. Content of another kind than the open item's ends that item.
 
     Args:
-        unique: what ids are made from.
-        make_call_id: for tool calls, in the form that the model's templates take.
+        unique: unique string from which item ids are made.
+        make_call_id: makes ids of tool calls, in the form that the model's template accepts.
     """
 
     def __init__(self, unique: str, make_call_id: Callable[[], str]) -> None:
@@ -43,7 +43,7 @@ class Output:
         self._logprobs: list[TokenLogprob] = []
 
     def add_reasoning(self, text: str) -> list[events.Event]:
-        """More of it."""
+        """Add reasoning text; return the events."""
         told: list[events.Event] = []
         item = self._open_item
         if not isinstance(item, ReasoningItem):
@@ -54,7 +54,7 @@ class Output:
         return [*told, events.ReasoningDelta(**self._place(item), delta=text)]
 
     def add_text(self, text: str, logprobs: list[TokenLogprob]) -> list[events.Event]:
-        """More of a message."""
+        """Add message text; return the events."""
         told: list[events.Event] = []
         item = self._open_item
         if not isinstance(item, MessageItem):
@@ -66,7 +66,7 @@ class Output:
         return [*told, events.TextDelta(**self._place(item), delta=text, logprobs=logprobs)]
 
     def add_call(self, piece: CallPiece) -> list[events.Event]:
-        """A new call, or more of the last one's arguments."""
+        """Add a new call, or more of the last call's arguments; return the events."""
         told: list[events.Event] = []
         item = self._open_item
         if piece.name is not None or not isinstance(item, CallItem):
@@ -79,7 +79,7 @@ class Output:
         return told
 
     def close(self, status: Literal["completed", "incomplete"]) -> list[events.Event]:
-        """The open item, if there is one, is over."""
+        """End the open item, if there is one; return the events."""
         item = self._open_item
         if item is None:
             return []
@@ -116,7 +116,7 @@ class Output:
     def _begin(self, item: Item) -> list[events.Event]:
         told = self.close("completed")
         self.items.append(item)
-        as_begun = structs.replace(item)  # it may be over before this is sent
+        as_begun = structs.replace(item)  # a copy, as the item may change before the event is sent
         return [*told, events.ItemAdded(output_index=len(self.items) - 1, item=as_begun)]
 
     def _place(self, item: Item) -> _Place:

@@ -1,4 +1,4 @@
-"""Lists of items, a page at a time."""
+"""Pagination of item lists."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pdserve.errors import InvalidRequest
 
 DEFAULT_ITEMS = 20
 MAX_ITEMS = 100
-INCLUDE = ("include", "include[]")  # SDKs differ
+INCLUDE = ("include", "include[]")  # SDKs use either name
 _INCLUDABLE = frozenset(get_args(Includable))
 
 
 def page_of(kept: Sequence[KeptItem], query: Mapping[str, str]) -> ItemList:
-    """As the query wants it, the newest first unless asked. Raises InvalidRequest."""
+    """Return the page that the query selects, newest first by default. Raises InvalidRequest."""
     check_include(query)
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
@@ -35,7 +35,7 @@ def page_of(kept: Sequence[KeptItem], query: Mapping[str, str]) -> ItemList:
 
 
 def whole_page(items: Sequence[KeptItem], *, has_more: bool = False) -> ItemList:
-    """These and no others."""
+    """Return a list object with exactly these items."""
     return ItemList(
         data=list(items),
         first_id=items[0].id if items else None,
@@ -45,7 +45,10 @@ def whole_page(items: Sequence[KeptItem], *, has_more: bool = False) -> ItemList
 
 
 def check_include(query: Mapping[str, str]) -> None:
-    """What may be asked for is there anyway, if it was made. Raises InvalidRequest."""
+    """Validate `include`, which has no effect: stored items have all data that exists.
+
+    Raises InvalidRequest.
+    """
     for name in INCLUDE:
         if (wanted := query.get(name)) is not None and wanted not in _INCLUDABLE:
             known = " or ".join(sorted(map(repr, _INCLUDABLE)))
@@ -53,7 +56,7 @@ def check_include(query: Mapping[str, str]) -> None:
 
 
 def whole_number(name: str, text: str, least: int, most: int) -> int:
-    """Of a query. Raises InvalidRequest."""
+    """Parse an integer query parameter and check its range. Raises InvalidRequest."""
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else least - 1
     if not least <= number <= most:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""From what is asked for to a call that can be run: a chat call, answered in items."""
+"""Plans a response as a chat call whose answer is formatted as items."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from coordinator.api.sse import framed
 from coordinator.api.terms import service_terms
 
 T = TypeVar("T")
-_TIERS = ("flex", "priority")  # that make a difference
+_TIERS = ("flex", "priority")  # tiers that have an effect
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One response to be made."""
+    """A planned response."""
 
     call: CallPlan
-    format: ResponseFormat  # of the call
-    stored: StoredResponse  # what is known of it
-    is_stored: bool  # for whoever asks for it
+    format: ResponseFormat  # format of the call
+    stored: StoredResponse  # the response as it will be stored
+    is_stored: bool  # whether it is stored for later requests
 
 
 async def plan_response(
@@ -51,7 +51,7 @@ async def plan_response(
     trace: RequestTrace,
     frame: Frame = framed,
 ) -> Planned:
-    """Everything about it that can be said before it runs. Raises RequestError."""
+    """Validate the request and plan the call, before anything runs. Raises RequestError."""
     terms = service_terms(asked.body, headers, context, trace)
     response = _begun(asked, RESPONSE_ID.format(trace.unique))
     keeper = make_keeper(context.stored, asked, response, trace.owner)
@@ -72,14 +72,14 @@ async def plan_response(
 
 
 async def as_fitted(asked: Asked, attempt: Callable[[Sequence[KeptItem]], Awaitable[T]]) -> T:
-    """What the attempt makes of all items, or of as many as fit if the rest may be left out."""
+    """Call `attempt` with all items, or, with truncation "auto", with as many as fit."""
     if asked.body.truncation == "auto":
         return await fitted(asked.items, attempt)
     return await attempt(asked.items)
 
 
 def _begun(asked: Asked, response_id: str) -> Response:
-    """A response of which nothing has been made yet."""
+    """Return the response object before anything has been generated."""
     body, conversation = asked.body, asked.conversation
     text = body.text or TextConfig()
     effort = None if body.reasoning is None else body.reasoning.effort

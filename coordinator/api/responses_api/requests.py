@@ -1,6 +1,6 @@
-"""The bodies of requests about responses and conversations, as far as they are served.
+"""Request bodies for responses and conversations: the parameters that are supported.
 
-`null` stands for the default.
+`null` means the default for every parameter.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from coordinator.api.responses_api.item_requests import Input, InputItem, LongIn
 LOGPROBS = "message.output_text.logprobs"
 Includable = Literal[
     "message.output_text.logprobs",
-    "reasoning.encrypted_content",  # reasoning is given in plain text: nothing to add
+    "reasoning.encrypted_content",  # without effect: reasoning is returned in plain text
 ]
-MAX_NEW_ITEMS = 20  # of a conversation, at a time
+MAX_NEW_ITEMS = 20  # items added to a conversation in one request
 
 
 class FunctionTool(Struct, kw_only=True):
@@ -41,13 +41,13 @@ class FunctionTool(Struct, kw_only=True):
 
 
 class FunctionChoice(Struct, kw_only=True, tag_field="type", tag="function"):
-    """The one function that is to be called."""
+    """The function that must be called."""
 
     name: str
 
 
 class AllowedChoice(Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
-    """The functions that may be called, and whether one must."""
+    """The functions that may be called, and whether one must be called."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[FunctionChoice], Meta(min_length=1, max_length=MAX_TOOLS)]
@@ -57,7 +57,7 @@ ToolChoice = Literal["none", "auto", "required"] | FunctionChoice | AllowedChoic
 
 
 class TextFormat(Struct, kw_only=True, omit_defaults=True, rename={"schema_": "schema"}):
-    """What the text is to be; all but the type are those of a JSON schema."""
+    """The format of the text; all fields but `type` describe a JSON schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -70,7 +70,7 @@ Verbosity = Literal["low", "medium", "high"]
 
 
 class TextConfig(Struct, kw_only=True, forbid_unknown_fields=True):
-    """About the text of the answer."""
+    """Settings of the answer's text."""
 
     format: TextFormat | None = None
     verbosity: Verbosity | None = None  # a hint, as is the effort of reasoning
@@ -80,17 +80,17 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ReasoningConfig(Struct, kw_only=True, forbid_unknown_fields=True):
-    """About reasoning. It is not summed up: "auto" asks for a summary where there is one."""
+    """Settings of reasoning. There are no summaries: "auto" is accepted without effect."""
 
-    effort: Effort | None = None  # a hint, which chat templates that know it pass on
+    effort: Effort | None = None  # a hint, for chat templates that support it
     summary: Literal["auto"] | None = None
     generate_summary: Literal["auto"] | None = None
 
 
 class ResponseStreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
-    """How a stream is sent."""
+    """Options of a streamed response."""
 
-    include_obfuscation: bool | None = None  # padding against traffic analysis: not done
+    include_obfuscation: bool | None = None  # padding against traffic analysis; without effect
 
 
 MetadataKey = Annotated[str, Meta(max_length=64)]
@@ -99,7 +99,7 @@ Metadata = Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)]
 
 
 class CompactRequest(CallFields, kw_only=True):
-    """POST /v1/responses/compact."""
+    """The body of POST /v1/responses/compact."""
 
     model: str
     input: LongInput | None = None
@@ -108,34 +108,34 @@ class CompactRequest(CallFields, kw_only=True):
 
 
 class ConversationReference(Struct, kw_only=True):
-    """A conversation by its id."""
+    """A reference to a conversation by its id."""
 
     id: str
 
 
 class ConversationRequest(Struct, kw_only=True):
-    """POST /v1/conversations."""
+    """The body of POST /v1/conversations."""
 
     items: Annotated[list[InputItem], Meta(max_length=MAX_NEW_ITEMS)] | None = None
     metadata: Metadata | None = None
 
 
 class ConversationUpdate(Struct, kw_only=True):
-    """POST /v1/conversations/{id}: what its metadata are from now on."""
+    """The body of POST /v1/conversations/{id}: the new metadata."""
 
     metadata: Metadata
 
 
 class NewItems(Struct, kw_only=True):
-    """POST /v1/conversations/{id}/items."""
+    """The body of POST /v1/conversations/{id}/items."""
 
     items: Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_NEW_ITEMS)]
 
 
 class ResponseRequest(CallFields, kw_only=True):
-    """POST /v1/responses."""
+    """The body of POST /v1/responses."""
 
-    model: str | None = None  # else: the one that is served
+    model: str | None = None  # default: the served model
     input: Input
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -156,11 +156,11 @@ class ResponseRequest(CallFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     include: list[Includable] | None = None
     top_logprobs: NumLogprobs | None = None
-    max_tool_calls: Count | None = None  # of built-in tools, which there are none of
-    prompt_cache_key: str | None = None  # caches are found without it
+    max_tool_calls: Count | None = None  # limits built-in tools, and there are none
+    prompt_cache_key: str | None = None  # not needed to find cached prefixes
     safety_identifier: str | None = None
     user: str | None = None
-    # Extensions, the same as of chat.
+    # Extensions, the same as in chat requests.
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None

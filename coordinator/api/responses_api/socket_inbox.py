@@ -1,8 +1,9 @@
-"""What comes in over a WebSocket, and whether there is still somebody at its other end.
+"""Receives messages of a WebSocket, and detects whether its client is still connected.
 
-A client that was cut off without a word, by a proxy or a lost network, is silent for ever. So it is
-pinged, which also keeps proxies from ending a connection that is quiet while the model thinks.
-Silence is counted in pings, not in seconds: a process that was held up itself blames nobody.
+A client that is cut off without a close, by a proxy or a lost network, is silent forever. So it is
+pinged, which also keeps proxies from closing a connection that is idle during generation. Silence
+is counted in unanswered pings, not in seconds, so that a stall of this process is not taken for a
+lost client.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from coordinator.api.config import ApiConfig
 
 
 class SocketInbox:
-    """The messages of one client. Has one reader, and one task that watches."""
+    """The messages of one client. One task calls `receive`, another one `watch`."""
 
     def __init__(
         self,
@@ -25,16 +26,16 @@ class SocketInbox:
         transport: asyncio.Transport | None,
         config: ApiConfig,
     ) -> None:
-        """`socket` leaves pings and pongs to its reader."""
+        """`socket` must pass pings and pongs to its reader (autoping=False)."""
         self._socket = socket
-        self._transport = transport  # below it; None: the client is gone already
+        self._transport = transport  # of the socket; None: the client is already gone
         self._ping_s = config.keep_alive_s
         self._max_unanswered = ceil(config.stall_timeout_s / config.keep_alive_s)
         self._num_unanswered = 0  # pings in a row
-        self._is_listening = False  # what is not read may be the answer
+        self._is_listening = False  # else a pong may be waiting to be read
 
     async def receive(self) -> WSMessage:
-        """The next message, or how the connection ended."""
+        """Return the next message, or the one that ends the connection."""
         while True:
             self._is_listening = True
             try:
@@ -48,12 +49,12 @@ class SocketInbox:
                 return message
 
     async def watch(self) -> None:
-        """Ping until the client is gone; break the connection when it has not answered for long."""
+        """Ping until the client is gone; abort the connection after too many unanswered pings."""
         with suppress(ConnectionError):
             await asyncio.sleep(self._ping_s)
             while self._num_unanswered < self._max_unanswered:
                 self._num_unanswered += self._is_listening
-                with suppress(TimeoutError):  # it reads nothing either
+                with suppress(TimeoutError):  # the client is not reading
                     async with asyncio.timeout(self._ping_s):
                         await self._socket.ping()
                 await asyncio.sleep(self._ping_s)

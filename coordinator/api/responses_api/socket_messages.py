@@ -1,4 +1,4 @@
-"""What goes over a WebSocket besides a response's events."""
+"""WebSocket messages other than a response's events: requests and errors."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _HTTP_ONLY = ("background", "stream", "stream_options")
 
 
 class SocketError(msgspec.Struct, tag_field="type", tag="error"):
-    """The answer to a message that no response was begun for."""
+    """The answer to a message for which no response was begun."""
 
     status: int
     error: ErrorDetail
 
 
 def refusal(reply: ErrorReply) -> bytes:
-    """The message about an error. Clients look for its code, so it always has one."""
+    """Return the message for an error. It always has a code, as clients look for one."""
     detail = msgspec.structs.replace(reply.detail, code=reply.detail.code or reply.detail.type)
     return msgspec.json.encode(SocketError(reply.status, detail))
 
 
 def body_of(values: Any) -> dict[str, Any]:
-    """Of a message that asks for a response. Raises InvalidRequest."""
+    """Return the request body in a `response.create` message. Raises InvalidRequest."""
     if not isinstance(values, dict):
         raise InvalidRequest("the message is no JSON object")
     kind = values.pop("type", None)
@@ -40,5 +40,5 @@ def body_of(values: Any) -> dict[str, Any]:
 
 
 def as_message(event: bytes, kind: str) -> bytes:
-    """Its kind is told in it."""
+    """Return the event unchanged: its JSON already has its type."""
     return event

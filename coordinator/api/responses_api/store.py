@@ -1,4 +1,4 @@
-"""Where responses and conversations are kept. In memory: none survives the coordinator."""
+"""Stores responses and conversations in memory; they do not survive the coordinator."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from pdserve.errors import (
     ResponseNotFound,
 )
 
-ITEM_ID = re.compile(r"[a-z]+_(?P<unique>[0-9a-f]{32})_\w+")  # made from the same as its response's
+ITEM_ID = re.compile(r"[a-z]+_(?P<unique>[0-9a-f]{32})_\w+")  # `unique` is its response's, too
 Stored = StoredResponse | StoredConversation
 
 
 class _Shelf:
-    """What one owner has in the store."""
+    """The stored entries of one owner."""
 
     def __init__(self) -> None:
-        self.by_id: OrderedDict[str, Stored] = OrderedDict()  # the next to go first
+        self.by_id: OrderedDict[str, Stored] = OrderedDict()  # least recently used first
         self.num_bytes = 0
-        self._bytes_of: dict[str, int] = {}  # as they were counted last
+        self._bytes_of: dict[str, int] = {}  # id |-> size when last counted
 
     def add(self, stored: Stored) -> None:
-        """A new one, or one that has changed."""
+        """Add a new entry, or update one that has changed."""
         self.by_id[stored.id] = stored
         self.by_id.move_to_end(stored.id)
         self.num_bytes += stored.num_bytes - self._bytes_of.get(stored.id, 0)
@@ -39,20 +39,23 @@ class _Shelf:
 
 
 class ResponseStore:
-    """When there are too many, or too large ones, whoever has most of the room gives way: of its
-    responses and conversations, the one that was used least recently. So nobody can push out
-    another's that hold less than an even part. What is still being made ends when it has to go."""
+    """A bounded store of responses and conversations, fair between owners.
+
+    When it is full, the owner with the largest share loses its least recently used entry. So no
+    owner can evict entries of another that uses less than an even share. A response that is evicted
+    while it is being generated is cancelled.
+    """
 
     def __init__(self, max_responses: int, max_bytes: int) -> None:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
-        self._shelves: dict[str, _Shelf] = {}  # by owner; none is empty
+        self._shelves: dict[str, _Shelf] = {}  # owner |-> its entries; never empty
 
     def __len__(self) -> int:
         return sum(len(shelf.by_id) for shelf in self._shelves.values())
 
     def put(self, stored: Stored) -> None:
-        """Keep a new one; one that is larger than the whole store is not kept."""
+        """Store a new entry; one that is larger than the whole store is not kept."""
         if stored.num_bytes > self._max_bytes:
             stored.forget()
             return
@@ -62,7 +65,7 @@ class ResponseStore:
             self._remove(owner, next(iter(self._shelves[owner].by_id)))
 
     def changed(self, stored: Stored) -> None:
-        """It takes more or less room than before, if it is still here."""
+        """Update the size of a changed entry, if it is still stored."""
         if not self.has(stored):
             return
         if stored.num_bytes > self._max_bytes:
@@ -71,15 +74,17 @@ class ResponseStore:
             self.put(stored)
 
     def get(self, response_id: str, owner: str) -> StoredResponse:
-        """Raises ResponseNotFound."""
+        """Return a response of this owner. Raises ResponseNotFound."""
         stored = self._found(response_id, owner)
         if not isinstance(stored, StoredResponse):
             raise ResponseNotFound(f"Response with id {response_id[:128]!r} not found.")
         return stored
 
     def get_previous(self, response_id: str, owner: str) -> StoredResponse:
-        """One to go on from. Raises PreviousResponseNotFound, or InvalidRequest for one that has no
-        answer."""
+        """Return a response of this owner that can be continued.
+
+        Raises PreviousResponseNotFound, or InvalidRequest for a response without an answer.
+        """
         stored = self._found(response_id, owner)
         param = "previous_response_id"
         if not isinstance(stored, StoredResponse):
@@ -95,7 +100,7 @@ class ResponseStore:
     def get_conversation(
         self, conversation_id: str, owner: str, param: str | None = None
     ) -> StoredConversation:
-        """Raises ConversationNotFound, which names the parameter."""
+        """Return a conversation of this owner. Raises ConversationNotFound, which names `param`."""
         stored = self._found(conversation_id, owner)
         if not isinstance(stored, StoredConversation):
             raise ConversationNotFound(
@@ -104,23 +109,23 @@ class ResponseStore:
         return stored
 
     def find_item(self, item_id: str, owner: str) -> KeptItem | None:
-        """One that a kept response begins or ends with; None: there is none of that id."""
+        """Return an item by its id, from the stored response of the same call; None if not found."""
         made = ITEM_ID.fullmatch(item_id)
         stored = None if made is None else self._found(RESPONSE_ID.format(made["unique"]), owner)
         items = () if stored is None else stored.items
         return next((item for item in items if item.id == item_id), None)
 
     def has(self, stored: Stored) -> bool:
-        """Whether this very one is still here; if so, it was used."""
+        """Return whether this very object is still stored; if so, mark it as recently used."""
         return self._found(stored.id, stored.owner) is stored
 
     def discard(self, stored: Stored) -> None:
-        """Keep it no longer, if it is still here."""
+        """Remove an entry, if it is still stored."""
         if self.has(stored):
             self._remove(stored.owner, stored.id)
 
     def _found(self, stored_id: str, owner: str) -> Stored | None:
-        """It was used."""
+        """Return an entry of this owner, and mark it as recently used."""
         shelf = self._shelves.get(owner)
         if shelf is None or stored_id not in shelf.by_id:
             return None
@@ -132,7 +137,7 @@ class ResponseStore:
         return sum(shelf.num_bytes for shelf in self._shelves.values())
 
     def _part_of(self, owner: str) -> float:
-        """Of the room that there is, in number or in bytes."""
+        """Return the owner's share of the store, by number or by bytes, whichever is larger."""
         shelf = self._shelves[owner]
         return max(len(shelf.by_id) / self._max_responses, shelf.num_bytes / self._max_bytes)
 

@@ -1,4 +1,4 @@
-"""What is kept for clients: responses, and conversations."""
+"""Stored responses and conversations."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ CONVERSATION_ID = "conv_{}"
 
 
 def items_bytes(items: Sequence[KeptItem]) -> int:
-    """Roughly what they take: together just what each does alone, for they come and go alone."""
+    """Return the approximate size of items: the sum over items, as they are removed one by one."""
     return sum(len(msgspec.json.encode(item)) for item in items)
 
 
 class EventLog:
-    """The events of one stream, for whoever comes to read it."""
+    """The events of one stream, for any number of readers."""
 
     def __init__(self) -> None:
-        self.events: list[bytes] = []  # framed; an event's number is its place
+        self.events: list[bytes] = []  # framed; the index is the event's sequence number
         self.num_bytes = 0
         self.is_closed = False
         self._changed = asyncio.Event()
 
     def add(self, events: Sequence[bytes]) -> None:
-        """Tell more."""
+        """Append events and wake the readers."""
         self.events += events
         self.num_bytes += sum(map(len, events))
         self._wake()
 
     def close(self) -> None:
-        """That was all."""
+        """Mark the log as complete and wake the readers."""
         self.is_closed = True
         self._wake()
 
     async def changed(self, timeout_s: float) -> None:
-        """Wait until there is more, or no more to come, or the time is over."""
+        """Wait until events are added, the log is closed, or `timeout_s` has passed."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
@@ -55,32 +55,32 @@ class EventLog:
 
 @dataclass(slots=True, kw_only=True)
 class StoredResponse:
-    """A response, or what there is of it yet."""
+    """A stored response, which may still be in progress."""
 
     id: str
-    owner: str  # the tenant whose call it was: nobody else gets to see it
+    owner: str  # name of the tenant that made the call; no other tenant can see the response
     body: bytes  # the response as JSON
     items: tuple[KeptItem, ...]  # the conversation up to its end, without instructions
-    num_input_items: int  # of which so many were there before it began
-    items_bytes: int  # counted as if no other response shared them
-    is_answer: bool = False  # complete or cut off: it can be gone on from
+    num_input_items: int  # how many of `items` precede the response's output
+    items_bytes: int  # size of `items`, even if other responses share them
+    is_answer: bool = False  # complete or cut off, so that it can be continued
     is_background: bool = False
-    log: EventLog | None = None  # of one that is streamed and in the background
-    making: asyncio.Task[None] | None = None  # what is at work on it in the background
+    log: EventLog | None = None  # only of a streamed background response
+    making: asyncio.Task[None] | None = None  # task that generates it in the background
 
     @property
     def num_bytes(self) -> int:
-        """Roughly what it takes."""
+        """The approximate size of the response."""
         logged_bytes = 0 if self.log is None else self.log.num_bytes
         return len(self.body) + self.items_bytes + logged_bytes
 
     @property
     def is_being_made(self) -> bool:
-        """Whether more of it will come."""
+        """Whether it is still being generated in the background."""
         return self.making is not None and not self.making.done()
 
     def answered(self, body: bytes, output: Sequence[KeptItem], output_bytes: int) -> None:
-        """This is all of it."""
+        """Record the finished response: its JSON, and its output items."""
         self.body = body
         self.items += tuple(output)
         self.items_bytes += output_bytes
@@ -94,7 +94,7 @@ class StoredResponse:
 
 @dataclass(slots=True, kw_only=True)
 class StoredConversation:
-    """Items that responses go on from, and add to."""
+    """Items that responses continue from and add to."""
 
     id: str
     owner: str
@@ -105,23 +105,23 @@ class StoredConversation:
 
     @property
     def num_bytes(self) -> int:
-        """Roughly what it takes."""
+        """The approximate size of the conversation."""
         return len(msgspec.json.encode(self.metadata)) + self.items_bytes
 
     def add(self, items: Sequence[KeptItem], num_bytes: int) -> None:
-        """They follow."""
+        """Append items; `num_bytes` is their size."""
         self.items += items
         self.items_bytes += num_bytes
 
     def find(self, item_id: str) -> KeptItem:
-        """Raises ItemNotFound."""
+        """Return an item by its id. Raises ItemNotFound."""
         for item in self.items:
             if item.id == item_id:
                 return item
         raise ItemNotFound(f"there is no item {item_id[:128]!r} in {self.id!r}", "item_id")
 
     def remove(self, item_id: str) -> None:
-        """Raises ItemNotFound."""
+        """Remove an item by its id. Raises ItemNotFound."""
         item = self.find(item_id)
         self.items.remove(item)
         self.items_bytes -= items_bytes([item])

@@ -1,6 +1,6 @@
-"""An answer's text told apart token by token, so that nothing depends on how tokens came.
+"""Splits an answer into parts token by token, so that the result does not depend on batching.
 
-Chat may collect what a piece of text turned out to be; items have an order.
+Chat may collect the parts of a piece of text by kind; for items, their order matters.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from coordinator.text.parts import AnswerParts, Parts
 
 @dataclass(slots=True)
 class Piece:
-    """What some text turned out to be, and the tokens of that text."""
+    """The parts that some text was split into, and the tokens of that text."""
 
     parts: Parts
     tokens: list[ScoredToken]
 
     def takes(self, other: Piece) -> bool:
-        """Whether the other one, which follows it, is more of the same: text or reasoning."""
+        """Return whether `other`, which follows, is of the same kind: just text or just reasoning."""
         kinds = [(bool(p.content), bool(p.reasoning)) for p in (self.parts, other.parts)]
         is_mixed = all(kinds[0]) or self.parts.calls or other.parts.calls
         return kinds[0] == kinds[1] and not is_mixed
 
 
 class ToldApart:
-    """One answer."""
+    """Splits one answer."""
 
     def __init__(self, parts: AnswerParts) -> None:
         self._parts = parts
-        self._num_chars = 0  # of text that was taken in
+        self._num_chars = 0  # characters of text processed so far
         self._num_tokens = 0
-        self._reasoning_end: int | None = None  # in tokens; None: it has not ended yet
-        self._unshown: list[ScoredToken] = []  # of text that is held back
+        self._reasoning_end: int | None = None  # in tokens; None: reasoning has not ended yet
+        self._unshown: list[ScoredToken] = []  # tokens of text that is held back
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Those of the marks included."""
+        """Number of reasoning tokens, including those of the marks."""
         if self._reasoning_end is not None:
             return self._reasoning_end
         return self._num_tokens if self._parts.is_reasoning else 0
 
     def take_in(self, delta: ChoiceDelta) -> list[Piece]:
-        """What is certain now."""
+        """Process a delta and return the pieces that are certain now."""
         self._num_tokens = len(delta.token_offsets)
         pieces: list[Piece] = []
         tokens = list(delta.tokens)
@@ -65,7 +65,7 @@ class ToldApart:
         return pieces
 
     def _cut(self, delta: ChoiceDelta) -> Sequence[str]:
-        """At the beginnings of tokens."""
+        """Cut the delta's text at token boundaries."""
         text, offsets, start = delta.text, delta.token_offsets, self._num_chars
         inner = offsets[bisect_right(offsets, start) : bisect_left(offsets, start + len(text))]
         cuts = [0, *(offset - start for offset in dict.fromkeys(inner)), len(text)]
@@ -83,7 +83,10 @@ class ToldApart:
             pieces.append(piece)
 
     def _tokens_of(self, content: str) -> list[ScoredToken]:
-        """It is the end of the text so far. What came before were marks, calls or reasoning."""
+        """Return the tokens of `content`, which is the end of the text processed so far.
+
+        Held-back tokens before it belong to marks, calls or reasoning.
+        """
         if not content:
             return []
         start = self._num_chars - len(content)

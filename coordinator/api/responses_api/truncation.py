@@ -1,7 +1,8 @@
-"""What of a conversation that is too long the model is not shown: `truncation: "auto"`.
+"""Drops items of a conversation that is too long for the context: `truncation: "auto"`.
 
-The oldest goes first, in groups that make no sense apart: whole turns, then of the last turn the
-calls with their outputs. Instructions, system messages, the last question and what came last stay.
+The oldest items are dropped first, in groups that belong together: whole turns, then calls of the
+last turn with their outputs. Instructions, system messages, the last user message and the last
+group after it are always kept.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ T = TypeVar("T")
 async def fitted(
     items: Sequence[KeptItem], attempt: Callable[[Sequence[KeptItem]], Awaitable[T]]
 ) -> T:
-    """What `attempt` makes of as many of the items as it can.
+    """Return the result of `attempt` on as many of the items as fit.
 
-    Raises ContextLengthExceeded when even those that have to stay are too many.
+    Raises ContextLengthExceeded when even the items that must be kept do not fit.
     """
     try:
         return await attempt(items)
@@ -29,7 +30,7 @@ async def fitted(
         groups = droppable(items)
         if not groups:
             raise
-    fewest, most = 1, len(groups)  # that have to go
+    fewest, most = 1, len(groups)  # bounds of the number of groups to drop
     made = await attempt(_without(items, groups[:most]))
     while fewest < most:
         middle = (fewest + most) // 2
@@ -42,7 +43,7 @@ async def fitted(
 
 
 def droppable(items: Sequence[KeptItem]) -> list[list[int]]:
-    """Places of items that go together, in the order in which they go."""
+    """Return groups of item indices to drop together, in the order in which to drop them."""
     last_question = max((i for i, item in enumerate(items) if _is_question(item)), default=-1)
     groups: list[list[int]] = []
     for i, item in enumerate(items):
@@ -52,7 +53,7 @@ def droppable(items: Sequence[KeptItem]) -> list[list[int]]:
             groups.append([])
         groups[-1].append(i)
     if groups and groups[-1][-1] > last_question:
-        groups.pop()  # it came last
+        groups.pop()  # the last group is kept
     return groups
 
 

@@ -1,4 +1,4 @@
-"""Tokens of a call, in the words of responses."""
+"""Token counts of a call, as the Responses API reports them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coordinator.api.responses_api.objects import (
 
 
 def response_usage(usage: responses.Usage, num_reasoning_tokens: int) -> ResponseUsage:
-    """As chat counts them, and how many of them were for reasoning."""
+    """Convert chat's token counts, and add the number of reasoning tokens."""
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputTokensDetails(usage.prompt_tokens_details.cached_tokens),

@@ -1,7 +1,7 @@
-"""GET /v1/responses: the same calls over a WebSocket, one after the other.
+"""GET /v1/responses: serves the same calls over a WebSocket, one at a time.
 
-Every message asks for a response, as a body of POST would; its events come back as messages. The
-latest response can be gone on from even if it is not to be stored: it stays with the connection.
+Each message has the fields of a POST body; the response's events are sent back as messages. The
+latest response can be continued on the same connection even if it is not to be stored.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from coordinator.api.responses_api.socket_messages import as_message, body_of, r
 from coordinator.api.responses_api.stored import StoredResponse
 from pdserve.errors import ConnectionExpired, NodeDraining
 
-MAX_AGE_S = 3600.0  # of a connection
+MAX_AGE_S = 3600.0  # maximum age of a connection
 _log = logging.getLogger(__name__)
 
 
 async def respond_over_websocket(request: web.Request) -> web.StreamResponse:
-    """Answer calls until the client goes. Raises HTTPUpgradeRequired or PermissionDenied."""
+    """Serve calls until the connection ends. Raises HTTPUpgradeRequired or PermissionDenied."""
     context = request.app[CONTEXT]
     socket = web.WebSocketResponse(max_msg_size=context.config.max_body_bytes, autoping=False)
     if not socket.can_prepare(request).ok:
@@ -66,10 +66,10 @@ class _Session:
         self._context = context
         self._socket = socket
         self._inbox = SocketInbox(socket, request.transport, context.config)
-        self._latest: StoredResponse | None = None  # that is not stored for others
+        self._latest: StoredResponse | None = None  # the latest response, unless it is to be stored
 
     async def run(self) -> None:
-        """Until the client goes, or has to."""
+        """Serve calls until the client disconnects, the connection expires or the server drains."""
         clock = self._context.clock
         until_s = clock.now() + MAX_AGE_S
         draining = asyncio.ensure_future(self._context.in_flight.draining.wait())
@@ -90,7 +90,7 @@ class _Session:
                     )
                 message = receiving.result()
                 if message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
-                    return None  # its end
+                    return None  # the connection has ended
                 receiving = asyncio.ensure_future(self._inbox.receive())
                 await self._turn(message.data)
         finally:
@@ -99,11 +99,11 @@ class _Session:
             watching.cancel()
 
     async def shut_down(self) -> None:
-        """The client is told to go elsewhere."""
+        """Tell the client that the server is shutting down, and close the connection."""
         await self._close(NodeDraining("the coordinator is shutting down"))
 
     def forget(self) -> None:
-        """What was not to be stored goes with the connection."""
+        """Remove the latest response from the store, if it was not to be stored."""
         if self._latest is not None:
             self._context.stored.discard(self._latest)
             self._latest = None
@@ -126,7 +126,7 @@ class _Session:
             status, code = 200, ""
         except ConnectionError:
             raise
-        except Exception as error:  # noqa: BLE001  whatever it is, the client is told
+        except Exception as error:  # noqa: BLE001  any error is reported to the client
             self.forget()
             reply = self._described(error, trace)
             status, code = reply.status, reply.detail.code or ""
@@ -154,7 +154,10 @@ class _Session:
                 await self._send(await new_events(call, planned.call, is_first=is_first))
 
     def _keep(self, planned: Planned) -> None:
-        """In the store, so that it is bounded; by a name that only this connection knows."""
+        """Keep a response that is not to be stored, so that the next call can continue it.
+
+        It is put into the store, which bounds memory, under an id that only this connection knows.
+        """
         self.forget()
         if not planned.is_stored:
             self._latest = replace(planned.stored, id=self._local_id(planned.stored.id))
@@ -172,7 +175,7 @@ class _Session:
     # ---- messages ------------------------------------------------------------------------------
 
     async def _send(self, messages: Sequence[bytes]) -> None:
-        """Raises ConnectionResetError."""
+        """Send messages. Raises ConnectionResetError when the client stops reading."""
         try:
             async with asyncio.timeout(self._context.config.stall_timeout_s):
                 for message in messages:
