@@ -157,7 +157,7 @@ class Call:
         return [delta for delta in deltas if delta is not None]
 
     def _check_number(self, num_answers: int) -> None:
-        """Check that an idle cluster could admit so many requests. Raises InvalidRequest."""
+        """Check the number of answers against the generator's limit. Raises InvalidRequest."""
         limit = self._context.generator.max_inflight
         if num_answers > limit:
             raise InvalidRequest(
@@ -226,8 +226,10 @@ class Call:
             self._cancel(index, "stop string")
 
     def _measure(self, arrival: Arrival, num_new_tokens: int) -> None:
-        """Report ITL per new token: tokens of one event arrived together, so only the first has a
-        nonzero gap."""
+        """Report the ITL of each new token.
+
+        Tokens of one event arrived together, so only the first of them has a nonzero gap.
+        """
         last_s = self._last_token_s.get(arrival.index)
         endpoint = self._trace.endpoint or ""
         for _ in range(num_new_tokens):

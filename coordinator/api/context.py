@@ -58,7 +58,10 @@ class ApiContext:
             )
 
     def max_model_len(self) -> int:
-        """Return the most tokens of a request. Raises NoNodeAvailable if no node has attached."""
+        """Return the maximum number of tokens, prompt plus output, of a request.
+
+        Raises NoNodeAvailable if no node has attached yet.
+        """
         max_model_len = self.generator.max_model_len
         if max_model_len is None:
             raise NoNodeAvailable("no node has attached yet")

@@ -56,13 +56,13 @@ class NullObserver:
     """Measures nothing."""
 
     def request_started(self, endpoint: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def first_token(self, endpoint: str, ttft_s: float) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def inter_token(self, endpoint: str, itl_s: float) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def request_finished(self, summary: RequestSummary) -> None:
-        """Nothing."""
+        """Do nothing."""

@@ -116,8 +116,8 @@ class ChatRequest(GenerationFields, kw_only=True):
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    functions: Annotated[list[Function], Meta(max_length=MAX_TOOLS)] | None = None  # old: tools
-    function_call: Literal["none", "auto"] | NamedFunction | None = None  # old: tool_choice
+    functions: Annotated[list[Function], Meta(max_length=MAX_TOOLS)] | None = None  # deprecated
+    function_call: Literal["none", "auto"] | NamedFunction | None = None  # deprecated
 
 
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
@@ -127,7 +127,7 @@ _PROMPT = {"anyOf": [{"type": "string"}, _TEXTS, _IDS, _LISTS_OF_IDS]}
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
-    """The body of POST /v1/completions. `prompts.py` distinguishes the prompt's four forms."""
+    """The body of POST /v1/completions. The prompt's four forms are described in `prompts.py`."""
 
     prompt: Annotated[Any, Meta(extra_json_schema=_PROMPT)]
     best_of: Annotated[int, Meta(ge=0, le=MAX_CHOICES)] | None = None

@@ -6,7 +6,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 
 class PromptTokensDetails(Struct):
-    """Where the prompt's KV came from."""
+    """How many of the prompt's tokens were prefix-cache hits."""
 
     cached_tokens: int
 

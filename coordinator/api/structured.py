@@ -1,4 +1,4 @@
-"""Structured output: collects a request's constraint from its OpenAI, vLLM or SGLang parameter."""
+"""Structured output: reads a request's constraint from OpenAI's, vLLM's or SGLang's parameter."""
 
 from __future__ import annotations
 

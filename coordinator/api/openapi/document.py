@@ -104,7 +104,7 @@ def _answer_schema(operation: Operation) -> dict[str, Any]:
 def _event_schema(events: Any) -> dict[str, Any]:
     """Return the schema of one event of a stream, which may be an error.
 
-    OpenAPI 3.1 has no other place for it.
+    OpenAPI 3.1 has no dedicated place for the schemas of events.
     """
     data = {"anyOf": [_schema(events), _schema(ErrorBody)]}
     text = {"type": "string", "contentMediaType": JSON, "contentSchema": data}
@@ -166,7 +166,7 @@ def _components() -> dict[str, Any]:
 
 
 def _close(body: dict[str, Any]) -> None:
-    """Add the parameters accepted without effect to a body's schema, and forbid all others."""
+    """Add the ignored and the neutral parameters to a body's schema, and forbid all others."""
     properties = body["properties"]
     for name in sorted(IGNORED - set(properties)):
         properties[name] = {"description": "Accepted, without effect."}

@@ -64,7 +64,7 @@ def items_of(
 ) -> list[KeptItem]:
     """Convert the items given in parameter `param`; new ids are made from `unique`.
 
-    `earlier` are the items that they follow; calls and references may refer to those.
+    `earlier` are the items that they follow; call outputs and references may refer to those.
 
     Raises InvalidRequest.
     """

@@ -22,7 +22,10 @@ class Keeper:
     stored: StoredResponse
 
     def keep(self, body: bytes, output: Sequence[Item]) -> None:
-        """Store a finished response, and append the new input and output to its conversation."""
+        """Store a finished response, unless `store` is false.
+
+        If it belongs to a conversation, the new input and the output are appended to that.
+        """
         output_bytes = items_bytes(output)
         conversation = self.asked.conversation
         if conversation is not None:

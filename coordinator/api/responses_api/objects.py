@@ -19,7 +19,7 @@ ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "fa
 
 
 class InputTokensDetails(Struct):
-    """Where the prompt's KV came from."""
+    """How many of the input tokens were prefix-cache hits."""
 
     cached_tokens: int
     cache_write_tokens: int = 0  # always 0: writing to the prefix cache is not charged

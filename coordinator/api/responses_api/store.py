@@ -49,7 +49,7 @@ class ResponseStore:
     def __init__(self, max_responses: int, max_bytes: int) -> None:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
-        self._shelves: dict[str, _Shelf] = {}  # owner |-> its entries; never empty
+        self._shelves: dict[str, _Shelf] = {}  # owner |-> its entries, at least one
 
     def __len__(self) -> int:
         return sum(len(shelf.by_id) for shelf in self._shelves.values())
@@ -109,7 +109,7 @@ class ResponseStore:
         return stored
 
     def find_item(self, item_id: str, owner: str) -> KeptItem | None:
-        """Return an item by its id, from the stored response of the same call; None if not found."""
+        """Return an item by its id, from the stored response of its call; None if not found."""
         made = ITEM_ID.fullmatch(item_id)
         stored = None if made is None else self._found(RESPONSE_ID.format(made["unique"]), owner)
         items = () if stored is None else stored.items

@@ -87,7 +87,7 @@ class StoredResponse:
         self.is_answer = True
 
     def forget(self) -> None:
-        """Nobody can ask for it any more."""
+        """Stop generating the response: it has been removed from the store."""
         if self.making is not None:
             self.making.cancel()
 
@@ -127,4 +127,4 @@ class StoredConversation:
         self.items_bytes -= items_bytes([item])
 
     def forget(self) -> None:
-        """Nobody can ask for it any more."""
+        """Do nothing: a conversation that is removed from the store runs no task."""

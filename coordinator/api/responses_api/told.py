@@ -22,7 +22,10 @@ class Piece:
     tokens: list[ScoredToken]
 
     def takes(self, other: Piece) -> bool:
-        """Return whether `other`, which follows, is of the same kind: just text or just reasoning."""
+        """Return whether `other`, the next piece, can be merged into this one.
+
+        That is so if both are only text or both are only reasoning.
+        """
         kinds = [(bool(p.content), bool(p.reasoning)) for p in (self.parts, other.parts)]
         is_mixed = all(kinds[0]) or self.parts.calls or other.parts.calls
         return kinds[0] == kinds[1] and not is_mixed

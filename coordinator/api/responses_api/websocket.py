@@ -57,7 +57,7 @@ async def respond_over_websocket(request: web.Request) -> web.StreamResponse:
 
 
 class _Session:
-    """One connection's calls."""
+    """Serves the calls of one connection."""
 
     def __init__(
         self, request: web.Request, context: ApiContext, socket: web.WebSocketResponse
