@@ -45,7 +45,7 @@ class Conversation:
         return sum(len(message["content"]) for message in self.messages)
 
     def is_longer_than(self, num_chars: int) -> bool:
-        """Return roughly whether all that a template may put into the prompt is longer than this."""
+        """Return roughly whether all that may be put into the prompt is longer than this."""
         if self.num_chars > num_chars:
             return True
         return len(msgspec.json.encode(self._contents)) > num_chars

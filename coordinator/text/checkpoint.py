@@ -9,8 +9,7 @@ from pdserve.tokenizer_files import TokenizerConfig
 
 
 def load_chat_template(folder: Path, config: TokenizerConfig) -> str | None:
-    """Return the source of the default chat template; its own file takes precedence over the config.
-    """
+    """Return the source of the default chat template; a separate file precedes the config."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")

@@ -64,8 +64,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return _bounded(super().getitem(obj, argument))
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        """Make a call for a template; the odd names leave all keywords to the callee, as in jinja2.
-        """
+        """Make a template's call; as in jinja2, the odd names leave all keywords to the callee."""
         return _bounded(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:

@@ -67,7 +67,7 @@ class Tokenizer:
 
     @property
     def max_chars_per_token(self) -> int:
-        """The most characters per token of a text."""
+        """A text of n tokens has at most n times this many characters."""
         return _MAX_SHRINKAGE * self._longest_token
 
     @property
