@@ -1,8 +1,9 @@
-"""Whether a call got what its class promises: DistServe's attainment.
+"""Whether a call met the promise of its class: SLO attainment as in DistServe.
 
-TTFT and TPOT count jointly, so nothing was attained for what was refused, failed or timed out; for
-TTFT alone it is enough that token 1 came in time. What the client itself got wrong is no call of
-its class at all. One that went away is judged by what it had seen until then.
+TTFT and TPOT count jointly, so calls that were refused, failed or timed out did not attain their
+SLO; for TTFT alone it is enough that token 1 came in time. Calls that failed because of a client
+error are not counted. A call whose client disconnected is judged by what it had received until
+then.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ _TOO_MANY_REQUESTS = 429
 
 @dataclass(frozen=True, slots=True)
 class Attainment:
-    """Of one call."""
+    """Which parts of its promise one call attained."""
 
     ttft: bool
     tpot: bool
 
     @property
     def both(self) -> bool:
-        """What counts."""
+        """Whether the call met its promise as a whole."""
         return self.ttft and self.tpot
 
 
 def attainment(summary: RequestSummary, slo: Slo) -> Attainment | None:
-    """None for what the client got wrong."""
+    """Return the attainment of a call; None if the client made an error."""
     code = summary.error_code
     has_failed = code is not None and code != _GONE
     if has_failed and summary.status // 100 == 4 and summary.status != _TOO_MANY_REQUESTS:
@@ -44,5 +45,5 @@ def attainment(summary: RequestSummary, slo: Slo) -> Attainment | None:
 
 
 def _waited_s(summary: RequestSummary) -> float:
-    """For the first text; for all there was, when that was none."""
+    """Return the time until the first text, or the whole duration if there was no text."""
     return summary.e2e_s if summary.ttft_s is None else summary.ttft_s

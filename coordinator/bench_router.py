@@ -1,8 +1,8 @@
-"""What a decision costs: a router among very many nodes, none of which exists.
+"""Measures the cost of a routing decision among very many simulated nodes.
 
-Times are this thread's on a processor: while others have it, nothing is decided.
+Times are CPU times of this thread, so that other processes do not count.
 
-It stands here because it needs the coordinator's own parts; `pdserve.bench` is a floor below.
+This file is here because it needs parts of the coordinator; `pdserve.bench` is a floor below.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ KINDS: list[tuple[RouterName, Mode]] = [
     ("predicted", "adaptive"),
 ]
 
-HIT_SHARES = (0.0, 0.5, 1.0)  # of a prompt, that the nodes with most of it hold
+HIT_SHARES = (0.0, 0.5, 1.0)  # share of a prompt held by the nodes that hold most of it
 
 
 class DecisionRow(msgspec.Struct, frozen=True):
-    """Decisions of one kind; times in microseconds, without hashing the prompt."""
+    """Times of one kind of decision in microseconds, without hashing the prompt."""
 
     policy: RouterName
     mode: Mode
     prompt_tokens: int
-    hit_share: float  # of the prompt, that the nodes with most of it hold
+    hit_share: float  # share of the prompt held by the nodes that hold most of it
     p50_us: float
     p99_us: float
 
 
 class HashRow(msgspec.Struct, frozen=True):
-    """Hashing a whole prompt, which is done once a request at most."""
+    """Time to hash a whole prompt, which is done at most once per request."""
 
     prompt_tokens: int
     p50_us: float
 
 
 class RouterBench(msgspec.Struct, frozen=True):
-    """All that `pdserve bench router` has measured."""
+    """All results of `pdserve bench router`."""
 
     nodes: int
     blocks: int
     index_bytes: int
-    events_per_s: float  # blocks stored or evicted, at the index
-    bookings_us: float  # of one request: dispatched, token 1, 64 more, and ended
+    events_per_s: float  # stored or evicted blocks that the index applies
+    bookings_us: float  # per request: dispatch, token 1, 64 more tokens, and the end
     hashing: list[HashRow]
     decisions: list[DecisionRow]
 
@@ -65,7 +65,7 @@ class RouterBench(msgspec.Struct, frozen=True):
 def measure_router(
     num_nodes: int, num_blocks: int, prompt_tokens: Sequence[int], decisions: int
 ) -> RouterBench:
-    """Fill a router's books and index, and time each kind of decisions."""
+    """Fill a router's books and index, and time each kind of decision."""
     fleet = MadeUpNodes(num_nodes)
     prompts = {
         (num_tokens, share): fleet.tokens(num_tokens)
@@ -117,7 +117,7 @@ def _book(router: Router, fleet: MadeUpNodes) -> Callable[[], None]:
 def _fill(
     router: Router, fleet: MadeUpNodes, num_blocks: int, prompts: dict[tuple[int, float], list[int]]
 ) -> tuple[int, float]:
-    """Tell the index what members hold: (its bytes, events a second)."""
+    """Fill the index with what members hold; return (index bytes, events per second)."""
     before = _resident_bytes()
     events = fleet.kv_events(num_blocks, prompts)
     num_events = sum(len(said.stored) for _, said in events)
@@ -125,7 +125,7 @@ def _fill(
     for member, said in events:
         router.prefixes.apply(member, said)
     seconds = perf_counter() - started_s
-    del events  # the hashes in them are the index's now
+    del events  # only the hashes that the index holds remain
     gc.collect()
     return _resident_bytes() - before, num_events / seconds
 

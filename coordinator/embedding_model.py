@@ -1,9 +1,9 @@
-"""How a checkpoint's embeddings are made, as far as its files say.
+"""How embeddings are made from a checkpoint's final states, according to its files.
 
-A checkpoint made with sentence-transformers names its modules: how states are pooled and whether
-the result is normalised. Any other is taken as a causal model whose last token has seen all: its
-state is the embedding, normalised as OpenAI's are. config.json says whether a model was trained so
-that the first few dimensions of its embeddings are embeddings, too (Matryoshka).
+A sentence-transformers checkpoint lists its modules: how states are pooled and whether the result
+is normalised. Any other checkpoint is treated as a causal model whose last token has attended to
+the whole prompt: its state is the embedding, normalised like OpenAI's. config.json says whether the
+model was trained so that the first dimensions of an embedding are an embedding, too (Matryoshka).
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _MODULES_FILE: Final = "modules.json"
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingModel:
-    """What becomes of a prompt's final states."""
+    """How a prompt's final states become an embedding."""
 
     pooling: Pooling = Pooling.LAST
     is_normalised: bool = True
-    most_dimensions: int = 0  # that an embedding may be cut to; 0: the model does not allow it
-    dimensions: tuple[int, ...] = ()  # ... and which; empty: any up to that
-    refusal: str = ""  # why there are no embeddings of this model; empty: there are
+    most_dimensions: int = 0  # largest size that may be asked for; 0: cutting is not supported
+    dimensions: tuple[int, ...] = ()  # sizes that may be asked for; empty: any up to the largest
+    refusal: str = ""  # why this model has no embeddings; empty: it has
 
     def check(self, dimensions: int | None) -> None:
-        """Whether embeddings of so many dimensions can be had; None: all of them.
+        """Check that embeddings of this many dimensions are available; None means all dimensions.
 
         Raises:
-            InvalidRequest: no; says why.
+            InvalidRequest: they are not; says why.
         """
         if self.refusal:
             raise InvalidRequest(self.refusal, "model")
@@ -65,17 +65,17 @@ class EmbeddingModel:
             )
 
     def finished(self, pooled: bytes, dimensions: int | None) -> npt.NDArray[np.float32]:
-        """[dimensions], or all: the embedding that is made of a `TokenEvent.embedding`."""
+        """Return the embedding [dimensions or all] made from a `TokenEvent.embedding`."""
         vector = np.frombuffer(pooled, "<f4")[:dimensions].astype(np.float64)
         norm = np.linalg.norm(vector) if self.is_normalised else 1.0
         return (vector / (norm or 1.0)).astype("<f4")
 
 
 def embedding_model(checkpoint: Checkpoint, pooling: PoolingName = "auto") -> EmbeddingModel:
-    """Of a checkpoint; `pooling` is what an operator wants.
+    """Read a checkpoint's embedding model; `pooling` is the operator's choice.
 
     Raises:
-        ModelError: a file is not what it should be.
+        ModelError: a file is invalid.
     """
     config = checkpoint.read_json("config.json") or {}
     most, dimensions = _dimensions(config)
@@ -95,7 +95,7 @@ def embedding_model(checkpoint: Checkpoint, pooling: PoolingName = "auto") -> Em
 
 
 def _dimensions(config: dict[str, Any]) -> tuple[int, tuple[int, ...]]:
-    """(The most that may be asked for, the ones that may be; none: all up to that)."""
+    """Return (most dimensions, dimensions that may be asked for; empty: any up to the most)."""
     trained = config.get("matryoshka_dimensions") or []
     if not (trained or config.get("is_matryoshka")):
         return 0, ()
@@ -108,7 +108,7 @@ def _dimensions(config: dict[str, Any]) -> tuple[int, tuple[int, ...]]:
 
 
 def _modules(file: Path) -> list[dict[str, Any]]:
-    """Of sentence-transformers; none: it is no such checkpoint."""
+    """Read the sentence-transformers modules; empty if the checkpoint has none."""
     try:
         modules = json.loads(file.read_bytes())
     except FileNotFoundError:
@@ -121,7 +121,7 @@ def _modules(file: Path) -> list[dict[str, Any]]:
 
 
 def _pooling(checkpoint: Checkpoint, folder: str) -> tuple[Pooling, str]:
-    """(How states are pooled, or why they cannot be)."""
+    """Return (pooling, refusal); a refusal says why the model's pooling is not served."""
     file = checkpoint.path / folder / "config.json"
     if not file.resolve().is_relative_to(checkpoint.path.resolve()):
         raise ModelError(f"{_MODULES_FILE} names a folder outside its directory: {folder}")

@@ -1,8 +1,9 @@
-"""The one place where a request is dispatched, ended, failed or cancelled.
+"""The only place where a request is dispatched, finished, failed or cancelled.
 
-A request that arrives is placed, which predicts how it would go; admission says by that whether its
-legs go out, both at once, or it waits in line, or it is refused. The line is looked at again
-whenever something has changed: a prefill or a request is over, a node has said how it is doing.
+The router places each arriving request and predicts its latency. From the prediction, admission
+decides whether both legs are sent at once, the request waits in line, or it is refused. The line is
+served again whenever something has changed: a prefill or a request has ended, or a node has
+reported its load.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ from pdserve.protocol import (
 
 log = logging.getLogger(__name__)
 
-LINE_GAP_S = 0.005  # between two looks at the line
-MAX_ATTEMPTS = 2  # of a request whose node is lost before it has told anything
+LINE_GAP_S = 0.005  # from the first event to serving the line; events in between share one pass
+MAX_ATTEMPTS = 2  # dispatches of a request whose node is lost before it has sent anything
 
 
 class Flow:
@@ -66,7 +67,7 @@ class Flow:
         self._request_s = request_s
         self._clock = clock or SystemClock()
         self._running: dict[str, RunningRequest] = {}
-        self._next_look: asyncio.TimerHandle | None = None  # at the line
+        self._next_look: asyncio.TimerHandle | None = None  # when the line is served next
         self._prefix_watch = PrefixWatch(metrics, self._clock)
         metrics.watch("waiting_requests", "Requests that wait for room", lambda: len(self._line))
         metrics.watch_each(
@@ -85,25 +86,25 @@ class Flow:
 
     @property
     def num_inflight(self) -> int:
-        """Requests started and not ended, those that wait included."""
+        """Number of requests that have started and not ended, including those in line."""
         return len(self._running)
 
     @property
     def max_model_len(self) -> int | None:
-        """Most tokens of one request that every member can hold; None without members."""
+        """The most tokens per request that every member can hold; None without members."""
         return min((m.hello.max_model_len for m in self._registry), default=None)
 
     @property
     def max_inflight(self) -> int:
-        """As Generator.max_inflight."""
+        """See Generator.max_inflight."""
         return self._admission.max_inflight
 
     def is_ready(self) -> bool:
-        """Whether a request started now could be served."""
+        """Return whether a request started now could be served."""
         return self._router.can_route()
 
     def status(self) -> dict[str, object]:
-        """Both pools, for GET /status."""
+        """Return the state of both pools, for GET /status."""
         return {
             "model": self._model,
             "mode": self._router.mode,
@@ -117,15 +118,18 @@ class Flow:
         }
 
     def start(self, request: GenerationRequest) -> RunningRequest:
-        """Dispatch both legs, or have it wait until there is room. Raises as `start_siblings`."""
+        """Dispatch both legs, or queue the request until there is room.
+
+        Raises the same errors as `start_siblings`.
+        """
         return self.start_siblings([request])[0]
 
     def start_siblings(self, requests: Sequence[GenerationRequest]) -> list[RunningRequest]:
-        """Dispatch several answers to one prompt, or have them wait until there is room.
+        """Dispatch several answers to one prompt, or queue them until there is room.
 
         Raises:
-            SloUnreachable: its class promises what is predicted to be missed.
-            Overloaded: too many requests are in flight, or wait.
+            SloUnreachable: the request is predicted to miss the promise of its class.
+            Overloaded: too many requests are in flight or waiting.
             NoNodeAvailable: a pool is empty.
             ContextLengthExceeded: the request cannot fit.
         """
@@ -157,19 +161,19 @@ class Flow:
             self._admission.wait(request.request_id, running, request.slo, now_s)
         return answers
 
-    # ---- what nodes say ------------------------------------------------------------------------
+    # ---- messages from nodes -------------------------------------------------------------------
 
     def tokens(self, batch: TokenBatch, sender: Member) -> None:
-        """A node's step is over.
+        """Deliver the tokens of a node's finished step.
 
         Raises:
-            MalformedMessage: as TokenBatch.each.
+            MalformedMessage: see TokenBatch.each.
         """
         num_tokens = 0
         for event in batch.each():
             running = self._running.get(event.request_id)
             if running is None or running.dispatch is None:
-                continue  # ended meanwhile
+                continue  # the request has ended in the meantime
             if event.index == 0 and not running.has_token_one:
                 self._prefilled(event, running, running.dispatch, sender)
             num_tokens += len(event.token_ids)
@@ -179,15 +183,15 @@ class Flow:
         self._metrics.output_tokens.inc(num_tokens)
 
     def kv_events(self, events: KvEvents, sender: Member) -> None:
-        """What a node holds has changed.
+        """Update the prefix index with blocks that a node has stored or evicted.
 
         Raises:
-            MalformedMessage: as PrefixIndex.apply.
+            MalformedMessage: see PrefixIndex.apply.
         """
         self._router.prefixes.apply(sender, events)
 
     def leg_failed(self, failure: LegFailed, sender: Member) -> None:
-        """A node gave a leg up."""
+        """Fail a request because a node has failed its leg."""
         running = self._running.get(failure.request_id)
         if running is not None:
             error = from_code(failure.code, f"{sender.node_id}: {failure.message}")
@@ -209,7 +213,7 @@ class Flow:
                 running.end(NodeLost(f"{member.node_id}, which was decoding, is gone"))
             elif dispatch.prefill is member and not running.has_token_one:
                 running.end(NodeLost(f"{member.node_id}, which was prefilling, is gone"))
-            # Otherwise the decode node has all it needs, or fails its leg itself for lack of it.
+            # Otherwise the decode node has all the KV it needs, or will fail its leg itself.
         if num_sent_again:
             log.info("%d prompts of %s went to other nodes", num_sent_again, member.node_id)
 
@@ -220,7 +224,7 @@ class Flow:
         return self._admission.line
 
     def _look_at_line(self) -> None:
-        """Soon; what happens until then is looked at together."""
+        """Schedule serving the line soon, so that events until then share one pass."""
         if len(self._line) and self._next_look is None:
             loop = asyncio.get_running_loop()
             self._next_look = loop.call_later(LINE_GAP_S, self._serve_line)
@@ -231,7 +235,7 @@ class Flow:
             try:
                 placement = self._place(running.request, running.prompt)
             except NoNodeAvailable:
-                return  # it waits for one to come back, until its deadline
+                return  # the request waits for a node to return, until its deadline
             now_s = self._clock.now()
             num_answers = 1 + len(running.siblings_to_begin)
             decision = self._admission.reconsider(
@@ -262,7 +266,11 @@ class Flow:
         return placement
 
     def _dispatch(self, running: RunningRequest, placement: Placement, slo: Slo) -> None:
-        """With its siblings, if the prompt is prefilled to be handed over; else they follow."""
+        """Send the legs of a request.
+
+        Its siblings are sent with it if the prompt is handed over after its prefill. Otherwise they
+        start when token 1 arrives (`_follow`).
+        """
         request = running.request
         self._book(running, placement, slo)
         is_shared = placement.prefill is not None and not request.ends_with_prompt
@@ -277,9 +285,10 @@ class Flow:
             send_sibling_leg(sibling.request, request.request_id, beside, slo, self._router)
 
     def _follow(self, running: RunningRequest, slo: Slo) -> None:
-        """The prompt was computed for another answer: the rest of a block is left to compute.
+        """Dispatch a sibling whose prompt has already been computed for the first answer.
 
-        `slo` is what that one was admitted with; what is left of it now is this one's.
+        Only the rest of a block is left to prefill. `slo` is the promise that the first answer was
+        admitted with; the sibling gets what is left of it now.
         """
         try:
             placement = self._place(running.request, running.prompt)
@@ -296,10 +305,11 @@ class Flow:
         self._metrics.placements.labels(side=placement.side).inc()
 
     def _goes_again(self, running: RunningRequest, lost: Dispatch) -> bool:
-        """Send it to another node, after its own was lost, if nothing of it has been told yet.
+        """Dispatch a request again after its node was lost; return whether that was possible.
 
-        Such are those that end with their prompt. One that takes a second node along is given up:
-        it may be what they die of.
+        Only requests that end with their prompt can be sent again: nothing has been shown to their
+        client yet. After MAX_ATTEMPTS lost nodes a request is given up, since it may be the cause
+        of the crashes.
         """
         request = running.request
         if not request.ends_with_prompt or running.num_attempts >= MAX_ATTEMPTS:
@@ -317,7 +327,7 @@ class Flow:
     def _prefilled(
         self, event: TokenEvent, running: RunningRequest, dispatch: Dispatch, sender: Member
     ) -> None:
-        """Token 1 is here."""
+        """Handle token 1: start siblings, then show it or hold it back."""
         request, now_s = running.request, self._clock.now()
         placement = dispatch.booking.placement
         block_size = sender.hello.layout.block_size
@@ -341,7 +351,7 @@ class Flow:
         shown()
 
     def _shown(self, request_id: str, dispatch: Dispatch) -> None:
-        """The client gets token 1 now."""
+        """Record the TTFT: the client gets token 1 now."""
         now_s = self._clock.now()
         self._admission.first_token(request_id, now_s)
         predicted_s = dispatch.booking.placement.ttft_s
@@ -365,5 +375,5 @@ class Flow:
 
 
 def _left_of(admitted: Slo, left: Slo) -> Slo:
-    """What is left of a promise; who was admitted without one has but a deadline."""
+    """Return what is left of a promise; a request admitted without one keeps only its deadline."""
     return left if has_promise(admitted) else structs.replace(admitted, deadline_s=left.deadline_s)

@@ -1,4 +1,4 @@
-"""From a request and where it is placed to what the nodes are told."""
+"""Makes the legs of a request from its placement, and sends them to the nodes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ def send_legs(
     router: Router,
     siblings: Sequence[GenerationRequest] = (),
 ) -> None:
-    """Both at once; `slo` is what is left of what was promised.
+    """Send both legs at once; `slo` is what is left of the promise.
 
-    The prompt is computed for its siblings, too, whose decode legs are sent besides.
+    The prefill leg lists the siblings: the prompt is computed once for all. Their decode legs are
+    sent separately (`send_sibling_leg`).
     """
     prefill, decode = placement.prefill, placement.decode
     if prefill is not None:
@@ -35,7 +36,10 @@ def send_legs(
 def send_sibling_leg(
     request: GenerationRequest, first_id: str, placement: Placement, slo: Slo, router: Router
 ) -> None:
-    """Of another answer to the prompt of the request `first_id`: it has no prefill leg."""
+    """Send the decode leg of another answer to the prompt of `first_id`.
+
+    It has no prefill leg of its own.
+    """
     decode = placement.decode
     if decode is not None:
         leg = _decode_leg(request, placement, decode, slo, router)
@@ -60,7 +64,7 @@ def _decode_leg(
     request: GenerationRequest, placement: Placement, decode: Member, slo: Slo, router: Router
 ) -> DecodeLeg:
     prefill, sampling = placement.prefill, request.sampling
-    if prefill is not None:  # who prefills scores the prompt
+    if prefill is not None:  # the node that prefills also scores the prompt
         sampling = structs.replace(sampling, prompt_logprobs=None)
     return DecodeLeg(
         request_id=request.request_id,

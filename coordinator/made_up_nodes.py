@@ -1,4 +1,4 @@
-"""Nodes that do not exist, for measuring a router: they are what they have said."""
+"""Simulated nodes for measuring a router: registry entries with made-up reports."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from pdserve.protocol import (
 from pdserve.wire.outbox import Outbox
 
 BLOCK_SIZE = 16
-_NUM_BLOCKS = 1 << 16  # of each node's pool
+_NUM_BLOCKS = 1 << 16  # in each node's pool
 _NUM_PROFILES = 8  # kinds of machines
-_HOLDERS = 16  # nodes that hold some of a prompt, each another length of it
-_SHARED_BLOCKS = 16  # of every prompt's beginning, which every fourth node holds
-_EVENT_BLOCKS = 64  # in a message of a node's
+_HOLDERS = 16  # nodes that hold a part of a prompt, each of a different length
+_SHARED_BLOCKS = 16  # at the beginning of every prompt, held by every fourth node
+_EVENT_BLOCKS = 64  # per message of a node
 _LAYOUT = KvLayout(
     num_layers=32, num_kv_heads=8, head_dim=128, block_size=BLOCK_SIZE, dtype=KvDtype.BFLOAT16
 )
@@ -38,7 +38,7 @@ _SLO = Slo(name="standard", ttft_s=10.0, tpot_s=0.25, priority=1)
 
 
 class MadeUpNodes:
-    """A registry full of members that say what such nodes would say."""
+    """A registry full of members, with the reports that such nodes would send."""
 
     def __init__(self, num_nodes: int) -> None:
         self.registry = Registry()
@@ -46,7 +46,7 @@ class MadeUpNodes:
         self.members = [self._join(number) for number in range(num_nodes)]
 
     def router(self, policy: RouterName, mode: Mode) -> Router:
-        """One that knows these members, and has sent two requests to each."""
+        """Return a router over these members that has dispatched two requests per member."""
         router = Router(self.registry, mode, policy)
         for number in range(2 * len(self.members)):
             request = self.request(f"load-{number}", self.tokens(64 + self._random.randrange(2048)))
@@ -56,23 +56,23 @@ class MadeUpNodes:
         return router
 
     def request(self, request_id: str, token_ids: list[int]) -> GenerationRequest:
-        """One for this prompt."""
+        """Return a request for this prompt."""
         sampling = SamplingParams(max_tokens=256)
         return GenerationRequest(
             request_id=request_id, token_ids=token_ids, sampling=sampling, slo=_SLO
         )
 
     def tokens(self, number: int) -> list[int]:
-        """A prompt like no other."""
+        """Return a random prompt."""
         return [self._random.randrange(100_000) for _ in range(number)]
 
     def kv_events(
         self, num_blocks: int, prompts: dict[tuple[int, float], list[int]]
     ) -> list[tuple[Member, KvEvents]]:
-        """What so many cached blocks make members say.
+        """Return the members' messages for `num_blocks` cached blocks.
 
-        Some hold a part of each prompt, as large as its share or smaller; the rest of the blocks
-        are of prompts that nobody asks for.
+        Some members hold a part of each prompt, up to its share; the other blocks belong to prompts
+        that are never requested.
         """
         messages: list[tuple[Member, KvEvents]] = []
 

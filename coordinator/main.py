@@ -45,10 +45,10 @@ log = logging.getLogger(__name__)
 
 
 def run(config: CoordinatorConfig) -> None:
-    """Run until SIGTERM or SIGINT, and the requests in flight are done.
+    """Run the coordinator until SIGTERM or SIGINT, then let requests in flight finish.
 
     Raises:
-        PdserveError: it cannot start; says why.
+        PdserveError: the coordinator cannot start; says why.
     """
     if config.routing.rebalance and config.mode == "colocated":
         raise ConfigError("--rebalance needs two pools: leave it out with --mode colocated")

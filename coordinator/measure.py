@@ -1,4 +1,4 @@
-"""What clients experience, from the API's observations into metrics."""
+"""Turns the API's observations of calls into metrics of what clients experience."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from pdserve.protocol import Slo
 
 
 class MetricsObserver:
-    """`coordinator.api.observer.Observer` over prometheus."""
+    """A `coordinator.api.observer.Observer` that records to Prometheus metrics."""
 
     def __init__(self, metrics: CoordinatorMetrics) -> None:
         self._metrics = metrics
 
     def request_started(self, endpoint: str) -> None:
-        """Counted when it is finished, with its outcome."""
+        """Do nothing: a call is counted when it has finished, with its outcome."""
 
     def first_token(self, endpoint: str, ttft_s: float) -> None:
-        """TTFT."""
+        """Record the TTFT."""
         self._metrics.ttft.observe(ttft_s)
 
     def inter_token(self, endpoint: str, itl_s: float) -> None:
-        """ITL."""
+        """Record an inter-token latency."""
         self._metrics.itl.observe(itl_s)
 
     def request_finished(self, summary: RequestSummary) -> None:
-        """Outcome, E2E and TPOT."""
+        """Record outcome, end-to-end latency and TPOT."""
         outcome = summary.error_code or summary.finish_reason or "none"
         self._metrics.requests.labels(outcome=outcome).inc()
         if summary.error_code is None:
@@ -37,7 +37,7 @@ class MetricsObserver:
             self._observe_class(summary, summary.slo)
 
     def _observe_class(self, summary: RequestSummary, slo: Slo) -> None:
-        """What its class got of what it was promised."""
+        """Record attainment, TTFT and TPOT by class."""
         metrics, name = self._metrics, slo.name
         attained = attainment(summary, slo)
         if attained is not None:

@@ -1,4 +1,4 @@
-"""How close the pools are to breaking what was promised, from what their nodes report."""
+"""The loads of the pools, from node reports: how close they are to breaking promises."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from pdserve.metrics import CoordinatorMetrics
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeRole
 
-KV_SHARE = 0.9  # of a pool in use: beyond it, streams give way to each other
+KV_SHARE = 0.9  # share of a node's KV blocks in use beyond which streams preempt each other
 
 _REASONS: dict[NodeRole, Reason] = {NodeRole.PREFILL: "ttft", NodeRole.DECODE: "tpot"}
 
 
 class Promises(Protocol):
-    """What requests are promised (`coordinator.admission`)."""
+    """The promises made to requests (`coordinator.admission`)."""
 
     @property
     def num_refused(self) -> Mapping[Reason, int]:
-        """Requests refused so far, by reason; among them "ttft" and "tpot"."""
+        """Number of refused requests by reason; the reasons include "ttft" and "tpot"."""
         ...
 
     def tightest(self, now_s: float) -> tuple[float, float] | None:
-        """The shortest TTFT and TPOT promised to anybody now; None when nobody is there."""
+        """Return the shortest TTFT and TPOT promised to a class now; None if none is present."""
         ...
 
 
 class PoolLoads:
     """The loads of one coordinator's members.
 
-    `queue_s` predicts the seconds of prefill before a prompt that were sent to a member now.
+    `queue_s` predicts the seconds of prefill before a prompt that would be sent to a member now.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class PoolLoads:
         self._num_refused = dict.fromkeys(NodeRole, 0)
 
     def watch(self, metrics: CoordinatorMetrics) -> None:
-        """Show them."""
+        """Register both pools' loads as metrics."""
         for role in NodeRole:
             metrics.watch(
                 f"{role.name.lower()}_pool_load",
@@ -62,15 +62,15 @@ class PoolLoads:
             )
 
     def of(self, role: NodeRole) -> float:
-        """A pool's load; 0 while nothing is known of it."""
+        """Return a pool's load; 0 while it is unknown."""
         load = pool_load(self._look(frozenset()), role)
         return 0.0 if load is None or load == inf else load
 
     def look(self) -> list[NodeLoad]:
-        """Every attached node's.
+        """Return the loads of all attached nodes.
 
-        A pool for whose sake requests were refused since the last look is late, whatever its
-        queues are like: who is refused stands in none of them.
+        A pool counts as late if requests were refused because of it since the last call, whatever
+        its queues: refused requests are in no queue.
         """
         refused = {role: self._promises.num_refused.get(_REASONS[role], 0) for role in NodeRole}
         late = frozenset(role for role in NodeRole if refused[role] > self._num_refused[role])
@@ -99,8 +99,11 @@ class PoolLoads:
 
 
 def decode_load(member: Member, tpot_s: float) -> float:
-    """Time between two tokens of a stream at a node, in that of a promised TPOT; or blocks in use,
-    in those that may be. The larger one, with all who wait there let in. Its `perf` is known."""
+    """Return the load of a decode node: the larger of two ratios.
+
+    The ratios are time per token / promised TPOT, and used blocks / KV_SHARE of all blocks. Both
+    are predicted as if all waiting requests were running. The member's `perf` must be known.
+    """
     perf, load, hello = member.perf, member.load, member.hello
     assert perf is not None
     num_requests = load.running_requests + load.waiting_requests
@@ -116,7 +119,7 @@ def decode_load(member: Member, tpot_s: float) -> float:
 
 
 def _left_over(member: Member) -> int:
-    """What it would take along into the other pool: tokens to prefill, or requests to decode."""
+    """Return the work left if the node changed pools: tokens to prefill, or requests to decode."""
     load = member.load
     if member.role is NodeRole.PREFILL:
         return load.queued_tokens

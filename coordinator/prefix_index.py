@@ -1,13 +1,13 @@
-"""Which member holds the KV of which prefix: an index over the nodes' KV events.
+"""The prefix index: which members hold the KV of which prefix, built from the nodes' KV events.
 
 Each block hash has one integer per tier, whose bits are the slots of the members that hold the
-block. Since a hash covers everything before its block, the longest prefix that a member holds is
-found by walking a prompt's hashes in order until nobody holds the next one.
+block. Since a hash covers all tokens before its block, the longest prefix that a member holds is
+found by walking a prompt's hashes in order until no member holds the next one.
 
-Nodes evict a chain from its end, so what one of them holds of it has no gaps: the walk takes steps
-that grow, and looks between two of its stops only when somebody has dropped out there. Where there
-is a gap all the same, it may be stepped over; like every hint, this one can be wrong.
-Members with different block sizes have different hashes: one walk each.
+Nodes evict a chain from its end, so a member's part of a chain has no gaps. So the walk takes
+growing strides, and searches within a stride only if a member dropped out there. If there is a gap
+after all, it may be skipped: the result is a hint and can be wrong.
+Members with different block sizes have different hashes, and need one walk per block size.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from pdserve.errors import MalformedMessage
 from pdserve.protocol import KvEvents, KvTier, PrefixSource
 
 MAX_SOURCES = 3
-_MAX_STRIDE = 64  # blocks; each hash beyond the last hit is computed for nothing
-_FEW_BITS = 12  # up to so many are taken one by one
+_MAX_STRIDE = 64  # blocks; hashes beyond the last hit are computed in vain
+_FEW_BITS = 12  # up to this many bits are handled one by one
 _SOURCES_LOOKED_AT = 32
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Holders: TypeAlias = Callable[[bytes], int | None]
-"""A block's hash |-> bits of the members that hold it; 0 and None: nobody."""
+"""Block hash |-> bits of the members that hold the block; 0 and None: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """How much of a prompt members hold, from its first token on; those that hold any of it."""
+    """How long a prefix of a prompt members hold; only members that hold any of it."""
 
     num_tokens: int  # of the prompt
-    slots: Ints  # ascending
-    held: Ints  # tokens, whichever tier they are in
-    in_pool: Ints  # of these, from the first on: in the pool, ready for the engine
+    slots: Ints  # [hits], ascending
+    held: Ints  # [hits] prefix tokens held in any tier
+    in_pool: Ints  # [hits] prefix tokens held in the KV pool, ready for the engine
 
 
 @dataclass(slots=True)
 class _Holding:
-    """What one member holds."""
+    """The block hashes that one member holds, by tier."""
 
     member: Member
     bit: int
@@ -57,20 +57,20 @@ class _Holding:
 
 
 class PrefixIndex:
-    """Hash |-> members, for one coordinator. Memory is in proportion to what members hold."""
+    """Block hash |-> members, for one coordinator. Memory is proportional to the blocks held."""
 
     def __init__(self) -> None:
         self._holdings: dict[int, _Holding] = {}  # by slot
-        self._num_slots = 0  # that have ever been in use
-        self._bits: dict[int, int] = {}  # by block size: of the members that have it
-        # hash |-> bits of the members that hold it there
+        self._num_slots = 0  # 1 + the highest slot ever in use
+        self._bits: dict[int, int] = {}  # by block size: bits of the members that use it
+        # tier |-> hash |-> bits of the members that hold it in that tier
         self._holders: dict[KvTier, dict[bytes, int]] = {tier: {} for tier in KvTier}
 
     def apply(self, member: Member, events: KvEvents) -> None:
-        """A member has said what it holds now, and what not any more.
+        """Apply a member's message about stored and evicted blocks.
 
         Raises:
-            MalformedMessage: something in it is no block hash.
+            MalformedMessage: it contains an invalid block hash.
         """
         for block_hash in (*events.stored, *events.evicted):
             if len(block_hash) != HASH_BYTES:
@@ -86,10 +86,10 @@ class PrefixIndex:
         for block_hash in events.stored:
             held.add(block_hash)
             others = holders.get(block_hash)
-            holders[block_hash] = bit if others is None else others | bit  # one int for most
+            holders[block_hash] = bit if others is None else others | bit  # mostly one int object
 
     def remove(self, member: Member) -> None:
-        """The member is gone, and everything it held."""
+        """Remove a lost member and all its blocks."""
         holding = self._holdings.get(member.slot)
         if holding is None or holding.member is not member:
             return
@@ -100,7 +100,7 @@ class PrefixIndex:
                 _clear(self._holders[tier], block_hash, holding.bit)
 
     def lookup(self, prompt: PromptHashes) -> Hits:
-        """How much of this prompt each member holds."""
+        """Find how much of this prompt each member holds."""
         pool, host = self._holders[KvTier.POOL], self._holders[KvTier.HOST]
         in_pool = self._leading(prompt, pool.get)
         held = in_pool
@@ -112,9 +112,12 @@ class PrefixIndex:
         return Hits(prompt.num_tokens, slots, held[slots], in_pool[slots])
 
     def prefix_sources(self, hits: Hits, puller: Member) -> list[PrefixSource]:
-        """Whom `puller` could ask for more of a prompt than it holds itself; longest first."""
+        """Return the members from which `puller` could fetch more of a prompt than it holds itself.
+
+        Longest prefix first.
+        """
         block_size = puller.hello.layout.block_size
-        # The last token is always computed: without its logits there is no next one.
+        # The last token is always computed: its logits are needed for token 1.
         usable = (hits.num_tokens - 1) // block_size * block_size
         own = hits.held[hits.slots == puller.slot].sum()
         gains = np.minimum(hits.held, usable) // block_size * block_size - own
@@ -125,7 +128,7 @@ class PrefixIndex:
             for index in order[:_SOURCES_LOOKED_AT].tolist()
             if (member := self._holdings[int(hits.slots[index])].member).is_ready
         ]
-        # Of equals, the one that need not load it first, and then the one with the least to do.
+        # Among equals, prefer KV in the pool (no load from the host tier), then the least queue.
         ready.sort(key=lambda s: (-gains[s[0]], -hits.in_pool[s[0]], s[1].load.queued_tokens))
         return [
             PrefixSource(node=member.address_for(puller), num_tokens=int(hits.held[index]))
@@ -133,7 +136,7 @@ class PrefixIndex:
         ]
 
     def _leading(self, prompt: PromptHashes, holders: Holders) -> Ints:
-        """Tokens by slot that members hold of a prompt; `holders` has the bits of a block's."""
+        """Return the prefix tokens that members hold, by slot; `holders` maps a hash to bits."""
         tokens = np.zeros(self._num_slots, np.int64)
         for block_size, bits in self._bits.items():
             if bits:
@@ -150,7 +153,7 @@ class PrefixIndex:
 
 
 def _drops(chain: HashChain, bits: int, holders: Holders) -> list[tuple[int, int]]:
-    """Where members drop out: (blocks, bits of those that hold so many and no more)."""
+    """Return where members drop out: (blocks, bits of the members that hold exactly so many)."""
     drops: list[tuple[int, int]] = []
     here, stride = 0, 1  # `bits` hold the first `here` blocks
     while bits and here < chain.num_blocks:
@@ -174,7 +177,7 @@ def _drops(chain: HashChain, bits: int, holders: Holders) -> list[tuple[int, int
 
 
 def _put(tokens: Ints, bits: int, value: int) -> None:
-    """`tokens[slot] = value` for every bit's slot."""
+    """Set `tokens[slot] = value` for the slot of every set bit."""
     if value == 0 or bits == 0:
         return
     if bits.bit_count() <= _FEW_BITS:

@@ -1,14 +1,15 @@
-"""Where prompts stop matching what is cached, and whether they had to.
+"""Finds where prompts stop matching the prefix cache, and whether that was avoidable.
 
 A block's hash in the prefix cache covers all tokens before it. So a word that changes near the top
-of otherwise equal prompts, such as the time of day in a system prompt, makes all that follows be
-computed again, and hit rates do not say why. Here the blocks of each prompt's beginning are also
-hashed without what is before them: where the first block is new, but later ones were seen at the
-same place in earlier prompts, that first block is what broke the prefix. Text that changes its
-length moves what follows it, by less than a block in most cases, so these places are tried too.
+of otherwise equal prompts, such as the time of day in a system prompt, causes everything after it
+to be computed again, and hit rates do not show why. Here the first blocks of each prompt are also
+hashed on their own, without the tokens before them. If the first uncached block is new, but later
+blocks were seen at the same positions in earlier prompts, that first block broke the prefix. Text
+that changes its length shifts what follows it, usually by less than a block, so shifted positions
+are tried too.
 
-Hashes are Python's own and never leave this file; neither do tokens. A wrong match of two hashes
-costs a wrong count.
+Hashes are Python's own and never leave this file; neither do tokens. A hash collision only causes a
+wrong count.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-NUM_BLOCKS = 64  # looked at, of each prompt
-MAX_HASHES = 1 << 15  # remembered at least; twice as many at most
-WINDOW_PROMPTS = 512  # that findings are about; twice as many at most
-MIN_GAP_S = 0.002  # between two prompts that are looked at, which takes up to 50 microseconds
-PROBED_BLOCKS = 2  # behind the broken one, in which moved text is looked for
+NUM_BLOCKS = 64  # examined at the beginning of each prompt
+MAX_HASHES = 1 << 15  # per generation; up to two generations are remembered
+WINDOW_PROMPTS = 512  # per window; statistics cover up to two windows
+MIN_GAP_S = 0.002  # between two examined prompts; examining one takes up to 50 microseconds
+PROBED_BLOCKS = 2  # blocks after the broken one that are searched for shifted text
 
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """A prompt that changed early, before text that earlier prompts had as well."""
+    """A block of a prompt that changed before text that earlier prompts had as well."""
 
-    at_token: int  # where the changed block begins
-    num_tokens: int  # behind it, that could have been found in the cache
+    at_token: int  # position where the changed block begins
+    num_tokens: int  # tokens after it that could have been cached
 
 
 @dataclass(slots=True)
 class _Window:
-    """What some prompts in a row came to."""
+    """Statistics of a number of consecutive prompts."""
 
     num_prompts: int = 0
     num_tokens: int = 0
@@ -42,7 +43,7 @@ class _Window:
 
 
 class _Recent:
-    """A set of hashes that forgets: two generations, of which the elder is dropped as a whole."""
+    """A bounded set of recent hashes: two generations, of which the older is dropped as a whole."""
 
     def __init__(self) -> None:
         self._young: set[int] = set()
@@ -52,34 +53,34 @@ class _Recent:
         return key in self._young or key in self._old
 
     def count(self, keys: Iterable[int]) -> int:
-        """How many of these are in it."""
+        """Return how many of these keys are in the set."""
         young, old = self._young, self._old
         return sum(1 for key in keys if key in young or key in old)
 
     def update(self, keys: Sequence[int]) -> None:
-        """They were seen just now."""
+        """Add keys to the young generation."""
         if len(self._young) + len(keys) > MAX_HASHES:
             self._young, self._old = set(), self._young
         self._young.update(keys)
 
 
 class PrefixStability:
-    """Looks at prompts once it is known how much of each was cached."""
+    """Examines prompts once it is known how much of each was cached."""
 
     def __init__(self) -> None:
         self._seen = _Recent()
         self._window, self._former = _Window(), _Window()
-        self._next_s = -inf  # when a prompt will be looked at again
+        self._next_s = -inf  # when the next prompt may be examined
 
     @property
     def unstable_share(self) -> float:
-        """Of the tokens of recent prompts: recomputed only because of changes before them."""
+        """Share of recent prompts' tokens that were recomputed only due to changes before them."""
         total = self._window.num_tokens + self._former.num_tokens
         return sum(self._lost().values()) / total if total else 0.0
 
     @property
     def unstable_token(self) -> int | None:
-        """Where the text is that costs most; None without any."""
+        """Position of the changing text that costs most tokens; None without any."""
         lost = self._lost()
         return max(lost, key=lambda at_token: lost[at_token]) if lost else None
 
@@ -91,9 +92,9 @@ class PrefixStability:
         num_cached: int,
         now_s: float,
     ) -> Break | None:
-        """A prompt has been prefilled, of which the first `num_cached` tokens were cached.
+        """Examine a prefilled prompt of which the first `num_cached` tokens were cached.
 
-        Nothing is found in one that comes too soon after another.
+        Returns the break that was found. Prompts within MIN_GAP_S of the last one are skipped.
         """
         if now_s < self._next_s:
             return None
@@ -114,14 +115,14 @@ class PrefixStability:
         hashes, seen = prompt.hashes, self._seen
         broken = first_block
         while broken < len(hashes) and hashes[broken] in seen:
-            broken += 1  # it was cached once: evicted, or on another node
+            broken += 1  # was cached before: evicted, or on another node
         num_lost = seen.count(hashes[broken + 1 :])
         num_lost = num_lost or self._num_moved(prompt, broken)
         size = prompt.block_size
         return Break(broken * size, num_lost * size) if num_lost else None
 
     def _num_moved(self, prompt: _Prompt, broken: int) -> int:
-        """Blocks behind the broken one that were seen before, moved by less than a block."""
+        """Count blocks after the broken one that were seen before, shifted by less than a block."""
         for index in range(broken + 1, min(broken + 1 + PROBED_BLOCKS, len(prompt.hashes))):
             around = prompt.hashes_around(index)
             if self._seen.count(around):
@@ -137,7 +138,7 @@ class PrefixStability:
 
 
 class _Prompt:
-    """The beginning of a prompt, as hashes of full blocks that know their place, but no parent."""
+    """The beginning of a prompt, as hashes of full blocks by content and position (no parent)."""
 
     def __init__(self, token_ids: Sequence[int], block_size: int, cache_salt: str) -> None:
         self.block_size = block_size
@@ -146,7 +147,7 @@ class _Prompt:
         self.hashes = self.hashes_from(0, 0)
 
     def hashes_from(self, index: int, shift: int) -> list[int]:
-        """From block `index` on, if each began `shift` tokens later."""
+        """Return the hashes from block `index` on, with each block shifted by `shift` tokens."""
         size, token_ids = self.block_size, self._token_ids
         starts = range(index * size + shift, len(token_ids) - size + 1, size)
         return [
@@ -155,7 +156,7 @@ class _Prompt:
         ]
 
     def hashes_around(self, index: int) -> list[int]:
-        """Of block `index`, if it began less than a block earlier or later; the earliest first."""
+        """Return the hashes of block `index` at all shifts of less than a block; earliest first."""
         size, token_ids, place = self.block_size, self._token_ids, self._namespace + index
         starts = range((index - 1) * size + 1, (index + 1) * size)
         return [hash(token_ids[start : start + size]) ^ place for start in starts]

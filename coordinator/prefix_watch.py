@@ -1,4 +1,4 @@
-"""How much of the prompts was found in prefix caches, and why not more: numbers and places only."""
+"""Metrics of prefix cache hits and of what broke prefixes; counts and positions only, no text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pdserve.metrics import CoordinatorMetrics
 
 
 class PrefixWatch:
-    """Told of every prompt that has been prefilled."""
+    """Records prefix cache statistics; must be told about every prefilled prompt."""
 
     def __init__(self, metrics: CoordinatorMetrics, clock: Clock) -> None:
         self._metrics = metrics
@@ -22,7 +22,7 @@ class PrefixWatch:
     def prefilled(
         self, token_ids: Sequence[int], block_size: int, cache_salt: str, num_cached: int
     ) -> None:
-        """The first `num_cached` tokens of a prompt were cached."""
+        """Record a prefilled prompt of which the first `num_cached` tokens were cached."""
         metrics, num_tokens = self._metrics, len(token_ids)
         self._num_tokens += num_tokens
         self._num_cached += num_cached
@@ -38,7 +38,7 @@ class PrefixWatch:
             metrics.prefix_unstable_tokens.inc(change.num_tokens)
 
     def status(self) -> dict[str, object]:
-        """For GET /status; shares of prompt tokens, the latter of recent ones."""
+        """Return shares of prompt tokens for GET /status; `unstable_*` are about recent prompts."""
         return {
             "cached_share": self._num_cached / self._num_tokens if self._num_tokens else 0.0,
             "unstable_share": self._stability.unstable_share,

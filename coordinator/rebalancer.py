@@ -1,16 +1,16 @@
-"""When a node is to change pools: one pool is late for long, and the other has time to spare.
+"""Decides when a node changes pools: one pool is overloaded for long, and the other has capacity.
 
-After Arrow, whose roles are labels too; the guards against swinging to and fro are those that such
-systems share:
+The design follows Arrow, where roles are labels, too. The guards against oscillation are the usual
+ones:
 
-    hysteresis   a pool asks for a node at a load of LATE; the other one gives it away only if its
-                 load stays below SPARE without it, so the node is not asked back at once
-    sustained    it has asked at SUSTAINED_TICKS looks in a row; a burst is the queues' business
-    cooldown     the last turn must be COOLDOWN_S ago, to show what it did
-    dwell        a node stays in a pool for DWELL_S, whoever has put it there
-    at least one node is left in each pool; when both are late, nothing is gained by a turn
+    hysteresis   a pool needs a node at a load of LATE; the other pool gives one away only if its
+                 load stays below SPARE without it, so the node is not needed back at once
+    sustained    the pool must need it at SUSTAINED_TICKS ticks in a row; queues absorb bursts
+    cooldown     the last turn must be COOLDOWN_S ago, so that its effect is visible
+    dwell        a node stays in a pool for DWELL_S, whoever moved it there
+    at least one node is left in each pool; when both are late, a turn gains nothing
 
-No event loop in here, and no messages: loads come in, a decision comes out.
+There is no event loop here, and there are no messages: loads come in, a decision comes out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from math import inf
 from pdserve.clock import Clock
 from pdserve.protocol import NodeRole
 
-LATE = 1.0  # of what was promised
+LATE = 1.0  # load at which promises are just kept
 SPARE = 0.7
 SUSTAINED_TICKS = 3
 COOLDOWN_S = 10.0
@@ -31,30 +31,30 @@ DWELL_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class NodeLoad:
-    """One attached node."""
+    """The load of one attached node."""
 
     node_id: str
     role: NodeRole
-    load: float | None  # of its promise, in its role (1: just kept); None: it takes no legs yet
-    left_over: int = 0  # what it would have to finish in its former role; comparable in a pool
+    load: float | None  # relative to the promise of its role (1: just kept); None: takes no legs
+    left_over: int = 0  # work to finish in its former role; comparable within a pool
     may_turn: bool = True  # whether it can work for the other pool
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A node is to work for this pool from now on."""
+    """The decision that a node changes to this pool."""
 
     node_id: str
     role: NodeRole
 
 
 def other(role: NodeRole) -> NodeRole:
-    """The other pool."""
+    """Return the other pool."""
     return NodeRole.DECODE if role is NodeRole.PREFILL else NodeRole.PREFILL
 
 
 def pool_load(nodes: Iterable[NodeLoad], role: NodeRole) -> float | None:
-    """The mean load of a pool; infinite without any node, None while none is ready."""
+    """Return the mean load of a pool; infinite without nodes, None while no node has a load."""
     pool = [node for node in nodes if node.role is role]
     loads = [node.load for node in pool if node.load is not None]
     if loads:
@@ -63,17 +63,17 @@ def pool_load(nodes: Iterable[NodeLoad], role: NodeRole) -> float | None:
 
 
 class Rebalancer:
-    """The policy of one coordinator; `tick` is called at a steady pace."""
+    """The policy of one coordinator; `tick` must be called at regular intervals."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._since: dict[str, tuple[NodeRole, float]] = {}  # node id |-> its role, and since when
-        self._short: NodeRole | None = None  # the pool that asked for a node at the last look
-        self._num_ticks = 0  # for which it has done so
+        self._since: dict[str, tuple[NodeRole, float]] = {}  # node id |-> (role, since)
+        self._short: NodeRole | None = None  # the pool that needed a node at the last tick
+        self._num_ticks = 0  # for how many ticks in a row
         self._last_turn_s = -inf
 
     def tick(self, nodes: Sequence[NodeLoad]) -> Turn | None:
-        """A look at all nodes, and what follows from it."""
+        """Look at all nodes, and return the turn to make, if any."""
         now_s = self._clock.now()
         self._note_roles(nodes, now_s)
         short = next((role for role in NodeRole if _is_short(nodes, role)), None)
@@ -100,7 +100,7 @@ class Rebalancer:
         return Turn(node.node_id, short)
 
     def _note_roles(self, nodes: Sequence[NodeLoad], now_s: float) -> None:
-        """A role that somebody else has changed is a new stay as well."""
+        """Note since when each node has its role, whoever changed it."""
         since = {node.node_id: (node.role, now_s) for node in nodes}
         kept = {name: stay for name, stay in self._since.items() if name in since}
         self._since = since | {
@@ -109,7 +109,7 @@ class Rebalancer:
 
 
 def _is_short(nodes: Sequence[NodeLoad], role: NodeRole) -> bool:
-    """Whether a pool is late, and the other one can spare a node."""
+    """Return whether a pool is late and the other one can spare a node."""
     load, others_load = pool_load(nodes, role), pool_load(nodes, other(role))
     num_others = sum(node.role is other(role) and node.load is not None for node in nodes)
     if load is None or others_load is None or load < LATE or num_others < 2:

@@ -1,10 +1,10 @@
-"""Which nodes are members, and what this coordinator knows of each.
+"""Which nodes are members, and what this coordinator knows about each.
 
-A node is a member from its hello until its stream breaks. The same node id with another incarnation
-is another life of the process: the former one is lost at that moment.
+A node is a member from its hello until its stream breaks. A hello with the same node id and another
+incarnation comes from a restarted process: the former member is removed at that moment.
 
-Members have *slots*: small numbers, given again when their holder has gone. What there is to know
-of all members at once stands in arrays by slot (`coordinator/routing`, `prefix_index.py`).
+Each member has a *slot*: a small integer that is reused after the member is lost. State that is
+needed for all members at once is kept in arrays by slot (`coordinator/routing`, `prefix_index.py`).
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One life of one node."""
+    """One incarnation of one node."""
 
     hello: NodeHello
     outbox: Outbox
     load: LoadReport
     slot: int = 0  # unique among members
-    perf: PerfReport | None = None  # None: it has not said yet what it can do
+    perf: PerfReport | None = None  # None: the node has not reported its profile yet
 
     @property
     def node_id(self) -> str:
-        """Its name; the same over all its lives."""
+        """The node's name; the same for all its incarnations."""
         return self.hello.node_id
 
     @property
     def role(self) -> NodeRole:
-        """Which pool it works for now."""
+        """The pool that the node works for now."""
         return self.load.role
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes new legs."""
+        """Whether the node accepts new legs."""
         return self.load.state is NodeState.READY
 
     def address_for(self, puller: Member) -> NodeAddress:
-        """Where this life of the node exports its KV, opened for that life of a puller."""
+        """Return where this incarnation exports its KV, with an introduction for `puller`'s."""
         hello = self.hello
         return NodeAddress(
             node_id=hello.node_id,
@@ -68,7 +68,7 @@ class Member:
         )
 
     def send(self, message: msgspec.Struct) -> None:
-        """Send to the node; never blocks."""
+        """Send a message to the node; never blocks."""
         self.outbox.send(message)
 
 
@@ -76,11 +76,11 @@ Listener = Callable[[Member], None]
 
 
 class Registry:
-    """All members, by node id. Listeners are called in the order in which they came."""
+    """All members, by node id. Listeners are called in the order in which they were added."""
 
     def __init__(self) -> None:
         self._members: dict[str, Member] = {}
-        self._free_slots: list[int] = []  # a heap: of those below `_num_slots`
+        self._free_slots: list[int] = []  # heap of free slots below `_num_slots`
         self._num_slots = 0
         self._on_changed: list[Listener] = []
         self._on_lost: list[Listener] = []
@@ -89,19 +89,19 @@ class Registry:
         return iter(self._members.values())
 
     def __contains__(self, member: Member) -> bool:
-        """Whether this life of a node is a member: it may have been superseded or lost."""
+        """Return whether this incarnation is a member: it may have been replaced or lost."""
         return self._members.get(member.node_id) is member
 
     def on_changed(self, listener: Listener) -> None:
-        """Call `listener` with every member that has joined, or said something new of itself."""
+        """Call `listener` with every member that has joined or sent a new report."""
         self._on_changed.append(listener)
 
     def on_lost(self, listener: Listener) -> None:
-        """Call `listener` with every member that is lost; its slot is still its own then."""
+        """Call `listener` with every member that is lost, before its slot can be reused."""
         self._on_lost.append(listener)
 
     def add(self, hello: NodeHello, outbox: Outbox) -> Member:
-        """A node said hello."""
+        """Add the node that sent `hello`; an earlier incarnation of it is removed."""
         former = self._members.get(hello.node_id)
         if former is not None:
             self.remove(former)
@@ -113,7 +113,7 @@ class Registry:
         return member
 
     def remove(self, member: Member) -> None:
-        """A node's stream broke; harmless when this life of it is gone already."""
+        """Remove a member whose stream broke; does nothing if it is no member any more."""
         if member not in self:
             return
         del self._members[member.node_id]
@@ -125,17 +125,17 @@ class Registry:
         heappush(self._free_slots, member.slot)
 
     def report(self, member: Member, load: LoadReport) -> None:
-        """A member has said how it is doing."""
+        """Record a member's load report."""
         member.load = load
         self._tell(self._on_changed, member)
 
     def profiled(self, member: Member, perf: PerfReport) -> None:
-        """A member has said what it can do."""
+        """Record a member's performance profile."""
         member.perf = perf
         self._tell(self._on_changed, member)
 
     def ready(self, role: NodeRole) -> list[Member]:
-        """Members of a pool that take new legs."""
+        """Return the members of a pool that accept new legs."""
         return [m for m in self if m.role is role and m.is_ready]
 
     def _take_slot(self) -> int:

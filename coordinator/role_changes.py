@@ -1,7 +1,7 @@
-"""Moving nodes from one pool to the other, for operators and for the rebalancer.
+"""Moves nodes from one pool to the other, for operators and for the rebalancer.
 
-A node changes its role by changing a label; it keeps its weights, its KV and the requests it has
-begun. Its next load report shows the new role, and from then on it is sent the other kind of legs.
+A role is a label: a node that changes it keeps its weights, its KV and its running requests. Its
+next load report shows the new role, and from then on it is sent the other kind of legs.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from pdserve.protocol import NodeRole, NodeState, SetRole
 
 log = logging.getLogger(__name__)
 
-# Pools without which a mode serves nobody.
+# The pools that each mode needs to serve requests.
 NEEDED: dict[Mode, tuple[NodeRole, ...]] = {
     "disaggregated": (NodeRole.PREFILL, NodeRole.DECODE),
     "colocated": (NodeRole.DECODE,),
-    "adaptive": (),  # either kind of node does all of a request, if need be
+    "adaptive": (),  # a node of either pool can serve whole requests
 }
 
 
 @dataclass(slots=True)
 class _Order:
-    """What a node was told and has not reported yet."""
+    """A role change that a node was told to make and has not reported yet."""
 
     role: NodeRole
-    was_seen: bool = False  # in one of its reports
+    was_seen: bool = False  # whether a report has shown the new role
     is_over: asyncio.Event = field(default_factory=asyncio.Event)  # carried out, or void
 
 
@@ -51,13 +51,15 @@ class RoleChanges:
     async def change(
         self, node_id: str, role: NodeRole, *, force: bool = False, within_s: float
     ) -> bool:
-        """Have a node work for a pool, and wait until it says so; False: it did already.
+        """Move a node to a pool, and wait until it reports the new role.
+
+        Returns False if it had the role already. With `force`, its former pool may become empty.
 
         Raises:
-            NodeNotFound, RoleRefused: as `order`.
-            RoleRefused: also if it is told otherwise meanwhile.
-            NodeLost: it went away meanwhile.
-            DeadlineExceeded: it has not said so in time.
+            NodeNotFound, RoleRefused: see `order`.
+            RoleRefused: also if another order replaces this one before it is carried out.
+            NodeLost: the node was lost before it reported the role.
+            DeadlineExceeded: the node did not report the role within `within_s`.
         """
         member = self._find(node_id)
         order = self._order(member, role, force=force)
@@ -77,11 +79,11 @@ class RoleChanges:
         return True
 
     def order(self, node_id: str, role: NodeRole) -> None:
-        """Tell a node to work for a pool from now on.
+        """Tell a node to move to a pool; does not wait.
 
         Raises:
-            NodeNotFound: there is no such node; says which there are.
-            RoleRefused: it cannot, or its pool would be empty.
+            NodeNotFound: there is no such node; lists the attached ones.
+            RoleRefused: the node cannot change, or its pool would have no ready node left.
         """
         self._order(self._find(node_id), role)
 
@@ -97,7 +99,7 @@ class RoleChanges:
     def _order(self, member: Member, role: NodeRole, *, force: bool = False) -> _Order | None:
         former = self._role_of(member)
         if former is role:
-            return self._orders.get(member)  # None: it has that role, and has said so
+            return self._orders.get(member)  # None: it has reported that role
         if member.load.state is NodeState.DRAINING:
             raise RoleRefused(f"{member.node_id} is draining: it takes no more work of any kind")
         if role is NodeRole.PREFILL and member.hello.prefill_refusal:
@@ -119,12 +121,12 @@ class RoleChanges:
         return order
 
     def _role_of(self, member: Member) -> NodeRole:
-        """The role it has, or will have in a moment."""
+        """Return the role that the node has, or was ordered to take."""
         order = self._orders.get(member)
         return order.role if order is not None else member.role
 
     def _others(self, member: Member, role: NodeRole) -> list[Member]:
-        """Who is left to that pool without this member."""
+        """Return the ready nodes of a pool without this member."""
         return [
             other
             for other in self._registry
@@ -147,9 +149,9 @@ class RoleChanges:
 
 
 async def rebalance(decide: Callable[[], Turn | None], changes: RoleChanges, tick_s: float) -> None:
-    """Turn nodes over as is decided at every tick, until cancelled.
+    """Carry out the decisions made at every tick, until cancelled.
 
-    By the clock and not on events: what is decided rests on how long loads have lasted.
+    Driven by time, not by events: decisions depend on how long a load has lasted.
     """
     try:
         while True:
@@ -162,5 +164,5 @@ async def rebalance(decide: Callable[[], Turn | None], changes: RoleChanges, tic
             except (NodeNotFound, RoleRefused) as error:
                 log.warning("rebalancing: %s", error)
     except Exception:
-        log.exception("rebalancing has ended")  # nobody waits for it who would hear of it
+        log.exception("rebalancing has ended")  # nothing awaits this task
         raise

@@ -1,8 +1,8 @@
-"""One request from its start to its end: first it may wait, then it is on the nodes.
+"""The life of one request: it may wait in line first, then it runs on its nodes.
 
-Token 1 comes from the prefill node, the rest from the decode node, over two streams; events are put
-in order by their output index, so neither the race between the two nor a repeated token is visible
-behind this file.
+Token 1 comes from the prefill node and the others from the decode node, over two streams. Events
+are ordered by output index, so callers see neither the race between the two streams nor repeated
+tokens.
 
     start ──► waiting ──► dispatched ──► token 1 (prefill node) ──► tokens 2.. (decode node) ──► end
                  └────────────┴───────────────────┴──► failed | cancelled, both legs told
@@ -26,40 +26,40 @@ from pdserve.protocol import CancelLeg, Slo, TokenEvent
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """That a request is on its nodes."""
+    """The dispatch of a request to its nodes."""
 
     booking: Booking
     at_s: float
-    slo: Slo  # what its nodes are to keep
+    slo: Slo  # the promise that its nodes have to keep
 
     @property
     def held_until_s(self) -> float:
-        """Token 1 may be held back until then."""
+        """The time until which token 1 may be held back."""
         return self.at_s + self.slo.hold_s
 
     @property
     def prefill(self) -> Member | None:
-        """Who prefills; None: the decode node."""
+        """The node of the prefill leg; None if the decode node prefills."""
         return self.booking.placement.prefill
 
     @property
     def decode(self) -> Member | None:
-        """Who decodes; None: nobody has to."""
+        """The node of the decode leg; None if nothing has to be decoded."""
         return self.booking.placement.decode
 
     @property
     def members(self) -> list[Member]:
-        """Who has a leg of it."""
+        """All nodes that have a leg of the request."""
         return [member for member in (self.prefill, self.decode) if member is not None]
 
 
 @dataclass(slots=True)
 class _Held:
-    """That token 1 is held back."""
+    """The state of a token 1 that is held back."""
 
     timer: asyncio.TimerHandle
     on_shown: Callable[[], None]
-    token_one: TokenEvent | None = None  # None: it is not here yet
+    token_one: TokenEvent | None = None  # None: not delivered yet
 
 
 class RunningRequest:
@@ -73,27 +73,32 @@ class RunningRequest:
         deadline_s: float,
         on_end: Callable[[RunningRequest, bool], None],
     ) -> None:
-        """`deadline_s` runs from now on; `on_end` hears whether it ended by itself."""
+        """Start the deadline timer.
+
+        Args:
+            deadline_s: seconds from now.
+            on_end: called with True if the request finished, False if it failed or was cancelled.
+        """
         self.request = request
-        self.prompt = prompt  # while it waits, it is placed again and again
-        self.dispatch: Dispatch | None = None  # None: it waits in the coordinator
-        self.siblings: Sequence[RunningRequest] = ()  # other answers; its prompt is theirs
-        self.num_tokens = 0  # of output, so far without a gap
-        self.num_attempts = 0  # times that it was dispatched
+        self.prompt = prompt  # kept: a waiting request is placed repeatedly
+        self.dispatch: Dispatch | None = None  # None: waiting in the coordinator
+        self.siblings: Sequence[RunningRequest] = ()  # the other answers to the same prompt
+        self.num_tokens = 0  # output tokens received without a gap
+        self.num_attempts = 0  # how often it was dispatched
         self._started_s = started_s
         self._deadline_s = deadline_s
         self._on_end = on_end
-        self._unheard: list[TokenEvent | Exception] = []  # before there was a listener
+        self._unheard: list[TokenEvent | Exception] = []  # events before there was a listener
         self._listener: Listener = self._unheard.append
-        self._tell: Listener = self._listener  # or what holds token 1 back
+        self._tell: Listener = self._listener  # `_keep` while token 1 is held back
         self._held: _Held | None = None
-        self._early: dict[int, TokenEvent] = {}  # by index: arrived before their turn
+        self._early: dict[int, TokenEvent] = {}  # by output index: arrived out of order
         self._has_ended = False
         self._deadline = asyncio.get_running_loop().call_later(deadline_s, self._expire)
 
     @property
     def route(self) -> Route:
-        """Nowhere while it waits."""
+        """The nodes that the request runs on; both None while it waits in line."""
         prefill = self.dispatch.prefill if self.dispatch else None
         decode = self.dispatch.decode if self.dispatch else None
         return Route(
@@ -103,24 +108,24 @@ class RunningRequest:
 
     @property
     def has_token_one(self) -> bool:
-        """Whether the prefill is over; the client may not have been shown token 1 yet."""
+        """Whether the prefill is over; token 1 may not have been shown to the client yet."""
         return self.num_tokens > 0
 
     @property
     def siblings_to_begin(self) -> list[RunningRequest]:
-        """Those that are on no node yet, and are still wanted."""
+        """Siblings that have neither been dispatched nor ended."""
         return [s for s in self.siblings if s.dispatch is None and not s._has_ended]
 
     def waited_s(self, now_s: float) -> float:
-        """Since it was started."""
+        """Return the seconds since the request was started."""
         return now_s - self._started_s
 
     def slo_left(self, now_s: float) -> Slo:
-        """What is left of what it was promised."""
+        """Return what is left of the request's promise."""
         return slo_left(self.request, self._deadline_s, now_s - self._started_s)
 
     def listen(self, listener: Listener) -> None:
-        """As Generation.listen."""
+        """See Generation.listen."""
         self._listener = listener
         if self._held is None:
             self._tell = listener
@@ -129,20 +134,20 @@ class RunningRequest:
         self._unheard.clear()
 
     def cancel(self, reason: str) -> None:
-        """Stop both legs, or leave the line."""
+        """Cancel both legs, or leave the line."""
         self.end(RequestCancelled(reason))
 
     def hold(self, at_most_s: float, on_shown: Callable[[], None]) -> None:
-        """Keep token 1, which is delivered next, until something follows it.
+        """Hold back token 1, which is delivered next, until another event or `at_most_s`.
 
-        `on_shown` is called when it is told.
+        `on_shown` is called when token 1 is passed to the listener.
         """
         timer = asyncio.get_running_loop().call_later(at_most_s, self._show)
         self._held = _Held(timer, on_shown)
         self._tell = self._keep
 
     def deliver(self, event: TokenEvent, sender: Member) -> None:
-        """Take tokens from a node, in whatever order they come."""
+        """Accept tokens from a node in any order, and pass them on in output order."""
         if self._has_ended or self.dispatch is None or event.index < self.num_tokens:
             return
         self._early[event.index] = event
@@ -155,9 +160,9 @@ class RunningRequest:
                 return
 
     def end(self, error: PdserveError) -> None:
-        """Fail or cancel: the client gets `error`, both nodes a cancel.
+        """Fail or cancel the request: the client gets `error`, and both nodes a CancelLeg.
 
-        Without token 1 there is nothing for its siblings either.
+        Before token 1 its siblings end too, since they depend on its prefill.
         """
         if self._has_ended:
             return
@@ -178,7 +183,7 @@ class RunningRequest:
             self._tell(event)
 
     def _show(self) -> None:
-        """Tell token 1 at last."""
+        """Stop holding back, and pass token 1 to the listener if it has arrived."""
         assert self._held is not None
         held, self._held = self._held, None
         held.timer.cancel()
@@ -189,7 +194,7 @@ class RunningRequest:
 
     def _finish(self, dispatch: Dispatch, sender: Member) -> None:
         decode = dispatch.decode
-        if decode is not None and decode is not sender:  # ended with token 1: nothing to decode
+        if decode is not None and decode is not sender:  # finished with token 1: no decode needed
             decode.send(CancelLeg(request_id=self.request.request_id, reason="finished"))
         self._leave(by_itself=True)
 
@@ -205,8 +210,10 @@ class RunningRequest:
 
 
 def slo_left(request: GenerationRequest, deadline_s: float, elapsed_s: float) -> Slo:
-    """What is left of what was promised, so many seconds from `start`; `deadline_s` is from there
-    on, too."""
+    """Return what is left of a request's promise `elapsed_s` after `start`.
+
+    `deadline_s` also counts from `start`.
+    """
     slo = request.slo
     return msgspec.structs.replace(
         slo,
@@ -217,5 +224,5 @@ def slo_left(request: GenerationRequest, deadline_s: float, elapsed_s: float) ->
 
 
 def _less(promised_s: float, elapsed_s: float) -> float:
-    """What is left; never exactly 0, which stands for no promise at all."""
+    """Return what is left of a promise; never exactly 0, which would mean no promise."""
     return (promised_s - elapsed_s or -1e-9) if promised_s else 0.0

@@ -1,4 +1,4 @@
-"""The coordinator's end of the nodes' streams: hello, then whatever the node has to say."""
+"""The coordinator's end of the node streams: a hello, then all further messages of the node."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Context: TypeAlias = grpc.aio.ServicerContext[NodeMessages, CoordinatorMessages]
 
 
 class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
-    """One call of `Attach` is the membership of one life of a node."""
+    """gRPC service for nodes: one `Attach` call is the membership of one incarnation of a node."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self._timeouts = timeouts
 
     async def Attach(self, request_iterator: object, context: Context) -> None:  # noqa: N802
-        """Serve a node until its stream breaks or it falls silent."""
+        """Serve a node until its stream breaks or no message arrives for `liveness_s`."""
         try:
             hello = FROM_NODE.unwrap(await self._read(context, self._timeouts.connect_s))
             if not isinstance(hello, NodeHello):
@@ -71,14 +71,14 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def _serve(self, hello: NodeHello, context: Context) -> None:
         outbox = Outbox()
         outbox.send(self._welcome)
-        member = self._registry.add(hello, outbox)  # nothing is awaited since it was checked
+        member = self._registry.add(hello, outbox)  # no await since the check
 
         try:
             async with running(outbox.pump(context, FROM_COORDINATOR)):
                 while True:
                     proto = await self._read(context, self._timeouts.liveness_s)
                     if proto is None or member not in self._registry:
-                        return  # it hung up; or another life of it has taken its place
+                        return  # it hung up, or a new incarnation has replaced it
                     for message in FROM_NODE.unwrap_all(proto):
                         self._receive(message, member)
         except MalformedMessage as error:
@@ -107,7 +107,11 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 raise MalformedMessage(f"{type(other).__name__} in mid-stream")
 
     def _check_model(self, hello: NodeHello) -> None:
-        """That the node serves our model, from the same weights as the others."""
+        """Check that the node serves our model, with the same weights as the other members.
+
+        Raises:
+            ConfigError: it serves another model or another revision.
+        """
         if hello.model_id != self._model_id:
             raise ConfigError(
                 f"{hello.node_id} serves {hello.model_id!r}, this coordinator "

@@ -1,4 +1,4 @@
-"""The nodes, and who waits, as GET /status shows them."""
+"""Describes nodes and waiting requests for GET /status."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from coordinator.running import RunningRequest
 
 
 def describe_nodes(registry: Registry, router: Router) -> list[dict[str, object]]:
-    """Every member, JSON-ready, by name."""
+    """Describe every member, JSON-ready, sorted by node id."""
     members = sorted(registry, key=lambda m: m.node_id)
     return [_describe_node(member, router.node_outlook(member)) for member in members]
 
 
 def describe_waiting(waiting: Iterable[RunningRequest], now_s: float) -> list[dict[str, object]]:
-    """The line by class, JSON-ready. Of tenants only how many: anybody may look at this."""
+    """Describe the line by class, JSON-ready; tenants are only counted, since this is public."""
     by_class: dict[str, list[RunningRequest]] = {}
     for running in waiting:  # oldest first
         by_class.setdefault(running.request.slo.name, []).append(running)
@@ -35,7 +35,7 @@ def describe_waiting(waiting: Iterable[RunningRequest], now_s: float) -> list[di
 
 
 def waiting_by_class(waiting: Iterable[RunningRequest]) -> Counter[str]:
-    """Class |-> how many of its requests wait."""
+    """Return class |-> number of waiting requests."""
     return Counter(running.request.slo.name for running in waiting)
 
 

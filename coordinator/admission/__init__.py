@@ -1,4 +1,4 @@
-"""Which requests are dispatched, which wait, and which are refused."""
+"""Decides which requests are dispatched, which wait, and which are refused."""
 
 from coordinator.admission.decisions import Admit, Predicted, Refuse, Wait
 from coordinator.admission.policy import Admission

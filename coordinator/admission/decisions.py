@@ -1,4 +1,4 @@
-"""What admission looks at, and what it can say."""
+"""The inputs and decisions of admission."""
 
 from __future__ import annotations
 
@@ -13,54 +13,54 @@ REASONS: tuple[Reason, ...] = get_args(Reason)
 
 
 class Predicted(Protocol):
-    """What a request can expect of the nodes it would run on; seconds, 0 = not known."""
+    """Predictions for a request on the nodes it would run on; times in seconds, 0 = unknown."""
 
     @property
     def ttft_s(self) -> float:
-        """Until token 1, if it is dispatched now."""
+        """Time until token 1, if the request is dispatched now."""
         ...
 
     @property
     def tpot_s(self) -> float:
-        """Per further token, from when it arrives at the decode node."""
+        """Mean time per token after token 1."""
         ...
 
     @property
     def idle_ttft_s(self) -> float:
-        """As `ttft_s`, if nothing else were there."""
+        """`ttft_s` if the nodes had nothing else to do."""
         ...
 
     @property
     def uncached_tokens(self) -> int:
-        """Of its prompt: to be computed."""
+        """Prompt tokens that have to be computed."""
         ...
 
     @property
     def output_tokens(self) -> int:
-        """Expected."""
+        """Expected output tokens."""
         ...
 
     @property
     def idle_tpot_s(self) -> float:
-        """As `tpot_s`, if nothing else were there."""
+        """`tpot_s` if the nodes had nothing else to do."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Dispatch it."""
+    """Dispatch the request."""
 
-    slo: Slo  # what the nodes are to keep: less than what was asked for, where that is hopeless
+    slo: Slo  # the promise that the nodes have to keep; none where the requested one is impossible
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Not now, and it has time."""
+    """Keep the request in line: there is no room now, and it can wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Not now, and it cannot wait: a promise, or too many that are in flight or wait already."""
+    """Refuse the request: it would miss its promise, or too many are in flight or waiting."""
 
     reason: Reason
     error: Overloaded

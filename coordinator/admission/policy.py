@@ -1,22 +1,22 @@
-"""Whether a request is dispatched, waits or is refused; decided as it arrives.
+"""The admission policy: dispatches, queues or refuses each request when it arrives.
 
-A request that would miss its class's TTFT or TPOT is refused before any work is put into it:
-refusing after the prefill wastes the prefill, and whatever is computed for it makes others late.
-What counts is the load predicted for the time when the request will be there, and not the load of
-now, which lags behind by a prefill and makes the two pools swing against each other (Mooncake,
-FAST'25, section 6). Predictions are the router's (`Predicted`).
+A request that would miss its class's TTFT or TPOT is refused before any work is done for it:
+refusing it after the prefill would waste the prefill, and its work would make other requests late.
+The decision is based on the load predicted for the time when the request reaches each pool, not on
+the current load, which lags by one prefill and makes the two pools oscillate against each other
+(Mooncake, FAST'25, section 6). The predictions come from the router (`Predicted`).
 
-A class that was refused is taken again when a tenth of its room (`rooms.py`) is free, so that it
-does not flap; that is also what Retry-After tells: when the queue will be so short, or so many
-decodes over.
+After a refusal, a class is admitted again only when a tenth of its room (`rooms.py`) is free, so
+that admission does not flap. Retry-After is the predicted time until then: until the queue is short
+enough, or enough decodes have ended.
 
-Requests without a promise wait in a line of the coordinator's, which their payers share, while
-they would take more than a share of the room of those who have one and are around (`presence.py`).
-With nobody else around they are held back only beyond what keeps the pools busy. Requests whose
-promise even idle nodes could not keep are treated alike: no later time would be better, so refusing
-them helps nobody.
+Requests without a promise wait in the coordinator's line, which is shared between their payers,
+while they would use more than a share of the room of classes with promises that are present
+(`presence.py`). If no such class is present, they are held back only beyond the backlog that keeps
+the pools busy. Requests whose promise even idle nodes could not keep are treated the same way:
+waiting would not make it possible, so a refusal would help nobody.
 
-No clock and no event loop in here: times are arguments.
+There is no clock and no event loop here: times are arguments.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from coordinator.admission.waiting_line import WaitingLine
 from pdserve.errors import Overloaded, SloUnreachable
 from pdserve.protocol import Slo
 
-T = TypeVar("T")  # who waits
+T = TypeVar("T")  # the waiter
 
-HYSTERESIS = 0.1  # of the room must be free again before a refused class is taken
-SPARE_SHARE = 0.5  # of the room of promises that requests without one may use
-BACKLOG_S = 2.0  # of prefill, queued for requests without promises when they are alone
-OUTPUT_COST = 4  # tokens of a prompt that one of output is worth, as in most price lists
-UNFORESEEN_S = 30.0  # Retry-After when no forecast reaches as far as the time when it would fit
+HYSTERESIS = 0.1  # share of the room that must be free before a refused class is admitted again
+SPARE_SHARE = 0.5  # share of promises' room that requests without a promise may use
+BACKLOG_S = 2.0  # of queued prefill for requests without a promise when they are alone
+OUTPUT_COST = 4  # prompt tokens that one output token counts as, as in most price lists
+UNFORESEEN_S = 30.0  # Retry-After if the request does not fit within the forecast's horizon
 
 _WHAT: dict[Reason, str] = {"ttft": "token 1", "tpot": "each further token"}
 
 
 @dataclass(slots=True)
 class _Running:
-    """A request on the nodes."""
+    """A request that has been dispatched."""
 
     slo: Slo
     predicted: Predicted
@@ -64,7 +64,7 @@ class _Running:
 
 
 class Admission(Generic[T]):
-    """The policy of one coordinator. It is told what became of the requests it admitted."""
+    """The policy of one coordinator; must be told about the progress of admitted requests."""
 
     def __init__(
         self,
@@ -74,21 +74,24 @@ class Admission(Generic[T]):
         refuses: bool = True,
         lowest_priority: int = 0,
     ) -> None:
-        """`line` is where requests wait, put there by others.
+        """Make a policy.
 
-        `max_inflight` holds whatever is predicted. Without `refuses` nothing else counts, and
-        nobody waits. `lowest_priority` is what requests get whose promise is hopeless.
+        Args:
+            line: where requests wait.
+            max_inflight: limit on requests in flight, independent of predictions.
+            refuses: if False, only `max_inflight` applies, and no request waits.
+            lowest_priority: the highest priority of requests whose promise is impossible.
         """
         self.line = line
         self.max_inflight = max_inflight
         self._refuses = refuses
         self._lowest_priority = lowest_priority
-        self._rooms: dict[str, Rooms] = {}  # by class: higher ones get in the way of lower ones
+        self._rooms: dict[str, Rooms] = {}  # by class: higher classes delay lower ones
         self._presence = Presence()
         self._refusing: set[tuple[str, Reason]] = set()  # by payer
         self.num_refused: dict[Reason, int] = dict.fromkeys(REASONS, 0)
         self._running: dict[str, _Running] = {}  # by request id
-        self._to_follow: set[str] = set()  # request ids: they have places, and run later
+        self._to_follow: set[str] = set()  # request ids: admitted, dispatched later
 
     def decide(
         self,
@@ -98,10 +101,10 @@ class Admission(Generic[T]):
         tpot_within_s: Callable[[float], float | None] = lambda tpot_s: None,
         num_answers: int = 1,
     ) -> Decision:
-        """What to do with a request that arrives now, or several answers to one prompt.
+        """Decide about a request that arrives now, or several answers to one prompt.
 
-        `slo` is what is left of its promise; `tpot_within_s` tells in how many seconds a TPOT will
-        be possible, None when that cannot be foreseen.
+        `slo` is what is left of its promise. `tpot_within_s` returns the seconds until a given TPOT
+        will be possible, or None if that is beyond the forecast.
         """
         decision = self._decide(slo, predicted, now_s, tpot_within_s, num_answers)
         if isinstance(decision, Refuse):
@@ -109,25 +112,25 @@ class Admission(Generic[T]):
         return decision
 
     def wait(self, request_id: str, waiter: T, slo: Slo, now_s: float) -> None:
-        """A request that was told to."""
+        """Put a request in line for which `decide` returned Wait."""
         self.line.join(request_id, waiter, without_promise(slo, self._lowest_priority), now_s)
 
     def reconsider(
         self, slo: Slo, predicted: Predicted, now_s: float, num_answers: int = 1
     ) -> Admit | Wait:
-        """What to do now with the head of the line."""
+        """Decide again about the head of the line."""
         if self._has_spare(slo, predicted, now_s, num_answers):
             return Admit(without_promise(slo, self._lowest_priority))
         return Wait()
 
     def tightest(self, now_s: float) -> tuple[float, float] | None:
-        """The shortest TTFT and TPOT promised to anybody around; None when nobody is."""
+        """Return the shortest promised TTFT and TPOT of classes that are present; None if none."""
         return self._presence.tightest(now_s)
 
-    # ---- what becomes of requests --------------------------------------------------------------
+    # ---- progress of requests ------------------------------------------------------------------
 
     def dispatched(self, request_id: str, slo: Slo, predicted: Predicted, now_s: float) -> None:
-        """A request that was admitted with this `slo` is on its way to the nodes."""
+        """Record that a request, admitted with this `slo`, is being sent to its nodes."""
         self._to_follow.discard(request_id)
         self._running[request_id] = _Running(slo, predicted, now_s)
         if has_promise(slo):
@@ -137,11 +140,11 @@ class Admission(Generic[T]):
             self.line.charge(slo, num_tokens)
 
     def will_follow(self, request_ids: Iterable[str]) -> None:
-        """Other answers to a prompt that was dispatched: they go out when it is computed."""
+        """Reserve places for further answers to a prompt, dispatched when it has been computed."""
         self._to_follow.update(request_ids)
 
     def first_token(self, request_id: str, now_s: float) -> None:
-        """Its token 1 is here."""
+        """Learn from the TTFT of a request whose token 1 has arrived."""
         request = self._running.get(request_id)
         if request is not None and request.first_token_s is None:
             request.first_token_s = now_s
@@ -149,7 +152,10 @@ class Admission(Generic[T]):
             self._rooms_of(request.slo).learn_ttft(request.slo.ttft_s, request.predicted, real_s)
 
     def ended(self, request_id: str, now_s: float, num_tokens: int = 0) -> None:
-        """It is over, with so many tokens; 0 when they say nothing about its TPOT."""
+        """Record the end of a request.
+
+        `num_tokens` is its output; 0 if it did not finish normally, so its TPOT is not learned.
+        """
         self._to_follow.discard(request_id)
         request = self._running.pop(request_id, None)
         if request is None:
@@ -248,17 +254,17 @@ class Admission(Generic[T]):
         return self._num_inflight + num_answers <= self.max_inflight
 
     def _has_spare(self, slo: Slo, predicted: Predicted, now_s: float, num_answers: int) -> bool:
-        """Whether a request without a promise would leave enough to those who have one."""
+        """Return whether a request without a promise leaves enough room for those with one."""
         if not self._has_place(num_answers):
             return False
         rooms, tightest = self._rooms_of(slo), self.tightest(now_s)
         if tightest is None:
             return rooms.queue_s(predicted) <= BACKLOG_S
         ttft_s, tpot_s = tightest
-        # Its own prefill gives way to theirs, and so is no part of what they wait for.
+        # Its own prefill has a lower priority, so it does not count into their wait.
         is_queue_short = rooms.queue_s(predicted) <= SPARE_SHARE * ttft_s
         room = rooms.tpot(tpot_s, predicted)
-        # A TPOT that it could not keep alone would keep it, and all behind it, out for ever.
+        # Room 0: even alone it would break this TPOT, so waiting would block the line for ever.
         return is_queue_short and (room.room_s == 0 or not room.exceeds(SPARE_SHARE))
 
     def _rooms_of(self, slo: Slo) -> Rooms:

@@ -1,8 +1,8 @@
-"""Which classes with promises are around, so that others leave room to them.
+"""Which classes with promises are present, so that other requests leave room for them.
 
-Of the room there is, the last part is kept for the class that goes first: the one of the highest
-priority, and among equal ones that with the fewest requests on the nodes for its weight. So a flood
-of one class is refused a little earlier than what others send now and then.
+The last part of a promise's room is reserved for the first class: the one with the highest
+priority, and among equals the one with the fewest requests on the nodes relative to its weight. So
+a flood of one class is refused a little earlier than the occasional requests of others.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from math import inf
 
 from pdserve.protocol import Slo
 
-RESERVED_SHARE = 0.1  # of the room: for who goes first
-PRESENCE_S = 2.0  # a class is around for so long after it was last seen
+RESERVED_SHARE = 0.1  # share of the room for the first class
+PRESENCE_S = 2.0  # a class counts as present for this long after it was last seen
 
 
 @dataclass(slots=True)
@@ -23,37 +23,39 @@ class _Class:
     num_inflight: int = 0
 
     def goes_before(self, other: _Class) -> bool:
-        """Whether the last room is for this one."""
+        """Return whether this class has precedence over `other` for the reserved room."""
         if self.slo.priority != other.slo.priority:
             return self.slo.priority > other.slo.priority
         return self.num_inflight / self.slo.weight < other.num_inflight / other.slo.weight
 
 
 class Presence:
-    """By class: requests on the nodes, and the last one seen."""
+    """Requests on the nodes and the time of the last request, by class and tenant (payer)."""
 
     def __init__(self) -> None:
         self._classes: dict[str, _Class] = {}
 
     def seen(self, slo: Slo, now_s: float) -> None:
-        """A request of this class has arrived, whatever becomes of it."""
+        """Record that a request of this class has arrived, whether it is admitted or not."""
         entry = self._of(slo, now_s)
         entry.last_seen_s = now_s
-        if slo.ttft_s > entry.slo.ttft_s:  # less of its time had passed: nearer to the promise
+        if slo.ttft_s > entry.slo.ttft_s:  # less time has passed: nearer to the full promise
             entry.slo = slo
 
     def dispatched(self, slo: Slo, now_s: float) -> None:
-        """One more is on the nodes."""
+        """Count one more request of the class on the nodes."""
         self._of(slo, now_s).num_inflight += 1
 
     def ended(self, slo: Slo, now_s: float) -> None:
-        """One of these is over."""
+        """Count one request of the class less on the nodes."""
         self._of(slo, now_s).num_inflight -= 1
         self.seen(slo, now_s)
 
     def tightest(self, now_s: float) -> tuple[float, float] | None:
-        """The shortest TTFT and TPOT promised to anybody around, infinite without any; None when
-        nobody is."""
+        """Return the shortest TTFT and TPOT promised to classes that are present.
+
+        A value is infinite if none is promised. None if no class is present.
+        """
         self._forget(now_s)
         slos = [entry.slo for entry in self._classes.values()]
         if not slos:
@@ -63,17 +65,17 @@ class Presence:
         return ttft_s, tpot_s
 
     def share(self, slo: Slo, now_s: float) -> float:
-        """Of the room of a promise: what this class may use."""
+        """Return the share of a promise's room that this class may use."""
         self._forget(now_s)
         own = self._of(slo, now_s)
         is_first = not any(entry.goes_before(own) for entry in self._classes.values())
         return 1.0 if is_first else 1.0 - RESERVED_SHARE
 
     def tightest_tpot_s(self, slo: Slo, idle_s: float) -> float:
-        """The shortest TPOT promised to this class or one around that it does not go before.
+        """Return the shortest TPOT promised to this class or any of at least its priority.
 
-        All requests of a batch have the same step. A promise does not count that is less than
-        `idle_s`, which a request of this class takes in a batch of its own.
+        All requests of a batch share the same step. Promises of others up to `idle_s`, the TPOT of
+        a request of this class in a batch of its own, do not count.
         """
         others = (entry.slo for entry in self._classes.values())
         tpots_s = [

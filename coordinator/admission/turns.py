@@ -1,4 +1,4 @@
-"""Whose turn it is, of payers of one priority: a heap over their shares."""
+"""Which payer of one priority is served next: a heap ordered by fair share."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Final, NamedTuple
 
 from pdserve.fair_share import FairShare, Payer
 
-FEW: Final = 64  # turns that are not worth tidying up
+FEW: Final = 64  # outdated turns that may stay in the heap
 
 
 class _Turn(NamedTuple):
-    """Of one payer; out of date when that has another rank by now, or has left."""
+    """A heap entry of one payer; outdated once the payer has a newer entry or has left."""
 
     rank: float
-    number: int  # equals take their turns in the order in which these were given out
+    number: int  # ties are broken in order of creation
     payer: Payer
 
 
 class Turns:
-    """Payers who want something. Their ranks change when they are charged, and only then.
+    """The payers that have waiting requests. A payer's rank changes only when it is charged.
 
-    That is what `FairShare` promises to those who are named whenever others are charged. The first
-    one is named for all: now never goes past the lowest rank.
+    `FairShare` guarantees this for payers that are named as present whenever others are charged.
+    Naming the first payer is enough for all: virtual time never passes the lowest rank.
     """
 
     def __init__(self) -> None:
-        self._shares = FairShare(burst=0.0, lead=0.0)  # a lead would change ranks besides
+        self._shares = FairShare(burst=0.0, lead=0.0)  # a lead would also change ranks
         self._heap: list[_Turn] = []
         self._current: dict[str, _Turn] = {}  # by payer
         self._num_given = 0
@@ -36,22 +36,22 @@ class Turns:
 
     @property
     def first(self) -> Payer | None:
-        """Whose turn it is."""
+        """The payer whose turn it is; None if none is waiting."""
         while self._heap and self._current.get(self._heap[0].payer.payer) is not self._heap[0]:
             heapq.heappop(self._heap)
         return self._heap[0].payer if self._heap else None
 
     def join(self, payer: Payer) -> None:
-        """It wants something from now on."""
+        """Add a payer that has waiting requests from now on."""
         self._look(payer)
         self._give(payer)
 
     def leave(self, payer: Payer) -> None:
-        """It wants nothing more."""
+        """Remove a payer that has no more waiting requests."""
         del self._current[payer.payer]
 
     def charge(self, payer: Payer, amount: float) -> None:
-        """It was given so much, whether it is one of these or not."""
+        """Charge a payer for the work it was given, whether it has waiting requests or not."""
         self._look(payer)
         self._shares.charge(payer, amount)
         if payer.payer in self._current:

@@ -1,8 +1,8 @@
-"""A bounded line of requests that wait in the coordinator, in which payers share what there is.
+"""A bounded line of requests that wait in the coordinator, shared fairly between payers.
 
-Higher priorities go first; in one, the payer whose requests were given least for its weight, in
-tokens (`pdserve/fair_share.py`); of one payer's, the one that came first. Nobody goes past the
-head. To find it takes a logarithm of the number of payers, however many requests wait.
+Higher priorities go first; within a priority, the payer that was given the fewest tokens relative
+to its weight (`pdserve/fair_share.py`); within a payer, the oldest request. No request overtakes
+the head. Finding the head is logarithmic in the number of payers, however many requests wait.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pdserve.fair_share import Payer
 
 T = TypeVar("T")
 
-MOST_TIMES_FREE: Final = 9  # a payer may have so many times the places that are free
-FEW: Final = 64  # priorities that are not worth forgetting
+MOST_TIMES_FREE: Final = 9  # a payer may have this many times as many places as are free
+FEW: Final = 64  # unused priorities that are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +29,21 @@ class _Place(Generic[T]):
 
 
 class WaitingLine(Generic[T]):
-    """Waiters by id; any may leave at any time."""
+    """Waiters by id; each may leave at any time."""
 
     def __init__(self, max_waiting: int) -> None:
         self._max_waiting = max_waiting
         self._places: dict[str, _Place[T]] = {}  # by id, oldest first: dicts keep the order
-        self._queues: dict[tuple[int, str], dict[str, _Place[T]]] = {}  # of payers; none is empty
-        self._num_waiting: Counter[str] = Counter()  # by payer, of all priorities; none is 0
-        self._turns: dict[int, Turns] = {}  # by priority, the last one charged or joined last
-        self._most_turns = FEW  # forget old ones when there are more: clients choose priorities
+        self._queues: dict[tuple[int, str], dict[str, _Place[T]]] = {}  # by `_key`; never empty
+        self._num_waiting: Counter[str] = Counter()  # by payer, over all priorities; never 0
+        self._turns: dict[int, Turns] = {}  # by priority, in order of last use
+        self._most_turns = FEW  # limit: clients can choose priorities
 
     def __len__(self) -> int:
         return len(self._places)
 
     def __iter__(self) -> Iterator[T]:
-        """All who wait, oldest first."""
+        """Iterate over all waiters, oldest first."""
         return (place.waiter for place in self._places.values())
 
     def __contains__(self, waiter_id: str) -> bool:
@@ -51,12 +51,12 @@ class WaitingLine(Generic[T]):
 
     @property
     def num_payers(self) -> int:
-        """Who have requests in it; one of two priorities counts twice."""
+        """Number of payers with waiting requests; a payer counts once per priority."""
         return len(self._queues)
 
     @property
     def head(self) -> T | None:
-        """Who is next."""
+        """The waiter that is served next; None if the line is empty."""
         if not self._places:
             return None
         priority = max(priority for priority, turns in self._turns.items() if len(turns))
@@ -65,20 +65,23 @@ class WaitingLine(Generic[T]):
         return next(iter(self._queues[_key(payer)].values())).waiter
 
     def num_waiting(self, payer: Payer) -> int:
-        """Requests of this payer's, whatever their priorities: those it may choose."""
+        """Return a payer's waiting requests over all priorities, which it may choose freely."""
         return self._num_waiting[payer.payer]
 
     def is_full(self, payer: Payer) -> bool:
-        """Whether no more of this payer's may join.
+        """Return whether no more requests of this payer may join.
 
-        Nobody can fill the line alone: the more a payer has in it, the more must be left free for
-        others (dynamic thresholds, by which switches share their buffers).
+        No payer can fill the line alone: the more places it has, the more must be left free for
+        others (dynamic thresholds, as in the shared buffers of switches).
         """
         num_free = self._max_waiting - len(self)
         return self.num_waiting(payer) >= MOST_TIMES_FREE * num_free
 
     def join(self, waiter_id: str, waiter: T, payer: Payer, now_s: float) -> None:
-        """As its payer's last. Raises ValueError when the line is full or the id is in it."""
+        """Add a waiter behind the others of its payer.
+
+        Raises ValueError if the line is full for this payer or the id is already in it.
+        """
         if self.is_full(payer) or waiter_id in self._places:
             raise ValueError(f"{waiter_id} cannot join a line of {len(self)}")
         place = self._places[waiter_id] = _Place(waiter, payer, now_s)
@@ -89,7 +92,7 @@ class WaitingLine(Generic[T]):
         self._num_waiting[payer.payer] += 1
 
     def leave(self, waiter_id: str) -> None:
-        """Served or gone; harmless when it is not in the line."""
+        """Remove a waiter that is served or gone; does nothing if it is not in the line."""
         place = self._places.pop(waiter_id, None)
         if place is None:
             return
@@ -103,17 +106,19 @@ class WaitingLine(Generic[T]):
             self._turns[place.payer.priority].leave(place.payer)
 
     def charge(self, payer: Payer, num_tokens: float) -> None:
-        """A request of this payer's is given so much, whether it has waited or not; less than 0:
-        what was charged for one was too much."""
+        """Charge a payer for tokens given to a request, whether it has waited or not.
+
+        A negative amount corrects an earlier charge that was too high.
+        """
         self._turns_of(payer).charge(payer, num_tokens)
         if len(self._turns) > self._most_turns:
             self._forget_turns()
 
     def advance_s(self, payer: Payer, now_s: float) -> float:
-        """Seconds until one of this payer's leaves, at the pace at which its first one has come to
-        be the first; of all, if none of its waits.
+        """Predict the seconds until one of this payer's requests leaves the line.
 
-        Little's law: a line through which it takes W seconds has its n places left one each W / n.
+        The pace is that of its oldest request so far; if the payer has none waiting, the oldest of
+        all. By Little's law, a line of n places with a wait of W seconds is left every W / n.
         """
         places = self._queues.get(_key(payer), self._places)
         first = next(iter(places.values()), None)
@@ -121,13 +126,13 @@ class WaitingLine(Generic[T]):
 
     def _turns_of(self, payer: Payer) -> Turns:
         turns = self._turns.pop(payer.priority, None)
-        if turns is None:  # one that nobody waits in is false
+        if turns is None:  # not `or`: empty Turns are falsy
             turns = Turns()
         self._turns[payer.priority] = turns
         return turns
 
     def _forget_turns(self) -> None:
-        """Who was given what in priorities that nobody waits in; but for the last few."""
+        """Drop the shares of priorities without waiters, except the last few used."""
         kept = [*self._turns][-FEW:]
         self._turns = {p: turns for p, turns in self._turns.items() if len(turns) or p in kept}
         self._most_turns = len(self._turns) + FEW

@@ -1,4 +1,4 @@
-"""Which nodes a request runs on: predictions, policies that choose by them, and the books."""
+"""Decides which nodes a request runs on: predictions, policies, and the books of what was sent."""
 
 from coordinator.routing.books import Booking
 from coordinator.routing.placement import Placement

@@ -1,7 +1,7 @@
-"""What this coordinator has sent where, and has not seen the end of.
+"""The books: requests that this coordinator has dispatched and that have not ended.
 
-The books hear of a request when it is dispatched, with its tokens, and at its end. Each of these
-costs a few array elements; a token of a stream that keeps to its plan costs a comparison.
+The books are updated when a request is dispatched, when its tokens arrive, and when it ends. Each
+update changes a few array elements; a token of a stream that keeps to its plan costs a comparison.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coordinator.routing.placement import Placement
 from coordinator.routing.prefill_queues import PendingPrompt, PrefillQueues, ServiceClass
 from pdserve.clock import Clock
 
-UNKNOWN_TPOT_S = 0.05  # of nodes that have not said what they can do
+UNKNOWN_TPOT_S = 0.05  # assumed for nodes that have not reported a profile
 
 
 class Booking:
@@ -28,29 +28,32 @@ class Booking:
     def __init__(self, books: Books, request: GenerationRequest, placement: Placement) -> None:
         self.request = request
         self.placement = placement
-        self.num_tokens = 0  # of output
-        self.plan: Plan | None = None  # in the decode node's calendar
+        self.num_tokens = 0  # output tokens so far
+        self.plan: Plan | None = None  # entry in the decode node's calendar
         self.is_prefilled = False
-        self.is_under_way = False  # from one node to the other
+        self.is_under_way = False  # handoff: token 1 is there, token 2 is not
         self._books = books
 
     def progressed(self, num_tokens: int) -> None:
-        """So many tokens of output are there; with the first of them the prefill is over."""
+        """Record the number of output tokens so far; the first one ends the prefill."""
         self.num_tokens = max(self.num_tokens, num_tokens)
         self._books.progressed(self)
 
     @property
     def has_to_wait(self) -> bool:
-        """Whether it was handed to a decode node that has no place for it, as far as is known."""
+        """Whether it was handed off to a decode node that is predicted to have no place for it."""
         return self._books.has_to_wait(self)
 
     def end(self, *, by_itself: bool) -> None:
-        """It is over; `by_itself`: neither failed nor cancelled. Once."""
+        """Remove the request from the books; call once.
+
+        `by_itself`: it finished, and neither failed nor was cancelled.
+        """
         self._books.ended(self, by_itself=by_itself)
 
 
 class Books:
-    """All bookings, as loads by slot."""
+    """All bookings, aggregated into loads by slot."""
 
     def __init__(self, registry: Registry, fleet: Fleet, clock: Clock) -> None:
         self.queues = PrefillQueues(fleet)
@@ -66,7 +69,7 @@ class Books:
         registry.on_lost(self._lost)
 
     def dispatched(self, request: GenerationRequest, placement: Placement) -> Booking:
-        """Its legs are on their way."""
+        """Book a request whose legs are being sent."""
         booking = Booking(self, request, placement)
         prefills = placement.prefill or placement.decode
         assert prefills is not None
@@ -89,7 +92,7 @@ class Books:
         return booking
 
     def progressed(self, booking: Booking) -> None:
-        """Token 1, or later ones."""
+        """Update the books for new tokens: token 1 or later ones."""
         placement, now_s = booking.placement, self._clock.now()
         is_first = not booking.is_prefilled
         if is_first:
@@ -104,13 +107,13 @@ class Books:
         forecast, is_early = self.decodes.forecast, False
         if booking.is_under_way and booking.num_tokens > 1:
             self._end_handover(booking, decode)
-            is_early = not forecast.has_begun(plan, now_s)  # there was a place sooner than foreseen
+            is_early = not forecast.has_begun(plan, now_s)  # it joined sooner than planned
         if is_first or is_early or forecast.is_over(plan, now_s):
             self.decodes.forecast.remove(plan, now_s)
             self._plan(booking, decode, now_s, now_s)
 
     def ended(self, booking: Booking, *, by_itself: bool) -> None:
-        """Finished, failed or cancelled."""
+        """Remove a request that has finished, failed or been cancelled."""
         placement, now_s = booking.placement, self._clock.now()
         if by_itself and not booking.request.ends_with_prompt:
             self.lengths.observe(booking.num_tokens)
@@ -125,7 +128,7 @@ class Books:
             self._end_prefill(booking, now_s)
 
     def has_to_wait(self, booking: Booking) -> bool:
-        """As Booking.has_to_wait."""
+        """See Booking.has_to_wait."""
         decode, plan, now_s = booking.placement.decode, booking.plan, self._clock.now()
         if booking.placement.prefill is None or decode is None or plan is None:
             return False
@@ -135,7 +138,10 @@ class Books:
         return is_full(booking.request.slo, longest_s, self._step_s(booking, decode, plan, now_s))
 
     def _step_s(self, booking: Booking, decode: Member, plan: Plan, now_s: float) -> float:
-        """Of the node's batch of now with this one in it; 0 if it is alone."""
+        """Return the predicted step time of the node's current batch with this request in it.
+
+        0 if the request would be alone.
+        """
         batch = self.decodes.at(now_s, now_s)
         num_requests, context = int(batch.requests[decode.slot]), int(batch.context[decode.slot])
         if not self.decodes.forecast.has_begun(plan, now_s):
@@ -156,7 +162,10 @@ class Books:
         self.queues.pop(prefills, booking.request.request_id, now_s)
 
     def _plan(self, booking: Booking, decode: Member, now_s: float, ready_s: float) -> None:
-        """It is ready at `ready_s`; with token 1 alone it waits for a place then."""
+        """Enter a leg that is ready at `ready_s` into the calendar.
+
+        Until token 2, the predicted wait for a place is added before it joins the batch.
+        """
         placement = booking.placement
         left = self.lengths.remaining(booking.request.sampling, booking.num_tokens)
         in_gaps_s = placement.wait_s - placement.held_s
@@ -168,7 +177,7 @@ class Books:
         )
 
     def _is_member(self, member: Member) -> bool:
-        """Whether its slot is still its own."""
+        """Return whether the member still owns its slot."""
         return self._fleet.members[member.slot] is member
 
     def _reported(self, member: Member) -> None:
@@ -184,5 +193,5 @@ class Books:
 
 
 def _context(placement: Placement) -> int:
-    """Tokens of context of its decode leg, on average over its life."""
+    """Return the context of the decode leg in tokens, averaged over its life."""
     return placement.prompt_tokens + placement.output_tokens // 2

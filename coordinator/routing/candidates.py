@@ -1,4 +1,4 @@
-"""The seam between the router and its policies."""
+"""The interface between the router and its policies."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Job = Literal["prefill", "decode", "local"]
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Ready nodes for one job of one request. What a policy looks at is by slot."""
+    """Ready nodes for one job of one request. Costs, loads and members are by slot."""
 
     job: Job
     request: GenerationRequest
-    slots: Ints  # ascending, never empty; the same object until a node joins, leaves or turns
-    cost_s: Floats  # what the job is predicted to take: TTFT, TPOT, or a score of both
-    load: Ints  # what there is to do already: prompt tokens, or decoding requests
+    slots: Ints  # ascending, never empty; same object until a node joins, leaves or changes pools
+    cost_s: Floats  # predicted cost of the job: TTFT, TPOT, or a score of both
+    load: Ints  # work in flight: prompt tokens, or decoding requests
     members: Sequence[Member | None]  # by slot
 
 
 class Policy(Protocol):
-    """Chooses a node. May keep state from one choice to the next, such as whose turn it is."""
+    """Chooses a node. May keep state between choices, such as the next node of a round robin."""
 
     def pick(self, candidates: Candidates) -> int:
-        """The slot of one of the candidates."""
+        """Return the slot of one of the candidates."""
         ...

@@ -1,8 +1,8 @@
-"""What members have said of themselves, in arrays: pools, readiness, costs, and room.
+"""What members have reported about themselves, as arrays: pool, readiness, costs, and capacity.
 
-Of its load a node sees what all coordinators send it, late; a coordinator what it sends itself, at
-once. What a report shows beyond our own share is others' (`prefill_queues.py`, `decode_load.py`),
-so that own and others' together are the larger of the two views.
+A node's report covers the load from all coordinators, but arrives late. A coordinator knows its own
+share of the load at once. Whatever a report shows beyond our own share is attributed to others
+(`prefill_queues.py`, `decode_load.py`), so the sum is the larger of the two views.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from coordinator.routing.tables import StepTables
 from pdserve.perf_model import GUESS
 from pdserve.protocol import NodeRole, PerfReport, TransferCosts
 
-TIER = "tier"  # among a node's transfers: out of its own host tier
+TIER = "tier"  # in a node's transfer costs: loading from its own host tier
 
-# Until a node has said more: ten-gigabit Ethernet, and the default engine.
+# Assumed until a node has reported its profile: 10 Gbit/s Ethernet, and the default engine.
 PULL_GUESS = TransferCosts(transport="", fixed_s=0.005, bytes_per_s=1e9)
 PERF_GUESS = PerfReport(step=GUESS, token_budget=512, max_batch_size=64)
 
 
 class Fleet(SlotArrays):
-    """All members by slot; a slot without a member is ready for nothing."""
+    """All members by slot; a slot without a member is never ready."""
 
     def __init__(self, registry: Registry) -> None:
         super().__init__()
         self.members: list[Member | None] = []
         self.tables = StepTables()
-        self._perfs: list[PerfReport] = []  # by slot: what the arrays were made of
-        self._ready: dict[NodeRole | None, Ints] = {}  # as far as they are known
+        self._perfs: list[PerfReport] = []  # by slot: the profiles in the arrays
+        self._ready: dict[NodeRole | None, Ints] = {}  # cache, by pool
         n = self.capacity
-        self.role: Ints = np.zeros(n, np.int64)  # 0: takes no legs
+        self.role: Ints = np.zeros(n, np.int64)  # 0: not ready for legs
         self.is_profiled = np.zeros(n, np.bool_)
-        self.row: Ints = np.zeros(n, np.int64)  # of `tables`
+        self.row: Ints = np.zeros(n, np.int64)  # in `tables`
         self.prefill_ratio: Floats = np.ones(n)
         self.decode_ratio: Floats = np.ones(n)
-        self.has_prefilled = np.zeros(n, np.bool_)  # else its ratio is that of others like it
+        self.has_prefilled = np.zeros(n, np.bool_)  # else: the ratio of equal nodes
         self.has_decoded = np.zeros(n, np.bool_)
         self.block_size: Ints = np.ones(n, np.int64)
-        self.kv_tokens: Ints = np.zeros(n, np.int64)  # that there is room for
+        self.kv_tokens: Ints = np.zeros(n, np.int64)  # capacity
         self.pull_fixed_s: Floats = np.zeros(n)
         self.pull_token_s: Floats = np.zeros(n)
         self.tier_fixed_s: Floats = np.zeros(n)
@@ -53,14 +53,14 @@ class Fleet(SlotArrays):
         registry.on_lost(self._lost)
 
     def reserve(self, slot: int) -> None:
-        """As SlotArrays; what is divided by is 1."""
+        """Grow the arrays; new divisors are 1."""
         former = self.capacity
         super().reserve(slot)
         for ones in (self.block_size, self.prefill_ratio, self.decode_ratio):
             ones[former:] = 1
 
     def ready(self, role: NodeRole | None) -> Ints:
-        """Slots of a pool's members that take new legs; None: of both pools'."""
+        """Return the slots of a pool's members that accept new legs; None: of both pools."""
         slots = self._ready.get(role)
         if slots is None:
             is_ready = self.role > 0 if role is None else self.role == role
@@ -68,22 +68,22 @@ class Fleet(SlotArrays):
         return slots
 
     def member(self, slot: int) -> Member:
-        """Whose slot it is."""
+        """Return the member that owns a slot."""
         member = self.members[slot]
         assert member is not None
         return member
 
     def token_s(self, slot: int) -> float:
-        """Seconds of a prompt's token at one node, in steps as large as they may be."""
+        """Return a node's prefill seconds per prompt token, in steps of the full token budget."""
         row = self.row[slot]
         return float(
             self.tables.full_step_s[row] * self.prefill_ratio[slot] / self.tables.token_budget[row]
         )
 
     def decode_one_s(self, slot: int, num_requests: int, num_context: int) -> float:
-        """`PerfModel.decode_s` of so many requests of so much context together, at one node.
+        """Return `PerfModel.decode_s` of a batch at one node; `num_context` is its total context.
 
-        Those beyond the most that a step takes have to take turns.
+        Requests beyond the maximum batch size take turns.
         """
         tables, row = self.tables, int(self.row[slot])
         rows = min(num_requests, int(tables.max_batch[row]))
@@ -91,7 +91,7 @@ class Fleet(SlotArrays):
         raw = step_s * num_requests / rows + float(tables.context_s[row]) * num_context
         return raw * float(self.decode_ratio[slot])
 
-    # ---- what members say ----------------------------------------------------------------------
+    # ---- reports of members --------------------------------------------------------------------
 
     def _changed(self, member: Member) -> None:
         slot = member.slot
@@ -120,7 +120,10 @@ class Fleet(SlotArrays):
         self.free_blocks[slot] = load.free_blocks
 
     def _typical(self, slot: int, ratio: Floats, is_known: Bools) -> float:
-        """For a node that has not shown yet how far its profile is off: what its equals show."""
+        """Return the median ratio of nodes with the same profile; 1 if none is known.
+
+        For a node that has not measured yet how far off its profile is.
+        """
         equals = ratio[is_known & (self.row == self.row[slot])]
         return float(np.median(equals)) if len(equals) else 1.0
 

@@ -1,12 +1,13 @@
-"""What decode nodes will have to do at a moment to come.
+"""A forecast of the load of decode nodes.
 
-A request joins a decode batch only when its prefill is over. Whoever places it by the batches of
-now sends everything to the node that is emptiest now and fullest then, and the two pools swing
-against each other (Mooncake, section 6). So every leg stands in a calendar, from the moment when it
-is expected to join to the one when it is expected to end; the load at a moment is one column of it.
+A request joins a decode batch only when its prefill is over. A router that decides by the current
+batches would send everything to the node that is emptiest now and fullest then, and the two pools
+would oscillate against each other (Mooncake, section 6). So every leg is entered in a calendar,
+from the time it is expected to join to the time it is expected to end; the load at a given time is
+one column of the calendar.
 
-The calendar is a ring of buckets. Its last one stands for everything later: who is planned beyond
-it stays in it until planned anew.
+The calendar is a ring of time buckets. The last bucket stands for everything later: a leg that is
+planned beyond it stays in it until it is planned again.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ class Plan:
     slot: int
     first: int
     end: int | None  # None: beyond the horizon
-    num_tokens: int  # of context
+    num_tokens: int  # context
 
 
 class LoadForecast:
-    """Requests and tokens of context by bucket and slot; every change costs one or two slices."""
+    """Requests and context tokens by bucket and slot; a change costs one or two slice updates."""
 
     bucket_s = BUCKET_S
 
@@ -42,14 +43,17 @@ class LoadForecast:
         self.present = _bucket(now_s)  # the present moment's bucket, counted from zero
 
     def reserve(self, num_slots: int) -> None:
-        """Make sure that there are so many slots."""
+        """Grow the arrays to `num_slots` slots."""
         num_new = num_slots - self.requests.shape[1]
         if num_new > 0:
             self.requests = np.pad(self.requests, ((0, 0), (0, num_new)))
             self.tokens = np.pad(self.tokens, ((0, 0), (0, num_new)))
 
     def add(self, slot: int, now_s: float, join_s: float, end_s: float, num_tokens: int) -> Plan:
-        """A leg is expected to decode from `join_s` to `end_s`, with so much context on average."""
+        """Enter a leg that is expected to decode from `join_s` to `end_s`.
+
+        `num_tokens` is its average context.
+        """
         self._advance(now_s)
         last = self.present + NUM_BUCKETS - 1
         first = min(max(_bucket(join_s), self.present), last)
@@ -59,32 +63,32 @@ class LoadForecast:
         return plan
 
     def remove(self, plan: Plan, now_s: float) -> None:
-        """The leg has ended, or is planned anew."""
+        """Remove a leg that has ended or is to be planned again."""
         self._advance(now_s)
         self._change(plan, -1)
 
     def has_begun(self, plan: Plan, now_s: float) -> bool:
-        """Whether the leg is expected to decode by now, or was."""
+        """Return whether the leg was expected to have joined the batch by now."""
         return plan.first <= _bucket(now_s)
 
     def is_over(self, plan: Plan, now_s: float) -> bool:
-        """Whether the leg was expected to have ended by now."""
+        """Return whether the leg was expected to have ended by now."""
         return plan.end is not None and plan.end <= _bucket(now_s)
 
     def at(self, now_s: float, moment_s: float) -> tuple[Ints, Ints]:
-        """(requests, tokens of context) by slot at a moment to come."""
+        """Return (requests, context tokens) by slot at a future time."""
         self._advance(now_s)
         ahead = min(max(_bucket(moment_s) - self.present, 0), NUM_BUCKETS - 1)
         column = (self.present + ahead) % NUM_BUCKETS
         return self.requests[column], self.tokens[column]
 
     def advanced(self, now_s: float) -> LoadForecast:
-        """Itself, with the present moment in `present`."""
+        """Advance `present` to `now_s`, and return self."""
         self._advance(now_s)
         return self
 
     def clear(self, slot: int) -> None:
-        """Nothing is planned there any more."""
+        """Remove all plans of a slot."""
         self.requests[:, slot] = self.tokens[:, slot] = 0
 
     def _change(self, plan: Plan, sign: int) -> None:
@@ -98,7 +102,7 @@ class LoadForecast:
             self.tokens[part, plan.slot] += sign * plan.num_tokens
 
     def _advance(self, now_s: float) -> None:
-        """Buckets that have passed become the latest ones, equal to the last."""
+        """Reuse the buckets that have passed as the latest ones, with the last bucket's load."""
         bucket = _bucket(now_s)
         if bucket <= self.present:
             return

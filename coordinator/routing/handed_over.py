@@ -1,8 +1,8 @@
-"""What becomes of a request behind token 1 when another node has prefilled it.
+"""Predicts the decode phase of a request that another node has prefilled.
 
-Its tokens come at the pace of the batch that the decode node will have when token 1 is there, and
-not of the one that it has now. All waiting from then on falls between tokens 1 and 2: for the KV,
-for prompts that came to the decode node earlier, and for a place in the batch.
+Its TPOT is set by the batch that the decode node will have when token 1 is there, not by the
+current one. All waiting after token 1 falls between tokens 1 and 2: for the KV transfer, for
+prompts that reached the decode node earlier, and for a place in the batch.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from coordinator.routing.slots import Floats
 
 
 class HandedOver:
-    """By decode node, when one node prefills; arrays are by slot."""
+    """Predictions for all decode nodes, given the prefill node; arrays are by slot."""
 
     def __init__(self, outlook: Outlook, prefill: int, ttft_s: float, begins_s: Floats) -> None:
-        """`begins_s`: when a prompt that was sent to a node now would be begun there."""
+        """`begins_s`: the time until a prompt sent to a node now would begin its prefill there."""
         self._outlook = outlook
         self._ttft_s = ttft_s
         self._begins_s = begins_s
@@ -27,7 +27,7 @@ class HandedOver:
         self.tpot_s += (self._handover_s + self._line_s) / outlook.num_gaps
 
     def times(self, decode: int) -> Times:
-        """At one node, with the wait for a place there."""
+        """Return the times at one decode node, including the wait for a place."""
         tpot_s = float(self.tpot_s[decode])
         if tpot_s >= NO_PLACE_S:
             ready_s = max(self._ttft_s, float(self._begins_s[decode]))
@@ -39,13 +39,13 @@ class HandedOver:
         return Times(self._ttft_s, tpot_s)
 
     def _may_hold_s(self) -> float:
-        """For how long token 1 is held back at most, where there is no place."""
+        """Return how long token 1 may be held back at a node without a place."""
         request = self._outlook.request
         if request.slo.tpot_s <= 0:
             return 0.0
         return max(0.0, request.slo.hold_s - request.waited_s - self._ttft_s)
 
     def idle_tpot_s(self, decode: int) -> float:
-        """At a node that has nothing else to do."""
+        """Return the TPOT at a decode node with nothing else to do, including the handoff."""
         between_s = float(self._handover_s[decode])
         return self._outlook.alone_s(decode) + between_s / self._outlook.num_gaps

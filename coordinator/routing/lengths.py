@@ -1,7 +1,7 @@
-"""How long answers are: the mean of those that have ended, the latest counting most.
+"""Expected answer lengths: a moving average over the answers that have ended.
 
-What a request may generate at most says little of what it will; only with `ignore_eos` it is the
-same. (An answer's length is the one thing that no model of the machine can know.)
+`max_tokens` says little about how much a request will generate, except with `ignore_eos`, where the
+two are equal. (The answer's length is the one input that no model of the machine can predict.)
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from pdserve.protocol import SamplingParams
 
 NEWEST = 0.05  # weight of the answer that has just ended
-GUESS = 128.0  # tokens; until some have ended
-TAIL = 0.25  # of the mean: expected still of an answer that is longer than the mean already
+GUESS = 128.0  # tokens; the initial mean
+TAIL = 0.25  # of the mean: still expected of an answer that is already longer than the mean
 
 
 class OutputLengths:
@@ -20,15 +20,15 @@ class OutputLengths:
         self._mean = GUESS
 
     def observe(self, num_tokens: int) -> None:
-        """An answer has ended by itself."""
+        """Update the mean with an answer that finished normally."""
         self._mean += NEWEST * (num_tokens - self._mean)
 
     def expected(self, sampling: SamplingParams) -> int:
-        """Of a request that begins; at least 1."""
+        """Return the expected output tokens of a new request; at least 1."""
         return self.remaining(sampling, 0)
 
     def remaining(self, sampling: SamplingParams, num_done: int) -> int:
-        """Still to come of a request that has `num_done` tokens; at least 1."""
+        """Return the tokens expected after the first `num_done`; at least 1."""
         left = sampling.max_tokens - num_done
         if not sampling.ignore_eos:
             left = min(left, round(max(self._mean - num_done, TAIL * self._mean)))

@@ -1,15 +1,16 @@
-"""Nodes of one host share its memory: whether it decodes more when both of its pools do.
+"""Nodes of one host share its memory bandwidth: does the host decode more if both pools decode?
 
-Decoding reads all weights at every step, so two nodes that do it at once may each take nearly twice
-as long. Profiles know nothing of that, since nodes are measured alone. But every report says how
-far a node's steps are off, and the books say who decodes: so that is kept twice, averaged over
-what was seen while the host's other pool decoded nothing and while it did. Until it was seen, a
-prefill node's is its host's decode nodes' (without any: the profile), and beside each other the two
-are taken to take turns.
+Decoding reads all weights at every step, so two nodes of a host that decode at once may each take
+nearly twice as long. Profiles do not show this, since nodes are measured alone. But every report
+contains the node's decode ratio (real / profiled step time), and the books say which nodes are
+decoding. So two averages of the ratio are kept per node: one while the host's other pool decoded
+nothing ("apart"), and one while it did ("beside"). Until a prefill node's ratio apart has been
+seen, that of its host's decode nodes is used (without any: the profile). Until a ratio beside has
+been seen, the two nodes are assumed to take turns.
 
 A prefill node decodes only if its host then has more places within the promise than its decode
-nodes have alone. Whoever looked at one request more would never see that: while both decode, the
-decode nodes are slow, and so a reason to have prefill nodes help them.
+nodes have alone. A rule that looked only at one more request would never find this: while both
+pools decode, the decode nodes are slow, which looks like a reason for prefill nodes to help them.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from coordinator.routing.slots import Bools, Floats, Ints, SlotArrays
 from coordinator.routing.waiting import Newcomer
 from pdserve.protocol import NodeRole
 
-IN_TURNS = 2.0  # times as long: no two that decode at once need take longer than that
+IN_TURNS = 2.0  # slowdown if two nodes take turns: decoding at once need not be slower than that
 _WEIGHT = 0.25  # of a new report: a ratio follows single steps, and is noisy
 
 
 class Neighbours(SlotArrays):
-    """Decode ratios by slot."""
+    """Decode ratios by slot, with and without decoding in the host's other pool."""
 
     def __init__(self, fleet: Fleet, decodes: DecodeLoad) -> None:
         super().__init__()
@@ -43,7 +44,11 @@ class Neighbours(SlotArrays):
         self._decodes = decodes
 
     def reported(self, member: Member, now_s: float) -> None:
-        """Its ratio is of steps since its last report, if things are as they were then."""
+        """Average the ratio of a node's report.
+
+        It counts only if the other pool's state (decoding or not) is as at the last report, since
+        the ratio is about the steps in between.
+        """
         slot = member.slot
         self.reserve(slot)
         on_host = self._on_host[_host(member)]
@@ -61,15 +66,18 @@ class Neighbours(SlotArrays):
         self._was_beside[slot] = is_beside
 
     def lost(self, member: Member) -> None:
-        """The node is gone."""
+        """Remove a lost node from its host."""
         on_host = self._on_host[_host(member)]
         on_host.remove(member.slot)
         if not on_host:
             del self._on_host[_host(member)]
 
     def better_not(self, slots: Iterable[int], newcomer: Newcomer, limit_s: float) -> list[int]:
-        """Those of these nodes that leave their host no more places for such requests, in steps of
-        `limit_s`, if they decode as well."""
+        """Return the prefill nodes on the hosts of `slots` that should not decode.
+
+        If they decoded as well, their hosts would not have more places for such requests within
+        steps of `limit_s`.
+        """
         hosts = {_host(self._fleet.member(slot)) for slot in slots}
         shared = [on_host for host in hosts if len(on_host := self._on_host[host]) > 1]
         return [
@@ -91,7 +99,7 @@ class Neighbours(SlotArrays):
         return self._num_places(together, beside, newcomer, limit_s) > alone
 
     def _num_places(self, slots: Ints, ratio: Floats, newcomer: Newcomer, limit_s: float) -> int:
-        """In batches of such requests."""
+        """Return how many such requests fit into batches with steps of at most `limit_s`."""
         tables, num_places = self._fleet.tables, 0
         for row in np.unique(self._fleet.row[slots]):
             num = np.arange(1, tables.max_batch[row] + 1)
@@ -102,7 +110,7 @@ class Neighbours(SlotArrays):
         return num_places
 
     def _of(self, on_host: list[int], role: NodeRole) -> Ints:
-        """Those of a host that are ready in this pool."""
+        """Return the slots of a host that are ready in this pool."""
         slots: Ints = np.array(on_host)
         chosen: Ints = slots[self._fleet.role[slots] == role]
         return chosen
@@ -113,5 +121,5 @@ def _other(role: NodeRole) -> NodeRole:
 
 
 def _host(member: Member) -> str:
-    """Where its sessions are: equal for nodes of one host."""
+    """Return the host part of the session address: equal for nodes of one host."""
     return member.hello.session_address.rpartition(":")[0]

@@ -1,6 +1,6 @@
-"""What becomes of a request that one node does alone, and of the others there.
+"""Predicts a request that one node serves alone, and its effect on the other requests there.
 
-The arithmetic, and what stands behind it, is in csrc/routing/one_node.h.
+The arithmetic and its reasons are in csrc/routing/one_node.h.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from coordinator.routing.slots import Floats, Ints
 
 
 class OneNode:
-    """At each of a few nodes; arrays are in the order of `slots`."""
+    """Predictions for a few nodes; arrays are in the order of `slots`."""
 
     def __init__(self, outlook: Outlook, slots: list[int]) -> None:
         self.slots: Ints = np.array(slots)
@@ -31,25 +31,25 @@ class OneNode:
             outlook.output_tokens,
             outcomes,
         )
-        self.begins_s: Floats = outcomes[0]  # the prompt
+        self.begins_s: Floats = outcomes[0]  # when the prompt's prefill begins
         self.ttft_s: Floats = outcomes[1]
         self.tpot_s: Floats = outcomes[2]
-        self._stalled_s: Floats = outcomes[3]  # of the TPOT, behind chunks of prompts
-        self.harm: Floats = outcomes[4]  # to others, in units of what they were promised
-        self.num_steps: Floats = outcomes[5]  # that the prompt takes part in
+        self._stalled_s: Floats = outcomes[3]  # part of the TPOT spent behind chunks of prompts
+        self.harm: Floats = outcomes[4]  # to other requests, in units of their promises
+        self.num_steps: Floats = outcomes[5]  # steps that the prompt takes part in
         self._is_full: Floats = outcomes[6]  # 1: no place in the batch when token 1 is there
 
     @property
     def ttft_or_full_s(self) -> Floats:
-        """As `ttft_s`, much more where there is no place."""
+        """`ttft_s`, plus a large penalty where there is no place in the batch."""
         return self.ttft_s + NO_PLACE_S * self._is_full
 
     def index(self, slot: int) -> int | None:
-        """Of a slot, if it is one of these."""
+        """Return the index of a slot in `slots`; None if it is not among them."""
         return self._slots.index(slot) if slot in self._slots else None
 
     def times(self, index: int) -> Times:
-        """At one node, with the wait for a place there: it comes before the prompt."""
+        """Return the times at one node; a wait for a place comes before the prompt."""
         ttft_s, tpot_s = float(self.ttft_s[index]), float(self.tpot_s[index])
         if self._is_full[index]:
             wait_s, pace_s = self._outlook.view.place(

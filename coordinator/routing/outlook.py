@@ -1,8 +1,8 @@
-"""What one request is, to every node: what of its prompt is there, and what goes before it.
+"""Predictions for one request at every node: its cached prefix, the queue before it, its prefill.
 
-Token 1 comes after what goes before the prompt in the node's queue, what bringing over a cached
-prefix takes, and the rest of the prompt (Mooncake, algorithm 1). What comes behind it depends on
-whether the request is handed over (`handed_over.py`) or stays where it is (`one_node.py`).
+TTFT is the sum of the work before the prompt in the node's queue, the transfer of a cached prefix,
+and the computation of the rest of the prompt (Mooncake, algorithm 1). The times after token 1
+depend on whether the request is handed off (`handed_over.py`) or stays on its node (`one_node.py`).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from coordinator.routing.slots import Floats, Ints
 from coordinator.routing.waiting import Newcomer
 from pdserve._native import FleetView
 
-NO_PLACE_S = 1e3  # added where the request has to wait for one: only if there is none anywhere
+NO_PLACE_S = 1e3  # penalty where it would have to wait: such a node is the last choice
 
 
 class Times(NamedTuple):
-    """Of one request at nodes that have been chosen."""
+    """Predicted times of one request at the chosen nodes."""
 
     ttft_s: float
     tpot_s: float
-    wait_s: float = 0.0  # for a place, when token 1 has been computed
-    held_s: float = 0.0  # of it: in the TTFT, and not in the TPOT
+    wait_s: float = 0.0  # for a place, after token 1 has been computed
+    held_s: float = 0.0  # part of wait_s that is in the TTFT, not in the TPOT
 
 
 class Outlook:
-    """Of one request, at one moment. Arrays are by slot."""
+    """Predictions for one request at one time. Arrays are by slot."""
 
     def __init__(
         self, fleet: Fleet, books: Books, request: GenerationRequest, hits: Hits, now_s: float
@@ -58,25 +58,25 @@ class Outlook:
 
     @cached_property
     def view(self) -> FleetView:
-        """All nodes, as they are to this request."""
+        """The native view of all nodes for this request."""
         return self.newcomer.view(self.fleet, self.decodes, self.now_s)
 
     # ---- the prompt ----------------------------------------------------------------------------
 
     @cached_property
     def queue_s(self) -> Floats:
-        """What goes before it; on nodes that have streams, so much of prefill."""
+        """Queue time before the prompt; on nodes with decode streams, its prefill work only."""
         newcomer = ServiceClass.of(self.request.slo)
         return self.queues.before_s(newcomer, self.prompt_s, self.now_s)
 
     @cached_property
     def ttft_s(self) -> Floats:
-        """On nodes that have no streams."""
+        """TTFT on nodes without decode streams."""
         return self.queue_s + self.prompt_s
 
     @cached_property
     def usable(self) -> tuple[Ints, Ints]:
-        """Of the hits, what can be reused: (in any tier, in the pool), tokens.
+        """Reusable tokens by hit: (in any tier, in the pool).
 
         The last token is always computed, and with it the whole of its block.
         """
@@ -93,39 +93,42 @@ class Outlook:
 
     @cached_property
     def prompt_s(self) -> Floats:
-        """The prompt alone: computed, or brought over as far as somebody holds it."""
+        """Seconds for the prompt alone: the cached prefix is transferred, the rest computed."""
         hits = self.hits
         prompt_s = np.empty(self.fleet.capacity)
         self.view.prompts(self.num_tokens, hits.slots, *self.usable, prompt_s)
         return prompt_s
 
-    # ---- the tokens behind it ------------------------------------------------------------------
+    # ---- the tokens after it -------------------------------------------------------------------
 
     @cached_property
     def pace_now_s(self) -> Floats:
-        """Of a token, with the request in the batches of now."""
+        """Time per token with the request in the current batches."""
         return self.paces_s(0.0)
 
     @cached_property
     def rough_cost(self) -> Floats:
-        """Of doing all of it on one node, by the batches of now."""
+        """Rough cost of serving all of the request on one node, by the current batches."""
         slo = self.request.slo
         cost: Floats = self.ttft_s / (slo.ttft_s or USUAL_TTFT_S)
         cost += self.pace_now_s / (slo.tpot_s or USUAL_TPOT_S)
         return cost
 
     def alone_s(self, slot: int) -> float:
-        """Of a token, in a batch of its own."""
+        """Return the time per token in a batch of its own."""
         return self.fleet.decode_one_s(slot, 1, self.newcomer.context)
 
     def paces_s(self, in_s: float, full_s: float = 0.0) -> Floats:
-        """Of a token, with the request in the batches of then; `full_s` more without a place."""
+        """Return the time per token with the request in the batches predicted `in_s` from now.
+
+        `full_s` is added on nodes without a place.
+        """
         paces_s = np.empty(self.fleet.capacity)
         self.view.paces(in_s, full_s, paces_s)
         return paces_s
 
     def handovers_s(self, prefill: int, ttft_s: float) -> Floats:
-        """What of the KV's way is left when the prompt has been computed at `prefill`."""
+        """Return the KV transfer time left when the prompt has been computed at `prefill`."""
         handovers_s, prompt_s = np.empty(self.fleet.capacity), float(self.prompt_s[prefill])
         self.view.handovers(
             self.num_tokens, self.hits.slots, *self.usable, prompt_s, ttft_s, handovers_s

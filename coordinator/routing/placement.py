@@ -1,4 +1,4 @@
-"""Where a request is to run, and what that is predicted to mean for it."""
+"""Where a request will run, and the predicted latencies."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from coordinator.registry import Member
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """A decision of the router's. Seconds from the decision on; 0 where nothing is known.
+    """A decision of the router. Times are in seconds from the decision; 0 means unknown.
 
-    Nothing is known of nodes that have not reported yet what they can do.
+    Times are unknown for nodes that have not reported a profile yet.
     """
 
-    prefill: Member | None  # None: the decode node prefills for itself
-    decode: Member | None  # None: a single token is all that is wanted
+    prefill: Member | None  # None: the decode node prefills the prompt itself
+    decode: Member | None  # None: only a single token is wanted
     ttft_s: float
-    tpot_s: float  # mean gap behind token 1: the handover and a wait for room are in it
-    wait_s: float  # for a place in the decode batch, when token 1 has been computed
-    held_s: float  # of it: token 1 is held back, so it is part of the TTFT and not of the TPOT
-    idle_ttft_s: float  # the same if the nodes had nothing else to do
+    tpot_s: float  # mean gap after token 1, including the handoff and a wait for room
+    wait_s: float  # for a place in the decode batch, after token 1 has been computed
+    held_s: float  # part of wait_s for which token 1 is held back: in the TTFT, not in the TPOT
+    idle_ttft_s: float  # TTFT and TPOT if the nodes had nothing else to do
     idle_tpot_s: float
     prompt_tokens: int
-    uncached_tokens: int  # of the prompt: to be computed where it is prefilled
+    uncached_tokens: int  # prompt tokens that the prefilling node does not hold
     output_tokens: int  # expected
-    hits: Hits  # who holds what of the prompt
-    shares_prefill: bool = False  # the prompt is computed there for another answer to it
+    hits: Hits  # which nodes hold how much of the prompt
+    shares_prefill: bool = False  # the prompt is computed there for another answer
 
     @property
     def queue_s(self) -> float:
-        """Of the TTFT: what goes before the prompt."""
+        """The part of the TTFT that is spent behind other work."""
         return self.ttft_s - self.idle_ttft_s
 
     @property
     def side(self) -> str:
-        """Who does the work: "pair", "local" or "prefill"; for people and metrics."""
+        """Which nodes do the work: "pair", "local" or "prefill"; for people and metrics."""
         if self.prefill is None:
             return "local"
         return "pair" if self.decode is not None else "prefill"

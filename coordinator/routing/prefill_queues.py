@@ -1,4 +1,4 @@
-"""Prompts sent to nodes and not computed yet: what goes before the next one."""
+"""Prompts that were sent to nodes and are not computed yet: the queue before the next prompt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pdserve.protocol import Slo
 
 
 class ServiceClass(NamedTuple):
-    """Prompts that nodes treat alike: of one class, and of one tenant."""
+    """Prompts that nodes schedule alike: those of one payer and priority."""
 
     priority: int
     name: str
@@ -23,7 +23,7 @@ class ServiceClass(NamedTuple):
 
     @classmethod
     def of(cls, slo: Slo) -> ServiceClass:
-        """Whose requests have this promise."""
+        """Return the service class of requests with this Slo."""
         return cls(slo.priority, slo.payer, slo.weight)
 
 
@@ -32,25 +32,25 @@ class PendingPrompt:
     """One prompt in a node's queue."""
 
     service_class: ServiceClass
-    seconds: float  # to compute it alone
-    tokens: int  # all of it: a node that reports its queue does not know yet what is cached
+    seconds: float  # predicted, if computed alone
+    tokens: int  # cached ones included: nodes do not know yet what is cached when they report
 
 
 @dataclass(slots=True)
 class _Queue:
-    """One life's queue, in order of dispatch."""
+    """The queue of one incarnation of a node, in order of dispatch."""
 
     member: Member
     prompts: dict[str, PendingPrompt] = field(default_factory=dict)  # by request id
 
     def head(self) -> PendingPrompt | None:
-        """The prompt that is being computed: of the highest priority the oldest."""
+        """Return the prompt being computed: the oldest of the highest priority."""
         prompts = self.prompts.values()
         return max(prompts, key=lambda prompt: prompt.service_class.priority, default=None)
 
 
 class PrefillQueues(SlotArrays):
-    """By slot, in seconds that the node is predicted to need."""
+    """Prefill queues by slot, in predicted seconds of the node's time."""
 
     def __init__(self, fleet: Fleet) -> None:
         super().__init__()
@@ -58,12 +58,12 @@ class PrefillQueues(SlotArrays):
         self.num_prompts: Ints = np.zeros(n, np.int64)
         self.tokens: Ints = np.zeros(n, np.int64)
         self._others_s: Floats = np.zeros(n)
-        # With a column for each class; of the prompt at the head, only its own is not 0.
+        # One column per class. In `_head_s`, only the column of the head's class is not 0.
         self._seconds: Floats = np.zeros((n, 0))
         self._head_s: Floats = np.zeros((n, 0))
         self._head_since: Floats = np.zeros((n, 1))
         self._head_priority: Ints = np.zeros(n, np.int64)
-        # Of the classes that have prompts somewhere; there may be one for each tenant.
+        # Columns of the classes that have prompts on some node; there may be one per tenant.
         self._columns: dict[ServiceClass, int] = {}
         self._free_columns: list[int] = []
         self._num_of_class: Counter[ServiceClass] = Counter()
@@ -71,16 +71,16 @@ class PrefillQueues(SlotArrays):
         self._fleet = fleet
 
     def all_s(self, now_s: float) -> Floats:
-        """Seconds of prefill by slot, whoever waits for them."""
+        """Return the seconds of queued prefill by slot, of all classes."""
         total_s: Floats = self._left_s(now_s).sum(axis=1) + self._others_s
         return total_s
 
     def before_s(self, newcomer: ServiceClass, own_s: Floats, now_s: float) -> Floats:
-        """Seconds of prefill by slot that go before a prompt which itself takes `own_s` there.
+        """Return the seconds of prefill by slot before a new prompt, which itself takes `own_s`.
 
-        All of what has a higher priority, and of what is of its class. Classes of equal priority
-        share a node by their weights: while it does this class's part up to the newcomer's end, it
-        does no more than in proportion of another one's (as in fair queueing).
+        This is all queued work of higher priorities and of the prompt's own class. Classes of equal
+        priority share a node by their weights: while the node works on this class up to the end of
+        the new prompt, it does at most the proportional amount for another one (fair queueing).
         """
         left_s = self._left_s(now_s)
         column = self._columns.get(newcomer)
@@ -97,12 +97,12 @@ class PrefillQueues(SlotArrays):
         return before_s
 
     def tokens_with_others(self) -> Ints:
-        """Prompt tokens by slot that are not computed yet, as far as we or the node know."""
+        """Return queued prompt tokens by slot: the larger of our count and the node's report."""
         reported = self._fleet.queued_tokens[: self.capacity]
         return np.maximum(self.tokens, reported)
 
     def push(self, member: Member, request_id: str, prompt: PendingPrompt, now_s: float) -> None:
-        """A prompt has been sent there."""
+        """Add a prompt that was sent to a node."""
         slot = member.slot
         self.reserve(slot)
         queue = self._queues.get(slot)
@@ -115,7 +115,7 @@ class PrefillQueues(SlotArrays):
             self._set_head(slot, prompt, now_s)
 
     def pop(self, member: Member, request_id: str, now_s: float) -> bool:
-        """A prompt has been computed, or given up; False: it was not pending."""
+        """Remove a prompt that was computed or given up; return False if it was not pending."""
         queue = self._queues.get(member.slot)
         if queue is None or queue.member is not member or request_id not in queue.prompts:
             return False
@@ -124,14 +124,17 @@ class PrefillQueues(SlotArrays):
         return True
 
     def reported(self, member: Member) -> None:
-        """What the node has beyond ours is others'; they go first, for all we know."""
+        """Attribute what a node reports beyond our own prompts to other coordinators.
+
+        Their prompts are assumed to go first, since their order is unknown.
+        """
         slot = member.slot
         self.reserve(slot)
         others = max(member.load.queued_tokens - int(self.tokens[slot]), 0)
         self._others_s[slot] = others * self._fleet.token_s(slot)
 
     def clear(self, slot: int) -> None:
-        """The node is gone."""
+        """Forget the queue of a lost node."""
         queue = self._queues.pop(slot, None)
         for prompt in queue.prompts.values() if queue else ():
             self._count(prompt.service_class, -1)
@@ -146,7 +149,7 @@ class PrefillQueues(SlotArrays):
         self.tokens[slot] += sign * prompt.tokens
         self.num_prompts[slot] += sign
         if self.num_prompts[slot] == 0:
-            self._seconds[slot] = 0.0  # and not what rounding has left
+            self._seconds[slot] = 0.0  # removes rounding errors
 
     def _set_head(self, slot: int, prompt: PendingPrompt | None, now_s: float) -> None:
         self._head_since[slot] = now_s
@@ -156,7 +159,7 @@ class PrefillQueues(SlotArrays):
             self._head_priority[slot] = prompt.service_class.priority
 
     def _left_s(self, now_s: float) -> Floats:
-        """By slot and class, less what has been computed of the prompt at the head."""
+        """Return queued seconds [slot, class], less what the head prompt has had so far."""
         done_s = np.minimum(now_s - self._head_since, self._head_s)
         return np.maximum(self._seconds - done_s, 0.0)
 
@@ -171,7 +174,7 @@ class PrefillQueues(SlotArrays):
         return column
 
     def _count(self, service_class: ServiceClass, sign: int) -> None:
-        """Of its prompts there is one more or less; without any, its column is free."""
+        """Change a class's number of prompts; free its column when none is left."""
         self._num_of_class[service_class] += sign
         if self._num_of_class[service_class] == 0:
             del self._num_of_class[service_class]

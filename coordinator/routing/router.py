@@ -1,4 +1,4 @@
-"""Which nodes a request runs on."""
+"""The router: decides which nodes a request runs on."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from pdserve.config import Mode, RouterName
 from pdserve.errors import NoNodeAvailable
 from pdserve.protocol import NodeRole, PrefixSource
 
-FEW = 8  # nodes that are looked at closely
-FAR_S = 1e6  # added to what the others would cost
+FEW = 8  # the most promising nodes, which are evaluated in full
+FAR_S = 1e6  # added to the cost of all other nodes
 
 
 @dataclass(frozen=True, slots=True)
 class NodeOutlook:
-    """What the router expects of a node, for people to read."""
+    """What the router predicts for a node, for people to read."""
 
-    queue_s: float  # before a prompt sent there now
-    tpot_s: float  # of one stream more, now
+    queue_s: float  # prefill queued before a prompt sent there now
+    tpot_s: float  # with one more stream in the current batch
 
 
 class Router:
-    """Places requests by one policy, and keeps the books it decides by."""
+    """Places requests by one policy, and keeps the books that its decisions are based on."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Router:
     # ---- placing -------------------------------------------------------------------------------
 
     def can_route(self) -> bool:
-        """Whether every pool that is needed has a ready node."""
+        """Return whether every pool that the mode needs has a ready node."""
         match self.mode:
             case "disaggregated":
                 return all(len(self.fleet.ready(role)) > 0 for role in NodeRole)
@@ -71,15 +71,15 @@ class Router:
                 return len(self.fleet.ready(None)) > 0
 
     def place(self, request: GenerationRequest) -> Placement:
-        """Nodes for a request; one that wants a single token needs no decode node.
+        """Choose nodes for a request; one that wants a single token needs no decode node.
 
         Raises:
-            NoNodeAvailable: a pool that it needs has no ready node; says which.
+            NoNodeAvailable: a pool that is needed has no ready node; says which.
         """
         return self.place_hashed(request, PromptHashes(request.token_ids, request.cache_salt))
 
     def place_hashed(self, request: GenerationRequest, prompt: PromptHashes) -> Placement:
-        """The same, where some of the prompt has been hashed already."""
+        """Do the same as `place`, with block hashes of the prompt that may be computed already."""
         hits = self.prefixes.lookup(prompt)
         outlook = Outlook(self.fleet, self._books, request, hits, self._clock.now())
         match self.mode:
@@ -91,38 +91,38 @@ class Router:
                 return self._adaptive(outlook)
 
     def place_sibling(self, request: GenerationRequest, first: Placement) -> Placement:
-        """A decode node for another answer to a prompt that is to be prefilled for the first one.
+        """Choose a decode node for another answer to a prompt; `first` has the prefill.
 
         Raises:
-            NoNodeAvailable: none is ready.
+            NoNodeAvailable: no decode node is ready.
         """
         assert first.prefill is not None
         outlook = Outlook(self.fleet, self._books, request, first.hits, self._clock.now())
-        computed_s = first.ttft_s - first.held_s  # whether its own is held is another matter
+        computed_s = first.ttft_s - first.held_s  # without the first one's hold
         placement = self._behind(outlook, first.prefill.slot, computed_s, outlook.queue_s)
         return replace(placement, uncached_tokens=0, shares_prefill=True)
 
     def dispatched(self, request: GenerationRequest, placement: Placement) -> Booking:
-        """The request's legs are on their way; what follows is told to the booking."""
+        """Enter a dispatched request into the books; report its progress to the booking."""
         return self._books.dispatched(request, placement)
 
     def prefix_sources(self, placement: Placement, puller: Member) -> list[PrefixSource]:
-        """Who holds more of the prompt than the node that is to prefill it."""
+        """Return the nodes that hold more of the prompt than `puller`, which will prefill it."""
         return self.prefixes.prefix_sources(placement.hits, puller)
 
-    # ---- what is expected ----------------------------------------------------------------------
+    # ---- predictions ---------------------------------------------------------------------------
 
     def tpot_within_s(self, placement: Placement, tpot_s: float) -> float | None:
-        """Seconds until a node is predicted to keep this TPOT for such a request.
+        """Return the seconds until a node is predicted to keep this TPOT for such a request.
 
-        None: not within the forecast's horizon.
+        None if that is not within the forecast's horizon.
         """
         slots = self.fleet.ready(None if self.mode == "adaptive" else NodeRole.DECODE)
         now_s = self._clock.now()
         return tpot_within_s(self.fleet, self._books.decodes, slots, placement, tpot_s, now_s)
 
     def node_outlook(self, member: Member) -> NodeOutlook:
-        """Of a member, as of now."""
+        """Return the current predictions for a member."""
         now_s, slot = self._clock.now(), member.slot
         batch = self._books.decodes.at(now_s, now_s)
         requests, context = int(batch.requests[slot]), int(batch.context[slot])
@@ -140,7 +140,7 @@ class Router:
         return self._on_one_node(outlook, slots, near)[0]
 
     def _adaptive(self, outlook: Outlook) -> Placement:
-        """Any node may do all of it; or it is passed on, as in disaggregated mode."""
+        """Choose between one node of either pool and a handoff as in disaggregated mode."""
         prefills, decodes = (self.fleet.ready(role) for role in NodeRole)
         if len(prefills) == 0:
             return self._local(outlook, self._slots(NodeRole.DECODE))
@@ -156,7 +156,7 @@ class Router:
         local, harm, num_steps = self._on_one_node(
             outlook, self._fit(outlook, anywhere, near), near
         )
-        # Prefill nodes may have streams, and decode nodes prompts.
+        # Prefill nodes may have decode streams, and decode nodes may have prompts.
         ttft_s, begins_s = outlook.ttft_s.copy(), outlook.queue_s.copy()
         ttft_s[near.slots], begins_s[near.slots] = near.ttft_s, near.begins_s
         cost_s = outlook.ttft_s + FAR_S
@@ -167,7 +167,7 @@ class Router:
     def _handed_over(
         self, outlook: Outlook, cost_s: Floats, ttft_s: Floats, begins_s: Floats
     ) -> Placement:
-        """One node prefills, the one of the least cost; another one decodes."""
+        """Place the prefill on the node that the policy picks by `cost_s`, then the decode leg."""
         slots, tokens = self._slots(NodeRole.PREFILL), self._books.queues.tokens_with_others()
         prefill = self._pick("prefill", outlook, slots, cost_s, tokens)
         return self._behind(outlook, prefill, float(ttft_s[prefill]), begins_s)
@@ -175,7 +175,7 @@ class Router:
     def _behind(
         self, outlook: Outlook, prefill: int, first_s: float, begins_s: Floats
     ) -> Placement:
-        """Where it decodes, if this node prefills it, which gives token 1 in `first_s`."""
+        """Choose the decode node, given that `prefill` computes token 1 in `first_s`."""
         if outlook.request.sampling.max_tokens <= 1:
             return self._placement(outlook, prefill, None, Times(first_s, 0.0), 0.0)
         slots, legs = self._slots(NodeRole.DECODE), self._books.decodes.legs_with_others()
@@ -187,14 +187,17 @@ class Router:
     def _on_one_node(
         self, outlook: Outlook, slots: Ints, near: OneNode
     ) -> tuple[Placement, float, float]:
-        """(Placement, what it does to others, the steps that its prompt takes part in); `near` are
-        the most promising ones of the slots."""
+        """Choose one node for all of the request.
+
+        Returns (placement, harm to other requests, number of steps that the prompt takes part in).
+        `near` holds the most promising nodes, which were evaluated in full.
+        """
         legs = self._books.decodes.legs_with_others()
         cost = outlook.rough_cost + FAR_S
         cost[near.slots] = near.harm + score(outlook.request.slo, near.ttft_or_full_s, near.tpot_s)
         slot = self._pick("local", outlook, slots, cost, legs)
         index = near.index(slot)
-        if index is None:  # another policy's choice
+        if index is None:  # a policy that does not go by cost picked another node
             near, index = OneNode(outlook, [slot]), 0
         times, idle_tpot_s = near.times(index), outlook.alone_s(slot)
         if outlook.request.sampling.max_tokens <= 1:
@@ -203,13 +206,13 @@ class Router:
         return placement, float(near.harm[index]), float(near.num_steps[index])
 
     def _fit(self, outlook: Outlook, slots: Ints, near: OneNode) -> Ints:
-        """Without those whose streams would cost their neighbours more than they add."""
+        """Return the slots without nodes whose streams would cost their host more than they add."""
         limit_s = SAFETY * (outlook.request.slo.tpot_s or USUAL_TPOT_S)
         unfit = self._books.neighbours.better_not(near.slots.tolist(), outlook.newcomer, limit_s)
         return np.setdiff1d(slots, unfit) if unfit else slots
 
     def _pick(self, job: Job, outlook: Outlook, slots: Ints, cost: Floats, load: Ints) -> int:
-        """One of the slots for a job."""
+        """Have the policy pick a slot for a job."""
         members = self.fleet.members
         return self._policy.pick(Candidates(job, outlook.request, slots, cost, load, members))
 

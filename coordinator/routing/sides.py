@@ -1,4 +1,4 @@
-"""Adaptive mode: whether a request is passed on, or one node does all of it."""
+"""Adaptive mode: whether a request is handed off, or one node serves all of it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from pdserve.protocol import Slo
 
 F = TypeVar("F", float, Floats)
 
-# By which times are measured where nothing was promised.
+# Units for TTFT and TPOT where nothing was promised.
 USUAL_TTFT_S = 10.0
 USUAL_TPOT_S = 0.25
-SAFETY = 0.9  # of a promise is aimed at, as nodes do
-SPARE = 0.5  # of a TTFT: who needs more of it for a pair has little in hand, should others come
-BRIEF = 0.1  # of its prefill: an answer that takes less is no burden to a node of prompts
-HARMLESS = 0.05  # of others' promises
-MISS = 10.0  # so much worse is what is beyond a promise than what is within it
+SAFETY = 0.9  # share of a promise that is aimed at, as on the nodes
+SPARE = 0.5  # share of a TTFT: a pair that needs more has little slack if other requests arrive
+BRIEF = 0.1  # share of the prefill time: a shorter decode is no burden to a prefill node
+HARMLESS = 0.05  # harm in units of others' promises
+MISS = 10.0  # weight of time beyond a promise; time within it has weight 1
 
 
 def score(slo: Slo, ttft_s: F, tpot_s: F) -> F:
-    """TTFT and TPOT in units of what was promised, the excess counting more; less is better."""
+    """Return TTFT plus TPOT in units of their promises, with extra weight on excess; lower is
+    better."""
     total = ttft_s / (slo.ttft_s or USUAL_TTFT_S) + tpot_s / (slo.tpot_s or USUAL_TPOT_S)
     if slo.ttft_s:
         total = total + MISS * _excess(ttft_s / (SAFETY * slo.ttft_s))
@@ -31,20 +32,23 @@ def score(slo: Slo, ttft_s: F, tpot_s: F) -> F:
 
 
 def choose(slo: Slo, pair: Placement, local: Placement, harm: float, num_steps: float) -> Placement:
-    """What is promised is passed on while that keeps the promise; else one node does all of it, if
-    it keeps more, and harms others by no more than its own promise is worth. Where it harms hardly
-    anybody it stays on one node if passing it on gains little (`_stays`). What nothing is promised
-    to goes where it does better, with all that it does to others (`harm`).
+    """Choose between a handoff (`pair`) and one node for all of the request (`local`).
 
-    Streams pay for a prompt that is computed beside them, those to come as well as those that are
-    there; a pool of its own spares them that, and being sooner than promised helps nobody.
+    A request with a promise is handed off while that keeps the promise within SAFETY.
+    Otherwise one node serves all of it, unless only the pair keeps the promise, or `harm` to others
+    is more than the request's own promise is worth. If one node also keeps the promise and harms
+    hardly anybody, the request stays there where a handoff gains little (`_stays`). A request
+    without a promise goes where its score is better, counting its harm to others.
 
-    If both would break the promise there is more to do than can be done. A local request then waits
-    before token 1, where its node can put off what is late already; a pair, when half of its work
-    is done.
+    Streams, running and future ones, are slowed by a prompt that is computed beside them. A prefill
+    pool spares them that, and a token that comes sooner than promised gains nothing.
 
-    `num_steps` is how many steps of the local node the prompt would take part in. With a single one
-    passing it on is more work than computing it, for both nodes.
+    If both ways would break the promise, the cluster is overloaded. A local request then waits
+    before token 1, where its node can put off requests that are late already; a pair waits when
+    half of its work is done.
+
+    `num_steps` is the number of steps of the local node that the prompt would take part in. With
+    one step, a handoff is more work than the computation itself, for both nodes.
     """
     if not (slo.ttft_s or slo.tpot_s):
         pair_score = score(slo, pair.ttft_s, pair.tpot_s)
@@ -59,7 +63,7 @@ def choose(slo: Slo, pair: Placement, local: Placement, harm: float, num_steps: 
 
 
 def _stays(slo: Slo, pair: Placement, local: Placement, num_steps: float) -> bool:
-    """Whether passing it on gains less than it costs, where nobody is harmed by a local prompt."""
+    """Return whether a handoff costs more than it gains, if a local prompt harms nobody."""
     is_cached = 2 * local.idle_ttft_s < pair.idle_ttft_s
     is_risky = SPARE * slo.ttft_s < pair.ttft_s > local.ttft_s
     is_brief = local.tpot_s * local.output_tokens < BRIEF * local.idle_ttft_s

@@ -1,4 +1,4 @@
-"""Arrays over the registry's slots: what a decision needs of a thousand members, one array each."""
+"""Arrays indexed by registry slot, so that a decision over a thousand members is vectorised."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
 class SlotArrays:
-    """Base of what is kept by slot: every array attribute has the slots on its first axis."""
+    """Base class for state by slot: every array attribute has the slots as its first axis."""
 
     def __init__(self, capacity: int = 64) -> None:
         self.capacity = capacity
 
     def reserve(self, slot: int) -> None:
-        """Make sure that there is such a slot; new ones are zero."""
+        """Grow the arrays to include this slot; new elements are zero."""
         if slot < self.capacity:
             return
         num_new = max(self.capacity, slot + 1 - self.capacity)

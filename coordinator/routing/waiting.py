@@ -1,8 +1,8 @@
-"""How long until nodes will have a place for a request, or a pace that it was promised.
+"""Predicts how long until a node has a place for a request, or can keep a promised TPOT.
 
-Nodes let a request into their batch while the step that it makes stays within 0.9 of the promised
-TPOT, while there are rows, and while there is room for its KV; others wait for somebody to end. The
-answers come from the calendar of what is in flight: nothing that may still arrive is in them.
+A node admits a request to its batch while the resulting step stays within 0.9 of the promised TPOT,
+the batch has a free row, and there is room for its KV; other requests wait until one ends. The
+predictions are based on the calendar of requests in flight; future arrivals are not in it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pdserve._native import FleetView
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """What a request takes of a batch, and asks of it."""
+    """What a new request needs from a decode batch."""
 
-    context: int  # tokens that it reads at each step, on average over its life
+    context: int  # tokens read at each step, averaged over its life
     num_tokens: int  # of KV at its end
-    tpot_s: float  # promised; 0: nothing
+    tpot_s: float  # promised; 0: no promise
 
     def view(self, fleet: Fleet, decodes: DecodeLoad, now_s: float) -> FleetView:
-        """The nodes as they are to it, until the books or members say something else."""
+        """Return a view of the nodes for this request; valid until books or members change."""
         limit_s = SAFETY * self.tpot_s or inf  # of a step with it
         calendar = decodes.forecast.advanced(now_s)
         size = self.context, self.num_tokens
@@ -42,7 +42,10 @@ def tpot_within_s(
     tpot_s: float,
     now_s: float,
 ) -> float | None:
-    """Seconds until one of these nodes keeps this TPOT for such a request; None: not foreseen."""
+    """Return the seconds until one of these nodes keeps this TPOT for such a request.
+
+    None if that is beyond the forecast.
+    """
     context = placement.prompt_tokens + placement.output_tokens // 2
     newcomer = Newcomer(context, context, 0.0)
     return newcomer.view(fleet, decodes, now_s).within(slots, tpot_s)

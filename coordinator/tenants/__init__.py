@@ -1,4 +1,4 @@
-"""Who asks: API keys, what each tenant may use, and what it has used."""
+"""Tenants: their API keys, their limits, and their usage."""
 
 from coordinator.tenants.identity import Tenant
 from coordinator.tenants.tenants import Admitted, Tenants

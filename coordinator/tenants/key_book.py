@@ -1,4 +1,4 @@
-"""Which key is whose, read from a TOML file that may change while the coordinator runs.
+"""Maps API keys to tenants, from a TOML file that may change while the coordinator runs.
 
 [tenants.acme]
 keys = ["sha256:..."]            # pdserve key acme
@@ -30,7 +30,7 @@ from pdserve.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0  # between two looks at the file
+LOOK_S = 1.0  # between two checks whether the file has changed
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -39,10 +39,11 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def parse_key_file(text: str, classes: Collection[str]) -> dict[str, Tenant]:
-    """Key hash |-> tenant.
+    """Parse a key file; return key hash |-> tenant.
 
     Raises:
-        ConfigError: it is no key file, a key is two tenants', or a class is none of `classes`.
+        ConfigError: the text is not a valid key file, two tenants have the same key, or a class is
+            not one of `classes`.
     """
     try:
         tenants = msgspec.convert(tomllib.loads(text), _File).tenants
@@ -80,7 +81,7 @@ def _check(tenant: Tenant, classes: Collection[str]) -> None:
 
 
 class KeyBook:
-    """Keys of a file, and perhaps one more. Follows the file."""
+    """The keys of a file, plus extra keys. Follows changes of the file."""
 
     def __init__(
         self,
@@ -89,10 +90,10 @@ class KeyBook:
         classes: Collection[str],
         clock: Clock,
     ) -> None:
-        """Read the file. `extra` are key hashes that are good besides.
+        """Read the file. `extra` maps the hashes of further valid keys to tenants.
 
         Raises:
-            ConfigError: it cannot be read, or is no key file; says why.
+            ConfigError: the file cannot be read or is invalid; says why.
         """
         self._path = path
         self._extra = dict(extra)
@@ -109,14 +110,14 @@ class KeyBook:
         return len(self._owners)
 
     def owner(self, key: str) -> tuple[Tenant, str] | None:
-        """Whose key this is, and the key's hash; None: nobody's."""
+        """Return (tenant, key hash) of a key; None if the key is unknown."""
         self._follow()
         key_hash = hash_key(key)
         tenant = self._owners.get(key_hash)
         return None if tenant is None else (tenant, key_hash)
 
     def _follow(self) -> None:
-        """Read the file anew if it has changed. One that is broken leaves all as it was."""
+        """Read the file again if it has changed; an invalid file leaves the keys unchanged."""
         now_s = self._clock.now()
         if self._path is None or now_s - self._looked_s < LOOK_S:
             return

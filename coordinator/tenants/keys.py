@@ -1,7 +1,7 @@
-"""API keys: made from random bits, kept as hashes.
+"""API keys: made from random bits, stored as hashes.
 
-A key has 256 random bits, so that one round of SHA-256 hides it well enough; slow hashes are for
-what people make up.
+A key has 256 random bits, so one round of SHA-256 protects it well enough; slow hashes are needed
+for passwords that people choose.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from secrets import token_urlsafe
 
 PREFIX = "pds-"
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
-_ID_CHARS = 8  # of a hash: enough to tell a tenant's keys apart, and nothing to guess a key from
+_ID_CHARS = 8  # of a hash: enough to distinguish a tenant's keys, useless for guessing a key
 
 
 def new_key() -> str:
-    """A key that nobody has."""
+    """Make a new random key."""
     return PREFIX + token_urlsafe(32)
 
 
 def hash_key(key: str) -> str:
-    """What is kept of a key: "sha256:" and 64 hexadecimal digits."""
-    sent = key.encode(errors="surrogateescape")  # in a header, what is no UTF-8 is read as these
+    """Return the hash to store of a key: "sha256:" and 64 hexadecimal digits."""
+    sent = key.encode(errors="surrogateescape")  # how header bytes that are not UTF-8 are decoded
     return "sha256:" + hashlib.sha256(sent).hexdigest()
 
 
 def is_key_hash(text: str) -> bool:
-    """Whether this is what `hash_key` gives."""
+    """Return whether this text has the form of a result of `hash_key`."""
     return _HASH.fullmatch(text) is not None
 
 
 def key_id(key_hash: str) -> str:
-    """A short name of a key, for logs and accounts."""
+    """Return a short name of a key, for logs and usage accounts."""
     return key_hash.removeprefix("sha256:")[:_ID_CHARS]

@@ -1,7 +1,7 @@
-"""What each key has used, by the hour, in SQLite.
+"""The usage of each key by the hour, in SQLite.
 
-Amounts are added up in memory and written once a second by a thread of their own, so that no
-request waits for a disk. A coordinator that is killed loses the last second at most.
+Amounts are added up in memory and written once a second by a dedicated thread, so no request waits
+for a disk. A coordinator that is killed loses at most the last second.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ON CONFLICT DO UPDATE SET
 
 
 class Account(NamedTuple):
-    """What is added up together."""
+    """The key under which usage is added up."""
 
     hour: int  # since 1970
     tenant: str
@@ -50,27 +50,27 @@ class Account(NamedTuple):
 
 
 class Amounts(NamedTuple):
-    """How much of what."""
+    """The used amounts of one account."""
 
     requests: int = 0
     failed: int = 0  # of the requests
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # of the prompts'
+    cached_tokens: int = 0  # of the prompt_tokens
     output_tokens: int = 0
 
     def plus(self, other: Amounts) -> Amounts:
-        """Both together."""
+        """Return the sum of both."""
         return Amounts(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 class Ledger:
-    """Writes to one file until it is closed."""
+    """Adds usage to one SQLite file until it is closed."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file, or make it.
+        """Open the file, or create it.
 
         Raises:
-            ConfigError: it cannot be written, or is something else.
+            ConfigError: the file cannot be written, or is not an SQLite database.
         """
         self._path = path
         try:
@@ -87,12 +87,12 @@ class Ledger:
         self._writer.start()
 
     def add(self, account: Account, amounts: Amounts) -> None:
-        """A request is over. Does not wait."""
+        """Add the amounts of a finished request; does not wait for the disk."""
         with self._lock:
             self._pending[account] = self._pending.get(account, Amounts()).plus(amounts)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write pending amounts, and stop the writer thread."""
         self._closing.set()
         self._writer.join()
 
@@ -119,6 +119,6 @@ class Ledger:
 
 @contextmanager
 def connected(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection, committed at the end if nothing was raised, and closed in any case."""
+    """Open a connection; it is committed at the end unless an error is raised, and then closed."""
     with closing(sqlite3.connect(path, timeout=_BUSY_S)) as database, database:
         yield database

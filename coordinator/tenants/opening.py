@@ -1,4 +1,4 @@
-"""From the configuration to tenants: the key file, the one key of the environment, or nobody's."""
+"""Makes the tenants from the configuration: a key file, a key in the environment, or no keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pdserve.clock import Clock
 from pdserve.config import API_KEY_VARIABLE, AccessConfig
 from pdserve.errors import ConfigError
 
-OWNER = "owner"  # the tenant whose key stands in the environment; it is an operator, too
+OWNER = "owner"  # the tenant of the key in the environment; it is an operator, too
 
 
 def open_tenants(
@@ -26,10 +26,10 @@ def open_tenants(
     environment: Mapping[str, str],
     clock: Clock,
 ) -> Tenants:
-    """Tenants for a coordinator that listens on `host`.
+    """Make the tenants for a coordinator that listens on `host`.
 
     Raises:
-        ConfigError: a file cannot be used, or anybody on the network could ask anything.
+        ConfigError: a file cannot be used, or there are no keys and `host` is not loopback.
     """
     key = environment.get(API_KEY_VARIABLE, "")
     if not (key or config.key_file or _is_loopback(host)):

@@ -1,9 +1,9 @@
-"""What one tenant may use: requests and tokens a minute.
+"""Rate limits of one tenant: requests and tokens per minute.
 
-A request is paid for when it comes, its prompt when it has been read, its output when it is over:
-nobody knows before how much there will be, and holding `max_tokens` against a tenant would refuse
-what it may well have. So the bucket of tokens may be overdrawn by what is under way, and the next
-request waits until it is no more.
+A request is charged when it arrives, its prompt when it has been read, and its output when it has
+ended: its length is not known before, and charging `max_tokens` would refuse requests that are
+within the limit. So requests in flight may overdraw the token bucket, and the next request is
+refused until the bucket is refilled.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pdserve.errors import RateLimited
 
 
 class Quota:
-    """Of one tenant, all its keys together."""
+    """The rate limits of one tenant, shared by all its keys."""
 
     def __init__(self, tenant: Tenant, now_s: float) -> None:
         self._name = tenant.name
@@ -22,14 +22,14 @@ class Quota:
         self._tokens = Bucket(tenant.tokens_per_minute, now_s)
 
     def follow(self, tenant: Tenant, now_s: float) -> None:
-        """Its limits may have changed."""
+        """Adopt the tenant's limits if they have changed."""
         if tenant.requests_per_minute != self._requests.per_minute:
             self._requests = self._requests.resized(tenant.requests_per_minute, now_s)
         if tenant.tokens_per_minute != self._tokens.per_minute:
             self._tokens = self._tokens.resized(tenant.tokens_per_minute, now_s)
 
     def take_request(self, now_s: float) -> None:
-        """One more. Raises RateLimited: not now."""
+        """Charge one request. Raises RateLimited if a limit is reached."""
         wait_s = max(self._requests.wait_s(1, now_s), self._tokens.wait_s(1, now_s))
         if wait_s > 0:
             of_requests = self._requests.wait_s(1, now_s) > 0
@@ -37,7 +37,10 @@ class Quota:
         self._requests.take(1, now_s)
 
     def take_tokens(self, num_tokens: int, now_s: float) -> None:
-        """A prompt's. Raises RateLimited: not now, or never."""
+        """Charge the tokens of a prompt.
+
+        Raises RateLimited if the limit is reached, or the prompt is larger than the limit itself.
+        """
         limit = self._tokens.per_minute
         if 0 < limit < num_tokens:
             raise RateLimited(
@@ -49,11 +52,11 @@ class Quota:
         self._tokens.take(num_tokens, now_s)
 
     def charge(self, num_tokens: int, now_s: float) -> None:
-        """An output's; negative: a prompt's that were not used after all."""
+        """Charge output tokens; a negative number returns prompt tokens that were not used."""
         self._tokens.take(num_tokens, now_s)
 
     def headers(self, now_s: float) -> dict[str, str]:
-        """OpenAI's x-ratelimit-*, of what is limited."""
+        """Return OpenAI's x-ratelimit-* headers for the limits that are set."""
         found: dict[str, str] = {}
         for what, bucket in (("requests", self._requests), ("tokens", self._tokens)):
             if bucket.per_minute:
@@ -72,7 +75,7 @@ class Quota:
 
 
 def format_wait(seconds: float) -> str:
-    """As OpenAI writes it: "250ms", "12s", "1m30s"."""
+    """Format a duration as OpenAI does: "250ms", "12s", "1m30s"."""
     if seconds < 1:
         return f"{round(seconds * 1000)}ms"
     minutes, rest = divmod(round(seconds), 60)

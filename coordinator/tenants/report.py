@@ -1,4 +1,4 @@
-"""Usage read back from the ledger's file, added up as asked."""
+"""Reads usage reports from the ledger's file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GROUPS: dict[By, str] = {
 
 
 class UsageRow(msgspec.Struct, frozen=True):
-    """One line of a report."""
+    """One row of a usage report."""
 
     group: str
     requests: int
@@ -37,10 +37,10 @@ class UsageRow(msgspec.Struct, frozen=True):
 def read_usage(
     path: Path, by: By, *, tenant: str = "", since: datetime | None = None
 ) -> list[UsageRow]:
-    """What was used, by group, in the groups' order; all of it, or a tenant's, or since an hour.
+    """Return usage by group, sorted by group; optionally of one tenant or since an hour only.
 
     Raises:
-        ConfigError: there is no ledger at `path`.
+        ConfigError: there is no readable ledger at `path`.
     """
     if not path.is_file():
         raise ConfigError(f"there is no usage in {path}: is it the coordinator's --usage-db?")

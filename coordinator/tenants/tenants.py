@@ -1,4 +1,4 @@
-"""All tenants of a coordinator: who a key belongs to, and what its calls cost it."""
+"""All tenants of a coordinator: identifies callers, and charges their calls."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from pdserve.errors import Unauthorized
 
 @dataclass(slots=True)
 class Admitted:
-    """One call that its tenant may make. `end` it, whatever becomes of it."""
+    """One call of an identified tenant. It must be ended (`Tenants.end`), whatever its outcome."""
 
     tenant: Tenant
     key_id: str
-    quota: Quota | None  # None: without limits
-    num_charged: int = 0  # tokens of its prompt
+    quota: Quota | None  # None: unlimited
+    num_charged: int = 0  # prompt tokens charged so far
 
 
 class Tenants:
-    """Tells callers apart. Without keys, everybody is `ANYBODY`."""
+    """Identifies callers by key. Without keys, every caller is `ANYBODY`."""
 
     def __init__(self, keys: KeyBook | None, ledger: Ledger | None, model: str, clock: Clock):
         self._keys = keys
@@ -35,10 +35,10 @@ class Tenants:
         self._quotas: dict[str, Quota] = {}  # by tenant
 
     def identify(self, key: str | None) -> Admitted:
-        """Whose call this is.
+        """Identify the tenant of a call by its key.
 
         Raises:
-            Unauthorized: no key, or nobody's.
+            Unauthorized: there is no key, or the key is unknown.
         """
         if self._keys is None:
             return Admitted(ANYBODY, "", None)
@@ -51,22 +51,22 @@ class Tenants:
         return Admitted(tenant, key_id(key_hash), self._quota(tenant))
 
     def begin(self, admitted: Admitted) -> None:
-        """It begins. Raises RateLimited."""
+        """Charge the start of a call. Raises RateLimited."""
         if admitted.quota is not None:
             admitted.quota.take_request(self._clock.now())
 
     def take_prompt(self, admitted: Admitted, num_tokens: int) -> None:
-        """Its prompt has been read. Raises RateLimited."""
+        """Charge the prompt of a call. Raises RateLimited."""
         if admitted.quota is not None:
             admitted.quota.take_tokens(num_tokens, self._clock.now())
             admitted.num_charged = num_tokens
 
     def headers(self, admitted: Admitted) -> dict[str, str]:
-        """What its tenant is told of its limits."""
+        """Return the rate limit headers for the call's tenant."""
         return {} if admitted.quota is None else admitted.quota.headers(self._clock.now())
 
     def end(self, admitted: Admitted, used: Amounts) -> None:
-        """It is over; `used` is what it came to."""
+        """Charge the rest of a finished call, and record its usage."""
         if admitted.quota is not None:
             spent = used.prompt_tokens + used.output_tokens
             admitted.quota.charge(spent - admitted.num_charged, self._clock.now())
@@ -76,7 +76,7 @@ class Tenants:
             self._ledger.add(account, used)
 
     def close(self) -> None:
-        """Write down what is not written yet."""
+        """Write pending usage and close the ledger."""
         if self._ledger is not None:
             self._ledger.close()
 

@@ -1,7 +1,7 @@
 """Text on the coordinator: tokenizer, chat template, incremental detokeniser, stop strings.
 
-Nothing here knows HTTP or nodes, and nothing imports torch or transformers: a checkpoint's
-`tokenizer.json` and `tokenizer_config.json` are enough.
+This package knows nothing of HTTP or nodes, and does not import torch or transformers: a
+checkpoint's `tokenizer.json` and `tokenizer_config.json` are enough.
 """
 
 from coordinator.text.chat_template import ChatTemplate, Conversation

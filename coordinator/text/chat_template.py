@@ -1,4 +1,4 @@
-"""A conversation to the text that the model was trained to continue."""
+"""Renders a conversation as the text that the model was trained to continue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pdserve.errors import InvalidRequest, TokenizerError
 RENDER_LIMIT_S = 2.0
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _FINAL_MESSAGE_END = "\ue000final message ends here\ue001"  # from a private use area
-# What Python code in a template raises on values that it did not expect.
+# Errors that expressions in a template may raise on unexpected values.
 _TEMPLATE_ERRORS = (
     jinja2.TemplateError,
     TypeError,
@@ -29,23 +29,23 @@ _TEMPLATE_ERRORS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """What a chat template is rendered with."""
+    """The input of a chat template."""
 
     messages: Sequence[dict[str, Any]]  # never empty; every "content" is a string
     add_generation_prompt: bool = True
     continue_final_message: bool = False  # the prompt ends inside the last message
     add_special_tokens: bool = False  # templates write their own BOS
-    variables: Mapping[str, Any] = field(default_factory=dict)  # further names for the template
+    variables: Mapping[str, Any] = field(default_factory=dict)  # further template variables
     tools: Sequence[dict[str, Any]] = ()  # that the model may call
     documents: Sequence[dict[str, Any]] = ()  # that it may answer from
 
     @property
     def num_chars(self) -> int:
-        """Of the messages' contents, which are in the prompt whatever the template."""
+        """Characters in the messages' contents, which every template puts into the prompt."""
         return sum(len(message["content"]) for message in self.messages)
 
     def is_longer_than(self, num_chars: int) -> bool:
-        """With all that a template may put into the prompt; roughly."""
+        """Return roughly whether all that may be put into the prompt is longer than this."""
         if self.num_chars > num_chars:
             return True
         return len(msgspec.json.encode(self._contents)) > num_chars
@@ -67,9 +67,9 @@ class ChatTemplate:
             raise TokenizerError(f"the chat template cannot be compiled: {error}") from error
 
     def render(self, conversation: Conversation, *, limit_s: float = RENDER_LIMIT_S) -> str:
-        """The prompt's text.
+        """Return the text of the prompt.
 
-        Raises InvalidRequest with the template's own words when it refuses the messages.
+        Raises InvalidRequest, with the template's own message if it refuses the conversation.
         """
         if reserved := _RESERVED & set(conversation.variables):
             raise InvalidRequest(

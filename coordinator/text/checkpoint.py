@@ -1,4 +1,4 @@
-"""The chat template of a checkpoint folder, read but not yet interpreted."""
+"""Reads the chat template of a checkpoint folder, without compiling it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pdserve.tokenizer_files import TokenizerConfig
 
 
 def load_chat_template(folder: Path, config: TokenizerConfig) -> str | None:
-    """The source of the default chat template; a file of its own goes before the config."""
+    """Return the source of the default chat template; a separate file precedes the config."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")

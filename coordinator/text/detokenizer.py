@@ -1,14 +1,14 @@
-"""Tokens to text while they arrive: the pieces add up to the decoding of the whole.
+"""Incremental detokenisation: the pieces of text add up to the decoding of the whole.
 
-Where tokens are exact bytes (see `pieces`), an incremental UTF-8 decoder shows every character as
-soon as its last byte is there and never half of one. Elsewhere a token is decoded behind its
-predecessor, and the predecessor's text is taken off again: `context` is the tokens shown last,
-which the decoder needs to see so that it knows the text does not start here. Either way a token
-costs the same however long the text has become.
+Where tokens are exact bytes (see `pieces`), an incremental UTF-8 decoder returns every character as
+soon as its last byte has arrived, and never a part of one. Other tokens are decoded together with
+their predecessor, whose text is then removed: `context` holds the tokens shown last, from which the
+decoder knows that the text does not start here. Either way the cost of a token does not depend on
+the length of the text.
 
-One deliberate difference to decoding the whole at once: when a run of byte-fallback tokens turns
-out not to be UTF-8, that would replace the entire run, including characters already shown. Here
-only the offending bytes are replaced.
+There is one deliberate difference to decoding the whole at once: if a run of byte-fallback tokens
+is not valid UTF-8, decoding the whole would replace the entire run, including characters already
+shown. Here only the invalid bytes are replaced.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from coordinator.text.tokenizer import Tokenizer
 
 _UTF8 = codecs.getincrementaldecoder("utf-8")
-_MAX_CONTEXT = 8  # tokens; more than one only while tokens show nothing
+_MAX_CONTEXT = 8  # tokens; more than one only while tokens add no text
 
 
 class IncrementalDetokenizer:
@@ -33,7 +33,7 @@ class IncrementalDetokenizer:
         skip_special_tokens: bool = True,
         kept_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """`kept_ids`: special tokens that are text to whoever reads on."""
+        """`kept_ids`: special tokens whose text is kept, since later parsers need it."""
         self._tokenizer = tokenizer
         self._kept_ids = kept_ids
         self.skip_special_tokens = skip_special_tokens
@@ -43,7 +43,10 @@ class IncrementalDetokenizer:
         self._context_text = ""
 
     def push(self, token_id: int) -> str:
-        """The text that is certain now that this token follows; often, but not always, its own."""
+        """Take the next token; return the text that is certain now.
+
+        It is often, but not always, the text of this token.
+        """
         if self.skip_special_tokens and self._tokenizer.is_special(token_id):
             return self._kept(token_id) if token_id in self._kept_ids else ""
         if not self._is_inside_character:
@@ -61,7 +64,7 @@ class IncrementalDetokenizer:
         return self.finish() + self._decode([token_id])
 
     def finish(self) -> str:
-        """The stream is over: a character that was never completed shows as U+FFFD."""
+        """End the stream; an incomplete character is returned as U+FFFD."""
         self._is_inside_character = False
         return self._utf8.decode(b"", final=True)
 
@@ -75,7 +78,7 @@ class IncrementalDetokenizer:
         delta = text[len(self._context_text) :]
         if delta:
             self._set_context([token_id])
-        else:  # e.g. a first token that is a single space: what follows must see it
+        else:  # e.g. a first token that is a single space: later tokens need it as context
             self._set_context([*self._context, token_id][-_MAX_CONTEXT:])
         return delta
 

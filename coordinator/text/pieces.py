@@ -1,12 +1,12 @@
-"""What single tokens stand for: the map token id |-> bytes.
+"""The bytes that single tokens stand for: token id |-> bytes.
 
-Two families of tokenizers let a token be a part of a character, and there the bytes are exact:
+In two families of tokenizers a token may be a part of a character, and its bytes are exact:
 
 * byte-level BPE (GPT-2, Llama 3, Qwen): every byte has a printable stand-in character;
 * byte fallback (SentencePiece): tokens `<0x00>` .. `<0xFF>` for what the vocabulary lacks.
 
-All other tokens are text whose look depends on what stands before it, such as the leading space
-that SentencePiece drops at the start of a text.
+The text of all other tokens depends on the tokens before it: for example, SentencePiece drops a
+leading space at the start of a text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FALLBACK_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def _byte_of_character() -> dict[str, int]:
-    """The byte-level alphabet: printable Latin-1 stands for itself, the rest for 256, 257, ..."""
+    """Return the byte-level alphabet: printable Latin-1 as itself, other bytes as 256, 257, ..."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     own = {chr(byte): byte for byte in printable}
@@ -41,7 +41,7 @@ class TokenPieces:
         self._whole: dict[int, str | None] = {}
 
     def exact(self, token_id: int) -> bytes | None:
-        """The token's bytes wherever it stands; None when they depend on what precedes it."""
+        """Return the token's bytes in any position; None if they depend on the preceding tokens."""
         try:
             return self._exact[token_id]
         except KeyError:
@@ -49,7 +49,7 @@ class TokenPieces:
             return piece
 
     def whole(self, token_id: int) -> str | None:
-        """The token's text, if it is exact and has no part of a character at either end."""
+        """Return the token's text if it is exact and consists of whole characters; else None."""
         try:
             return self._whole[token_id]
         except KeyError:
@@ -58,7 +58,7 @@ class TokenPieces:
             return text
 
     def shown(self, token_id: int) -> bytes:
-        """The token's bytes in the middle of a text."""
+        """Return the token's bytes in the middle of a text."""
         piece = self.exact(token_id)
         if piece is not None:
             return piece
@@ -87,7 +87,7 @@ def _decoded(piece: bytes) -> str | None:
 
 
 def _decoder_kinds(backend: tokenizers.Tokenizer) -> list[str]:
-    """Type names of the decoder, or of a sequence's parts."""
+    """Return the type name of the decoder, or of each part of a sequence of decoders."""
     if backend.decoder is None:
         return []
     decoder: dict[str, Any] = json.loads(backend.decoder.__getstate__())

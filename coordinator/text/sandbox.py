@@ -1,8 +1,9 @@
-"""The jinja2 environment that chat templates run in, as Hugging Face documents it, plus bounds.
+"""The jinja2 environment for chat templates, as Hugging Face documents it, plus resource bounds.
 
-Templates come with checkpoints and work on what clients send, so neither is trusted: the sandbox
-keeps them off Python's insides, and a `Budget` keeps a runaway one from holding the process. Jinja
-has no unbounded loop, but loops nest: every attribute, item and call looks at the budget.
+Templates come with checkpoints and process client input, and neither is trusted: the sandbox keeps
+templates from accessing Python internals, and a `Budget` keeps a runaway template from blocking the
+process. Jinja has no unbounded loop, but loops nest: every attribute, item and call access checks
+the budget.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MAX_CHARS = 64 * 2**20  # of a rendered chat and of any string on the way to it
+MAX_CHARS = 64 * 2**20  # of a rendered chat and of any intermediate string
 _MAX_EXPONENT = 64
 _T = TypeVar("_T")
 
 
 class Budget:
-    """What one rendering may use up."""
+    """The time limit of one rendering."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._end_s = time.monotonic() + limit_s
 
     def check(self) -> None:
-        """Raise TemplateError when the time is over."""
+        """Raise TemplateError if the time is used up."""
         if time.monotonic() > self._end_s:
             raise jinja2.TemplateError(f"rendering took longer than {self._limit_s:g} s")
 
@@ -42,7 +43,7 @@ current_budget: ContextVar[Budget | None] = ContextVar("current_budget", default
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """Sandbox with the names, filters and tags that chat templates expect."""
+    """A sandbox with the globals, filters and tags that chat templates expect."""
 
     intercepted_binops = frozenset(["*", "**"])
 
@@ -55,19 +56,19 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.globals["strftime_now"] = _strftime_now
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Attribute access of a template."""
+        """Get an attribute for a template, within bounds."""
         return _bounded(super().getattr(obj, attribute))
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """Subscript of a template."""
+        """Get an item for a template, within bounds."""
         return _bounded(super().getitem(obj, argument))
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        """Call of a template; the odd names leave every keyword to the callee, as in the base."""
+        """Make a template's call; as in jinja2, the odd names leave all keywords to the callee."""
         return _bounded(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """The operators by which a short template can make something huge."""
+        """Bound the operators with which a short template can make huge values."""
         if operator == "**" and (abs(left) > MAX_CHARS or abs(right) > _MAX_EXPONENT):
             raise jinja2.TemplateError("a power in the template is too large")
         for text, count in ((left, right), (right, left)):
@@ -78,19 +79,19 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
 
 class GenerationTag(Extension):
-    """Tolerates `{% generation %}`, which marks for training what the assistant says."""
+    """Accepts `{% generation %}`, which marks the assistant's text for training."""
 
     tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """A scope around the body, which changes nothing in what is shown."""
+        """Return a scope around the body, which does not change the output."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body, lineno=line)
 
 
 def render(template: jinja2.Template, variables: Mapping[str, Any], limit_s: float) -> str:
-    """The rendered text, within bounds. Raises what jinja2 and the template raise."""
+    """Render a template within bounds. Passes on errors of jinja2 and of the template."""
     budget = Budget(limit_s)
     token = current_budget.set(budget)
     try:
@@ -131,7 +132,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """jinja2's own tojson escapes for HTML, which no model was trained on."""
+    """Encode as plain JSON: jinja2's own tojson escapes for HTML, which no model was trained on."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -1,8 +1,8 @@
-"""Stop strings in a text that arrives piece by piece.
+"""Finds stop strings in a text that arrives in pieces.
 
-The matcher shows text as early as it can: it holds back only what may still turn out to be the
-beginning of a stop string. How the text is cut into pieces makes no difference: the match that is
-completed first counts, and of several that end at one character the longest.
+The matcher returns text as early as possible: it holds back only what may be the beginning of a
+stop string. The result does not depend on how the text is cut into pieces: the match that is
+completed first wins, and among several that end at the same character the longest.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Feeds text through; ends at the first stop string."""
+    """Passes text through, up to the first stop string."""
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
         if not all(stops):
@@ -23,11 +23,11 @@ class StopMatcher:
 
     @property
     def matched(self) -> str | None:
-        """The stop string that was found, if one was."""
+        """The stop string that was found; None if none was."""
         return self._matched
 
     def push(self, text: str) -> str:
-        """Take the next piece; return what may be shown now. Nothing comes after a match."""
+        """Take the next piece; return the text that may be shown now: "" after a match."""
         if self._matched is not None:
             return ""
         if not self._stops:
@@ -44,13 +44,13 @@ class StopMatcher:
         return held[: len(held) - num_held]
 
     def finish(self) -> str:
-        """The text is over: what was held back can be shown after all."""
+        """End the text; return what was held back."""
         held, self._held = self._held, ""
         return held
 
 
 class _PartialMatch:
-    """Knuth-Morris-Pratt: the longest beginning of `stop` that the text so far ends in."""
+    """Knuth-Morris-Pratt state: the longest prefix of `stop` that the text so far ends with."""
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
@@ -67,7 +67,8 @@ class _PartialMatch:
 
 
 def _fallback_table(stop: str) -> list[int]:
-    """At i: length of the longest proper prefix of stop[: i + 1] that is also its suffix."""
+    """Return, for each i, the length of the longest proper prefix of stop[: i + 1] that is also its
+    suffix."""
     table = [0] * len(stop)
     length = 0
     for i in range(1, len(stop)):

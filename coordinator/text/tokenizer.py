@@ -1,8 +1,8 @@
 """A checkpoint's tokenizer: text to token ids and back.
 
-Built on `tokenizers` and a checkpoint's `tokenizer.json`, and equal to what transformers 5 makes of
-the same files. In particular the post-processor in `tokenizer.json` alone decides whether a BOS
-token is put before a text; `add_bos_token` in `tokenizer_config.json` only described it.
+Built on `tokenizers` and a checkpoint's `tokenizer.json`, with the same results as transformers 5
+for the same files. In particular, only the post-processor in `tokenizer.json` decides whether a BOS
+token is added; `add_bos_token` in `tokenizer_config.json` merely describes it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pdserve.tokenizer_files import TokenizerConfig, prepare_backend, read_token
 
 T = TypeVar("T")
 
-LONG_TEXT_CHARS = 8192  # about a millisecond of work: longer texts leave the event loop alone
+LONG_TEXT_CHARS = 8192  # about a millisecond of work; longer texts go to a thread
 _NUM_THREADS = 2
 _MAX_SHRINKAGE = 4  # normalisers compose characters: Unicode NFC makes one of up to three
 
 
 class Tokenizer:
-    """Encodes prompts, decodes outputs, knows the special tokens and the chat template."""
+    """Encodes prompts and decodes outputs; holds the special tokens and the chat template."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Tokenizer:
 
     @property
     def num_ids(self) -> int:
-        """Token ids are below this."""
+        """Upper bound of the token ids, exclusive."""
         return self._num_ids
 
     @property
@@ -76,21 +76,21 @@ class Tokenizer:
         return self._pieces.is_byte_level
 
     def is_special(self, token_id: int) -> bool:
-        """Whether it is a control token, not text."""
+        """Return whether this is a control token, not text."""
         return token_id in self._special_ids
 
     @property
     def tool_format(self) -> ToolFormat | None:
-        """How the model writes tool calls, as far as its chat template tells."""
+        """The model's format of tool calls, detected from its chat template; None if unknown."""
         return detect_tool_format(self.chat_template.source) if self.chat_template else None
 
     def special_id(self, text: str) -> int | None:
-        """The special token that is written so; None: there is none."""
+        """Return the id of the special token with this text; None if there is none."""
         token_id = self._backend.token_to_id(text)
         return token_id if token_id in self._special_ids else None
 
     def token_id(self, text: str) -> int | None:
-        """The one token that is written so; None: there is none."""
+        """Return the id of the token with exactly this text; None if there is none."""
         return self._backend.token_to_id(text)
 
     @property
@@ -99,24 +99,24 @@ class Tokenizer:
         return self._special_ids
 
     def to_json(self) -> str:
-        """The whole tokenizer, as tokenizer.json would have it."""
+        """Return the whole tokenizer in the format of tokenizer.json."""
         return self._backend.to_str()
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text; `add_special_tokens` lets the post-processor add BOS and so on."""
-        # The fast variant leaves out character offsets, and so most of the time under the GIL.
+        """Encode a text; `add_special_tokens` lets the post-processor add BOS and so on."""
+        # The fast variant skips character offsets, which take most of the time under the GIL.
         encodings = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encodings[0].ids
 
     async def encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Like `encode`; a long text is encoded in a thread."""
+        """Do the same as `encode`; a long text is encoded in a thread."""
         (encoded,) = await self.encode_texts([text], add_special_tokens=add_special_tokens)
         return encoded
 
     async def encode_texts(
         self, texts: Sequence[str], *, add_special_tokens: bool
     ) -> list[list[int]]:
-        """Each like `encode`; if they are long together, in a thread."""
+        """Encode several texts; in a thread if they are long together."""
 
         def encode() -> list[list[int]]:
             return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
@@ -124,7 +124,7 @@ class Tokenizer:
         return await self._run(encode, sum(map(len, texts)) > LONG_TEXT_CHARS)
 
     async def encode_chat(self, conversation: Conversation) -> list[int]:
-        """Token ids of a conversation. Raises InvalidRequest when the template refuses it."""
+        """Render and encode a conversation. Raises InvalidRequest if the template refuses it."""
         template = self.chat_template
         if template is None:
             raise InvalidRequest(
@@ -144,11 +144,11 @@ class Tokenizer:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of all these tokens."""
+        """Return the text of all these tokens."""
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     async def decode_all(self, token_ids: Sequence[int]) -> str:
-        """The text of all these tokens, special ones included; of many, in a thread."""
+        """Return the text of all these tokens, special ones included; in a thread if many."""
 
         def decode() -> str:
             return self.decode(token_ids, skip_special_tokens=False)
@@ -156,7 +156,7 @@ class Tokenizer:
         return await self._run(decode, len(token_ids) > LONG_TEXT_CHARS)
 
     async def shown_texts(self, token_ids: Sequence[int]) -> list[str]:
-        """What each adds in the middle of a text; of many, in a thread."""
+        """Return the text that each token adds in the middle of a text; in a thread if many."""
 
         def show() -> list[str]:
             return [self.shown_bytes(i).decode("utf-8", errors="replace") for i in token_ids]
@@ -164,13 +164,13 @@ class Tokenizer:
         return await self._run(show, len(token_ids) > LONG_TEXT_CHARS)
 
     def exact_bytes(self, token_id: int) -> bytes | None:
-        """What the token stands for wherever it stands, if that can be said; see `pieces`."""
+        """See `TokenPieces.exact`."""
         return self._pieces.exact(token_id)
 
     def whole_text(self, token_id: int) -> str | None:
-        """What the token is if no character is begun before it; None: that cannot be said."""
+        """See `TokenPieces.whole`; valid if no character is incomplete before the token."""
         return self._pieces.whole(token_id)
 
     def shown_bytes(self, token_id: int) -> bytes:
-        """What the token adds in the middle of a text; may be a part of a character."""
+        """See `TokenPieces.shown`; the bytes may be a part of a character."""
         return self._pieces.shown(token_id)

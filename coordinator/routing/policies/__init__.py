@@ -1,4 +1,4 @@
-"""How a node is chosen among candidates: one small file for each policy."""
+"""The policies that choose a node among candidates, one file each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["make_policy"]
 
 
 def make_policy(name: RouterName) -> Policy:
-    """The policy of that name."""
+    """Return a new policy by its name."""
     match name:
         case "predicted":
             return Predicted()

@@ -1,4 +1,4 @@
-"""Where there is the least to do."""
+"""The least-loaded policy."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from coordinator.routing.candidates import Candidates
 
 
 class LeastLoaded:
-    """The fewest pending prompt tokens, or the fewest decoding requests; as of now."""
+    """Picks the node with the fewest pending prompt tokens, or decoding requests, at present."""
 
     def pick(self, candidates: Candidates) -> int:
-        """As Policy."""
+        """See Policy.pick."""
         slots = candidates.slots
         return int(slots[candidates.load.take(slots).argmin()])

@@ -1,4 +1,4 @@
-"""The better of two nodes that chance has picked."""
+"""The power-of-two-choices policy."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from coordinator.routing.candidates import Candidates
 
 
 class PowerOfTwo:
-    """Two at random, then the one with less to do (Mitzenmacher).
+    """Draws two nodes at random and picks the less loaded one (Mitzenmacher).
 
-    What is known of loads may be old: chance keeps routers from all sending to the same node.
+    Known loads may be stale; the random draw keeps routers from all choosing the same node.
     """
 
     def __init__(self, seed: int = 0) -> None:
         self._random = Random(seed)
 
     def pick(self, candidates: Candidates) -> int:
-        """As Policy."""
+        """See Policy.pick."""
         slots, load = candidates.slots, candidates.load
         first, second = (int(slots[self._random.randrange(len(slots))]) for _ in range(2))
         return first if load[first] <= load[second] else second

@@ -1,4 +1,4 @@
-"""Prompts that begin alike go to the same node, unless it has too much to do."""
+"""The prefix-affinity policy: equal prefixes go to the same node, unless it is overloaded."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from coordinator.generation import GenerationRequest
 from coordinator.routing.candidates import Candidates, Job
 from coordinator.routing.slots import Ints
 
-LOAD_BOUND = 1.25  # times the mean load: who has more is passed over
-POINTS = 32  # of each node on the ring
-PROMPT_TOKENS = 128  # prompts that begin with the same ones are alike
+LOAD_BOUND = 1.25  # times the mean load: nodes above it are skipped
+POINTS = 32  # per node on the ring
+PROMPT_TOKENS = 128  # prompts that share this many first tokens have the same key
 
 
 @dataclass(frozen=True)
 class _Ring:
-    """Points of nodes, in the order of the ring."""
+    """The nodes' points, in ring order."""
 
-    slots: Ints  # whose it was made for
+    slots: Ints  # the candidates that the ring was made for
     points: npt.NDArray[np.uint64]
     owners: Ints  # of the points: indices into `slots`
 
@@ -31,25 +31,25 @@ class _Ring:
 class PrefixAffinity:
     """Consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam).
 
-    Needs to know nothing of caches: who gets a prompt is who got the former ones like it. When a
-    node joins or leaves, only its own share of prompts moves.
+    Needs no knowledge of caches: a prompt goes to the node that got earlier prompts with the same
+    prefix. When a node joins or leaves, only its own share of prompts moves.
     """
 
     def __init__(self) -> None:
         self._rings: dict[Job, _Ring] = {}
 
     def pick(self, candidates: Candidates) -> int:
-        """As Policy."""
+        """See Policy.pick."""
         ring, load = self._ring(candidates), candidates.load.take(candidates.slots)
         bound = LOAD_BOUND * (float(load.mean()) + 1)
         at = int(ring.points.searchsorted(_key_of(candidates.request))) % len(ring.points)
-        while load[ring.owners[at]] > bound:  # it ends: somebody is not above the mean
+        while load[ring.owners[at]] > bound:  # ends: some node is not above the mean
             at = (at + 1) % len(ring.points)
         return int(candidates.slots[ring.owners[at]])
 
     def _ring(self, candidates: Candidates) -> _Ring:
         ring = self._rings.get(candidates.job)
-        if ring is None or ring.slots is not candidates.slots:  # they are made anew on any change
+        if ring is None or ring.slots is not candidates.slots:  # a new array on any change
             ring = self._rings[candidates.job] = self._make_ring(candidates)
         return ring
 
@@ -62,7 +62,7 @@ class PrefixAffinity:
 
 
 def _key_of(request: GenerationRequest) -> np.uint64:
-    """Where on the ring prompts are that begin like this one."""
+    """Return the ring position of prompts with the same prefix and salt as this one."""
     begin = array("q", request.token_ids[:PROMPT_TOKENS]).tobytes()
     digest = hashlib.blake2b(begin + request.cache_salt.encode(), digest_size=8).digest()
     return np.uint64(int.from_bytes(digest, "big"))

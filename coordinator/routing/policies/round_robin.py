@@ -1,4 +1,4 @@
-"""One after the other."""
+"""The round-robin policy."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from coordinator.routing.candidates import Candidates, Job
 
 
 class RoundRobin:
-    """The slot that follows the last one chosen for such a job, whoever has joined or left."""
+    """Picks the next slot after the last one chosen for the job, even if nodes have changed."""
 
     def __init__(self) -> None:
         self._last: dict[Job, int] = {}
 
     def pick(self, candidates: Candidates) -> int:
-        """As Policy."""
+        """See Policy.pick."""
         slots = candidates.slots
         following = slots.searchsorted(self._last.get(candidates.job, -1), side="right")
         slot = int(slots[following % len(slots)])

@@ -1,4 +1,4 @@
-"""Any node."""
+"""The random policy."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from coordinator.routing.candidates import Candidates
 
 
 class Uniform:
-    """Each with equal chances; what every other policy should beat."""
+    """Picks each node with equal probability: the baseline that other policies should beat."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = Random(seed)
 
     def pick(self, candidates: Candidates) -> int:
-        """As Policy."""
+        """See Policy.pick."""
         return int(candidates.slots[self._random.randrange(len(candidates.slots))])

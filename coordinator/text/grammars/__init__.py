@@ -1,4 +1,4 @@
-"""What an answer must look like, as the one text that nodes follow (pdserve/grammar)."""
+"""Builds and checks the grammar of an answer, which nodes enforce (pdserve/grammar)."""
 
 from coordinator.text.grammars.answer import AnswerGrammar, Thinking
 from coordinator.text.grammars.calls import CallGrammar, OfferedTool

@@ -1,4 +1,4 @@
-"""A whole answer as one document: reasoning first, then output or tool calls."""
+"""The grammar of a whole answer: reasoning first, then output or tool calls."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ _UP_TO_END = "/(.|\\n)*" + END.replace("/", "\\/") + "/"
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """A model that may reason before it answers: anything up to the end mark."""
+    """Reasoning before the answer: any text up to the end mark."""
 
-    has_begun: bool  # the prompt ends inside
-    begin_id: int | None  # the token of the begin mark; None: it is spelled out
-    end_id: int | None
+    has_begun: bool  # the prompt ends inside the reasoning
+    begin_id: int | None  # the token of the begin mark; None: it is spelled out as text
+    end_id: int | None  # the token of the end mark, likewise
 
     @property
     def can_be_followed(self) -> bool:
-        """The library cannot choose between a mark that is spelled out, and an answer without."""
+        """Whether the grammar library can follow it.
+
+        It cannot choose between a begin mark that is spelled out and an answer without reasoning.
+        """
         return self.has_begun or (self.begin_id is not None and self.end_id is not None)
 
     def rules(self) -> str:
-        """Of a Lark grammar, `thinking` among them."""
+        """Return Lark rules, which define `thinking`."""
         thinking = "thoughts gap" if self.has_begun else f"(<[{self.begin_id}]> thoughts gap)?"
         if self.end_id is None:
             text = f"thoughts[lazy]: {_UP_TO_END}"
@@ -39,14 +42,14 @@ class Thinking:
 
 @dataclass(frozen=True, slots=True)
 class AnswerGrammar:
-    """What an answer may be: `output` or, where there are some, `calls`; at least one is given."""
+    """What an answer may be: `output` or `calls`; at least one of the two is given."""
 
     output: Output | None = None
     calls: CallGrammar | None = None
     thinking: Thinking | None = None
 
     def text(self) -> str:
-        """For SamplingParams.grammar; not checked yet. Raises InvalidRequest."""
+        """Return the text for SamplingParams.grammar, not checked yet. Raises InvalidRequest."""
         thinking = self.thinking if self.thinking and self.thinking.can_be_followed else None
         if self.output is not None and self.calls is None and thinking is None:
             return _document([self.output.part()])

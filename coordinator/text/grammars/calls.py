@@ -1,6 +1,6 @@
-"""Tool calls as models write them, with arguments of the functions' schemas.
+"""Grammars of tool calls in the models' formats, with arguments that match the functions' schemas.
 
-What stands here is what `coordinator/text/parts` reads, in the spelling of the models' templates.
+They produce what `coordinator/text/parts` parses, spelled as in the models' chat templates.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class OfferedTool:
     """A function that may be called."""
 
     name: str
-    parameters: dict[str, Any] | None  # None: it takes none
-    param: str  # of the request, for errors
+    parameters: dict[str, Any] | None  # None: it takes no arguments
+    param: str  # the request's parameter, for errors
 
 
 @dataclass(frozen=True, slots=True)
 class CallGrammar:
-    """One call or several of some tools."""
+    """One call or several calls of the offered tools."""
 
     tool_format: ToolFormat
     tools: Sequence[OfferedTool]
@@ -38,14 +38,14 @@ class CallGrammar:
     special_id: SpecialId
 
     def rules(self) -> str:
-        """Of a Lark grammar, `calls` among them; arguments are other grammars: `parts`."""
+        """Return Lark rules, which define `calls`; arguments are separate grammars (`parts`)."""
         bodies = [f"body_{i}" for i in range(len(self.tools))]
         lines = [self._calls(), f"body: {' | '.join(bodies)}"]
         lines += [f"{body}: {self._body(i)}" for i, body in enumerate(bodies)]
         return "\n".join(lines)
 
     def parts(self) -> dict[str, Part]:
-        """Name |-> grammar of a tool's arguments. Raises InvalidRequest."""
+        """Return name |-> grammar of a tool's arguments. Raises InvalidRequest."""
         return {f"arguments_{i}": _arguments(tool) for i, tool in enumerate(self.tools)}
 
     def _calls(self) -> str:
@@ -69,7 +69,7 @@ class CallGrammar:
 
     @property
     def _names_calls(self) -> bool:
-        """Newer Mistral tokenizers have a token to stand between a name and its arguments."""
+        """Whether calls are written NAME[ARGS]{...}: newer Mistral tokenizers have that token."""
         is_mistral = self.tool_format is ToolFormat.MISTRAL
         return is_mistral and self.special_id(MISTRAL.after_name) is not None
 
@@ -81,13 +81,16 @@ class CallGrammar:
 
 
 def mark(text: str, special_id: SpecialId) -> str:
-    """As the special token of that name, or spelled out where there is none."""
+    """Return a mark as a special token, or spelled out if the tokenizer has none."""
     token_id = special_id(text)
     return quoted(text) if token_id is None else f"<[{token_id}]>"
 
 
 def check_format(tool_format: ToolFormat, *, has_output: bool) -> None:
-    """Raises InvalidRequest: no grammar is made for such calls, or for such calls or output."""
+    """Check that a grammar can be made for calls in this format, beside output if there is any.
+
+    Raises InvalidRequest if not.
+    """
     if tool_format is ToolFormat.LLAMA3 and has_output:
         raise InvalidRequest(
             "this model's tool calls are JSON without a mark, which cannot be told from structured "

@@ -1,7 +1,7 @@
-"""Checks grammars before they go to nodes: that they can be followed, in bounded time and memory.
+"""Checks, before grammars go to nodes, that they can be enforced in bounded time and memory.
 
-They are clients' texts. Each is prepared once, in a process that the kernel ends if it takes too
-long (pdserve/grammar/child.py); what became of it is remembered.
+Grammars come from clients and are not trusted. Each is prepared once, in a process that the kernel
+ends if it takes too long (pdserve/grammar/child.py), and the result is cached.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from coordinator.text.tokenizer import Tokenizer
 from pdserve.errors import GrammarFailed, InvalidRequest, Overloaded, TokenizerError
 from pdserve.grammar import Prepared
 
-# Usually a millisecond, and a quarter of a second for the largest that are no attack. A node takes
-# as long again, and its whole step waits for it.
+# Usually a millisecond; a quarter of a second for the largest legitimate grammars. A node takes the
+# same time again, and its whole step waits for that.
 CHECK_CPU_S = 0.5
-_WAIT_S = 15.0  # for all who are before, most of whom take no time
+_WAIT_S = 15.0  # including the queue, in which most grammars take almost no time
 _MAX_WAITING = 64
 _MAX_REMEMBERED = 256
 
 
 class GrammarChecker:
-    """For one tokenizer. Used on one event loop."""
+    """Checks grammars for one tokenizer. Used on one event loop."""
 
     def __init__(self, tokenizer: Tokenizer, check_cpu_s: float = CHECK_CPU_S) -> None:
         self._process = GrammarProcess(tokenizer, check_cpu_s)
-        self._verdicts: OrderedDict[str, Prepared] = OrderedDict()  # by what was asked
+        self._verdicts: OrderedDict[str, Prepared] = OrderedDict()  # by document
         self._under_way: dict[str, asyncio.Task[Prepared]] = {}
         self._beginning: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Start the process before there are requests."""
+        """Start the process in the background, before there are requests."""
         self._beginning = asyncio.create_task(self._begin())
 
     async def close(self) -> None:
-        """Nobody waits any more."""
+        """Cancel checks in progress, and end the process."""
         tasks: list[asyncio.Task[Any]] = [*self._under_way.values()]
         if self._beginning is not None:
             tasks.append(self._beginning)
@@ -50,11 +50,11 @@ class GrammarChecker:
         await self._process.close()
 
     async def checked(self, make: Callable[[], str], param: str) -> str:
-        """The grammar of what `make` makes, in a thread.
+        """Return the checked grammar of the document that `make` returns; `make` runs in a thread.
 
         Raises:
-            InvalidRequest: it cannot be followed; says why, and names `param`.
-            Overloaded: too many others are being prepared.
+            InvalidRequest: the grammar cannot be enforced; says why, and names `param`.
+            Overloaded: too many other grammars are being prepared.
         """
         document = await asyncio.to_thread(make)
         prepared = self._verdicts.get(document)
@@ -69,11 +69,11 @@ class GrammarChecker:
         return prepared.grammar
 
     async def _begin(self) -> None:
-        with suppress(TokenizerError, Overloaded):  # whoever needs it tries again, and is told
+        with suppress(TokenizerError, Overloaded):  # requests that need it try again
             await self._process.begin()
 
     async def _prepared(self, document: str) -> Prepared:
-        """Once for all who ask for it at the same time; who goes away leaves it to the others."""
+        """Prepare a document once for all concurrent callers; cancelling one affects no other."""
         task = self._under_way.get(document)
         if task is None:
             if len(self._under_way) >= _MAX_WAITING:

@@ -1,4 +1,4 @@
-"""The library's complaints in words that name what a client can change."""
+"""Translates the grammar library's errors into messages that say what a client can change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pdserve.grammar.matching import first_words
 _KEYWORDS = re.compile(r"Unimplemented keys: (\[.*?\])(?:$|\n| )", re.DOTALL)
 _MAX_CHARS = 500
 
-# what a complaint begins with or holds |-> what it is about
+# text in the library's error |-> explanation
 _PLAIN = (
     (
         "oneOf constraints are not supported",
@@ -24,7 +24,7 @@ _PLAIN = (
 
 
 def explain(complaint: str) -> str:
-    """One line. What is not known shows as it is."""
+    """Return a one-line explanation; unknown errors are passed on as they are."""
     complaint = first_words(complaint)
     if found := _KEYWORDS.search(complaint):
         keywords = ", ".join(repr(keyword) for keyword in json.loads(found[1]))

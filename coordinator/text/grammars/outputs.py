@@ -13,16 +13,16 @@ from coordinator.text.grammars.schemas import narrowed
 from pdserve.errors import InvalidRequest
 from pdserve.grammar.preparing import GBNF
 
-Part: TypeAlias = dict[str, Any]  # a grammar of a document, in the library's own form
+Part: TypeAlias = dict[str, Any]  # one grammar of a document, in the library's own format
 
-# Once between any two tokens of JSON: what printers write, indented or not. With any amount, a
-# model that has begun to write space may not find back.
+# Allowed once between two JSON tokens: what JSON printers write, indented or not. If any amount
+# were allowed, a model that has begun to write whitespace might never stop.
 _SPACE = r"\x20|\n(\x20{0,32}|\t{0,16})"
 _OPTIONS = "x-guidance"  # where the library looks for its own options in a schema
 
 
 class OutputKind(StrEnum):
-    """What the text of a grammar is written in."""
+    """The language that the client's grammar is written in."""
 
     JSON = "json"  # a JSON schema
     REGEX = "regex"  # of the whole answer
@@ -32,21 +32,21 @@ class OutputKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a client wants the answer to be."""
+    """The structured output that a client has asked for."""
 
     kind: OutputKind
     value: Any  # a schema, a list of strings, or the text of a regex or grammar
-    param: str  # of the request, for errors
+    param: str  # the request's parameter, for errors
 
     def part(self) -> Part:
-        """Raises InvalidRequest."""
+        """Return the grammar. Raises InvalidRequest."""
         match self.kind:
             case OutputKind.JSON:
                 return json_part(self.value, self.param)
             case OutputKind.REGEX:
                 return _regex_part(self.value)
             case OutputKind.CHOICE:
-                # As one terminal: of rules, only so many alternatives are followed at a time.
+                # One terminal, since the library limits the alternatives of rules it follows.
                 answers = " | ".join(map(quoted, dict.fromkeys(self.value)))
                 return {"lark_grammar": f"start: ANSWER\nANSWER: {answers}"}
             case OutputKind.LARK:
@@ -55,7 +55,7 @@ class Output:
 
 
 def json_part(schema: Any, param: str) -> Part:
-    """JSON values of a schema, written in any usual layout. Raises InvalidRequest."""
+    """Return the grammar of a JSON schema's values in any usual layout. Raises InvalidRequest."""
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
@@ -66,7 +66,7 @@ def json_part(schema: Any, param: str) -> Part:
 
 
 def quoted(text: str) -> str:
-    """As a literal of a Lark grammar."""
+    """Return a text as a literal of a Lark grammar."""
     return json.dumps(text, ensure_ascii=False)
 
 

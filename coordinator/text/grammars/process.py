@@ -1,4 +1,4 @@
-"""The process in which grammars are prepared: begun when needed, and anew when it has ended."""
+"""The process in which grammars are prepared: started when needed, and again after it has ended."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pdserve.errors import GrammarFailed, Overloaded, TokenizerError
 from pdserve.grammar.child import Beginning, Ready
 from pdserve.grammar.preparing import Prepared
 
-_MAX_LINE_BYTES = 1 << 20  # of an answer, which a grammar is the most of
+_MAX_LINE_BYTES = 1 << 20  # of an answer, which is mostly the grammar
 _BEGIN_S = 60.0  # a vocabulary of 150 000 tokens takes a second or two
 _PREPARE_S = 15.0  # far more than its CPU time, on a busy machine
 
 
 class GrammarProcess:
-    """Of one tokenizer. Prepares one grammar at a time: whoever calls waits for its turn."""
+    """The process for one tokenizer. It prepares one grammar at a time; other callers wait."""
 
     def __init__(self, tokenizer: Tokenizer, cpu_s: float) -> None:
         self._tokenizer = tokenizer
@@ -28,21 +28,21 @@ class GrammarProcess:
         self._turn = asyncio.Lock()
 
     async def begin(self) -> None:
-        """Have it running.
+        """Start the process if it is not running.
 
         Raises:
-            TokenizerError: no grammars can be followed over its tokens.
-            Overloaded: it cannot be had now.
+            TokenizerError: grammars cannot be enforced with this tokenizer.
+            Overloaded: the process cannot be started now.
         """
         async with self._turn:
             await self._running()
 
     async def prepare(self, document: str) -> Prepared:
-        """As pdserve.grammar.preparing.
+        """Prepare a document (see pdserve.grammar.preparing).
 
         Raises:
-            GrammarFailed: it took too long.
-            TokenizerError, Overloaded: as `begin`.
+            GrammarFailed: it took too much time or memory.
+            TokenizerError, Overloaded: see `begin`.
         """
         async with self._turn:
             process = await self._running()
@@ -52,7 +52,7 @@ class GrammarProcess:
         return msgspec.json.decode(line, type=Prepared)
 
     async def close(self) -> None:
-        """End it, if it runs."""
+        """End the process if it is running."""
         if self._process is not None:
             await self._end(self._process)
 
@@ -60,7 +60,7 @@ class GrammarProcess:
 
     async def _running(self) -> Process:
         if self._process is not None and self._process.returncode is not None:
-            await self._end(self._process)  # somebody has killed it
+            await self._end(self._process)  # it was killed
         if self._process is None:
             argv = (sys.executable, "-m", "pdserve.grammar.child")
             try:
@@ -88,7 +88,7 @@ class GrammarProcess:
             raise TokenizerError(fault)
 
     async def _answer(self, process: Process, line: bytes, timeout_s: float) -> bytes:
-        """What it says to a line; nothing: it has ended. Raises Overloaded."""
+        """Send a line and return the answer; empty if the process has ended. Raises Overloaded."""
         assert process.stdin is not None
         assert process.stdout is not None
         answer = b""
@@ -99,7 +99,7 @@ class GrammarProcess:
         except TimeoutError as error:
             raise Overloaded("this machine is too busy to prepare grammars") from error
         finally:
-            if not answer:  # whatever the reason, what it may say yet is no answer to the next one
+            if not answer:  # a late answer must not be taken for the next one
                 await self._end(process)
         return answer
 

@@ -1,8 +1,8 @@
-"""JSON schemas as they are enforced: narrower than they are written, where nobody meant so much.
+"""Narrows JSON schemas before they are enforced, where they allow more than their authors meant.
 
-Every instance of the narrower schema is one of the client's. A schema that lists properties and
-does not speak of others admits any others, and integers have no end; a model that is led by a
-grammar token by token takes that up, and writes what no program behind it can use.
+Every instance of the narrowed schema is also an instance of the client's. A schema that lists
+properties without excluding others allows any others, and integers are unbounded. A model that is
+constrained token by token makes use of that, and writes values that no program can use.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-MAX_INTEGER = 10**18 - 1  # programs can be expected to hold 64 bits
-# What the library's own dates may be besides: years without a number, 29 February in any year.
+MAX_INTEGER = 10**18 - 1  # programs can be expected to use 64 bits
+# Excludes what the library's own dates also allow: the year 0000, 29 February in any year.
 _LEAP = "(0[48]|[2468][048]|[13579][26])"
 _CALENDAR = (
     "^((\\d{3}[1-9]|\\d{2}[1-9]\\d|\\d[1-9]\\d{2}|[1-9]\\d{3})"
@@ -27,16 +27,16 @@ _MAPPINGS = ("properties", "patternProperties", "$defs", "definitions")
 
 
 def narrowed(schema: dict[str, Any]) -> dict[str, Any]:
-    """No properties beyond those it lists, no integers of 19 digits, no dates that never were."""
+    """Return a schema without unlisted properties, integers of 19 digits and impossible dates."""
     if any("allOf" in node or _combines_a_reference(node) for node in _nodes(schema)):
-        return schema  # what one part of it does not list, another may
+        return schema  # a property that one part does not list may be listed by another
     made = _narrowed(schema, is_combined=False)
     assert isinstance(made, dict)
     return made
 
 
 def _narrowed(schema: Any, *, is_combined: bool) -> Any:
-    """`is_combined`: another schema has a say in the same value."""
+    """Narrow one schema; `is_combined`: another schema applies to the same value."""
     if not isinstance(schema, dict):
         return schema
     made = dict(schema)
@@ -61,7 +61,7 @@ def _narrowed(schema: Any, *, is_combined: bool) -> Any:
 
 
 def _lists_enough(schema: dict[str, Any]) -> bool:
-    """Whether the properties that it lists are all that an object needs to have."""
+    """Return whether an object can satisfy the schema with its listed properties alone."""
     listed, required = schema.get("properties"), schema.get("required", [])
     if not isinstance(listed, dict) or not isinstance(required, list):
         return False
@@ -79,7 +79,7 @@ def _combines_a_reference(schema: dict[str, Any]) -> bool:
 
 
 def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
-    """All schemas within, and whatever else is an object: constants too."""
+    """Iterate over all objects in a schema: its subschemas, but also e.g. constants."""
     if isinstance(schema, dict):
         yield schema
         for value in schema.values():

@@ -1,4 +1,4 @@
-"""What a chat answer is made of: text, reasoning, tool calls; told apart while it arrives."""
+"""Separates a chat answer into text, reasoning and tool calls while it arrives."""
 
 from coordinator.text.parts.answer import AnswerParts
 from coordinator.text.parts.catalog import ToolFormat, detect_tool_format

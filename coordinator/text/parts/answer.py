@@ -1,4 +1,4 @@
-"""A whole answer: reasoning first, then text and tool calls."""
+"""Parses a whole answer: reasoning first, then text and tool calls."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from coordinator.text.parts.reasoning import Reasoning
 
 
 class AnswerParts:
-    """A PartsParser of up to two: what is content to the first one goes through the second.
+    """A PartsParser that chains up to two others: the first one's content goes to the second.
 
     Args:
-        reasoning: tells reasoning from the rest; None: there is none.
-        tools: finds calls in the rest; None: there are none.
-        max_calls: further ones are dropped; None: any number.
-        must_call: the rest is nothing but calls: what is none is the beginning of one, cut off.
+        reasoning: separates reasoning from the rest; None: there is no reasoning.
+        tools: finds calls in the rest; None: there are no calls.
+        max_calls: further calls are dropped; None: unlimited.
+        must_call: the rest consists of calls only; other text is a truncated call and is dropped.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The formats of tool calls that are understood, and which one a model writes."""
+"""The supported formats of tool calls, and the detection of a model's format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ToolFormat(StrEnum):
     PYTHONIC = "pythonic"  # Llama 3.2 and 4
 
     def parser(self) -> PartsParser:
-        """For one answer."""
+        """Return a new parser for one answer."""
         match self:
             case ToolFormat.HERMES:
                 return MarkedCalls(HERMES)
@@ -31,7 +31,7 @@ class ToolFormat(StrEnum):
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Text that marks calls, and that tokenizers may have as special tokens."""
+        """Marks of calls, which may be special tokens of the tokenizer."""
         match self:
             case ToolFormat.HERMES:
                 return (HERMES.begin, HERMES.end)
@@ -41,7 +41,7 @@ class ToolFormat(StrEnum):
 
 
 def detect_tool_format(chat_template: str) -> ToolFormat | None:
-    """By what the template writes around former calls; None: it knows of no tools."""
+    """Detect the format from what a template writes around earlier calls; None if unknown."""
     if "tools" not in chat_template:
         return None
     if HERMES.begin in chat_template:

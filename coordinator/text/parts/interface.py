@@ -1,4 +1,4 @@
-"""The seam between an answer's text and the formats in which models write tool calls."""
+"""The interface of parsers that separate an answer's text into its parts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """Some of a tool call. The pieces of one call follow each other; their arguments add up."""
+    """A piece of a tool call. A call's pieces are consecutive; their arguments are concatenated."""
 
     index: int  # of the call in the answer
     name: str | None  # in the first piece only
@@ -17,7 +17,7 @@ class CallPiece:
 
 @dataclass(slots=True)
 class Parts:
-    """What a piece of text turned out to be."""
+    """The parts that were found in a piece of text."""
 
     content: str = ""
     reasoning: str = ""
@@ -25,7 +25,7 @@ class Parts:
 
     @property
     def is_content_only(self) -> bool:
-        """Whether it is text and nothing else."""
+        """Whether there is neither reasoning nor a call."""
         return not (self.reasoning or self.calls)
 
     def __bool__(self) -> bool:
@@ -40,19 +40,19 @@ class Parts:
 
 
 class PartsParser(Protocol):
-    """Fed an answer's text in any pieces; what comes out does not depend on how it was cut."""
+    """Takes an answer's text in pieces; the result does not depend on how the text is cut."""
 
     def push(self, text: str) -> Parts:
-        """Take the next piece; return what is certain now."""
+        """Take the next piece of text; return the parts that are certain now."""
         ...
 
     def finish(self) -> Parts:
-        """The text is over: what was held back shows as what it is most likely."""
+        """End the text; return what was held back as its most likely kind of part."""
         ...
 
 
 def held_length(text: str, marker: str) -> int:
-    """Length of the longest end of `text` that may be the beginning of `marker`."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `marker`."""
     for length in range(min(len(text), len(marker) - 1), 0, -1):
         if marker.startswith(text[len(text) - length :]):
             return length

@@ -1,7 +1,7 @@
-"""One tool call as a JSON object, `{"name": ..., "arguments": {...}}`, read as it arrives.
+"""Incremental parser of one tool call as a JSON object, `{"name": ..., "arguments": {...}}`.
 
-The value of the arguments is passed on as it comes, so that a long one is streamed. Keys may stand
-in any order; arguments that come before the name wait for it.
+The arguments' value is passed on as it arrives, so that long arguments are streamed. Keys may be in
+any order; arguments that come before the name are held until the name is known.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ ARGUMENT_KEYS = frozenset({"arguments", "parameters"})  # the second is Llama 3'
 _SPACE = " \t\r\n"
 
 
-class NotACall(Exception):  # control flow inside this package, nobody else sees it
+class NotACall(Exception):  # control flow inside this package only
     """The object read so far is no tool call."""
 
 
 class JsonCall:
-    """Reads one object. `name` and `take` tell what is known so far.
+    """Parses one object. `name` and `take` return what is known so far.
 
     Args:
-        name: where it stands before the object, which then holds the arguments alone.
+        name: the function's name if it precedes the object, which then holds only the arguments.
     """
 
     def __init__(self, name: str | None = None) -> None:
@@ -30,7 +30,7 @@ class JsonCall:
         self._depth = int(self._is_arguments_alone)
         self._in_string = False
         self._escaped = False
-        # Of the value that is being read.
+        # State of the value that is being read.
         self._key: str | None = "arguments" if self._is_arguments_alone else None
         self._value = ""  # what is read at depth 1: a key, or a value
         self._arguments = ""  # not taken yet
@@ -56,7 +56,7 @@ class JsonCall:
             self._in_value(char)
 
     def take(self) -> str:
-        """More of the arguments' JSON text, once the name is known."""
+        """Return further JSON text of the arguments, once the name is known."""
         if self.name is None or not (self._first == "{" or self.is_complete):
             return ""
         taken, self._arguments = self._arguments, ""

@@ -1,8 +1,8 @@
-"""Tool calls behind a marker: Hermes and Qwen (`<tool_call>{...}</tool_call>`), Mistral
+"""Parses tool calls after a marker: Hermes and Qwen (`<tool_call>{...}</tool_call>`), Mistral
 (`[TOOL_CALLS][{...}, {...}]`, newer `[TOOL_CALLS]name{...}`), Llama 3 (the whole answer is
-`{...}; {...}`, perhaps behind `<|python_tag|>`).
+`{...}; {...}`, optionally after `<|python_tag|>`).
 
-What is not a call after all shows as text, marker and all.
+Text that turns out not to be a call is returned as content, including the marker.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _SPACE = " \t\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """How one family of models sets its calls off from text."""
+    """The marks with which a family of models separates calls from text."""
 
-    begin: str  # before a call, or a list of them; empty: only at the very beginning
-    end: str = ""  # behind it
-    between: str = ""  # single characters that may stand around calls of a list
-    optional: str = ""  # may stand before the first call
-    names_calls: bool = False  # NAME{arguments} besides {"name": ..., "arguments": ...}
-    after_name: str = ""  # may stand between NAME and its arguments
+    begin: str  # before a call or a list of calls; empty: calls only at the start of the answer
+    end: str = ""  # after a call or list
+    between: str = ""  # single characters that may surround the calls of a list
+    optional: str = ""  # may precede the first call
+    names_calls: bool = False  # NAME{arguments} is allowed, too
+    after_name: str = ""  # may be between NAME and its arguments
 
 
 HERMES = Marks(begin="<tool_call>", end="</tool_call>")
@@ -38,11 +38,11 @@ class MarkedCalls:
     def __init__(self, marks: Marks) -> None:
         self._marks = marks
         self._num_calls = 0
-        self._rest = ""  # not looked at yet, or perhaps the beginning of a marker
-        self._raw = ""  # since a call's marker: what shows if it is none
-        self._space = ""  # behind text or a call; nothing if another call follows
+        self._rest = ""  # not consumed yet, or perhaps the beginning of a marker
+        self._raw = ""  # text since a call's marker: content if it turns out not to be a call
+        self._space = ""  # whitespace after text or a call; dropped if another call follows
         self._call: JsonCall | None = None
-        self._is_named = False  # the piece with the call's name is out
+        self._is_named = False  # whether the piece with the call's name was returned
         self._follows_call = False
         self._among_calls = not marks.begin
         self._is_text_only = False
@@ -58,7 +58,7 @@ class MarkedCalls:
     def finish(self) -> Parts:
         """See PartsParser.finish."""
         parts = Parts()
-        if not self._is_named or self._call is None:  # else it is cut off in its arguments
+        if not self._is_named or self._call is None:  # else truncated arguments
             left = self._raw + self._rest
             if not self._num_calls or left.strip(_SPACE + self._marks.between):
                 self._show(left, parts)
@@ -67,7 +67,7 @@ class MarkedCalls:
         self._raw = self._rest = self._space = ""
         return parts
 
-    # ---- one step: consumes some of the rest, or says that more text is needed ----------------
+    # ---- one step: consumes some of the rest, or returns False if more text is needed ----------
 
     def _step(self, parts: Parts) -> bool:
         if self._is_text_only:
@@ -92,7 +92,7 @@ class MarkedCalls:
         return False
 
     def _before_call(self, parts: Parts) -> bool:
-        """Spaces and separators, then a call, a name of one, an end mark, or text after all."""
+        """Consume whitespace and separators, then a call, its name, an end mark, or plain text."""
         marks, rest = self._marks, self._rest
         for mark in filter(None, (marks.begin, marks.end, marks.optional)):
             if rest.startswith(mark):
@@ -114,7 +114,10 @@ class MarkedCalls:
         return True
 
     def _name_length(self) -> int | None:
-        """Of what stands before `{`, if it may still be a name; len(rest): more is needed."""
+        """Return the length of a possible name before `{`; None if it is not a name.
+
+        len(rest) means that more text is needed.
+        """
         for at, char in enumerate(self._rest):
             if char == "{":
                 return at
@@ -141,7 +144,7 @@ class MarkedCalls:
             call.push(char)
         except NotACall:
             self._call = None
-            if not self._is_named:  # else its pieces are out already
+            if not self._is_named:  # else pieces of it were already returned
                 self._give_up(parts)
             return True
         more = call.take()
@@ -163,14 +166,14 @@ class MarkedCalls:
             parts.calls.append(CallPiece(self._num_calls, name, arguments))
 
     def _give_up(self, parts: Parts) -> None:
-        """No call: what was read since the marker is text, and so is the next character."""
+        """Treat what was read since the marker, and the next character, as text."""
         raw, self._raw = self._raw, ""
         self._among_calls = False
         self._is_text_only = not self._marks.begin
         self._show(raw + self._taken(1), parts)
 
     def _show(self, text: str, parts: Parts) -> None:
-        """As content, without the space around calls: one may have been before, or follow."""
+        """Add text as content, without the whitespace before and after calls."""
         text = self._space + (text.lstrip(_SPACE) if self._follows_call else text)
         self._follows_call = self._follows_call and not text
         bare = text.rstrip(_SPACE)

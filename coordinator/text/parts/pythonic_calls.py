@@ -1,7 +1,7 @@
-"""Tool calls as a list of Python calls, `[get_weather(city="Paris"), now()]`: Llama 3.2 and 4.
+"""Parses a list of Python calls, `[get_weather(city="Paris"), now()]`: Llama 3.2 and 4.
 
-A call is passed on when it is complete. Its arguments are literals; what is anything else is no
-call, and shows as text.
+A call is returned when it is complete. Its arguments must be keywords with literals; anything else
+is not a call, and is returned as text.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _OPENING = {"(": ")", "[": "]", "{": "}"}
 
 
 class PythonicCalls:
-    """A PartsParser. The whole answer is a list of calls, or none of it is."""
+    """A PartsParser for answers that are either a list of calls or plain text."""
 
     def __init__(self) -> None:
         self._num_calls = 0
-        self._rest = ""  # not understood yet
-        self._before = ""  # the list: shows if it is none
+        self._rest = ""  # not parsed yet
+        self._before = ""  # text before the list: content if it turns out not to be a list
         self._in_list = False
         self._is_text = False
 
@@ -54,7 +54,7 @@ class PythonicCalls:
             self._is_text = True
 
     def _one_call(self, parts: Parts) -> bool:
-        """Take the next call if it is there; False when more text is needed, or it is none."""
+        """Take the next call; return False if more text is needed, or it is not a call."""
         start = len(self._rest) - len(self._rest.lstrip(_SPACE + ("," if self._num_calls else "[")))
         end = _end_of_call(self._rest, start)
         if end is None:
@@ -71,7 +71,7 @@ class PythonicCalls:
 
 
 def _end_of_call(text: str, start: int) -> int | None:
-    """Behind the bracket that closes the first one from `start` on; None: not there yet."""
+    """Return the index after the bracket that closes the first one from `start`; None: not yet."""
     closing: list[str] = []
     quote, escaped = "", False
     for at in range(start, len(text)):
@@ -91,7 +91,7 @@ def _end_of_call(text: str, start: int) -> int | None:
 
 
 def _as_call(source: str, index: int) -> CallPiece | None:
-    """A call with keywords and literals; None: something else."""
+    """Parse a call with keyword arguments that are literals; None if it is something else."""
     try:
         call = ast.parse(source, mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
@@ -102,7 +102,7 @@ def _as_call(source: str, index: int) -> CallPiece | None:
             if keyword.arg is not None
         }
         if len(arguments) < len(call.keywords):
-            return None  # **unpacked, or twice the same
+            return None  # **unpacking, or a repeated keyword
         return CallPiece(index, ast.unparse(call.func), json.dumps(arguments, allow_nan=False))
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None

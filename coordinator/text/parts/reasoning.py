@@ -1,4 +1,4 @@
-"""Reasoning between `<think>` and `</think>`, apart from the answer behind it."""
+"""Separates reasoning between `<think>` and `</think>` from the answer after it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _SPACE = " \t\r\n"
 
 
 class Reasoning:
-    """A PartsParser. Reasoning comes first, or not at all.
+    """A PartsParser for answers that may begin with reasoning.
 
     Args:
-        has_begun: the prompt ends with the begin mark, so that the answer begins inside.
-        is_shown: or else it is dropped.
+        has_begun: the prompt ends with the begin mark, so the answer begins inside reasoning.
+        is_shown: whether reasoning is returned; otherwise it is dropped.
     """
 
     def __init__(self, *, has_begun: bool, is_shown: bool = True) -> None:
@@ -21,7 +21,7 @@ class Reasoning:
         self._is_over = False
         self._is_shown = is_shown
         self._rest = ""
-        self._skips_space = has_begun  # around the marks
+        self._skips_space = has_begun  # drop whitespace after a mark
 
     @property
     def is_inside(self) -> bool:
@@ -69,7 +69,7 @@ class Reasoning:
         parts.reasoning, self._rest = self._bare(self._rest[:certain]), self._rest[certain:]
 
     def _bare(self, text: str) -> str:
-        """Without the space behind a mark, however it is cut."""
+        """Return text without the whitespace after a mark, which may arrive in several pieces."""
         if not self._skips_space:
             return text
         bare = text.lstrip(_SPACE)
