@@ -60,8 +60,8 @@ class Preemptions:
             self.statistics.for_priority += 1
             return
         self.statistics.for_blocks += 1
-        # Within block_size steps, every stream takes one more block. After that, blocks that are
-        # still free are not needed for growth in the near term, so admission can resume.
+        # Within block_size steps, every stream takes one more block. Blocks that are still free
+        # after that stay free.
         was_closed = self._num_closed_steps > 0
         self._num_closed_steps = self._block_size
         priority = request.targets.priority
