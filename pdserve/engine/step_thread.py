@@ -41,8 +41,9 @@ class StepThread:
     def submit(self, compute: Callable[[], T]) -> Computation[T]:
         """Run a function in the thread.
 
-        Callers should await `begun` before doing other work on the loop: until then the thread
-        needs the interpreter lock, and soon afterwards it no longer does.
+        Callers should await `begun` before doing other work on the loop. Work done before that
+        delays the thread, because both need the interpreter lock; soon afterwards the thread no
+        longer does.
         """
         computation = Computation(compute, self._loop.create_future(), self._loop.create_future())
         self._work.put(computation)

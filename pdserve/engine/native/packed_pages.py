@@ -32,7 +32,7 @@ _HUGE_PAGES = re.compile(r"^FilePmdMapped:\s+(\d+) kB$", re.MULTILINE)
 
 
 def map_pages(fd: int) -> NDArray[np.uint8]:
-    """Map a whole file, read-only.
+    """Map a whole file, read-only. Its pages are read in when this returns, if the kernel can.
 
     Raises:
         OSError: it cannot be mapped.
