@@ -1,4 +1,4 @@
-"""Weighted fair queueing among payers of equal priority: whoever got least for its weight is next.
+"""Weighted fair queueing among payers of equal priority: the least service per weight goes next.
 
 Each payer has a *tag*: the service it has received, divided by its weight. The payers of one
 priority share a virtual time, *now*, which follows the lowest tag of the active payers and never
@@ -22,26 +22,26 @@ from typing import Final, NamedTuple, Protocol
 
 BURST_S: Final = 2.0  # seconds of service
 LEAD_S: Final = 0.25  # how far the payer that is being served may get ahead
-FEW: Final = 64  # tags that are always kept
-MOST_SCALES: Final = 256  # priorities that are remembered
+FEW: Final = 64  # number of tags below which none is dropped
+MOST_SCALES: Final = 256  # maximum number of priorities to keep state for
 
 
 class Payer(Protocol):
-    """Whose share a request counts against: `Slo` and `Targets` are payers."""
+    """The entity that a request's service is charged to: `Slo` and `Targets` are payers."""
 
     @property
     def payer(self) -> str:
-        """Its name: a class, or a tenant within a class."""
+        """Name of the payer: a service class, or a tenant within a class."""
         ...
 
     @property
     def priority(self) -> int:
-        """Payers share within one priority; a name may occur in several."""
+        """Priority; fair sharing applies within one priority. A name may occur in several."""
         ...
 
     @property
     def weight(self) -> float:
-        """Its share relative to others; above 0."""
+        """Share relative to other payers; above 0."""
         ...
 
 
@@ -101,19 +101,22 @@ class FairShare:
             _forget(scale)
 
     def rank(self, payer: Payer) -> float:
-        """Its rank among payers of equal priority: smaller goes first."""
+        """Return the payer's rank among payers of equal priority: the smallest goes first."""
         scale = self._scale(payer.priority)
         lead = self._lead / payer.weight if payer.payer == scale.served else 0.0
         return self._at(scale, payer) - lead
 
     def is_owed(self, payer: Payer) -> bool:
-        """Whether the payer is behind now: others were served in its absence."""
+        """Whether the payer's tag is behind `now`: others were served in its absence."""
         scale = self._scale(payer.priority)
         return self._at(scale, payer) < scale.now
 
     def yields_to(self, payer: Payer, other: Payer) -> bool:
-        """Whether what delays both is for it to make up: it has less priority, or it was given more
-        than the other one by over a burst. Two who ask alike are never that far apart for long."""
+        """Whether `payer` has to make up for a delay of both payers.
+
+        It has to if it has lower priority, or if it received more service than `other`, by more
+        than a burst. Two payers with equal demand are never that far apart for long.
+        """
         if payer.priority != other.priority:
             return payer.priority < other.priority
         scale = self._scale(payer.priority)
@@ -129,6 +132,6 @@ class FairShare:
 
 
 def _forget(scale: _Scale) -> None:
-    """Drop tags that have no effect any more; those of active payers always have one."""
+    """Drop tags that no longer have an effect; the tags of active payers always have one."""
     scale.tags = {name: tag for name, tag in scale.tags.items() if tag.at > scale.now - tag.ahead}
     scale.most_tags = 2 * len(scale.tags) + FEW

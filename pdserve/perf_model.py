@@ -1,13 +1,13 @@
-"""What a step of an engine will take: one model for policies, router, admission and simulation.
+"""Predicts the time of engine steps: one model for policies, router, admission and simulation.
 
-A step's linear layers see only how many tokens there are, be they chunks of prompts or decode
-tokens; that part is piecewise linear, because small counts are bound by bandwidth and large ones by
-arithmetic. Attention adds a term for each query and key of a chunk, and one for each token of
-context that a decoding request reads; sampling one for each row that is sampled. Prefill, decode
-and mixed steps are thus one formula (after DistServe's appendix A and Vidur's piecewise fits).
+The time of the linear layers depends only on the number of tokens, whether of prompt chunks or of
+decode. It is piecewise linear, because small counts are bound by memory bandwidth and large ones by
+arithmetic. Attention adds a term per query-key pair of a chunk, and a term per context token of a
+decoding request; sampling adds a term per sampled row. Prefill, decode and mixed steps thus share
+one formula (after DistServe's appendix A and Vidur's piecewise fits).
 
-What the machine does differently from its profile is followed by the ratio of real to predicted
-times, one for steps with chunks of prompts and one for those without.
+Deviations of the machine from its profile are tracked as the ratio of measured to predicted times:
+one ratio for steps with prompt chunks, and one for steps without.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from typing import NamedTuple
 
 from pdserve.protocol import StepCosts
 
-RATIO_WEIGHT = 0.05  # of the newest step, once there were a few
-MOST_OFF = 2.0  # by so much a single step may be off: a process may have stood still in it
-SATURATED = 0.95  # of the best throughput: where more tokens in a step gain little
-_CANDIDATES = 256  # token counts that are looked at for it
+RATIO_WEIGHT = 0.05  # of the newest step in the moving averages, after the first few
+MOST_OFF = 2.0  # limit on the ratio of a single step: the process may have been paused in it
+SATURATED = 0.95  # share of the best throughput, above which more tokens in a step gain little
+_CANDIDATES = 256  # number of token counts evaluated to find the saturation point
 
-# Good until a node has measured itself: a small model on a small machine.
+# Costs to use until a node has measured its own: a small model on a small machine.
 GUESS = StepCosts(knot_tokens=[1, 64], knot_s=[0.005, 0.016])
 
 
 class StepRow(NamedTuple):
-    """What one request has a step compute."""
+    """The part of a step that belongs to one request."""
 
     num_tokens: int
-    num_before: int  # tokens whose KV is there already
+    num_before: int  # tokens whose KV is computed already
     is_decoding: bool = False  # one token; else a chunk of a prompt
     is_sampled: bool = True  # whether it reaches the request's newest token
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """All that a step's time depends on."""
+    """The quantities that a step's predicted time depends on."""
 
     num_tokens: int  # computed, over all rows
     num_sampled: int = 0  # rows that are sampled from
@@ -49,7 +49,7 @@ class StepShape:
 
     @classmethod
     def of(cls, rows: Iterable[StepRow]) -> StepShape:
-        """Of a step that computes these."""
+        """Return the shape of a step with these rows."""
         tokens = sampled = pairs = context = 0
         for num_tokens, num_before, is_decoding, is_sampled in rows:
             tokens += num_tokens
@@ -62,19 +62,19 @@ class StepShape:
 
     @property
     def is_decode(self) -> bool:
-        """Whether there is no chunk of a prompt in it."""
+        """Whether the step contains no prompt chunk."""
         return self.prefill_pairs == 0
 
 
 def chunk_pairs(num_tokens: int, num_before: int) -> int:
-    """Query-key pairs of a causal chunk of `num_tokens` that follows `num_before` others."""
+    """Return the query-key pairs of a causal chunk of `num_tokens` after `num_before` tokens."""
     return num_tokens * num_before + num_tokens * (num_tokens + 1) // 2
 
 
 class PerfModel:
-    """The costs of one node, and how far they are off at the moment.
+    """The profiled costs of one node, with a running correction.
 
-    Policies ask several times a step, so what is asked is a few multiplications.
+    Policies ask for several predictions per step, so each one is only a few multiplications.
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class PerfModel:
 
     @property
     def costs(self) -> StepCosts:
-        """As profiled."""
+        """The profiled costs, without the correction."""
         return self._costs
 
     @costs.setter
     def costs(self, costs: StepCosts) -> None:
-        """Predict from these; the ratios stay, and follow."""
+        """Replace the costs. The ratios are kept, and adapt with further observations."""
         self._costs = costs
         self._knots = costs.knot_tokens
         self._lines = _lines(costs)
@@ -104,18 +104,18 @@ class PerfModel:
 
     @property
     def has_prefilled(self) -> bool:
-        """Whether a step with a chunk of a prompt has been observed."""
+        """Whether a step with a prompt chunk has been observed."""
         return self._num_observed[False] > 0
 
     @property
     def has_decoded(self) -> bool:
-        """Whether a step without one has been observed."""
+        """Whether a step without prompt chunks has been observed."""
         return self._num_observed[True] > 0
 
     # ---- predictions, in seconds ---------------------------------------------------------------
 
     def step_s(self, shape: StepShape) -> float:
-        """A step."""
+        """Return the predicted time of a step."""
         fixed_s, token_s = self._lines[bisect_left(self._knots, shape.num_tokens)]
         raw_s = (
             fixed_s
@@ -127,7 +127,10 @@ class PerfModel:
         return raw_s * (self.prefill_ratio if shape.prefill_pairs else self.decode_ratio)
 
     def decode_s(self, num_requests: int, num_context_tokens: int) -> float:
-        """A step that decodes so many requests of so much context together."""
+        """Return the predicted time of a decode step.
+
+        `num_context_tokens` is the sum over all requests.
+        """
         fixed_s, token_s = self._lines[bisect_left(self._knots, num_requests)]
         raw_s = (
             fixed_s
@@ -137,7 +140,10 @@ class PerfModel:
         return raw_s * self.decode_ratio
 
     def prefill_s(self, num_uncached: int, num_cached: int, token_budget: int) -> float:
-        """A prompt alone, in chunks of `token_budget`; the pairs are the same in any chunks."""
+        """Return the predicted time to prefill one prompt alone, in chunks of `token_budget`.
+
+        The number of query-key pairs does not depend on the chunking.
+        """
         num_full, num_left = divmod(num_uncached, token_budget)
         raw_s = self._sampled_s + self._pair_s * chunk_pairs(num_uncached, num_cached)
         if num_full:
@@ -147,8 +153,10 @@ class PerfModel:
         return raw_s * self.prefill_ratio if num_uncached else 0.0
 
     def saturating_tokens(self, most: int) -> int:
-        """DistServe's L_m: the fewest tokens of a prompt, up to `most`, that are computed with
-        nearly the best throughput."""
+        """Return the fewest prompt tokens, up to `most`, that reach nearly the best throughput.
+
+        This is DistServe's L_m.
+        """
         step = max(1, most // _CANDIDATES)
         rates = {
             tokens: tokens / self.prefill_s(tokens, 0, most) for tokens in range(most, 0, -step)
@@ -159,11 +167,11 @@ class PerfModel:
     # ---- correction ----------------------------------------------------------------------------
 
     def observe(self, shape: StepShape, seconds: float) -> None:
-        """A step took so long.
+        """Update the correction with the measured time of a step.
 
-        The first few count alike, later ones less and less than what was before them. One that is
-        far off counts as if it were `MOST_OFF` times off: a machine that has become slow is
-        followed, 5 % a step, and a pause is soon forgotten.
+        The first few steps have equal weight; later ones enter a moving average with
+        `RATIO_WEIGHT`. The deviation of one step is limited to a factor of `MOST_OFF`. So the model
+        follows a machine that has become slow, by 5 % per step, and soon forgets a pause.
         """
         predicted_s = self.step_s(shape)
         if predicted_s <= 0 or seconds <= 0:
@@ -185,9 +193,9 @@ class PerfModel:
 
 
 def _lines(costs: StepCosts) -> list[tuple[float, float]]:
-    """(seconds at 0 tokens, seconds per token) up to each knot, and beyond the last one.
+    """Return (seconds at 0 tokens, seconds per token) for each segment between knots.
 
-    Before the first knot its own value; beyond the last one as before it.
+    Up to the first knot, the time is constant; beyond the last one, the last segment is extended.
     """
     knots = list(zip(costs.knot_tokens, costs.knot_s, strict=True))
     lines = [(knots[0][1], 0.0)]

@@ -1,4 +1,4 @@
-"""Service classes: the latency promises and the priority of requests.
+"""Service classes: the latency targets and the priority of requests.
 
 As in DistServe, TTFT is the time from receipt to token 1, and TPOT the mean gap after token 1.
 """
@@ -29,7 +29,7 @@ _SETTING = re.compile(r"(\w+)=(-?\d+(?:\.\d+)?)", re.ASCII)
 
 
 class SloClass(msgspec.Struct, frozen=True, kw_only=True):
-    """One service class. A time of 0 is no promise: such requests wait instead of being refused."""
+    """One service class. A time of 0 means no target: requests then wait and are not rejected."""
 
     name: str
     ttft_s: Seconds = 0.0
@@ -58,7 +58,7 @@ class ServiceClasses:
     """The service classes of one cluster."""
 
     by_name: Mapping[str, SloClass]  # in the order of the configuration
-    default: SloClass  # of requests that name none
+    default: SloClass  # for requests that name no class
 
     @property
     def highest(self) -> SloClass:

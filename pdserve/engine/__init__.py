@@ -1,12 +1,13 @@
-"""The engine: model, weights, paged KV, block pool, scheduler, sampler. Knows nothing of networks.
+"""The engine: model, weights, paged KV cache, block pool, scheduler and sampler. No networking.
 
-It deals in token ids only, and runs the same code for a prefill node, a decode node and the
-co-located mode: a request's `num_computed_tokens` chases its `num_tokens`, and there is no phase.
+It works on token ids only and runs the same code on a prefill node, on a decode node and in
+co-located mode. Requests have no phase: each step advances `num_computed_tokens` towards
+`num_tokens`.
 """
 
 import os
 
-# torch's OpenMP threads would spin after each operation, on the cores that our own kernels' threads
-# need next: a step of alternating torch and native operations got several times slower. Read when
-# torch is loaded, which everything here comes before.
+# By default, torch's OpenMP threads spin after each operation, on the cores that our own kernel
+# threads need next: steps that alternate torch and native operations became several times slower.
+# The variable is read when torch is loaded, so it must be set here, before any import of torch.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")

@@ -1,4 +1,4 @@
-"""A step's plan as the tensors that the model computes on."""
+"""The tensors of one step, built from its plan, as input to the model."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pdserve.engine.request import Request, Scheduled
 
 @dataclass(frozen=True, slots=True)
 class WantedStates:
-    """Rows whose final states are wanted, whatever else is. On the host, like `out`."""
+    """Rows of a batch whose final hidden states the caller needs. Both tensors are on the host."""
 
     rows: Tensor  # [num_states] int64, ascending
-    out: Tensor  # [num_states, hidden_size] float32: the decoder puts them there
+    out: Tensor  # [num_states, hidden_size] float32, written by the decoder
 
     def within(self, begin: int, end: int) -> WantedStates | None:
-        """Those of the rows [begin, end), as of a batch that begins there; None: there are none."""
+        """Return the part for the rows [begin, end), with row numbers from `begin`, or None."""
         first, last = torch.searchsorted(self.rows, torch.tensor([begin, end])).tolist()
         if first == last:
             return None
@@ -31,17 +31,17 @@ class WantedStates:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step. Chunks of prompts and decode tokens look alike: rows of the newest tokens."""
+    """The input of one step. Prompt chunks and decode tokens have the same form: rows of tokens."""
 
     token_ids: Tensor  # [num_tokens] int64
     positions: Tensor  # [num_tokens] int64, of each token in its sequence
     attention: AttentionBatch
-    sampled_rows: Tensor  # [num_sampled] int64, the rows whose logits are sampled from
+    sampled_rows: Tensor  # [num_sampled] int64, the rows whose logits are needed
     sampled_requests: list[Request]  # [num_sampled], in the plan's order
-    states: WantedStates | None = None  # final states that are wanted besides
+    states: WantedStates | None = None  # final states that are needed as well
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on a device; itself if it is there."""
+        """Return the batch on a device, or itself if it is already there."""
         if self.token_ids.device == device:
             return self
         attention = self.attention
@@ -60,15 +60,16 @@ class Batch:
 
 
 def build_batch(rows: Sequence[Scheduled], block_size: int, device: torch.device) -> Batch:
-    """Lay out a plan: its requests in order, of each the next `num_tokens` tokens without KV.
+    """Build the batch of a plan: for each request in order, its next `num_tokens` tokens.
 
-    The plain way, for a step on its own, and what `step_batches.py` must come out as. The requests'
-    block tables must cover those tokens; the requests are only read.
+    This is the simple implementation for a single step, and the reference for `step_batches.py`,
+    which must give the same result. The requests' block tables must cover these tokens. Requests
+    are only read.
 
     Args:
-        rows: at least one, each of at least one token.
-        block_size: tokens in a KV block.
-        device: of the tensors.
+        rows: at least one row, each with at least one token.
+        block_size: tokens per KV block.
+        device: where to put the tensors.
     """
     num_tokens = np.array([row.num_tokens for row in rows], dtype=np.int64)
     computed = np.array([row.request.num_computed_tokens for row in rows], dtype=np.int64)
@@ -99,7 +100,7 @@ def build_batch(rows: Sequence[Scheduled], block_size: int, device: torch.device
 
 
 def _token_ids(rows: Sequence[Scheduled]) -> npt.NDArray[np.int64]:
-    """[num_tokens], request after request."""
+    """Return the token ids of all rows, concatenated: [num_tokens]."""
     token_ids: list[int] = []
     for row in rows:
         start = row.request.num_computed_tokens
@@ -112,7 +113,7 @@ def _token_ids(rows: Sequence[Scheduled]) -> npt.NDArray[np.int64]:
 def _block_tables(
     rows: Sequence[Scheduled], context_lens: npt.NDArray[np.int64], block_size: int
 ) -> npt.NDArray[np.int64]:
-    """[num_requests, max_blocks]: the blocks of each context, and 0 in the places behind them."""
+    """Return the block tables as [num_requests, max_blocks], padded with 0."""
     num_blocks = -(-context_lens // block_size)
     tables = np.zeros((len(rows), int(num_blocks.max())), dtype=np.int64)
     for index, (row, count) in enumerate(zip(rows, num_blocks.tolist(), strict=True)):

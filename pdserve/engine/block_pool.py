@@ -1,13 +1,14 @@
-"""Who owns which KV block: reference counts, the prefix cache and its LRU eviction.
+"""KV block ownership: reference counts, the prefix cache and its LRU eviction.
 
     allocate ──► referenced (count >= 1) ──release──► free, uncached ──► allocate
                       │  publish(hash)                      ▲
                       └──release──► free, cached ──evict────┘
                                         └──take_prefix──► referenced
 
-A block's *generation* is bumped when its last reference goes: every ticket that names it is void
-from then on, and the bump comes before anybody can be given the block to write. Content of a cached
-block stays readable until it is evicted, which happens only when no uncached block is left.
+A block's *generation* is bumped when its last reference is dropped, which invalidates every ticket
+that names the block. The bump happens before the block can be allocated to anyone for writing. The
+content of a cached block stays readable until the block is evicted, which happens only when no
+uncached block is left.
 """
 
 from __future__ import annotations
@@ -20,26 +21,29 @@ from pdserve.errors import OutOfBlocks
 
 
 def _ignore(_: Sequence[int]) -> None:
-    """For pools that nobody exports."""
+    """Default for `bump_generations`: for pools that are not exported to other nodes."""
 
 
 def _nobody_asks(_: int) -> None:
-    """How many blocks have been used."""
+    """Default listener for `on_first_use`: does nothing."""
 
 
 class CacheObserver(Protocol):
-    """Whoever follows what is cached. Called in mid-verb: it takes notes and moves no blocks."""
+    """Follows changes to the prefix cache.
+
+    Called in the middle of a pool operation, so it must not allocate or release blocks.
+    """
 
     def stored(self, block_hash: bytes) -> None:
-        """A block was published under this hash."""
+        """Handle that a block was published under this hash."""
         ...
 
     def evicted(self, block_hash: bytes) -> None:
-        """Its block will be overwritten."""
+        """Handle that the block with this hash was evicted and will be overwritten."""
         ...
 
     def freed(self, block_hash: bytes) -> None:
-        """Its block has lost its last reference: still cached, and in line to be evicted."""
+        """Handle that the block lost its last reference: still cached, but evictable."""
         ...
 
 
@@ -59,31 +63,33 @@ class BlockPool:
         self._prefix_cache = prefix_cache
         self._bump_generations = bump_generations
         self._references = [0] * num_blocks
-        self._uncached = list(range(num_blocks - 1, -1, -1))  # a stack: recently used stay warm
-        self._cached: OrderedDict[int, None] = OrderedDict()  # free and cached, oldest first
+        self._uncached = list(range(num_blocks - 1, -1, -1))  # a stack: reuse warm memory first
+        self._cached: OrderedDict[int, None] = OrderedDict()  # free and cached, in LRU order
         self._block_of: dict[bytes, int] = {}  # hash |-> block id
         self._hash_of: dict[int, bytes] = {}  # block id |-> hash
         self._release_listeners: list[Callable[[], None]] = []
-        self._num_used = 0  # ever; the first so many, since those used before come first
+        # High-water mark: exactly the first `_num_used` blocks have ever been allocated, because
+        # used blocks are on top of the stack.
+        self._num_used = 0
         self._tell_used: Callable[[int], None] = _nobody_asks
         self._observers: list[CacheObserver] = []
-        self.cache_version = 0  # another one whenever the prefix cache has changed
+        self.cache_version = 0  # incremented whenever the prefix cache changes
 
     def on_release(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever blocks have become free."""
         self._release_listeners.append(listener)
 
     def on_first_use(self, listener: Callable[[int], None]) -> None:
-        """Tell `listener` how many blocks have ever been used, whenever these become more."""
+        """Call `listener` with the number of blocks ever used, whenever that number grows."""
         self._tell_used = listener
 
     def observe(self, observer: CacheObserver) -> None:
-        """Tell `observer` of every change to the prefix cache from now on."""
+        """Notify `observer` of every change to the prefix cache from now on."""
         self._observers.append(observer)
 
     @property
     def hashes(self) -> Iterable[bytes]:
-        """Under which blocks are cached now, referenced ones included."""
+        """Hashes of all blocks in the prefix cache, referenced ones included."""
         return self._block_of.keys()
 
     def __contains__(self, block_hash: bytes) -> bool:
@@ -91,19 +97,19 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that an allocation could take, cached ones included."""
+        """Number of blocks that can be allocated, including evictable cached ones."""
         return len(self._uncached) + len(self._cached)
 
     @property
     def num_cached(self) -> int:
-        """Free blocks that hold a reusable prefix."""
+        """Number of free blocks that hold a reusable prefix."""
         return len(self._cached)
 
     def allocate(self, num_blocks: int) -> list[int]:
-        """`num_blocks` blocks with one reference each, of undefined content.
+        """Allocate blocks with one reference each and undefined content.
 
         Raises:
-            OutOfBlocks: fewer are free; nothing was taken.
+            OutOfBlocks: fewer blocks are free; none was allocated.
         """
         if num_blocks > self.num_free:
             raise OutOfBlocks(f"{num_blocks} blocks wanted, {self.num_free} are free")
@@ -116,15 +122,16 @@ class BlockPool:
         return taken
 
     def retain(self, block_ids: Sequence[int]) -> None:
-        """Add a reference to each of these referenced blocks: they outlive their present owner."""
+        """Add a reference to each of these referenced blocks, so they outlive their owner."""
         for block_id in block_ids:
             assert self._references[block_id] > 0, f"block {block_id} is free"
             self._references[block_id] += 1
 
     def release(self, block_ids: Sequence[int]) -> None:
-        """Drop one reference of each; those without any left are free, the last ones first in line.
+        """Drop one reference of each block; free the blocks that have none left.
 
-        Freed in reverse, because a chain's later blocks are useless without the earlier ones.
+        Blocks are freed in reverse order, so that the last ones are evicted first: the later blocks
+        of a hash chain are useless without the earlier ones.
         """
         freed = []
         for block_id in reversed(block_ids):
@@ -147,7 +154,7 @@ class BlockPool:
             listener()
 
     def publish(self, block_id: int, block_hash: bytes) -> None:
-        """Offer a full, referenced block for reuse; a second one of equal content stays private."""
+        """Add a full, referenced block to the prefix cache, unless its hash is there already."""
         assert self._references[block_id] > 0, f"block {block_id} is free"
         if not self._prefix_cache or block_hash in self._block_of or block_id in self._hash_of:
             return
@@ -158,7 +165,7 @@ class BlockPool:
             observer.stored(block_hash)
 
     def match_prefix(self, hashes: Sequence[bytes]) -> list[int]:
-        """The blocks that hold the longest prefix of this chain. Takes no reference."""
+        """Return the cached blocks of the longest prefix of this hash chain. Adds no reference."""
         matched = []
         for block_hash in hashes:
             block_id = self._block_of.get(block_hash)
@@ -168,7 +175,7 @@ class BlockPool:
         return matched
 
     def take_prefix(self, hashes: Sequence[bytes]) -> list[int]:
-        """As `match_prefix`, with a reference to each block."""
+        """Return the blocks of `match_prefix` with a reference added to each."""
         matched = self.match_prefix(hashes)
         for block_id in matched:
             if self._references[block_id] == 0:
@@ -177,16 +184,16 @@ class BlockPool:
         return matched
 
     def num_free_after_taking(self, matched: Sequence[int]) -> int:
-        """Free blocks that would be left once these matched blocks were taken."""
+        """Return how many blocks would stay free if these matched blocks were taken."""
         return self.num_free - sum(1 for block_id in matched if self._references[block_id] == 0)
 
     def num_sole(self, block_ids: Sequence[int]) -> int:
-        """How many would be free if each of these lost one reference for every time it is named."""
+        """Return how many blocks `release(block_ids)` would free; ids may occur several times."""
         counts = Counter(block_ids)
         return sum(1 for block_id, n in counts.items() if self._references[block_id] == n)
 
     def check_integrity(self) -> None:
-        """Assert that every block is in exactly one state, and the cache's two maps agree."""
+        """Assert that every block is in exactly one state and that the two cache maps agree."""
         uncached, cached = set(self._uncached), set(self._cached)
         referenced = {b for b, count in enumerate(self._references) if count > 0}
         assert len(uncached) == len(self._uncached), "a block is on the free list twice"

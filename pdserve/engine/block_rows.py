@@ -1,7 +1,7 @@
-"""The block tables of a step's rows as one array, kept up from step to step.
+"""The block tables of a step's rows as one array, updated incrementally from step to step.
 
-Block tables only grow at their ends as long as they are the same list: a request that gives way
-gets another one. So a row is copied once, and from then on takes what was added to it.
+As long as a block table is the same list object, it only grows at its end: a preempted request gets
+a new list. So each table is copied once; after that, only its new blocks are.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import numpy.typing as npt
 
 
 class BlockRows:
-    """A mirror of block tables, one a row. Not to be changed while a step reads it."""
+    """A mirror of block tables, one per row. Must not be changed while a step reads it."""
 
     def __init__(self) -> None:
-        self.array = np.zeros((0, 0), dtype=np.int32)  # [max_rows, max_blocks]; 0 behind a table
-        self.num_growths = 0  # times that memory was allocated
-        self._tables: list[list[int]] = []  # row |-> whose
-        self._num_copied: list[int] = []  # row |-> its first blocks that are in the array
+        self.array = np.zeros((0, 0), dtype=np.int32)  # [max_rows, max_blocks], padded with 0
+        self.num_growths = 0  # number of allocations
+        self._tables: list[list[int]] = []  # row |-> its block table
+        self._num_copied: list[int] = []  # row |-> number of leading blocks copied so far
 
     def holds(self, tables: Sequence[list[int]]) -> bool:
-        """Whether the rows are those of these very lists."""
+        """Whether the rows mirror exactly these list objects, in this order."""
         return len(tables) == len(self._tables) and all(map(is_, tables, self._tables))
 
     def arrange(self, tables: Sequence[list[int]], num_blocks: Sequence[int]) -> None:
-        """Make the rows those of these tables, with the first so many blocks of each.
+        """Make the rows mirror these tables, with the first `num_blocks` blocks of each.
 
-        Tables that have a row already are moved, and not copied again.
+        Tables that already have a row are moved instead of being copied again.
         """
         self.make_room(len(tables), max(num_blocks))
         if not self.holds(tables):
@@ -39,14 +39,15 @@ class BlockRows:
                 self.extend(row, count)
 
     def extend(self, row: int, num_blocks: int) -> None:
-        """Copy what the row lacks of its table's first so many blocks; there is room for them."""
+        """Copy what the row lacks of its table's first `num_blocks` blocks; needs room for them."""
         table, num_copied = self._tables[row], self._num_copied[row]
         assert len(table) >= num_blocks, "a scheduled request has blocks for what it computes"
         self.array[row, num_copied:num_blocks] = table[num_copied:num_blocks]
         self._num_copied[row] = num_blocks
 
     def _move(self, tables: Sequence[list[int]]) -> None:
-        row_of = {id(table): row for row, table in enumerate(self._tables)}  # alive: ids differ
+        # The tables are alive, so their ids are distinct.
+        row_of = {id(table): row for row, table in enumerate(self._tables)}
         sources = [row_of.get(id(table), -1) for table in tables]
         self.array[: len(tables)] = self.array[sources]
         num_copied = self._num_copied
@@ -57,7 +58,7 @@ class BlockRows:
         self._tables = list(tables)
 
     def make_room(self, num_rows: int, num_blocks: int) -> None:
-        """For so many rows of so many blocks."""
+        """Grow the array to at least `num_rows` rows of `num_blocks` blocks."""
         max_rows, max_blocks = self.array.shape
         if num_rows <= max_rows and num_blocks <= max_blocks:
             return
@@ -69,5 +70,5 @@ class BlockRows:
 
 
 def grown(size: int, wanted: int) -> int:
-    """As it is if that is enough; else twice what is wanted, so that it is enough for long."""
+    """Return `size` if it is enough, else twice `wanted`, so that growing is rare."""
     return size if wanted <= size else 2 * wanted

@@ -1,7 +1,7 @@
-"""The tensors of a checkpoint's safetensors files: mapped, not read, and every one accounted for.
+"""The tensors of a checkpoint's safetensors files: memory-mapped, and all of them validated.
 
-One that is missing, misshapen or not understood is an error, since the model would answer, and
-wrongly.
+A missing, misshapen or unknown tensor is an error, because the model would run but give wrong
+answers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pdserve.errors import MisshapedTensor, MissingTensor, ModelError
 
-# Tables that older exporters saved though they follow from config.json.
+# Tables that older exporters saved although they follow from config.json.
 _DERIVED = re.compile(r"(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 _CONVERTIBLE = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
 
@@ -26,12 +26,12 @@ Shapes = Mapping[str, tuple[int, ...]]  # tensor name |-> its shape
 def open_tensors(
     files: list[Path], expected: Shapes, *, ties_embeddings: bool
 ) -> dict[str, Tensor]:
-    """Name |-> tensor, in the order of the files. Each lies in its file, whose pages it shares.
+    """Return name |-> tensor, in the order of the files. Tensors share the mapped file's pages.
 
     Args:
         files: of one checkpoint.
         expected: the tensors that the model has.
-        ties_embeddings: a copy of the embedding as the head is to be passed over.
+        ties_embeddings: ignore a copy of the embedding that is stored as the output head.
 
     Raises:
         MissingTensor: the files lack a tensor.
@@ -83,7 +83,7 @@ def _is_harmless(name: str, ties_embeddings: bool) -> bool:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """The first names, and how many more there are."""
+    """Return the first three names, and how many more there are."""
     every = sorted(names)
     more = len(every) - 3
     return ", ".join(every[:3]) + (f" and {more} more" if more > 0 else "")

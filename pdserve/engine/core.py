@@ -1,7 +1,8 @@
-"""The engine's state and its moves, without time of its own: plan a step, apply what it sampled.
+"""The engine's state and state changes: plan a step, and apply what it sampled. It never waits.
 
-`engine.Engine` drives it with a model in a thread; a simulation drives it with a clock of its own.
-What a step uses is left alone until the step is over, so every verb may be called in between.
+`engine.Engine` drives it with a model in a thread; a simulation drives it with a simulated clock.
+Requests and blocks used by a step are not touched until the step is over, so every verb may be
+called while a step runs.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from pdserve.protocol import FinishReason
 
 
 class EngineCore:
-    """Requests over one KV pool, step by step."""
+    """Runs requests over one KV pool, one step at a time."""
 
     def __init__(
         self, pool: BlockPool, policy: Policy, clock: Clock, eos_token_ids: frozenset[int]
     ) -> None:
         self.pool = pool
-        self.policy = policy  # may be replaced between two steps
+        self.policy = policy  # may be replaced between steps
         self.queues = Queues(pool, clock)
         self._eos_token_ids = eos_token_ids
         self._requests: dict[str, Request] = {}
@@ -34,12 +35,12 @@ class EngineCore:
     # ---- verbs ---------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        """Prefill a request here (and decode it, unless its leg ends before)."""
+        """Queue a request for prefill here, and for decode unless it is a prefill leg."""
         self._add(request)
         self.queues.submit(request)
 
     def adopt(self, request: Request) -> None:
-        """Decode a request whose prompt's KV is in the blocks it brings along."""
+        """Start decoding a request whose block table already holds its prompt's KV."""
         assert request.is_decoding, "an adopted request lacks just its last token's KV"
         self._add(request)
         self._publish_full_blocks(request, 0)
@@ -49,18 +50,20 @@ class EngineCore:
     def reserve(
         self, num_tokens: int, hashes: Sequence[bytes], newcomer: Request | None = None
     ) -> tuple[list[int], int] | None:
-        """Blocks for a request to be adopted; None: no room now, or others are waiting for it.
+        """Reserve blocks for a request to be adopted.
 
-        A newcomer that is named is first in line: whoever asks has seen to that.
+        Returns (block table, number of reused blocks), or None if there is no room now or other
+        requests are waiting for it. With `newcomer`, the waiting queue is not considered: the
+        caller has made sure that this request is next in line.
         """
         queues = self.queues
         must_wait = bool(queues.waiting) if newcomer is None else queues.is_closed_to(newcomer)
         return None if must_wait else queues.reserve(num_tokens, hashes, newcomer)
 
     def cancel(self, request_id: str) -> bool:
-        """Stop a request and free its blocks, at the latest when the running step ends.
+        """Stop a request and free its blocks, now or when the running step that uses them ends.
 
-        Returns whether the engine had it.
+        Returns whether the engine had the request.
         """
         request = self._requests.pop(request_id, None)
         if request is None:
@@ -73,15 +76,15 @@ class EngineCore:
 
     @property
     def num_requests(self) -> int:
-        """Requests here, waiting or running."""
+        """Number of requests in the engine, waiting or running."""
         return len(self._requests)
 
     # ---- a step --------------------------------------------------------------------------------
 
     def drop_expired(self, now_s: float) -> list[Request]:
-        """Cancel those whose answer nobody wants any more, before they waste a step.
+        """Cancel the requests whose deadline has passed, and return them; their blocks are free.
 
-        Not while a step runs. Returns them; their blocks are free.
+        Must not be called while a step runs.
         """
         if now_s < self.next_deadline_s:
             return []
@@ -94,7 +97,10 @@ class EngineCore:
         return expired
 
     def begin_step(self) -> list[Scheduled]:
-        """What the next step computes; none: there is nothing to do. Ends with one of the below."""
+        """Plan the next step; no rows if there is nothing to do.
+
+        The step is completed by `end_step` or `abandon_step`.
+        """
         rows = self.policy.plan(self.queues)
         self._in_step = {row.request for row in rows}
         return rows
@@ -102,7 +108,7 @@ class EngineCore:
     def end_step(
         self, rows: Sequence[Scheduled], sampled: Sequence[SampledToken | None], now_s: float
     ) -> list[Request]:
-        """Advance every request of the step; returns those that are done, to be forgotten."""
+        """Advance every request of the step. Return those that are done, for `forget`."""
         self._in_step = set()
         block_size, eos_token_ids = self.pool.block_size, self._eos_token_ids
         done = []
@@ -124,7 +130,7 @@ class EngineCore:
             output.append(token.token_id)
             if len(output) == 1:
                 request.lifecycle.first_token_s = now_s
-            # As a rule none of it holds, and nobody need be asked.
+            # Usually none of these conditions holds, so this check saves the call of `finish`.
             if (
                 len(output) >= sampling.max_tokens
                 or token.token_id in eos_token_ids
@@ -142,9 +148,9 @@ class EngineCore:
         return done
 
     def abandon_step(self, rows: Sequence[Scheduled], failed: Sequence[Request]) -> None:
-        """The step came to nothing: forget the requests it failed for, and those cancelled in it.
+        """Drop a failed step: forget its failed requests and those cancelled while it ran.
 
-        A step only reads its requests, so the others are as they were before it.
+        A step only reads its requests, so the others are unchanged.
         """
         self._in_step = set()
         gone = [row.request for row in rows if row.request.is_cancelled]
@@ -152,9 +158,9 @@ class EngineCore:
             self.forget(request)
 
     def forget(self, request: Request) -> None:
-        """Let go of a request that is done, and of its blocks."""
+        """Remove a finished request and free its blocks."""
         self.queues.remove(request)
-        # Cancelled meanwhile, its id may already belong to another request.
+        # If it was cancelled meanwhile, its id may already belong to another request.
         if self._requests.get(request.request_id) is request:
             del self._requests[request.request_id]
 
@@ -165,7 +171,7 @@ class EngineCore:
         self.next_deadline_s = min(self.next_deadline_s, request.targets.deadline_s)
 
     def _publish_full_blocks(self, request: Request, computed_before: int) -> None:
-        """Offer the blocks that became full for reuse, the output's as well as the prompt's."""
+        """Publish newly full blocks to the prefix cache, those with output tokens included."""
         block_size = self.pool.block_size
         full_before = computed_before // block_size
         full = request.num_computed_tokens // block_size

@@ -1,15 +1,16 @@
-"""The step loop: plan, prepare, compute, apply, report; over and over while there is work.
+"""The step loop: plan, prepare, compute, apply and report steps while there is work.
 
-The event loop owns every piece of state here (queues, block pool, requests); only what
-`Runner.prepare` returns runs in a thread of its own, with the interpreter lock released for most of
-it. So nothing needs a lock, and a request can be submitted, adopted or cancelled while a step runs:
-what the step is using is left alone until the step is over.
+The event loop owns all state here (queues, block pool, requests). Only the function returned by
+`Runner.prepare` runs in a separate thread, with the interpreter lock released for most of the time.
+So no locks are needed, and requests can be submitted, adopted or cancelled while a step runs: the
+requests and blocks that the step uses are not touched until it is over.
 
-Nothing that can wait stands between two steps. As soon as the model of a step is running:
+Work that can be deferred is kept out of the gap between two steps. It is done as soon as the model
+is running step k:
 
     report of step k - 1 ──► shape of step k ──► step k + 1 laid out as far as it can be foreseen
 
-But where somebody waits for more than one more token of a stream, the report comes first.
+The report is not deferred if the step finished a request or contained a chunk of a prompt.
 """
 
 from __future__ import annotations
@@ -47,73 +48,85 @@ T = TypeVar("T")
 STEP_TIME_WEIGHT = 0.1  # of the newest step in the moving average
 
 
-Sampled = list[SampledToken | None]  # one entry per row; None: it does not reach its end
+Sampled = list[SampledToken | None]  # one entry per row; None if nothing was sampled for it
 
 
 class Runner(Protocol):
     """Computes steps, one at a time."""
 
-    model_s: float  # spent in the model itself, over all steps
+    model_s: float  # total time spent in the model itself, over all steps
 
     def prepare(
         self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
     ) -> Callable[[], Sampled]:
-        """Make everything ready for a step; what is returned computes it.
+        """Prepare a step; return the function that computes it.
 
-        Called on the event loop, and what it returns once, from a worker thread, before the next
-        step is prepared. With `progress`, each number of layers that it asks for is reported, once
-        these layers' KV of all rows is in the pool.
+        Called on the event loop. The returned function is called once, from a worker thread, before
+        the next step is prepared. With `progress`, each of the layer counts in `progress.ends` is
+        reported once the KV of all rows is in the pool for that many layers.
         """
         ...
 
     def foresee(self, rows: Sequence[Scheduled]) -> None:
-        """Called on the event loop while a step of these rows is computed: there is time to prepare
-        for the next one, of which nothing is known yet."""
+        """Prepare for the next step as far as possible, before its plan is known.
+
+        Called on the event loop while a step of these rows is being computed.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one step did. Requests that are done have left the engine, but still have their blocks
-    while the report is being handled: `BlockPool.retain` keeps them longer."""
+    """What one step did.
+
+    Finished requests still hold their blocks while the report is being handled; use
+    `BlockPool.retain` to keep the blocks longer.
+    """
 
     rows: list[Scheduled]
     sampled: Sampled
     started_s: float  # when its execution began, on the engine's clock
-    model_s: float  # in the model itself
-    overhead_s: float  # everything else since the step before, or since there was work again
+    model_s: float  # time spent in the model itself
+    overhead_s: float  # all other time since the previous step ended, or since idling ended
     shape: StepShape  # as it was planned
 
     @property
     def period_s(self) -> float:
-        """From the end of the step before, or from when there was work again, to its own end."""
+        """Time from the end of the previous step, or of idling, to the end of this step."""
         return self.model_s + self.overhead_s
 
 
 class StepObserver(Protocol):
-    """Whoever turns steps into messages: the node."""
+    """Receives the results of steps. The node implements it and turns them into messages."""
 
     def step_planned(self, rows: Sequence[Scheduled]) -> Sequence[int]:
-        """Called on the event loop before each step.
+        """Return the layer counts, ascending, after which to call `layers_done`; empty for never.
 
-        Returns after how many layers, ascending, `layers_done` is to be called; none: never.
+        Called on the event loop before each step.
         """
         ...
 
     def layers_done(self, rows: Sequence[Scheduled], num_layers: int) -> None:
-        """Called on the event loop while the step runs, if at all: the KV of the rows' tokens is
-        in the pool, in the first `num_layers` layers. The requests are as they were before it."""
+        """Handle that the KV of the rows' tokens is in the pool for the first `num_layers` layers.
+
+        Called on the event loop, normally while the step runs. The requests are still as they were
+        before the step.
+        """
         ...
 
     def step_done(self, report: StepReport) -> None:
-        """Called on the event loop after each step; once the next one runs, if it was one of
-        decodes that all go on. Before anything else that this observer hears of a later step's end.
+        """Handle the report of a step. Called on the event loop after each step.
+
+        For a step of decodes only, none of which finished, the call may come once the next step is
+        running. It always comes before any call about the end of a later step.
         """
         ...
 
     def requests_failed(self, requests: list[Request], error: PdserveError) -> None:
-        """These requests were in a step that raised, or their deadline has passed; their blocks are
-        free when this returns."""
+        """Handle requests whose step raised or whose deadline passed.
+
+        Their blocks are free when this returns.
+        """
         ...
 
 
@@ -126,14 +139,14 @@ class Engine(EngineCore):
         super().__init__(pool, policy, clock, eos_token_ids)
         self.step_time_s = 0.0  # moving average
         self.num_steps = 0
-        self._last_end_s: float | None = None  # of the step before; None after idling
+        self._last_end_s: float | None = None  # end of the previous step; None after idling
         self._clock = clock
         self._wake = asyncio.Event()
         pool.on_release(self._wake.set)
-        self._thread: StepThread | None = None  # from when it is needed to the end of `run`
-        self._unreported: StepReport | None = None  # the last step's, while the next one is planned
+        self._thread: StepThread | None = None  # from its first use to the end of `run`
+        self._unreported: StepReport | None = None  # of the last step, if deferred
 
-    # ---- verbs: as the core's, and the loop hears of them ----------------------------------------
+    # ---- verbs: those of the core, which also wake the loop --------------------------------------
 
     def submit(self, request: Request) -> None:
         """As EngineCore.submit."""
@@ -152,13 +165,13 @@ class Engine(EngineCore):
         return was_here
 
     def wake(self) -> None:
-        """Plan again: something that the policy looks at has changed."""
+        """Make the loop plan again: something that the policy depends on has changed."""
         self._wake.set()
 
     # ---- the loop ------------------------------------------------------------------------------
 
     async def run(self, runner: Runner, observer: StepObserver) -> None:
-        """Step until cancelled; without work, wait for a verb to bring some."""
+        """Run steps until cancelled; when there is no work, wait for more."""
         thread = self._started_thread()
         try:
             while True:
@@ -173,12 +186,12 @@ class Engine(EngineCore):
                     self._last_end_s = None
                     await self._idle()
         finally:
-            self._report(observer)  # of a step that was over when this was cancelled
+            self._report(observer)  # the last step may be over, but its report deferred
             self._thread = None
             thread.close()
 
     async def in_thread(self, function: Callable[[], T]) -> T:
-        """Call it in the thread that computes steps: before the first of them, or between two."""
+        """Call a function in the thread that computes steps, before the first or between two."""
         return await self._started_thread().submit(function).result
 
     def _started_thread(self) -> StepThread:
@@ -187,7 +200,7 @@ class Engine(EngineCore):
         return self._thread
 
     async def _idle(self) -> None:
-        """Wait for a verb, or for the deadline of somebody who waits for room."""
+        """Wait to be woken, or until the next deadline of a request that is waiting for blocks."""
         wait_s = self.next_deadline_s - self._clock.now()
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s if wait_s < inf else None):
@@ -195,7 +208,7 @@ class Engine(EngineCore):
 
     def _drop_expired(self, now_s: float, observer: StepObserver) -> None:
         if now_s >= self.next_deadline_s:
-            self._report(observer)  # their last tokens come before the error
+            self._report(observer)  # send the requests' last tokens before the error
         for request in self.drop_expired(now_s):
             waited_s = now_s - request.lifecycle.received_s
             error = DeadlineExceeded(
@@ -241,13 +254,13 @@ class Engine(EngineCore):
                 self.forget(request)
 
     def _period_s(self, planned_at: float) -> float:
-        """Of a step that has just ended."""
+        """Return the period of a step that has just ended; record its end for the next one."""
         began_s = planned_at if self._last_end_s is None else self._last_end_s
         self._last_end_s = self._clock.now()
         return self._last_end_s - began_s
 
     def _report(self, observer: StepObserver) -> None:
-        """What was not reported yet."""
+        """Report the last step, if that has not been done yet."""
         report, self._unreported = self._unreported, None
         if report is not None:
             observer.step_done(report)
@@ -259,19 +272,23 @@ class Engine(EngineCore):
         loop = asyncio.get_running_loop()
 
         def done(num_layers: int) -> None:
-            # Before the step's own end, which takes the same way to the loop.
+            # Callbacks run in order, so this one runs before that of the step's end.
             loop.call_soon_threadsafe(observer.layers_done, rows, num_layers)
 
         return LayerProgress(ends, done)
 
     def _compute(self, compute: Callable[[], Sampled]) -> tuple[Sampled, float]:
-        """In the thread: what was sampled, and when, whenever the event loop hears of it."""
+        """Compute a step, in the thread; return what was sampled and when.
+
+        The time is taken here because the event loop may only get to the result later.
+        """
         return compute(), self._clock.now()
 
     def _fail(self, rows: list[Scheduled], error: Exception, observer: StepObserver) -> None:
-        """Give up the requests that the step failed for; the others are planned again."""
-        self._report(observer)  # of the step before, if this one could not even be prepared
-        if isinstance(error, GrammarFailed | NoTokenLeft):  # clients could fill the log with them
+        """Fail the requests that caused the error, or all if unknown; the others are replanned."""
+        self._report(observer)  # the previous step is still unreported if `prepare` raised
+        # No traceback for errors that clients can cause at will: they could fill the log.
+        if isinstance(error, GrammarFailed | NoTokenLeft):
             log.warning("of a step of %d requests: %s", len(rows), error)
         else:
             log.error("a step of %d requests failed", len(rows), exc_info=error)
@@ -284,7 +301,7 @@ class Engine(EngineCore):
         self.abandon_step(rows, failed)
         observer.requests_failed([r for r in failed if not r.is_cancelled], error)
         for answer in (answer for request in failed for answer in request.answers):
-            answer.is_cancelled = True  # whoever keeps something for it lets go
+            answer.is_cancelled = True  # so that anyone holding state for the answer releases it
 
     def _record_step_time(self, duration_s: float) -> None:
         self.num_steps += 1

@@ -1,7 +1,7 @@
-"""Token 1 of several answers to one prompt: each is sampled from the logits of its last token.
+"""Token 1 of several answers to one prompt, all sampled from the logits of its last token.
 
-A request's siblings are no rows of a step. The logits of its row are copied for them when they are
-there, so the model computes nothing twice.
+A request's siblings are not rows of a step. Once the logits of the request's row are computed, they
+are copied for the siblings, so the model computes nothing twice.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from torch import Tensor
 
 from pdserve.engine.request import Request, SampledToken
 
-_SIBLINGS = attrgetter("siblings")  # asked for each row of each step, so not in Python
+_SIBLINGS = attrgetter("siblings")  # evaluated for each row of each step, so not in Python
 
 
 def fan_out(logits: Tensor, requests: Sequence[Request]) -> tuple[Tensor, Sequence[Request]]:
-    """[num_requests, vocab_size] -> [num_answers, vocab_size], and whose each of these rows is."""
+    """Repeat logits for siblings: [num_requests, vocab_size] -> [num_answers, vocab_size].
+
+    Also returns the request that each row of the result belongs to.
+    """
     if not any(map(_SIBLINGS, requests)):
         return logits, requests
     owners = [row for row, request in enumerate(requests) for _ in request.answers]
@@ -27,7 +30,7 @@ def fan_out(logits: Tensor, requests: Sequence[Request]) -> tuple[Tensor, Sequen
 
 
 def fan_in(sampled: list[SampledToken], requests: Sequence[Request]) -> list[SampledToken]:
-    """One token for each request again, which has those of its siblings with it."""
+    """Undo `fan_out`: return one token per request, with the tokens of its siblings attached."""
     if len(sampled) == len(requests):
         return sampled
     tokens = iter(sampled)

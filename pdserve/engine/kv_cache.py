@@ -1,4 +1,4 @@
-"""The paged KV pool: the memory in which keys and values live, and its view as one tensor."""
+"""The paged KV pool: the memory that holds keys and values, viewed as one tensor."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ TORCH_DTYPES: Final[dict[KvDtype, torch.dtype]] = {
 
 
 class DeviceBuffer(Protocol):
-    """Bytes on a GPU that somebody else has allocated (numba's CUDA array interface)."""
+    """Externally allocated GPU memory (numba's CUDA array interface)."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Of uint8[num_bytes]."""
+        """The interface, for an array uint8[num_bytes]."""
         ...
 
 
 class KvCache:
-    """One node's KV pool. Which block belongs to whom is the block pool's business."""
+    """The memory of one node's KV pool. The block pool tracks which request owns which block."""
 
     def __init__(
         self,
@@ -37,14 +37,14 @@ class KvCache:
         device: torch.device,
         buffer: memoryview | npt.NDArray[np.uint8] | DeviceBuffer | None = None,
     ) -> None:
-        """Allocate the pool, or lay it over memory that somebody else exports.
+        """Allocate the pool, or use existing memory for it.
 
         Args:
-            layout: of one block.
-            num_blocks: how many.
+            layout: layout of one block.
+            num_blocks: number of blocks.
             device: where the pool is.
             buffer: writable memory of this device, of at least num_blocks * layout.block_bytes
-                bytes. It is used as it is, neither copied nor cleared, and kept alive.
+                bytes. It is used in place, neither copied nor cleared, and kept alive.
 
         Raises:
             ValueError: the buffer is too small, read-only, misaligned or not for this device.
@@ -68,13 +68,13 @@ def _wrap(buffer: Any, dtype: torch.dtype, device: torch.device, num_elements: i
     if data.numel() < needed_bytes:
         raise ValueError(f"the buffer has {data.numel()} bytes; the KV pool needs {needed_bytes}")
     if data.data_ptr() % 64:
-        # A cache line, and the widest vector load.
+        # 64 bytes are a cache line, and the widest vector load.
         raise ValueError("the buffer of a KV pool must be aligned to 64 bytes")
     return data[:needed_bytes].view(dtype)
 
 
 def _bytes_on(device: torch.device, buffer: Any) -> Tensor:
-    """The buffer as uint8[num_bytes]."""
+    """Return the buffer as a tensor uint8[num_bytes] that shares its memory."""
     if device.type == "cpu":
         if memoryview(buffer).readonly:
             raise ValueError("the buffer of a KV pool must be writable")
@@ -82,7 +82,7 @@ def _bytes_on(device: torch.device, buffer: Any) -> Tensor:
     if device.type != "cuda":
         raise ValueError(f"no buffer can be a pool on {device}")
     data = torch.as_tensor(buffer, device=device)
-    # as_tensor copies what is somewhere else, to a cache that nobody else would ever see.
+    # as_tensor copies a buffer that is on another device; the exported memory would stay unused.
     if data.data_ptr() != buffer.__cuda_array_interface__["data"][0]:
         raise ValueError(f"the buffer of a KV pool is not on {device}")
     return data

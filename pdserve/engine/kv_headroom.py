@@ -1,12 +1,13 @@
-"""How many blocks stay free at admission, for the tokens that streams will still get.
+"""How many blocks to leave free at admission, for the tokens that streams will still generate.
 
-Whoever is let in too early is preempted, or preempts others: KV is computed or copied twice.
-Whoever is let in too late waits beside blocks that stand empty. Three ways, after TetriInfer:
+A request admitted too early is preempted or preempts others, so that KV is computed or copied
+twice. A request admitted too late waits although blocks are free. There are three strategies, after
+TetriInfer:
 
-    greedy           a block for each stream; what comes later is preemption's business (vLLM)
-    reserve-static   all that streams may still get: nobody is ever preempted for blocks (Orca)
-    reserve-dynamic  what streams are expected to need at the worst of their expected ends; blocks
-                     of those that end before are counted as free by then (LightLLM's past-future)
+    greedy           one block per stream; later shortage is left to preemption (vLLM)
+    reserve-static   the maximum that streams may still need: never preempts for blocks (Orca)
+    reserve-dynamic  the expected peak need over the expected ends of the streams; blocks of streams
+                     that end earlier count as free by then (LightLLM's past-future)
 """
 
 from __future__ import annotations
@@ -17,33 +18,33 @@ from typing import Final
 from pdserve.config import Headroom
 from pdserve.engine.request import Request
 
-GUESS_TOKENS: Final = 256.0  # of an answer, until some have ended
-ENDED_WEIGHT: Final = 0.05  # of the newest answer in the moving average, once there were a few
-OUTLIVED: Final = 0.25  # of the mean length is expected of an answer that is longer already
+GUESS_TOKENS: Final = 256.0  # initial guess of the output length
+ENDED_WEIGHT: Final = 0.05  # of the newest output in the moving average, after the first few
+OUTLIVED: Final = 0.25  # at least this share of the mean is expected to remain of any output
 
 
 class OutputEstimate:
-    """How long answers are: a moving average, and `max_tokens` as what they never exceed."""
+    """Estimates output lengths: a moving average, with `max_tokens` as the upper limit."""
 
     def __init__(self, mean_tokens: float = GUESS_TOKENS) -> None:
         self.mean_tokens = mean_tokens
         self._num_ended = 0
 
     def observe(self, num_tokens: int) -> None:
-        """An answer ended with so many tokens. The guess counts as one answer."""
+        """Record the length of a finished output. The initial guess counts as one output."""
         self._num_ended += 1
         weight = max(ENDED_WEIGHT, 1 / (1 + self._num_ended))
         self.mean_tokens += weight * (num_tokens - self.mean_tokens)
 
     def remaining(self, request: Request) -> float:
-        """Tokens that this one is expected to get from now on."""
+        """Return how many more tokens this request is expected to generate."""
         num_so_far = len(request.output_token_ids)
         expected = max(self.mean_tokens - num_so_far, OUTLIVED * self.mean_tokens)
         return min(expected, max_remaining(request))
 
 
 def max_remaining(request: Request) -> int:
-    """Tokens that it gets at most from now on."""
+    """Return the maximum number of tokens that the request may still generate."""
     return max(0, request.sampling.max_tokens - len(request.output_token_ids))
 
 
@@ -52,12 +53,12 @@ Growth = Callable[[Sequence[Request], OutputEstimate, int], int]
 
 
 def greedy(streams: Sequence[Request], estimate: OutputEstimate, block_size: int) -> int:
-    """A block each."""
+    """Return one block for each stream that has blocks."""
     return sum(1 for stream in streams if stream.block_table)
 
 
 def reserve_static(streams: Sequence[Request], estimate: OutputEstimate, block_size: int) -> int:
-    """Whatever `max_tokens` allows."""
+    """Return the blocks that the streams need if all of them reach `max_tokens`."""
     return sum(
         max(0, _blocks(s.num_tokens + max_remaining(s), block_size) - _num_held(s, block_size))
         for s in streams
@@ -65,15 +66,16 @@ def reserve_static(streams: Sequence[Request], estimate: OutputEstimate, block_s
 
 
 def reserve_dynamic(streams: Sequence[Request], estimate: OutputEstimate, block_size: int) -> int:
-    """The most that they are expected to need at any time until the last has ended.
+    """Return the peak of the expected need until the last stream has ended.
 
-    Need grows until a stream ends and gives its blocks back, so only the ends are looked at.
+    The need grows until a stream ends and frees its blocks, so only these points in time are
+    evaluated.
     """
     ends = sorted((estimate.remaining(s), _num_held(s, block_size)) for s in streams)
     num_freed = num_needed = 0
     for num_ended, (num_tokens, num_held) in enumerate(ends):
         num_left = len(ends) - num_ended
-        # Each takes a block within block_size tokens, wherever in its last one it is now.
+        # Each stream takes a block within block_size tokens, however full its last block is now.
         grown = num_left + int(num_left * num_tokens / block_size)
         num_needed = max(num_needed, grown - num_freed)
         num_freed += num_held
@@ -88,7 +90,7 @@ _GROWTH: Final[dict[Headroom, Growth]] = {
 
 
 class KvHeadroom:
-    """Of one pool."""
+    """The headroom strategy of one pool, with its output estimate."""
 
     def __init__(
         self, block_size: int, name: Headroom = "greedy", num_watermark_blocks: int = 0
@@ -96,8 +98,8 @@ class KvHeadroom:
         """
         Args:
             block_size: in tokens.
-            name: which of the three ways.
-            num_watermark_blocks: stay free besides, for what was not expected.
+            name: which strategy to use.
+            num_watermark_blocks: kept free in addition, for unexpected need.
         """
         self.estimate = OutputEstimate()
         self._block_size = block_size
@@ -105,11 +107,11 @@ class KvHeadroom:
         self._num_watermark_blocks = num_watermark_blocks
 
     def num_kept_free(self, streams: Sequence[Request], newcomer: Request | None) -> int:
-        """Blocks to be left beside the newcomer's own; none if it is alone.
+        """Return the blocks to leave free besides the newcomer's own; 0 if there are no streams.
 
         Args:
             streams: requests that decode here, or will.
-            newcomer: to be admitted; None: one that ends without growing.
+            newcomer: the request to be admitted; None if it will not decode here.
         """
         if not streams:
             return 0
@@ -118,7 +120,7 @@ class KvHeadroom:
 
 
 def _num_held(request: Request, block_size: int) -> int:
-    """Blocks that it has; of a newcomer, those that it is about to be given."""
+    """Return the blocks that a request has; for a newcomer, those that it will be given."""
     return len(request.block_table) or _blocks(request.num_tokens, block_size)
 
 

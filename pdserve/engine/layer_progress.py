@@ -1,4 +1,4 @@
-"""How a runner says, while a step is still running, which layers' KV is in the pool already."""
+"""How a runner reports, while a step is running, which layers' KV is already in the pool."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LayerProgress:
-    """What somebody wants to hear of a running step."""
+    """A subscription to the progress of a running step."""
 
-    ends: Sequence[int]  # numbers of layers, ascending
+    ends: Sequence[int]  # layer counts to report, ascending
     done: Callable[[int], None]  # called with each of them, from the runner's thread

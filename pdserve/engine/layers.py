@@ -1,4 +1,4 @@
-"""The arithmetic between attentions, on plain tensors. Rounds where the reference rounds."""
+"""The layers other than attention, in plain torch. Rounds where the reference rounds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Linear:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Scale rows to a root mean square of 1, in float32, then by `weight` in the dtype of x.
+    """Normalize rows to a root mean square of 1 in float32; multiply by `weight` in x's dtype.
 
     Args:
         x: [..., size].
@@ -35,11 +35,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def gated_mlp(x: Tensor, gate_up: Linear, down: Linear) -> Tensor:
-    """down(silu(gate(x)) * up(x)).
+    """Return down(silu(gate(x)) * up(x)).
 
     Args:
         x: [num_tokens, hidden_size].
-        gate_up: rows of the gate, then rows of up: [2 * intermediate_size, hidden_size].
+        gate_up: the rows of gate, then those of up: [2 * intermediate_size, hidden_size].
         down: [hidden_size, intermediate_size].
     """
     gate, up = gate_up(x).chunk(2, dim=-1)

@@ -1,4 +1,4 @@
-"""One step of the model: plan in, sampled tokens out. The only part of the engine that computes."""
+"""Computes one step of the model: from the step's plan to sampled tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pdserve.protocol import SamplingParams
 
 
 class ModelRunner:
-    """A model over a KV pool (`pdserve.engine.engine.Runner`)."""
+    """Runs a model over a KV pool. Implements `pdserve.engine.engine.Runner`."""
 
     def __init__(
         self,
@@ -37,19 +37,19 @@ class ModelRunner:
         scored_logits_bytes: int = LOGITS_BYTES,
         grammars: GrammarProgress | None = None,
     ) -> None:
-        """Put a model and its pool together.
+        """Combine a model with its KV pool.
 
         Args:
-            model: on the pool's device, and of its dtype.
-            kv_cache: of the model's layout.
-            eos_token_ids: tokens that `min_tokens` holds back; None: those of the model's config.
-            scored_logits_bytes: logits at once, at most, in steps that score prompts.
-            grammars: over the model's vocabulary; None: requests that have one fail.
+            model: on the pool's device, with the same dtype.
+            kv_cache: with the model's layout.
+            eos_token_ids: tokens that `min_tokens` suppresses; None for those of the model config.
+            scored_logits_bytes: maximum size of logits at a time, in steps that score prompts.
+            grammars: over the model's vocabulary; None makes requests with a grammar fail.
         """
         layout = model.config.kv_layout(kv_cache.layout.block_size, kv_cache.layout.dtype)
         assert layout == kv_cache.layout, "the pool was laid out for another model"
         assert kv_cache.pool.dtype == model.dtype, "model and pool have one dtype"
-        self.model_s = 0.0  # spent in the model itself, over all steps
+        self.model_s = 0.0  # total time spent in the model itself, over all steps
         self.batches = StepBatches(kv_cache.layout.block_size)
         self._model = model
         self._kv_cache = kv_cache
@@ -60,37 +60,37 @@ class ModelRunner:
     def prepare(
         self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
     ) -> Callable[[], list[SampledToken | None]]:
-        """Lay the rows out; what is returned computes them (`execute`), in whatever thread.
+        """Build the batch; return a function that computes it (`execute`), callable in any thread.
 
-        It is to be called before the next plan is prepared.
+        The function must be called before the next step is prepared.
         """
         return partial(self._compute, rows, self.batches.lay_out(rows), progress)
 
     def foresee(self, rows: Sequence[Scheduled]) -> None:
-        """Begin to lay out the step after this one, which may be running meanwhile."""
+        """Begin to build the batch of the step after this one, which may be running meanwhile."""
         self.batches.foresee(rows)
 
     def execute(
         self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
     ) -> list[SampledToken | None]:
-        """Compute the rows' tokens, write their KV, and sample where a row reaches its end.
+        """Compute the rows' tokens, write their KV, and sample for each row that reaches its end.
 
-        Requests are only read, so the same plan can be executed again: a step that raised for one
-        request leaves the others as they were, to be planned anew. What is written into them is
-        the scores of their prompts and their states, where these are asked for; a second time, it
-        is left out.
+        Requests are only read, so a plan can be executed again: if a step raises for one request,
+        the others are unchanged and can be planned again. The exceptions are prompt scores and
+        pooled states, where requested: these are written into the requests, and are not added a
+        second time when the plan is repeated.
 
         Args:
-            rows: whose requests have blocks for the tokens; no request twice.
-            progress: hears of layers whose KV is in the pool. On a GPU nothing waits for a layer
+            rows: their requests have blocks for the tokens; no request occurs twice.
+            progress: told of layers whose KV is in the pool. On a GPU, nothing waits for a layer
                 before the whole step has been launched.
 
         Returns:
             One entry per row, None where `row.samples` is false.
 
         Raises:
-            RequestsFailed: the model's output for some requests is no distribution, or their
-                grammars cannot be followed; names which.
+            RequestsFailed: the model's output for some requests is not a distribution, or their
+                grammars cannot be followed; names these requests.
         """
         return self.prepare(rows, progress)() if rows else []
 
@@ -101,8 +101,8 @@ class ModelRunner:
         logits = self._all_logits(rows, batch, progress)
         if logits is None:
             if self._model.device.type == "cuda":
-                # The KV is announced, and its blocks may go to others, once the step is over.
-                # Sampling waits for the GPU anyhow.
+                # Once the step is over, its KV is announced and its blocks may be reassigned, so
+                # the GPU must be done. With sampling there is a wait for the GPU anyway.
                 torch.cuda.current_stream(self._model.device).synchronize()
             return [None] * len(rows)
         logits, answers = fan_out(logits, batch.sampled_requests)
@@ -118,8 +118,8 @@ class ModelRunner:
     def _all_logits(
         self, rows: Sequence[Scheduled], batch: Batch, progress: LayerProgress | None
     ) -> Tensor | None:
-        """As `_logits`, and whatever is asked for of the rows' prompts is noted in them."""
-        if len(batch.sampled_rows) == len(batch.token_ids):  # the usual step has no prompts
+        """Return the same as `_logits`; also store requested prompt scores and states."""
+        if len(batch.sampled_rows) == len(batch.token_ids):  # decode only, the usual step
             return self._logits(batch, progress)
         states = wanted_states(rows, batch, self._model.config.hidden_size)
         if states is not None:
@@ -135,18 +135,18 @@ class ModelRunner:
     def _score(
         self, rows: Sequence[Scheduled], batch: Batch, progress: LayerProgress | None
     ) -> Tensor | None:
-        """As `_logits`, and the rows' prompts get their scores: part by part, to bound memory."""
+        """Return the same as `_logits`; also score prompts, part by part, to bound memory."""
         sampled: list[Tensor] = []
         vocab_size, at_once = self._model.config.vocab_size, self._scored_logits_bytes
         for part in scored_parts(rows, batch, vocab_size, at_once):
-            # Of the layers of a part the KV of all rows is there only if it is the last part.
+            # Only in the last part does a finished layer mean that the KV of all rows is there.
             logits = self._logits(part.batch, progress if part.is_last else None)
             if logits is not None:
                 sampled.append(part.score(logits))
         return torch.cat(sampled) if len(batch.sampled_rows) else None
 
     def _logits(self, batch: Batch, progress: LayerProgress | None) -> Tensor | None:
-        """[num_sampled, vocab_size] float32, or None when no row of the batch is sampled from."""
+        """Return [num_sampled, vocab_size] float32, or None if no row of the batch is sampled."""
         started_s = time.perf_counter()
         marks = None if progress is None else _LayerMarks(progress, self._model.device)
         heard = None if marks is None else marks.heard
@@ -157,9 +157,9 @@ class ModelRunner:
         return logits
 
     def warmup(self, num_tokens: int) -> None:
-        """Compute one prompt of `num_tokens` tokens, so that the first request finds all ready.
+        """Compute one prompt of `num_tokens` tokens, so that the first request has no setup costs.
 
-        Overwrites the first blocks of the pool: for use before there is anything in it.
+        Overwrites the first blocks of the pool, so it must be called while the pool is empty.
         """
         num_blocks = self._kv_cache.layout.blocks_for(num_tokens)
         assert num_blocks <= self._kv_cache.num_blocks, "a warmup fits into the pool"
@@ -174,17 +174,17 @@ class ModelRunner:
 
 
 class _LayerMarks:
-    """Reports the layers of one step when their KV is really there."""
+    """Reports the layers of one step once their KV is actually written, also on a GPU."""
 
     def __init__(self, progress: LayerProgress, device: torch.device) -> None:
-        self.heard = LayerProgress(progress.ends, self._on_kv)  # what the model is to report
+        self.heard = LayerProgress(progress.ends, self._on_kv)  # passed to the model
         self._progress = progress
         self._device = device
         self._is_asynchronous = device.type != "cpu"
         self._launched: deque[tuple[int, torch.cuda.Event]] = deque()
 
     def _on_kv(self, num_layers: int) -> None:
-        """The KV of so many layers was written, or its writing launched."""
+        """Handle that the KV of `num_layers` layers was written, or on a GPU launched."""
         if not self._is_asynchronous:
             self._progress.done(num_layers)
             return
@@ -194,13 +194,13 @@ class _LayerMarks:
             pass
 
     def wait(self) -> None:
-        """Report what was only launched so far, layer by layer."""
+        """Wait for layers that were launched but not reported yet, and report them in order."""
         while self._launched:
             self._launched[0][1].synchronize()
             self._report_first()
 
     def _report_first(self) -> bool:
-        """The first group is there; whether others have been launched behind it."""
+        """Report the first launched group of layers; return whether more were launched."""
         num_layers, _ = self._launched.popleft()
         self._progress.done(num_layers)
         return bool(self._launched)

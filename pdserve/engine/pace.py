@@ -1,7 +1,7 @@
-"""When a request's next token is due: what was promised, as a point in time.
+"""When a request's next token is due, according to its TTFT and TPOT targets.
 
-TPOT is a mean over the whole answer. So a stream that was fast so far is ahead of its schedule, and
-that time is in hand: token n + 1 is due n promised gaps behind token 1, whenever token n came.
+TPOT is a mean over the whole answer. So a stream that was fast so far is ahead of schedule and has
+slack: token n + 1 is due n target gaps after token 1, whenever token n was produced.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from math import inf
 
 from pdserve.engine.request import Request
 
-SAFETY = 0.9  # of a promise is aimed at; the rest is for what no prediction sees
+SAFETY = 0.9  # share of a target to plan for; the rest is a margin for prediction errors
 
 
 def next_due_s(request: Request, default_tpot_s: float = inf) -> float:
-    """Point in time; infinity: nothing was promised.
+    """Return when the next token is due; infinity if the request has no target for it.
 
     Args:
         request: decoding, or on its way to token 1.
-        default_tpot_s: for those that were promised no TPOT.
+        default_tpot_s: for requests without a TPOT target.
     """
     if not request.output_token_ids:
         return request.targets.first_token_s
@@ -29,17 +29,18 @@ def next_due_s(request: Request, default_tpot_s: float = inf) -> float:
 
 
 def tpot_s(request: Request, default_tpot_s: float) -> float:
-    """The promise, or what is aimed at without one."""
+    """Return the request's TPOT target, or the default if it has none."""
     promised_s = request.targets.tpot_s
     return promised_s if promised_s < inf else default_tpot_s
 
 
 def shown_s(request: Request, now_s: float = -inf) -> float | None:
-    """When the client saw token 1: sampled here, or, as closely as is known, elsewhere.
+    """Return when the client received token 1, or None if unknown.
 
-    While it waits for a place here, token 1 is taken to be held back as long as it may be: the
-    coordinator does so once somebody has waited for a while (`coordinator/routing/holding.py`).
-    `now_s` is for those that wait.
+    If token 1 was sampled on another node, this is an estimate: while the request waits for room
+    here, token 1 is assumed to be held back as long as its targets allow. The coordinator does so
+    once a request has waited for a while (`coordinator/routing/holding.py`). `now_s` is needed for
+    requests that are still waiting.
     """
     lifecycle = request.lifecycle
     if lifecycle.first_token_s is not None or lifecycle.prefill_end_s is None:

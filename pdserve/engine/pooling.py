@@ -1,8 +1,9 @@
-"""What embeddings are made of: final states of a prompt's tokens, found while it is computed.
+"""Pools the final states of a prompt's tokens into embeddings, while the prompt is computed.
 
-They are the hidden states behind the last norm. The last token's is computed whatever is cached,
-so such an embedding reuses cached KV like any other prompt. The mean is of every token's, and
-states are not kept where KV is: these prompts are computed from where their states are known.
+Final states are the hidden states after the last norm. The last token's state is always computed,
+so prompts with last-token pooling reuse cached KV like any other. Mean pooling needs the states of
+all tokens, and states are not cached with the KV: such a prompt can only skip tokens whose states
+are already in its sum.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from pdserve.engine.sampling.limits import unusable
 
 
 def wanted_states(rows: Sequence[Scheduled], batch: Batch, hidden_size: int) -> WantedStates | None:
-    """Those that a step's requests pool; None: there are none.
+    """Return the states that the step's requests pool, or None if there are none.
 
     Args:
         rows: the step's plan.
-        batch: the same as tensors, on the host.
+        batch: the plan as tensors, on the host.
         hidden_size: of the model.
     """
     starts: list[int] = batch.attention.query_start.tolist()
@@ -37,10 +38,10 @@ def wanted_states(rows: Sequence[Scheduled], batch: Batch, hidden_size: int) -> 
 
 
 def pool(rows: Sequence[Scheduled], states: WantedStates) -> None:
-    """Add them up in their requests.
+    """Add the states to the sums in their requests.
 
     Raises:
-        UnusableLogits: those of a request are not finite.
+        UnusableLogits: the states of a request are not finite.
     """
     found = states.out.numpy()  # [num_states, hidden_size]
     damaged = []
@@ -49,7 +50,7 @@ def pool(rows: Sequence[Scheduled], states: WantedStates) -> None:
         num_states = len(row.pooled_positions)
         if num_states == 0:
             continue
-        # In float64, so that chunks make no difference once it is rounded.
+        # In float64, so that the rounded result does not depend on how the prompt is chunked.
         total = found[begin : begin + num_states].sum(axis=0, dtype=np.float64)
         begin += num_states
         if np.isfinite(total).all():

@@ -1,10 +1,10 @@
-"""What the model gives a prompt's own tokens, found while the prompt is computed.
+"""Log-probabilities of a prompt's own tokens, found while the prompt is computed.
 
-The logits at a token tell the log-probability of the one behind it, so those of nearly every row
-of a chunk are wanted. All at once they would be [num_tokens, vocab_size]: too much for a long chunk
-and a large vocabulary. So the step is computed in parts, one after the other, each of which has as
-many such rows as memory is granted for. A part is a batch like any other: a chunk that is cut goes
-on in the next part, over the KV that the one before has written.
+The logits at a token give the log-probability of the next token, so the logits of nearly every row
+of a chunk are needed. At once they would be [num_tokens, vocab_size]: too much memory for a long
+chunk and a large vocabulary. So the step is computed in consecutive parts, each with as many such
+rows as the memory limit allows. Each part is an ordinary batch: a chunk that is split continues in
+the next part, over the KV that the previous part has written.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from pdserve.engine.sampling.limits import unusable
 from pdserve.engine.sampling.logprobs import token_logprobs
 from pdserve.protocol import TokenLogprobs
 
-LOGITS_BYTES = 32 << 20  # of one part, at most; finding log-probabilities takes it once more
+LOGITS_BYTES = 32 << 20  # limit for one part; computing log-probabilities takes as much again
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A row that is scored."""
+    """A row that is used to score the next prompt token."""
 
     request: Request
-    position: int  # of its token; the next one is scored
+    position: int  # of the row's token; the token after it is scored
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredPart:
-    """A run of a step's rows."""
+    """A range of a step's rows."""
 
-    batch: Batch  # its sampled rows are the scored ones and the sampled ones
+    batch: Batch  # its `sampled_rows` are the scored rows and the sampled rows
     is_last: bool
-    _places: list[_Place | None]  # by sampled row; None: it is sampled from
+    _places: list[_Place | None]  # by sampled row; None if a token is sampled from the row
 
     def score(self, logits: Tensor) -> Tensor:
-        """Note the scores in their requests; returns [num_sampled, vocab_size], the other rows.
+        """Store the scores in their requests; return the other rows: [num_sampled, vocab_size].
 
         Args:
             logits: [num rows, vocab_size] float32, of this part's batch.
 
         Raises:
-            UnusableLogits: those of a request are not finite.
+            UnusableLogits: the logits of a request are not finite.
         """
         scored = [(row, place) for row, place in enumerate(self._places) if place is not None]
         if scored:
@@ -58,12 +58,12 @@ class ScoredPart:
             for place, logprobs in zip(places, found, strict=True):
                 if place.position == len(place.request.prompt_logprobs):
                     place.request.prompt_logprobs.append(logprobs)
-        # A copy: the logits are good until the next part only.
+        # This makes a copy, because the logits are only valid until the next part is computed.
         return logits[[row for row, place in enumerate(self._places) if place is None]]
 
 
 def is_scored(rows: Sequence[Scheduled]) -> bool:
-    """Whether any row is of a prompt whose scores are asked for, and not known yet."""
+    """Whether any row belongs to a prompt with requested scores that are not known yet."""
     return any(
         row.request.sampling.prompt_logprobs is not None and len(row.scored_positions)
         for row in rows
@@ -73,15 +73,15 @@ def is_scored(rows: Sequence[Scheduled]) -> bool:
 def scored_parts(
     rows: Sequence[Scheduled], batch: Batch, vocab_size: int, logits_bytes: int
 ) -> Iterator[ScoredPart]:
-    """The parts of a step, to be computed in this order.
+    """Yield the parts of a step, to be computed in this order.
 
     Args:
         rows: the step's plan.
-        batch: the same as tensors, on the host.
+        batch: the plan as tensors, on the host.
         vocab_size: of the model.
-        logits_bytes: of float32 logits in one part, at most; but one row there always is.
+        logits_bytes: limit on float32 logits per part; a part has at least one row regardless.
     """
-    places = _places(rows, batch)  # row of the batch |-> what is scored there; None: sampled from
+    places = _places(rows, batch)  # row of the batch |-> place to score; None if sampled from
     wanted = sorted(places)
     requests = dict(zip(batch.sampled_rows.tolist(), batch.sampled_requests, strict=True))
     num_rows = max(1, logits_bytes // (4 * vocab_size))
@@ -107,12 +107,12 @@ def _places(rows: Sequence[Scheduled], batch: Batch) -> dict[int, _Place | None]
 
 
 def _cut(batch: Batch, begin: int, end: int, rows: list[int], owners: list[Request]) -> Batch:
-    """The rows [begin, end) as a batch; logits are wanted of `rows`, which are `owners`'."""
+    """Return rows [begin, end) as a batch with logits for `rows`, which belong to `owners`."""
     attention = batch.attention
     ends = attention.query_start.clamp(begin, end)  # [num_requests + 1]
     num_tokens = ends.diff()
     is_here = num_tokens > 0
-    # What a request computes behind this part is no context of it yet.
+    # Tokens that a request computes after this part are not in its context yet.
     num_behind = attention.query_start[1:] - ends[1:]
     query_start = torch.zeros(int(is_here.sum()) + 1, dtype=torch.int32)
     query_start[1:] = num_tokens[is_here].cumsum(0)
@@ -132,7 +132,7 @@ def _cut(batch: Batch, begin: int, end: int, rows: list[int], owners: list[Reque
 
 
 def _scores(logits: Tensor, places: Sequence[_Place]) -> list[TokenLogprobs]:
-    """[num_scored, vocab_size] -> what is reported of each place's next token."""
+    """Return the log-probabilities of each place's next token; logits: [num_scored, vocab_size]."""
     next_ids = [place.request.prompt_token_ids[place.position + 1] for place in places]
     num_top = [place.request.sampling.prompt_logprobs or 0 for place in places]
     is_usable = logits.amax(dim=-1).isfinite().tolist()
@@ -142,7 +142,7 @@ def _scores(logits: Tensor, places: Sequence[_Place]) -> list[TokenLogprobs]:
         }
         raise unusable(list(damaged))
     chosen = logits.gather(1, torch.tensor(next_ids, device=logits.device)[:, None])
-    # Bytes added up as int32: as booleans they would be added up one by one.
+    # Summed as bytes into int32; a sum of booleans is not vectorized.
     is_likelier = (logits > chosen).view(torch.uint8)
     ranks: list[int] = is_likelier.sum(dim=-1, dtype=torch.int32).tolist()
     return [

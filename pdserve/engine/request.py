@@ -1,4 +1,4 @@
-"""One token stream inside the engine. Stores a few counters and derives the rest."""
+"""A request inside the engine: a few stored counters, and properties derived from them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from pdserve.protocol import FinishReason, PrefixSource, SamplingParams, TokenLo
 class Request:
     """A request as the engine sees it.
 
-    `num_computed_tokens` (tokens whose KV is in the pool) chases `num_tokens`. A prompt being
-    prefilled in chunks, a request adopted with its prompt's KV, and a decoding request differ only
-    in how far apart the two are.
+    Steps advance `num_computed_tokens` (tokens whose KV is in the pool) towards `num_tokens`. A
+    prompt being prefilled in chunks, a request adopted with its prompt's KV, and a decoding request
+    differ only in the distance between the two.
     """
 
     request_id: str
@@ -35,21 +35,21 @@ class Request:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens whose KV came from the prefix cache
     block_table: list[int] = field(default_factory=list)  # logical -> physical block id
-    block_hashes: list[bytes] = field(default_factory=list)  # chain, one per full prompt block
-    num_matched_blocks: int = 0  # while it waits: first blocks that the prefix cache had ...
+    block_hashes: list[bytes] = field(default_factory=list)  # hash chain, one per full block
+    num_matched_blocks: int = 0  # while waiting: leading blocks found in the prefix cache ...
     matched_version: int = -1  # ... at this `BlockPool.cache_version`
     leg_token_limit: int | None = None  # a prefill leg ends after this many output tokens
     targets: Targets = NO_TARGETS
     num_preemptions: int = 0
-    prefix_sources: list[PrefixSource] = field(default_factory=list)  # of its KV, if it is lost
+    prefix_sources: list[PrefixSource] = field(default_factory=list)  # where to refetch lost KV
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the eos or stop token that ended it
     is_cancelled: bool = False
-    siblings: list[Request] = field(default_factory=list)  # token 1 is sampled for them, too
-    # Of the prompt's tokens from the second on, as far as known; only if they are asked for.
+    siblings: list[Request] = field(default_factory=list)  # token 1 is sampled for them as well
+    # From the second prompt token on, as far as computed; only if requested.
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    num_pooled_states: int = 0  # of its embedding's, the first so many are in ...
-    pooled_states: npt.NDArray[np.float64] | None = None  # ... their sum: [hidden_size]
+    num_pooled_states: int = 0  # number of its embedding's states summed so far in ...
+    pooled_states: npt.NDArray[np.float64] | None = None  # ... this sum: [hidden_size]
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -58,42 +58,43 @@ class Request:
 
     @property
     def answers(self) -> list[Request]:
-        """Itself and its siblings: all that its prompt is computed for."""
+        """This request and its siblings: all requests that share the computed prompt."""
         return [self, *self.siblings]
 
     @property
     def num_tokens(self) -> int:
-        """Prompt plus output so far."""
+        """Number of prompt tokens plus output tokens so far."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Tokens whose KV is still to be computed; 1 for a decoding request."""
+        """Number of tokens whose KV is not computed yet; 1 for a decoding request."""
         return self.num_tokens - self.num_computed_tokens
 
     @property
     def is_decoding(self) -> bool:
-        """Whether one step of one token is all that separates it from its next token."""
-        num_output = len(self.output_token_ids)  # written out: this is asked most of all
+        """Whether it has output, and only its last token's KV is missing."""
+        num_output = len(self.output_token_ids)  # inlined: this is the most called property
         return num_output > 0 and (
             len(self.prompt_token_ids) + num_output - self.num_computed_tokens == 1
         )
 
     @property
     def ends_with_prompt(self) -> bool:
-        """Whether it is over with its prompt's last token: nothing is sampled."""
+        """Whether it ends with the last token of its prompt, so that nothing is sampled."""
         return self.sampling.max_tokens == 0
 
     @property
     def decodes_here(self) -> bool:
-        """Whether it is to be one of this node's streams, and so will grow."""
+        """Whether it decodes on this node, and so will grow."""
         return self.leg_token_limit is None and self.sampling.max_tokens > 0
 
     @property
     def num_reusable_tokens(self) -> int:
-        """Its first so many tokens need not be computed, if their KV is to be had.
+        """Number of leading tokens that need not be computed if their KV is available.
 
-        At least one must be, to have logits; and all those that are still to be scored or pooled.
+        At least one token must be computed, to get logits, and so must all tokens that are still to
+        be scored or pooled.
         """
         if self.output_token_ids or self.sampling.reuses_prefix:
             return self.num_tokens - 1
@@ -104,7 +105,7 @@ class Request:
 
     @property
     def missing_states(self) -> range:
-        """Prompt tokens whose states its embedding still lacks."""
+        """Positions of prompt tokens whose final states the embedding still lacks."""
         pooling = self.sampling.pooling
         if pooling is None:
             return range(0)
@@ -112,19 +113,19 @@ class Request:
 
     @property
     def embedding(self) -> bytes:
-        """The mean of its pooled states; empty: it has none."""
+        """The mean of its pooled states as little-endian float32; empty if there are none."""
         if self.pooled_states is None:
             return b""
         return (self.pooled_states / self.num_pooled_states).astype("<f4").tobytes()
 
     def add_states(self, total: npt.NDArray[np.float64], num_states: int) -> None:
-        """The next states of its embedding, added up."""
+        """Add the sum of the next `num_states` states of its embedding."""
         self.num_pooled_states += num_states
         self.pooled_states = total if self.pooled_states is None else self.pooled_states + total
 
     @property
     def is_done(self) -> bool:
-        """Whether the engine has nothing more to do for it."""
+        """Whether the engine has no work left for it: cancelled, finished or at the leg limit."""
         return (
             self.is_cancelled
             or self.finish_reason is not None
@@ -135,7 +136,7 @@ class Request:
         )
 
     def token_slice(self, start: int, end: int) -> list[int]:
-        """Token ids at positions [start, end) of prompt + output."""
+        """Return the token ids at positions [start, end) of prompt + output."""
         num_prompt = len(self.prompt_token_ids)
         if end <= num_prompt:
             return self.prompt_token_ids[start:end]
@@ -144,7 +145,7 @@ class Request:
         return self.prompt_token_ids[start:] + self.output_token_ids[: end - num_prompt]
 
     def extend_hashes(self, num_tokens: int, block_size: int) -> None:
-        """Make `block_hashes` cover the full blocks of the first `num_tokens` tokens."""
+        """Extend `block_hashes` to cover the full blocks of the first `num_tokens` tokens."""
         extend_hashes(self.block_hashes, self.token_slice, num_tokens, block_size, self.cache_salt)
 
 
@@ -156,7 +157,7 @@ class Scheduled(NamedTuple):
 
     @property
     def scored_positions(self) -> range:
-        """Tokens of the chunk whose logits tell the log-probabilities of the prompt's next ones."""
+        """Positions in the chunk whose logits give log-probabilities of the next prompt tokens."""
         request = self.request
         if request.sampling.prompt_logprobs is None or request.output_token_ids:
             return range(0)
@@ -167,7 +168,7 @@ class Scheduled(NamedTuple):
 
     @property
     def pooled_positions(self) -> range:
-        """Tokens of the chunk whose final states are the next ones of the prompt's embedding."""
+        """Positions in the chunk whose final states are the next ones to pool for the embedding."""
         request, missing = self.request, self.request.missing_states
         begin = request.num_computed_tokens
         assert not missing or begin <= missing.start, "KV is reused of pooled tokens alone"
@@ -180,9 +181,9 @@ class Scheduled(NamedTuple):
 
     @property
     def samples(self) -> bool:
-        """Whether it does, and another one is sampled."""
-        request = self.request  # written out: it is asked for each row
-        if request.sampling.max_tokens == 0:  # it ends with its prompt
+        """Whether this step computes the request's last token and samples the next one."""
+        request = self.request  # inlined: this is evaluated for each row of each step
+        if request.sampling.max_tokens == 0:  # `ends_with_prompt`
             return False
         num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
         return self.num_tokens == num_tokens - request.num_computed_tokens
@@ -192,17 +193,17 @@ _MAKE_ROW = partial(tuple.__new__, Scheduled)
 
 
 def one_token_each(requests: Sequence[Request]) -> list[Scheduled]:
-    """Rows of decoding requests.
+    """Return a row of one token for each decoding request.
 
-    Made as `Scheduled._make` makes them, but without a call of Python for each: there is one for
+    Builds the tuples as `Scheduled._make` does, but without a Python call per row: this runs for
     each row of each step.
     """
     return list(map(_MAKE_ROW, zip(requests, repeat(1))))
 
 
 class SampledToken(msgspec.Struct, frozen=True):
-    """What a step sampled for one request. A struct: there is one for each row of each step."""
+    """What a step sampled for one request. A struct because each row of each step makes one."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
-    siblings: tuple[SampledToken, ...] = ()  # with token 1: those of the request's siblings
+    siblings: tuple[SampledToken, ...] = ()  # with token 1: the tokens of the request's siblings

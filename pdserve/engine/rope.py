@@ -1,4 +1,4 @@
-"""Rotary position embedding: frequencies of each variant, and turning queries and keys by them.
+"""Rotary position embedding: frequencies of each variant, and rotation of queries and keys.
 
 Cosines and sines are computed in float32 from float32 frequencies, as the reference does, and only
 then rounded to the model's dtype. They are computed for the positions of a step, once for all
@@ -20,12 +20,12 @@ class Rope:
     """The rotary embedding of one model. A pure function of a token's position."""
 
     def __init__(self, config: RopeConfig, head_dim: int, device: torch.device) -> None:
-        # Computed on the CPU, whatever the device: nodes that exchange KV turn it by equal angles.
+        # Computed on the CPU for any device, so that nodes that exchange KV use equal angles.
         self._inverse_frequencies = inverse_frequencies(config, head_dim).to(device)  # [head_dim/2]
         self._scale = config.attention_factor
 
     def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines for the tokens of a step.
+        """Return cosines and sines for the tokens of a step.
 
         Args:
             positions: [num_tokens] int64.
@@ -39,7 +39,7 @@ class Rope:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (x[i], x[i + head_dim / 2]) by its angle.
+    """Rotate each pair (x[i], x[i + head_dim / 2]) by its angle.
 
     Args:
         x: [num_tokens, num_heads, head_dim].
@@ -54,7 +54,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
-    """Radians per position of each pair of dimensions.
+    """Return the radians per position for each pair of dimensions.
 
     Returns:
         [head_dim / 2] float32 on the CPU.
@@ -72,13 +72,13 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
 
 
 def _wavelengths(theta: float, head_dim: int) -> Tensor:
-    """Positions per radian of plain rope, [head_dim / 2] float32."""
+    """Return the positions per radian of plain rope, [head_dim / 2] float32."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     return theta**exponents
 
 
 def _llama3(config: RopeConfig, plain: Tensor) -> Tensor:
-    """Long waves are stretched by the factor, short ones kept, those between are interpolated."""
+    """Stretch long wavelengths by the factor, keep short ones, and interpolate in between."""
     length = config.original_max_positions
     low, high = config.low_freq_factor, config.high_freq_factor
     wavelength = 2 * math.pi / plain  # positions per turn
@@ -90,7 +90,7 @@ def _llama3(config: RopeConfig, plain: Tensor) -> Tensor:
 
 
 def _yarn(config: RopeConfig, head_dim: int) -> Tensor:
-    """A ramp over the dimensions, from frequencies that are kept to ones that are stretched."""
+    """Interpolate over the dimensions, from frequencies that are kept to stretched ones."""
     wavelengths = _wavelengths(config.theta, head_dim)
     low = _turning_dim(config, head_dim, config.beta_fast)
     high = _turning_dim(config, head_dim, config.beta_slow)
@@ -105,6 +105,6 @@ def _yarn(config: RopeConfig, head_dim: int) -> Tensor:
 
 
 def _turning_dim(config: RopeConfig, head_dim: int, num_turns: float) -> float:
-    """The dimension whose wave makes `num_turns` turns over the length of the pretraining."""
+    """Return the dimension that makes `num_turns` turns over the pretraining context length."""
     wavelength = config.original_max_positions / (num_turns * 2 * math.pi)
     return head_dim * math.log(wavelength) / (2 * math.log(config.theta))

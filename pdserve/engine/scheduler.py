@@ -1,4 +1,4 @@
-"""The queues of an engine and the few moves a policy makes on them.
+"""The queues of an engine and the operations that policies apply to them.
 
     submit ──► waiting ──admit──► running ──finish──► gone
                 ▲   ▲                │
@@ -6,10 +6,10 @@
                 │   └────preempt─────┤   (KV dropped, tokens kept)
                 └── away ◄─recall────┘   (its KV is fetched, where that is cheaper)
 
-A request is admitted with blocks for all its tokens or not at all, so requests half-way through
-their prompts can never wait for each other's blocks. Decoding requests grow block by block; when
-none is left, somebody gives way (`victims.py`). How much is left free for them to grow into is
-`kv_headroom.py`. Policies only choose the order and the amounts.
+A request is admitted with blocks for all its tokens or not at all, so partly prefilled requests can
+never wait for each other's blocks. Decoding requests grow block by block; when no block is free, a
+request is preempted (`victims.py`). `kv_headroom.py` decides how many blocks admission leaves free
+for this growth. Policies only choose the order and the number of tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Policy(Protocol):
     """Chooses what one step computes. One small file per policy."""
 
     def plan(self, queues: Queues) -> list[Scheduled]:
-        """The next step's rows, each with blocks for what it computes; none: nothing to do."""
+        """Return the next step's rows, each with blocks for its tokens; none if nothing to do."""
         ...
 
 
@@ -42,9 +42,9 @@ class Queues:
         self.pool = pool
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # oldest first
-        self.kept_out: Request | None = None  # comes next, but could not be begun at the last plan
-        self.claims: list[Request] = []  # handed over, without room here yet
-        self.arriving: set[Request] = set()  # handed over: blocks here, KV on its way
+        self.kept_out: Request | None = None  # next in line, but not admitted at the last plan
+        self.claims: list[Request] = []  # being handed off to this node, no room for them yet
+        self.arriving: set[Request] = set()  # being handed off: blocks reserved, KV in transfer
         self.headroom = KvHeadroom(pool.block_size)
         self.victims = Victims()
         self.preemptions = Preemptions(pool.block_size)
@@ -53,14 +53,14 @@ class Queues:
 
     @property
     def streams(self) -> list[Request]:
-        """Requests that decode here, or will as soon as their prompt's KV is complete."""
+        """Requests that decode here, or will once their prompt's KV is complete."""
         return [r for r in self.running if r.decodes_here] + list(self.arriving)
 
     def beside(self, newcomer: Request) -> list[Request]:
-        """Streams that it would decode with.
+        """Return the streams that the newcomer would be batched with in decode.
 
-        One whose prompt has been computed elsewhere does not wait for those whose prompt has not:
-        they join the batch later.
+        A newcomer whose prompt was computed on another node starts decoding at once, so streams
+        whose prompt is not computed yet do not count: they join the batch later.
         """
         streams = self.streams
         if newcomer.output_token_ids or newcomer.lifecycle.prefill_end_s is None:
@@ -69,24 +69,24 @@ class Queues:
 
     @property
     def decoding(self) -> list[Request]:
-        """Running requests that are at one token a step, oldest first."""
+        """Running requests in decode (one token per step), oldest first."""
         return [
             request
             for request in self.running
-            if (num_output := len(request.output_token_ids))  # `is_decoding`, written out
+            if (num_output := len(request.output_token_ids))  # `is_decoding`, inlined for speed
             and len(request.prompt_token_ids) + num_output - request.num_computed_tokens == 1
         ]
 
     @property
     def queued_tokens(self) -> int:
-        """Prompt tokens accepted that are neither computed yet nor in the prefix cache."""
+        """Uncomputed, uncached tokens of all waiting and partly prefilled requests."""
         waiting = sum(num_uncached(request, self.pool) for request in self.waiting)
         return waiting + sum(r.num_uncomputed_tokens for r in self.running if not r.is_decoding)
 
     # ---- moves ---------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        """Last in line; one that was away, first."""
+        """Put a request at the end of the waiting queue, or at its front after a recall."""
         if request in self.preemptions.away:
             self.preemptions.away.discard(request)
             self.waiting.appendleft(request)
@@ -94,9 +94,10 @@ class Queues:
             self.waiting.append(request)
 
     def admit(self, request: Request, num_kept_free: int = 0, *, is_alone: bool = True) -> bool:
-        """Give a waiting request its blocks and let it run; False: no room now, or it is recalled.
+        """Admit a waiting request: give it blocks for all its tokens and move it to `running`.
 
-        `num_kept_free` blocks stay free beside it, unless it is alone: nothing else runs either.
+        Returns False if there is no room now, or if its KV is being recalled. Admission leaves
+        `num_kept_free` blocks free, unless the request is alone: `is_alone`, and nothing runs.
         """
         pool = self.pool
         request.extend_hashes(request.num_tokens, pool.block_size)
@@ -127,10 +128,11 @@ class Queues:
     def reserve(
         self, num_tokens: int, hashes: Sequence[bytes], newcomer: Request | None = None
     ) -> tuple[list[int], int] | None:
-        """Blocks for `num_tokens` tokens, the first of them reused from the prefix cache if held.
+        """Allocate blocks for `num_tokens` tokens, reusing blocks from the prefix cache first.
 
-        Returns (block table, number of reused blocks), or None when there is no room: streams keep
-        room to grow into, the newcomer's own included, so that admission does not cause preemption.
+        Returns (block table, number of reused blocks), or None when there is no room. Headroom is
+        kept for all streams to grow, the newcomer included, so that admission does not cause
+        preemption.
         """
         if self._num_left(num_tokens, hashes, newcomer) < 0:
             return None
@@ -139,13 +141,13 @@ class Queues:
         return taken + pool.allocate(-(-num_tokens // pool.block_size) - len(taken)), len(taken)
 
     def is_closed_to(self, newcomer: Request) -> bool:
-        """Whether it must wait because somebody was preempted a moment ago."""
+        """Whether the newcomer must wait because of a recent preemption."""
         return self.preemptions.keeps_out(newcomer, is_alone=not self.streams)
 
     def num_missing(self, newcomer: Request, preempted: Sequence[Request] = ()) -> int:
-        """Blocks lacking for one that waits, here or for being handed over; 0: there is room.
+        """Return how many blocks are missing to admit a waiting request or a claim; 0 if none.
 
-        Or there would be, if these running requests were preempted for it.
+        The running requests in `preempted` are counted as if they had been preempted for it.
         """
         is_claim = newcomer in self.claims
         num_tokens = newcomer.num_tokens + is_claim  # token 1 comes along
@@ -156,9 +158,9 @@ class Queues:
         return max(0, -self._num_left(num_tokens, hashes, newcomer, preempted) - gained)
 
     def grow(self, request: Request) -> bool:
-        """Make sure the request has a block for its next token; preempts others for it.
+        """Give the request a block for its next token, preempting other requests if needed.
 
-        False: the request itself was preempted (`Victims.choose`).
+        Returns False if the request itself was preempted (`Victims.choose`).
         """
         pool = self.pool
         if len(request.block_table) * pool.block_size >= request.num_tokens:
@@ -172,9 +174,9 @@ class Queues:
         return True
 
     def preempt(self, request: Request, *, for_priority: bool = False) -> None:
-        """Drop a running request's KV; its tokens stay, and it waits first in line.
+        """Release a running request's blocks and put it, with its tokens, at the head of `waiting`.
 
-        Not while a step runs that has the request in it.
+        Must not be called while a step that contains the request is running.
         """
         self.running.remove(request)
         self.pool.release(request.block_table)
@@ -184,7 +186,7 @@ class Queues:
         self.preemptions.preempted(request, for_priority=for_priority)
 
     def remove(self, request: Request) -> None:
-        """Take a request out, and free its blocks."""
+        """Remove a request from the queues and free its blocks."""
         if request is self.kept_out:
             self.kept_out = None
         if request in self.waiting:
@@ -200,16 +202,16 @@ class Queues:
     # ---- the two halves of a plan --------------------------------------------------------------
 
     def plan_decodes(self, max_requests: int) -> list[Scheduled]:
-        """One token for each decoding request, oldest first."""
+        """Plan one token for each of the first `max_requests` decoding requests, oldest first."""
         return self.decode(self.decoding[:max_requests])
 
     def decode(self, requests: Sequence[Request]) -> list[Scheduled]:
-        """One token for each of these decoding requests; some may be preempted for the others."""
+        """Plan one token for each of these decoding requests; some may be preempted for others."""
         self.preemptions.step_planned()
         size = self.pool.block_size
         growing = [r for r in requests if len(r.block_table) * size <= r.num_computed_tokens]
         for request in growing:
-            if request.block_table:  # else it has just given way
+            if request.block_table:  # else it was just preempted
                 self.grow(request)
         if growing:
             requests = [request for request in requests if request.block_table]
@@ -224,15 +226,15 @@ class Queues:
         newcomer: Request | None,
         preempted: Sequence[Request] = (),
     ) -> int:
-        """Free blocks that would be left beside a request of these; negative: it does not fit.
+        """Return the free blocks left after admitting this request; negative if it does not fit.
 
-        Nothing is kept free for the ones that are to be preempted.
+        No headroom is counted for the streams in `preempted`.
         """
         pool = self.pool
         matched = pool.match_prefix(hashes)
         num_new = -(-num_tokens // pool.block_size) - len(matched)
         if newcomer is not None and not newcomer.decodes_here:
-            newcomer = None  # it ends without growing
+            newcomer = None  # it does not decode here, so it needs no headroom
         streams = [stream for stream in self.streams if stream not in preempted]
         num_kept = self.headroom.num_kept_free(streams, newcomer)
         return pool.num_free_after_taking(matched) - num_new - num_kept

@@ -1,4 +1,4 @@
-"""Memory for what a step computes on, of which a batch is views: grown, not allocated per step."""
+"""Reusable memory for the input of steps. Batches are views of it; it grows when needed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pdserve.engine.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much of the memory a step takes."""
+    """How much of the memory a step uses."""
 
     num_tokens: int
     num_rows: int
@@ -25,32 +25,32 @@ class Extent:
 
 
 class StepArrays:
-    """All but block tables of one step. What is in them is their user's business."""
+    """All arrays of one step except the block tables. The user of the class fills them in."""
 
     def __init__(self) -> None:
-        self.num_growths = 0  # times that memory was allocated
-        self.num_counted = 0  # first rows that are as `count_rows` makes them
+        self.num_growths = 0  # number of allocations
+        self.num_counted = 0  # number of leading rows that are as `count_rows` makes them
         self._views_of: tuple[Extent, int] | None = None
         self._allocate(0, 0)
 
     def make_room(self, num_tokens: int, num_rows: int) -> None:
-        """For so many; what was there is lost if there was less."""
+        """Make room for this many tokens and rows. The content is lost if the arrays grow."""
         max_tokens, max_rows = len(self.token_ids), len(self.context_lens)
         if num_tokens > max_tokens or num_rows > max_rows:
             self._allocate(grown(max_tokens, num_tokens), grown(max_rows, num_rows))
             self.num_growths += 1
 
     def count_rows(self, num_rows: int) -> None:
-        """Make them rows of one token each, all of them sampled from."""
+        """Set up the first `num_rows` rows as rows of one token each, all of them sampled."""
         if self.num_counted < num_rows:
             self.query_start[: num_rows + 1] = range(num_rows + 1)
             self.sampled_rows[:num_rows] = range(num_rows)
             self.num_counted = num_rows
 
     def batch(self, extent: Extent, block_rows: BlockRows, sampled: list[Request]) -> Batch:
-        """Views of the first so many of each."""
+        """Return a batch of views of the arrays, of the given extent."""
         key = (extent, block_rows.num_growths)
-        if key != self._views_of:  # in steady decoding it is as it was
+        if key != self._views_of:  # in steady decoding, the last views can be reused
             self._views = self._view(extent, block_rows)
             self._views_of = key
         token_ids, positions, attention, sampled_rows = self._views

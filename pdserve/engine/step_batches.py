@@ -1,9 +1,9 @@
-"""One step after the other laid out as a batch, each as far as possible while the one before runs.
+"""Batches for consecutive steps, prepared as far as possible while the previous step runs.
 
-As a rule every request of a step goes on with one token in the next. So that is laid out in
-advance (`foresee`), but for what only the step's end tells: its tokens, and blocks that requests
-are given for them. If the plan is another one, the batch is laid out anew. Which of the two it is
-is read off the requests themselves, so nobody has to say what has changed.
+Usually every request of a step continues with one token in the next step. That batch is laid out in
+advance (`foresee`), except for what is only known when the running step ends: the sampled tokens,
+and any new blocks for them. If the actual plan differs, the batch is built from scratch. Whether it
+differs is derived from the requests themselves, so callers need not report changes.
 """
 
 from __future__ import annotations
@@ -21,40 +21,41 @@ from pdserve.engine.step_arrays import Extent, StepArrays
 
 @dataclass(frozen=True, slots=True)
 class _Foreseen:
-    """The next step, if everybody in this one goes on."""
+    """The predicted next step: every request of the current one continues with one token."""
 
     requests: list[Request]
-    computed: list[int]  # of each: tokens that have KV by then, which is its token's position
-    num_blocks: int  # of the longest, its token's included
-    begins_block: list[int]  # rows whose token is the first of a block
+    computed: list[int]  # per request: computed tokens by then, and so its next token's position
+    num_blocks: int  # of the longest context, the next token included
+    begins_block: list[int]  # rows whose token is the first in a block
 
 
 class StepBatches:
-    """Batches for the steps of one engine, in memory that is kept.
+    """Builds the batches for the steps of one engine, in memory that is reused.
 
-    They are in the host's memory, and good until `lay_out` is called again. Not thread-safe, but a
-    batch may be read elsewhere while the next one is foreseen.
+    Batches are in host memory and valid until the next call of `lay_out`. Not thread-safe, but
+    another thread may read a batch while `foresee` prepares the next one.
     """
 
     def __init__(self, block_size: int) -> None:
-        self.num_foreseen = 0  # batches that were laid out before they were planned
-        self.num_anew = 0  # and those that were not
+        self.num_foreseen = 0  # batches for which the prediction was right
+        self.num_anew = 0  # batches built from scratch
         self._block_size = block_size
         self._block_rows = BlockRows()
         self._arrays = StepArrays()  # of the last batch
-        self._spare = StepArrays()  # for the one after it
-        self._foreseen: _Foreseen | None = None  # of the batch after the last one
-        self._came_true: _Foreseen | None = None  # of the last batch
+        self._spare = StepArrays()  # for the next batch
+        self._foreseen: _Foreseen | None = None  # prediction for the next batch
+        self._came_true: _Foreseen | None = None  # prediction used for the last batch, if any
 
     @property
     def num_growths(self) -> int:
-        """Times that memory was allocated."""
+        """Number of memory allocations."""
         return sum(part.num_growths for part in (self._block_rows, self._arrays, self._spare))
 
     def foresee(self, rows: Sequence[Scheduled]) -> None:
-        """Begin the batch after this one, which is not over: its requests are as before it.
+        """Predict and prepare the batch after this step, which is still running.
 
-        Nothing is foreseen of a step with a prompt in it of which only a part is computed.
+        The requests are as they were before the step. Nothing is predicted after a step in which
+        some row does not sample, such as a chunk that does not reach the end of its prompt.
         """
         self._foreseen = None
         if self._came_true is not None:
@@ -63,10 +64,10 @@ class StepBatches:
             self._foreseen = self._first_look(rows)
 
     def lay_out(self, rows: Sequence[Scheduled]) -> Batch:
-        """A plan as a batch: of each request in turn the next `num_tokens` tokens without KV.
+        """Build the batch of a plan: for each request in order, its next `num_tokens` tokens.
 
         Args:
-            rows: at least one, each of at least one token, for which its request has blocks.
+            rows: at least one row, each with at least one token and with blocks for its tokens.
         """
         foreseen, self._foreseen = self._foreseen, None
         if foreseen is not None and self._has_come_true(foreseen, rows):
@@ -83,7 +84,7 @@ class StepBatches:
     # ---- as foreseen ---------------------------------------------------------------------------
 
     def _first_look(self, rows: Sequence[Scheduled]) -> _Foreseen:
-        """After a step that was laid out anew."""
+        """Predict the batch after one that was built from scratch."""
         num_rows, spare, size = len(rows), self._spare, self._block_size
         spare.make_room(num_rows, num_rows)
         spare.count_rows(num_rows)
@@ -91,13 +92,13 @@ class StepBatches:
         positions[:] = [row.request.num_computed_tokens + row.num_tokens for row in rows]
         spare.context_lens[:num_rows] = positions + 1
         blocks, offsets = np.divmod(positions, size)
-        blocks[offsets == 0] = 0  # such a block is not there yet: `_complete` sees to it
+        blocks[offsets == 0] = 0  # this block is not allocated yet: `_complete` fills it in
         block_ids = self._block_rows.array[spare.sampled_rows[:num_rows], blocks]
         spare.slots[:num_rows] = block_ids.astype(np.int64) * size + offsets
         return self._next([row.request for row in rows])
 
     def _one_further(self, last: _Foreseen) -> _Foreseen:
-        """After a step that had come as it was foreseen: everything is one more."""
+        """Predict the batch after one that was itself predicted: all numbers increase by one."""
         num_rows, spare, arrays = len(last.requests), self._spare, self._arrays
         spare.make_room(num_rows, num_rows)
         spare.count_rows(num_rows)
@@ -107,23 +108,23 @@ class StepBatches:
         return self._next(last.requests)
 
     def _next(self, requests: list[Request]) -> _Foreseen:
-        """The step whose positions are in the spare arrays."""
+        """Return the prediction whose positions are in the spare arrays."""
         positions = self._spare.positions[: len(requests)]
         begins_block = np.flatnonzero(positions % self._block_size == 0)
         num_blocks = int(positions.max()) // self._block_size + 1
         return _Foreseen(requests, positions.tolist(), num_blocks, begins_block.tolist())
 
     def _has_come_true(self, foreseen: _Foreseen, rows: Sequence[Scheduled]) -> bool:
-        """Whether the plan has the same requests, by their block tables, and all went on.
+        """Whether the plan has the predicted requests (same block tables), all advanced.
 
-        Then each lacks the KV of one token, so that its row cannot be of another length.
+        If so, each request lacks the KV of exactly one token, so every row has one token.
         """
         return [row.request.num_computed_tokens for row in rows] == foreseen.computed and (
             self._block_rows.holds([row.request.block_table for row in rows])
         )
 
     def _complete(self, foreseen: _Foreseen) -> Extent:
-        """With the tokens that the step before has sampled, and the blocks that they begin."""
+        """Fill in the tokens that the previous step sampled, and the new blocks for them."""
         arrays, size, num_rows = self._spare, self._block_size, len(foreseen.requests)
         arrays.token_ids[:num_rows] = [r.output_token_ids[-1] for r in foreseen.requests]
         self._block_rows.make_room(num_rows, foreseen.num_blocks)
@@ -152,7 +153,7 @@ class StepBatches:
         np.cumsum(num_tokens, out=query_start[1:])
         arrays.context_lens[: len(rows)] = context_lens
         arrays.token_ids[: extent.num_tokens] = token_ids
-        owner = np.repeat(np.arange(len(rows)), num_tokens)  # [num_tokens] row -> its request's
+        owner = np.repeat(np.arange(len(rows)), num_tokens)  # [num_tokens] token -> row of plan
         positions = np.arange(extent.num_tokens) - query_start[owner] + computed[owner]
         arrays.positions[: extent.num_tokens] = positions
         block_ids = self._block_rows.array[owner, positions // size]
@@ -162,7 +163,7 @@ class StepBatches:
 
 
 def _token_ids(rows: Sequence[Scheduled]) -> list[int]:
-    """[num_tokens], request after request."""
+    """Return the token ids of all rows, concatenated: [num_tokens]."""
     token_ids: list[int] = []
     for row in rows:
         start = row.request.num_computed_tokens

@@ -1,4 +1,4 @@
-"""The shape of a planned step, which is what its time depends on."""
+"""The shape of a planned step, from which its time is predicted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pdserve.perf_model import StepShape, chunk_pairs
 
 
 def shape_of(rows: Sequence[Scheduled]) -> StepShape:
-    """Of a plan, while its requests are as they are before the step."""
+    """Return the shape of a plan. The requests must be as they are before the step."""
     num_tokens = num_sampled = pairs = context = 0
     for request, num_row_tokens in rows:
         num_tokens += num_row_tokens

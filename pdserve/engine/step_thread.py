@@ -1,4 +1,4 @@
-"""The one thread that computes steps, so that the event loop goes on while a step runs."""
+"""The thread that computes steps, so that the event loop can run during a step."""
 
 from __future__ import annotations
 
@@ -14,39 +14,43 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Computation(Generic[T]):
-    """What the thread was given."""
+    """A function submitted to the thread, and its progress."""
 
     compute: Callable[[], T]
-    begun: asyncio.Future[None]  # set as soon as the thread turns to it
-    result: asyncio.Future[T]  # or what it raised
+    begun: asyncio.Future[None]  # set as soon as the thread starts on it
+    result: asyncio.Future[T]  # its result, or the exception it raised
 
 
 class StepThread:
-    """Computes one thing after the other for an event loop.
+    """Runs functions one after the other for an event loop.
 
-    Messages go there through a queue, and back as callbacks: no lock that Python code has to take.
-    An executor's futures, chained to the loop's, take several times as long.
+    Work is submitted through a queue, and results return as event loop callbacks, without locks in
+    Python code. An executor's futures, chained to those of the loop, take several times as long.
     """
 
     def __init__(self) -> None:
-        """To be made, used and closed on one running event loop. An idle one keeps no process."""
+        """Start the thread. Must be created, used and closed on one running event loop.
+
+        It is a daemon thread, so an idle one does not keep the process alive.
+        """
         self._loop = asyncio.get_running_loop()
         self._work: SimpleQueue[Computation[Any] | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     def submit(self, compute: Callable[[], T]) -> Computation[T]:
-        """Call it in the thread.
+        """Run a function in the thread.
 
-        What the loop does before `begun` is set, it does in the thread's way: both need the
-        interpreter lock then, and the thread soon no more.
+        Callers should await `begun` before doing other work on the loop. Work done before that
+        delays the thread, because both need the interpreter lock; soon afterwards the thread no
+        longer does.
         """
         computation = Computation(compute, self._loop.create_future(), self._loop.create_future())
         self._work.put(computation)
         return computation
 
     def close(self) -> None:
-        """Wait for what was submitted, and end the thread."""
+        """Wait for the submitted work to finish, and end the thread."""
         self._work.put(None)
         self._thread.join()
 
@@ -56,21 +60,21 @@ class StepThread:
             tell(_settle, work.begun, None)
             try:
                 result = work.compute()
-            except BaseException as error:  # noqa: BLE001  whoever waits is told, whatever it is
+            except BaseException as error:  # noqa: BLE001  pass on any exception to the waiter
                 tell(_fail, work.result, error)
             else:
                 tell(_settle, work.result, result)
 
 
 def _settle(future: asyncio.Future[T], result: T) -> None:
-    if not future.done():  # nobody waits any more
+    if not future.done():  # it is done if the waiter was cancelled
         future.set_result(result)
 
 
 def _fail(future: asyncio.Future[T], error: BaseException) -> None:
     if future.done():
         return
-    if isinstance(error, StopIteration):  # a future takes no such error: its waiter would end by it
+    if isinstance(error, StopIteration):  # futures reject it: it would end the waiting coroutine
         stopped, error = error, RuntimeError("an iterator was exhausted")
         error.__cause__ = stopped
     future.set_exception(error)

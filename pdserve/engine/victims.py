@@ -1,8 +1,8 @@
-"""Who gives way when there is no block left, or when somebody more important comes.
+"""Which request to preempt when no block is free, or for a request of higher priority.
 
-The lowest priority first, then whoever can spare the time best: the most slack until its next token
-is due (TaiChi, Kairos). One that has given way `max_preemptions` times already is spared as long as
-there is anybody else, so that nobody starves.
+The lowest priority is preempted first; within a priority, the request whose next token is due last,
+that is with the most slack (TaiChi, Kairos). A request that was preempted `max_preemptions` times
+is spared as long as there is another candidate, so that no request starves.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from pdserve.engine.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Victims:
-    """The rule, with its one setting."""
+    """The preemption rule and its setting."""
 
     max_preemptions: int = 3
 
     def choose(self, running: Iterable[Request], needy: Request) -> Request:
-        """Who gives way for a block that `needy`, which is running, must have; perhaps itself.
+        """Return the request to preempt for a block that `needy` must have; may be `needy` itself.
 
-        Nobody of higher priority does. When all have given way often enough, the youngest does: the
-        oldest then gets to its end, and after it the next one.
+        `needy` is running. Requests of higher priority are never chosen. If all candidates have
+        reached `max_preemptions`, the youngest of the lowest priority is chosen, so that the oldest
+        one completes, then the next.
         """
         priority = needy.targets.priority
         candidates = [r for r in running if _can_give_way(r) and r.targets.priority <= priority]
@@ -34,7 +35,7 @@ class Victims:
         return min(candidates, key=_age, default=needy)
 
     def below(self, running: Iterable[Request], priority: int) -> list[Request]:
-        """Those that may be made to give way for somebody of this priority, the first one first."""
+        """Return the requests that may be preempted for this priority, in order of preemption."""
         lower = [
             r
             for r in running
@@ -46,12 +47,15 @@ class Victims:
 
 
 def _can_give_way(request: Request) -> bool:
-    """Prefill legs are announced to others block by block, and end soon by themselves."""
+    """Whether a request may be preempted.
+
+    Prefill legs may not: their blocks are already announced to other nodes, and they end soon.
+    """
     return request.leg_token_limit is None
 
 
 def _spared(request: Request) -> tuple[int, float, float]:
-    """The least goes first. Without promises, whoever came last does (as in vLLM)."""
+    """Sort key; the smallest is preempted first. Without SLOs, the last to arrive (as in vLLM)."""
     return request.targets.priority, -next_due_s(request), -request.lifecycle.received_s
 
 

@@ -1,7 +1,7 @@
-"""A checkpoint into a decoder that can compute: native on a CPU, torch elsewhere.
+"""Loads a checkpoint into a decoder: native on a CPU, torch weights elsewhere.
 
-The native one maps packed weights (`native/load.py`). For torch, files are memory-mapped, and each
-tensor is converted and copied into its place on its own: the peak is the model and one tensor.
+The native decoder maps packed weights (`native/load.py`). For torch, files are memory-mapped, and
+tensors are converted and copied into place one at a time: peak memory is the model plus one tensor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pdserve.engine.native.linear import WeightKind
 from pdserve.engine.native.load import load_native_weights
 from pdserve.engine.native.packed_cache import PackedCache
 
-Progress = Callable[[float], None]  # called with the share that is loaded, from 0 to 1
+Progress = Callable[[float], None]  # called with the loaded share, from 0 to 1
 
 _KINDS = {torch.float32: WeightKind.FLOAT32, torch.bfloat16: WeightKind.BFLOAT16}
 
@@ -40,13 +40,13 @@ def load_decoder(
     """Load a model onto a device: native on a CPU, Triton on a GPU.
 
     Args:
-        checkpoint: whose weights.
+        checkpoint: the checkpoint to load.
         config: of the same checkpoint.
-        dtype: to convert to; float32 or bfloat16.
-        device: to load to.
-        on_progress: called now and then, from this thread; may raise to end it.
+        dtype: dtype to convert to; float32 or bfloat16.
+        device: device to load to.
+        on_progress: called now and then, from this thread; may raise to abort loading.
         is_int8: quantise the matrices to 8 bits; on a CPU only.
-        cache: where packed weights are kept between starts; None: nowhere.
+        cache: where packed weights are kept between starts; None keeps none.
 
     Raises:
         MissingTensor: the checkpoint lacks a tensor.
@@ -71,7 +71,7 @@ def load_torch_decoder(
     device: torch.device,
     on_progress: Progress | None = None,
 ) -> TorchDecoder:
-    """The decoder in plain torch, on any device. Arguments and errors are those of load_decoder."""
+    """Load the plain torch decoder on any device. Arguments and errors as for load_decoder."""
     weights = load_torch_weights(checkpoint, config, dtype, device, on_progress)
     return TorchDecoder(config, weights, attention_backend(device))
 
@@ -83,7 +83,7 @@ def load_torch_weights(
     device: torch.device,
     on_progress: Progress | None = None,
 ) -> DecoderWeights:
-    """All weights on a device. Arguments and errors are those of load_decoder."""
+    """Load all weights onto a device. Arguments and errors as for load_decoder."""
     weights = allocate_weights(config, dtype, device)
     slots = tensor_slots(weights, config)
     shapes = {name: slot.shape for name, slot in slots.items()}

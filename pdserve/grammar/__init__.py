@@ -1,8 +1,8 @@
-"""Grammars that answers must match, over the vocabulary of a tokenizer.
+"""Grammars for constrained decoding, over the vocabulary of a tokenizer.
 
 A grammar is text in llguidance's language: Lark rules, JSON schemas and regular expressions, or
-several of them together as one JSON document. Coordinators make and check them, nodes follow them;
-both do it here, within the same limits.
+several of them combined in one JSON document. Coordinators create and check grammars, and nodes
+apply them during decoding; both use this package, with the same limits.
 """
 
 from __future__ import annotations

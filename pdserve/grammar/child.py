@@ -1,8 +1,9 @@
-"""The process that prepares grammars: `python -m pdserve.grammar.child`.
+"""The subprocess that prepares grammars: `python -m pdserve.grammar.child`.
 
-They are clients' texts, and no limit of the library's holds for all of them. A thread that takes
-too long cannot be stopped, and its memory is ours; a process can be, and the kernel does it.
-One JSON value a line comes in: what to make a vocabulary of, then grammars. For each, one goes out.
+Grammars come from clients, and the library's limits do not bound the cost of all of them. A thread
+that takes too long cannot be stopped, and it shares our memory; the kernel can limit and kill a
+process. Input is one JSON value per line: first what to build the vocabulary from (`Beginning`),
+then grammars. Each input line is answered with one output line.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from pdserve.grammar.deep_threads import DeepThreads
 from pdserve.grammar.preparing import prepare
 from pdserve.grammar.vocabulary import make_vocabulary
 
-_MAX_BYTES = 4 << 30  # of addresses; the deep stack and a large vocabulary take one of these
+_MAX_BYTES = 4 << 30  # of address space; the deep stack and a large vocabulary take about 1 GiB
 
 
 class Beginning(msgspec.Struct, frozen=True):
-    """The first line. What is answered is a `Ready`."""
+    """The first input line. It is answered with a `Ready`."""
 
     tokenizer_json: str
     num_ids: int
     end_id: int
-    cpu_s: float  # for each grammar; then the process is ended
+    cpu_s: float  # CPU time limit per grammar, after which the process is killed
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """Grammars are taken, unless there is something wrong with the tokenizer."""
+    """The process accepts grammars, unless `fault` says what is wrong with the tokenizer."""
 
     fault: str = ""
 
@@ -59,6 +60,7 @@ def _tell(message: msgspec.Struct) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: it ends with its parent
+    # Ctrl-C in a terminal goes to all processes, but this one ends with its parent.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_BYTES, _MAX_BYTES))
     DeepThreads(1, "grammar").submit(_serve).result()

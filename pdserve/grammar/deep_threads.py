@@ -1,7 +1,7 @@
-"""Threads with a stack that no grammar of the largest size overflows.
+"""Threads with a stack large enough for any grammar of the maximum size.
 
-The library follows rules and references by recursion: a chain of a few thousand overflows an
-ordinary stack, and takes the process with it. Memory is only taken as deep as a stack has been.
+The library follows rules and references recursively: a chain of a few thousand overflows an
+ordinary stack and crashes the process. A large stack only uses memory as deep as it has been used.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _STACK_BYTES = 512 << 20
 
 
 class DeepThreads:
-    """Like a ThreadPoolExecutor, which starts its threads with `submit`."""
+    """A thread pool with deep stacks. ThreadPoolExecutor starts its threads in `submit`."""
 
     def __init__(self, num_threads: int, name: str) -> None:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Have it done."""
+        """Run `work` in a thread of the pool."""
         before_bytes = threading.stack_size(_STACK_BYTES)
         try:
             return self._pool.submit(work)
@@ -31,5 +31,5 @@ class DeepThreads:
             threading.stack_size(before_bytes)
 
     def abandon(self) -> None:
-        """Take nothing more, and do not begin what waits."""
+        """Accept no more work, and cancel work that has not started."""
         self._pool.shutdown(wait=False, cancel_futures=True)

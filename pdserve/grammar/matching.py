@@ -1,4 +1,4 @@
-"""Following a grammar token by token, within limits of time and memory."""
+"""Matching tokens against a grammar, within limits of time and memory."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import llguidance
 from pdserve.errors import GrammarFailed
 from pdserve.grammar.vocabulary import Vocabulary
 
-# Far more than grammars have that are written by hand. More recursion than this allows would need a
-# deeper stack (`deep_threads.py`).
+# Far more than hand-written grammars have. A higher limit would allow deeper recursion, and so
+# would need a deeper stack (`deep_threads.py`).
 MAX_GRAMMAR_CHARS = 64 * 1024
 
-# In the library's units: 50 of a lexer's fuel take about a microsecond when it is built, 14 of it
-# and 20 items when a mask is computed. A state takes up to 2 kB. Large lexemes are not walked in
-# advance: that would cost each request what few of its masks gain.
+# In the library's units. A microsecond corresponds to about 50 units of lexer fuel when the lexer
+# is built, and to 14 units of fuel or 20 items when a mask is computed. A state takes up to 2 kB.
+# Large lexemes are not precomputed: each request would pay for it, and few masks would gain.
 _LIMITS = llguidance.LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=200_000,
@@ -28,7 +28,7 @@ _LIMITS = llguidance.LLParserLimits(
 )
 
 
-_LIGHT_CHARS = 4096  # a chain of references in so many is shallow enough for an ordinary stack
+_LIGHT_CHARS = 4096  # reference chains in grammars up to this size fit into an ordinary stack
 _LIGHT_REPETITIONS = 200_000
 _COUNTED = re.compile(  # {3} {3,} {,4} {3,4}, and Lark's ~3 ~3..4
     r"\{\s*(\d+)?\s*(?:,\s*(\d+)?\s*)?\}|~\s*(\d+)(?:\s*\.\.\s*(\d+))?"
@@ -36,10 +36,10 @@ _COUNTED = re.compile(  # {3} {3,} {,4} {3,4}, and Lark's ~3 ~3..4
 
 
 def is_light(grammar: str) -> bool:
-    """Whether no mask of it can take long, once its matcher is made.
+    """Whether no mask of this grammar can take long, once its matcher exists.
 
-    Fuel bounds a mask, but for counted repetitions: nested in each other, they are written out at
-    once. As if all of them were nested.
+    Fuel bounds the cost of a mask, except for nested counted repetitions, which are expanded at
+    once. This check is conservative: it treats all repetitions as nested.
     """
     if len(grammar) > _LIGHT_CHARS:
         return False
@@ -50,10 +50,10 @@ def is_light(grammar: str) -> bool:
 
 
 def new_matcher(vocabulary: Vocabulary, grammar: str) -> llguidance.LLMatcher:
-    """At the beginning of an answer. The interpreter lock is released meanwhile.
+    """Create a matcher at the beginning of an answer. Releases the interpreter lock meanwhile.
 
     Raises:
-        GrammarFailed: it is none, or is too much; says why.
+        GrammarFailed: the grammar is invalid or exceeds a limit; says why.
     """
     matcher = llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=_LIMITS)
     check(matcher)
@@ -61,11 +61,11 @@ def new_matcher(vocabulary: Vocabulary, grammar: str) -> llguidance.LLMatcher:
 
 
 def check(matcher: llguidance.LLMatcher) -> None:
-    """Raises GrammarFailed: it can follow no further."""
+    """Raise GrammarFailed if the matcher is in an error state and cannot continue."""
     if matcher.is_error():
         raise GrammarFailed(first_words(matcher.get_error()))
 
 
 def first_words(error: str) -> str:
-    """The library's message without the state of its parser."""
+    """Return the library's error message without the dump of its parser state."""
     return error.partition("<state>")[0].partition("<non-verbose/>")[0].strip()

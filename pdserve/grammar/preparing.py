@@ -1,4 +1,4 @@
-"""A client's grammar made into what nodes follow, or what is wrong with it."""
+"""Translates and checks a client's grammar before nodes use it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from pdserve.grammar.matching import MAX_GRAMMAR_CHARS, check, new_matcher
 from pdserve.grammar.size import excess
 from pdserve.grammar.vocabulary import Vocabulary
 
-GBNF = "gbnf_grammar"  # in the place of the library's own kinds: it is translated
+GBNF = "gbnf_grammar"  # our own key beside the library's kinds of grammar: it is translated
 
 
 class Prepared(Struct, frozen=True):
-    """What became of a grammar: either it can be followed, or there is something wrong with it."""
+    """The result of preparing a grammar: either a usable grammar or a fault."""
 
     grammar: str = ""
-    fault: str = ""  # may be in the library's words
+    fault: str = ""  # may be the library's message
 
 
 def prepare(vocabulary: Vocabulary, document: str) -> Prepared:
-    """May take for ever; so it is done in a process of its own (`child.py`).
+    """Translate and check a grammar. May run forever, so call it in a subprocess (`child.py`).
 
     Args:
-        vocabulary: which token ends an answer makes no difference.
-        document: `{"grammars": [..]}` in the library's form, GBNF besides.
+        vocabulary: its end-of-sequence tokens do not matter here.
+        document: `{"grammars": [..]}` in the library's form, or with GBNF grammars.
     """
     try:
         grammar = _translated(document)
@@ -55,7 +55,7 @@ def _size_fault(grammar: str) -> str:
 
 
 def _fault(vocabulary: Vocabulary, grammar: str) -> str:
-    """Why it cannot be followed; empty: it can, behind a first token at least."""
+    """Return why the grammar cannot be used; empty if at least a first token can be matched."""
     try:
         matcher = new_matcher(vocabulary, grammar)
         mask = int.from_bytes(matcher.compute_bitmask(), "little")

@@ -1,7 +1,7 @@
-"""What a grammar would be written out to, where the library's own limits come too late.
+"""Limits on the expanded size of a grammar, where the library's own limits come too late.
 
-Its fuel does not count repetitions inside of each other, nor multiples of large numbers: a line of
-text can hold a thread for minutes.
+The library's fuel does not count nested repetitions, nor `multipleOf` with large numbers: a single
+line of text can occupy a thread for minutes.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from fractions import Fraction
 from math import isfinite
 from typing import Any
 
-MAX_REPETITIONS = 200_000  # of what is nested: about two seconds
+MAX_REPETITIONS = 200_000  # product of nested counts; takes about two seconds
 MAX_MULTIPLE = 100_000
 
 _TOKENS = re.compile(
-    r"\\.|\[(?:\\.|[^\]\\]){1,256}\]"  # escapes and classes of characters, in which nothing counts
+    r"\\.|\[(?:\\.|[^\]\\]){1,256}\]"  # escapes and character classes; their content is ignored
     r"|(?P<open>\()|(?P<close>\))"
     r"|\{\s{0,4}(?P<least>\d{0,9})\s{0,4}(?:,\s{0,4}(?P<most>\d{0,9})\s{0,4})?\}",
     re.DOTALL,
@@ -25,7 +25,7 @@ _TOKENS = re.compile(
 
 
 def excess(grammar: str) -> str | None:
-    """Why it would take too long to prepare; None: nothing of the kind is seen in it."""
+    """Return why the grammar would take too long to prepare, or None if no reason is found."""
     for key, value in _members("", json.loads(grammar)):
         for text in (key, value):
             if isinstance(text, str) and _nested_repetitions(text) > MAX_REPETITIONS:
@@ -36,7 +36,7 @@ def excess(grammar: str) -> str | None:
 
 
 def _members(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """What there is at any depth, by its name; that of a list for its items."""
+    """Yield (name, value) at any depth; items of a list have the name of the list."""
     yield key, value
     if isinstance(value, dict):
         for name, one in value.items():
@@ -47,14 +47,15 @@ def _members(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_large(multiple: float) -> bool:
-    """As a fraction: 0.01 is a hundredth."""
+    """Whether the numerator of the number as a fraction is too large; 0.01 is 1/100."""
     return not isfinite(multiple) or Fraction(repr(multiple)).numerator > MAX_MULTIPLE
 
 
 def _nested_repetitions(grammar: str) -> int:
-    """The most that any repeated group makes of the repetitions in it."""
-    open_groups = [0]  # repetitions in each so far, the innermost last
-    closed, most, end = 0, 0, 0  # in the group that has just been closed; where the last token was
+    """Return the largest number of repetitions that any repeated group expands to."""
+    open_groups = [0]  # repetitions in each open group so far, the innermost last
+    # Repetitions in the group just closed; the maximum so far; the end of the previous token.
+    closed, most, end = 0, 0, 0
     for token in _TOKENS.finditer(grammar):
         is_behind_group, end = closed > 0 and token.start() == end, token.end()
         inner, closed = closed, 0
@@ -64,7 +65,7 @@ def _nested_repetitions(grammar: str) -> int:
             closed = open_groups.pop() if len(open_groups) > 1 else 0
             open_groups[-1] += closed
         elif token["least"] or token["most"]:
-            count = int(token["least"] or 0) or 1  # only what must come is written out
+            count = int(token["least"] or 0) or 1  # only mandatory repetitions are expanded
             if is_behind_group:
                 open_groups[-1] += (count - 1) * inner
                 most = max(most, count * inner)

@@ -1,4 +1,4 @@
-"""A tokenizer as matchers see it: the bytes of each token, in a tree."""
+"""A tokenizer's vocabulary in the form that matchers need: the bytes of each token, in a tree."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Vocabulary: TypeAlias = llguidance.LLTokenizer
 def make_vocabulary(
     tokenizer_json: str, num_ids: int | None, end_ids: Collection[int]
 ) -> Vocabulary:
-    """Slow: about a second for a vocabulary of 150 000.
+    """Build a vocabulary. Slow: takes about a second for 150 000 tokens.
 
     Args:
-        tokenizer_json: as in tokenizer.json.
-        num_ids: of the model, which may have logits for more ids than the tokenizer has tokens.
-        end_ids: may come where a grammar is complete; never empty.
+        tokenizer_json: content of tokenizer.json.
+        num_ids: number of token ids of the model, which may exceed the tokenizer's tokens.
+        end_ids: tokens allowed where a grammar is complete; must not be empty.
 
     Raises:
-        TokenizerError: of a kind whose tokens cannot be told as bytes.
+        TokenizerError: `end_ids` is empty, or the tokens cannot be expressed as bytes.
     """
     if not end_ids:
         raise TokenizerError("the model has no end-of-sequence token, so no grammar can end")
@@ -36,7 +36,7 @@ def make_vocabulary(
 
 
 def load_vocabulary(folder: Path, num_ids: int, end_ids: Collection[int]) -> Vocabulary:
-    """Of a checkpoint folder. Raises TokenizerError."""
+    """Build the vocabulary of a checkpoint folder. Raises TokenizerError."""
     backend, _ = read_tokenizer(folder)
     needed = max(num_ids, 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=0))
     return make_vocabulary(backend.to_str(), needed, end_ids)

@@ -11,7 +11,7 @@ __all__ = ["AttentionBackend", "AttentionBatch", "attention_backend"]
 
 
 def attention_backend(device: torch.device) -> AttentionBackend:
-    """The best backend for a device, whatever the model: native on a CPU."""
+    """Return the best backend for a device that works with any model: native on a CPU."""
     if device.type == "cpu":
         return NativeAttention()
     from pdserve.engine.cuda.catalog import choose_kind  # only where a GPU is asked for

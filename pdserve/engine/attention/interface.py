@@ -1,7 +1,7 @@
-"""The seam between a model and the attention kernels: what a model may ask, and nothing of how.
+"""The interface between a model and the attention kernels.
 
-Two implementations: `native.py` (C++, CPU) and `reference.py` (plain torch, any device, the oracle
-of the kernel tests). Both keep the KV pool in the layout of `pdserve.kv_layout`.
+Implementations here: `native.py` (C++, CPU) and `reference.py` (plain torch, any device, the oracle
+of the kernel tests). All keep the KV pool in the layout of `pdserve.kv_layout`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """What attention needs to know of a batch: prefill chunks and decode steps look alike.
+    """The attention metadata of a batch, in the same form for prefill chunks and decode steps.
 
     Request r owns the rows query_start[r] .. query_start[r+1] of the batch. They are its newest
-    tokens: row i stands at position context_lens[r] - (query_start[r+1] - query_start[r]) + i.
+    tokens: its row i is at position context_lens[r] - (query_start[r+1] - query_start[r]) + i.
     """
 
     query_start: Tensor  # [num_requests + 1] int32, cumulative rows; the last is num_tokens
@@ -60,17 +60,17 @@ class AttentionBackend(Protocol):
         scale: float,
         sliding_window: int | None,
     ) -> Tensor:
-        """Causal attention of every query row over its request's blocks.
+        """Compute causal attention of every query row over its request's blocks.
 
-        A row's result depends on that row and its request's KV alone, bit by bit: not on what else
-        is in the batch, and not on how its prompt was cut into chunks.
+        A row's result depends, bit for bit, only on that row and its request's KV: not on the rest
+        of the batch, and not on how its prompt was split into chunks.
 
         Args:
             query: [num_tokens, num_heads, head_dim]; only the last dimension need be contiguous.
             kv_pool: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous.
             layer: index into the pool's second dimension.
-            batch: all but `slot_mapping` is read.
-            scale: factor on the dot products, as a rule head_dim ** -0.5.
+            batch: all fields except `slot_mapping` are read.
+            scale: factor on the dot products, usually head_dim ** -0.5.
             sliding_window: a query at position p sees the keys in (p - window, p]; None: all.
 
         Returns:

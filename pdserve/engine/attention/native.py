@@ -1,6 +1,6 @@
 """Paged attention on CPUs: the C++ kernels behind the AttentionBackend interface.
 
-Every check of an argument is in the extension, before its kernel runs.
+The extension checks all arguments before it runs a kernel.
 """
 
 from __future__ import annotations

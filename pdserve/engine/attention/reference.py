@@ -1,6 +1,6 @@
 """Paged attention in plain torch, on any device: the oracle, and the fallback without kernels.
 
-Slow on purpose: one request at a time, keys and values gathered, scores in float32 in full.
+Simple rather than fast: one request at a time, gathered keys and values, all scores in float32.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ReferenceAttention:
 def _gather(
     kv_pool: Tensor, layer: int, block_table: Tensor, context_len: int
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values of one request, each [num_kv_heads, context_len, head_dim] float32."""
+    """Return keys and values of one request: [num_kv_heads, context_len, head_dim] float32 each."""
     block_size = kv_pool.shape[4]
     num_blocks = -(-context_len // block_size)
     # [num_blocks, 2, num_kv_heads, block_size, head_dim]
@@ -63,7 +63,7 @@ def _gather(
 def _attend_one(
     query: Tensor, keys: Tensor, values: Tensor, scale: float, sliding_window: int | None
 ) -> Tensor:
-    """[num_rows, num_heads, head_dim] of one request, whose rows are its newest tokens."""
+    """Return [num_rows, num_heads, head_dim] of one request, whose rows are its newest tokens."""
     num_rows, num_heads, _ = query.shape
     num_kv_heads, context_len, _ = keys.shape
     group_size = num_heads // num_kv_heads

@@ -1,1 +1,1 @@
-"""The engine on NVIDIA GPUs. Imported only where one is asked for: its kernels need Triton."""
+"""The engine on NVIDIA GPUs. Imported only if a GPU is requested: its kernels need Triton."""

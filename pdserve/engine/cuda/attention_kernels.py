@@ -1,9 +1,9 @@
 """Triton kernels of paged attention. They check nothing: see triton_attention.py.
 
-A row's arithmetic is the same whatever else is in the batch: key tiles begin at multiples of
-BLOCK_N, and tiles that a row sees nothing of leave it as it is, bit by bit. Requests of one row
-(decode steps) have their keys split over several programs, so that one long context keeps the whole
-GPU busy; how they are split follows from the context's length alone.
+A row's result does not depend on the rest of the batch: key tiles begin at multiples of BLOCK_N,
+and tiles that are fully masked for a row leave it unchanged, bit for bit. The keys of requests with
+one row (decode steps) are split over several programs, so that one long context keeps the whole GPU
+busy; the split depends only on the length of the context.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Triton would compile anew where one of these is 1, or the first multiple of 16.
+# Triton would otherwise recompile a kernel when one of these is 1, or the first multiple of 16.
 _OFTEN_OTHERS = ("num_requests", "table_stride", "window")
 
 
@@ -44,7 +44,7 @@ def _attend_keys(
         block_ids = tl.load(block_table + at // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
         offsets = block_ids * block_stride + (at % BLOCK_SIZE) * HEAD_DIM
         offsets = offsets[:, None] + dims[None, :]
-        # What is not there is never read: it may be anything, also NaN.
+        # Keys outside the range are never read: that memory may hold anything, including NaN.
         is_there = is_key[:, None] & (dims < HEAD_DIM)[None, :]
         key = tl.load(keys + offsets, mask=is_there, other=0.0)  # [BLOCK_N, BLOCK_D]
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale_log2
@@ -52,7 +52,7 @@ def _attend_keys(
         is_seen &= at[None, :] > positions[:, None] - window
         scores = tl.where(is_seen, scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, axis=1))
-        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # of a row that sees nothing yet
+        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # for fully masked rows
         weights = tl.exp2(scores - base[:, None])
         decay = tl.exp2(peak - base)
         value = tl.load(values + offsets, mask=is_there, other=0.0)
@@ -65,7 +65,7 @@ def _attend_keys(
 
 @triton.jit
 def _request_of_tile(query_start, tile, num_requests, BLOCK_Q: tl.constexpr):
-    """The last request whose first tile is not behind `tile`.
+    """Return the last request whose first tile is not after `tile`.
 
     Request r's tiles begin at query_start[r] // BLOCK_Q + r, which leaves room for all of them.
     """
@@ -105,7 +105,7 @@ def attend_chunks(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """One program: a tile of a request's rows and one KV head. Leaves out requests of one row."""
+    """One program: a tile of a request's rows and one KV head. Skips requests with one row."""
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     request = _request_of_tile(query_start, tile, num_requests, BLOCK_Q)
@@ -163,7 +163,7 @@ def _split_keys(
     MIN_SPLIT_KEYS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Where the last row's keys begin, and how many of them are one split's."""
+    """Return where the last row's keys begin, and how many keys one split has."""
     first_key = tl.maximum(context_len - window, 0) // BLOCK_N * BLOCK_N
     share = tl.cdiv(context_len - first_key, NUM_SPLITS)
     return first_key, tl.maximum(tl.cdiv(share, BLOCK_N) * BLOCK_N, MIN_SPLIT_KEYS)
@@ -194,7 +194,7 @@ def attend_single_rows(
     NUM_SPLITS: tl.constexpr,
     MIN_SPLIT_KEYS: tl.constexpr,
 ):
-    """One program: one split of the keys of a request of one row, for one KV head."""
+    """One program: one split of the keys of a request with one row, for one KV head."""
     request = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -250,7 +250,7 @@ def merge_splits(
     NUM_SPLITS: tl.constexpr,
     MIN_SPLIT_KEYS: tl.constexpr,
 ):
-    """One program: one head of a request of one row. Without any context the result is 0."""
+    """One program: one head of a request with one row. Without any context the result is 0."""
     request = tl.program_id(0)
     head = tl.program_id(1)
     start = tl.load(query_start + request)

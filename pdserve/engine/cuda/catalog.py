@@ -1,4 +1,4 @@
-"""The attention backends for GPUs by name, best first, and which of them can be used."""
+"""The attention backends for GPUs, by name, best first, and which of them can be used."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pdserve.engine.attention.reference import ReferenceAttention
 from pdserve.errors import ConfigError
 
 _INSTALL: Final = "pip install 'pdserve[cuda]'"
-_HEAD_DIMS: Final = frozenset({64, 128, 256})  # that FlashInfer and FlashAttention 3 have in common
+_HEAD_DIMS: Final = frozenset({64, 128, 256})  # supported by FlashInfer and FlashAttention 3
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionNeeds:
-    """What a model asks of a backend."""
+    """What a model requires of a backend."""
 
     dtype: torch.dtype
     head_dim: int
@@ -30,14 +30,14 @@ class AttentionKind:
     """One backend."""
 
     name: str
-    # Why this process cannot use it; None: it can.
+    # Returns why this process cannot use it; None if it can.
     missing: Callable[[], str | None]
-    # Why it is not for this model; None: it is.
+    # Returns why it does not support a model; None if it does.
     unfit: Callable[[AttentionNeeds], str | None]
     open: Callable[[torch.device], AttentionBackend]
 
     def obstacle(self, needs: AttentionNeeds | None) -> str | None:
-        """Why it cannot be used; None: it can."""
+        """Return why the backend cannot be used; None if it can."""
         lacking = self.missing()
         if lacking is not None or needs is None:
             return lacking
@@ -51,7 +51,7 @@ def _module_missing(module: str, remedy: str, capability: tuple[int, int]) -> st
         return f"needs compute capability {capability[0]}.{capability[1]}"
     try:
         importlib.import_module(module)
-    except (ImportError, OSError) as error:  # OSError: a library of CUDA that is not there
+    except (ImportError, OSError) as error:  # OSError: a CUDA library is missing
         return f"{error}: {remedy}"
     return None
 
@@ -87,12 +87,12 @@ def _triton(_: torch.device) -> AttentionBackend:
 
 
 def triton_missing() -> str | None:
-    """What this process lacks for our own kernels; None: nothing."""
+    """Return what this process lacks for our own kernels; None if nothing."""
     return _module_missing("triton", _INSTALL, (8, 0))
 
 
 def _both(module: str, remedy: str, capability: tuple[int, int]) -> Callable[[], str | None]:
-    """The libraries attend only: keys and values are written by our kernels."""
+    """Return a check for a library and for Triton: our kernels write KV, libraries only attend."""
     return lambda: _module_missing(module, remedy, capability) or triton_missing()
 
 
@@ -115,10 +115,10 @@ KINDS: Final = (  # best first
 
 
 def choose_kind(name: str, needs: AttentionNeeds | None) -> AttentionKind:
-    """The backend of this name; without a name the best that can be used.
+    """Return the backend with this name; without a name, the best one that can be used.
 
     Raises:
-        ConfigError: the one that was named cannot be used here.
+        ConfigError: the name is unknown, or this backend cannot be used here.
     """
     if not name:
         return next(kind for kind in KINDS if kind.obstacle(needs) is None)

@@ -1,4 +1,4 @@
-"""The decoder on a GPU: decode steps replay a CUDA graph, all others are launched one by one."""
+"""The decoder on a GPU: decode steps replay a CUDA graph; others launch kernels one by one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pdserve.engine.models.parameters import DecoderWeights
 
 
 class CudaDecoder:
-    """Decoder for GPUs. One step at a time, all from one thread."""
+    """Decoder for GPUs. Computes one step at a time, always from the same thread."""
 
     def __init__(
         self,
@@ -28,15 +28,15 @@ class CudaDecoder:
         recorder: Recorder | None,
         buckets: tuple[int, ...] = BUCKETS,
     ) -> None:
-        """Put a model together.
+        """Assemble a decoder.
 
         Args:
             config: the architecture.
             weights: on a GPU, all of one dtype.
             attention: for steps with chunks of prompts. Decode steps in graphs use our kernels.
-            staging: brings batches from the host over.
-            recorder: of CUDA graphs; None: there are none.
-            buckets: rows of the graphs, ascending.
+            staging: uploads batches from the host.
+            recorder: captures CUDA graphs; None disables graphs.
+            buckets: numbers of rows of the graphs, ascending.
         """
         self.config = config
         self._weights = weights
@@ -46,33 +46,33 @@ class CudaDecoder:
         self._buckets = buckets
         self._forward = Forward(config, weights)
         self._graphs: DecodeGraphs | None = None
-        self._graphs_pool = 0  # address of the pool that the graphs were captured with
+        self._graphs_pool = 0  # address of the KV pool that the graphs were captured with
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self._weights.embedding.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights, activations and KV."""
+        """Dtype of weights, activations and KV."""
         return self._weights.embedding.dtype
 
     @property
     def attention_name(self) -> str:
-        """Of the backend that computes steps with chunks of prompts."""
+        """Name of the backend that computes steps with chunks of prompts."""
         return self._attention.name
 
     @torch.inference_mode()
     def logits(
         self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None = None
     ) -> Tensor | None:
-        """See Decoder.logits. The batch may be on the host: it is brought over.
+        """See Decoder.logits. A batch on the host is uploaded.
 
-        The first call captures the graphs, which takes seconds: it is meant for a warm-up.
+        The first call captures the graphs, which takes seconds, so it should be a warm-up.
         """
-        # Triton launches on the thread's current GPU, and that need not be ours. Where kernels are
-        # interpreted there is none, which `torch.cuda.device` would refuse.
+        # Triton launches on the thread's current GPU, which need not be ours. With interpreted
+        # kernels there is no GPU, and `torch.cuda.device` would raise.
         with torch.cuda.device_of(self._weights.embedding):  # type: ignore[no-untyped-call]
             return self._logits(batch, kv_pool, progress)
 
@@ -91,7 +91,7 @@ class CudaDecoder:
         return None if logits is None else logits.float()
 
     def _graphs_over(self, kv_pool: Tensor) -> DecodeGraphs | None:
-        """The graphs; captured anew for a pool that they do not know."""
+        """Return the graphs for this pool, capturing them again if the pool is another one."""
         if self._recorder is None or self._graphs_pool == kv_pool.data_ptr():
             return self._graphs
         max_blocks = -(-self.config.max_model_len // kv_pool.shape[4])

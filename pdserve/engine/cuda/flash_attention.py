@@ -1,9 +1,9 @@
 """Paged attention by FlashAttention 3 (the module `flash_attn_interface`), where it is installed.
 
-It wants [num_blocks, block_size, num_kv_heads, head_dim], of which only the last dimension must be
-contiguous: a transposed view of our pool. FlashAttention 2 cannot be used: its pages are multiples
-of 256 tokens. Splitting a row's keys is switched off, so that the batch does not decide how a row
-is summed up.
+It expects [num_blocks, block_size, num_kv_heads, head_dim], with only the last dimension
+contiguous, so it gets a transposed view of our pool. FlashAttention 2 cannot be used: its pages are
+multiples of 256 tokens. Splitting of a row's keys is disabled, so that the order of summation in a
+row does not depend on the batch.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class FlashAttention:
             cache_seqlens=batch.context_lens,
             page_table=batch.block_tables,
             cu_seqlens_q=batch.query_start,
-            # A bound that is known without asking the GPU; programs past a request's rows end.
+            # An upper bound known without waiting for the GPU; programs past a request's rows exit.
             max_seqlen_q=len(query),
             softmax_scale=scale,
             causal=True,
-            # Ours counts the query's own token, theirs does not.
+            # Our window includes the query's own token, theirs does not.
             window_size=(-1, -1) if sliding_window is None else (sliding_window - 1, 0),
             num_splits=1,
         )

@@ -1,8 +1,8 @@
 """Paged attention by FlashInfer, where it is installed.
 
-It reads a layer of our pool as it is: [num_blocks, num_kv_heads, block_size, head_dim] ("HND"),
-strided. Splitting one row's keys over the GPU is switched off, so that the batch does not decide
-how a row is summed up.
+It reads a layer of our pool in place: [num_blocks, num_kv_heads, block_size, head_dim] ("HND"),
+strided. Splitting of a row's keys over the GPU is disabled, so that the order of summation in a row
+does not depend on the batch.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _WORKSPACE_BYTES: Final = 128 << 20  # what FlashInfer's own documentation advis
 
 
 class FlashInferAttention:
-    """AttentionBackend on FlashInfer's paged prefill kernels, which do decode rows as well.
+    """AttentionBackend on FlashInfer's paged prefill kernels, which handle decode rows as well.
 
-    What a batch looks like is worked out on the host, once a batch and window, so the first layer
-    waits for the GPU.
+    FlashInfer plans on the host, once per batch and window, so the first layer waits for the GPU.
     """
 
     name = "flashinfer"
 
     def __init__(self, library: Any, device: torch.device) -> None:
-        """Take the module `flashinfer`, and memory for what its kernels put down."""
+        """Take the module `flashinfer`, and allocate the workspace for its kernels."""
         self._library = library
         self._workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        self._batch: AttentionBatch | None = None  # that is planned for, kept so that it stays one
+        # The batch that the plans are for. Kept alive, so that no other one can be the same object.
+        self._batch: AttentionBatch | None = None
         self._plans: dict[tuple[int | None, float], Any] = {}  # (window, scale) |-> wrapper
 
     def write_kv(
@@ -84,7 +84,7 @@ class FlashInferAttention:
             block_size,
             causal=True,
             sm_scale=scale,
-            # Ours counts the query's own token, theirs does not.
+            # Our window includes the query's own token, theirs does not.
             window_left=-1 if sliding_window is None else sliding_window - 1,
             q_data_type=query.dtype,
             kv_data_type=kv_pool.dtype,
@@ -94,12 +94,12 @@ class FlashInferAttention:
 
 
 def ragged_blocks(batch: AttentionBatch, block_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Block tables without the places behind each context, all on the host.
+    """Return the block tables in ragged form, without padding, on the host.
 
     Returns:
         [num_requests + 1] int32, where each request's blocks begin;
-        [sum of blocks] int32, block ids of one request after the other;
-        [num_requests] int32, tokens in each request's last block.
+        [sum of blocks] int32, the block ids of all requests, concatenated;
+        [num_requests] int32, the number of tokens in each request's last block.
     """
     lens = batch.context_lens.cpu().numpy().astype(np.int64)
     tables = batch.block_tables.cpu().numpy()

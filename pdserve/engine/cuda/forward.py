@@ -1,6 +1,6 @@
-"""A step's arithmetic on a GPU: products by cuBLAS, attention by a backend, the rest fused.
+"""The forward pass of a step on a GPU: products by cuBLAS, attention by a backend, the rest fused.
 
-The residual stream is float32; what products and attention read is of the model's dtype.
+The residual stream is float32; the inputs of products and attention have the model's dtype.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pdserve.engine.rope import Rope
 
 
 class Attend(Protocol):
-    """As AttentionBackend.attend."""
+    """A function like AttentionBackend.attend."""
 
     def __call__(
         self,
@@ -34,7 +34,7 @@ class Attend(Protocol):
         scale: float,
         sliding_window: int | None,
     ) -> Tensor:
-        """[num_tokens, num_heads, head_dim]."""
+        """Return [num_tokens, num_heads, head_dim]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,12 @@ class StepInputs:
     token_ids: Tensor  # [num_tokens] int64
     positions: Tensor  # [num_tokens] int64
     attention: AttentionBatch
-    sampled_rows: Tensor | None  # [num_sampled] int64; None: every row, in order
+    sampled_rows: Tensor | None  # [num_sampled] int64; None for every row, in order
     states: WantedStates | None = None
 
 
 class Forward:
-    """The layers of one model. Launches only, but for states: else it never waits for the GPU."""
+    """The layers of one model. Only launches kernels; waits for the GPU only to return states."""
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
         self._config = config
@@ -72,7 +72,7 @@ class Forward:
         weights, eps = self._weights, self._config.rms_norm_eps
         residual = functional.embedding(inputs.token_ids, weights.embedding).float()
         cos, sin = self._rope.cos_sin(inputs.positions, torch.float32)
-        delta: Tensor | None = None  # what the layer before adds to the residual
+        delta: Tensor | None = None  # what the previous layer adds to the residual
         for index, layer in enumerate(weights.layers):
             normed = add_rms_norm(residual, delta, layer.attention_norm, eps)
             rotation = Rotation(cos, sin, layer.qk_norm, eps)
@@ -106,7 +106,7 @@ class Forward:
         return functional.linear(self._final(residual, delta, sampled_rows), self._weights.lm_head)
 
     def _final(self, residual: Tensor, delta: Tensor | None, rows: Tensor | None) -> Tensor:
-        """[num rows, hidden_size] in the model's dtype, behind the last norm."""
+        """Return the states after the last norm: [num rows, hidden_size] in the model's dtype."""
         if rows is not None:
             residual = residual[rows]
             delta = None if delta is None else delta[rows]

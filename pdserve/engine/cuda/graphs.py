@@ -1,8 +1,8 @@
-"""Decode steps as CUDA graphs: one launch instead of a dozen a layer.
+"""Decode steps as CUDA graphs: one launch per step instead of a dozen per layer.
 
-A graph repeats what was captured on the same memory, so the inputs are copied into tensors that
-stay, and batches are filled up to one of a few sizes. A filling row has no context and no slot:
-it reads nothing of the pool, writes nothing to it, and its logits are cut off.
+A graph replays the captured work on the same memory, so inputs are copied into persistent tensors,
+and batches are padded to one of a few sizes. A padding row has no context and no slot: it neither
+reads nor writes the pool, and its logits are dropped.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from pdserve.engine.attention.interface import AttentionBatch
 from pdserve.engine.batch import Batch
 from pdserve.engine.cuda.forward import StepInputs
 
-BUCKETS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # rows of a graph
+BUCKETS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # numbers of rows
 MAX_GRAPH_BYTES: Final = 2 << 30
 
 _log = logging.getLogger(__name__)
 
 
 class Recording(Protocol):
-    """Work that was captured."""
+    """Captured work."""
 
     @property
     def num_bytes(self) -> int:
-        """GPU memory that capturing it took."""
+        """GPU memory that the capture took."""
 
     def replay(self) -> None:
-        """Launch it again, on the current stream."""
+        """Launch the work again, on the current stream."""
 
 
 class Recorder(Protocol):
-    """What the graphs need of CUDA; tests have one that computes on the CPU."""
+    """The part of CUDA that graphs need; tests use a recorder that computes on the CPU."""
 
     def record(self, work: Callable[[], None]) -> Recording:
-        """Run the work once or more, and capture it. It must not wait for the GPU."""
+        """Run the work at least once, and capture it. The work must not wait for the GPU."""
 
 
 class DecodeInputs:
-    """The tensors that the graphs read. Smaller graphs use the first rows of the same ones."""
+    """The tensors that the graphs read. Smaller graphs use the first rows of the same tensors."""
 
     def __init__(self, max_rows: int, max_blocks: int, device: torch.device) -> None:
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -60,12 +60,12 @@ class DecodeInputs:
         self.clear(0, max_rows)
 
     def clear(self, first: int, last: int) -> None:
-        """Make filling rows of these."""
+        """Turn the rows [first, last) into padding rows."""
         self._slots[first:last] = -1
         self._context_lens[first:last] = 0
 
     def fill(self, batch: Batch, num_rows: int) -> None:
-        """Copy a batch on the same device, and fill it up to `num_rows`."""
+        """Copy in a batch that is on the same device, and pad it to `num_rows`."""
         count, width = batch.attention.block_tables.shape
         self._token_ids[:count].copy_(batch.token_ids)
         self._positions[:count].copy_(batch.positions)
@@ -75,7 +75,7 @@ class DecodeInputs:
         self.clear(count, num_rows)
 
     def rows(self, num_rows: int) -> StepInputs:
-        """The first rows, as a step in which every row is sampled."""
+        """Return the first rows, as a step in which every row is sampled."""
         return StepInputs(
             token_ids=self._token_ids[:num_rows],
             positions=self._positions[:num_rows],
@@ -100,27 +100,27 @@ class DecodeGraphs:
         buckets: tuple[int, ...] = BUCKETS,
         max_bytes: int = MAX_GRAPH_BYTES,
     ) -> None:
-        """Nothing is captured yet.
+        """Prepare, without capturing anything yet.
 
         Args:
-            recorder: captures.
-            inputs: of at least the largest bucket.
-            logits: [largest bucket, vocab_size] float32, what every graph writes to.
-            buckets: ascending numbers of rows.
-            max_bytes: when captured graphs take this much, no larger ones are captured.
+            recorder: captures the graphs.
+            inputs: with room for at least the largest bucket.
+            logits: [largest bucket, vocab_size] float32, the output of every graph.
+            buckets: numbers of rows, ascending.
+            max_bytes: once captured graphs take this much memory, no larger ones are captured.
         """
         self._recorder = recorder
         self._inputs = inputs
         self._logits = logits
         self._buckets = buckets
         self._max_bytes = max_bytes
-        self._recordings: list[Recording] = []  # of the first buckets
+        self._recordings: list[Recording] = []  # one per bucket, for the first buckets
 
     def record(self, step: Callable[[StepInputs], Tensor]) -> None:
-        """Capture the buckets, smallest first, while there is room.
+        """Capture a graph per bucket, smallest first, up to the memory limit.
 
         Args:
-            step: launches a decode step: logits [num_rows, vocab_size] of every row.
+            step: launches a decode step, and returns logits [num_rows, vocab_size] of every row.
         """
         self._inputs.clear(0, self._buckets[-1])
         num_bytes = 0
@@ -139,18 +139,21 @@ class DecodeGraphs:
 
     @property
     def largest(self) -> int:
-        """Rows of the largest graph; 0: there is none."""
+        """Number of rows of the largest graph; 0 if there is none."""
         return self._buckets[len(self._recordings) - 1] if self._recordings else 0
 
     def takes(self, batch: Batch) -> bool:
-        """Whether a graph can compute this step: every request has one row, to be sampled alone."""
+        """Whether a graph can compute this step: each request has one row, which is sampled.
+
+        The step must not ask for states either.
+        """
         num_rows, width = batch.attention.block_tables.shape
         is_decode = len(batch.token_ids) == len(batch.sampled_rows) == num_rows
         has_room = 0 < num_rows <= self.largest and width <= self._inputs.max_blocks
         return is_decode and batch.states is None and has_room
 
     def logits(self, batch: Batch) -> Tensor:
-        """[num_requests, vocab_size] float32 of a batch that `takes` accepts, on the device."""
+        """Return [num_requests, vocab_size] float32 for a batch on the device; see `takes`."""
         num_rows = len(batch.token_ids)
         index = bisect_left(self._buckets, num_rows)
         self._inputs.fill(batch, self._buckets[index])

@@ -1,4 +1,4 @@
-"""Puts the decoder for a GPU together from what this process has."""
+"""Builds the best decoder for a GPU from the libraries that are available."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _log = logging.getLogger(__name__)
 
 
 def cuda_decoder(config: ModelConfig, weights: DecoderWeights, attention: str = "") -> Decoder:
-    """The decoder for weights on a GPU: ours, or plain torch where Triton is missing.
+    """Return a decoder for weights on a GPU: with our kernels, or plain torch without Triton.
 
     Args:
         config: the architecture.
         weights: on a GPU.
-        attention: a backend by name; empty: the best one.
+        attention: name of an attention backend; empty for the best one.
 
     Raises:
-        ConfigError: the backend that was named cannot be used.
+        ConfigError: the named backend cannot be used.
     """
     embedding = weights.embedding
     kind = choose_kind(attention, AttentionNeeds(embedding.dtype, config.head_dim))

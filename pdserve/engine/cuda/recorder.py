@@ -1,4 +1,4 @@
-"""Capturing CUDA graphs with torch. See graphs.py for what is captured."""
+"""Captures CUDA graphs with torch. See graphs.py for what is captured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class CudaRecording:
-    """As Recording."""
+    """Implements `graphs.Recording`."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph, num_bytes: int) -> None:
         self._graph = graph
@@ -20,7 +20,7 @@ class CudaRecording:
 
 
 class CudaRecorder:
-    """As Recorder. All graphs share one pool of memory, since no two of them run at a time."""
+    """Implements `graphs.Recorder`. Graphs share a memory pool: only one runs at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -32,7 +32,7 @@ class CudaRecorder:
         """See Recorder.record."""
         with torch.cuda.device(self._device):
             current = torch.cuda.current_stream(self._device)
-            # Once in earnest: Triton compiles and cuBLAS allocates, which capturing forbids.
+            # Run once uncaptured: Triton compiles and cuBLAS allocates, which capturing forbids.
             self._stream.wait_stream(current)
             with torch.cuda.stream(self._stream):
                 work()
@@ -40,7 +40,7 @@ class CudaRecorder:
             torch.cuda.synchronize(self._device)
             free_before, _ = torch.cuda.mem_get_info(self._device)
             graph = torch.cuda.CUDAGraph()
-            # Other threads copy KV meanwhile, and may allocate: only this one must not.
+            # Other threads may copy KV and allocate meanwhile; only this one must not.
             with torch.cuda.graph(
                 graph,
                 pool=self._memory,

@@ -1,4 +1,4 @@
-"""Triton kernels of what is between products and attention. They check nothing: see rows.py."""
+"""Triton kernels for the work between products and attention. They check nothing: see rows.py."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def rotate_and_write_heads(
     HAS_QK_NORM: tl.constexpr,
     BLOCK: tl.constexpr,  # at least head_dim / 2
 ):
-    """One program: one head of one token. Both halves of a head are turned together."""
+    """One program: one head of one token. Both halves of a head are rotated together."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     HALF: tl.constexpr = HEAD_DIM // 2
@@ -93,7 +93,7 @@ def rotate_and_write_heads(
         tl.store(destination + HALF, second.to(query.dtype.element_ty), mask=is_there)
     else:
         slot = tl.load(slot_mapping + token)
-        # Key heads, then value heads: so they stand in a block, too.
+        # Key heads, then value heads: the same order as in a block.
         plane = (head - NUM_HEADS) * BLOCK_SIZE * HEAD_DIM
         offset = slot // BLOCK_SIZE * block_stride + plane + slot % BLOCK_SIZE * HEAD_DIM
         destination = kv_layer + offset + at

@@ -1,6 +1,6 @@
-"""Norms, activation, rotation and cache writes on GPUs: checked launchers of fused Triton kernels.
+"""Norms, activation, rotation and cache writes on GPUs: launchers of fused Triton kernels.
 
-All of it is computed in float32 and rounded once, where it is stored.
+The launchers check their arguments. The kernels compute in float32, and round once, when storing.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _SILU_BLOCK: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """How queries and keys of a step are turned, and normalised before where the model does so."""
+    """Rotation of a step's queries and keys, with the preceding norm for models that have one."""
 
     cos: Tensor  # [num_tokens, head_dim / 2] float32
-    sin: Tensor  # the same
+    sin: Tensor  # like cos
     qk_norm: Tensor | None  # [num_heads + num_kv_heads, head_dim]
     eps: float
 
 
 def add_rms_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    """Add the delta to the residual, in place, and give its norm, in the weight's dtype.
+    """Add the delta to the residual in place; return the normalised sum in the weight's dtype.
 
     Args:
         residual: [num_rows, size] float32, contiguous.
-        delta: like it, of any dtype; None: nothing is added.
+        delta: same shape, contiguous, any dtype; None adds nothing.
         weight: [size].
         eps: added to the mean square.
 
@@ -69,7 +69,7 @@ def add_rms_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, eps: fl
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up: [num_rows, 2 * size] -> [num_rows, size], both contiguous."""
+    """Return silu(gate) * up: [num_rows, 2 * size] -> [num_rows, size], both contiguous."""
     num_rows, double = gate_up.shape
     if double % 2 or not gate_up.is_contiguous():
         raise ValueError(f"gate and up of shape {list(gate_up.shape)}: contiguous, and of one size")
@@ -86,13 +86,13 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 def rotate_and_write(
     qkv: Tensor, rotation: Rotation, slot_mapping: Tensor, kv_pool: Tensor, layer: int
 ) -> Tensor:
-    """Turn queries and keys, and write keys and values into the pool.
+    """Rotate queries and keys, and write keys and values into the pool.
 
     Args:
         qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], contiguous.
-        rotation: of these tokens and this layer.
-        slot_mapping: [num_tokens] int64, where each token's KV goes; nowhere if negative. Slots
-            are not checked: they are on the GPU.
+        rotation: for these tokens and this layer.
+        slot_mapping: [num_tokens] int64, where to write each token's KV; nothing is written if
+            negative. Slots are not checked, because they are on the GPU.
         kv_pool: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous.
         layer: index into the pool's second dimension.
 
@@ -137,7 +137,7 @@ def rotate_and_write(
 
 
 def write_kv(kv_pool: Tensor, layer: int, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
-    """See AttentionBackend.write_kv. Slots are not checked; a negative one is left out."""
+    """See AttentionBackend.write_kv. Slots are not checked; negative ones are skipped."""
     _check_pool(kv_pool, layer, slot_mapping, len(key))
     num_kv_heads, block_size, head_dim = kv_pool.shape[3:]
     for tensor in (key, value):

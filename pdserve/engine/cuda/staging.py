@@ -1,7 +1,7 @@
-"""Batches from the host to the GPU: one pinned buffer, one copy, nobody waits.
+"""Uploads batches from the host to the GPU: one asynchronous copy from one pinned buffer.
 
-There are two buffers, so that the next batch can be laid out while the last one's copy is still
-under way. A buffer is filled again only after the event behind its copy.
+There are two buffers, so that the next batch can be laid out while the last one is still being
+copied. A buffer is reused only after the event recorded behind its copy.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from torch import Tensor
 
 from pdserve.engine.batch import Batch
 
-_ALIGNMENT: Final = 16  # bytes, between two tensors of a batch
+_ALIGNMENT: Final = 16  # bytes, of each tensor in the buffer
 _NUM_BUFFERS: Final = 2
 
 
 class Mark(Protocol):
-    """A place in the GPU's work."""
+    """A point in the GPU's stream of work, such as a CUDA event."""
 
     def synchronize(self) -> None:
-        """Wait until the GPU is past it."""
+        """Wait until the GPU has passed this point."""
 
 
 class HostCopies(Protocol):
-    """What the staging needs of CUDA; tests have one that copies as late as it may."""
+    """The part of CUDA that staging needs; tests use one that copies as late as allowed."""
 
     def pinned(self, num_bytes: int) -> Tensor:
-        """New host memory that can be copied from while the program goes on: uint8[num_bytes]."""
+        """Allocate host memory for asynchronous copies: uint8[num_bytes]."""
 
     def start(self, source: Tensor) -> tuple[Tensor, Mark]:
-        """Begin to copy pinned bytes: where they will be, and the mark behind the copy."""
+        """Start copying pinned bytes; return the destination, and a mark behind the copy."""
 
 
 class CudaCopies:
-    """HostCopies on the current stream of a GPU: what is launched later finds the bytes there."""
+    """HostCopies on the current stream of a GPU, so that later launches see the copied bytes."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -54,7 +54,7 @@ class CudaCopies:
 @dataclass(slots=True)
 class _Buffer:
     memory: Tensor  # uint8
-    copied: Mark | None = None  # behind the last copy out of it
+    copied: Mark | None = None  # mark behind the last copy out of the buffer
 
 
 class Staging:
@@ -65,9 +65,9 @@ class Staging:
         self._buffers = [_Buffer(copies.pinned(0)) for _ in range(_NUM_BUFFERS)]
 
     def upload(self, batch: Batch) -> Batch:
-        """The batch on the GPU, by one copy that may still be under way.
+        """Return the batch on the GPU. The copy may still be in progress.
 
-        The batch's own tensors are not needed any more when this returns.
+        The batch's own tensors may be overwritten as soon as this returns.
         """
         attention = batch.attention
         tensors = [
@@ -108,7 +108,7 @@ class Staging:
         ]
 
     def _next(self, num_bytes: int) -> _Buffer:
-        """The buffer that was used longest ago; nothing is copied out of it any more."""
+        """Return the least recently used buffer, after waiting for the copy out of it."""
         buffer = self._buffers.pop(0)
         self._buffers.append(buffer)
         if buffer.copied is not None:
@@ -120,5 +120,5 @@ class Staging:
 
 
 def _part(memory: Tensor, offset: int, like: Tensor) -> Tensor:
-    """A tensor of this shape and dtype over the bytes from `offset` on."""
+    """Return a view of the memory from `offset` on, with the shape and dtype of `like`."""
     return memory[offset : offset + like.nbytes].view(like.dtype).view(like.shape)

@@ -1,7 +1,7 @@
-"""Paged attention by our own Triton kernels: checked launchers.
+"""Paged attention with our own Triton kernels: the launchers.
 
-Checked are types, shapes and strides. Lengths and block ids are on the GPU, where looking at them
-would make every step wait: they are the engine's word.
+They check types, shapes and strides. Lengths and block ids are on the GPU, and checking them would
+make every step wait, so the engine is trusted for these.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from pdserve.engine.cuda.rows import write_kv
 
 NUM_SPLITS: Final = 16  # programs that share a decode step's keys: 8 KV heads then fill an H100
 MIN_SPLIT_KEYS: Final = 256  # below this a program costs more than it saves
-_CHUNK_LANES: Final = 64  # rows times heads of a tile
+_CHUNK_LANES: Final = 64  # rows times heads in a tile
 _NO_WINDOW: Final = 1 << 30  # more than any position
 _LOG2_E: Final = math.log2(math.e)
 _DTYPES: Final = (torch.float32, torch.bfloat16)
 
 
 class TritonAttention:
-    """AttentionBackend for GPUs. Nothing in it depends on what a tensor holds: fit for CUDA graphs.
+    """AttentionBackend for GPUs. Launches do not depend on tensor contents, as CUDA graphs need.
 
-    A row's bits depend on the row, its request's KV, and on whether the request has one row or
-    several in the step; on nothing else in the batch.
+    A row's result depends, bit for bit, only on the row, its request's KV, and on whether the
+    request has one row or several in the step.
     """
 
     name = "triton"
@@ -38,7 +38,7 @@ class TritonAttention:
     def write_kv(
         self, kv_pool: Tensor, layer: int, key: Tensor, value: Tensor, batch: AttentionBatch
     ) -> None:
-        """See AttentionBackend.write_kv. Slots are not checked; a negative one is left out."""
+        """See AttentionBackend.write_kv. Slots are not checked; negative ones are skipped."""
         write_kv(kv_pool, layer, key, value, batch.slot_mapping)
 
     def attend(
@@ -69,9 +69,9 @@ class TritonAttention:
         scale: float,
         sliding_window: int | None,
     ) -> Tensor:
-        """The same, and by the same kernel, for a batch in which every request has one row.
+        """Do the same as `attend`, with the same kernel, if every request has one row.
 
-        A request without any context gives zeros: such rows fill a batch up.
+        A request without any context, such as a padding row, gives zeros.
         """
         out = _empty_like(query)
         call = _Call(query, kv_pool, layer, batch, scale, sliding_window)
@@ -84,7 +84,7 @@ class TritonAttention:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One attention, checked."""
+    """The arguments of one attention call, checked."""
 
     query: Tensor
     kv_pool: Tensor
@@ -130,12 +130,12 @@ class _Call:
 
     @property
     def num_keys(self) -> int:
-        """Of a tile: what fits into the registers and the shared memory of an A100."""
+        """Number of keys per tile: what fits into the registers and shared memory of an A100."""
         wide = self.query.shape[2] * self.query.element_size()
         return 64 if wide <= 256 else 32 if wide <= 512 else 16
 
     def arguments(self) -> dict[str, Any]:
-        """What both kernels that read the pool are told, by the names of their parameters."""
+        """Return the common arguments of the two kernels that read the pool, by name."""
         num_kv_heads, block_size, head_dim = self.kv_pool.shape[3:]
         return {
             "query": self.query,
@@ -159,7 +159,7 @@ class _Call:
 
 
 def padded_head_dim(head_dim: int) -> int:
-    """A power of two, and what the smallest matrix instruction takes."""
+    """Return head_dim padded to a power of two, at least the smallest matrix instruction's size."""
     return max(16, int(triton.next_power_of_2(head_dim)))
 
 

@@ -1,7 +1,7 @@
-"""Which tokens may come next in answers that must match a grammar, as masks for the sampler.
+"""Token masks for answers that must match a grammar, as input to the sampler.
 
-Nothing of it crosses the wire but the grammar's text: where an answer stands in its grammar follows
-from its tokens, on whichever node they were sampled.
+Only the grammar's text is sent between nodes: an answer's position in its grammar follows from its
+tokens, on whichever node they were sampled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Masks of some rows of a batch: bits of the tokens that may come."""
+"""Masks for some rows of a batch: one bit per token, set if the token is allowed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ WORD_BITS = 32
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """For the rows that have one; any token may come in the others."""
+    """Masks for the rows that have one; in other rows, any token is allowed."""
 
     rows: list[int]  # [num_masked] of the batch
     bits: npt.NDArray[np.int32]  # [num_masked, num_words] bit i % 32 of word i / 32: token i
 
     def words_of(self, vocab_size: int) -> npt.NDArray[np.int32]:
-        """[num_masked, ceil(vocab_size / 32)]: the tokens that the model has logits for."""
+        """Return the words for tokens with logits: [num_masked, ceil(vocab_size / 32)]."""
         return self.bits[:, : -(-vocab_size // WORD_BITS)]
 
     def allowed(self, vocab_size: int, device: torch.device) -> Tensor:
-        """[num_masked, vocab_size] bool."""
+        """Return the masks as [num_masked, vocab_size] bool."""
         words = torch.from_numpy(self.words_of(vocab_size)).to(device)
         places = torch.arange(WORD_BITS, dtype=torch.int32, device=device)
         bits = (words[:, :, None] >> places) & 1  # [num_masked, num_words, 32]
@@ -32,7 +32,7 @@ class TokenMasks:
 
 
 def mask_logits(logits: Tensor, masks: TokenMasks | None) -> Tensor:
-    """[num_rows, vocab_size]: -inf for tokens that must not come; `logits` itself without masks."""
+    """Return [num_rows, vocab_size] with -inf for disallowed tokens; `logits` if no masks."""
     if masks is None:
         return logits
     masked = logits.clone()

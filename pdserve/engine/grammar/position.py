@@ -1,4 +1,4 @@
-"""Where one answer stands in its grammar."""
+"""The position of one answer in its grammar."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from pdserve.grammar.matching import check
 
 
 class Position:
-    """A matcher and how many tokens it has seen. Used by one thread at a time."""
+    """A matcher and the number of tokens it has consumed. Used by one thread at a time."""
 
     def __init__(self, vocabulary: Vocabulary, grammar: str, end_ids: Collection[int]) -> None:
-        """At the beginning.
+        """Start at the beginning of an answer.
 
         Args:
-            vocabulary: of the model's tokenizer; its own end tokens may come at an end anyway.
+            vocabulary: of the model's tokenizer. It allows its own end tokens at an end already.
             grammar: see pdserve/grammar.
-            end_ids: others that may come where the grammar is complete: stop tokens.
+            end_ids: further tokens to allow where the grammar is complete: stop tokens.
 
         Raises:
-            GrammarFailed: it is none.
+            GrammarFailed: the grammar is invalid or exceeds a limit.
         """
         self._matcher: llguidance.LLMatcher = new_matcher(vocabulary, grammar)
         self._end_ids = [i for i in end_ids if i < vocabulary.vocab_size]
         self.num_tokens = 0
 
     def advance(self, token_ids: list[int]) -> None:
-        """Follow the answer's next tokens. Raises GrammarFailed: they do not match."""
+        """Consume the answer's next tokens. Raises GrammarFailed if they do not match."""
         if token_ids and not self._matcher.consume_tokens(token_ids):
             check(self._matcher)
             raise GrammarFailed("the tokens so far do not match the grammar")
         self.num_tokens += len(token_ids)
 
     def fill(self, bits: npt.NDArray[np.int32]) -> None:
-        """Write which tokens may come.
+        """Write the mask of the tokens that are allowed next.
 
         Args:
             bits: [num_words], contiguous.
 
         Raises:
-            GrammarFailed: finding out takes too much, or there are none.
+            GrammarFailed: the mask exceeds a limit, or no token is allowed.
         """
         self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         check(self._matcher)

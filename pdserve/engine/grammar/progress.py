@@ -1,9 +1,9 @@
-"""Every constrained answer's position, kept between steps, and made anew from its tokens.
+"""The positions of all constrained answers, kept between steps, or rebuilt from an answer's tokens.
 
-Grammars are clients' texts. The library bounds most of what one may take, but not all: so positions
-are made in threads of their own, and those in grammars that are not plainly light move there, too.
-Who is not ready in time has failed, alone. What its thread still computes then stops by itself;
-others do not wait for it.
+Grammars come from clients. The library bounds most of the cost of a grammar, but not all: so
+positions are created in separate threads, and positions in grammars that are not clearly light are
+also advanced there. An answer whose mask is not ready in time fails, without affecting others. Its
+thread ends by itself when its computation is done; other answers do not wait for it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pdserve.engine.request import Request
 from pdserve.errors import GrammarFailed, TokenizerError
 from pdserve.grammar import DeepThreads, Vocabulary, is_light
 
-MASK_S = 2.0  # for one answer in one step, which takes microseconds as a rule, 20 ms at worst
+MASK_S = 2.0  # limit for one answer in one step; usually it takes microseconds, at worst 20 ms
 _NAME = "grammar"
 
 
 def no_vocabulary() -> Vocabulary:
-    """For an engine without a tokenizer. Raises TokenizerError."""
+    """Raise TokenizerError: the loader for an engine without a tokenizer."""
     raise TokenizerError("this engine was given no vocabulary to follow grammars over")
 
 
@@ -42,12 +42,12 @@ class _Answer:
 
     @property
     def moves_at_once(self) -> bool:
-        """Whether its move takes less than a thread takes to wake."""
+        """Whether computing its mask takes less time than waking a thread."""
         return self.is_light and self.position is not None
 
 
 class GrammarProgress:
-    """Masks of step after step. Called from one thread, that of the engine."""
+    """Computes the masks of each step. Called from one thread, that of the engine."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class GrammarProgress:
         """
         Args:
             load_vocabulary: slow; called by `load`, or with the first request that has a grammar.
-            num_threads: that find masks at the same time.
-            mask_s: time for one mask, seconds.
+            num_threads: number of threads that compute masks at the same time.
+            mask_s: time limit for one mask, in seconds.
         """
         self._load_vocabulary = load_vocabulary
         self._vocabulary: Vocabulary | None = None
@@ -70,23 +70,25 @@ class GrammarProgress:
 
     @property
     def num_answers(self) -> int:
-        """How many positions are kept."""
+        """Number of positions that are kept."""
         return len(self._answers)
 
     def load(self) -> None:
-        """Have the vocabulary before anybody waits for it. Where there is none, only requests that
-        have a grammar fail."""
+        """Load the vocabulary in advance.
+
+        If that fails, nothing is raised here; only requests that have a grammar will fail.
+        """
         with suppress(TokenizerError):
             self._vocabulary = self._load_vocabulary()
 
     def masks(self, requests: Sequence[Request]) -> TokenMasks | None:
-        """What may come next in each answer that has a grammar; None: no answer has one.
+        """Return the masks of all answers that have a grammar; None if no answer has one.
 
         Args:
             requests: the rows that are sampled; only read.
 
         Raises:
-            GrammarFailed: for some of them it cannot be said; names which.
+            GrammarFailed: the masks of some requests cannot be computed; names these requests.
         """
         rows = [row for row, request in enumerate(requests) if request.sampling.grammar]
         self._forget_ended()
@@ -101,13 +103,16 @@ class GrammarProgress:
     # ---- parts ---------------------------------------------------------------------------------
 
     def _forget_ended(self) -> None:
-        """Requests that have left; they are not heard of otherwise."""
+        """Drop the positions of requests that are done; there is no other notification of that."""
         ended = [i for i, answer in self._answers.items() if answer.request.is_done]
         for request_id in ended:
             del self._answers[request_id]
 
     def _answer(self, request: Request) -> _Answer:
-        """As it was after the step before; of another life of the request it says nothing."""
+        """Return the request's kept position, or a new one.
+
+        A position kept under the same id for another `Request` object is not used.
+        """
         answer = self._answers.get(request.request_id)
         if answer is None or answer.request is not request:
             answer = _Answer(request, is_light(request.sampling.grammar))
@@ -143,7 +148,7 @@ class GrammarProgress:
                 if future in late and not future.cancelled():
                     failures[request_id] = f"no mask within {self._mask_s:g} s"
                 elif future.cancelled():
-                    rows.append(row)  # it waited behind one that took too long
+                    rows.append(row)  # it was queued behind one that took too long: try again
                 else:
                     _note(future, request_id, failures)
         if failures:
@@ -154,7 +159,7 @@ class GrammarProgress:
 
 
 def _move(vocabulary: Vocabulary, answer: _Answer, bits: npt.NDArray[np.int32]) -> None:
-    """Follow what the answer has got since, and write its mask."""
+    """Advance the answer's position by its new tokens, and write its mask."""
     sampling = answer.request.sampling
     if answer.position is None:
         answer.position = Position(vocabulary, sampling.grammar, sampling.stop_token_ids)

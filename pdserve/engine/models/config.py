@@ -21,7 +21,7 @@ from pdserve.kv_layout import KvDtype, KvLayout
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Everything the decoder must know of a model besides its weights."""
+    """Everything the decoder must know about a model besides its weights."""
 
     architecture: str
     vocab_size: int
@@ -45,14 +45,14 @@ class ModelConfig:
 
     @property
     def default_dtype(self) -> KvDtype:
-        """The dtype to serve in when nobody asks for another: half precision is bfloat16 here."""
+        """The dtype to serve in by default; any half precision becomes bfloat16."""
         return KvDtype.FLOAT32 if self.stored_dtype == "float32" else KvDtype.BFLOAT16
 
     def kv_layout(self, block_size: int, dtype: KvDtype) -> KvLayout:
-        """Layout of this model's KV blocks.
+        """Return the layout of this model's KV blocks.
 
         Args:
-            block_size: tokens.
+            block_size: in tokens.
             dtype: of the cache and the activations.
         """
         return KvLayout(
@@ -68,8 +68,8 @@ def load_model_config(checkpoint: Checkpoint) -> ModelConfig:
     """Read config.json and generation_config.json.
 
     Raises:
-        UnknownArchitecture: no decoder for it; names it and those supported.
-        UnsupportedRope: its rotary embedding is none of those supported.
+        UnknownArchitecture: the architecture has no decoder; names it and the supported ones.
+        UnsupportedRope: its variant of rotary embedding is not supported.
         ModelError: a field is missing, of the wrong type, contradicts another, or asks for
             arithmetic that the decoder does not have.
     """
@@ -85,11 +85,11 @@ def load_model_config(checkpoint: Checkpoint) -> ModelConfig:
 def parse_model_config(
     fields: JsonFields, eos_token_ids: frozenset[int] = frozenset()
 ) -> ModelConfig:
-    """The configuration in the fields of config.json; see load_model_config for what it raises.
+    """Parse the fields of config.json. Raises the same errors as load_model_config.
 
     Args:
         fields: config.json.
-        eos_token_ids: of generation_config.json; empty: those of config.json.
+        eos_token_ids: from generation_config.json; if empty, those of config.json are used.
     """
     architecture, family = find_family(fields)
     refuse_foreign_arithmetic(fields)
@@ -124,7 +124,7 @@ def parse_model_config(
 
 
 def supported_architectures() -> list[str]:
-    """Names of the architectures that can be served, as config.json writes them."""
+    """Return the names of the supported architectures, as written in config.json."""
     return list(FAMILIES)
 
 
@@ -142,7 +142,7 @@ def _head_dim(fields: JsonFields, family: Family, num_heads: int) -> int:
 
 
 def _token_ids(value: object) -> frozenset[int]:
-    """Token ids of a field that is one, a list of them, or null."""
+    """Return the token ids of a field that holds one id, a list of ids, or null."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
         raise ModelError(f"eos_token_id is {value!r}; it must be a token id or a list of them")

@@ -1,6 +1,6 @@
-"""The seam between a step and the model that computes it.
+"""The interface between the engine and the model that computes a step.
 
-Three implementations: `NativeDecoder` (C++ kernels, one call a step, CPU), `CudaDecoder` (Triton
+Three implementations: `NativeDecoder` (C++ kernels, one call per step, CPU), `CudaDecoder` (Triton
 kernels and CUDA graphs) and `TorchDecoder` (plain torch, any device, the oracle of the others).
 """
 
@@ -17,7 +17,7 @@ from pdserve.engine.models.config import ModelConfig
 
 
 class Decoder(Protocol):
-    """Token ids in, logits and states out; reads and writes the KV pool on the way."""
+    """Computes logits and final states from token ids; reads and writes the KV pool."""
 
     @property
     def config(self) -> ModelConfig:
@@ -25,28 +25,28 @@ class Decoder(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are, and the KV pool must be."""
+        """Device of the weights, on which the KV pool must be as well."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of activations and KV."""
+        """Dtype of activations and KV."""
 
     def logits(
         self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None = None
     ) -> Tensor | None:
         """Compute one step, and write its keys and values into the pool.
 
-        The final states of the rows in `batch.states`, which are the hidden states behind the last
-        norm, are there when this returns.
+        The final states (hidden states after the last norm) of the rows in `batch.states` are
+        written when this returns.
 
         Args:
             batch: the step's rows, on the host or on the device; token ids below vocab_size,
                 sampled rows ascending.
             kv_pool: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim].
-            progress: hears of its layers when their keys and values were written (on a GPU: when
-                the kernel that writes them was launched).
+            progress: told of its layers when their keys and values have been written (on a GPU:
+                when the kernel that writes them has been launched).
 
         Returns:
-            [num_sampled, vocab_size] float32, scores of every next token of `batch.sampled_rows`;
-            None if nothing is sampled. Good until the next call, and the caller's to change.
+            [num_sampled, vocab_size] float32, the next-token logits of `batch.sampled_rows`; None
+            if nothing is sampled. Valid until the next call; the caller may modify it.
         """

@@ -1,7 +1,7 @@
 """What each supported architecture fixes, and what it leaves to config.json. No torch here.
 
-All of them are pre-norm decoders with RMSNorm, rotary positions, grouped queries and a gated SiLU
-MLP. They differ in biases, in query and key norms, and in which layers attend through a window.
+All are pre-norm decoders with RMSNorm, rotary positions, grouped-query attention and a gated SiLU
+MLP. They differ in biases, in query and key norms, and in which layers use a sliding window.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 from pdserve.engine.models.json_fields import JsonFields
 from pdserve.errors import ModelError, UnknownArchitecture
 
-Windows = tuple[int | None, ...]  # per layer: tokens a query sees; None: all
+Windows = tuple[int | None, ...]  # per layer: number of tokens a query sees; None for all
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One architecture. A bias of None is for config.json to say."""
+    """One architecture. A bias of None means that config.json decides."""
 
     model_type: str
     default_max_positions: int
@@ -89,8 +89,8 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 
-# Fields that other architectures, or variants of these, use to change the arithmetic. Any value
-# other than these would be served wrongly if it were ignored.
+# Fields with which other architectures, or variants of these, change the arithmetic, and the values
+# that change nothing. With any other value, ignoring the field would give wrong results.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "quantization_config": (),
     "compression_config": (),
@@ -130,10 +130,10 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def find_family(fields: JsonFields) -> tuple[str, Family]:
-    """The architecture that config.json names, and its family.
+    """Return the architecture that config.json names, and its family.
 
     Raises:
-        UnknownArchitecture: none, or none that is supported; names it and those that are.
+        UnknownArchitecture: it names none, or none that is supported; lists the supported ones.
     """
     names = fields.texts("architectures") or []
     if not names and "model_type" in fields:
@@ -147,7 +147,7 @@ def find_family(fields: JsonFields) -> tuple[str, Family]:
 
 
 def resolve_bias(fields: JsonFields, key: str, fixed: bool | None) -> bool:
-    """Whether layers have a bias: as the family fixes it, else as the field says.
+    """Whether layers have a bias, according to the family, or to the field if it leaves it open.
 
     Raises:
         ModelError: the field contradicts what the family fixes.

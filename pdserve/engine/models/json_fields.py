@@ -1,4 +1,4 @@
-"""Typed reading of a model's config.json: a wrong type is an error that names key and value."""
+"""Typed access to a model's config.json: a wrong type is an error that names key and value."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class JsonFields:
 
     def __init__(self, fields: Mapping[str, Any], where: str) -> None:
         self._fields = fields
-        self.where = where  # for errors: file, and path inside it
+        self.where = where  # for error messages: the file, and the path inside it
 
     def __contains__(self, key: str) -> bool:
         return self._fields.get(key) is not None
 
     def has_key(self, key: str) -> bool:
-        """Whether the object has the field at all, be it null."""
+        """Whether the object has the field at all, even if it is null."""
         return key in self._fields
 
     def keys(self) -> list[str]:
@@ -27,39 +27,39 @@ class JsonFields:
         return [key for key, value in self._fields.items() if value is not None]
 
     def raw(self, key: str) -> Any:
-        """The field as JSON gave it; None when absent."""
+        """Return the field as parsed from JSON; None when absent."""
         return self._fields.get(key)
 
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """A whole number. Raises ModelError when absent without a default, or too small."""
+        """Return a whole number. Raises ModelError when absent without a default, or too small."""
         value = self._present(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise self.error(key, f"a whole number from {minimum} up")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number. Raises ModelError when absent without a default."""
+        """Return a number. Raises ModelError when absent without a default."""
         value = self._present(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(key, "a number")
         return float(value)
 
     def boolean(self, key: str, default: bool) -> bool:
-        """True or false."""
+        """Return a boolean. Raises ModelError for another type."""
         value = self._present(key, default)
         if not isinstance(value, bool):
             raise self.error(key, "true or false")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A string. Raises ModelError when absent without a default."""
+        """Return a string. Raises ModelError when absent without a default."""
         value = self._present(key, default)
         if not isinstance(value, str):
             raise self.error(key, "a string")
         return value
 
     def texts(self, key: str) -> list[str] | None:
-        """A list of strings; None when absent."""
+        """Return a list of strings; None when absent."""
         value = self._fields.get(key)
         if value is None:
             return None
@@ -68,7 +68,7 @@ class JsonFields:
         return value
 
     def nested(self, key: str) -> JsonFields:
-        """The object in a field; an empty one when absent."""
+        """Return the object in a field; an empty one when absent."""
         value = self._fields.get(key)
         if value is None:
             value = {}
@@ -77,7 +77,7 @@ class JsonFields:
         return JsonFields(value, f"{self.where}: {key}")
 
     def error(self, key: str, expected: str) -> ModelError:
-        """The error that says what the field should have been."""
+        """Return an error that says what the field is and what it should be."""
         found = "is absent" if key not in self else f"is {self._fields[key]!r}"
         return ModelError(f"{self.where}: {key} {found}; it must be {expected}")
 

@@ -1,7 +1,7 @@
-"""A decoder's weights in memory, and where each tensor of a checkpoint goes in them.
+"""A decoder's weights in memory, and where each tensor of a checkpoint belongs in them.
 
-Queries, keys and values are one matrix, and so are gate and up: one large product instead of
-several small ones. The checkpoint's tensors are loaded straight into their rows.
+The query, key and value projections are one matrix, and so are gate and up: one large product
+instead of several small ones. The checkpoint's tensors are loaded directly into their rows.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class DecoderWeights:
 class TensorSlot:
     """Where one tensor of the checkpoint belongs."""
 
-    shape: tuple[int, ...]  # that it must have in the checkpoint
-    destination: Tensor  # part of the weights, that it is copied or broadcast into
+    shape: tuple[int, ...]  # required shape in the checkpoint
+    destination: Tensor  # the part of the weights that it is copied or broadcast into
 
 
 def allocate_weights(
     config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> DecoderWeights:
-    """Memory for a model's weights, with nothing in it yet."""
+    """Allocate uninitialised memory for a model's weights."""
 
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -82,7 +82,7 @@ def allocate_weights(
 
 
 def tensor_slots(weights: DecoderWeights, config: ModelConfig) -> dict[str, TensorSlot]:
-    """Tensor name in the checkpoint |-> its slot. Together the slots cover all weights."""
+    """Return tensor name in the checkpoint |-> its slot. Together the slots cover all weights."""
     slots = dict(_slot("model.embed_tokens.weight", weights.embedding))
     for index, layer in enumerate(weights.layers):
         slots.update(_layer_slots(f"model.layers.{index}.", layer, config))
@@ -93,7 +93,7 @@ def tensor_slots(weights: DecoderWeights, config: ModelConfig) -> dict[str, Tens
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Tensor name in the checkpoint |-> the shape that it must have there; of every tensor."""
+    """Return tensor name in the checkpoint |-> its required shape, for all tensors."""
     nowhere = allocate_weights(config, torch.float32, torch.device("meta"))
     return {name: slot.shape for name, slot in tensor_slots(nowhere, config).items()}
 
@@ -115,7 +115,8 @@ def _layer_slots(prefix: str, layer: LayerWeights, config: ModelConfig) -> _Slot
         layer.qkv,
     )
     if layer.qk_norm is not None:
-        # One vector for all heads of a kind; a row for each head, so that one product does both.
+        # The checkpoint has one vector for all query heads and one for all key heads. It is
+        # broadcast to a row per head, so that one product normalizes both.
         shape = (head_dim,)
         yield attention + "q_norm.weight", TensorSlot(shape, layer.qk_norm[:num_heads])
         yield attention + "k_norm.weight", TensorSlot(shape, layer.qk_norm[num_heads:])
@@ -131,7 +132,7 @@ def _slot(name: str, destination: Tensor) -> _Slots:
 
 
 def _split_slots(num_rows: dict[str, int], linear: Linear) -> _Slots:
-    """Slots for the matrices whose rows, one after the other, make up `linear`."""
+    """Yield slots for the matrices whose rows, concatenated, make up `linear`."""
     start = 0
     for name, rows in num_rows.items():
         yield from _slot(name + ".weight", linear.weight[start : start + rows])

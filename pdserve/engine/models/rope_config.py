@@ -1,4 +1,4 @@
-"""What config.json says about rotary position embedding, in either of its two styles.
+"""The rotary position embedding configured in config.json, in either of its two styles.
 
 transformers 4 wrote `rope_theta` and `rope_scaling` (with `type` or `rope_type`) beside the other
 fields; transformers 5 writes one object, `rope_parameters`. No torch here: `engine/rope.py` turns
@@ -6,8 +6,8 @@ a RopeConfig into frequencies.
 
 `dynamic` stretches its frequencies as a sequence outgrows max_position_embeddings. The keys of a
 prompt's *first* tokens then depend on the prompt's length, so KV blocks could no longer be shared
-between prompts with a common prefix. Up to max_position_embeddings it is plain rope, exactly, and
-so it is served up to there.
+between prompts with a common prefix. Up to max_position_embeddings it is exactly plain rope, so
+such models are served up to that length only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pdserve.errors import ModelError, UnsupportedRope
 
 
 class RopeType(StrEnum):
-    """The variants of rotary embedding that can be computed."""
+    """The supported variants of rotary embedding."""
 
     DEFAULT = "default"
     LINEAR = "linear"
@@ -31,8 +31,8 @@ class RopeType(StrEnum):
     YARN = "yarn"
 
 
-# What may stand beside rope_type and rope_theta. Anything else could change the embedding, so it
-# is refused. `finetuned` is a note to the reader; attention scales are resolved below.
+# The supported keys. Any other key could change the embedding, so it is an error. `finetuned` is
+# only informative; attention scales are resolved below.
 _KEYS = {
     "factor",
     "original_max_position_embeddings",
@@ -54,19 +54,19 @@ _KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Parameters of the rotary embedding; fields that a variant does not have keep defaults."""
+    """Parameters of the rotary embedding; fields that a variant does not use keep defaults."""
 
     rope_type: RopeType
     theta: float  # base wavelength
-    max_model_len: int  # positions it is good for
+    max_model_len: int  # number of positions that it supports
     factor: float = 1.0
     original_max_positions: int = 0  # llama3, yarn: length of the pretraining
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
-    truncate: bool = True  # yarn: bounds of the ramp at whole dimensions
-    attention_factor: float = 1.0  # yarn: on cos and sin
+    truncate: bool = True  # yarn: round the bounds of the ramp to whole dimensions
+    attention_factor: float = 1.0  # yarn: factor on cos and sin
 
 
 def parse_rope(fields: JsonFields, max_positions: int) -> RopeConfig:
@@ -77,14 +77,14 @@ def parse_rope(fields: JsonFields, max_positions: int) -> RopeConfig:
         max_positions: its max_position_embeddings.
 
     Raises:
-        UnsupportedRope: a variant or a parameter that is not computed here.
+        UnsupportedRope: the variant or a parameter is not supported.
         ModelError: a parameter is missing or of the wrong type.
     """
     params = fields.nested("rope_scaling" if fields.raw("rope_scaling") else "rope_parameters")
     rope_type = _rope_type(params)
     _refuse_unknown(params)
     theta = params.number("rope_theta", fields.number("rope_theta", 10_000.0))
-    # Where a model states the length of its pretraining twice, the outer statement holds.
+    # If a model states the pretraining length twice, the outer value takes precedence.
     outer = fields if "original_max_position_embeddings" in fields else params
     original = outer.integer("original_max_position_embeddings", max_positions)
     return _PARSERS[rope_type](params, theta, max_positions, original)
@@ -157,7 +157,7 @@ def _yarn(params: JsonFields, theta: float, max_positions: int, original: int) -
 
 
 def _yarn_attention_factor(params: JsonFields, factor: float) -> float:
-    """The scale of cos and sin, which sharpens attention as the context gets longer."""
+    """Return the factor on cos and sin, which sharpens attention for longer contexts."""
     if "attention_factor" in params:
         return params.number("attention_factor")
     mscale, all_dim = params.number("mscale", 0.0), params.number("mscale_all_dim", 0.0)

@@ -1,7 +1,7 @@
-"""The decoder in plain torch, on any device: the oracle of the native one, and what GPUs run.
+"""The decoder in plain torch, on any device: the oracle, and the GPU fallback without Triton.
 
-A step's rows are the tokens of all its requests, one after the other: chunks of prompts and decode
-tokens alike. What is whose is known to attention alone.
+A step's rows are the tokens of all its requests, concatenated: chunks of prompts and decode tokens
+alike. Only attention knows which rows belong to which request.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pdserve.engine.rope import Rope, rotate
 
 
 class TorchDecoder:
-    """Decoder in plain torch, but for attention."""
+    """Decoder in plain torch, except for attention, which is a given backend."""
 
     def __init__(
         self, config: ModelConfig, weights: DecoderWeights, attention: AttentionBackend
@@ -33,12 +33,12 @@ class TorchDecoder:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are, and where inputs must be."""
+        """Device of the weights and the KV pool."""
         return self._weights.embedding.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights, activations and KV."""
+        """Dtype of weights, activations and KV."""
         return self._weights.embedding.dtype
 
     def logits(
@@ -58,7 +58,7 @@ class TorchDecoder:
         return rms_norm(hidden[rows], self._weights.final_norm, self.config.rms_norm_eps)
 
     def _forward(self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None) -> Tensor:
-        """[num_tokens, hidden_size], before the final norm."""
+        """Return the hidden states before the final norm: [num_tokens, hidden_size]."""
         hidden = functional.embedding(batch.token_ids, self._weights.embedding)
         cos, sin = self._rope.cos_sin(batch.positions, hidden.dtype)
         for index, layer in enumerate(self._weights.layers):
@@ -83,7 +83,7 @@ class TorchDecoder:
     def _heads(
         self, layer: LayerWeights, normed: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [num_tokens, num_heads, head_dim]; keys and values, of num_kv_heads heads."""
+        """Return queries [num_tokens, num_heads, head_dim]; keys, values with num_kv_heads."""
         config = self.config
         num_qk_heads = config.num_heads + config.num_kv_heads
         heads = layer.qkv(normed).view(len(normed), -1, config.head_dim)

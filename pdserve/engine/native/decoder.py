@@ -1,8 +1,8 @@
 """The decoder on CPUs: a step is one call of the C++ decoder (csrc/decoder).
 
-It runs without the interpreter lock, but while it reports layers. The bits of a row of logits
-depend on that row and its request's KV alone: not on the rest of the batch, not on how its prompt
-was cut into chunks, and not on the number of threads.
+The call releases the interpreter lock, except while it reports layers. A row of logits depends, bit
+for bit, only on that row and its request's KV: not on the rest of the batch, not on how its prompt
+was split into chunks, and not on the number of threads.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class NativeDecoder:
     """Decoder on packed weights. Its threads are set by `_native.set_num_threads`."""
 
     def __init__(self, config: ModelConfig, weights: NativeWeights, variant: str = "") -> None:
-        """Check the weights against each other, and hold them.
+        """Check that the weights are consistent, and keep them.
 
         Args:
             config: the architecture.
-            weights: its weights; their memory is read at every step, and may be a read-only map.
+            weights: its weights; their memory is read at every step, and may be mapped read-only.
             variant: a kernel build of `_native.kernel_variants()`; "" is the best this CPU can run.
 
         Raises:
@@ -46,11 +46,11 @@ class NativeDecoder:
             rope_scale=config.rope.attention_factor,
             variant=variant,
         )
-        self._logits = torch.empty(0, config.vocab_size)  # of the most rows ever sampled
+        self._logits = torch.empty(0, config.vocab_size)  # grows to the most rows ever sampled
 
     @property
     def workspace_bytes(self) -> int:
-        """Memory for activations: as much as the largest step so far has needed."""
+        """Size of the memory for activations: what the largest step so far has needed."""
         return self._decoder.workspace_bytes
 
     def logits(

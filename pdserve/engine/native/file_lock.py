@@ -1,4 +1,4 @@
-"""A lock between processes, waited for with a deadline. It is free when its holder dies."""
+"""A lock between processes, acquired with a deadline. It is released if its holder dies."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-_LOOK_S = 0.25  # between two looks whether the lock is still wanted
+_LOOK_S = 0.25  # interval between calls of `while_waiting`
 
 
 @contextmanager
 def file_lock(path: Path, wait_s: float, while_waiting: Callable[[], None]) -> Iterator[bool]:
-    """Hold the lock of this name within; whether it is held, or the deadline has passed instead.
+    """Hold the lock within the context. Yields False if the deadline passed without getting it.
 
     Args:
-        path: of a file that is made if need be, and stays.
-        wait_s: how long to wait for somebody else.
-        while_waiting: called now and then; may raise, to end it all.
+        path: of the lock file, which is created if needed and not removed.
+        wait_s: how long to wait for another holder.
+        while_waiting: called now and then; may raise to abort.
 
     Raises:
-        OSError: the file cannot be made or locked.
+        OSError: the file cannot be created or locked.
     """
     file = path.open("ab")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        waiter = _Waiter(file)  # which closes the file now
+        waiter = _Waiter(file)  # it is responsible for closing the file from here on
         try:
             yield waiter.wait(wait_s, while_waiting)
         finally:
@@ -43,7 +43,7 @@ def file_lock(path: Path, wait_s: float, while_waiting: Callable[[], None]) -> I
 
 
 class _Waiter:
-    """flock has no deadline, so a thread waits in it, which an event has."""
+    """Waits for a lock with a deadline. flock has none, so a thread calls it and sets an event."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -53,7 +53,7 @@ class _Waiter:
         threading.Thread(target=self._lock, name="file-lock", daemon=True).start()
 
     def wait(self, wait_s: float, while_waiting: Callable[[], None]) -> bool:
-        """Whether the lock came within that time."""
+        """Wait for the lock; return whether it was acquired in time."""
         end_s = time.monotonic() + wait_s
         while not self._is_held.wait(min(_LOOK_S, max(0.0, end_s - time.monotonic()))):
             while_waiting()
@@ -62,7 +62,7 @@ class _Waiter:
         return True
 
     def leave(self) -> None:
-        """Free the lock, or have it freed when it comes."""
+        """Release the lock, now or as soon as the thread acquires it."""
         with self._mutex:
             self._is_wanted = False
             if self._is_held.is_set():

@@ -1,4 +1,4 @@
-"""Writes a file in pieces that its page cache holds in huge pages: 2 MiB at multiples of 2 MiB."""
+"""Writes a file in aligned pieces of 2 MiB, so that the page cache holds it in huge pages."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ PIECE_BYTES = 2 << 20
 
 
 class HugeWriter:
-    """Appends to an empty file. What has been given to it is in the file after `flush`."""
+    """Appends to an empty file, buffered. All data is in the file after `flush`."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._piece = memoryview(bytearray(PIECE_BYTES))  # the one that is not full yet
-        self._num_bytes = 0  # in it
-        self._written = 0  # bytes of whole pieces
+        self._piece = memoryview(bytearray(PIECE_BYTES))  # buffer for an incomplete piece
+        self._num_bytes = 0  # number of bytes in the buffer
+        self._written = 0  # number of bytes written to the file
 
     def tell(self) -> int:
-        """Bytes so far."""
+        """Return the number of bytes appended so far."""
         return self._written + self._num_bytes
 
     def pad(self, multiple: int) -> None:
-        """Append zeros up to a multiple of so many bytes."""
+        """Append zeros up to a multiple of this many bytes."""
         self.write(memoryview(bytes(-self.tell() % multiple)))
 
     def write(self, data: memoryview) -> None:
-        """Append bytes; whole pieces go from where they are.
+        """Append bytes. Whole pieces are written without being copied into the buffer.
 
         Raises:
-            OSError: there is no room.
+            OSError: writing failed, such as for lack of disk space.
         """
         while data:
             if self._num_bytes == 0 and len(data) >= PIECE_BYTES:
@@ -43,10 +43,10 @@ class HugeWriter:
                 self.flush()
 
     def flush(self) -> None:
-        """Write what is left; the last thing to do.
+        """Write the rest of the buffer; to be called last.
 
         Raises:
-            OSError: there is no room.
+            OSError: writing failed, such as for lack of disk space.
         """
         self._append(self._piece[: self._num_bytes])
         self._num_bytes = 0

@@ -1,4 +1,4 @@
-"""A weight matrix in the order that the CPU kernels read it: csrc/linear/layout.h."""
+"""A weight matrix packed in the order in which the CPU kernels read it: csrc/linear/layout.h."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class WeightKind(StrEnum):
 
 
 class Result(StrEnum):
-    """What becomes of y = x · weightᵀ + bias."""
+    """What to do with the product y = x · weightᵀ + bias."""
 
     STORE = "store"  # out = y, of x's dtype
     STORE_FLOAT = "store_float"  # out = y, float32
@@ -33,44 +33,44 @@ class Result(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PackedSize:
-    """What a packed matrix takes."""
+    """The sizes of a packed matrix."""
 
-    num_bytes: int  # of `weights`
-    num_lanes: int  # of `scales` and of `bias`: outputs, padded to whole panels
+    num_bytes: int  # size of `weights`
+    num_lanes: int  # length of `scales` and of `bias`: outputs, padded to whole panels
 
 
 def packed_size(
     kind: WeightKind, num_out: int, num_in: int, *, is_gated: bool = False
 ) -> PackedSize:
-    """What PackedLinear's tensors are to hold."""
+    """Return the required sizes of the tensors of a PackedLinear."""
     return PackedSize(*_native.packed_size(kind, num_out, num_in, is_gated))
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """x · weightᵀ + bias. All tensors may lie in one memory-mapped file.
+    """A packed layer x · weightᵀ + bias. All tensors may be in one memory-mapped file.
 
-    Scales and biases stand in the order of the panels, with zeros where outputs are padded.
+    Scales and biases are in the order of the panels, with zeros for padded outputs.
     """
 
     kind: WeightKind
     num_out: int
     num_in: int
     weights: Tensor  # [num_bytes] uint8, aligned to 64 bytes
-    scales: Tensor | None  # [num_lanes] float32, of INT8
+    scales: Tensor | None  # [num_lanes] float32, only for INT8
     bias: Tensor | None  # [num_lanes] float32
-    is_gated: bool = False  # gate above up, packed so that one pass gives silu(gate) * up
+    is_gated: bool = False  # rows of gate, then of up, packed to give silu(gate) * up in one pass
 
     @property
     def num_columns(self) -> int:
-        """Of a product."""
+        """Number of columns of the result."""
         return self.num_out // 2 if self.is_gated else self.num_out
 
 
 def empty_packed(
     kind: WeightKind, num_out: int, num_in: int, *, is_gated: bool = False, has_bias: bool = False
 ) -> PackedLinear:
-    """Memory for a packed matrix, to be filled by pack_rows."""
+    """Allocate memory for a packed matrix, to be filled by pack_rows."""
     size = packed_size(kind, num_out, num_in, is_gated=is_gated)
     return PackedLinear(
         kind=kind,
@@ -86,14 +86,14 @@ def empty_packed(
 def pack_rows(
     packed: PackedLinear, first_row: int, weight: Tensor, bias: Tensor | None = None
 ) -> None:
-    """Pack `weight` [num_rows, num_in] as rows first_row, ... of `packed`, which it writes to.
+    """Pack `weight` [num_rows, num_in] into the rows of `packed` from `first_row` on.
 
-    A gated matrix is gate above up, so gate is packed at row 0 and up at row num_out / 2. Rows may
-    come from any number of tensors, at any first_row, in any order.
+    In a gated matrix, gate is packed at row 0 and up at row num_out / 2. Rows may come from any
+    number of tensors, at any first_row, in any order.
 
     Raises:
-        ValueError: shapes do not fit; a bias where `packed` has no room for it, or none where it
-            has; a value is not finite, and the kind is INT8.
+        ValueError: shapes do not match; a bias is given although `packed` has none, or is missing
+            although it has one; or a value is not finite, and the kind is INT8.
     """
     if weight.dtype not in (torch.float32, torch.bfloat16):
         weight = weight.float()
@@ -111,14 +111,14 @@ def pack_rows(
 def pack(
     weight: Tensor, bias: Tensor | None = None, *, kind: WeightKind, is_gated: bool = False
 ) -> PackedLinear:
-    """A whole matrix [num_out, num_in], in memory of its own."""
+    """Pack a whole matrix [num_out, num_in] into newly allocated memory."""
     packed = empty_packed(kind, *weight.shape, is_gated=is_gated, has_bias=bias is not None)
     pack_rows(packed, 0, weight, bias)
     return packed
 
 
 def unpack(packed: PackedLinear) -> Tensor:
-    """[num_out, num_in] float32, what the packed weights stand for. Written from the layout."""
+    """Return the packed weights as [num_out, num_in] float32, implemented from the layout alone."""
     size = packed_size(packed.kind, packed.num_out, packed.num_in, is_gated=packed.is_gated)
     panels = packed.weights.view(size.num_lanes // PANEL_OUTPUTS, -1)  # rows of bytes
     dtype, inputs = {
@@ -136,13 +136,13 @@ def unpack(packed: PackedLinear) -> Tensor:
 def linear(
     x: Tensor, packed: PackedLinear, out: Tensor, result: Result = Result.STORE, variant: str = ""
 ) -> Tensor:
-    """x [num_rows, num_in] times the packed matrix, into `out`; returns `out`."""
+    """Multiply x [num_rows, num_in] by the packed matrix into `out`; return `out`."""
     _native.linear(x, packed, out, result, variant)
     return out
 
 
 def lanes_of_rows(num_out: int, *, is_gated: bool) -> Tensor:
-    """[num_out] int64, row of the matrix |-> its place among the lanes of all panels."""
+    """Return a map from row of the matrix to lane, over all panels: [num_out] int64."""
     if not is_gated:
         return torch.arange(num_out)
     half = torch.arange(num_out // 2)
@@ -151,7 +151,7 @@ def lanes_of_rows(num_out: int, *, is_gated: bool) -> Tensor:
 
 
 def aligned_bytes(num_bytes: int) -> Tensor:
-    """[num_bytes] uint8 of zeros, aligned as the kernels want it."""
+    """Allocate [num_bytes] uint8 of zeros, with the alignment that the kernels need."""
     memory = torch.zeros(num_bytes + ALIGNMENT, dtype=torch.uint8)
     start = -memory.data_ptr() % ALIGNMENT
     return memory[start : start + num_bytes]

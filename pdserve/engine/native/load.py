@@ -1,4 +1,4 @@
-"""A checkpoint into the weights of the native decoder: packed once, then mapped."""
+"""Loads a checkpoint into the weights of the native decoder: packed once, then mapped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pdserve.engine.native.sources import (
 from pdserve.engine.native.weights import NativeLayer, NativeWeights
 from pdserve.errors import ModelError
 
-Progress = Callable[[float], None]  # called with the share that is loaded, from 0 to 1
+Progress = Callable[[float], None]  # called with the loaded share, from 0 to 1
 Tensors = Mapping[str, Tensor]
 
 
@@ -39,18 +39,18 @@ def load_native_weights(
     cache: PackedCache | None,
     on_progress: Progress,
 ) -> NativeWeights:
-    """The weights of a checkpoint, from the cache if they are there.
+    """Load the weights of a checkpoint, from the cache if they are there.
 
     Args:
-        checkpoint: whose weights.
+        checkpoint: the checkpoint to load.
         config: of the same checkpoint.
         dtype: of activations, and of the embedding.
-        kind: to pack the matrices as.
-        cache: where packed weights are kept; None: nowhere, so they are packed into memory.
-        on_progress: called after each matrix, from this thread; may raise to end it.
+        kind: how to store the matrices.
+        cache: where packed weights are kept; None packs them into memory.
+        on_progress: called after each matrix, from this thread; may raise to abort loading.
 
     Raises:
-        ModelError: what open_tensors raises.
+        ModelError: as open_tensors; or a value cannot be quantised.
     """
     files = checkpoint.weight_files()
     tensors = open_tensors(files, tensor_shapes(config), ties_embeddings=config.ties_embeddings)
@@ -65,7 +65,7 @@ def load_native_weights(
 
 
 class _Packing:
-    """Makes the arrays one after the other, so that only one is in memory besides its source."""
+    """Creates the arrays one at a time, so that only one is in memory besides its source."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class _Packing:
         self._on_progress = on_progress
 
     def arrays(self) -> Arrays:
-        """Name |-> array, of everything but an embedding that can stay in the checkpoint."""
+        """Yield (name, array) for all weights, except an embedding usable from the checkpoint."""
         config, embedding = self._config, self._tensors[EMBEDDING]
         layers = [layer_source(config, index) for index in range(config.num_layers)]
         if embedding.dtype != self._dtype:
@@ -129,8 +129,11 @@ def _identity(
     dtype: torch.dtype,
     kind: WeightKind,
 ) -> str:
-    """All that the packed arrays depend on. A file counts by its header, size and time of change:
-    what is in it besides, the revision samples."""
+    """Return a string of everything that the packed arrays depend on.
+
+    A file is identified by its header, size and modification time. The rest of its content is
+    covered by the revision, which samples it.
+    """
     stamps = []
     for file in files:
         stat = file.stat()

@@ -1,4 +1,4 @@
-"""Packs weights that are in memory as torch tensors already."""
+"""Packs weights that are already in memory as torch tensors."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pdserve.engine.native.weights import NativeLayer, NativeWeights
 
 
 def pack_weights(weights: DecoderWeights, config: ModelConfig, kind: WeightKind) -> NativeWeights:
-    """The same weights for the native decoder, which serves in the dtype of the embedding.
+    """Pack weights for the native decoder, which serves in the dtype of the embedding.
 
     Args:
         weights: on the CPU, float32 or bfloat16.
         config: of the same model.
-        kind: how to store what products read.
+        kind: how to store the matrices.
     """
     return NativeWeights(
         embedding=weights.embedding,
@@ -32,7 +32,7 @@ def _layer(layer: LayerWeights, config: ModelConfig, kind: WeightKind) -> Native
         return pack(linear.weight, linear.bias, kind=kind, is_gated=is_gated)
 
     def head_norm(head: int) -> Tensor | None:
-        # There is a row for each head, and those of a kind are equal.
+        # There is a row per head; all query rows are equal, and so are all key rows.
         return None if layer.qk_norm is None else layer.qk_norm[head].float()
 
     return NativeLayer(

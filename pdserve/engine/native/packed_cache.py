@@ -1,8 +1,8 @@
-"""Packed weights on disk: made by the first start on a host, mapped by all others.
+"""Packed weights on disk: written by the first start on a host, mapped by all later ones.
 
-One file for each checkpoint, dtype, quantisation and format. Nodes that start together make it
-once: the first one packs, the others wait for it. Whatever goes wrong with the disk, a node packs
-into memory of its own and says so.
+There is one file per checkpoint, dtype, quantisation and format. If nodes start together, the first
+one packs and the others wait for it. On any error of the disk, a node packs into private memory and
+logs a warning.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class PackedCache:
     """Where packed weights are kept between starts."""
 
     folder: Path
-    limit_bytes: int  # of all files together; those not used for longest go first
-    wait_s: float  # for another process that is packing the same weights
+    limit_bytes: int  # limit for all files together; the least recently used are removed first
+    wait_s: float  # how long to wait for another process that is packing the same weights
 
 
 def packed_arrays(
@@ -43,13 +43,13 @@ def packed_arrays(
     pack: Callable[[], Arrays],
     while_waiting: Callable[[], None],
 ) -> dict[str, Tensor]:
-    """Name |-> array: mapped from the cache, or packed into it first, or packed into memory.
+    """Return name |-> array: mapped from the cache, packed into it if needed, or else in memory.
 
     Args:
-        cache: None keeps nothing.
-        name: for people, of what is packed.
-        identity: all that the arrays depend on.
-        pack: makes them.
+        cache: None packs into memory.
+        name: human-readable name of the weights.
+        identity: everything that the arrays depend on.
+        pack: creates the arrays.
         while_waiting: called now and then while another process packs; may raise.
     """
     if cache is not None:
@@ -65,7 +65,7 @@ def packed_arrays(
 
 
 def _in_huge_pages(array: Tensor) -> Tensor:
-    """As the cache's file would have it; those that are small stay where they are."""
+    """Copy an array into huge pages, as in the cache's file; small arrays are returned as is."""
     if array.nbytes < 2 * HUGE_PAGE_BYTES:
         return array
     copy = torch.from_numpy(private_pages(array.nbytes)).view(array.dtype).view(array.shape)
@@ -84,13 +84,13 @@ def _from_disk(
         return arrays
     cache.folder.mkdir(parents=True, exist_ok=True)
     with file_lock(path.with_suffix(".lock"), cache.wait_s, while_waiting) as is_ours:
-        arrays = _mapped(path, identity)  # whoever had the lock before has made it
+        arrays = _mapped(path, identity)  # the previous holder of the lock may have written it
         if arrays is not None:
             return arrays
         if not is_ours:
             log.warning("another process has been packing %s for %g s", path, cache.wait_s)
             return None
-        for left_over in path.parent.glob(f"{path.stem}.*.new"):  # by one who died
+        for left_over in path.parent.glob(f"{path.stem}.*.new"):  # of processes that died
             left_over.unlink(missing_ok=True)
         started_s = time.perf_counter()
         write_packed_file(path, identity, pack())
@@ -108,7 +108,7 @@ def _mapped(path: Path, identity: str) -> dict[str, Tensor] | None:
         log.warning("packing anew: %s cannot be used: %s", path, why)
         return None
     try:
-        os.utime(path)  # it was used
+        os.utime(path)  # record the use, for LRU removal
     except OSError as error:
         log.debug("%s will look unused: %s", path, error)
     return arrays

@@ -1,11 +1,11 @@
 """A file of named arrays, mapped and shared by every process of a host that reads it.
 
-    preamble, one page: magic, format, whether it is on the disk, boot, where the index is, digest
-    arrays, each on a page of its own, as its bytes
-    index: JSON, which says whose arrays these are and where each one lies
+    preamble, one page: magic, format, is_synced, boot id, location of the index, digest
+    arrays: their bytes, each starting on a new page
+    index: JSON with the identity of the weights, and the location of each array
 
-Nobody waits for the disk: the file is used as soon as it is written. Until it has been synced it
-counts only for the boot that it was written in, since a crash may leave pages that never arrived.
+The file is used as soon as it is written, without waiting for the disk. Until it has been synced,
+it is valid only during the boot in which it was written, since a crash may lose unwritten pages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 FORMAT = 1  # of the file, and of the packed matrices in it
 PAGE_BYTES = 4096
 _MAGIC = b"PDSPACK\n"
-# magic, format, is_synced, boot, offset and bytes of the index, digest of the two and the index
+# magic, format, is_synced, boot, offset and size of the index, digest of index and its offset
 _PREAMBLE = struct.Struct("<8sII16sQQ32s")
 _SYNCED_AT, _SYNCED = 12, struct.pack("<I", 1)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -50,19 +50,19 @@ class _Index(msgspec.Struct, frozen=True):
 
 
 class UnusableFile(Exception):
-    """A packed file that must be made anew; says why."""
+    """A packed file that must be written again; the message says why."""
 
 
 def write_packed_file(path: Path, identity: str, arrays: Iterable[tuple[str, Tensor]]) -> None:
-    """Write all arrays under another name, then give the file its own: it appears as a whole.
+    """Write a file under a temporary name, then rename it, so that it appears atomically.
 
     Args:
-        path: of the file; whatever is there is replaced.
-        identity: what a reader must ask for.
-        arrays: contiguous, on the CPU. Each is written before the next one is asked for.
+        path: of the file; an existing file is replaced.
+        identity: a reader must pass the same.
+        arrays: contiguous, on the CPU. Each is written before the next one is taken.
 
     Raises:
-        OSError: no room, or no permission; nothing is left behind.
+        OSError: no space or no permission; no file is left behind.
     """
     new = path.with_suffix(f".{os.getpid()}.new")
     try:
@@ -77,11 +77,11 @@ def write_packed_file(path: Path, identity: str, arrays: Iterable[tuple[str, Ten
 
 
 def read_packed_file(path: Path, identity: str) -> dict[str, Tensor]:
-    """Name |-> array, read-only, in the pages that all readers of the file share.
+    """Return name |-> array, read-only, in pages that all readers of the file share.
 
     Raises:
-        FileNotFoundError: there is none.
-        UnusableFile: it is damaged, unfinished, or about something else.
+        FileNotFoundError: the file does not exist.
+        UnusableFile: it is damaged, incomplete, or has another identity.
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
@@ -95,7 +95,7 @@ def read_packed_file(path: Path, identity: str) -> dict[str, Tensor]:
 def _write(fd: int, identity: str, arrays: Iterable[tuple[str, Tensor]]) -> None:
     placed: dict[str, _Array] = {}
     writer = HugeWriter(fd)
-    writer.write(memoryview(bytes(PAGE_BYTES)))  # the preamble comes last
+    writer.write(memoryview(bytes(PAGE_BYTES)))  # the preamble is filled in last
     for name, tensor in arrays:
         dtype = str(tensor.dtype).removeprefix("torch.")
         placed[name] = _Array(dtype, list(tensor.shape), writer.tell())
@@ -110,7 +110,7 @@ def _write(fd: int, identity: str, arrays: Iterable[tuple[str, Tensor]]) -> None
 
 
 def _sync(fd: int, path: Path) -> None:
-    """In a thread of its own: bring the file to the disk, then let it say so."""
+    """Sync the file to disk, then mark it as synced. Runs in a separate thread."""
     try:
         os.fsync(fd)
         os.pwrite(fd, _SYNCED, _SYNCED_AT)

@@ -1,4 +1,4 @@
-"""The folder of packed weights: which files there are, and which go when it is full. No torch."""
+"""The folder of packed weights: lists files, and removes old ones when it is full. No torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-UNTOUCHED_S = 3600.0  # after so long a file that is being written is nobody's any more
+UNTOUCHED_S = 3600.0  # an unfinished file that has not changed for this long is abandoned
 _SUFFIX = ".packed"
 _UNFINISHED = ".new"
 _PIECE_BYTES = 1 << 20
@@ -28,25 +28,26 @@ class PackedFile:
 
 
 def packed_path(folder: Path, name: str, identity: str) -> Path:
-    """Where the weights of that identity are; `name` is for people."""
+    """Return the path for weights with this identity; `name` makes it human-readable."""
     digest = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
     return folder / f"{_plain(name)}-{digest}{_SUFFIX}"
 
 
 def packed_files(folder: Path) -> list[PackedFile]:
-    """All of them, the one not used for longest first."""
+    """Return all files, least recently used first."""
     return _by_use(folder, f"*{_SUFFIX}")
 
 
 def files_of_model(folder: Path, name: str) -> list[PackedFile]:
-    """Those whose names begin like that, in the same order."""
+    """Return the files whose names begin with `name`, least recently used first."""
     return _by_use(folder, f"{_plain(name)}-*{_SUFFIX}")
 
 
 def read_ahead(fd: int) -> None:
-    """Have the kernel read the file into the page cache, and do not wait for it.
+    """Let the kernel read the file into the page cache, without waiting for it.
 
-    In pieces: of one request it honours no more than a device's read-ahead, which is some MiB.
+    Requested in pieces, because the kernel reads no more than the device's read-ahead size, some
+    MiB, per request.
     """
     for start in range(0, os.fstat(fd).st_size, _PIECE_BYTES):
         os.posix_fadvise(fd, start, _PIECE_BYTES, os.POSIX_FADV_WILLNEED)
@@ -57,16 +58,16 @@ def _by_use(folder: Path, pattern: str) -> list[PackedFile]:
     for path in folder.glob(pattern):
         try:
             stat = path.stat()
-        except FileNotFoundError:  # somebody else has just removed it
+        except FileNotFoundError:  # another process has just removed it
             continue
         files.append(PackedFile(path, stat.st_size, stat.st_mtime))
     return sorted(files, key=lambda file: file.used_s)
 
 
 def make_room(folder: Path, limit_bytes: int, newest: Path) -> None:
-    """Remove what was not used for longest, but not `newest`, and what was never finished.
+    """Remove abandoned unfinished files, and the least recently used files except `newest`.
 
-    Who has a file mapped keeps it.
+    Processes that have a removed file mapped can still use it.
     """
     for file in _by_use(folder, f"*{_UNFINISHED}"):
         if time.time() - file.used_s > UNTOUCHED_S:

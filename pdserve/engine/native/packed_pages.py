@@ -1,9 +1,9 @@
-"""A file of weights as memory: shared with every process that maps it, and in huge pages.
+"""Maps a file of weights into memory, shared by all processes that map it, and in huge pages.
 
-With pages of 4 KiB a core streams the weights at about 0.7 of the rate, which is what a decode step
-consists of. A file comes in huge pages when it was written in large pieces, or when it is read for
-the first time through a mapping that asks for them (ext4, XFS and others since Linux 6.16); small
-pages stay small. So they are given back and read again, once, if nobody else uses them.
+Decode steps mostly stream weights, and with 4 KiB pages a core does so at about 0.7 of the rate.
+The page cache holds a file in huge pages if it was written in large pieces, or if it is first read
+through a mapping that asks for them (ext4, XFS and others since Linux 6.16). Existing small pages
+stay small, so they are dropped and read again, once, if no other process uses them.
 No torch here.
 """
 
@@ -25,14 +25,14 @@ log = logging.getLogger(__name__)
 
 HUGE_PAGE_BYTES = 2 << 20
 
-_WORTH_IT_BYTES = 64 << 20  # smaller files are quick to stream in any case
-_TRIED_BYTES = 4 * HUGE_PAGE_BYTES  # quick to read for nothing
+_WORTH_IT_BYTES = 64 << 20  # smaller files are fast to stream in any case
+_TRIED_BYTES = 4 * HUGE_PAGE_BYTES  # part to try rereading first: cheap even if it does not help
 _MOSTLY = 0.5
 _HUGE_PAGES = re.compile(r"^FilePmdMapped:\s+(\d+) kB$", re.MULTILINE)
 
 
 def map_pages(fd: int) -> NDArray[np.uint8]:
-    """All bytes of a file, read-only, read from the disk when this returns.
+    """Map a whole file, read-only. Its pages are read in when this returns, if the kernel can.
 
     Raises:
         OSError: it cannot be mapped.
@@ -41,7 +41,7 @@ def map_pages(fd: int) -> NDArray[np.uint8]:
     mapped = _mapped(fd, size)
     if size < _WORTH_IT_BYTES or huge_share(mapped) > _MOSTLY:
         return mapped
-    del mapped  # mapped pages cannot be given back
+    del mapped  # mapped pages cannot be dropped from the page cache
     is_of_use = huge_share(_read_anew(fd, min(size, _TRIED_BYTES))) > _MOSTLY
     mapped = _read_anew(fd, size) if is_of_use else _mapped(fd, size)
     log.info("%.0f %% of the weights are in huge pages", 100 * huge_share(mapped))
@@ -49,7 +49,7 @@ def map_pages(fd: int) -> NDArray[np.uint8]:
 
 
 def private_pages(num_bytes: int) -> NDArray[np.uint8]:
-    """Memory of this process alone, in huge pages if there are any."""
+    """Allocate private memory, in huge pages if the kernel supports them."""
     memory = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -61,7 +61,7 @@ def private_pages(num_bytes: int) -> NDArray[np.uint8]:
 
 
 def huge_share(mapped: NDArray[np.uint8]) -> float:
-    """The share of a mapped file that is in huge pages."""
+    """Return the share of a mapped file that is in huge pages."""
     text = Path("/proc/self/smaps").read_text()
     start = text.find(f"{mapped.ctypes.data:x}-")
     found = _HUGE_PAGES.search(text, start) if start >= 0 else None

@@ -1,4 +1,4 @@
-"""What the packed arrays are made of: which tensors of a checkpoint make up which matrix."""
+"""Which tensors of a checkpoint make up which packed matrix."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ FINAL_NORM = "model.norm.weight"
 
 @dataclass(frozen=True, slots=True)
 class MatrixSource:
-    """A matrix of the decoder. Its parts stand below one another, in this order."""
+    """A matrix of the decoder: the rows of its parts, concatenated in order."""
 
     name: str  # of the packed matrix
-    parts: tuple[str, ...]  # the checkpoint's names, without ".weight" and ".bias"
+    parts: tuple[str, ...]  # tensor names in the checkpoint, without ".weight" and ".bias"
     num_out: int
     num_in: int
     has_bias: bool = False
@@ -23,18 +23,18 @@ class MatrixSource:
 
     @property
     def weights(self) -> list[str]:
-        """The checkpoint's tensors, [rows, num_in] each."""
+        """Names of the weight tensors in the checkpoint, [rows, num_in] each."""
         return [f"{part}.weight" for part in self.parts]
 
     @property
     def biases(self) -> list[str]:
-        """The checkpoint's tensors, [rows] each."""
+        """Names of the bias tensors in the checkpoint, [rows] each."""
         return [f"{part}.bias" for part in self.parts] if self.has_bias else []
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSource:
-    """One layer."""
+    """The sources of one layer: matrices, and names of the norm tensors in the checkpoint."""
 
     attention_norm: str
     qkv: MatrixSource
@@ -47,18 +47,18 @@ class LayerSource:
 
     @property
     def matrices(self) -> tuple[MatrixSource, ...]:
-        """In the order of use."""
+        """All matrices, in the order of use."""
         return (self.qkv, self.attention_out, self.gate_up, self.down)
 
     @property
     def norms(self) -> list[str]:
-        """In the order of use."""
+        """Names of all norm tensors, in the order of use."""
         names = (self.attention_norm, self.q_norm, self.k_norm, self.mlp_norm)
         return [name for name in names if name is not None]
 
 
 def layer_source(config: ModelConfig, index: int) -> LayerSource:
-    """Of layer number `index`."""
+    """Return the sources of layer `index`."""
     hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     num_qkv_heads = config.num_heads + 2 * config.num_kv_heads
     layer = f"model.layers.{index}."
@@ -82,6 +82,6 @@ def layer_source(config: ModelConfig, index: int) -> LayerSource:
 
 
 def head_source(config: ModelConfig) -> MatrixSource:
-    """The output matrix; the embedding's own rows when they are tied."""
+    """Return the source of the output matrix, which is the embedding if they are tied."""
     part = EMBEDDING.removesuffix(".weight") if config.ties_embeddings else "lm_head"
     return MatrixSource("lm_head", (part,), config.vocab_size, config.hidden_size)

@@ -1,4 +1,4 @@
-"""All weights of a decoder as the CPU kernels want them."""
+"""All weights of a decoder, in the form that the CPU kernels need."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NativeLayer:
 
 @dataclass(frozen=True, slots=True)
 class NativeWeights:
-    """Everything the decoder reads."""
+    """All weights that the decoder reads."""
 
     embedding: Tensor  # [vocab_size, hidden_size], of the model's dtype, as in the checkpoint
     layers: list[NativeLayer]

@@ -1,4 +1,4 @@
-"""Which prompts go first, and how many of them a step takes. What both kinds of nodes share."""
+"""The order in which prompts are prefilled. Shared by prefill and decode nodes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def make_prompt_order(
     token_budget: int,
     shares: FairShare | None = None,
 ) -> PromptOrder:
-    """The order of service by its name; prompts are predicted in chunks of `token_budget`.
+    """Create the prompt order with this name. Predictions assume chunks of `token_budget`.
 
-    With `shares`, what is served elsewhere counts as well: on decode nodes, the tokens of streams.
+    With `shares`, service charged elsewhere counts as well: on decode nodes, that of decode tokens.
     """
     rule: PromptRule
     match name:

@@ -7,13 +7,13 @@ from pdserve.engine.request import Request
 
 
 class Arrival(PromptRule):
-    """By receipt. A prompt that was begun is finished, unless a higher priority comes."""
+    """Order by time of receipt. A started prompt is finished first, within its priority."""
 
     gives_way = False
 
     def order(self, prompts: list[Prompt], now_s: float) -> list[Prompt]:
-        """Oldest first."""
+        """Return the prompts oldest first."""
         return sorted(prompts, key=lambda prompt: prompt.request.lifecycle.received_s)
 
     def served(self, request: Request, seconds: float) -> None:
-        """Their order does not depend on it."""
+        """Do nothing: this order does not depend on past service."""

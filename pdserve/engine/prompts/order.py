@@ -1,4 +1,4 @@
-"""The order in which prompts are served: priority, fair share between classes, a policy's rule."""
+"""The order in which prompts are served: by priority, fair share and a policy's rule."""
 
 from __future__ import annotations
 
@@ -15,51 +15,51 @@ from pdserve.engine.request import Request, Scheduled
 from pdserve.fair_share import FairShare
 from pdserve.lifecycle import Targets
 
-UNPROMISED_S = 30.0  # from receipt: when token 1 is due to those who were promised nothing
+UNPROMISED_S = 30.0  # time from receipt at which token 1 is due for requests without a TTFT target
 
 
 class Prompt(NamedTuple):
-    """A prompt to be begun or continued, as it is at this moment."""
+    """A prompt to be started or continued, with its current state."""
 
     request: Request
-    num_uncached: int  # tokens to compute, if it is begun now
-    batch: int = 0  # prompts share a step with those of the same number only
+    num_uncached: int  # tokens to compute if it is started now
+    batch: int = 0  # only prompts with the same number may share a step
 
 
 class PromptRule(ABC):
-    """A policy's own order, among prompts of one priority and class. One small file each."""
+    """A policy's own order among prompts of one priority and payer. One small file per rule."""
 
-    gives_way = True  # between chunks, a begun prompt to one that the rule puts first
+    gives_way = True  # whether a started prompt yields between chunks to one that the rule prefers
 
     @abstractmethod
     def order(self, prompts: list[Prompt], now_s: float) -> list[Prompt]:
-        """The same prompts, at least one, all of one class: first one first."""
+        """Sort prompts of one priority and payer, at least one; the first is served first."""
 
     @abstractmethod
     def served(self, request: Request, seconds: float) -> None:
-        """A step spends so much time on a prompt."""
+        """Record that a step spends this much time on a prompt."""
 
 
 class PromptOrder:
-    """Who is served next.
+    """Decides which prompt is served next.
 
-    Priority comes first. In it, requests that have streamed already and lost their KV; then the
-    payer that got least; then the rule.
+    The order is by priority; then requests that have output already, and lost their KV, go first;
+    then the payer with the least service per weight; then the rule decides.
     """
 
     def __init__(self, rule: PromptRule, shares: FairShare, clock: Clock) -> None:
         self.rule = rule
         self._shares = shares
         self._clock = clock
-        self._wanting: list[Request] = []  # at the last step ...
-        self._payers: list[Targets] = []  # ... and against whose shares, each once
+        self._wanting: list[Request] = []  # active requests at the last step ...
+        self._payers: list[Targets] = []  # ... and their payers, without duplicates
 
     def sorted(self, requests: Iterable[Request], pool: BlockPool) -> list[Request]:
-        """Waiting and half-done prompts, first one first."""
+        """Return waiting and partly computed prompts in the order of service."""
         return [prompt.request for prompt in self.prompts(requests, pool)]
 
     def prompts(self, requests: Iterable[Request], pool: BlockPool) -> list[Prompt]:
-        """As `sorted`, with what the order went by."""
+        """Return the same as `sorted`, as `Prompt`s with the facts that the order is based on."""
         peers: defaultdict[tuple[int, bool, str], list[Prompt]] = defaultdict(list)
         for request in requests:
             targets = request.targets
@@ -73,19 +73,19 @@ class PromptOrder:
         return ordered
 
     def may_join(self, newcomer: Request, first: Request) -> bool:
-        """Whether it may fill up a step that the other one is in, and make that longer."""
+        """Whether `newcomer` may join the step that `first` is in, and so make it longer."""
         return not self._shares.is_owed(first.targets) or self._shares.is_owed(newcomer.targets)
 
     def present(self, requests: list[Request]) -> None:
-        """All who want something of the node, before they are put in order for a step."""
-        if requests != self._wanting:  # they are the same for many steps
+        """Name all active requests of the node. Call this before sorting prompts for a step."""
+        if requests != self._wanting:  # usually they are the same for many steps
             self._wanting = requests
             there = {(r.targets.priority, r.targets.payer): r.targets for r in requests}
             self._payers = list(there.values())
         self._shares.present(self._payers)
 
     def charge(self, rows: Sequence[Scheduled], seconds: float) -> None:
-        """A step that takes `seconds` computes these rows, which share its time by their tokens."""
+        """Charge a step of `seconds` to the payers of its rows, in proportion to their tokens."""
         token_s = seconds / sum(row.num_tokens for row in rows)
         for row in rows:
             request, row_s = row.request, row.num_tokens * token_s
@@ -99,13 +99,18 @@ class PromptOrder:
         return (-targets.priority, not self._is_ahead(request), self._shares.rank(targets))
 
     def _is_ahead(self, request: Request) -> bool:
-        """Whether it goes before fair shares: somebody reads its answer, or it is to be finished
-        once it was begun."""
+        """Whether a request precedes fair sharing.
+
+        It does if it has output already, or if it was started and the rule does not yield.
+        """
         has_begun = bool(request.block_table) and not self.rule.gives_way
         return bool(request.output_token_ids) or has_begun
 
 
 def due_s(request: Request) -> float:
-    """When its token 1 is due. For the unpromised that comes nearer too, so that none starves."""
+    """Return when token 1 is due; `UNPROMISED_S` after receipt without a TTFT target.
+
+    So a request without a target gets more urgent over time as well, and does not starve.
+    """
     promised_s = request.targets.first_token_s
     return promised_s if promised_s < inf else request.lifecycle.received_s + UNPROMISED_S

@@ -1,4 +1,4 @@
-"""Shortest prompt first, and older ones become shorter."""
+"""Shortest prompt first, with ageing."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from pdserve.engine.prompts.order import Prompt, PromptRule, due_s
 from pdserve.engine.request import Request
 from pdserve.perf_model import PerfModel
 
-SHORTEST_PROMISE_S = 0.1  # of those that come overdue
-MAX_WAIT_S = 30.0  # after it, the oldest goes first
+SHORTEST_PROMISE_S = 0.1  # lower limit on the TTFT target; requests may arrive overdue
+MAX_WAIT_S = 30.0  # prompts that waited longer go first, oldest first
 
 
 class ShortestFirst(PromptRule):
-    """By predicted time, less what a prompt has waited times a weight (TetriInfer's SJF, aged).
+    """Order by predicted time minus weighted waiting time (TetriInfer's SJF, with ageing).
 
-    The weight is such that the longest prompt here would go before any new one, once it had waited
-    for half of the promise: T - w * promise / 2 = 0. So short prompts that keep coming do not make
-    others wait for much longer than that. When more comes than can be served, all are old, and
-    shorter ones still go first; for a while, so that nobody starves.
+    The weight is chosen such that the longest prompt here precedes any new one after waiting for
+    half of its TTFT target: T - w * target / 2 = 0. So a steady flow of short prompts does not
+    delay others for much longer than that. In overload all prompts are old, and shorter ones still
+    go first; but only up to `MAX_WAIT_S`, so that none starves.
     """
 
     def __init__(self, perf: PerfModel, token_budget: int) -> None:
@@ -24,7 +24,7 @@ class ShortestFirst(PromptRule):
         self._token_budget = token_budget
 
     def order(self, prompts: list[Prompt], now_s: float) -> list[Prompt]:
-        """The least remaining time, after ageing, first."""
+        """Return the prompts by remaining time after ageing, the least first."""
         times_s = [self._time_s(prompt) for prompt in prompts]
         longest_s = max(times_s)
         keys = []
@@ -40,7 +40,7 @@ class ShortestFirst(PromptRule):
         return [prompts[i] for i in sorted(range(len(prompts)), key=keys.__getitem__)]
 
     def served(self, request: Request, seconds: float) -> None:
-        """Their order does not depend on it."""
+        """Do nothing: this order does not depend on past service."""
 
     def _time_s(self, prompt: Prompt) -> float:
         num_cached = prompt.request.num_tokens - prompt.num_uncached

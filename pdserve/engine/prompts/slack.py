@@ -1,4 +1,4 @@
-"""Earliest due first, as long as there is slack."""
+"""Earliest deadline first, among prompts that can still meet their deadline."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pdserve.fair_share import FairShare
 from pdserve.lifecycle import Targets
 from pdserve.perf_model import PerfModel
 
-NEEDED = 1.5  # times the predicted time, to be begun: it will not have each step for itself
-LATE_SHARE = 0.03  # of a payer's time, while others of its can still be in time
+NEEDED = 1.5  # factor on the predicted time of prompts not started yet: steps may be shared
+LATE_SHARE = 0.03  # share of a payer's time for late prompts while others can still be on time
 OLDEST = Targets(payer="the oldest late one", weight=LATE_SHARE)
 OTHERS = Targets(payer="all others", weight=1 - LATE_SHARE)
-FEW = 64  # payers that are not worth forgetting
-LONG_S = 60.0  # after so long without a prompt they are, where there are more
+FEW = 64  # number of payers below which none is dropped
+LONG_S = 60.0  # above that, payers without a prompt for this long are dropped
 
 
 @dataclass(slots=True)
@@ -24,20 +24,21 @@ class _Late:
     """The late prompts of one payer."""
 
     shares: FairShare = field(default_factory=lambda: FairShare(burst=0.0, lead=0.0))
-    oldest_id: str = ""  # a request's
-    ordered_s: float = 0.0  # when it last had prompts
+    oldest_id: str = ""  # request id of the oldest late prompt
+    ordered_s: float = 0.0  # when the payer last had prompts
 
 
 class DueWithSlack(PromptRule):
-    """Slack is the time until token 1 is due less the predicted prefill (Kairos, FlowPrefill).
+    """Slack: time until token 1 is due minus the predicted prefill time (Kairos, FlowPrefill).
 
-    Prompts whose slack is negative can hardly be in time and go last, oldest first. Plain EDF would
-    serve just these in an overload, and make everybody late; this keeps whom it still can. A small
-    share of its payer's time belongs to the oldest of them nevertheless, so that each one ends.
+    Prompts with negative slack can hardly be on time and go last, oldest first. In an overload,
+    plain EDF would serve just these and make every prompt late; this rule serves the prompts that
+    can still be on time. The oldest late prompt gets a small share of its payer's time
+    nevertheless, so that each one completes eventually.
 
-    Among the others the one that is due first goes first, not the one of least slack: a long prompt
-    has little of it well before it is due, and short ones that are due earlier would be late for
-    its sake. Nor do two of about equal slack take turns with every chunk.
+    The other prompts are ordered by due time, not by slack: a long prompt has little slack well
+    before it is due, and would make short prompts late that are due earlier. Also, two prompts of
+    about equal slack do not alternate with every chunk.
     """
 
     def __init__(self, perf: PerfModel, token_budget: int, clock: Clock) -> None:
@@ -48,7 +49,7 @@ class DueWithSlack(PromptRule):
         self._most_payers = FEW  # forget some when there are more
 
     def order(self, prompts: list[Prompt], now_s: float) -> list[Prompt]:
-        """Those that can be in time, then the late ones; now and then the other way round."""
+        """Return the prompts that can be on time, then the late ones; sometimes late ones first."""
         timely: list[Prompt] = []
         late: list[Prompt] = []
         for prompt in prompts:
@@ -65,7 +66,7 @@ class DueWithSlack(PromptRule):
         return late + timely if is_late_turn else timely + late
 
     def served(self, request: Request, seconds: float) -> None:
-        """Watch the late ones' share."""
+        """Charge the time to the oldest late prompt or to the others, to keep their shares."""
         of_payer = self._late_of(request)
         is_oldest = request.request_id == of_payer.oldest_id
         of_payer.shares.charge(OLDEST if is_oldest else OTHERS, seconds)
@@ -78,7 +79,7 @@ class DueWithSlack(PromptRule):
         return late
 
     def _forget(self, now_s: float) -> None:
-        """Payers of long ago. Those who have prompts are ordered at each step."""
+        """Drop payers without recent prompts; for payers with prompts, each step calls `order`."""
         self._late = {
             payer: late for payer, late in self._late.items() if late.ordered_s > now_s - LONG_S
         }

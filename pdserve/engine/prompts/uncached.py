@@ -1,4 +1,4 @@
-"""How much of a prompt would have to be computed if it were begun now."""
+"""How much of a prompt would have to be computed if it were started now."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from pdserve.engine.request import Request
 
 
 def num_uncached(request: Request, pool: BlockPool) -> int:
-    """Tokens of a request that are neither computed nor in the pool's prefix cache.
+    """Return the number of tokens that are neither computed nor in the pool's prefix cache.
 
-    Asked for every waiting prompt at every step, so the match is kept and moved on from its end:
-    chains are evicted from their ends. A hole further in would go unseen, and make this too low
-    until the end is evicted too; admission matches anew.
+    This is called for every waiting prompt at every step, so the last match is kept and extended
+    from its end, because hash chains are evicted from their ends. A gap further in would not be
+    noticed, and the result would be too low until the end is evicted too. Admission matches again
+    from the start.
     """
     if request.block_table:
         return request.num_uncomputed_tokens

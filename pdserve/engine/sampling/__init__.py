@@ -1,6 +1,6 @@
-"""Logits to tokens, as a pure function of logits, parameters, seed, position and token history.
+"""Sampling as a pure function of logits, parameters, seed, position and token history.
 
-Nothing is remembered between steps, so a request gives the same tokens on whichever nodes it runs,
+No state is kept between steps, so a request gets the same tokens on whichever nodes it runs,
 however it is batched, and wherever it is resumed.
 """
 

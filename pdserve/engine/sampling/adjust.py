@@ -1,7 +1,7 @@
-"""Changes to single logits: endings held back, biases, penalties.
+"""Changes to individual logits: suppressed end tokens, biases, penalties.
 
-Each kind is gathered from all requests first, and then applied at once: a step has one small
-tensor operation per kind, and not one per request.
+Each kind of change is gathered from all requests and then applied at once: a step has one small
+tensor operation per kind instead of one per request.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def adjust_logits(
     """Apply `min_tokens`, `logit_bias` and the three penalties.
 
     Args:
-        logits: [num_requests, vocab_size] float32; left as they are.
-        requests: whose.
+        logits: [num_requests, vocab_size] float32; not modified.
+        requests: one per row.
         eos_token_ids: of the model.
 
     Returns:
-        [num_requests, vocab_size]; `logits` itself when no request changes anything.
+        [num_requests, vocab_size]; `logits` itself if no request changes anything.
     """
     vocab_size = logits.shape[1]
     endings, biases = _Edits(vocab_size), _Edits(vocab_size)
@@ -58,7 +58,7 @@ def adjust_logits(
 
 
 class _Edits:
-    """(row, token id) |-> a number; no pair twice."""
+    """A sparse map (row, token id) |-> number, without duplicate pairs."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -72,7 +72,7 @@ class _Edits:
     def add(
         self, row: int, token_ids: npt.NDArray[np.int64], values: npt.NDArray[Any] | float
     ) -> None:
-        """Ids that the model has no logit for are passed over: it cannot choose them anyway."""
+        """Add values for a row. Ids without a logit are ignored: they cannot be sampled anyway."""
         known = (token_ids >= 0) & (token_ids < self._vocab_size)
         ids = token_ids[known]
         self._rows.append(np.full(len(ids), row))
@@ -80,7 +80,7 @@ class _Edits:
         self._values.append(np.broadcast_to(values, token_ids.shape)[known].astype(np.float32))
 
     def tensors(self, device: torch.device) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        """((rows, ids), values), each [num_edits]."""
+        """Return ((rows, ids), values), each [num_edits]."""
         rows, ids, values = (
             torch.from_numpy(np.concatenate(parts)).to(device)
             for parts in (self._rows, self._ids, self._values)

@@ -1,4 +1,4 @@
-"""One random token for each row: temperature, filters, and one number into the inverse CDF."""
+"""Draws a random token per row: temperature, filters, then the inverse CDF of one number."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pdserve.engine.sampling.weights import relative_weights
 
 
 def draw_tokens(logits: Tensor, peaks: Tensor, requests: Sequence[Request]) -> list[int]:
-    """Draw a token for each request, by its parameters, its seed and its position.
+    """Draw a token for each request, from its parameters, its seed and its position.
 
     Args:
         logits: [num_requests, vocab_size] float32.
         peaks: [num_requests], the largest logit of each row, finite.
-        requests: none of them greedy.
+        requests: one per row, none of them greedy.
     """
     params = [request.sampling for request in requests]
     numbers = torch.from_numpy(

@@ -1,7 +1,7 @@
 """Min-p, top-k and top-p, in that order: which tokens may be drawn, with which weights.
 
-Each filter keeps all tokens from a threshold up, so equally likely tokens are kept or dropped
-together, and no token's fate hangs on the order in which a sort left its equals.
+Each filter keeps all tokens at or above a threshold, so equally likely tokens are kept or dropped
+together, and the result does not depend on the order of ties in a sort.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from pdserve.protocol import SamplingParams
 
-# What filters keep is rarely more than this. A row that keeps more is sorted in full, at many
-# times the price.
+# Filters rarely keep more tokens than this. A row that keeps more is sorted in full, at many times
+# the cost.
 _WIDTH = 256
 
 
@@ -23,29 +23,29 @@ _WIDTH = 256
 class Candidates:
     """Tokens to draw from, for some rows of a batch."""
 
-    rows: list[int]  # of the batch
-    token_ids: Tensor | None  # [num_rows, width] ascending; None: column = token id
-    weights: Tensor  # [num_rows, width] float32; 0: dropped
+    rows: list[int]  # row numbers in the batch
+    token_ids: Tensor | None  # [num_rows, width] ascending; None if column = token id
+    weights: Tensor  # [num_rows, width] float32; 0 for dropped tokens
 
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
     """The filters' parameters as columns [num_rows, 1]."""
 
-    min_p: Tensor  # float32, 0: off
-    top_k: Tensor  # int64, vocab_size: off
-    top_p: Tensor  # float64, 1: off
-    only_top_p: Tensor  # bool: the other two are off
+    min_p: Tensor  # float32; 0 is off
+    top_k: Tensor  # int64; vocab_size is off
+    top_p: Tensor  # float64; 1 is off
+    only_top_p: Tensor  # bool; true if the other two are off
 
     def take(self, rows: Tensor) -> _Limits:
         return _Limits(self.min_p[rows], self.top_k[rows], self.top_p[rows], self.only_top_p[rows])
 
 
 def filter_weights(weights: Tensor, params: Sequence[SamplingParams]) -> Iterator[Candidates]:
-    """The candidates of each row, grouped by how wide they are.
+    """Yield the candidates of all rows, grouped by width.
 
     Args:
-        weights: [num_rows, vocab_size] of `relative_weights`.
+        weights: [num_rows, vocab_size], from `relative_weights`.
         params: one per row.
     """
     is_filtered = [p.min_p > 0 or p.top_k > 0 or p.top_p < 1 for p in params]
@@ -90,22 +90,23 @@ def _limits(params: Sequence[SamplingParams], weights: Tensor) -> _Limits:
 
 
 def _floor(ranked: Tensor, total: Tensor, limits: _Limits) -> tuple[Tensor, Tensor]:
-    """The least weight that each row keeps.
+    """Return the smallest weight that each row keeps.
 
     Args:
         ranked: [num_rows, num_ranked], the largest weights in descending order.
-        total: [num_rows, 1] sum of the row's weights, those that are not ranked included.
+        total: [num_rows, 1] sum of all weights of the row, including unranked ones.
         limits: of the rows.
 
     Returns:
-        The floor [num_rows, 1], and whether [num_rows] the ranked weights were enough to find it
-        and hold all that it keeps. Without that, the floor means nothing.
+        The floor [num_rows, 1], and whether it is valid [num_rows]: the ranked weights were enough
+        to determine it, and contain all tokens that it keeps.
     """
     num_ranked = ranked.shape[1]
     kth = ranked.gather(1, limits.top_k.clamp(max=num_ranked) - 1)
     kth = kth.masked_fill(limits.top_k > num_ranked, 0.0)
     floor = torch.maximum(limits.min_p, kth)
-    # Top-p is a share of what the other two kept: some of the ranked ones, or else everything.
+    # Top-p is a share of the mass that the other two filters kept: some of the ranked weights, or
+    # else the total.
     kept = ranked.masked_fill(ranked < floor, 0.0)
     mass = kept.cumsum(dim=-1, dtype=torch.float64)
     holds_all = ranked[:, -1:] < floor

@@ -1,4 +1,4 @@
-"""From a number in [0, 1) to an index, with given weights: where their running sum exceeds it."""
+"""Inverse CDF sampling: maps a number in [0, 1) to an index, in proportion to given weights."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def invert_cdf(weights: Tensor, numbers: Tensor) -> Tensor:
-    """For each row the index that its number falls on.
+    """Return for each row the first index at which the running sum exceeds its scaled number.
 
-    Running sums are exact (`weights.py`), so they hang on neither the order nor the device.
+    Running sums are exact (`weights.py`), so they depend neither on the order nor on the device.
 
     Args:
-        weights: [num_rows, width] float32, multiples of 2**-34 in [0, 1], and somewhere above 0.
+        weights: [num_rows, width] float32, multiples of 2**-34 in [0, 1], not all 0 in any row.
         numbers: [num_rows] float64 in [0, 1), multiples of 2**-52.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Where sampling changes its kind: from random to greedy, from logits to no distribution."""
+"""Limits of sampling: when it becomes greedy, and errors when no token can be chosen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GREEDY_BELOW = 1e-5
 
 
 def unusable(requests: Sequence[Request]) -> UnusableLogits:
-    """The error for requests whose logits, or states, are not finite."""
+    """Return the error for requests whose logits or states are not finite."""
     request_ids = _ids(requests)
     return UnusableLogits(
         f"the model's outputs for {', '.join(request_ids)} are not finite: its weights, or the KV "
@@ -24,15 +24,16 @@ def unusable(requests: Sequence[Request]) -> UnusableLogits:
 
 
 def nothing_to_choose(logits: Tensor, requests: Sequence[Request]) -> RequestsFailed:
-    """The error for rows in which no token can be chosen: whose fault that is.
+    """Return the error for rows in which no token can be chosen.
 
-    Where it is the model's for some, these are named alone; the others are sampled again.
+    If some rows have logits that are not finite, the error names only these requests; the others
+    are sampled again. Otherwise the requests' own parameters leave no token.
 
     Args:
-        logits: [num_requests, vocab_size] as the model gave them.
-        requests: whose.
+        logits: [num_requests, vocab_size], as computed by the model.
+        requests: one per row.
     """
-    usable = logits.amax(dim=-1).isfinite().tolist()  # a NaN is the largest of all
+    usable = logits.amax(dim=-1).isfinite().tolist()  # amax propagates NaN
     damaged = [request for request, ok in zip(requests, usable, strict=True) if not ok]
     if damaged:
         return unusable(damaged)

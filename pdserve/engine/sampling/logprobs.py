@@ -1,4 +1,4 @@
-"""Log-probabilities of the chosen tokens and of the likeliest ones."""
+"""Log-probabilities of the chosen tokens and of the most likely ones."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from pdserve.protocol import TokenLogprobs
 def token_logprobs(
     logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]
 ) -> list[TokenLogprobs]:
-    """What is reported at each position.
+    """Return the log-probabilities to report for each row.
 
     Args:
-        logits: [num_rows, vocab_size] float32, as the model gave them.
+        logits: [num_rows, vocab_size] float32, as computed by the model.
         token_ids: the chosen token of each row.
-        num_top: per row, how many of the likeliest tokens to list; the lowest id first among
-            equals.
+        num_top: per row, how many of the most likely tokens to list; ties are listed by lowest id.
     """
     distributions = torch.log_softmax(logits, dim=-1)
     chosen = distributions.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
     chosen_logprobs: list[float] = chosen[:, 0].tolist()
-    # One more than is listed shows whether the list ends between equals.
+    # One more than needed, to see whether the list is cut off within a tie.
     width = min(max(num_top) + 1, logits.shape[1])
     ranked = distributions.topk(width, dim=-1)
     all_ids, all_values = ranked.indices.tolist(), ranked.values.tolist()

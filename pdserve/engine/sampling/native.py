@@ -1,6 +1,6 @@
 """Sampling on CPUs: requests as rows of numbers for one native call (csrc/sampling).
 
-Every check of an argument is in the extension.
+The extension checks all arguments.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def sample_natively(
 
     Args:
         logits: [num_requests, vocab_size] float32 on the CPU; rows may be strided.
-        requests: whose.
+        requests: one per row.
         eos_token_ids: of the model.
         variant: a kernel build of `_native.kernel_variants()`; "" is the best this CPU can run.
         masks: see `sampler.sample`.
     """
-    # What most rows need is written out: a call for each would be half of a step's sampling.
+    # The common case is inlined: a call per row would be half of a step's sampling time.
     wanted = [request.sampling for request in requests]
     params = b"".join(
         [

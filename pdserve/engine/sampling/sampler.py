@@ -1,10 +1,10 @@
-"""One token for each row of logits.
+"""Samples one token for each row of logits.
 
-The order of the steps is vLLM's: hold back what a grammar forbids and endings, bias, penalties;
-then, unless greedy, temperature, min-p, top-k, top-p, and one draw. Log-probabilities are those of
-the model, before any of it. From the same logits a row's token is the same, bit by bit, in whatever
-batch it is sampled, by however many threads, natively or by torch; log-probabilities may differ by
-rounding between the two.
+The order of operations is that of vLLM: mask tokens that the grammar forbids and suppressed end
+tokens, then bias and penalties; then, unless greedy, temperature, min-p, top-k, top-p, and a draw.
+Log-probabilities are those of the model, before any of these. Equal logits give exactly the same
+token in any batch, with any number of threads, natively or by torch; log-probabilities may differ
+by rounding between the two.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ def sample(
     """Choose the next token of each request: natively on a CPU, by torch elsewhere.
 
     Args:
-        logits: [num_requests, vocab_size] float32, as the model gave them; left as they are.
-        requests: whose; their tokens so far end where the new ones go.
+        logits: [num_requests, vocab_size] float32, as computed by the model; not modified.
+        requests: one per row; the new token is the next one after their tokens so far.
         eos_token_ids: of the model, for `min_tokens`.
-        masks: tokens that may come, where not all may.
+        masks: allowed tokens, for rows in which not all tokens are allowed.
 
     Returns:
         One token per request, in order.
 
     Raises:
-        UnusableLogits, NoTokenLeft: for some requests there is nothing to choose from. No token was
-            chosen.
+        UnusableLogits, NoTokenLeft: for some requests no token can be chosen. No request gets a
+            token then.
     """
     if logits.device.type == "cpu":
         return sample_natively(logits, requests, eos_token_ids, masks=masks)

@@ -22,9 +22,9 @@ def sample_by_torch(
     eos_token_ids: frozenset[int],
     masks: TokenMasks | None = None,
 ) -> list[SampledToken]:
-    """See `sampler.sample`; on any device."""
+    """See `sampler.sample`; works on any device."""
     adjusted = adjust_logits(mask_logits(logits, masks), requests, eos_token_ids)
-    likeliest = adjusted.argmax(dim=-1)  # a NaN if there is one, else the lowest id among equals
+    likeliest = adjusted.argmax(dim=-1)  # a NaN if there is one; ties go to the lowest id
     peaks = adjusted.gather(1, likeliest[:, None])[:, 0]
     _check_finite(peaks, logits, requests)
     token_ids: list[int] = likeliest.tolist()
@@ -47,7 +47,7 @@ def _check_finite(peaks: Tensor, logits: Tensor, requests: Sequence[Request]) ->
 def _logprobs(
     logits: Tensor, requests: Sequence[Request], token_ids: list[int]
 ) -> dict[int, TokenLogprobs]:
-    """Row |-> log-probabilities, for the rows that asked for them."""
+    """Return row |-> log-probabilities, for the rows that requested them."""
     num_top = {
         i: request.sampling.logprobs
         for i, request in enumerate(requests)

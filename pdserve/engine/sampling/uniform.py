@@ -1,7 +1,8 @@
 """Random numbers that are a function of a key and a counter: Philox 4x32 with 10 rounds.
 
-No state means nothing to hand over when a request moves, and nothing that the requests beside it
-could disturb. See Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011).
+Without state, there is nothing to transfer when a request moves to another node, and other requests
+in the batch have no influence. See Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3"
+(SC 2011).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-Words = npt.NDArray[np.uint64]  # 32 bits each, in 64 so that products fit
+Words = npt.NDArray[np.uint64]  # 32-bit words, stored in 64 bits so that products fit
 
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _KEY_STEPS = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
@@ -20,12 +21,12 @@ _32 = np.uint64(32)
 
 
 def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) for each pair of seed and position, with 52 random bits.
+    """Return a number in [0, 1) with 52 random bits for each pair of seed and position.
 
-    52 and not 53 bits: times any total, the result then rounds to less than that total.
+    With 52 bits, unlike 53, the product with any total always rounds to less than that total.
 
     Args:
-        seeds: any integers; equal modulo 2**64 is equal.
+        seeds: any integers; seeds that are equal modulo 2**64 give the same numbers.
         positions: 0 or more, below 2**64.
     """
     words = philox([s % 2**64 for s in seeds], list(positions))
@@ -34,7 +35,7 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.f
 
 
 def philox(keys: Sequence[int], counters: Sequence[int]) -> tuple[Words, Words, Words, Words]:
-    """The four output words of Philox 4x32-10, for 64-bit keys and counters (upper half 0)."""
+    """Return the four output words of Philox 4x32-10; 64-bit keys and counters (upper half 0)."""
     key = np.array(keys, dtype=np.uint64)
     counter = np.array(counters, dtype=np.uint64)
     k0, k1 = key & _MASK, key >> _32

@@ -1,8 +1,8 @@
-"""Probabilities relative to that of the likeliest token, rounded alike on every device.
+"""Probabilities relative to that of the most likely token, rounded identically on every device.
 
-A weight is a multiple of 2**-34 in [0, 1], so float64 adds up a whole vocabulary of them exactly,
-in whatever order. Thresholds and running sums then have one value, and a row one token, however
-the work is cut up. csrc/sampling/exp2.h does the same operations, line by line.
+A weight is a multiple of 2**-34 in [0, 1], so the sum of a whole vocabulary is exact in float64, in
+any order. Thresholds, running sums, and so the sampled token, are then independent of how the work
+is divided. csrc/sampling/exp2.h does the same operations, line by line.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _COEFFICIENTS = (
     6.931472028550421e-1,
     1.0,
 )
-_UNITS_BELOW = 2.0**-11  # from here up a float32 in [0, 1] is a multiple of 2**-34 anyhow
+_UNITS_BELOW = 2.0**-11  # a float32 in [2**-11, 1] is always a multiple of 2**-34
 
 
 def relative_weights(logits: Tensor, peaks: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """[num_rows, vocab_size] float32: weights at the temperature.
+    """Return the weights at each row's temperature: [num_rows, vocab_size] float32.
 
     Args:
         logits: [num_rows, vocab_size] float32.
@@ -44,12 +44,12 @@ def relative_weights(logits: Tensor, peaks: Tensor, params: Sequence[SamplingPar
 
 
 def _exp2(x: Tensor) -> Tensor:
-    """2**x for x in [-126, 0]."""
+    """Return 2**x for x in [-126, 0]."""
     exponent = x.round()
     fraction = x - exponent
     power = torch.full_like(x, _COEFFICIENTS[0])
     for coefficient in _COEFFICIENTS[1:]:
-        power.mul_(fraction).add_(coefficient)  # two roundings; a fused one would differ
+        power.mul_(fraction).add_(coefficient)  # two roundings; a fused multiply-add would differ
     return power.mul_(((exponent.int() + 127) << 23).view(torch.float32))
 
 
