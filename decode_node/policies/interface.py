@@ -1,4 +1,4 @@
-"""What a decode policy is asked, besides what to compute next."""
+"""The interface of decode policies: what to compute next, and which requests may join the batch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from pdserve.engine.scheduler import Policy, Queues
 
 
 class DecodePolicy(Policy, Protocol):
-    """Chooses what one step computes, and who may join the batch.
+    """Chooses what one step computes, and which requests may join the batch.
 
-    Joining is asked of prompts to be prefilled here and of requests to be handed over, whose KV
-    stays on the prefill node until there is a place for them: that is the back-pressure.
+    Both prompts to be prefilled here and requests to be handed over must be let into the batch. The
+    KV of the latter stays on the prefill node until there is a place for them: that is the
+    back-pressure.
     """
 
     def has_place(self, members: Sequence[Request], newcomer: Request) -> bool:
@@ -24,6 +25,9 @@ class DecodePolicy(Policy, Protocol):
         ...
 
     def first(self, queues: Queues) -> Request | None:
-        """Who is to join next, of the prompts that wait here and the claims of those to be handed
-        over; nobody goes past. None: nobody wants to."""
+        """Return the request that is to join next, or None if none waits.
+
+        Candidates are prompts that wait here and claims of requests to be handed over. No other
+        request may join before this one.
+        """
         ...
