@@ -13,8 +13,7 @@ Action = Callable[[], None]
 
 
 class Events:
-    """A queue of events and the clock that it advances; simultaneous ones run in insertion order.
-    """
+    """A queue of events and the clock that it advances; simultaneous events stay in order."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
