@@ -43,9 +43,7 @@ class Arrival:
 
     @property
     def num_announced_tokens(self) -> int:
-        """Prompt tokens that the exporter has announced in all layers; all of them have been
-        pulled.
-        """
+        """Prompt tokens announced so far, in all layers; all of them have been pulled."""
         return self._announced.num_tokens
 
     def restart(self) -> None:
@@ -107,7 +105,7 @@ class Arrival:
         """Mark pulled blocks as valid where they are complete, otherwise as partly valid."""
         self._num_complete = max(self._num_complete, self._announced.num_tokens)
         num_valid = self._num_complete // self._pool.block_size
-        if self._num_complete == self._num_tokens:  # the last block stays partly filled
+        if self._num_complete == self._num_tokens:  # nothing more comes for the last block
             num_valid = -(-self._num_tokens // self._pool.block_size)
         num_new = max(0, num_valid - first_block)
         self._states.move(blocks[:num_new], PullerMove.VALIDATE)

@@ -29,9 +29,7 @@ class PromptPulls:
         self._pulls: dict[str, _Pull] = {}  # by prompt id
 
     def __contains__(self, prompt_id: str) -> bool:
-        """Whether the prompt is being pulled already, so that other requests need nothing before
-        its end.
-        """
+        """Whether the prompt is being pulled already; other requests then wait for its end."""
         return prompt_id in self._pulls
 
     @asynccontextmanager

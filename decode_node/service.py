@@ -8,7 +8,7 @@ times; the engine frees the blocks.
 
 The KV of a preempted request is fetched or computed again, and the request joins the batch as
 before. A cancel, a failed pull or step, or a lost coordinator ends a request at any of these
-points. On a node whose role is now prefill, only legs of its former role pass through here.
+points. A node accepts decode legs whatever its role (`pdserve.node.services`).
 """
 
 from __future__ import annotations
@@ -173,9 +173,7 @@ class DecodeNode:
 
 
 def _token_event(request: Request, token: SampledToken | None) -> TokenEvent:
-    """Make the event of a request's last token; without a token if the request ends with its
-    prompt.
-    """
+    """Make a token's event; without a token if the request ends with its prompt."""
     token_ids = [] if token is None else [token.token_id]
     index = len(request.output_token_ids) - len(token_ids)
     return TokenEvent(

@@ -8,8 +8,8 @@
    is published (`step_done`). The engine drops the request; the handoff still holds its blocks.
 4. The decode node pulls and settles (`handoff.settle`): the blocks are freed.
 
-A cancel, a failed step or a lost coordinator ends a request at any of these points. On a node whose
-role is now decode, only legs of its former role pass through here.
+A cancel, a failed step or a lost coordinator ends a request at any of these points. A node accepts
+prefill legs whatever its role (`pdserve.node.services`).
 """
 
 from __future__ import annotations

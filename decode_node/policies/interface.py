@@ -12,15 +12,14 @@ from pdserve.engine.scheduler import Policy, Queues
 class DecodePolicy(Policy, Protocol):
     """Chooses what one step computes, and which requests may join the batch.
 
-    Both prompts to be prefilled here and requests to be handed over must be let into the batch. The
-    KV of the latter stays on the prefill node until there is a place for them: that is the
-    back-pressure.
+    Prompts to be prefilled here and requests to be handed over join by the same rule. The KV of the
+    latter stays on the prefill node until there is a place for them: that is the back-pressure.
     """
 
     def has_place(self, members: Sequence[Request], newcomer: Request) -> bool:
-        """Whether the newcomer may join these (`Queues.beside`), as far as time goes.
+        """Whether the newcomer may join these members (`Queues.beside`) by predicted step time.
 
-        A request alone always may. Room for its KV is another matter (`Queues.reserve`).
+        A request alone always may. Room for its KV is checked elsewhere (`Queues.reserve`).
         """
         ...
 

@@ -1,5 +1,4 @@
-"""The time limit of a step with prompt chunks: streams lend time to the first prompt, and regain
-it.
+"""The time limit of a step with prompt chunks: streams lend time to the first prompt.
 
 TPOT is a mean: one long gap does not break it, and a stream that is behind its schedule can catch
 up. So the limit of a step is raised or lowered by the slack of its streams.
@@ -18,7 +17,7 @@ from pdserve.engine.prompts.order import Prompt
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 
-MIN_CHUNK: Final = 16  # tokens: a prompt that has begun gets on, whatever the decodes' promises are
+MIN_CHUNK: Final = 16  # tokens: a prompt that has begun progresses, whatever the TPOT targets
 
 
 class LentTime:

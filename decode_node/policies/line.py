@@ -18,14 +18,13 @@ TIMELY: Final = Targets(payer="timely", weight=1 - LATE_SHARE)
 
 
 class Line:
-    """Orders by priority, then preempted requests, then fair shares, then who can still meet its
-    TPOT.
+    """Orders by priority, then preempted ones, then fair shares, then who can still meet its TPOT.
 
     Waiting for room falls between tokens 1 and 2, so it counts in TPOT. In an overload, first come
     first served would make all requests wait until none of them can meet its TPOT. So requests
     whose TPOT is already lost come last, except for a small share of the places, so that they
     complete too. No request waits for one whose prompt is still being prefilled on another node.
-    Ties are broken by arrival. Prompts are ordered among themselves by their own policy, which also
+    Ties are broken by arrival. Prompts are ordered among themselves by a prompt order, which also
     distributes chunks.
     """
 
@@ -61,9 +60,7 @@ class Line:
         return self._prompts.prompts([*begun, *queues.waiting], queues.pool)
 
     def first(self, queues: Queues) -> Request | None:
-        """As DecodePolicy.first. Prefill legs do not join the batch, so no request waits behind
-        them.
-        """
+        """As DecodePolicy.first. Prefill legs do not join, so no request waits behind them."""
         waiting = [r for r in queues.waiting if r.decodes_here]
         of_prompts = self._prompts.sorted(waiting, queues.pool)[:1]
         in_line = of_prompts + queues.claims

@@ -1,8 +1,8 @@
 """Prompts prefilled beside running decodes, in chunks: stall-free batching (Sarathi-Serve).
 
 A chunk is as large as the running decodes' TPOT allows: the most tokens with which the predicted
-time of the mixed step stays within it. Sarathi profiles one budget of tokens per promise; here it
-follows from the performance model, so it shrinks with the batch and its context.
+time of the mixed step stays within it. Sarathi profiles one token budget per TPOT target; here the
+budget follows from the performance model, so it shrinks with the batch and its context.
 """
 
 from __future__ import annotations

@@ -59,8 +59,7 @@ class Pace:
         return min([self.tightest_s(decoding), *stalls_s])
 
     def _bears_s(self, request: Request, num_tokens: float) -> float:
-        """Return the longest stall after token 1 that all remaining tokens of the request could
-        make up for.
+        """Return the longest stall after token 1 that the request could make up for by its end.
 
         Infinity if its TPOT is lost anyway.
         """
@@ -71,10 +70,9 @@ class Pace:
         return SAFETY * (promised_s + won_back_s)
 
     def longest_stall_s(self, streams: Sequence[Request], queues: Queues) -> float:
-        """Return the longest step that all these streams could soon make up for, by steps without
-        prompts.
+        """Return the longest step that these streams could soon make up for without prompts.
 
-        Infinity if there are none. The length of an answer is unknown, so only a share of the
+        Infinity if there are no streams. The length of an answer is unknown, so only a share of the
         expected remaining tokens counts (`MADE_UP_WITHIN`). Streams that cannot catch up any more
         are ignored.
         """

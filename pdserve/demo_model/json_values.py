@@ -134,7 +134,7 @@ def integer(rng: random.Random) -> int:
 
 
 def decimal(rng: random.Random) -> float:
-    """Draw a number with one to three digits behind the point."""
+    """Draw a number with one to three decimal places."""
     return round(integer(rng) + rng.random(), rng.randint(1, 3))
 
 

@@ -12,7 +12,7 @@ from pdserve.engine.step_shape import shape_of
 from pdserve.perf_model import PerfModel
 from prefill_node.policies.batch_sizes import BatchSizes
 
-MAX_HALF_DONE = 4  # half-done prompts hold blocks for all their tokens
+MAX_HALF_DONE = 4  # prompts that hold all their blocks and wait for their next chunk
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ SMALL_CHUNK = 512  # tokens
 
 
 def main() -> None:
-    """Print a table for every trace, promise and load."""
+    """Print a table for every trace, kind of target and load."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trace", type=Path, action="append", required=True)
     parser.add_argument("--loads", type=float, nargs="+", default=[0.6, 0.8, 0.95, 1.2])
