@@ -2,9 +2,9 @@
 
 1. `start`: the leg arrives. With a source, an intake task transfers the KV
    (`intake.take`); without one, the prompt goes to the engine, which prefills it in chunks.
-2. The request is adopted by the engine and joins the batch at the next step. 3. `add_tokens`, once
-per token: tokens go to the coordinator, one message per step. 4. The last token carries the phase
-times; the engine frees the blocks.
+2. The request is adopted by the engine and joins the batch at the next step.
+3. `add_tokens`, once per token: tokens go to the coordinator, one message per step.
+4. The last token carries the phase times; the engine frees the blocks.
 
 The KV of a preempted request is fetched or computed again, and the request joins the batch as
 before. A cancel, a failed pull or step, or a lost coordinator ends a request at any of these
