@@ -1,4 +1,4 @@
-"""One request's KV on its way into blocks of this node, and what state each block is in."""
+"""The KV transfer of one request into blocks of this node, and the state of each block."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Arrival:
     ) -> None:
         """
         Args:
-            request_id: whose KV it is.
-            num_tokens: of its prompt.
-            room: for them, and token 1.
-            session: with the exporter.
-            pool: of the room's blocks.
+            request_id: the request whose KV arrives.
+            num_tokens: number of prompt tokens.
+            room: the blocks reserved for the prompt and token 1.
+            session: the session with the exporter.
+            pool: the pool that the room's blocks belong to.
         """
         self.block_table = room.block_table
-        self.copies: list[Span] = []  # when KV was being copied
+        self.copies: list[Span] = []  # when KV was copied
         self._request_id = request_id
         self._num_tokens = num_tokens
         self._session = session
@@ -43,18 +43,18 @@ class Arrival:
 
     @property
     def num_announced_tokens(self) -> int:
-        """Tokens that the exporter has told of, in all layers; all of them have been pulled."""
+        """Prompt tokens announced so far, in all layers; all of them have been pulled."""
         return self._announced.num_tokens
 
     def restart(self) -> None:
-        """The exporter begins anew; what is here already stays."""
+        """Note that the exporter announces from the beginning again; KV already pulled is kept."""
         self._announced = Progress(self._session.link.welcome.layout.num_layers)
 
     async def pull(self, puller: Puller, ticket: bytes, clock: Clock, timeout_s: float) -> None:
-        """Pull the next part that was announced.
+        """Pull the next announced part.
 
         Raises:
-            MalformedMessage: it does not follow the one before.
+            MalformedMessage: the part does not follow the previous one.
             PdserveError: the pull failed; as Puller.pull.
         """
         part = self._next_part(ticket)
@@ -79,14 +79,14 @@ class Arrival:
         self._arrived(blocks, first // block_size)
 
     def adopt(self) -> None:
-        """The blocks are the engine's; every token's KV is here."""
+        """Hand the blocks to the engine; the KV of every token must be here."""
         assert self._num_valid == -(-self._num_tokens // self._pool.block_size)
         self._states.move(self.block_table[: self._num_valid], PullerMove.ADOPT)
         self._states.move(self.block_table[self._num_valid :], PullerMove.ADOPT_BLANK)
         self._states.check_ended()
 
     def release(self) -> None:
-        """Give the blocks back; nothing writes to them."""
+        """Release the blocks; nothing may write to them any more."""
         self._states.move(self.block_table, PullerMove.RELEASE)
         self._states.check_ended()
         self._pool.release(self.block_table)
@@ -102,7 +102,7 @@ class Arrival:
         return part
 
     def _arrived(self, blocks: list[int], first_block: int) -> None:
-        """These have been pulled: the ones of which nothing is missing any more are valid."""
+        """Mark pulled blocks as valid where they are complete, otherwise as partly valid."""
         self._num_complete = max(self._num_complete, self._announced.num_tokens)
         num_valid = self._num_complete // self._pool.block_size
         if self._num_complete == self._num_tokens:  # nothing more comes for the last block

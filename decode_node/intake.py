@@ -1,13 +1,13 @@
-"""Taking a request over from a prefill node, while its prompt is still being prefilled.
+"""Takes over a request from a prefill node while its prompt is still being prefilled.
 
     subscribe ──► host tier ──► first notice ──► wait for room
               ──► pull, announcement by announcement ──► handoff record ──► settle, adopt
 
-Subscribing comes first: from then on the prefill node knows that somebody will come for the blocks,
-and this node hears at once when there is nothing left to come for. While the prompt is prefilled,
-this node's own host tier is asked for blocks of it, which then need not be pulled. Until the policy
-has a place for the request, and the pool room, its KV waits on the prefill node. Tickets that have
-become old by then are renewed.
+Subscribing comes first: it tells the prefill node that the blocks will be pulled, and this node is
+notified at once if the handoff ends without KV to pull. During the prefill, this node's own host
+tier is searched for blocks of the prompt, which then need not be pulled. The KV stays on the
+prefill node until the decode policy has a place for the request and the pool has room. Tickets that
+have become old by then are renewed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pdserve.protocol import (
     PrefixSource,
 )
 
-_OLD: Final = 0.5  # of a ticket's life; the rest is for the pull
+_OLD: Final = 0.5  # share of its lifetime after which a ticket is renewed
 
 
 class Intake:
@@ -70,21 +70,21 @@ class Intake:
 
     @property
     def num_waiting(self) -> int:
-        """Requests whose KV is ready elsewhere and for which there is no room here yet."""
+        """Requests with KV on a prefill node that wait for room here."""
         return len(self._room)
 
     def offer_room(self) -> None:
-        """There may be room."""
+        """Check again for room, since some may have been freed."""
         self._room.offer()
 
     async def take(self, leg: DecodeLeg, source: NodeAddress) -> None:
         """Pull the leg's KV from `source` and hand the request to the engine.
 
-        However it ends, no block is lost or written to later: `Puller.pull` does not return or
+        However this ends, no block is leaked or written to later: `Puller.pull` does not return or
         raise while anything may still write to its destination.
 
         Raises:
-            PdserveError: the exporter is gone, the handoff ended, or a pull failed.
+            PdserveError: the exporter is lost, the handoff ended, or a pull failed.
         """
         request = self._expected(leg, source)
         session = await self._sessions.get(source)
@@ -98,7 +98,7 @@ class Intake:
             self._engine.adopt(request)
 
     def _expected(self, leg: DecodeLeg, source: NodeAddress) -> Request:
-        """The leg's request, without KV or token 1 yet."""
+        """Make the leg's request, without KV or token 1 yet."""
         now_s = self._clock.now()
         request = Request(
             request_id=leg.request_id,
@@ -115,10 +115,10 @@ class Intake:
     async def _receive(
         self, request: Request, session: Session, subscription: Subscription
     ) -> None:
-        """Bring the prompt's KV into blocks of this node, and token 1 with it."""
+        """Receive the prompt's KV into blocks of this node, and token 1 with it."""
         num_tokens, lifecycle = request.num_prompt_tokens, request.lifecycle
         prefix = Prefix(request.prompt_token_ids, request.cache_salt, request.block_hashes)
-        await self._prefixes.fetch(prefix, ())  # from nobody but the host tier
+        await self._prefixes.fetch(prefix, ())  # only from the host tier
         first = await subscription.next()
         room = await self._room.take(subscription, request)
         arrival = Arrival(request.request_id, num_tokens, room, session, self._engine.pool)
@@ -131,7 +131,7 @@ class Intake:
             raise
         arrival.adopt()
         self._room.arrived(request)
-        is_here = session.link.welcome.host_id == self._host_id  # else clocks cannot be compared
+        is_here = session.link.welcome.host_id == self._host_id  # clocks of hosts differ
         lifecycle.prefill_end_s = min(record.prefill_end_s, received_s) if is_here else received_s
         lifecycle.room_wait = room.waited
         lifecycle.copies = arrival.copies
@@ -144,7 +144,7 @@ class Intake:
     async def _pull(
         self, first: Notice, subscription: Subscription, arrival: Arrival
     ) -> tuple[HandoffRecord, float]:
-        """Pull what is announced, as it is announced; the record, and when it was received."""
+        """Pull each part as it is announced; return the handoff record, and when it came."""
         notice = first
         while True:
             message = notice.message
@@ -167,7 +167,7 @@ class Intake:
 
 
 def _check_record(record: HandoffRecord, num_tokens: int, arrival: Arrival) -> None:
-    """That the record goes with the leg, and with what was announced before it."""
+    """Check that the record matches the leg and the announcements before it."""
     if record.num_tokens != num_tokens or len(record.token_ids) != 1:
         raise MalformedMessage(
             f"{record.request_id} was handed over with {record.num_tokens} prompt tokens and "

@@ -1,7 +1,7 @@
-"""Several answers to one prompt, decoded on one node: its KV is pulled once.
+"""Several answers to one prompt, decoded on one node: the prompt's KV is pulled once.
 
-Whoever comes first pulls it. The others wait, and then find all full blocks in the prefix cache:
-what they pull is the last one, into a block of their own, since each of them goes on writing there.
+The first request pulls it. The others wait, and then find all full blocks in the prefix cache. They
+pull only the last block, each into a block of its own, since each of them writes further KV there.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ from pdserve.node.subscription import Subscription
 
 @dataclass(slots=True)
 class _Pull:
-    """A prompt's first one."""
+    """The first pull of a prompt."""
 
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
     was_adopted: bool = False
 
 
 class PromptPulls:
-    """Prompts that are on their way."""
+    """The prompts whose KV is being pulled."""
 
     def __init__(self) -> None:
         self._pulls: dict[str, _Pull] = {}  # by prompt id
 
     def __contains__(self, prompt_id: str) -> bool:
-        """Whether somebody pulls it already: there is nothing to do for others before the end."""
+        """Whether the prompt is being pulled already; other requests then wait for its end."""
         return prompt_id in self._pulls
 
     @asynccontextmanager
     async def turn(self, prompt_id: str, subscription: Subscription) -> AsyncIterator[None]:
-        """To be the first, or to come when the first one's request has been adopted.
+        """Enter as the first request of the prompt, or once the first one has been adopted.
 
-        If that one fails, somebody else is the first. Nobody waits beyond the end of a handoff.
+        If the first request fails, another one becomes the first. No request waits beyond the end
+        of its handoff.
 
         Raises:
             PdserveError: the handoff has ended; as Subscription.wait.

@@ -1,4 +1,4 @@
-"""A place and blocks for requests that arrive: in the policy's order, nobody past the first one."""
+"""Gives arriving requests a place in the batch and blocks, strictly in the policy's order."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from pdserve.node.subscription import Subscription
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Blocks for the prompt and token 1; the first of them from this node's own prefix cache."""
+    """The blocks for the prompt and token 1; the first come from this node's own prefix cache."""
 
     block_table: list[int]
-    num_reused: int  # blocks
+    num_reused: int  # number of blocks
     waited: Span
 
 
 class RoomQueue:
-    """Those who wait for room. They are the engine's `claims` meanwhile, and `arriving` after it.
+    """Requests that wait for room: the engine's `claims` while they wait, then `arriving`.
 
-    It asks the decode policy, whatever policy the engine follows: a leg that a node was sent in a
-    former role is let in by the same rules.
+    Uses the decode policy, whatever policy the engine follows: a leg that was sent to the node in a
+    former role is admitted by the same rules.
     """
 
     def __init__(self, engine: Engine, policy: DecodePolicy, clock: Clock) -> None:
@@ -43,19 +43,19 @@ class RoomQueue:
         return len(self._turns)
 
     def offer(self) -> None:
-        """There may be room: let the first in line have a look, when the event loop comes to it."""
+        """Let the first request check for room, in the next turn of the event loop."""
         if self._turns and not self._is_offered:
             self._is_offered = True
             asyncio.get_running_loop().call_soon(self._give_turn)
 
     async def take(self, subscription: Subscription, request: Request) -> Room:
-        """Wait for one's turn, and for blocks for the prompt and token 1.
+        """Wait for the request's turn, and for blocks for the prompt and token 1.
 
-        From then on the blocks are the caller's, and the request is expected in the batch: until it
-        is adopted, or given up with `leave`.
+        From then on the caller owns the blocks, and a place in the batch is kept for the request,
+        until it is adopted or given up with `leave`.
 
         Raises:
-            DeadlineExceeded: nobody wants the answer any more.
+            DeadlineExceeded: the request's deadline has passed.
             PdserveError: the handoff has ended; as Subscription.wait.
         """
         since_s = self._clock.now()
@@ -76,14 +76,14 @@ class RoomQueue:
             if request not in queues.arriving:
                 del self._subscriptions[request]
             self.offer()
-            self._engine.wake()  # a prompt may have waited behind it
+            self._engine.wake()  # a prompt may have waited behind this request
 
     def arrived(self, request: Request) -> None:
-        """All of its KV is here; it is to be adopted."""
+        """Note that all of the request's KV has arrived; it is about to be adopted."""
         del self._subscriptions[request]
 
     def leave(self, request: Request) -> None:
-        """It will not come; its blocks are released after this."""
+        """Give the request up; the caller releases its blocks after this."""
         self._engine.queues.arriving.discard(request)
         del self._subscriptions[request]
 
@@ -100,7 +100,7 @@ class RoomQueue:
             raise DeadlineExceeded(f"{request.request_id} waited for room beyond its deadline")
         self._note_ended_prefills()
         if self._policy.first(queues) is not request:
-            # Ranks change with time: whoever comes first by now may not have heard of it.
+            # Ranks change with time: the request that is first by now may not have been woken.
             self.offer()
             self._engine.wake()
             return None
@@ -109,7 +109,10 @@ class RoomQueue:
         return self._engine.reserve(request.num_tokens + 1, request.block_hashes, request)
 
     def _note_ended_prefills(self) -> None:
-        """For the policy: from then on a request's wait counts in its TPOT, and it is about to
-        decode, if it has room already."""
+        """Record the ends of remote prefills, for the policy.
+
+        From then on a request's wait counts in its TPOT; if it has room already, it is about to
+        decode.
+        """
         for request, subscription in self._subscriptions.items():
             request.lifecycle.prefill_end_s = subscription.record_s

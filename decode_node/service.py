@@ -1,14 +1,14 @@
-"""A decode node's life of a request:
+"""The life of a request on a decode node:
 
-1. `start`: the leg arrives. With a source, an intake task brings the KV over
+1. `start`: the leg arrives. With a source, an intake task transfers the KV
    (`intake.take`); without one, the prompt goes to the engine, which prefills it in chunks.
 2. The request is adopted by the engine and joins the batch at the next step.
 3. `add_tokens`, once per token: tokens go to the coordinator, one message per step.
 4. The last token carries the phase times; the engine frees the blocks.
 
-A request that was preempted is fetched or computed again, and joins the batch as before. A cancel,
-a failed pull or step, or a lost coordinator ends it at any of these points. On a node
-whose role is prefill, all of this is what is left of a former role.
+The KV of a preempted request is fetched or computed again, and the request joins the batch as
+before. A cancel, a failed pull or step, or a lost coordinator ends a request at any of these
+points. A node accepts decode legs whatever its role (`pdserve.node.services`).
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class DecodeNode:
 
     @property
     def num_waiting(self) -> int:
-        """Requests whose KV waits elsewhere."""
+        """Requests whose KV waits on a prefill node for room here."""
         return self._intake.num_waiting
 
     # ---- what coordinators ask for -------------------------------------------------------------
 
     def start(self, leg: DecodeLeg) -> None:
-        """Take the request in, from a prefill node or from the prompt."""
+        """Start a decode leg, from a prefill node's KV or from the prompt."""
         if leg.source is None:
             now_s = self._parts.clock.now()
             self._parts.prefixes.submit(
@@ -95,16 +95,16 @@ class DecodeNode:
             task.add_done_callback(partial(self._intake_done, leg.request_id))
 
     def cancel(self, request_id: str, reason: str) -> None:
-        """Stop pulling; whoever waited behind the request comes next."""
+        """Stop the request's intake, and let the next waiting request check for room."""
         intake = self._intakes.get(request_id)
         if intake is not None:
             intake.cancel(reason)
-        self._intake.offer_room()  # one that had no blocks frees none, but stood in the way
+        self._intake.offer_room()  # without blocks it frees none, but it may have blocked others
 
     # ---- what the engine reports ---------------------------------------------------------------
 
     def add_tokens(self, sampled: Sequence[Sampled], started_s: float) -> None:
-        """Each stream's next token."""
+        """Send each stream's next token."""
         legs = self._parts.legs
         plain: list[tuple[str, int, int]] = []
         for request, token in sampled:
@@ -114,29 +114,29 @@ class DecodeNode:
             is_further = index > 0 and request.finish_reason is None
             if token is not None and is_further and token.logprobs is None:
                 plain.append((request.request_id, index, token.token_id))
-            elif token is not None or request.is_done:  # it may end with its prompt
+            elif token is not None or request.is_done:  # a request may end with its prompt
                 legs.add_event(_token_event(request, token))
                 if request.is_done:
                     legs.close(request.request_id)
         legs.add_tokens(plain)
 
     def step_done(self, sampled: Sequence[Sampled]) -> None:
-        """Those that are done may have made room."""
+        """Check for room, since finished requests may have freed some."""
         self._intake.offer_room()
 
     def requests_failed(self, requests: Sequence[Request], error: PdserveError) -> None:
-        """Whoever waited behind them comes next."""
-        self._intake.offer_room()  # those that had no blocks free none, but stood in the way
+        """Check for room for the requests that waited behind the failed ones."""
+        self._intake.offer_room()  # requests without blocks free none, but may have blocked others
 
     async def close(self) -> None:
-        """Give up every intake."""
+        """Cancel every intake."""
         intakes = list(self._intakes.values())
         for task in intakes:
             task.cancel()
         await asyncio.gather(*intakes, return_exceptions=True)
 
     def _set_up_queues(self, config: PolicyConfig) -> None:
-        """What streams are kept free of blocks, who gives way, and how those come back."""
+        """Configure the blocks kept free for streams, the choice of victims, and their recall."""
         pool, queues = self._parts.pool, self._parts.engine.queues
         num_watermark_blocks = int(config.watermark * pool.num_blocks)
         queues.headroom = KvHeadroom(pool.block_size, config.kv_headroom, num_watermark_blocks)
@@ -145,8 +145,10 @@ class DecodeNode:
         watch_preemptions(self._parts.metrics, queues.preemptions.statistics)
 
     def _recall(self, request: Request) -> bool:
-        """A preempted request is to come back: from the host tier or its prefill node, if that is
-        forecast to be quicker than computing."""
+        """Fetch a preempted request's KV from the host tier or its prefill node.
+
+        Done only if that is forecast to be faster than computing.
+        """
         return self._parts.prefixes.recall(request, self._recalled)
 
     def _recalled(self, fetched: Fetched) -> None:
@@ -155,14 +157,14 @@ class DecodeNode:
         statistics.pulled_tokens += fetched.from_nodes
 
     def _intake_done(self, request_id: str, task: asyncio.Task[None]) -> None:
-        if self._intakes.get(request_id) is task:  # the id may have come again meanwhile
+        if self._intakes.get(request_id) is task:  # the id may have been reused meanwhile
             del self._intakes[request_id]
         error = None if task.cancelled() else task.exception()
         if error is None:
             return
         legs = self._parts.legs
-        if type(error) is RequestEnded:  # none of its subclasses: there is nothing left to decode
-            legs.close(request_id)  # the coordinator hears the end with token 1, or has heard
+        if type(error) is RequestEnded:  # none of its subclasses: nothing is left to decode
+            legs.close(request_id)  # the coordinator learns of the end with token 1
             return
         if not isinstance(error, PdserveError):
             log.error("the intake of %s failed", request_id, exc_info=error)
@@ -171,7 +173,7 @@ class DecodeNode:
 
 
 def _token_event(request: Request, token: SampledToken | None) -> TokenEvent:
-    """Of a request that ends with its prompt, there is no token in it."""
+    """Make a token's event; without a token if the request ends with its prompt."""
     token_ids = [] if token is None else [token.token_id]
     index = len(request.output_token_ids) - len(token_ids)
     return TokenEvent(

@@ -1,19 +1,19 @@
-"""Handoffs: what a prefill node holds for others to pull, from the first chunk until it is settled.
+"""Handoffs: the KV that a prefill node holds for decode nodes, from the first chunk until settled.
 
     open ──announce──► announced ──publish──► published ──settle──► gone
       │                    │                     │
       └────────────end (finished, failed, cancelled, lease over)──► gone
 
-A handoff keeps a reference of its own to every announced block, so the request itself may end.
-Everything is said again, with fresh tickets, to whoever subscribes later (half-way, or after a
-first decode node died), and to whoever waited so long that its tickets are old.
+A handoff holds its own reference to every announced block, so the request itself may end. All
+announcements are repeated, with fresh tickets, for a subscriber that comes later (during the
+prefill, or after a first decode node died), and for one that waited until its tickets became old.
 
-Several answers to one prompt are handed over one by one, each under its own id, as its decode node
-comes for it: their handoffs hold the same blocks, which are free when the last of them is over.
-Who says when subscribing that it pulls nothing before the end hears nothing before it either.
+Several answers to one prompt are handed over one by one, each under its own request id, when its
+decode node subscribes. Their handoffs hold the same blocks, which are freed when the last handoff
+ends. A subscriber that asks for everything at the end receives nothing before the end.
 
-What a step has completed is announced when it is over. Where that is much, it is announced layer by
-layer while the step runs, so that little is left to pull when the last token is computed.
+KV is normally announced at the end of the step that computes it. If that is much KV, it is
+announced layer by layer while the step runs, so that little is left to pull after the last token.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from prefill_node.held_kv import HeldKv, PinnedBlocks
 
 log = logging.getLogger(__name__)
 
-_MAX_LAYER_GROUPS = 8  # per step: with more of them the last one would hardly be smaller
+_MAX_LAYER_GROUPS = 8  # per step: with more groups the last one would hardly be smaller
 
 
 @dataclass(slots=True)
 class _Handoff:
-    """One request's: what is held for it, and who listens."""
+    """The handoff of one request: the KV held for it, and its subscribers."""
 
     held: HeldKv
     is_open: bool = False  # its prefill leg has arrived
-    was_pulled: bool = False  # by one of its subscribers
+    was_pulled: bool = False  # by a subscriber
     record: HandoffRecord | None = None  # once the prefill is over
-    # |-> whether it hears of each part as it comes, and not of all at the end
+    # |-> whether it receives each part as it comes, instead of all at the end
     subscribers: dict[Subscriber, bool] = field(default_factory=dict)
     lease: asyncio.TimerHandle | None = None
 
@@ -68,9 +68,9 @@ class _Handoff:
 class Handoffs:
     """All handoffs of one node.
 
-    `on_settled` hears of handoffs that every decode node is done with, `on_expired` of those that
-    nobody came for within `lease_s`. In mid-step, KV is announced from `announce_bytes` on; 0: it
-    never is.
+    `on_settled` is called for handoffs that every subscriber is done with, `on_expired` for those
+    that nobody subscribed to within `lease_s`. During a step, KV is announced from `announce_bytes`
+    on; with 0, never.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Handoffs:
 
     @property
     def num_pinned_blocks(self) -> int:
-        """Blocks held for pulling."""
+        """Number of blocks held for decode nodes to pull."""
         return len(self._pinned)
 
     def __len__(self) -> int:
@@ -106,15 +106,16 @@ class Handoffs:
     # ---- the prefill leg's side ----------------------------------------------------------------
 
     def open(self, request_id: str) -> None:
-        """A prefill leg has arrived."""
+        """Open the handoff of a prefill leg that has arrived."""
         handoff = self._get_or_make(request_id)
         handoff.is_open = True
-        self._stop_lease(handoff)  # of a subscription that came first
+        self._stop_lease(handoff)  # started by a subscription that came first
 
     def begin_step(self, rows: Sequence[Scheduled]) -> list[int]:
-        """A step is about to run: announce what the prefix cache has spared it.
+        """Announce what the prefix cache has spared the step that is about to run.
 
-        Returns after how many layers, ascending, there will be enough for `layers_done`.
+        Returns the layer counts, ascending, after which `layers_done` will have enough KV to
+        announce.
         """
         if not self._announce_bytes or not self._handoffs:
             return []
@@ -134,7 +135,7 @@ class Handoffs:
         return list(range(group, self._num_layers, group))
 
     def layers_done(self, rows: Sequence[Scheduled], num_layers: int) -> None:
-        """The running step has completed so many layers of its rows: announce what is enough."""
+        """Announce what the running step has completed, `num_layers` layers, where it is enough."""
         for row in rows:
             if row.request.is_cancelled:
                 continue
@@ -143,7 +144,7 @@ class Handoffs:
                 self._announce_early(row.request, handoff, computed, num_layers)
 
     def announce(self, request: Request) -> None:
-        """A step is over: announce (the rest of) the blocks that it has completed."""
+        """Announce the blocks that a finished step has completed, as far as not announced yet."""
         for handoff in self._of(request):
             computed = request.num_computed_tokens
             self._announce(
@@ -151,9 +152,10 @@ class Handoffs:
             )
 
     def publish(self, request: Request, record: HandoffRecord) -> None:
-        """The prefill is over: say so, in one message with what is left to announce.
+        """Publish that the prefill is over, in one message with the last part to announce.
 
-        `record` is of one of the request's answers. Its lease starts, unless somebody listens.
+        `record` belongs to one of the request's answers. The lease starts, unless there is a
+        subscriber.
         """
         handoff = self._handoffs.get(record.request_id)
         if handoff is None:
@@ -172,7 +174,7 @@ class Handoffs:
             self._start_lease(record.request_id, handoff)
 
     def end(self, request_id: str, reason: PdserveError) -> None:
-        """There is nothing (more) to pull; harmless when there was no handoff."""
+        """End a handoff and notify its subscribers; does nothing if there is none."""
         handoff = self._handoffs.pop(request_id, None)
         if handoff is None:
             return
@@ -182,9 +184,9 @@ class Handoffs:
     # ---- the sessions' side --------------------------------------------------------------------
 
     def subscribe(self, request_id: str, subscriber: Subscriber, *, at_end: bool = False) -> None:
-        """As Announcer.subscribe; the request may not have arrived yet."""
+        """As Announcer.subscribe; the prefill leg may not have arrived yet."""
         handoff = self._get_or_make(request_id)
-        # It unsubscribes once, however often it asked.
+        # A subscriber that subscribed several times unsubscribes only once.
         is_follower = handoff.subscribers.setdefault(subscriber, not at_end)
         if is_follower or handoff.record is not None:
             self._say_all(request_id, handoff, subscriber)
@@ -194,26 +196,26 @@ class Handoffs:
             self._start_lease(request_id, handoff)  # bounds the wait for a leg that never comes
 
     def renew(self, request_id: str, subscriber: Subscriber) -> None:
-        """A subscriber's tickets are old: say everything again."""
+        """Repeat all announcements with fresh tickets, for a subscriber whose tickets are old."""
         handoff = self._handoffs.get(request_id)
         if handoff is not None and subscriber in handoff.subscribers:
             self._say_all(request_id, handoff, subscriber)
 
     def unsubscribe(self, request_id: str, subscriber: Subscriber) -> None:
-        """A subscriber's session broke."""
+        """Remove a subscriber whose session broke."""
         handoff = self._leave(request_id, subscriber)
         if handoff is None or handoff.subscribers:
             return
-        if handoff.was_pulled:  # this one was the last of several, and another one has it
+        if handoff.was_pulled:  # another subscriber has the KV, and this was the last one
             self._settle(request_id)
         else:
             self._start_lease(request_id, handoff)
 
     def settle(self, request_id: str, subscriber: Subscriber, *, was_pulled: bool) -> None:
-        """A subscriber has what it needs, or has given the request up.
+        """Remove a subscriber that has pulled the KV, or has given the request up.
 
-        The last one to settle frees the blocks. One that is no subscriber means a former handoff of
-        the same request.
+        The last subscriber to settle frees the blocks. A message from a node that is not a
+        subscriber is ignored: it belongs to an earlier handoff of the same request.
         """
         handoff = self._leave(request_id, subscriber)
         if handoff is None:
@@ -225,7 +227,10 @@ class Handoffs:
     # ---- parts ---------------------------------------------------------------------------------
 
     def _of(self, request: Request) -> Iterator[_Handoff]:
-        """Its own, and those of its siblings that somebody follows: the rest wait for the end."""
+        """Yield the handoffs to announce to now: the request's own, and those of followed siblings.
+
+        Handoffs of the other siblings are announced at the end.
+        """
         for answer in request.answers:
             handoff = self._handoffs.get(answer.request_id)
             if handoff is not None and (answer is request or handoff.is_followed):

@@ -1,4 +1,4 @@
-"""The KV of one request that is held for others to pull, and how far it has been announced."""
+"""The KV of one request that is held for decode nodes to pull, and how much of it is announced."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from pdserve.engine.request import Request
 
 
 class PinnedBlocks:
-    """The blocks of a pool that are held for others: each counts once, whoever else holds it."""
+    """The blocks of a pool that are held for others; each counts once, whatever else holds it."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
-        self._num_holders: Counter[int] = Counter()  # by block id; never 0
+        self._num_holders: Counter[int] = Counter()  # by block id; always > 0
 
     def __len__(self) -> int:
         return len(self._num_holders)
 
     def hold(self, block_ids: Sequence[int]) -> None:
-        """Add a reference to each."""
+        """Add a reference to each block."""
         self._pool.retain(block_ids)
         self._num_holders.update(block_ids)
 
     def release(self, block_ids: Sequence[int]) -> None:
-        """Drop one of each."""
+        """Drop one reference to each block."""
         for block_id in block_ids:
             if self._num_holders[block_id] == 1:
                 del self._num_holders[block_id]
@@ -38,10 +38,10 @@ class PinnedBlocks:
 
 
 class HeldKv:
-    """Takes references of its own to the blocks that are announced; `release` drops them."""
+    """Holds its own references to the announced blocks until `release`."""
 
     def __init__(self, request_id: str, exporter: Exporter, pinned: PinnedBlocks) -> None:
-        self.block_ids: list[int] = []  # of the prompt, from its first token on
+        self.block_ids: list[int] = []  # of the prompt, from the first token on
         self.request_id = request_id
         self._exporter = exporter
         self._layout = exporter.layout
@@ -50,10 +50,10 @@ class HeldKv:
         self._states = BlockStates(EXPORTER, request_id)
 
     def missing(self, request: Request, num_computed: int, num_layers: int) -> list[KvPart]:
-        """What is to be announced when `num_computed` tokens are, in the first `num_layers` layers.
+        """Return the parts to announce once `num_computed` tokens have `num_layers` layers of KV.
 
-        Up to the last block that is complete: nothing else will be written to it any more. (A step
-        that fails for another request is repeated, and writes the same KV again, up to rounding.)
+        Ends at the last complete block, to which nothing will be written any more. (A step that
+        fails for another request is repeated, and writes the same KV again, up to rounding.)
         """
         end_token = min(num_computed, request.num_prompt_tokens)
         if end_token < request.num_prompt_tokens:
@@ -61,9 +61,9 @@ class HeldKv:
         return self._progress.until(end_token, num_layers)
 
     def announce(self, request: Request, part: KvPart) -> None:
-        """Note the next part as announced, and hold its blocks from now on.
+        """Mark the next part as announced, and hold its blocks from now on.
 
-        Whether anybody is told now or only later makes no difference to the blocks.
+        For the blocks it makes no difference whether a subscriber is told now or later.
         """
         self._progress.take(part)
         blocks = request.block_table[len(self.block_ids) : self._layout.blocks_for(part.end_token)]
@@ -76,14 +76,14 @@ class HeldKv:
         self._states.move(self._blocks_of(part), move)
 
     def renew(self) -> list[KvPart]:
-        """All that was announced, to be announced again."""
+        """Return everything announced so far as parts, which are to be announced again."""
         parts = self._progress.whole()
         for part in parts:
             self._states.move(self._blocks_of(part), ExporterMove.RENEW)
         return parts
 
     def ticket(self, part: KvPart) -> bytes:
-        """A fresh ticket for a part that was announced."""
+        """Issue a fresh ticket for an announced part."""
         return self._exporter.issue(
             self.request_id,
             part.first_token,
@@ -93,12 +93,12 @@ class HeldKv:
         )
 
     def num_bytes(self, part: KvPart) -> int:
-        """How much there is to pull of it."""
+        """Return the size of a part's KV."""
         num_tokens = part.end_token - part.first_token
         return num_tokens * self._layout.token_bytes * len(part.layers) // self._layout.num_layers
 
     def release(self) -> None:
-        """Let go of every block."""
+        """Release all held blocks."""
         if self.block_ids:
             self._states.move(self.block_ids, ExporterMove.RELEASE)
             self._pinned.release(self.block_ids)

@@ -1,16 +1,15 @@
-"""A prefill node's life of a request:
+"""The life of a request on a prefill node:
 
-1. `start`: the leg arrives, is queued in the engine, its handoff is opened. It is let in
-   when the prompts and the KV that waits to be pulled leave room for it (`prefill_node.policies`).
-2. `step_done`, once per chunk: blocks that are complete are announced to whoever has subscribed.
-   Of a large chunk, layers are announced as they are completed (`layers_done`).
+1. `start`: the leg arrives, is queued in the engine, and its handoff is opened. It is admitted when
+   the other prompts and the KV that waits to be pulled leave room for it (`prefill_node.policies`).
+2. `step_done`, once per chunk: complete blocks are announced to the subscribers. For a large chunk,
+   layers are announced as they are completed (`layers_done`).
 3. The last chunk: token 1 goes to the coordinator at once (`add_tokens`); then the handoff record
-   is published (`step_done`). The engine lets go of the request; the handoff still holds its
-   blocks.
-4. The decode node pulls and settles (`handoff.settle`): the blocks are free.
+   is published (`step_done`). The engine drops the request; the handoff still holds its blocks.
+4. The decode node pulls and settles (`handoff.settle`): the blocks are freed.
 
-A cancel, a failed step or a lost coordinator ends it at any of these points. On a node whose role
-is decode, all of this is what is left of a former role.
+A cancel, a failed step or a lost coordinator ends a request at any of these points. A node accepts
+prefill legs whatever its role (`pdserve.node.services`).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from prefill_node.policies import make_prefill_policy
 class PrefillNode:
     """The service for prefill legs (`pdserve.node.roles.PrefillService`)."""
 
-    num_waiting = 0  # all of them wait in the engine's queue
+    num_waiting = 0  # all legs wait in the engine's queue
 
     def __init__(self, parts: NodeParts) -> None:
         config, handoff, pool = parts.config, parts.config.handoff, parts.pool
@@ -63,7 +62,7 @@ class PrefillNode:
     # ---- what coordinators ask for -------------------------------------------------------------
 
     def start(self, leg: PrefillLeg) -> None:
-        """Queue the prompt."""
+        """Open the handoffs of a prefill leg, and queue its prompt."""
         if leg.handoff:
             for request_id in leg.request_ids:
                 self.handoffs.open(request_id)
@@ -82,7 +81,7 @@ class PrefillNode:
                 request_id=sibling.request_id,
                 prompt_token_ids=leg.token_ids,
                 sampling=replace(leg.sampling, seed=sibling.seed, prompt_logprobs=None),
-                lifecycle=request.lifecycle,  # theirs is its prefill
+                lifecycle=request.lifecycle,  # they share its prefill
                 leg_token_limit=1,
             )
             for sibling in leg.siblings
@@ -90,21 +89,21 @@ class PrefillNode:
         self._parts.prefixes.submit(request, leg.prefix_sources)
 
     def cancel(self, request_id: str, reason: str) -> None:
-        """Take the announced blocks back."""
+        """End the request's handoff and release its announced blocks."""
         self.handoffs.end(request_id, RequestCancelled(reason))
 
     # ---- what the engine reports ---------------------------------------------------------------
 
     def step_planned(self, rows: Sequence[Scheduled]) -> Sequence[int]:
-        """Announce what is there already, and ask for layers as they come."""
+        """Announce cached KV, and return after which layers of the step more is to be announced."""
         return self.handoffs.begin_step(rows)
 
     def layers_done(self, rows: Sequence[Scheduled], num_layers: int) -> None:
-        """Announce them."""
+        """Announce the layers that the running step has completed."""
         self.handoffs.layers_done(rows, num_layers)
 
     def add_tokens(self, sampled: Sequence[Sampled], started_s: float) -> None:
-        """Token 1: TTFT waits for it."""
+        """Send token 1 at once, since TTFT depends on it."""
         for request, token in sampled:
             if token is not None or request.is_done:
                 times = request.lifecycle.phase_times()
@@ -113,25 +112,25 @@ class PrefillNode:
                     self._parts.legs.add_event(_token_one(sibling, first, None))
 
     def step_done(self, sampled: Sequence[Sampled]) -> None:
-        """Announce or publish what decode nodes wait for."""
+        """Announce each request's new blocks, or publish its handoff record."""
         for request, token in sampled:
             self._advance_handoff(request, token)
 
     def requests_failed(self, requests: Sequence[Request], error: PdserveError) -> None:
-        """There is nothing to pull."""
+        """End the handoffs of the failed requests."""
         for request in requests:
             for answer in request.answers:
                 self.handoffs.end(answer.request_id, error)
 
     async def close(self) -> None:
-        """Nothing runs here."""
+        """Do nothing: this service has no tasks."""
 
     def _stop(self, request_id: str) -> None:
         self._parts.prefixes.cancel(request_id)
         self._parts.engine.cancel(request_id)
 
     def _watch(self) -> None:
-        """What back-pressure does here."""
+        """Register the metrics of handoffs and back-pressure."""
         metrics, handoffs, held_back = (
             self._parts.metrics,
             self.handoffs,
@@ -155,7 +154,7 @@ class PrefillNode:
 
     def _settled(self, request_id: str) -> None:
         self._parts.legs.close(request_id)
-        self._stop(request_id)  # given up before the prefill was over
+        self._stop(request_id)  # it may have been given up during the prefill
 
     def _expired(self, request_id: str, error: PdserveError) -> None:
         self._stop(request_id)
@@ -177,16 +176,16 @@ class PrefillNode:
 def _siblings(
     request: Request, token: SampledToken | None
 ) -> Iterator[tuple[Request, SampledToken]]:
-    """Each with its token 1."""
+    """Yield each sibling with its token 1."""
     return zip(request.siblings, token.siblings if token else (), strict=True)
 
 
 def _token_one(
     request: Request, token: SampledToken | None, times: PhaseTimes | None
 ) -> TokenEvent:
-    """Of a request that ends with its prompt, there is no token in it.
+    """Make the event of token 1; without a token if the request ends with its prompt.
 
-    `times` are told once for all answers, so that the prompt is counted once.
+    `times` are sent once for all answers, so that the prompt is counted once.
     """
     return TokenEvent(
         request_id=request.request_id,

@@ -1,4 +1,4 @@
-"""Decode policies by name: how large a batch runs, and what is prefilled beside it."""
+"""Decode policies by name: batch size, and which prompts are prefilled beside the decodes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _POLICIES: Final[dict[DecodePolicyName, type[DecodesFirst]]] = {
 def make_decode_policy(
     policy: PolicyConfig, engine: EngineConfig, perf: PerfModel, clock: Clock
 ) -> DecodePolicy:
-    """The policy that `policy.decode_policy` names.
+    """Make the policy that `policy.decode_policy` names.
 
     Args:
         policy: names and settings.
-        engine: what a step may hold.
-        perf: the node's model, which is corrected as the node runs.
-        clock: the node's.
+        engine: limits of a step.
+        perf: the node's performance model, which is corrected while the node runs.
+        clock: the node's clock.
     """
     return _POLICIES[policy.decode_policy](policy, engine, perf, clock)

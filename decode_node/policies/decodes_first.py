@@ -1,4 +1,4 @@
-"""Iteration-level batching (Orca): what all policies that batch anew at each step share."""
+"""Iteration-level batching (Orca): the common part of policies that form a new batch each step."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from pdserve.perf_model import PerfModel
 
 
 class DecodesFirst(ABC):
-    """Decoding requests first, then chunks of local prompts beside them.
+    """Schedules decoding requests first, then chunks of local prompts in the same step.
 
-    Decodes never make a prompt that has begun wait for ever, however many there are: one row of a
-    few tokens is its own.
+    Decodes never starve a prompt that has begun, however many there are: one row with a few tokens
+    is reserved for it.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class DecodesFirst(ABC):
         return decodes + chunks
 
     def compose(self, queues: Queues) -> tuple[list[Scheduled], list[Scheduled]]:
-        """The step's decodes, then its chunks of prompts."""
+        """Return the step's decodes and its chunks of prompts."""
         decoding = queues.decoding
         has_begun_prompt = len(decoding) < len(queues.running)
         decodes = queues.decode(self.pick(decoding, self.max_batch_size - has_begun_prompt))
@@ -69,16 +69,16 @@ class DecodesFirst(ABC):
 
     @abstractmethod
     def pick(self, decoding: list[Request], most: int) -> list[Request]:
-        """Those of the decoding requests, oldest first, that run in this step; `most` at most."""
+        """Return which of the decoding requests, oldest first, run in this step; at most `most`."""
 
     @abstractmethod
     def limit_s(self, decoding: Sequence[Request], queues: Queues) -> float:
-        """How long a step with these in it may take, for chunks of prompts to go with it."""
+        """Return how long a step with these decodes may take when prompt chunks are added to it."""
 
     def _charge(
         self, queues: Queues, decodes: Sequence[Scheduled], chunks: Sequence[Scheduled]
     ) -> None:
-        """Chunks pay for what they add to the step."""
+        """Charge the payers for the step; chunks are charged for the time that they add to it."""
         decoded = [request for request, _ in decodes]
         decode_s = self.pace.decode_s(decoded) if decoded else 0.0
         self.line.charge_decodes(queues, decoded, decode_s)

@@ -1,4 +1,4 @@
-"""What a decode policy is asked, besides what to compute next."""
+"""The interface of decode policies: what to compute next, and which requests may join the batch."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ from pdserve.engine.scheduler import Policy, Queues
 
 
 class DecodePolicy(Policy, Protocol):
-    """Chooses what one step computes, and who may join the batch.
+    """Chooses what one step computes, and which requests may join the batch.
 
-    Joining is asked of prompts to be prefilled here and of requests to be handed over, whose KV
-    stays on the prefill node until there is a place for them: that is the back-pressure.
+    Prompts to be prefilled here and requests to be handed over join by the same rule. The KV of the
+    latter stays on the prefill node until there is a place for them: that is the back-pressure.
     """
 
     def has_place(self, members: Sequence[Request], newcomer: Request) -> bool:
-        """Whether the newcomer may join these (`Queues.beside`), as far as time goes.
+        """Whether the newcomer may join these members (`Queues.beside`) by predicted step time.
 
-        A request alone always may. Room for its KV is another matter (`Queues.reserve`).
+        A request alone always may. Room for its KV is checked elsewhere (`Queues.reserve`).
         """
         ...
 
     def first(self, queues: Queues) -> Request | None:
-        """Who is to join next, of the prompts that wait here and the claims of those to be handed
-        over; nobody goes past. None: nobody wants to."""
+        """Return the request that is to join next, or None if none waits.
+
+        Candidates are prompts that wait here and claims of requests to be handed over. No other
+        request may join before this one.
+        """
         ...

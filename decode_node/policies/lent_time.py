@@ -1,7 +1,7 @@
-"""How long a step may take for the sake of its first prompt: time that streams lend, and get back.
+"""The time limit of a step with prompt chunks: streams lend time to the first prompt.
 
-TPOT is a mean: one long gap does not break it, and what a stream is behind its schedule it can win
-back. So the limit of a step moves by the time that streams have in hand, or lack.
+TPOT is a mean: one long gap does not break it, and a stream that is behind its schedule can catch
+up. So the limit of a step is raised or lowered by the slack of its streams.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pdserve.engine.prompts.order import Prompt
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 
-MIN_CHUNK: Final = 16  # tokens: a prompt that has begun gets on, whatever the decodes' promises are
+MIN_CHUNK: Final = 16  # tokens: a prompt that has begun progresses, whatever the TPOT targets
 
 
 class LentTime:
-    """Between the streams of a node and the first of its prompts."""
+    """Moves time between the streams of a node and the first of its prompts."""
 
     def __init__(self, pace: Pace, line: Line) -> None:
-        """`pace` says what was promised, and `line` who yields to whom."""
+        """`pace` knows the promised latencies, `line` which request yields to which."""
         self._pace = pace
         self._line = line
 
@@ -36,18 +36,20 @@ class LentTime:
         limit_s: float,
         queues: Queues,
     ) -> float:
-        """Of a step with these streams; `limit_s` is what their promises allow on average, in which
-        the first of the prompts would get `usual_chunk` tokens.
+        """Return the time limit of a step with these streams.
 
-        Where prompts of a flood wait and its streams run, a prompt of others gets on nearly as if
-        it were alone: for as long as all streams can make up for it. That is at the cost of the
-        flood, whose prompts wait until the streams of others are back on schedule, however urgent
-        they are themselves.
+        `limit_s` is the limit that their TPOT allows on average; within it, the first prompt would
+        get `usual_chunk` tokens.
+
+        If a payer floods the node, with prompts that wait and streams that run, a prompt of another
+        payer progresses nearly as if it were alone: its steps may be as long as all streams can
+        make up for. The flooding payer bears the cost: its prompts wait until the streams of other
+        payers are back on schedule, however urgent these prompts are.
         """
         first, request = prompts[0], prompts[0].request
         if limit_s == inf or request.output_token_ids:
             return limit_s
-        of_payers = {_payer(stream): stream for stream in streams}  # one of each
+        of_payers = {_payer(stream): stream for stream in streams}  # one stream of each payer
         waiting = {_payer(prompt.request) for prompt in prompts}
         if any(self._line.yields_to(of_payers[p], request) for p in waiting & of_payers.keys()):
             priority = request.targets.priority
@@ -70,9 +72,11 @@ class LentTime:
         limit_s: float,
         queues: Queues,
     ) -> float:
-        """Streams that are behind get steps without chunks while the first prompt can wait for
-        them, and those that are ahead lend time to a prompt that would be late at the usual pace.
-        Nobody waits for who is late for good.
+        """Return the limit where neither side yields to the other.
+
+        Streams that are behind get steps without chunks as long as the first prompt can wait.
+        Streams that are ahead lend time to a prompt that would be late at the usual pace. Nothing
+        waits for a request that can no longer meet its target.
         """
         due_s = self._pace.until_first_token_s(first.request)
         if due_s <= 0:
@@ -86,7 +90,10 @@ class LentTime:
         return min(limit_s, self._until_due_s(streams, queues))
 
     def _until_due_s(self, streams: Iterable[Request], queues: Queues) -> float:
-        """Until the next token of one of these is due, of those that are not late for good."""
+        """Return the seconds until the next token of these streams is due.
+
+        Streams that cannot catch up any more are ignored.
+        """
         remaining = queues.headroom.estimate.remaining
         catching_up = [r for r in streams if self._pace.catches_up(r, remaining(r))]
         return self._pace.least_in_hand_s(catching_up)

@@ -1,4 +1,4 @@
-"""Who comes first of those that wait: prompts to be prefilled here, and requests handed over."""
+"""The order of waiting requests: prompts to be prefilled here, and requests handed over."""
 
 from __future__ import annotations
 
@@ -18,31 +18,32 @@ TIMELY: Final = Targets(payer="timely", weight=1 - LATE_SHARE)
 
 
 class Line:
-    """Priority first, then who was preempted, then fair shares, then who can still be in time.
+    """Orders by priority, then preempted ones, then fair shares, then who can still meet its TPOT.
 
-    Waiting for room falls between tokens 1 and 2, so it counts in TPOT. First come first served
-    would make everybody wait in an overload until nobody's promise can be kept. So those whose TPOT
-    is lost already come last, save for a small share of the places: they are to end, too. Nobody
-    waits for one whose prompt is still computed elsewhere. Among equals whoever came first goes
-    first. Prompts have an order of their own among themselves, by which chunks are given as well.
+    Waiting for room falls between tokens 1 and 2, so it counts in TPOT. In an overload, first come
+    first served would make all requests wait until none of them can meet its TPOT. So requests
+    whose TPOT is already lost come last, except for a small share of the places, so that they
+    complete too. No request waits for one whose prompt is still being prefilled on another node.
+    Ties are broken by arrival. Prompts are ordered among themselves by a prompt order, which also
+    distributes chunks.
     """
 
     def __init__(self, prompts: PromptOrder, shares: FairShare, pace: Pace) -> None:
         """
         Args:
-            prompts: their order.
-            shares: of the payers; those by which `prompts` goes.
-            pace: what was promised.
+            prompts: the order of prompts.
+            shares: the fair shares of the payers; the same that `prompts` uses.
+            pace: predicted step times and promised latencies.
         """
         self._prompts = prompts
         self._shares = shares
         self._pace = pace
-        self._late = FairShare(burst=1.0, lead=0.0)  # of places
-        self._decoded: list[Request] = []  # by the last step ...
-        self._parts: list[tuple[Targets, float]] = []  # ... and each payer's part of it
+        self._late = FairShare(burst=1.0, lead=0.0)  # of places, late or timely
+        self._decoded: list[Request] = []  # requests decoded by the last step ...
+        self._parts: list[tuple[Targets, float]] = []  # ... and each payer's share of that step
 
     def look(self, queues: Queues) -> None:
-        """A step is planned: who wants something now?"""
+        """Note which requests are present, before a step is planned."""
         self._prompts.present([*queues.running, *queues.waiting, *queues.claims])
 
     def may_join(self, newcomer: Request, first: Request) -> bool:
@@ -54,12 +55,12 @@ class Line:
         return self._shares.yields_to(request.targets, other.targets)
 
     def prompts(self, queues: Queues) -> list[Prompt]:
-        """Those that have begun, and those that wait, in the order in which they get chunks."""
+        """Return the prompts that have begun or wait, in the order in which they get chunks."""
         begun = [request for request in queues.running if not request.is_decoding]
         return self._prompts.prompts([*begun, *queues.waiting], queues.pool)
 
     def first(self, queues: Queues) -> Request | None:
-        """As DecodePolicy.first. Prefill legs join no batch, so nobody waits behind them."""
+        """As DecodePolicy.first. Prefill legs do not join, so no request waits behind them."""
         waiting = [r for r in queues.waiting if r.decodes_here]
         of_prompts = self._prompts.sorted(waiting, queues.pool)[:1]
         in_line = of_prompts + queues.claims
@@ -84,12 +85,12 @@ class Line:
         return min(in_line, key=rank)
 
     def charge_chunks(self, rows: Sequence[Scheduled], seconds: float) -> None:
-        """A step spends so much time on these chunks of prompts."""
+        """Charge the payers of these prompt chunks for `seconds` of a step."""
         self._prompts.charge(rows, seconds)
 
     def charge_decodes(self, queues: Queues, decoded: list[Request], seconds: float) -> None:
-        """A step spends so much time on these, all of them alike."""
-        if decoded != self._decoded:  # they are the same for many steps
+        """Charge the payers of these decodes for `seconds` of a step, the same for each request."""
+        if decoded != self._decoded:  # usually unchanged for many steps
             self._decoded, self._parts = decoded, _parts(decoded)
             for request in decoded:
                 if len(request.output_token_ids) == 1:  # it has just joined
@@ -109,7 +110,7 @@ class Line:
 
 
 def _parts(requests: Sequence[Request]) -> list[tuple[Targets, float]]:
-    """How much of a step is each payer's."""
+    """Return each payer's share of a step that decodes these requests."""
     payers: dict[tuple[int, str], list[Targets]] = {}
     for request in requests:
         targets = request.targets

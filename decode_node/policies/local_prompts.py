@@ -1,8 +1,8 @@
 """Prompts prefilled beside running decodes, in chunks: stall-free batching (Sarathi-Serve).
 
 A chunk is as large as the running decodes' TPOT allows: the most tokens with which the predicted
-time of the mixed step stays within it. Sarathi profiles one budget of tokens per promise; here it
-follows from the performance model, so it shrinks with the batch and its context.
+time of the mixed step stays within it. Sarathi profiles one token budget per TPOT target; here the
+budget follows from the performance model, so it shrinks with the batch and its context.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from pdserve.engine.scheduler import Queues
 from pdserve.engine.step_shape import shape_of
 from pdserve.perf_model import StepShape, chunk_pairs
 
-MOST_SKIPPED: Final = 8  # steps that it may be put off for them
+MOST_SKIPPED: Final = 8  # most steps in a row in which decodes may defer the first prompt
 
 
 class LocalPrompts:
-    """Plans the chunks of one step. Leftover prefill legs of a former role are prompts as well."""
+    """Plans the prompt chunks of one step, including leftover prefill legs of a former role."""
 
     def __init__(
         self, pace: Pace, line: Line, token_budget: int, max_batch_size: int, local_chunk: int
     ) -> None:
         """
         Args:
-            pace: predictions and promises.
-            line: who comes first.
+            pace: predicted step times and promised latencies.
+            line: the order of waiting requests.
             token_budget: most tokens of a step.
             max_batch_size: most rows of a step.
-            local_chunk: prompt tokens in a step that decodes; 0: what the promises allow.
+            local_chunk: most prompt tokens in a step with decodes; 0: what the TPOT targets allow.
         """
         self._pace = pace
         self._line = line
@@ -45,7 +45,7 @@ class LocalPrompts:
         self._token_budget = token_budget
         self._max_batch_size = max_batch_size
         self._local_chunk = local_chunk
-        self._num_skipped = 0  # steps since the first prompt last got on
+        self._num_skipped = 0  # steps since the first prompt last progressed
 
     def plan(
         self,
@@ -54,11 +54,11 @@ class LocalPrompts:
         limit_s: float,
         policy: DecodePolicy,
     ) -> list[Scheduled]:
-        """Rows to go with these decodes, so that the step takes `limit_s` at most.
+        """Return prompt rows to add to these decodes, so that the step takes at most `limit_s`.
 
-        A prompt is begun when the policy has a place for it in the batch and there is room for its
-        KV, and when nobody comes before it who has to wait. The first prompt gets at least a few
-        tokens: in this step if the decodes have the time in hand, else in one of the next.
+        A prompt is begun when the policy has a place for it in the batch, there is room for its KV,
+        and no request ahead of it has to wait. The first prompt always gets at least a few tokens:
+        in this step if the decodes have enough slack, otherwise in one of the next.
         """
         prompts = self._line.prompts(queues)
         if not prompts:
@@ -80,17 +80,17 @@ class LocalPrompts:
                 break
             joins = request.decodes_here
             if not request.block_table and (a_leg_waits or (joins and queues.kept_out)):
-                continue  # before its chunk is predicted: many may wait
+                continue  # skipped before predicting its chunk: many may wait
             most = min(num_left, prompt.num_uncached)
             within_s = first_limit_s if prompt is prompts[0] else limit_s
             num_tokens = self._largest_chunk(shape, prompt, most, within_s)
             least = min(most, MIN_CHUNK)
             if not request.block_table:
-                # Nobody joins the streams before a prompt that is to join them. But a prefill leg
-                # has to be begun beside them, however many there are, or it might wait for ever.
+                # No request joins the streams ahead of a prompt that is to join them. But a prefill
+                # leg must be begun beside them, however many there are, or it might wait for ever.
                 gets_on = num_tokens >= least or not (joins or has_begun)
                 if not gets_on or not _begin(queues, request, policy):
-                    if queues.kept_out is None and request in queues.waiting:  # else it is recalled
+                    if queues.kept_out is None and request in queues.waiting:  # else it is fetched
                         queues.kept_out = request
                     a_leg_waits = a_leg_waits or not joins
                     continue
@@ -111,17 +111,17 @@ class LocalPrompts:
     # ---- parts ---------------------------------------------------------------------------------
 
     def _num_tokens(self, decodes: Sequence[Scheduled], *, has_begun: bool) -> int:
-        """Of prompts, at most, in a step with these decodes."""
+        """Return the most prompt tokens that a step with these decodes may take."""
         num_left = self._token_budget - len(decodes)
         if decodes and self._local_chunk:
             num_left = min(num_left, self._local_chunk)
-        return max(num_left, int(has_begun))  # who has begun is not starved by decodes
+        return max(num_left, int(has_begun))  # decodes do not starve a prompt that has begun
 
     def _gets_least(self, shape: StepShape, decodes: Sequence[Scheduled], limit_s: float) -> bool:
-        """Whether a step that takes longer than its limit is due, so that a prompt gets on.
+        """Whether the first prompt gets its few tokens although the step exceeds its limit.
 
-        Behind much context a few tokens are much work already. In every step they would break
-        promises that are kept if decodes first put as much time in hand as the step takes of it.
+        With a long context, even a few tokens take much time. In every step they would break TPOT
+        targets that hold if the decodes first gain as much slack as such a step uses up.
         """
         in_hand_s = self._pace.least_in_hand_s(row.request for row in decodes)
         spare_s = max(limit_s, SAFETY * in_hand_s)
@@ -130,14 +130,14 @@ class LocalPrompts:
         return is_due
 
     def _largest_chunk(self, shape: StepShape, prompt: Prompt, most: int, limit_s: float) -> int:
-        """The most tokens, up to `most`, with which the step stays within the limit."""
+        """Return the most tokens, up to `most`, with which the step stays within the limit."""
 
         def fits(num_tokens: int) -> bool:
             return self._pace.perf.step_s(_with_chunk(shape, prompt, num_tokens)) <= limit_s
 
         if limit_s == inf or fits(most):
             return most
-        low, high = 0, most  # `low` fits, or is nothing; `high` does not
+        low, high = 0, most  # `low` fits, or is 0; `high` does not
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
@@ -145,10 +145,10 @@ class LocalPrompts:
 
 
 def _begin(queues: Queues, request: Request, policy: DecodePolicy) -> bool:
-    """Admit a waiting prompt, if it is its turn and there is a place and room for it.
+    """Admit a waiting prompt if it is its turn, and there is a place and room for it.
 
-    It is the first of the prompts as this plan has them. Another one may have become the first
-    since; the next plan will see to that.
+    It is the first prompt in the order of this plan. If another one has become first since, the
+    next plan takes it into account.
     """
     if request.decodes_here:
         if policy.first(queues) in queues.claims:

@@ -1,4 +1,4 @@
-"""`max-batch`: as many requests as `max_batch_size` says, whatever that does to their TPOT."""
+"""`max-batch`: runs up to `max_batch_size` requests, whatever that does to their TPOT."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from pdserve.engine.scheduler import Queues
 
 
 class MaxBatch(DecodesFirst):
-    """What vLLM does, and Sarathi-Serve with one token budget: a prompt never makes the running
-    streams wait for longer than one step of `token_budget` tokens. The baseline."""
+    """The baseline: batches like vLLM, and like Sarathi-Serve with one token budget.
+
+    A prompt delays the running streams by at most one step of `token_budget` tokens.
+    """
 
     def has_place(self, members: Sequence[Request], newcomer: Request) -> bool:
-        """While there are fewer."""
+        """Whether the batch has fewer than `max_batch_size` requests."""
         return len(members) < self.max_batch_size
 
     def pick(self, decoding: list[Request], most: int) -> list[Request]:
-        """The oldest."""
+        """Return the oldest requests."""
         return decoding[:most]
 
     def limit_s(self, decoding: Sequence[Request], queues: Queues) -> float:
-        """None: the budget of tokens bounds a step."""
+        """Return infinity: only the token budget bounds a step."""
         return inf

@@ -1,4 +1,4 @@
-"""Room and a place for somebody more important, at the cost of running requests."""
+"""Makes room for a request of higher priority by preempting running requests."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from pdserve.engine.scheduler import Queues
 
 
 def make_way(queues: Queues, policy: DecodePolicy) -> None:
-    """Preempt for the first in line, if it has priority over running requests.
+    """Preempt running requests for the first waiting request, if it has priority over them.
 
-    Only as many as it takes, and none if all of them would not be enough. Called between steps.
+    Preempts only as many as necessary, and none if preempting all of them would not be enough.
+    Called between steps.
     """
     newcomer = _first_to_preempt(queues, policy)
     if newcomer is None:
         return
     victims = queues.victims.below(queues.running, newcomer.targets.priority)
     if not _fits(queues, policy, newcomer, victims):
-        return  # asked first, since it may be so for many steps
+        return  # checked first, since it may hold for many steps
     preempted: list[Request] = []
     for victim in victims:
         if _fits(queues, policy, newcomer, preempted):
@@ -28,13 +29,13 @@ def make_way(queues: Queues, policy: DecodePolicy) -> None:
 
 
 def _first_to_preempt(queues: Queues, policy: DecodePolicy) -> Request | None:
-    """The first in line, if anybody who waits is more important than anybody who runs."""
+    """Return the first waiting request if any waiting request has priority over a running one."""
     in_line = [*queues.waiting, *queues.claims]
     if not in_line or not queues.running:
         return None
     lowest = min(request.targets.priority for request in queues.running)
     if all(request.targets.priority <= lowest for request in in_line):
-        return None  # as a rule, and then nobody need be put in order
+        return None  # the usual case, which needs no ordering
     first = policy.first(queues)
     return None if first is None or queues.is_closed_to(first) else first
 
@@ -42,7 +43,7 @@ def _first_to_preempt(queues: Queues, policy: DecodePolicy) -> Request | None:
 def _fits(
     queues: Queues, policy: DecodePolicy, newcomer: Request, preempted: list[Request]
 ) -> bool:
-    """Whether it could be let in if these gave way."""
+    """Whether the newcomer could be admitted if these requests were preempted."""
     if queues.num_missing(newcomer, preempted):
         return False
     members = [r for r in queues.beside(newcomer) if r not in preempted]

@@ -1,4 +1,4 @@
-"""`slack-batch`: requests with time in hand skip steps, so that tight ones get short steps."""
+"""`slack-batch`: requests with slack skip steps, so that tight ones get short steps."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pdserve.engine.scheduler import Queues
 class SlackBatch(DecodesFirst):
     """Batches by slack (after Kairos): for TPOT classes that differ much.
 
-    A request's slack is the time until its next token is due, n promised gaps behind token 1.
-    Every step runs those that could not wait for the next one, and is filled with the others,
-    least slack first, as long as the predicted time of the step keeps the tightest slack. A
-    request that was promised 0.5 s beside one that was promised 0.05 s thus runs in one of ten
-    steps, and ten of its kind take the place of one. With one promise for all it is `tpot-cap`.
+    A request's slack is the time until its next token is due, n promised gaps after token 1. Every
+    step runs the requests that could not wait for the next step. It is then filled with the others,
+    least slack first, while the predicted step time stays within the tightest slack. A request with
+    a TPOT of 0.5 s beside one with 0.05 s thus runs in one of ten steps, and ten such requests take
+    one place. If all requests have the same TPOT, this is `tpot-cap`.
     """
 
     def has_place(self, members: Sequence[Request], newcomer: Request) -> bool:
-        """While the share of steps that each needs adds up to a batch that is fast enough."""
+        """Whether a batch made of each request's share of the steps would still be fast enough."""
         if not members:
             return True
         batch = [*members, newcomer]
@@ -32,16 +32,16 @@ class SlackBatch(DecodesFirst):
             share = tightest_s / cap_s if cap_s < inf else 1.0
             num_rows += share
             num_context_tokens += share * request.num_tokens
-        # A hair less than it adds up to: shares of 1 are to add up to whole numbers.
+        # Slightly less than the sum: shares of 1 must add up to whole numbers.
         predicted_s = self.pace.perf.decode_s(ceil(num_rows - 1e-9), ceil(num_context_tokens))
         return num_rows <= self.max_batch_size and predicted_s <= tightest_s
 
     def pick(self, decoding: list[Request], most: int) -> list[Request]:
-        """Those with the least slack, for as long as the tightest of all allows."""
+        """Return the requests with the least slack, as many as the tightest slack allows."""
         if not decoding:
             return []
         slack_s = {request: self.pace.in_hand_s(request) for request in decoding}
-        # Who is late cannot be helped by a step that is shorter than its share.
+        # A late request gains nothing from a step that is shorter than its share.
         limit_s = min(max(slack_s[r], self.pace.cap_s(r)) for r in decoding)
         if len(decoding) <= most and self.pace.decode_s(decoding) <= limit_s:
             return decoding
@@ -53,11 +53,11 @@ class SlackBatch(DecodesFirst):
         return self._fill(sorted(decoding, key=urgency)[:most], limit_s)
 
     def limit_s(self, decoding: Sequence[Request], queues: Queues) -> float:
-        """The tightest promise, of those who are on their way as well."""
+        """Return the tightest limit, including that of requests whose KV is arriving."""
         return self.pace.step_limit_s(decoding, queues)
 
     def _fill(self, candidates: Sequence[Request], limit_s: float) -> list[Request]:
-        """The first of them, and those after it that fit."""
+        """Return the first candidate, and those after it that fit."""
         num_context_tokens = 0
         for count, request in enumerate(candidates):
             num_context_tokens += request.num_tokens

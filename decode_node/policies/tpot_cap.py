@@ -1,4 +1,4 @@
-"""`tpot-cap`: a batch no larger than the tightest TPOT in it allows."""
+"""`tpot-cap`: limits the batch to what the tightest TPOT in it allows."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pdserve.engine.scheduler import Queues
 
 
 class TpotCap(DecodesFirst):
-    """Lets a request in only while the step that it would make stays within the promises.
+    """Admits a request only while the predicted step time stays within every TPOT.
 
-    The limit is 0.9 of the tightest TPOT, the newcomer's included, for the predicted step time as
-    corrected by measured ones (DistServe's aim; Mooncake and Arrow bound decode load likewise).
+    The limit is 0.9 of the tightest TPOT, the newcomer's included. The predicted step time is
+    corrected by measurements (DistServe's aim; Mooncake and Arrow bound decode load likewise).
     """
 
     def has_place(self, members: Sequence[Request], newcomer: Request) -> bool:
-        """While nobody's promise is broken by it."""
+        """Whether all members and the newcomer keep their TPOT in one batch."""
         if not members:
             return True
         batch = [*members, newcomer]
@@ -26,9 +26,9 @@ class TpotCap(DecodesFirst):
         )
 
     def pick(self, decoding: list[Request], most: int) -> list[Request]:
-        """All, as a rule: who came in has a place in every step."""
+        """Return all requests, as a rule: each admitted request has a place in every step."""
         return decoding[:most]
 
     def limit_s(self, decoding: Sequence[Request], queues: Queues) -> float:
-        """The tightest promise, of those who are on their way as well."""
+        """Return the tightest limit, including that of requests whose KV is arriving."""
         return self.pace.step_limit_s(decoding, queues)

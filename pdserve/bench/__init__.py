@@ -1,4 +1,4 @@
-"""Measurements of a running cluster from outside: load, and what metrics and clients saw of it.
+"""Benchmarks of a running cluster from outside: load, and what metrics and clients saw.
 
-Needs no torch: it knows servers by their URLs.
+Does not need torch: servers are known by their URLs.
 """

@@ -1,4 +1,4 @@
-"""The steps of an engine that does not exist: a clock that calls at even times."""
+"""A clock that stands in for an engine: it calls its listeners at even intervals."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable
 class Beat:
     """Calls its listeners every `step_s`, from `start` on.
 
-    One that got behind takes up the beat again from where it is: a late engine does not make up for
-    steps that it has missed.
+    A beat that is late continues at even intervals from the present: like an engine, it does not
+    make up for missed steps.
     """
 
     def __init__(self, step_s: float) -> None:
@@ -22,7 +22,7 @@ class Beat:
         self._listeners.append(on_step)
 
     def start(self) -> None:
-        """Begin; it goes on as long as the running event loop does."""
+        """Start the beat; it continues as long as the running event loop does."""
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._schedule(loop.time() + self.step_s)

@@ -1,8 +1,8 @@
-"""A client of streamed chats that costs little: bytes are counted and hardly looked at.
+"""A cheap client of streamed chats: it counts bytes and parses almost nothing.
 
-A client that decodes what it reads takes longer for a token than a good gateway does, and would
-measure itself. This one notes when data comes, finds token 1 in it, and reads the count of tokens
-off the stream's end. A connection serves one request after the other.
+A client that parses everything it reads takes longer per token than a good gateway, and would
+measure itself. This one records when data arrives, finds token 1 in it, and reads the token count
+from the end of the stream. A connection serves one request after the other.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _EVENT = b"data: "
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
 _TEXT = re.compile(rb'"(?:content|text)":\s?"[^"]')
 _NUM_TOKENS = re.compile(rb'"completion_tokens":\s?(\d+)')
-_TAIL_BYTES = 2048  # of a stream: in them are the count of tokens, and an error
+_TAIL_BYTES = 2048  # of a stream's end: they contain the token count, or an error
 
 
 class ChatStream(asyncio.Protocol):
-    """One connection to a server, which has one request at a time."""
+    """One connection to a server, with one request at a time."""
 
     def __init__(self) -> None:
         self._outcome: Outcome | None = None
@@ -46,18 +46,18 @@ class ChatStream(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def hang_up(self) -> None:
-        """At once."""
+        """Close the connection at once."""
         self._transport.abort()
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be used again."""
+        """Whether the connection can be used again."""
         return not self._transport.is_closing()
 
     async def ask(self, request: bytes, outcome: Outcome, start_s: float) -> None:
-        """Send a whole HTTP request, and note in `outcome` what comes of it.
+        """Send a complete HTTP request, and record the result in `outcome`.
 
-        Times are from `start_s` on. Cancelled, or refused, it closes the connection.
+        Times are relative to `start_s`. If cancelled or refused, the connection is closed.
         """
         self._outcome, self._start_s = outcome, start_s
         self._tail, self._status = b"", 0
@@ -97,7 +97,7 @@ class ChatStream(asyncio.Protocol):
             self._end(self._outcome)
 
     def _read_head(self, seen: bytes) -> bool:
-        """Whether the status line is there, and says that a stream follows."""
+        """Whether the status line has arrived, and announces a stream."""
         if _HEAD_END not in seen:
             return False
         status = _STATUS.match(seen)
@@ -125,7 +125,7 @@ class ChatStream(asyncio.Protocol):
 
 
 class ChatTarget:
-    """A server, and connections to it that are free."""
+    """A server, and the free connections to it."""
 
     def __init__(self, url: str, model: str, headers: dict[str, str] | None = None) -> None:
         """Raises ConfigError: the URL is not one of plain HTTP."""
@@ -139,7 +139,7 @@ class ChatTarget:
         self._free: list[ChatStream] = []
 
     def request(self, words: str, num_tokens: int) -> bytes:
-        """A streamed chat about `words`, as it goes to the socket."""
+        """Encode a request for a streamed chat about `words`."""
         body = msgspec.json.encode(
             {
                 "model": self.model,
@@ -163,7 +163,7 @@ class ChatTarget:
             self._free.append(stream)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the free connections."""
         for stream in self._free:
             stream.hang_up()
         self._free.clear()
@@ -185,7 +185,7 @@ class ChatTarget:
 async def chat_target(
     url: str, model: str, headers: dict[str, str] | None = None
 ) -> AsyncIterator[ChatTarget]:
-    """A server to be asked, until the end of the context."""
+    """Yield a server to send chats to; its connections are closed at the end."""
     target = ChatTarget(url, model, headers)
     try:
         yield target

@@ -1,12 +1,12 @@
-"""Shapes of models that nobody has trained: fields of config.json, by name.
+"""Shapes of untrained models: fields of config.json, by name.
 
-`50m` is for comparing ways of serving: the smallest whose weights (100 MB) are far from fitting a
-cache, for its 4k prompts are to come often enough to be counted. Of `25m` two cores keep a part in
-their caches, so that a node of both decodes up to three times as fast as one of one core, which no
-model that is worth serving does. `demo-14m` is a little larger than the bundled one.
-`160m` and `0.6b` are for measuring steps and servers: 128 and 596 million weights in linear layers,
-the output included. The others differ from 160m in how many query heads share a KV head. Where the
-vocabulary is larger than the tokenizer's, the rows beyond it can never win.
+`50m` is for comparing ways of serving: the smallest model whose weights (100 MB) are far too large
+for a cache, since its 4k prompts must be frequent enough to be counted. Two cores keep part of
+`25m` in their caches, so that a node with both decodes up to three times as fast as one with one
+core, unlike any model worth serving. `demo-14m` is a little larger than the bundled model. `160m`
+and `0.6b` are for measuring steps and servers: 128 and 596 million weights in linear layers,
+including the output. The other shapes differ from 160m in how many query heads share a KV head.
+Where the vocabulary is larger than the tokenizer's, the extra rows are never sampled.
 """
 
 from __future__ import annotations

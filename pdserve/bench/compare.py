@@ -1,15 +1,16 @@
-"""Goodput of several ways to serve one model on the same cores, on the same requests.
+"""Goodput of several serving modes for one model, on the same cores with the same requests.
 
-1. Each mode, started without promises, is sent requests one at a time, and then all at once: what
-   it does when idle, and about what it takes at most.
-2. A scenario's promises are multiples of the best idle figures of all modes, so the same for all.
-3. The co-located mode is tuned: as many nodes as the others have, or one of all cores, each with
-   several sizes of local chunks, are tried at a rate somewhat below what the modes take, and what
-   would have met the tightest promises stays.
-4. All modes are started with the promises. Rates are measured as `ladder` says, every mode at every
-   rate, in an order that rotates: what else happens on the machine hits all of them alike.
+1. Each mode is started without latency targets, and is sent requests one at a time, then all at
+   once. This gives its latencies when idle, and roughly its capacity.
+2. A scenario's targets are multiples of the best idle latencies of all modes, so they are the same
+   for all modes.
+3. The co-located mode is tuned at a rate somewhat below the modes' capacity: with as many nodes as
+   the other modes, or one node with all cores, each with several sizes of local chunks. The setup
+   that would have met the tightest targets is kept.
+4. All modes are started with the targets. The rates are chosen by `ladder`. Every mode is measured
+   at every rate, in rotating order, so that other load on the machine affects all modes alike.
 
-Modes that wait for their turn are idle; their heartbeats are all they cost the others.
+Modes that wait for their turn are idle; only their heartbeats cost the others anything.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from pdserve.bench.subject import Subject
 from pdserve.config import Mode
 from pdserve.errors import ClusterError, ConfigError
 
-_BURST = 20  # requests at once, at least: enough to fill batches
+_BURST = 20  # least number of requests sent at once: enough to fill batches
 
-MakeSubjects = Callable[[int], Sequence[Subject]]  # for a model that takes so many tokens
+MakeSubjects = Callable[[int], Sequence[Subject]]  # argument: the model's maximum length in tokens
 
 
 async def compare(
     stage: Stage, make_subjects: MakeSubjects
 ) -> tuple[list[ModeReport], list[ScenarioReport]]:
-    """Measure everything; `stage.failures` says which mode is missing, and why.
+    """Measure everything; `stage.failures` records which modes are missing, and why.
 
     Raises:
         ClusterError: no mode could be measured at all.
@@ -62,7 +63,7 @@ async def compare(
 def promise_of(
     plan: ComparePlan, subject: Subject, idle: Iterable[Unloaded]
 ) -> tuple[Promise, str]:
-    """What is promised in every mode, and where that comes from.
+    """Return the targets for every mode, and how they were derived.
 
     Raises:
         ConfigError: no TPOT was given, and answers are too short to have one.
@@ -89,7 +90,7 @@ def promise_of(
 async def _measure_idle(
     stage: Stage, make_subjects: MakeSubjects
 ) -> tuple[Sequence[Subject], dict[str, dict[Mode, Unloaded]]]:
-    """The subjects; name of a subject |-> mode |-> what it does when idle."""
+    """Return the subjects, and subject name |-> mode |-> latencies when idle."""
     subjects: Sequence[Subject] = []
     found: dict[str, dict[Mode, Unloaded]] = {}
     for mode in stage.plan.modes:

@@ -16,32 +16,32 @@ COLOCATED: Final[Mode] = "colocated"
 class Tuning(msgspec.Struct, frozen=True):
     """One way to set up the co-located mode."""
 
-    local_chunk: int  # prompt tokens in steps that decode; 0: what the TPOT allows
-    one_node: bool = False  # of all cores, else as many nodes as other modes have
+    local_chunk: int  # most prompt tokens in a step with decodes; 0: what the TPOT allows
+    one_node: bool = False  # one node with all cores, else as many nodes as other modes
 
     @property
     def text(self) -> str:
-        """For people: "one node, chunks as TPOT allows"."""
+        """Description for people: "one node, chunks as TPOT allows"."""
         chunks = f"chunks of {self.local_chunk}" if self.local_chunk else "chunks as TPOT allows"
         return f"{'one node' if self.one_node else 'several nodes'}, {chunks}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparePlan:
-    """How much is measured."""
+    """What a comparison measures, and for how long."""
 
     modes: Sequence[Mode]
     tunings: Sequence[Tuning]  # to try when co-located; at least one
-    ttft_s: float  # promised; 0: follows from the idle clusters,
+    ttft_s: float  # TTFT target; 0: derived from the idle clusters,
     tpot_s: float
-    ttft_scale: float  # as a multiple of what they do; 0: the subject's own
+    ttft_scale: float  # as a multiple of their latencies; 0: the subject's own
     tpot_scale: float
     target: float
     seed: int
-    rates: Sequence[float]  # ascending; empty: as the ladder says
+    rates: Sequence[float]  # ascending; empty: chosen by the ladder
     most_rates: int
     duration_s: float  # of each run, at least
     least_requests: int  # of each run
-    idle_requests: int  # to an idle cluster, at least
+    idle_requests: int  # least number sent to an idle cluster
     warm_up: int  # requests after each start
     budget_s: float  # for everything

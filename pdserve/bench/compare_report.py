@@ -1,4 +1,4 @@
-"""What a comparison has found: everything that its table and its plots are made of."""
+"""The results of a comparison: all data of its table and its plots."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pdserve.bench.goodput import Goodput, RatePoint, Where
 from pdserve.bench.interference import Interference
 from pdserve.bench.slo_score import Percentiles, Promise, Score
 
-KEPT_UP_MS = 50.0  # p99 by which the client itself may be late
+KEPT_UP_MS = 50.0  # limit on the p99 of the client's own lag
 
 
 class Unloaded(msgspec.Struct, frozen=True):
-    """An idle cluster that was sent one request at a time."""
+    """Latencies of an idle cluster that was sent one request at a time."""
 
     requests: int
     ttft_ms: Percentiles
@@ -22,28 +22,28 @@ class Unloaded(msgspec.Struct, frozen=True):
     slowest_ttft_s: float
     median_tpot_s: float
     burst_requests: int  # sent all at once after that,
-    burst_per_s: float  # and served at this rate: about what it takes at most
+    burst_per_s: float  # and served at this rate: roughly its capacity
 
 
 class RateRow(msgspec.Struct, frozen=True):
     """One mode at one rate."""
 
-    rate: float  # requests a second that were meant to arrive
+    rate: float  # intended arrivals per second
     duration_s: float
     score: Score
     client_kept_up: bool
-    client_lag_p99_ms: float | None  # of a clock beside the client
+    client_lag_p99_ms: float | None  # of a clock that ticks beside the client
     itl_p99_vs_unloaded: float | None
     prefilled_on: dict[str, int]  # node |-> requests
 
     @property
     def point(self) -> RatePoint:
-        """What goodput is made of."""
+        """The point of the attainment curve that goodput is computed from."""
         return RatePoint(self.rate, self.score.worst_met, self.score.worst_sent)
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """The co-located mode set up in one way, at one rate."""
+    """The result of one setup of the co-located mode, at one rate."""
 
     tuning: Tuning
     rate: float
@@ -51,7 +51,7 @@ class Trial(msgspec.Struct, frozen=True):
 
     @property
     def merit(self) -> tuple[float, float]:
-        """The less, the better: by what the promises could be tightened, then what was met."""
+        """Lower is better: the scale of the tightest targets that could be met, then attainment."""
         scale = self.score.slo_scale
         return (float("inf") if scale is None else scale, -self.score.attainment)
 
@@ -61,10 +61,10 @@ class ModeReport(msgspec.Struct, frozen=True, kw_only=True):
 
     scenario: str
     mode: str
-    goodput: float  # requests a second of the whole cluster
+    goodput: float  # requests per second of the whole cluster
     goodput_is: Where
     goodput_interval: tuple[float, float]  # 5 to 95 %, bootstrapped
-    tuning: Tuning | None  # the one that served best, of the co-located mode
+    tuning: Tuning | None  # the best setup of the co-located mode
     unloaded: Unloaded
     interference: Interference | None
     trials: list[Trial]
@@ -83,7 +83,7 @@ class ModeReport(msgspec.Struct, frozen=True, kw_only=True):
         trials: list[Trial],
         rows: list[RateRow],
     ) -> ModeReport:
-        """With the goodput's parts beside each other."""
+        """Make a report from these results, with the fields of `goodput` spread out."""
         return cls(
             scenario=scenario,
             mode=mode,
@@ -99,7 +99,7 @@ class ModeReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def goodput_text(self) -> str:
-        """For people: "3.2/s", or on which side of the rates it must be."""
+        """Goodput for people: "3.2/s", or on which side of the measured rates it must be."""
         match self.goodput_is:
             case "above the rates":
                 return f"> {self.goodput:.3g}/s"
@@ -110,24 +110,24 @@ class ModeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScenarioReport(msgspec.Struct, frozen=True):
-    """What was the same for every mode."""
+    """The settings of a scenario that were the same for every mode."""
 
     name: str
     shows: str
     promise: Promise
-    promise_is: str  # where it comes from
+    promise_is: str  # how the targets were derived
     target: float
     mean_prompt_tokens: float  # of the requests at the highest rate
     mean_output_tokens: float
     num_cut: int  # requests of a trace that were cut to fit the model
-    length_factor: float  # on the trace's or the scenario's lengths
+    length_factor: float  # factor on the lengths of the trace or scenario
     rates: list[float]
     stopped: str  # why no further rate was measured
-    seconds: float  # that it took
+    seconds: float  # time that the scenario took
 
 
 class CompareReport(msgspec.Struct, frozen=True):
-    """All of it. `setup` is what one needs to know to do it again."""
+    """The complete report; `setup` is what is needed to repeat the comparison."""
 
     modes: list[ModeReport]  # one for each mode and scenario
     scenarios: list[ScenarioReport]

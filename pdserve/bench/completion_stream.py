@@ -1,4 +1,4 @@
-"""A streamed completion as it arrives: when each event came, and how the stream ended."""
+"""Reads a streamed completion: when each event arrived, and how the stream ended."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import msgspec
 
 from pdserve.bench.slo_score import Outcome
 
-SAID_CHARS = 120  # of an error, that are kept
+SAID_CHARS = 120  # most characters that are kept of an error
 
 _DATA = b"data: "
 _DONE = b"[DONE]"
-_MOST_CLOSING = 4  # events: the last token, a finish reason, the count, the end mark
+_MOST_CLOSING = 4  # most events at the end: last token, finish reason, count, end mark
 
 
 async def read_stream(stream: aiohttp.StreamReader, outcome: Outcome, start_s: float) -> None:
-    """Note when each event comes; what is in them is looked at only in the end.
+    """Record when each event arrives; contents are parsed only at the end of the stream.
 
-    The last ones are the end mark and, with some servers, a finish reason and the count of tokens,
-    in one event or two. All others are one token each, or several if the server had got behind or
-    sends them so; the count, if there is one, says how many there were in all.
+    The last events are the end mark and, with some servers, a finish reason and the token count, in
+    one event or two. Every other event is one token, or several if the server is behind or batches
+    them; the token count, if sent, gives the total.
     """
     partial = b""
     last: deque[bytes] = deque(maxlen=_MOST_CLOSING)
@@ -30,7 +30,7 @@ async def read_stream(stream: aiohttp.StreamReader, outcome: Outcome, start_s: f
         now_s = time.perf_counter() - start_s
         *events, partial = (partial + piece.replace(b"\r", b"")).split(b"\n\n")
         for event in events:
-            if event.startswith(_DATA):  # else it is a comment that keeps the stream open
+            if event.startswith(_DATA):  # otherwise it is a keep-alive comment
                 outcome.arrivals_s.append(now_s)
                 last.append(event.removeprefix(_DATA))
         outcome.num_received = len(outcome.arrivals_s)
@@ -38,7 +38,7 @@ async def read_stream(stream: aiohttp.StreamReader, outcome: Outcome, start_s: f
         if len(last) == 1 or not error_in(last[-2]):
             _finish(outcome, last)
             return
-        last.pop()  # it only ends what the error has ended
+        last.pop()  # it only follows the error
         outcome.arrivals_s.pop()
         outcome.num_received -= 1
     error = error_in(last[-1]) if last else ""
@@ -49,7 +49,7 @@ async def read_stream(stream: aiohttp.StreamReader, outcome: Outcome, start_s: f
 
 
 def _finish(outcome: Outcome, last: deque[bytes]) -> None:
-    """Take the events that are no tokens away from a stream's end, and count the tokens."""
+    """Remove the events at the end that are not tokens, and count the tokens."""
     last.pop()
     outcome.arrivals_s.pop()
     usage = None
@@ -92,7 +92,7 @@ class _ErrorBody(msgspec.Struct):
 
 
 def _event_in(event: bytes) -> _Event:
-    """What is in an event that may be a token; nothing, if it is something else."""
+    """Decode an event that may be a token; empty if it is something else."""
     try:
         return msgspec.json.decode(event, type=_Event)
     except msgspec.DecodeError:
@@ -100,7 +100,7 @@ def _event_in(event: bytes) -> _Event:
 
 
 def error_in(body: bytes) -> str:
-    """The error's code, or its message if it has none; empty when there is none in it."""
+    """Return the error's code, or its message if it has none; empty if there is no error."""
     try:
         error = msgspec.json.decode(body, type=_ErrorBody).error
     except msgspec.DecodeError:

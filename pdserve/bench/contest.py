@@ -1,4 +1,4 @@
-"""Who is compared, and how they are measured: idle, at once, at a rate, and disturbed."""
+"""The contenders of a comparison, and their measurements: idle, burst, at a rate, disturbed."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from pdserve.bench.workload import TimedRequest
 from pdserve.config import Mode
 from pdserve.errors import ClusterError
 
-_IDLE_S = 60.0  # for one request to an idle cluster, or all of a burst
+_IDLE_S = 60.0  # deadline of one request to an idle cluster, or of a burst
 _MARGIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One way of serving."""
+    """A serving mode and its settings."""
 
     mode: Mode
     tuning: Tuning | None = None  # None: as configured
-    refuses: bool = True  # what would miss its promise
+    refuses: bool = True  # whether it refuses requests that would miss their targets
 
 
 class Server(Protocol):
-    """A contender that runs."""
+    """A running contender."""
 
     @property
     def url(self) -> str:
-        """As in "http://127.0.0.1:8000"."""
+        """The server's URL, as in "http://127.0.0.1:8000"."""
         ...
 
     @property
     def model(self) -> str:
-        """What clients call its model."""
+        """The name of its model in requests."""
         ...
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of prompt and output together."""
+        """Most tokens of prompt and output together."""
         ...
 
     async def settle(self) -> None:
@@ -61,12 +61,12 @@ class Server(Protocol):
         ...
 
 
-# Start a contender that knows what is promised (None: nothing is), and stop it in the end.
+# Start a contender with these latency targets (None: without any), and stop it at the end.
 Launch = Callable[[Contender, Promise | None], AbstractAsyncContextManager[Server]]
 
 
 class RunRecord(msgspec.Struct, frozen=True):
-    """One run in full, for whoever wants to score it anew."""
+    """The full record of one run, which allows scoring it again."""
 
     what: str  # "rate", "tuning", "idle", "burst", "quiet", "disturbed", "warm-up"
     scenario: str
@@ -80,7 +80,7 @@ Keep = Callable[[RunRecord], None]
 
 
 class Bout:
-    """One running contender in one scenario: every run is kept."""
+    """One running contender in one scenario; the record of every run is kept."""
 
     def __init__(self, server: Server, contender: Contender, scenario: str, keep: Keep) -> None:
         self.contender = contender
@@ -90,16 +90,16 @@ class Bout:
         self._num_runs = 0
 
     async def warm_up(self, requests: Sequence[TimedRequest]) -> None:
-        """Send these at once, for nobody to count. Raises ClusterError as `settle`."""
+        """Send these at once, without counting them. Raises ClusterError as `settle`."""
         await self._run("warm-up", requests, _IDLE_S)
 
     async def unloaded(
         self, alone: Sequence[TimedRequest], together: Sequence[TimedRequest]
     ) -> Unloaded:
-        """Some requests one at a time, then others all at once.
+        """Send some requests one at a time, then others all at once.
 
         Raises:
-            ClusterError: one of the first was not served, or none of the others.
+            ClusterError: one of the first requests was not served, or none of the others.
         """
         async with open_loop_client(self._server.url, self._server.model) as client:
             outcomes = await client.one_by_one(alone, self._salt("idle"), _IDLE_S)
@@ -131,16 +131,16 @@ class Bout:
         promise: Promise,
         target: float,
     ) -> tuple[Run, Score]:
-        """Open loop. Raises ClusterError as `settle`."""
+        """Run an open loop at this rate, and score it. Raises ClusterError as `settle`."""
         run = await self._run(what, requests, drain_s(promise, requests), rate)
         return run, score(run.outcomes, promise, target)
 
     async def interference(self, scenario: Scenario, seed: int) -> Interference:
-        """The scenario's streams, without and with what disturbs them. Raises as `settle`."""
+        """Measure the scenario's streams without and with disturbance. Raises as `settle`."""
         runs = []
         for what, disturbed in (("quiet", False), ("disturbed", True)):
             requests = steady_requests(scenario, seed, disturbed=disturbed)
-            # Streams that are held up for long are what this is about: they may end late.
+            # Streams that are delayed for long are the subject here, so they may end late.
             run = await self._run(what, requests, _IDLE_S)
             runs.append(run.outcomes)
         return compare_itl(*runs)
@@ -159,7 +159,7 @@ class Bout:
         return run
 
     def _salt(self, what: str) -> str:
-        """Of its own for each run: none finds prefixes that another one has left."""
+        """Return a salt for one run, so that it shares no prefixes with other runs."""
         self._num_runs += 1
         return f"{self._scenario}-{what}-{self._num_runs}"
 
@@ -169,7 +169,7 @@ class Bout:
 
 
 def drain_s(promise: Promise, requests: Sequence[TimedRequest]) -> float:
-    """How long after the last request was due the last one can still be in time."""
+    """Return how long after the last arrival a request can still end in time."""
     longest = max((request.num_output for request in requests), default=0)
     return promise.ttft_s + promise.tpot_s * longest + _MARGIN_S
 
@@ -177,7 +177,7 @@ def drain_s(promise: Promise, requests: Sequence[TimedRequest]) -> float:
 def rate_row(
     rate: float, duration_s: float, run: Run, scored: Score, unloaded: Unloaded
 ) -> RateRow:
-    """A run's line in the table."""
+    """Make the table row of a run."""
     late_p99, idle_p99 = scored.late_ms.p99, unloaded.itl_ms.p99
     itl_p99 = scored.itl_ms.p99
     return RateRow(

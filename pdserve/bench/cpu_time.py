@@ -1,7 +1,7 @@
-"""What a process has computed so far, and how long it was kept from it.
+"""CPU time that a process has used, and time that it waited for a core.
 
-On a busy machine seconds of a core are a better measure of what something costs than time is, and
-times of a process that was starved say little about it.
+On a busy machine CPU seconds are a better measure of cost than elapsed time, and latencies of a
+starved process say little about it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 from pdserve.errors import ClusterError
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_UTIME, _STIME = 11, 12  # behind the name, which may have blanks in it
+_UTIME, _STIME = 11, 12  # fields after the name, which may contain blanks
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of all its threads, those that have ended included; in the kernel, too.
+    """Return the CPU seconds of all threads of a process, including ended ones and kernel time.
 
     Raises:
         ClusterError: there is no such process.
@@ -29,7 +29,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def starved_seconds(pid: int) -> float:
-    """How long its main thread could have run and had no core; 0 where the kernel does not say.
+    """Return how long the main thread waited for a core; 0 if the kernel does not count it.
 
     Raises:
         ClusterError: there is no such process.

@@ -1,18 +1,18 @@
-"""What a step cannot be faster than: the time to read its memory once, or to do its arithmetic.
+"""The lower bound of a step's time: reading its memory once, or doing its arithmetic.
 
     floor_s = max(bytes / read bandwidth, FLOPs / rate of matrix products)
 
-Counted is what has to be done, not what a decoder does, each thing once:
+Counts the necessary work, not what a particular decoder does; everything once:
 
-* bytes: every weight of the linear layers, with scales if it is quantised, and the embedding's row
-  of each token; keys and values of each token that a request's queries see, once a layer, whether
-  they were there before (read) or are new (written); float32 logits of the sampled rows, once.
-* FLOPs: 2 for each weight and row, and 4 * head_dim for each head, query and key that it sees. In
-  the last layer only keys and values are wanted of all rows; all else, like the logits, of sampled
-  rows only.
+* bytes: every weight of the linear layers, with scales if quantised, and the embedding row of each
+  token; keys and values of each token that a request's queries attend to, once per layer, whether
+  they existed before (read) or are new (written); float32 logits of the sampled rows, once.
+* FLOPs: 2 per weight and row, and 4 * head_dim per head, query and key that it attends to. In the
+  last layer only keys and values are needed for all rows; everything else, like the logits, only
+  for sampled rows.
 
-Activations, norms and what sampling does count as nothing. Arithmetic on quantised weights counts
-at the rate of the activations' type, because activations are not quantised.
+Activations, norms and sampling count as nothing. Arithmetic on quantised weights counts at the rate
+of the activations' type, because activations are not quantised.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SCALE_BYTES = 4  # float32, one for each output of an int8 matrix
 
 
 class Limit(StrEnum):
-    """What a floor comes from."""
+    """Which resource determines a floor."""
 
     MEMORY = "memory"
     ARITHMETIC = "arithmetic"
@@ -40,7 +40,7 @@ class Limit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a step has to do."""
+    """The necessary work of a step."""
 
     num_bytes: int
     num_flops: int
@@ -48,24 +48,24 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What the machine can do."""
+    """The rates that the machine reaches."""
 
     bytes_per_s: float
     flops_per_s: float
 
     def floor_s(self, work: Work) -> float:
-        """No step that does this work takes less."""
+        """Return the least time of a step with this work."""
         return max(work.num_bytes / self.bytes_per_s, work.num_flops / self.flops_per_s)
 
     def limit(self, work: Work) -> Limit:
-        """Which of the two it is that takes longer."""
+        """Return which of the two resources takes longer."""
         memory_s = work.num_bytes / self.bytes_per_s
         return Limit.MEMORY if memory_s >= work.num_flops / self.flops_per_s else Limit.ARITHMETIC
 
 
 @dataclass(frozen=True, slots=True)
 class _Matrices:
-    """Weights of linear layers, and their outputs."""
+    """The weights of some linear layers, and the number of their outputs."""
 
     num_weights: int
     num_out: int
@@ -75,7 +75,7 @@ class StepWork:
     """The work of any step of one model."""
 
     def __init__(self, model: ModelConfig, dtype: KvDtype, *, is_int8: bool = False) -> None:
-        """`dtype`: of KV, activations and, unless `is_int8`, weights."""
+        """Count for one model; `dtype`: of KV, activations and, unless `is_int8`, weights."""
         hidden, inner = model.hidden_size, model.intermediate_size
         queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
         self._kv = _Matrices(2 * keys * hidden, 2 * keys)
@@ -88,7 +88,7 @@ class StepWork:
         self._is_int8 = is_int8
 
     def of(self, rows: Sequence[StepRow]) -> Work:
-        """One step; at least one of its rows is sampled from."""
+        """Return the work of one step; at least one of its rows must be sampled."""
         assert any(row.is_sampled for row in rows), "weights of the output are counted as read"
         return Work(self._bytes(rows), self._flops(rows))
 
@@ -130,18 +130,18 @@ class StepWork:
 
 
 def _tokens_seen(row: StepRow, window: int | None) -> int:
-    """Tokens whose keys and values some query of the row sees."""
+    """Number of tokens whose keys and values some query of the row attends to."""
     context = row.num_before + row.num_tokens
     return context if window is None else min(context, window + row.num_tokens - 1)
 
 
 def _pairs_seen(row: StepRow, window: int | None) -> int:
-    """Queries times the keys that each of them sees."""
+    """Number of pairs of a query and a key that it attends to."""
     keys = np.arange(row.num_before + 1, row.num_before + row.num_tokens + 1)
     return int(keys.sum() if window is None else np.minimum(keys, window).sum())
 
 
 def _last_pairs(row: StepRow, window: int | None) -> int:
-    """Keys that the row's last query sees."""
+    """Number of keys that the row's last query attends to."""
     context = row.num_before + row.num_tokens
     return context if window is None else min(context, window)

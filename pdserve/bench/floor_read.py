@@ -1,7 +1,7 @@
 """The yardstick for memory: a plain streaming read of much more than the caches hold.
 
-NumPy's exclusive or over 64-bit words, which is as fast as memory: a load and an instruction for 64
-bytes. Each thread has its part, and waits for nobody until the end.
+Uses NumPy's exclusive or over 64-bit words, which is as fast as memory: one load and one
+instruction per 64 bytes. Each thread has its part, and waits for no other until the end.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 class StreamingRead:
-    """Memory of its own, read by a number of threads."""
+    """Memory of its own that a number of threads read."""
 
     def __init__(self, num_threads: int, num_bytes: int = READ_BYTES) -> None:
-        words = np.arange(num_bytes // 8, dtype=np.uint64)  # each page its own
+        words = np.arange(num_bytes // 8, dtype=np.uint64)  # so that each page is backed by memory
         self._parts = np.array_split(words, num_threads)
         self._threads = ThreadPoolExecutor(max(1, num_threads - 1))
 
     def rate(self) -> float:
-        """Bytes a second, now."""
+        """Measure the read rate now, in bytes per second."""
         started_s = time.perf_counter()
         others = [self._threads.submit(np.bitwise_xor.reduce, part) for part in self._parts[1:]]
         np.bitwise_xor.reduce(self._parts[0])
@@ -36,6 +36,6 @@ class StreamingRead:
 
 
 def largest_cache_bytes(caches: Path = _CACHES) -> int:
-    """Of the first core, as Linux tells it; 0: it does not."""
+    """Return the largest cache size of the first core, as Linux reports it; 0 if it does not."""
     sizes = [file.read_text().strip() for file in caches.glob("index*/size")]
     return max((int(size[:-1]) * _UNITS[size[-1]] for size in sizes), default=0)

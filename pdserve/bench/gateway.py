@@ -1,15 +1,15 @@
-"""What a gateway costs: a coordinator in front of nodes that only pretend, and others beside it.
+"""The cost of a gateway: a coordinator with simulated nodes, and other gateways for comparison.
 
-A closed loop of streams is a gateway's full load: with long answers it shows what a streamed token
-costs, with short ones what a request does. An open loop, at a rate that all gateways can keep,
-shows what they add to TTFT. A server without a gateway gets the same load right after each, so what
-is added is the difference of neighbours: of the two medians, of the two 99th percentiles. The
-coordinator's way to its nodes and back is in it.
+A closed loop of streams is a gateway's full load. With long answers it shows the cost of a streamed
+token, with short ones that of a request. An open loop, at a rate that all gateways can sustain,
+shows how much TTFT they add. A server without a gateway gets the same load right after each. The
+added TTFT is the difference between neighbouring rounds: of the two medians, and of the two 99th
+percentiles. It includes the coordinator's messages to and from its nodes.
 
-Throughput is also given per second of a core that the gateway's process has used, which other work
-on the machine disturbs least. A gateway that falls behind puts several tokens into one event, and
-so does less for each: `tokens_per_event` says so. The client and the simulated servers share what
-cores the gateway does not have: what they took is told, and by how much the client was late.
+Throughput is also given per CPU second of the gateway's process, which other work on the machine
+disturbs least. A gateway that falls behind puts several tokens into one event, and so does less
+work per token: `tokens_per_event` shows this. The client and the simulated servers share the cores
+that the gateway does not have; their CPU time and the client's lag are reported.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ async def measure_gateways(
     plan: GatewayPlan,
     tell: Callable[[str], None] = lambda text: None,
 ) -> GatewayReport:
-    """Every case on every gateway, in turns with the server behind it.
+    """Run every case on every gateway, in turns with the server behind it.
 
     Raises:
-        ClusterError: a server is not there, or does not answer.
+        ClusterError: a server cannot be reached, or does not answer.
     """
     for gateway in (*gateways, direct):
         await _warm_up(gateway, plan)
@@ -52,7 +52,7 @@ async def measure_gateways(
 
 
 async def _warm_up(gateway: Gateway, plan: GatewayPlan) -> None:
-    """Raises ClusterError: it does not serve."""
+    """Send a warm-up load. Raises ClusterError: the gateway does not serve."""
     served = await GatewayLoad(_WARM_UP, _WARM_UP_S, plan.drain_s, 0).run(gateway)
     broken = next((outcome for outcome in served.outcomes if outcome.end != "finished"), None)
     if broken is not None:

@@ -1,8 +1,7 @@
-"""A load of streamed chats on a gateway, and what its process computed while the load was steady.
+"""A load of streamed chats on a gateway, and the CPU time of its process while the load was steady.
 
-The window that counts leaves out how the load begins and how it ends. Tokens are counted by the
-server, when a stream has ended; those of a stream are taken to come evenly from its first to its
-last.
+The measured window leaves out the beginning and the end of the load. The server counts the tokens
+when a stream has ended; a stream's tokens are assumed to be evenly spaced from first to last.
 """
 
 from __future__ import annotations
@@ -24,33 +23,33 @@ from pdserve.bench.slo_score import Outcome
 from pdserve.bench.workload import random_ids
 from pdserve.errors import ClusterError
 
-_RAMP = 0.2  # of a load's duration, before the window
-_NUM_PROMPTS = 256  # that differ
+_RAMP = 0.2  # share of a load's duration before the window
+_NUM_PROMPTS = 256  # different prompts
 
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """A server that is measured."""
+    """A measured server."""
 
     name: str
     target: ChatTarget
     pid: int = 0  # 0: not known
-    upstream_pid: int = 0  # who makes the tokens, if that is another process
+    upstream_pid: int = 0  # process that generates the tokens, if it is another one
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """At the processes of a load, so far; zeros where one is not known."""
+    """CPU times of a load's processes so far; zeros for unknown processes."""
 
     at_s: float
     cpu_s: float = 0.0  # of the gateway
     starved_s: float = 0.0  # likewise
-    beside_s: float = 0.0  # of a core, that the client and the server behind the gateway took
+    beside_s: float = 0.0  # CPU time of the client and of the server behind the gateway
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRound:
-    """What one load came to. Times in seconds since its start."""
+    """The result of one load. Times in seconds since its start."""
 
     outcomes: list[Outcome]
     begin: Look
@@ -58,33 +57,33 @@ class LoadRound:
 
     @property
     def seconds(self) -> float:
-        """Of the window."""
+        """Length of the window."""
         return self.end.at_s - self.begin.at_s
 
     @property
     def cpu_s(self) -> float:
-        """Of a core, in the window; 0 where the process is not known."""
+        """CPU seconds of the gateway in the window; 0 if its process is not known."""
         return self.end.cpu_s - self.begin.cpu_s
 
     @property
     def starved_s(self) -> float:
-        """How long the process could have run and had no core."""
+        """How long the process was runnable without a core."""
         return self.end.starved_s - self.begin.starved_s
 
     @property
     def beside_s(self) -> float:
-        """Of a core: what the client and the server behind the gateway took in the window."""
+        """CPU seconds of the client and of the server behind the gateway in the window."""
         return self.end.beside_s - self.begin.beside_s
 
     @property
     def num_requests(self) -> float:
-        """That were answered in the window; a part of an answer is that part of a request."""
+        """Requests answered in the window; part of an answer counts as that part of a request."""
         tokens = [(self._tokens_of(outcome), outcome.num_output) for outcome in self._answered]
         return sum(received / wanted for received, wanted in tokens)
 
     @property
     def num_tokens(self) -> float:
-        """That came in the window."""
+        """Tokens that arrived in the window."""
         return sum(self._tokens_of(outcome) for outcome in self._answered)
 
     @property
@@ -100,20 +99,20 @@ class LoadRound:
 
 
 class GatewayLoad:
-    """The same requests for every gateway."""
+    """A load with the same requests for every gateway."""
 
     def __init__(self, chats: Chats, duration_s: float, drain_s: float, seed: int) -> None:
-        """`drain_s`: for what still runs when the load is over; then it is hung up on."""
+        """Prepare a load; `drain_s` after it, requests that still run are cancelled."""
         self._chats = chats
         self._duration_s = duration_s
         self._drain_s = drain_s
         self._seed = seed
 
     async def run(self, gateway: Gateway) -> LoadRound:
-        """One round on this gateway.
+        """Run one round on this gateway.
 
         Raises:
-            ClusterError: it cannot be reached, or does not end its answers in time.
+            ClusterError: the gateway cannot be reached, or does not end its answers in time.
         """
         requests = self._requests(gateway.target)
         begin = self._closed if self._chats.load.concurrency else self._open
@@ -127,7 +126,7 @@ class GatewayLoad:
     def _closed(
         self, target: ChatTarget, requests: Iterator[bytes], outcomes: list[Outcome], start_s: float
     ) -> list[Coroutine[Any, Any, None]]:
-        """So many streams, each of which asks again when it was answered."""
+        """Make the streams of a closed loop; each sends its next request after an answer."""
 
         async def one_after_another() -> None:
             while (due_s := time.perf_counter() - start_s) < self._duration_s:
@@ -140,7 +139,7 @@ class GatewayLoad:
     def _open(
         self, target: ChatTarget, requests: Iterator[bytes], outcomes: list[Outcome], start_s: float
     ) -> list[Coroutine[Any, Any, None]]:
-        """So many requests a second, at random times, whatever became of those before them."""
+        """Make the requests of an open loop, at random times whatever happens to earlier ones."""
         rate, rng = self._chats.load.rate, np.random.default_rng([self._seed, 1])
         gaps_s = rng.exponential(1 / rate, max(1, int(rate * self._duration_s)))
 
@@ -153,7 +152,7 @@ class GatewayLoad:
         return [when_due(*pair) for pair in zip(requests, outcomes, strict=False)]
 
     def _requests(self, target: ChatTarget) -> list[bytes]:
-        """Made before the load: it takes time."""
+        """Encode all requests before the load, since this takes time."""
         chats = self._chats
         return [
             target.request(
@@ -174,7 +173,7 @@ class GatewayLoad:
     async def _looked_at(
         self, gateway: Gateway, start_s: float, sending: Sequence[Coroutine[Any, Any, None]]
     ) -> tuple[Look, Look]:
-        """Send, and look when the window begins and ends."""
+        """Send the load, and read CPU times at the beginning and end of the window."""
 
         async def look_at(at_s: float) -> Look:
             await asyncio.sleep(start_s + at_s - time.perf_counter())

@@ -1,4 +1,4 @@
-"""What is sent to gateways that are measured."""
+"""The load that measured gateways get."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pdserve.bench.serve_plan import Load
 
 @dataclass(frozen=True, slots=True)
 class Chats:
-    """What is asked for, and how often."""
+    """The requests of a load, and how often they are sent."""
 
     prompt_words: int
     output_tokens: int
@@ -22,9 +22,9 @@ class Chats:
 
 @dataclass(frozen=True, slots=True)
 class GatewayPlan:
-    """All of it."""
+    """All loads of a measurement."""
 
     cases: Sequence[Chats]
     duration_s: float  # of a load
-    drain_s: float  # for what still runs when a load is over
+    drain_s: float  # time for running requests after a load
     rounds: int

@@ -1,4 +1,4 @@
-"""What loads on gateways come to: rates by time and by the core's own seconds, and added TTFT."""
+"""The results of gateway loads: rates per second and per CPU second, and added TTFT."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pdserve.bench.slo_score import Outcome, Percentiles
 
 
 class AddedTtft(msgspec.Struct, frozen=True):
-    """By how much a percentile is later than without the gateway, in milliseconds."""
+    """How much the gateway adds to TTFT percentiles, in milliseconds."""
 
     p50: float | None
     p99: float | None
 
     @classmethod
     def of(cls, through: Percentiles, direct: Percentiles) -> AddedTtft:
-        """None where there was no token."""
+        """Subtract percentiles; None where there was no token."""
         return cls(_less(through.p50, direct.p50), _less(through.p99, direct.p99))
 
 
@@ -29,32 +29,32 @@ def _less(through: float | None, direct: float | None) -> float | None:
 
 
 class GatewayRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One gateway under one load, all rounds together."""
+    """The result of one gateway under one load, all rounds together."""
 
     gateway: str
-    output_tokens: int  # of an answer
+    output_tokens: int  # per answer
     concurrency: int  # streams of a closed loop; 0: open loop
     rate: float  # of an open loop
     requests_per_s: float
     tokens_per_s: float
-    core_share: float | None  # of one core, that the gateway's process took; None: not known
-    starved_share: float | None  # of the time, in which it could have run and had no core
-    requests_per_core_s: float | None  # by second of a core that it took
+    core_share: float | None  # CPU share of the gateway's process, in cores; None: not known
+    starved_share: float | None  # share of the time in which it was runnable without a core
+    requests_per_core_s: float | None  # per CPU second of the gateway
     tokens_per_core_s: float | None
-    tokens_per_event: float  # above 1: it had fallen behind, and put some together
+    tokens_per_event: float  # above 1: it fell behind, and combined tokens
     ttft_ms: Percentiles
     direct_ttft_ms: Percentiles  # the same load without the gateway
     added_ttft_ms: AddedTtft
-    client_late_ms: Percentiles  # in sending
-    beside_share: float  # of one core, that the client and the simulated server or nodes took
+    client_late_ms: Percentiles  # lag in sending
+    beside_share: float  # CPU share of the client and the simulated server or nodes, in cores
     direct_tokens_per_s: float
     sent: int
     failed: int  # or refused
-    errors: dict[str, int]  # what was said |-> how often
+    errors: dict[str, int]  # error |-> count
 
 
 class GatewayReport(msgspec.Struct, frozen=True):
-    """All that `pdserve bench coordinator` has measured."""
+    """The results of `pdserve bench coordinator`."""
 
     rows: list[GatewayRow]
 
@@ -62,7 +62,7 @@ class GatewayReport(msgspec.Struct, frozen=True):
 def gateway_row(
     chats: Chats, gateway: str, rounds: Sequence[tuple[LoadRound, LoadRound]]
 ) -> GatewayRow:
-    """Rounds of a load: through the gateway, and without it."""
+    """Make the row of a load from its rounds, each through the gateway and without it."""
     through, direct = [pair[0] for pair in rounds], [pair[1] for pair in rounds]
     outcomes = _outcomes(through)
     seconds = sum(some.seconds for some in through)

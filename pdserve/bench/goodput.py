@@ -1,5 +1,7 @@
-"""Goodput: the highest rate at which enough requests of every kind meet both promises, and how
-sure that is."""
+"""Goodput and its uncertainty.
+
+Goodput is the highest rate at which enough requests of every kind meet both targets.
+"""
 
 from __future__ import annotations
 
@@ -19,33 +21,33 @@ Where = Literal["crossing", "above the rates", "below the rates"]
 
 @dataclass(frozen=True, slots=True)
 class RatePoint:
-    """What one run contributes."""
+    """The result of one run: a point of the attainment curve."""
 
-    rate: float  # requests a second
+    rate: float  # requests per second
     met: int
     sent: int
 
     @property
     def attainment(self) -> float:
-        """The share that met both promises."""
+        """Share of requests that met both targets."""
         return self.met / self.sent
 
 
 class Goodput(msgspec.Struct, frozen=True):
-    """Requests a second, of the whole cluster."""
+    """Goodput of the whole cluster, in requests per second."""
 
-    rate: float  # "above": the highest rate measured; "below": 0
+    rate: float  # "above the rates": the highest rate measured; "below": 0
     where: Where
-    low: float  # from 5 to 95 % of resampled runs lie between these
+    low: float  # 5th and 95th percentile of the resampled results
     high: float
 
 
 def crossing(
     rates: Sequence[float], attainments: Sequence[float], target: float
 ) -> tuple[float, Where]:
-    """Where attainment first falls below `target`: linear between the two rates around it.
+    """Return where attainment first falls below `target`: linear between the two rates around it.
 
-    As in DistServe's figures. Rates are ascending. What attainment does after that does not count.
+    As in DistServe's figures. Rates are ascending. Attainment beyond the first crossing is ignored.
     """
     if attainments[0] < target:
         return 0.0, "below the rates"
@@ -57,9 +59,10 @@ def crossing(
 
 
 def goodput(points: Sequence[RatePoint], target: float, seed: int) -> Goodput:
-    """Of runs at different rates, with a bootstrapped interval: each run's requests drawn anew.
+    """Compute goodput from runs at different rates, with a bootstrapped interval.
 
-    The interval knows nothing of what runs have in common, such as a machine slow for all of them.
+    The bootstrap draws each run's requests anew. The interval does not cover what the runs have in
+    common, such as a machine that was slow for all of them.
     """
     points = sorted(points, key=lambda point: point.rate)
     rates = [point.rate for point in points]

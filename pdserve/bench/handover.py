@@ -1,8 +1,8 @@
-"""What it costs to hand a request over from a prefill node to a decode node.
+"""The latency of handing a request over from a prefill node to a decode node.
 
 Rounds of concurrent streams are sent to a running cluster. The coordinator's histograms, read
-before and after, say how long each request took from the end of its prefill to the first decode
-step that had it in its batch, and what that time went into.
+before and after, show how long each request took from the end of its prefill to its first decode
+step, and how this time was spent.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pdserve.bench.load import PLAIN_IDS, Client, open_client
 from pdserve.bench.scrape import HistogramDelta, Samples, between, scrape
 from pdserve.errors import ClusterError
 
-# Part |-> histogram of the coordinator. The first three add up, request by request, to the total
-# less the copy; so do their means, but not their percentiles.
+# Part |-> histogram of the coordinator. For each request, the first three add up to the total less
+# the copy; so do their means, but not their percentiles.
 PARTS = {
     "waiting for room": "pdserve_request_handover_room_seconds",
     "waiting for the next step": "pdserve_request_handover_step_seconds",
@@ -40,16 +40,16 @@ class HandoverRow(msgspec.Struct, frozen=True):
 
 
 class HandoverReport(msgspec.Struct, frozen=True):
-    """What one run has found."""
+    """The results of one run."""
 
-    requests: int  # handed over
+    requests: int  # handed-over requests
     concurrency: int
     prompt_tokens: list[int]  # shortest, longest
     rows: list[HandoverRow]
 
 
 class HandoverLoad(msgspec.Struct, frozen=True):
-    """What to send."""
+    """The load to send."""
 
     concurrency: int
     rounds: int
@@ -57,9 +57,9 @@ class HandoverLoad(msgspec.Struct, frozen=True):
     output_tokens: int
 
     def prompts(self) -> list[list[list[int]]]:
-        """A round to warm up and then `rounds` more: one prompt for each stream.
+        """Return a warm-up round and then `rounds` more, with one prompt for each stream.
 
-        No two share a prefix worth caching.
+        No two prompts share a prefix worth caching.
         """
         rng = random.Random(0)
         return [
@@ -74,7 +74,7 @@ class HandoverLoad(msgspec.Struct, frozen=True):
 async def measure_handover(
     url: str, model: str, metrics_address: str, load: HandoverLoad, deadline_s: float
 ) -> HandoverReport:
-    """Send the load, after one round that is not counted, and read what became of it.
+    """Send the load, after one round that is not counted, and read the histograms.
 
     Raises:
         ClusterError: a stream broke, a round was not done within `deadline_s`, or nothing was
@@ -90,7 +90,7 @@ async def measure_handover(
 
 
 def make_report(before: Samples, after: Samples, load: HandoverLoad) -> HandoverReport:
-    """The rows that follow from two looks at the coordinator.
+    """Compute the rows from two readings of the coordinator's metrics.
 
     Raises:
         ClusterError: nothing was handed over between them.
@@ -116,7 +116,7 @@ def _row(part: str, delta: HistogramDelta) -> HandoverRow:
 async def _send(
     client: Client, prompts: Sequence[Sequence[int]], num_tokens: int, deadline_s: float
 ) -> None:
-    """One round, all at once."""
+    """Send one round, all streams at once."""
     failure: ClusterError | None = None
     try:
         async with asyncio.timeout(deadline_s), asyncio.TaskGroup() as tasks:

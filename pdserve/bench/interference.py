@@ -1,8 +1,8 @@
-"""What prompts that arrive do to the streams that are running: ITL with them and without them.
+"""Interference: the ITL of running streams with and without prompts that arrive meanwhile.
 
-A few streams decode steadily. Then they do so again while long prompts arrive at fixed times. What
-is compared is the p99 of the gaps of the same streams in both runs, so neither the size of the
-batch nor the way from a prefill to a decode node is mistaken for interference.
+A few streams decode steadily. Then they do so again while long prompts arrive at fixed times. The
+p99 of the gaps of the same streams is compared between the two runs, so neither the batch size nor
+the handover to a decode node is mistaken for interference.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pdserve.bench.slo_score import Outcome, Percentiles
 from pdserve.bench.workload import TimedRequest, draw_prompt
 
 STREAMS = 4
-STREAM_TOKENS = 1500  # so long that all the prompts come meanwhile
+STREAM_TOKENS = 1500  # long enough for all prompts to arrive meanwhile
 PROMPTS = 3
 FIRST_S = 0.5
 EVERY_S = 1.5
@@ -37,13 +37,13 @@ class Interference(msgspec.Struct, frozen=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything was served; else the streams had less to share with."""
+        """Whether all requests were served; otherwise the streams had less competition."""
         all_prompts = self.prompts_finished == self.prompts_sent
         return all_prompts and self.streams_finished == 2 * self.streams
 
 
 def steady_requests(scenario: Scenario, seed: int, *, disturbed: bool) -> list[TimedRequest]:
-    """The streams and, if asked for, the prompts of `scenario.disturbed_by` among them.
+    """Return the streams and, if `disturbed`, the prompts of `scenario.disturbed_by`.
 
     Streams have prompts of the scenario's first kind, and `STREAM_TOKENS` tokens, or fewer where
     the longest request of the scenario has fewer.
@@ -69,7 +69,7 @@ def steady_requests(scenario: Scenario, seed: int, *, disturbed: bool) -> list[T
 
 
 def compare_itl(quiet: Sequence[Outcome], disturbed: Sequence[Outcome]) -> Interference:
-    """What the streams of both runs say."""
+    """Compare the streams of both runs."""
     before, after = (Percentiles.of(_stream_gaps(run)) for run in (quiet, disturbed))
     prompts = [outcome for outcome in disturbed if outcome.kind != _STREAM]
     streams = [o for run in (quiet, disturbed) for o in run if o.kind == _STREAM]

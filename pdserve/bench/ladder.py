@@ -1,9 +1,9 @@
-"""Which rates to measure: first up until everybody has failed, then closer around the crossings.
+"""Chooses the rates to measure: first ascending until all modes have failed, then at the crossings.
 
-Nobody knows beforehand what a way of serving takes, and an estimate that is off wastes the runs.
-So every run is one that counts: rates grow by a factor, a larger one as long as nobody misses
-anything, until every way has failed once. What time is left goes into the widest gap between a rate
-that was met and the next one that was not.
+Capacities are not known beforehand, and runs at a wrongly estimated rate are wasted. So every run
+counts: rates grow by a factor, a larger one as long as all requests are in time, until every mode
+has failed once. The remaining time goes into the widest gap between a rate at which the target was
+met and the next one at which it was not.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from itertools import pairwise
 from pdserve.bench.goodput import RatePoint
 
 GROWTH = 1.5
-_LEAP = 2.0  # as long as every request of everybody was in time
-_CLOSE = 1.08  # rates that differ by less are not told apart
-_LOWEST = 0.3  # of the first rate: who fails there has no goodput worth finding
+_LEAP = 2.0  # factor as long as all requests of all modes were in time
+_CLOSE = 1.08  # rates closer than this factor are not distinguished
+_LOWEST = 0.3  # of the first rate: goodput below it is not worth finding
 
 
 def next_rate(curves: Sequence[Sequence[RatePoint]], start: float, target: float) -> float | None:
-    """The rate to measure next, for everybody; None when another one would tell little.
+    """Return the rate to measure next, for all modes; None if another rate would tell little.
 
     Args:
-        curves: what each way of serving did so far, all at the same rates.
+        curves: the results of each mode so far, all at the same rates.
         start: the first rate.
         target: the attainment that counts as met.
     """
@@ -45,7 +45,7 @@ def next_rate(curves: Sequence[Sequence[RatePoint]], start: float, target: float
 
 
 def _bracket(curve: Sequence[RatePoint], target: float) -> tuple[float, float] | None:
-    """The two rates around the first crossing."""
+    """Return the two rates around the first crossing."""
     for earlier, later in pairwise(curve):
         if earlier.attainment >= target > later.attainment:
             return earlier.rate, later.rate

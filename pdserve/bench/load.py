@@ -10,13 +10,13 @@ import aiohttp
 
 from pdserve.errors import ClusterError
 
-PLAIN_IDS: Final = range(20, 220)  # tokens that are nothing special, in any vocabulary
+PLAIN_IDS: Final = range(20, 220)  # ordinary tokens in any vocabulary
 
-_TAIL_BYTES: Final = 4096  # of a stream: an error is in them
+_TAIL_BYTES: Final = 4096  # of a stream's end, which contains any error
 
 
 def completion_body(model: str, prompt: Sequence[int], num_tokens: int) -> dict[str, Any]:
-    """Ask for exactly `num_tokens` tokens, streamed."""
+    """Return a request for exactly `num_tokens` tokens, streamed."""
     return {
         "model": model,
         "prompt": list(prompt),
@@ -28,7 +28,7 @@ def completion_body(model: str, prompt: Sequence[int], num_tokens: int) -> dict[
 
 
 class Client:
-    """Sends requests to one coordinator, any number at a time."""
+    """Sends requests to one coordinator, any number concurrently."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, model: str) -> None:
         self._session = session
@@ -36,13 +36,13 @@ class Client:
         self._model = model
 
     async def stream(self, prompt: Sequence[int], num_tokens: int) -> None:
-        """One request, until its last token.
+        """Send one request, and read until its last token.
 
-        Only its end is looked at: a client that reads line by line takes more of the machine than
-        what it is to measure.
+        Only the end is parsed: a client that reads line by line uses more CPU than what it
+        measures.
 
         Raises:
-            ClusterError: it was refused, or broke.
+            ClusterError: the request was refused, or its stream broke.
         """
         body = completion_body(self._model, prompt, num_tokens)
         tail = b""
@@ -61,13 +61,13 @@ class Client:
 
 @asynccontextmanager
 async def open_client(url: str, model: str) -> AsyncIterator[Client]:
-    """A client for `model` of the cluster at `url`."""
+    """Yield a client for `model` of the cluster at `url`."""
     async with open_session() as session:
         yield Client(session, url, model)
 
 
 def open_session(headers: Mapping[str, str] | None = None) -> aiohttp.ClientSession:
-    """For any number of connections, that may last; whoever sends has a deadline."""
+    """Open a session without limits on connections and total time; callers set deadlines."""
     return aiohttp.ClientSession(
         headers=headers,
         connector=aiohttp.TCPConnector(limit=0),

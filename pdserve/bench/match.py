@@ -1,4 +1,4 @@
-"""One scenario: the co-located mode tuned, the streams disturbed, and the rates climbed."""
+"""One scenario: tunes the co-located mode, measures interference, and ascends the rates."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pdserve.bench.subject import Subject
 from pdserve.config import Mode
 from pdserve.errors import ClusterError
 
-_START = 0.6  # of what the best mode takes at most: the first rate
-_TUNING = 0.7  # of it: the rate at which tunings are tried
+_START = 0.6  # first rate, as a share of the best mode's capacity
+_TUNING = 0.7  # rate at which tunings are tried, as a share of it
 _RATE_DIGITS = 3
 
 
 @dataclass(slots=True)
 class Result:
-    """What was found. Modes that failed are not in it."""
+    """The results of a scenario, without modes that failed."""
 
     tuning: Tuning  # of the co-located mode
     trials: list[Trial]
@@ -32,13 +32,13 @@ class Result:
     stopped: str = ""  # why there are no more rates
 
     def drop(self, mode: Mode) -> None:
-        """It has failed: what it did before is no basis for anything."""
+        """Remove a mode that failed: its earlier results are not a valid basis."""
         self.interference.pop(mode, None)
         self.rows.pop(mode, None)
 
 
 class Match:
-    """All modes on one subject, with the same promises."""
+    """All modes on one subject, with the same latency targets."""
 
     def __init__(
         self, stage: Stage, subject: Subject, promise: Promise, idle: dict[Mode, Unloaded]
@@ -51,7 +51,7 @@ class Match:
         self._takes = max(unloaded.burst_per_s for unloaded in idle.values())
 
     async def play(self, until_s: float) -> Result:
-        """Measure; begin no further rate that would not be done by `until_s`."""
+        """Measure; do not begin a rate that would not be done by `until_s`."""
         trials = await self._tune()
         best = min(trials, key=lambda trial: trial.merit, default=None)
         tuning = best.tuning if best is not None else self._plan.tunings[0]
@@ -72,7 +72,7 @@ class Match:
         return result
 
     async def _tune(self) -> list[Trial]:
-        """Every tuning at the same rate, each in a cluster of its own."""
+        """Try every tuning at the same rate, each in a cluster of its own."""
         tunings = self._plan.tunings
         if COLOCATED not in self._idle or len(tunings) == 1:
             return []
@@ -95,7 +95,7 @@ class Match:
         return trials
 
     async def _disturb(self, contenders: list[Contender], result: Result) -> None:
-        """Each in a cluster of its own, which refuses nobody: the prompts are to disturb."""
+        """Measure interference; each mode has its own cluster, which must admit the prompts."""
         scenario = self._subject.scenario
         if scenario is None or not scenario.disturbed_by:
             return
@@ -112,7 +112,7 @@ class Match:
                 self._stage.fail(mode, error)
 
     async def _climb(self, bouts: dict[Mode, Bout], result: Result, until_s: float) -> None:
-        """Every mode at every rate, each time another one first."""
+        """Measure every mode at every rate, with another mode first each time."""
         result.rows = {mode: [] for mode in bouts}
         longest_tail_s = 0.0  # of a run, after its last arrival
         for number in range(self._plan.most_rates):

@@ -1,7 +1,7 @@
-"""The yardstick: one thread that copies the same blocks from one pool of this process to another.
+"""The yardstick: one thread copies the same blocks between two pools of this process.
 
-A numpy assignment a block, which is one C memcpy; `ctypes.memmove` was slower at 64 KiB (its calls
-cost more) and the same above. The pools are of the kind that is exported, so page sizes are the
+Uses one numpy assignment per block, which is one C memcpy; `ctypes.memmove` was slower at 64 KiB
+(its calls cost more) and equal above. The pools are of the exported kind, so page sizes are the
 same as in the transfer.
 """
 
@@ -19,7 +19,7 @@ def time_memcpy(
     destination: ExportedPool,
     destination_ids: Sequence[int],
 ) -> float:
-    """Copy block by block; seconds."""
+    """Copy block by block; return the seconds."""
     into, out_of = destination.data, source.data
     started_s = time.perf_counter()
     for destination_id, source_id in zip(destination_ids, source_ids, strict=True):

@@ -1,12 +1,12 @@
-"""An open-loop client: requests go out when they are due, whatever became of those before them.
+"""An open-loop client: sends requests when they are due, whatever happens to earlier ones.
 
-A closed loop waits for a slow server and so measures only what the server is comfortable with.
-Here a server that falls behind meets the same arrivals as one that does not. How late the client
-itself was is measured too, at every request and by a clock that ticks beside them: what it reports
-is good only as long as that is little.
+A closed loop waits for a slow server, and so measures only the load that the server can handle.
+Here a server that falls behind gets the same arrivals as one that does not. The client's own lag is
+measured as well, at every request and by a clock that ticks beside them: results are valid only
+while this lag is small.
 
-The same client can be a closed loop, of so many streams that each send the next request when one
-has ended, for those who want to know what a server does with just so many.
+The same client can run a closed loop: a number of streams that each send the next request when one
+has ended. It shows what a server does at exactly this concurrency.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _WORDS = ("the", "of", "and", "to", "in", "a", "is", "that", "for", "it", "as", 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one run has seen."""
+    """The observations of one run."""
 
     outcomes: list[Outcome]  # in the order of the requests
-    lags_s: list[float]  # by how much the client's clock was late at each of its ticks
+    lags_s: list[float]  # lag of the client's clock at each of its ticks
 
 
 class OpenLoopClient:
@@ -46,19 +46,19 @@ class OpenLoopClient:
     def __init__(
         self, session: aiohttp.ClientSession, url: str, model: str, *, sends_text: bool = False
     ) -> None:
-        """`sends_text`: for servers that take no token ids; a word for each."""
+        """Send to this server; `sends_text`: a word per token, for servers without token ids."""
         self._session = session
         self._url = url
         self._model = model
         self._sends_text = sends_text
 
     async def run(self, requests: Sequence[TimedRequest], salt: str, drain_s: float) -> Run:
-        """Send each request when it is due, and give those that run `drain_s` after the last one.
+        """Send each request when it is due, and wait up to `drain_s` after the last one is due.
 
         Args:
             requests: by time.
             salt: prefixes are shared only between requests of one salt, so not between runs.
-            drain_s: after it, requests that still run are hung up on: they stay "unfinished".
+            drain_s: after this time, running requests are cancelled and stay "unfinished".
         """
         bodies = [self._body(request, salt) for request in requests]
         outcomes = [_nothing_yet(request) for request in requests]
@@ -80,8 +80,9 @@ class OpenLoopClient:
         Args:
             requests: in this order.
             salt: as `run`.
-            concurrency: requests at a time.
-            limit_s: after it, what runs is hung up on, and no more is sent: all that "unfinished".
+            concurrency: number of concurrent requests.
+            limit_s: after this time, running requests are cancelled and no more are sent; all of
+                them are "unfinished".
         """
         bodies = [self._body(request, salt) for request in requests]
         outcomes = [_nothing_yet(request) for request in requests]
@@ -101,7 +102,7 @@ class OpenLoopClient:
     async def one_by_one(
         self, requests: Sequence[TimedRequest], salt: str, deadline_s: float
     ) -> list[Outcome]:
-        """Send each request when the one before it has ended: what an idle cluster does.
+        """Send each request when the previous one has ended, as on an idle cluster.
 
         Raises:
             ClusterError: one of them did not finish, or not within `deadline_s`.
@@ -123,13 +124,13 @@ class OpenLoopClient:
         return outcomes
 
     def _body(self, request: TimedRequest, salt: str) -> bytes:
-        """Made before the run: encoding long prompts takes time."""
+        """Encode a request before the run, since encoding long prompts takes time."""
         return msgspec.json.encode(
             completion_body(self._model, request.prompt, request.num_output)
             | ({"prompt": as_text(request.prompt)} if self._sends_text else {})
             | {
                 "cache_salt": salt,
-                "skip_special_tokens": False,  # else they would not be seen when they come
+                "skip_special_tokens": False,  # otherwise their arrival would not be visible
                 "stream_options": {"include_usage": True},
             }
         )
@@ -157,13 +158,13 @@ class OpenLoopClient:
 async def open_loop_client(
     url: str, model: str, *, sends_text: bool = False
 ) -> AsyncIterator[OpenLoopClient]:
-    """A client for `model` of the server at `url`; see OpenLoopClient."""
+    """Yield a client for `model` of the server at `url`; see OpenLoopClient."""
     async with open_session() as session:
         yield OpenLoopClient(session, url, model, sends_text=sends_text)
 
 
 def as_text(prompt: Sequence[int]) -> str:
-    """As many words as there are ids, the same for the same ids."""
+    """Return as many words as there are ids, the same for the same ids."""
     return " ".join(_WORDS[token_id % len(_WORDS)] for token_id in prompt)
 
 
@@ -178,7 +179,7 @@ def _nothing_yet(request: TimedRequest) -> Outcome:
 
 @asynccontextmanager
 async def _timed() -> AsyncIterator[tuple[float, list[float]]]:
-    """The time at which it begins, and by how much the client's clock is late from then on."""
+    """Yield the start time and a list of the client clock's lags, which grows meanwhile."""
     lags_s: list[float] = []
     with without_garbage_collection():
         ticking = asyncio.create_task(_tick(lags_s))
@@ -191,7 +192,7 @@ async def _timed() -> AsyncIterator[tuple[float, list[float]]]:
 
 @asynccontextmanager
 async def _ended(tasks: set[asyncio.Task[None]]) -> AsyncIterator[None]:
-    """None of the tasks runs any more behind it; one that has failed is told of."""
+    """Cancel the tasks at the end, and wait for them; raise the error of one that failed."""
     try:
         yield
     finally:
@@ -205,7 +206,7 @@ async def _ended(tasks: set[asyncio.Task[None]]) -> AsyncIterator[None]:
 
 
 async def _tick(lags_s: list[float]) -> None:
-    """Until cancelled."""
+    """Record the clock's lag at each tick, until cancelled."""
     while True:
         due_s = time.perf_counter() + _TICK_S
         await asyncio.sleep(_TICK_S)
@@ -214,7 +215,7 @@ async def _tick(lags_s: list[float]) -> None:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Its pauses would be taken for the server's."""
+    """Disable garbage collection, whose pauses would be attributed to the server."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

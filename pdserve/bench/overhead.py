@@ -1,12 +1,13 @@
-"""What a decode step costs besides the model: planning, batch, sampling, messages.
+"""The overhead of a decode step besides the model: planning, batch, sampling, messages.
 
-Closed-loop streams keep the decode batch at one size. The node's own histograms are read while all
-of them are in the batch, first and last; the difference is steady state only. The node is asked for
-them ever more seldom, since to put them together takes it as long as several steps.
+Closed-loop streams keep the decode batch at one size. The node's own histograms are read at the
+beginning and the end of the time in which all streams are in the batch, so their difference is
+steady state only. They are read ever less often, since composing them takes the node as long as
+several steps.
 
-Where client, coordinator and nodes share few cores, most of what is seen may be one waiting for the
-other: `starved_ms` says how long the node's event loop did, be it for the others or for its own
-engine's thread.
+If client, coordinator and nodes share few cores, most of the overhead may be waiting for a core.
+`starved_ms` shows how long the node's event loop waited, for other processes or for the thread of
+its own engine.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pdserve.bench.scrape import Samples, between, scrape
 from pdserve.errors import ClusterError
 
 PROMPT_TOKENS = 16
-FIRST_PAUSE_S = 0.05  # between two looks at the node; each pause is twice the one before
+FIRST_PAUSE_S = 0.05  # first pause between two readings; each pause is twice the one before
 
 
 class OverheadRow(msgspec.Struct, frozen=True):
@@ -35,13 +36,13 @@ class OverheadRow(msgspec.Struct, frozen=True):
     overhead_ms: float
     overhead_p50_ms: float
     overhead_p90_ms: float
-    starved_ms: float  # of a step: how long the node's event loop waited for a core
+    starved_ms: float  # per step: how long the node's event loop waited for a core
     tokens_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedNode:
-    """The decode node."""
+    """The measured decode node."""
 
     metrics_address: str
     pid: int
@@ -49,7 +50,7 @@ class WatchedNode:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """The node at a time."""
+    """The node's metrics at one time."""
 
     samples: Samples
     starved_s: float
@@ -119,5 +120,5 @@ def _row(batch: int, first: _Look, last: _Look) -> OverheadRow:
 
 
 def _prompt(index: int) -> list[int]:
-    """Of its own for each stream, so that no prefix is shared."""
+    """Return a distinct prompt for each stream, so that no prefix is shared."""
     return [20 + (index * 7 + i) % 200 for i in range(PROMPT_TOKENS)]

@@ -1,8 +1,8 @@
-"""How well predicted step times fit steps that the profile has not seen.
+"""The error of predicted step times, for steps that the profile has not measured.
 
-Three phases: prompts with and without a prefix, decodes, and both in one step. Every step is
-measured several times, in turns with others of its phase, as a node would compute them; what is
-predicted is compared with the median.
+There are three phases: prompts with and without a prefix, decodes, and both in one step. Every step
+is measured several times, in turns with others of its phase, as a node would compute them; the
+prediction is compared with the median.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pdserve.protocol import StepCosts
 Step = tuple[StepRow, ...]
 
 PHASES = ("prefill", "decode", "mixed")
-NUM_WORST = 3  # of each phase, to be looked at
-_DRAWS = 100  # until one is allowed
+NUM_WORST = 3  # steps of each phase that are reported
+_DRAWS = 100  # attempts to draw an allowed step
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class Measured:
 
     phase: str
     step: Step
-    first_s: float  # the first time ever
-    median_s: float  # of the other times
+    first_s: float  # when computed for the first time
+    median_s: float  # of the later times
 
 
 class WorstStep(msgspec.Struct, frozen=True):
-    """One that is predicted badly."""
+    """A step with a large prediction error."""
 
     tokens: int
     sampled: int
@@ -46,25 +46,27 @@ class WorstStep(msgspec.Struct, frozen=True):
 
 
 class PhaseError(msgspec.Struct, frozen=True):
-    """|predicted / real - 1| of a phase's steps: the profile's alone, and after the correction that
-    a node makes while it serves."""
+    """|predicted / real - 1| of a phase's steps.
+
+    Given for the profile alone, and after the corrections that a node makes while it serves.
+    """
 
     phase: str
     steps: int
     mape: float
     p90: float
-    bias: float  # the mean with its sign: above 0, too long is predicted
+    bias: float  # signed mean: above 0, predictions are too long
     corrected_mape: float
     corrected_p90: float
-    first_time_ms: float  # how much longer a step takes that is computed for the first time
+    first_time_ms: float  # how much longer a step takes when computed for the first time
     worst: list[WorstStep]
 
 
 class PerfModelReport(msgspec.Struct, frozen=True):
-    """What `pdserve bench perf-model` found."""
+    """The results of `pdserve bench perf-model`."""
 
     profile_s: float
-    profile_error: float  # for the steps that were measured for it
+    profile_error: float  # error for the steps of the profile itself
     saturating_tokens: int
     costs: StepCosts
     phases: list[PhaseError]
@@ -72,15 +74,15 @@ class PerfModelReport(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Where random steps are drawn from."""
+    """The distribution from which held-out steps are drawn."""
 
     token_budget: int
     max_batch_size: int
-    longest: int  # tokens of a request
+    longest: int  # most tokens of a request
     allow: Callable[[Step], bool]
 
     def draw(self, phase: str, rng: random.Random) -> Step | None:
-        """A step of a phase; None: there seem to be none."""
+        """Draw a step of a phase; None if none seems to be allowed."""
         for _ in range(_DRAWS):
             step = self._draw(phase, rng)
             if self.allow(step):
@@ -89,7 +91,7 @@ class HeldOut:
 
     def _draw(self, phase: str, rng: random.Random) -> Step:
         num_decodes = 0 if phase == "prefill" else rng.randint(1, self.max_batch_size)
-        # Contexts within one step are alike, as are steps of one kind of load.
+        # Contexts within one step are similar, as in steps of one kind of load.
         most = rng.randint(1, self.longest)
         decodes = [StepRow(1, rng.randint(1, most), is_decoding=True) for _ in range(num_decodes)]
         if phase == "decode":
@@ -110,10 +112,10 @@ def measure_held_out(
     """Compute `num_steps` random steps of each phase, `repeats` times after the first.
 
     Args:
-        held_out: where they come from.
-        seconds: computes a step, and says how long it took.
-        perf: is told of each time, and so corrected as on a node that serves.
-        num_steps: of each phase, as far as there are any.
+        held_out: the source of the steps.
+        seconds: computes a step, and returns how long it took.
+        perf: observes each time, and so is corrected as on a node that serves.
+        num_steps: of each phase, if there are as many.
         repeats: at least 1.
         seed: of the steps and of their order.
     """
@@ -138,7 +140,7 @@ def measure_held_out(
 def phase_errors(
     measured: Sequence[Measured], profiled: PerfModel, corrected: PerfModel
 ) -> list[PhaseError]:
-    """Of each phase that there is."""
+    """Return the errors of each measured phase."""
     of_phase = {phase: [m for m in measured if m.phase == phase] for phase in PHASES}
     return [_error_of(phase, some, profiled, corrected) for phase, some in of_phase.items() if some]
 

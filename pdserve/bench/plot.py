@@ -1,8 +1,8 @@
-"""The comparison as pictures.
+"""Plots of a comparison.
 
-The figure of rates is drawn as in DistServe (OSDI'24, figure 8): for each mode a solid line for
-both promises, a dotted one for TTFT and a dashed one for TPOT, a grey line at the target, and a
-vertical one where both promises cross it.
+The plot of rates is drawn as in DistServe (OSDI'24, figure 8): for each mode a solid line for both
+targets, a dotted one for TTFT and a dashed one for TPOT; a grey line at the target attainment, and
+a vertical line where a mode's solid line crosses it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DPI = 120
 
 
 def save_plots(report: CompareReport, folder: Path) -> list[Path]:
-    """Two PNGs for each scenario: attainment, and latencies. `folder` is made if need be."""
+    """Save two PNGs for each scenario: attainment and latencies. `folder` is made if need be."""
     folder.mkdir(parents=True, exist_ok=True)
     saved = []
     for scenario in report.scenarios:
@@ -32,14 +32,14 @@ def save_plots(report: CompareReport, folder: Path) -> list[Path]:
             ("latency", latency_figure(scenario, modes)),
         ):
             path = folder / f"{scenario.name}-{name}.png"
-            FigureCanvasAgg(figure)  # which saves without a screen
+            FigureCanvasAgg(figure)  # renders without a display
             figure.savefig(path)
             saved.append(path)
     return saved
 
 
 def attainment_figure(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Figure:
-    """Attainment over rate. The band is the 95 % interval of both promises."""
+    """Plot attainment over rate; the band is the 95 % interval of joint attainment."""
     figure = Figure(figsize=(8, 5), dpi=_DPI, layout="constrained")
     axes = figure.add_subplot()
     for mode in modes:
@@ -75,7 +75,7 @@ def attainment_figure(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> 
 
 
 def latency_figure(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Figure:
-    """TTFT p90, TPOT p90 and ITL p99 over rate, each with what is promised."""
+    """Plot TTFT p90, TPOT p90 and ITL p99 over rate, with the targets."""
     figure = Figure(figsize=(13, 4), dpi=_DPI, layout="constrained")
     panels: list[tuple[str, Callable[[RateRow], float | None], float | None]] = [
         ("TTFT p90 (ms)", lambda row: row.score.ttft_ms.p90, scenario.promise.ttft_s),

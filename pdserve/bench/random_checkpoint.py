@@ -1,14 +1,14 @@
 """Checkpoints with random weights, of sizes at which prefill and decode matter on a CPU core.
 
-The bundled demo model is so small that a step is mostly overhead, and it takes 2048 tokens at most.
-The smallest of these is a Llama of 14 million that takes 8192. On one Zen 4 core a prompt of 4096
-tokens takes 1.2 s and a decode step 4 ms alone, 6 ms for eight requests. Answers mean nothing, but
-every token of them is plain text, so that a client sees each token when it is there: tokens that
-are special, a part of a character or no token at all have zeros for their rows of the output
-matrix, and the largest of many random logits is above zero.
+The bundled demo model is so small that a step is mostly overhead, and takes at most 2048 tokens.
+The smallest of these is a Llama with 14 million weights that takes 8192. On one Zen 4 core a prompt
+of 4096 tokens takes 1.2 s, and a decode step 4 ms alone, 6 ms for eight requests. Answers are
+meaningless, but every token is plain text, so that a client sees each token when it is sampled:
+special tokens, parts of characters and unused ids have zero rows in the output matrix, and the
+largest of many random logits is above zero.
 
-Written with numpy, tensor after tensor, 1.2 GB in a few seconds; no torch here. The files are such
-as transformers, vLLM and llama.cpp's converter read too.
+Written with numpy, tensor by tensor, 1.2 GB in a few seconds, without torch. transformers, vLLM and
+llama.cpp's converter can read the files too.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from pdserve.checkpoint import SINGLE_FILE
 from pdserve.demo_model import CHECKPOINT_PATH
 
 _SMALLEST: Final = SHAPES["demo-14m"]
-_FORMAT = 1  # of what is written for a shape; another one is another checkpoint
+_FORMAT = 1  # version of what is written for a shape; a new one makes a new checkpoint
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-_SPACE = "Ġ"  # as byte-level vocabularies write it
+_SPACE = "Ġ"  # a space in byte-level vocabularies
 _PRINTABLE = frozenset(map(chr, range(0x21, 0x7F)))
-_LEVELS = 1 << 12  # different values of a matrix; each as likely as the others
-_PIECE = 1 << 22  # weights that are drawn and written at a time
+_LEVELS = 1 << 12  # number of distinct values of a matrix, all equally likely
+_PIECE = 1 << 22  # weights drawn and written at a time
 
 Weights = NDArray[np.uint16]  # bfloat16, which numpy does not have
 Plan = dict[str, tuple[int, ...]]  # tensor name |-> shape
 
 
 def write_random_checkpoint(folder: Path, *, seed: int = 0, shape: Shape = _SMALLEST) -> Path:
-    """Write config, weights in bfloat16, and the demo model's tokenizer; the same for a seed.
+    """Write config, weights in bfloat16, and the demo model's tokenizer; deterministic for a seed.
 
     Args:
         folder: created if need be.
         seed: of the weights.
-        shape: what is different from the demo model in config.json.
+        shape: fields of config.json that differ from the demo model's.
 
     Returns:
         `folder`.
@@ -69,9 +69,9 @@ def write_random_checkpoint(folder: Path, *, seed: int = 0, shape: Shape = _SMAL
 
 
 def kept_checkpoint(folder: Path, name: str) -> Path:
-    """The checkpoint of a named shape in a folder of such; written there the first time.
+    """Return the checkpoint of a named shape in a cache folder; written there the first time.
 
-    It appears there whole or not at all, whoever else is writing the same one.
+    It appears complete or not at all, even if another process writes the same checkpoint.
     """
     shape = SHAPES[name]
     digest = hashlib.blake2b(json.dumps([_FORMAT, shape]).encode(), digest_size=4).hexdigest()
@@ -83,7 +83,7 @@ def kept_checkpoint(folder: Path, name: str) -> Path:
             try:
                 written.rename(kept)
             except OSError:
-                if not kept.is_dir():  # nobody else was faster
+                if not kept.is_dir():  # no other process was faster
                     raise
     return kept
 
@@ -99,7 +99,7 @@ def plain_ids(tokenizer: dict[str, Any]) -> list[int]:
 
 
 def tensor_shapes(config: dict[str, Any]) -> Plan:
-    """Of every tensor, in the order of the file."""
+    """Return the shape of every tensor, in the order of the file."""
     hidden, inner, head_dim = (
         config[key] for key in ("hidden_size", "intermediate_size", "head_dim")
     )
@@ -128,7 +128,10 @@ def tensor_shapes(config: dict[str, Any]) -> Plan:
 
 
 def _write_safetensors(file: Path, config: dict[str, Any], spoken: list[int], seed: int) -> None:
-    """The format is a length, a JSON header and the bytes; its Python package needs a bfloat16."""
+    """Write the file: a length, a JSON header and the data.
+
+    The format's Python package is not used, since it needs a bfloat16 type.
+    """
     rng = np.random.default_rng(seed)
     shapes = tensor_shapes(config)
     output = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
@@ -151,12 +154,12 @@ def _write_safetensors(file: Path, config: dict[str, Any], spoken: list[int], se
 
 
 def _write_matrix(stream: BinaryIO, rng: np.random.Generator, num_out: int, num_in: int) -> None:
-    """Weights of a scale at which activations neither vanish nor grow."""
+    """Write random weights, scaled so that activations neither vanish nor grow."""
     values = _levels(num_in)
     left = num_out * num_in
     while left:
         count = min(left, _PIECE)
-        # Bits are cheaper than normal numbers, and a table has those.
+        # Random bits are cheaper than normal numbers, which are looked up in a table.
         picks = np.frombuffer(rng.bytes(2 * count), np.uint16) & (_LEVELS - 1)
         stream.write(values[picks].tobytes())
         left -= count
@@ -165,7 +168,7 @@ def _write_matrix(stream: BinaryIO, rng: np.random.Generator, num_out: int, num_
 def _write_output(
     stream: BinaryIO, rng: np.random.Generator, shape: tuple[int, ...], spoken: list[int]
 ) -> None:
-    """Zeros but for the rows of tokens that may be said."""
+    """Write the output matrix: zeros except for the rows of tokens that may be sampled."""
     hidden = shape[1]
     matrix = np.zeros(shape, np.uint16)
     picks = rng.integers(0, _LEVELS, (len(spoken), hidden), np.uint16)
@@ -175,12 +178,12 @@ def _write_output(
 
 @functools.cache
 def _levels(num_in: int) -> Weights:
-    """[_LEVELS]: what a normal distribution of variance 1 / num_in has at equal steps."""
+    """Return [_LEVELS]: equally likely values of a normal distribution of variance 1 / num_in."""
     normal = NormalDist(0.0, num_in**-0.5)
     steps = [normal.inv_cdf((level + 0.5) / _LEVELS) for level in range(_LEVELS)]
     return _to_bfloat16(np.array(steps, np.float32))
 
 
 def _to_bfloat16(values: NDArray[np.float32]) -> Weights:
-    """The upper halves of the float32s, rounded."""
+    """Return the upper halves of the float32s, rounded."""
     return ((values.view(np.uint32) + 0x8000) >> 16).astype(np.uint16)

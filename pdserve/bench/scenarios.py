@@ -1,8 +1,8 @@
-"""The made-up workloads, by name: what they mix, what they promise, and what they show.
+"""The synthetic workloads, by name: their request mixtures, latency targets, and purposes.
 
-Lengths are for a model that takes 8192 tokens and prefills about 2,000 a second and core; a model
-that takes fewer gets all of them scaled down alike. Each promises multiples of what a request gets
-from an idle cluster, so that the promises mean the same on any machine.
+Lengths are for a model that takes 8192 tokens and prefills about 2,000 per second and core; for a
+model that takes fewer, all lengths are scaled down alike. Targets are multiples of the latencies of
+an idle cluster, so that they mean the same on any machine.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pdserve.errors import ConfigError
 
 ScenarioName = Literal["long-prompts", "short-prompts", "conversation"]
 
-MODEL_LEN: Final = 8192  # tokens, that the lengths below are for
+MODEL_LEN: Final = 8192  # tokens; the lengths below are for such a model
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Lognormal, cut at both ends. Tokens."""
+    """A lognormal distribution of lengths in tokens, cut at both ends."""
 
     median: float
     sigma: float  # of the logarithm; 0: always the median
@@ -27,7 +27,7 @@ class Lengths:
     most: int
 
     def scaled(self, factor: float) -> Lengths:
-        """All of it times `factor`, and at least one token."""
+        """Return these lengths times `factor`, at least one token each."""
         least, most = (max(1, int(bound * factor)) for bound in (self.least, self.most))
         return Lengths(self.median * factor, self.sigma, least, most)
 
@@ -37,35 +37,35 @@ class Kind:
     """One kind of request in a mixture."""
 
     name: str
-    cards: int  # in the deck that requests are dealt from
+    cards: int  # number of cards in the deck that requests are dealt from
     prompt: Lengths
     output: Lengths
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A mixture of requests and what they are promised."""
+    """A mixture of requests, and their latency targets."""
 
     name: str
-    shows: str  # one line for people
+    shows: str  # its purpose, in one line
     kinds: tuple[Kind, ...]
-    ttft_scale: float  # promised TTFT, in times of the slowest on an idle cluster
-    tpot_scale: float  # promised TPOT, in times of the median on an idle cluster
-    disturbed_by: str = ""  # the kind whose effect on the others' ITL is measured by itself
-    share: float = 1.0  # of the time that there is for several scenarios
+    ttft_scale: float  # TTFT target, in multiples of the slowest on an idle cluster
+    tpot_scale: float  # TPOT target, in multiples of the median on an idle cluster
+    disturbed_by: str = ""  # the kind whose effect on the others' ITL is measured separately
+    share: float = 1.0  # share of the time that is available for several scenarios
 
     @property
     def deck(self) -> int:
-        """Requests after which the mixture is exact."""
+        """Number of requests after which the mixture is exact."""
         return sum(kind.cards for kind in self.kinds)
 
     @property
     def most_tokens(self) -> int:
-        """Of the longest request there can be."""
+        """Tokens of the longest possible request."""
         return max(kind.prompt.most + kind.output.most for kind in self.kinds)
 
     def fitted(self, max_model_len: int, length_scale: float) -> Scenario:
-        """For a model that takes so many tokens; lengths times `length_scale` on top of that.
+        """Scale to a model's maximum length, and by `length_scale` on top of that.
 
         Raises:
             ConfigError: the longest request is too long for the model.
@@ -88,8 +88,8 @@ def _always(tokens: int) -> Lengths:
     return Lengths(tokens, 0.0, tokens, tokens)
 
 
-# One prompt of 4k for twelve chats: about as much work for a prefill node as their answers are for
-# a decode node at this TPOT, so that one of each is the right number of both.
+# One prompt of 4k per twelve chats: about as much work for a prefill node as their answers are for
+# a decode node at this TPOT, so that one node of each role is balanced.
 LONG_PROMPTS = Scenario(
     name="long-prompts",
     shows="4k-token prompts among chat streams, tight TPOT",
@@ -103,7 +103,7 @@ LONG_PROMPTS = Scenario(
     share=3.0,
 )
 
-# Hardly any prefill: a core that does nothing else is a core lost.
+# Hardly any prefill: a core reserved for it is wasted.
 SHORT_PROMPTS = Scenario(
     name="short-prompts",
     shows="short prompts, longer answers, loose TPOT",

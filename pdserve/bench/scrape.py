@@ -1,4 +1,4 @@
-"""A process's /metrics as numbers, and what happened between two looks at it."""
+"""Reads a process's /metrics as numbers, and computes differences between two readings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REPLY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """One look. Only samples without labels, and the buckets of histograms without any."""
+    """One reading: samples without labels, and the buckets of histograms without labels."""
 
     values: dict[str, float]  # sample name |-> value
     buckets: dict[str, dict[float, float]]  # histogram |-> upper bound |-> cumulative count
@@ -25,7 +25,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class HistogramDelta:
-    """What a histogram observed between two looks."""
+    """The observations of a histogram between two readings."""
 
     count: float
     total: float
@@ -33,11 +33,14 @@ class HistogramDelta:
 
     @property
     def mean(self) -> float:
-        """NaN when nothing was observed."""
+        """Mean of the observations; NaN if there are none."""
         return self.total / self.count if self.count else float("nan")
 
     def quantile(self, q: float) -> float:
-        """Linear within the bucket, as Prometheus' histogram_quantile; NaN without observations."""
+        """Return a quantile, linear within its bucket, as Prometheus' histogram_quantile.
+
+        NaN without observations.
+        """
         if not self.count:
             return float("nan")
         rank, lower, below = q * self.count, 0.0, 0.0
@@ -50,7 +53,7 @@ class HistogramDelta:
 
 
 def between(before: Samples, after: Samples, name: str) -> HistogramDelta:
-    """The observations of the histogram `name` from one look to the next."""
+    """Return the observations of the histogram `name` between two readings."""
     earlier, later = before.buckets[name], after.buckets[name]
     return HistogramDelta(
         count=after[f"{name}_count"] - before[f"{name}_count"],
@@ -60,7 +63,7 @@ def between(before: Samples, after: Samples, name: str) -> HistogramDelta:
 
 
 def parse(exposition: str) -> Samples:
-    """The samples of a Prometheus text."""
+    """Parse a Prometheus text."""
     values: dict[str, float] = {}
     buckets: dict[str, dict[float, float]] = {}
     for family in text_string_to_metric_families(exposition):
@@ -77,7 +80,7 @@ async def scrape(address: str) -> Samples:
     """GET /metrics of the process at `host:port`.
 
     Raises:
-        ClusterError: it does not answer.
+        ClusterError: the process does not answer.
     """
     limit = aiohttp.ClientTimeout(total=REPLY_S)
     try:

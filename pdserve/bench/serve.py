@@ -1,16 +1,16 @@
-"""Servers of completions under the same load, side by side: `pdserve bench serve`.
+"""Compares completion servers under the same load: `pdserve bench serve`.
 
-Any server with an OpenAI API will do. Each load is a closed loop of so many streams, or an open
-loop with Poisson arrivals at a rate; prompts are random, all of one length, and new in each round,
-so no cache of prefixes has them. With several servers, rounds take turns between them, each server
-first as often as the others, and ratios compare rounds that were neighbours.
+Any server with an OpenAI API will do. Each load is a closed loop of streams, or an open loop with
+Poisson arrivals at a rate. Prompts are random, of one length, and new in each round, so that no
+prefix cache holds them. With several servers, rounds alternate between them, each server being
+first equally often, and ratios compare neighbouring rounds.
 
-Definitions are those of slo_score.py. ITL is by what arrives: tokens that a server sends in one
-piece have no time between them, and `tokens_per_piece` tells of them. Tokens are counted by the
-server if it reports usage, else each piece counts as one.
+Definitions are those of slo_score.py. ITL is measured by arrival: tokens sent in one piece have no
+time between them, and `tokens_per_piece` shows this. The server's token counts are used if it
+reports usage; otherwise each piece counts as one token.
 
-The client takes about 40 us of a core for a token that comes alone (3 % of one for 16 streams with
-700 tokens a second), and reads 100,000 tokens a second if they come as fast as that.
+The client takes about 40 us of CPU time for a token that arrives alone (3 % of a core for 16
+streams with 700 tokens a second), and can read 100,000 tokens a second if they arrive that fast.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from pdserve.bench.serve_requests import requests_of, warm_up_prompt
 from pdserve.bench.workload import TimedRequest
 from pdserve.errors import ClusterError, ConfigError
 
-_ANSWER_S = 10.0  # for the list of models
+_ANSWER_S = 10.0  # deadline for the list of models
 _WARM_UP_OUTPUT = 2  # tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server."""
+    """A measured server."""
 
     url: str
     model: str
@@ -48,10 +48,10 @@ class Target:
 async def serve(
     targets: Sequence[Target], plan: Plan, tell: Callable[[str], None] = lambda text: None
 ) -> ServeReport:
-    """Every load on every server, in turns."""
+    """Run every load on every server, in turns."""
     report = ServeReport([], [])
     for load in plan.loads:
-        rounds: list[list[Round]] = [[] for _ in targets]  # of each target
+        rounds: list[list[Round]] = [[] for _ in targets]  # one list per target
         for number in range(plan.rounds):
             requests = requests_of(plan, load, number)
             for index in _turns(len(targets), number):
@@ -69,7 +69,7 @@ async def serve(
 
 
 def _turns(count: int, number: int) -> Iterator[int]:
-    """Each of `count`, beginning with another one in each round."""
+    """Yield each of `count` indices, starting with another one in each round."""
     return ((number + index) % count for index in range(count))
 
 
@@ -100,16 +100,18 @@ async def open_targets(
     plan: Plan,
     headers: Mapping[str, str] | None = None,
 ) -> AsyncIterator[list[Target]]:
-    """Servers that have answered a prompt of the plan's length; by token ids where they take them.
+    """Yield clients for servers that have answered a prompt of the plan's length.
+
+    Prompts are sent as token ids if the server accepts them.
 
     Args:
         urls: of the servers.
-        models: what to ask each of them for; empty: the first that it lists.
-        plan: what will be sent.
-        headers: of every request, such as a key that all of them know.
+        models: the model to request from each server; empty: the first one that it lists.
+        plan: the load.
+        headers: sent with every request, such as an API key that is valid for all servers.
 
     Raises:
-        ConfigError: not one model for each of the urls.
+        ConfigError: the numbers of models and urls differ.
         ClusterError: a server cannot be reached, or does not serve completions.
     """
     if models and len(models) != len(urls):
@@ -141,7 +143,7 @@ async def _first_model(session: aiohttp.ClientSession, url: str) -> str:
 async def _warm_client(
     session: aiohttp.ClientSession, url: str, model: str, plan: Plan
 ) -> OpenLoopClient:
-    """A client whose first request was served: of token ids or, if that is refused, of text."""
+    """Return a client whose first request succeeded: with token ids or, if refused, with text."""
     prompt = warm_up_prompt(plan)
     request = TimedRequest(0.0, "warm-up", prompt, _WARM_UP_OUTPUT)
     client = OpenLoopClient(session, url, model)

@@ -1,4 +1,4 @@
-"""What is sent to servers that are measured."""
+"""The load that measured servers get."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A closed loop of `concurrency` streams or, if that is 0, an open one at `rate`."""
+    """A closed loop of `concurrency` streams or, if that is 0, an open loop at `rate`."""
 
     concurrency: int = 0
-    rate: float = 0.0  # requests a second
+    rate: float = 0.0  # requests per second
 
     def __str__(self) -> str:
         return f"{self.concurrency} at a time" if self.concurrency else f"{self.rate:g}/s"
@@ -19,12 +19,12 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is sent."""
+    """The load of a measurement."""
 
     loads: Sequence[Load]
     prompt_tokens: int
     output_tokens: int
-    num_requests: int  # of a round; 0: what the load suggests
+    num_requests: int  # per round; 0: derived from the load
     rounds: int
     seed: int
-    round_s: float  # for a round of a closed loop; for an open one, after its last arrival
+    round_s: float  # limit of a closed-loop round; of an open-loop one, after its last arrival

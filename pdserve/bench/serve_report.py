@@ -1,4 +1,4 @@
-"""What rounds of load on several servers come to: percentiles of each, and ratios."""
+"""Results of load rounds on several servers: percentiles of each, and ratios."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from pdserve.bench.slo_score import Outcome, Percentiles, throughput
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One load on one server, once."""
+    """One round of one load on one server."""
 
     run: Run
     elapsed_s: float
-    client_s: float  # of a core, that the client took
+    client_s: float  # CPU time of the client
 
     @property
     def tokens_per_s(self) -> float:
-        """Of output."""
+        """Output tokens per second."""
         return throughput(self.run.outcomes)
 
     @property
     def requests_per_s(self) -> float:
-        """That finished."""
+        """Finished requests per second."""
         tokens = sum(outcome.num_received for outcome in self.run.outcomes)
         finished = sum(outcome.end == "finished" for outcome in self.run.outcomes)
         return self.tokens_per_s * finished / tokens if tokens else 0.0
 
 
 class ServeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A server under a load, all rounds together. Percentiles in milliseconds."""
+    """The result of one server under one load, all rounds together. Percentiles in milliseconds."""
 
     url: str
     model: str
@@ -47,22 +47,22 @@ class ServeRow(msgspec.Struct, frozen=True, kw_only=True):
     sent: int
     finished: int
     refused: int
-    failed: int  # or did not end in time
+    failed: int  # failed, or did not end in time
     output_tokens_per_s: float  # median of the rounds
     requests_per_s: float  # likewise
     ttft_ms: Percentiles
     tpot_ms: Percentiles
     itl_ms: Percentiles
     e2e_ms: Percentiles
-    prompt_tokens: float  # mean, as the server counts them; 0: it does not
+    prompt_tokens: float  # mean, as the server counts them; 0: not reported
     tokens_per_piece: float
     client_late_ms: Percentiles
-    client_core_share: float  # of one core, while the load ran
-    errors: dict[str, int]  # what was said |-> how often
+    client_core_share: float  # CPU share of the client while the load ran, in cores
+    errors: dict[str, int]  # error |-> count
 
 
 class ServeRatio(msgspec.Struct, frozen=True):
-    """A server against the first one: medians over rounds of the ratios of neighbouring rounds."""
+    """A server against the first one: medians of the ratios of neighbouring rounds."""
 
     url: str
     concurrency: int
@@ -73,14 +73,14 @@ class ServeRatio(msgspec.Struct, frozen=True):
 
 
 class ServeReport(msgspec.Struct, frozen=True):
-    """What `pdserve bench serve` found."""
+    """The results of `pdserve bench serve`."""
 
     rows: list[ServeRow]
     ratios: list[ServeRatio]
 
 
 def serve_row(url: str, model: str, load: Load, rounds: Sequence[Round]) -> ServeRow:
-    """All rounds of a load on one server."""
+    """Combine all rounds of a load on one server."""
     outcomes = [outcome for some in rounds for outcome in some.run.outcomes]
     ends = Counter(outcome.end for outcome in outcomes)
     counted = [outcome.num_prompt_counted for outcome in outcomes if outcome.num_prompt_counted]
@@ -116,7 +116,7 @@ def _complaint(outcome: Outcome) -> str:
 def serve_ratio(
     url: str, load: Load, first: Sequence[Round], others: Sequence[Round]
 ) -> ServeRatio:
-    """The rounds of one server against those of the first one."""
+    """Compare the rounds of one server with those of the first one."""
 
     def median(figure: Callable[[Round], float]) -> float | None:
         pairs = [(figure(a), figure(b)) for a, b in zip(first, others, strict=True)]
@@ -134,6 +134,6 @@ def serve_ratio(
 
 
 def _p50(seconds: Iterator[float]) -> float:
-    """Of those that are finite; infinite if none is."""
+    """Return the median of the finite ones; infinite if there are none."""
     finite = [second for second in seconds if second < inf]
     return statistics.median(finite) if finite else inf

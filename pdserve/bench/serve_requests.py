@@ -9,14 +9,14 @@ import numpy as np
 from pdserve.bench.serve_plan import Load, Plan
 from pdserve.bench.workload import TimedRequest, random_ids
 
-_ARRIVALS, _TOKENS, _WARM_UP = range(3)  # what a random number is drawn for
-_LEAST_CLOSED = 8  # requests of a round
+_ARRIVALS, _TOKENS, _WARM_UP = range(3)  # purposes of random numbers
+_LEAST_CLOSED = 8  # least requests of a closed-loop round
 _PER_STREAM = 4
 _OPEN = 32
 
 
 def requests_of(plan: Plan, load: Load, number: int) -> list[TimedRequest]:
-    """Of round `number` of one of the plan's loads."""
+    """Return the requests of round `number` of one of the plan's loads."""
     times = _times(plan, load, number)
     where = [plan.seed, _TOKENS, plan.loads.index(load), number]
     return [
@@ -28,12 +28,12 @@ def requests_of(plan: Plan, load: Load, number: int) -> list[TimedRequest]:
 
 
 def warm_up_prompt(plan: Plan) -> list[int]:
-    """Of the length that is measured, and none of those that are."""
+    """Return a prompt of the measured length that is not one of the measured prompts."""
     return random_ids(plan.prompt_tokens, [plan.seed, _WARM_UP])
 
 
 def _times(plan: Plan, load: Load, number: int) -> list[float]:
-    """When each is due; all at once for a closed loop, which sends them when it can."""
+    """Return when each request is due; all at once for a closed loop, which sends them in turn."""
     if load.concurrency:
         return [0.0] * (plan.num_requests or max(_LEAST_CLOSED, _PER_STREAM * load.concurrency))
     rng = np.random.default_rng([plan.seed, _ARRIVALS, number])

@@ -1,14 +1,14 @@
-"""What became of requests, and whether it was in time. Definitions as in DistServe (OSDI'24).
+"""Outcomes of requests, and whether they were in time. Definitions as in DistServe (OSDI'24).
 
-* TTFT is the time of the first token less the time at which the request was *due*: a client that
-  is late itself gives nobody an excuse. TTFT from the real time of sending is kept beside it.
-* TPOT is (last token - first token) / (tokens - 1), and 0 for one token. What lies between tokens 1
-  and 2, such as the way from a prefill to a decode node, counts.
-* ITL is each gap between two tokens. Tokens that come in one piece have gaps of 0 between them.
-* Attainment is the share of *all* requests sent that met both promises: what was refused, failed
-  or did not end counts as missed. For TTFT alone it is enough that token 1 came in time.
-* Where requests are of several kinds, attainment is that of the kind that fares worst. Else whoever
-  refuses the few requests that are much work would look best.
+* TTFT is the time of the first token less the time at which the request was *due*, so a late client
+  does not hide latency. TTFT from the actual time of sending is reported as well.
+* TPOT is (last token - first token) / (tokens - 1), and 0 for one token. The time between tokens 1
+  and 2, such as the handover to a decode node, counts.
+* ITL is each gap between two tokens. Tokens that arrive in one piece have gaps of 0 between them.
+* Attainment is the share of *all* requests sent that met both targets: refused, failed and
+  unfinished requests count as missed. For TTFT alone it is enough that token 1 came in time.
+* With several kinds of requests, attainment is that of the worst kind. Otherwise a server that
+  refuses the few expensive requests would look best.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ class Outcome(msgspec.Struct, kw_only=True):
     num_prompt: int
     num_output: int  # tokens asked for
     sent_s: float = 0.0
-    arrivals_s: list[float] = []  # of pieces of one token or, if the server is behind, more
+    arrivals_s: list[float] = []  # of pieces: one token each, or more if the server is behind
     num_received: int = 0  # tokens
-    num_prompt_counted: int = 0  # tokens of the prompt, as the server counts; 0: it did not say
+    num_prompt_counted: int = 0  # prompt tokens by the server's count; 0: not reported
     end: End = "unfinished"
-    error: str = ""  # what was said, of those that were refused or failed
+    error: str = ""  # error of refused or failed requests
     prefill_node: str = ""
     decode_node: str = ""
 
     @property
     def late_s(self) -> float:
-        """By how much the client itself missed the time it was due."""
+        """How late the client itself sent the request."""
         return self.sent_s - self.due_s
 
     @property
     def ttft_s(self) -> float:
-        """From when it was due; infinite without a token."""
+        """Time from the due time to token 1; infinite without a token."""
         return self.arrivals_s[0] - self.due_s if self.arrivals_s else inf
 
     @property
     def ttft_sent_s(self) -> float:
-        """From when it was really sent."""
+        """Time from the actual sending to token 1; infinite without a token."""
         return self.arrivals_s[0] - self.sent_s if self.arrivals_s else inf
 
     @property
     def tpot_s(self) -> float:
-        """Mean gap; infinite for a request that did not finish."""
+        """Mean gap between tokens; infinite if the request did not finish."""
         if self.end != "finished":
             return inf
         if self.num_received < 2:
@@ -68,32 +68,32 @@ class Outcome(msgspec.Struct, kw_only=True):
 
     @property
     def e2e_s(self) -> float:
-        """From when it was due to its last token; infinite for a request that did not finish."""
+        """Time from the due time to the last token; infinite if the request did not finish."""
         return self.arrivals_s[-1] - self.due_s if self.end == "finished" else inf
 
     @property
     def gaps_s(self) -> list[float]:
-        """Every gap between two tokens, as far as it got."""
+        """All gaps between two tokens received so far."""
         gaps = [later - earlier for earlier, later in pairwise(self.arrivals_s)]
         together = self.num_received - len(self.arrivals_s)
         return gaps + [0.0] * max(0, together)
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """What every request is promised."""
+    """The latency targets of every request."""
 
     ttft_s: float
     tpot_s: float
 
     def factor(self, outcome: Outcome) -> float:
-        """By what both promises must be multiplied for this request to meet them just so."""
+        """Return the factor on both targets at which this request would just meet them."""
         if outcome.end != "finished":
             return inf
         return max(outcome.ttft_s / self.ttft_s, outcome.tpot_s / self.tpot_s)
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """Of some times, in milliseconds, linear between observations; None without any."""
+    """Percentiles of times in milliseconds, linear between observations; None without any."""
 
     p50: float | None
     p90: float | None
@@ -101,7 +101,7 @@ class Percentiles(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Percentiles:
-        """Infinite times (no token, no end) are not among them: counts tell how many."""
+        """Compute percentiles without infinite times (no token, no end), which counts report."""
         finite = [second for second in seconds if second != inf]
         if not finite:
             return cls(None, None, None)
@@ -109,36 +109,36 @@ class Percentiles(msgspec.Struct, frozen=True):
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of one way of serving at one rate."""
+    """The score of one run of one mode at one rate."""
 
     sent: int
     finished: int
     refused: int
     failed: int
     unfinished: int
-    worst_kind: str  # of requests,
+    worst_kind: str  # the kind of requests with the lowest attainment
     worst_sent: int
     worst_met: int
-    attainment: float  # of both promises, by that kind
+    attainment: float  # of both targets, of the worst kind
     attainment_low: float  # Wilson's 95 % interval
     attainment_high: float
-    ttft_attainment: float  # of each alone
+    ttft_attainment: float  # of each target alone
     tpot_attainment: float
-    slo_scale: float | None  # by it `target` of each kind would meet both promises; None: never
+    slo_scale: float | None  # factor on both targets with which `target` of each kind is met
     ttft_ms: Percentiles
     ttft_sent_ms: Percentiles
     tpot_ms: Percentiles
     itl_ms: Percentiles
-    late_ms: Percentiles  # the client itself
-    tokens_per_s: float  # received, over the time from the first due one to the last token
-    errors: dict[str, int]  # what was said |-> how often
+    late_ms: Percentiles  # the client's own lag
+    tokens_per_s: float  # received tokens, from the first due time to the last token
+    errors: dict[str, int]  # error |-> count
 
 
 def score(outcomes: Sequence[Outcome], promise: Promise, target: float) -> Score:
-    """Everything about a run that follows from what became of its requests (at least one)."""
+    """Score a run by the outcomes of its requests (at least one)."""
     ends = [outcome.end for outcome in outcomes]
     sent = len(outcomes)
-    factors = {  # kind |-> by what promises must be multiplied for each request, ascending
+    factors = {  # kind |-> factor on the targets for each request, ascending
         kind: sorted(promise.factor(o) for o in outcomes if o.kind == kind)
         for kind in sorted({outcome.kind for outcome in outcomes})
     }
@@ -174,7 +174,7 @@ def score(outcomes: Sequence[Outcome], promise: Promise, target: float) -> Score
 
 
 def wilson(met: int, sent: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share: right for few requests, and near 0 and 1."""
+    """Return Wilson's 95 % interval of a share: valid for few requests, and near 0 and 1."""
     share, z2 = met / sent, _Z95**2
     centre = share + z2 / (2 * sent)
     half = _Z95 * sqrt(share * (1 - share) / sent + z2 / (4 * sent**2))
@@ -182,7 +182,7 @@ def wilson(met: int, sent: int) -> tuple[float, float]:
 
 
 def throughput(outcomes: Sequence[Outcome]) -> float:
-    """Tokens a second of one run, from the first request that was due to the last token."""
+    """Return the tokens per second of a run, from the first due request to the last token."""
     lasts = [outcome.arrivals_s[-1] for outcome in outcomes if outcome.arrivals_s]
     if not lasts:
         return 0.0

@@ -1,9 +1,9 @@
-"""A chat server that costs next to nothing: every answer is the same token, one a step.
+"""A chat server with almost no cost: every answer repeats one token, once per step.
 
-What a gateway adds is measured against a direct call of it, it stands behind gateways that need an
-OpenAI API there, and what a client reads from it is that client's own ceiling. So it understands
-what is sent to it here and no more: POST with a Content-Length for an answer, streamed or not, of
-`max_tokens` tokens, and GET for the list of models.
+It serves three purposes: the overhead of a gateway is measured against direct calls to it, it is
+the upstream of gateways that need an OpenAI API, and what a client can read from it is that
+client's own limit. So it understands only what is sent to it here: POST with a Content-Length for
+an answer, streamed or not, of `max_tokens` tokens, and GET for the list of models.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _NEXT = _chunked(_TOKEN)
 
 
 def _last(num_tokens: int) -> bytes:
-    """The end of a stream, behind its last token."""
+    """Return the end of a stream, after its last token."""
     counts = {"prompt_tokens": 1, "completion_tokens": num_tokens, "total_tokens": num_tokens + 1}
     end = _delta({}, "length") + _event([], usage=counts) + b"data: [DONE]\n\n"
     return _chunked(end) + b"0\r\n\r\n"
@@ -68,7 +68,7 @@ class _Wanted(msgspec.Struct):
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """An answer under way."""
+    """An answer in progress."""
 
     connection: _Connection
     num_tokens: int
@@ -76,19 +76,19 @@ class _Stream:
 
 
 class SseServer:
-    """Answers at once with token 1, and then with one token of each stream at every step."""
+    """Sends token 1 at once, and then one token of each stream at every step."""
 
     def __init__(self, beat: Beat) -> None:
         self._streams: list[_Stream] = []
         beat.listen(self._step)
 
     async def start(self, port: int) -> asyncio.Server:
-        """Listen."""
+        """Start listening."""
         loop = asyncio.get_running_loop()
         return await loop.create_server(lambda: _Connection(self), "127.0.0.1", port)
 
     def begin(self, connection: _Connection, num_tokens: int) -> None:
-        """Stream so many tokens to it."""
+        """Stream `num_tokens` tokens to a connection."""
         connection.write(_STREAM_HEAD + _FIRST)
         stream = _Stream(connection, num_tokens, 1)
         if num_tokens > 1:
@@ -109,7 +109,7 @@ class SseServer:
 
 
 class _Connection(asyncio.Protocol):
-    """One request after the other."""
+    """A connection that serves one request after the other."""
 
     def __init__(self, server: SseServer) -> None:
         self._server = server
@@ -130,7 +130,7 @@ class _Connection(asyncio.Protocol):
             self._answer(head, rest[:num_body])
 
     def write(self, text: bytes) -> bool:
-        """Whether somebody is still there."""
+        """Write to the client; returns whether it is still connected."""
         if self._transport.is_closing():
             return False
         self._transport.write(text)

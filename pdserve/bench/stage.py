@@ -1,4 +1,4 @@
-"""What the parts of a comparison share: the plan, the means to carry it out, what went wrong."""
+"""The shared context of a comparison: the plan, the means to carry it out, and failures."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from pdserve.errors import PdserveError
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where it happens."""
+    """The context in which a comparison runs."""
 
     plan: ComparePlan
     launch: Launch
     clock: Clock
     keep: Keep
-    tell: Callable[[str], None]  # what is going on, for people
+    tell: Callable[[str], None]  # reports progress to the user
     failures: dict[str, str] = field(default_factory=dict)  # mode |-> why it is missing
 
     async def begin(self, server: Server, contender: Contender, subject: Subject) -> Bout:
-        """A warmed up contender. Raises ClusterError: it is gone."""
+        """Return a warmed-up contender. Raises ClusterError: it is gone."""
         bout = Bout(server, contender, subject.name, self.keep)
         await bout.warm_up(subject.workload.first(self.plan.warm_up))
         return bout
 
     def fail(self, who: str, error: PdserveError) -> None:
-        """It is left out from here on."""
+        """Record a failure; the mode is left out from here on."""
         self.failures[who] = error.message
         self.tell(f"{who} is left out: {error.message}")
 
     def requests_at(self, subject: Subject, rate: float) -> tuple[list[TimedRequest], float]:
-        """What arrives at that rate, and within how many seconds."""
+        """Return the requests at that rate, and the seconds over which they arrive."""
         duration_s = max(self.plan.duration_s, self.plan.least_requests / rate)
         return subject.workload.timed(rate, duration_s), duration_s

@@ -1,10 +1,10 @@
-"""Steps of the engine beside what the machine could do at best: `pdserve bench step`.
+"""Engine steps against the best that the machine can do: `pdserve bench step`.
 
 Every step is measured in turns with the others and with two yardsticks, a plain streaming read and
-a large matrix product, so that a moment in which the machine is slow is one for all. A floor is
-that of floor.py with the best rate that was seen anywhere in the run: by a yardstick, or by a step
-itself if its work took less time than the yardstick says. So no ratio is flattered by a yardstick
-that was slow, and none is below 1, but for steps whose memory the caches hold.
+a large matrix product, so that a slow phase of the machine affects all of them. A floor is that of
+floor.py with the best rate seen anywhere in the run: by a yardstick, or by a step itself if its
+work took less time than the yardstick predicts. So a slow yardstick does not flatter any ratio, and
+no ratio is below 1, except for steps whose memory the caches hold.
 
 `floor_ratio` is the median step over that floor. `beside_ratio` compares each step with the
 yardsticks of the same moment, and is the better figure while other work runs on the machine.
@@ -26,43 +26,43 @@ from pdserve.perf_model import StepRow
 
 LEAST_ROUNDS = 3
 YARDSTICK = "yardstick"
-_CASE_S = 0.2  # a case's share of a round: short steps are repeated
+_CASE_S = 0.2  # time of a case per round: short steps are repeated
 _MOST_REPEATS = 20
-_IN_CACHE = 4  # memory of less than so many times the largest cache may come from there
+_IN_CACHE = 4  # less memory than this many times the largest cache may come from the cache
 
 
 class StepTime(NamedTuple):
-    """One step."""
+    """The time of one step."""
 
-    total_s: float  # the runner's: batch, model, sampling
+    total_s: float  # the whole runner: batch, model, sampling
     model_s: float  # the model alone
 
 
 class Bench(Protocol):
-    """What is measured, and with what."""
+    """The model runner and the yardsticks that are measured."""
 
     def step(self, rows: Sequence[StepRow]) -> StepTime:
         """Compute one step."""
         ...
 
     def read_rate(self) -> float:
-        """Bytes a second of a streaming read, now."""
+        """Measure a streaming read now, in bytes per second."""
         ...
 
     def product_rate(self) -> float:
-        """FLOPs a second of a large matrix product, now."""
+        """Measure a large matrix product now, in FLOPs per second."""
         ...
 
 
 class StepBenchRow(msgspec.Struct, frozen=True):
-    """One case. Times in milliseconds."""
+    """The result of one case. Times in milliseconds."""
 
     model: str
-    weights: str  # their type
+    weights: str  # type of the weights
     phase: Phase
     batch: int
     context: int
-    steps: int  # measured
+    steps: int  # measured steps
     p50_ms: float
     min_ms: float
     floor_ms: float
@@ -70,26 +70,26 @@ class StepBenchRow(msgspec.Struct, frozen=True):
     floor_ratio: float  # p50 / floor
     beside_ratio: float  # median of step / floor by the yardsticks of the same moment
     overhead_ms: float  # median of what the runner does outside the model
-    tokens_per_s: float  # computed; of a decode: sampled
+    tokens_per_s: float  # computed tokens; sampled ones for a decode
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """What it can do at best, and where that was seen."""
+    """The best rates of the machine, and what reached them."""
 
     read_gb_per_s: float
     read_seen_in: str
     product_gflop_per_s: float
     product_seen_in: str
-    yardstick_read_gb_per_s: float  # median of the yardstick
+    yardstick_read_gb_per_s: float  # median of the yardstick's rates
     yardstick_product_gflop_per_s: float
     threads: int
     processor: str
     kernels: str
-    load_average: float  # before it began
+    load_average: float  # at the beginning
 
 
 class StepReport(msgspec.Struct, frozen=True):
-    """What `pdserve bench step` found."""
+    """The results of `pdserve bench step`."""
 
     rows: list[StepBenchRow]
     skipped: list[Skipped]
@@ -98,7 +98,7 @@ class StepReport(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A case's steps, and the yardsticks that were measured just before each."""
+    """The steps of a case, and the yardsticks measured just before each."""
 
     case: Case
     work: Work
@@ -107,13 +107,13 @@ class Observed:
 
     @property
     def least_s(self) -> float:
-        """Of its steps."""
+        """Time of its fastest step."""
         return min(time.total_s for time in self.times)
 
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """A rate, and what has reached it."""
+    """A rate, and what reached it."""
 
     rate: float
     seen_in: str
@@ -126,9 +126,9 @@ def observe(
     budget_s: float,
     now: Callable[[], float] = time.perf_counter,
 ) -> list[Observed]:
-    """Measure all in turns, for `budget_s` but at least LEAST_ROUNDS rounds.
+    """Measure all cases in turns, for `budget_s` but at least LEAST_ROUNDS rounds.
 
-    Before the first round each is computed once, which does not count.
+    Before the first round each case is computed once, which does not count.
     """
     observed = [Observed(case, work.of(case.rows)) for case in cases]
     repeats = [_repeats(bench.step(case.rows)) for case in cases]
@@ -145,7 +145,10 @@ def observe(
 
 
 def best_read(observed: Sequence[Observed], cache_bytes: int) -> Best:
-    """Bytes a second. Steps whose memory the caches may hold do not say what the memory can do."""
+    """Return the best read rate, in bytes per second.
+
+    Steps whose memory the caches may hold are ignored, since they do not show the memory's rate.
+    """
     rates = [Best(rates.bytes_per_s, YARDSTICK) for seen in observed for rates in seen.beside]
     rates += [
         Best(seen.work.num_bytes / seen.least_s, _name(seen.case))
@@ -156,14 +159,14 @@ def best_read(observed: Sequence[Observed], cache_bytes: int) -> Best:
 
 
 def best_product(observed: Sequence[Observed]) -> Best:
-    """FLOPs a second."""
+    """Return the best rate of arithmetic, in FLOPs per second."""
     rates = [Best(rates.flops_per_s, YARDSTICK) for seen in observed for rates in seen.beside]
     rates += [Best(seen.work.num_flops / seen.least_s, _name(seen.case)) for seen in observed]
     return max(rates, key=lambda best: best.rate)
 
 
 def bench_row(model: str, weights: str, seen: Observed, rates: Rates) -> StepBenchRow:
-    """One case; `rates`: the best."""
+    """Make the row of one case; `rates`: the best of the run."""
     totals = [time.total_s for time in seen.times]
     median_s, floor_s = statistics.median(totals), rates.floor_s(seen.work)
     ratios = [
@@ -188,7 +191,7 @@ def bench_row(model: str, weights: str, seen: Observed, rates: Rates) -> StepBen
 
 
 def _repeats(first: StepTime) -> int:
-    """How often a case is computed in a round, by what it took the first time."""
+    """Return how often a case is computed in a round, from its first time."""
     return max(1, min(_MOST_REPEATS, int(_CASE_S / max(first.total_s, 1e-6))))
 
 

@@ -1,4 +1,4 @@
-"""The steps of `pdserve bench step`, and which of them there is room for."""
+"""The steps of `pdserve bench step`, and which of them fit into memory."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ class Skipped(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One step: a token each of `batch` requests, or one prompt. All rows are sampled from."""
+    """One step: one token for each of `batch` requests, or one prompt. All rows are sampled."""
 
     phase: Phase
     batch: int
-    context: int  # tokens of a request once the step has been computed
+    context: int  # tokens of a request after the step
 
     @property
     def rows(self) -> tuple[StepRow, ...]:
-        """Of the step."""
+        """Rows of the step."""
         if self.phase == "prefill":
             return (StepRow(self.context, 0),)
         return (StepRow(1, self.context - 1, is_decoding=True),) * self.batch
 
     @property
     def num_tokens(self) -> int:
-        """Computed in the step."""
+        """Tokens computed in the step."""
         return sum(row.num_tokens for row in self.rows)
 
     def num_blocks(self, layout: KvLayout) -> int:
-        """Blocks that its requests have, each its own."""
+        """Return the number of blocks of its requests, which share none."""
         return self.batch * layout.blocks_for(self.context)
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What was asked for."""
+    """The cases that the user asked for."""
 
     batches: Sequence[int]
-    contexts: Sequence[int]  # that are decoded over
+    contexts: Sequence[int]  # context lengths of decodes
     prompts: Sequence[int]  # tokens of a prompt
 
     def cases(self) -> Iterator[Case]:
-        """Decodes, then prompts."""
+        """Yield decodes, then prompts."""
         for batch in self.batches:
             for context in self.contexts:
                 yield Case("decode", batch, context)
@@ -68,10 +68,10 @@ class Grid:
 def with_room(
     cases: Iterator[Case], layout: KvLayout, max_model_len: int, memory_bytes: int
 ) -> tuple[list[Case], list[Skipped]]:
-    """Those that fit, and why the others do not.
+    """Return the cases that fit, and why the others do not.
 
-    Requests of a batch never share blocks to make them fit: caches would then serve what in
-    service comes from memory.
+    Requests of a batch never share blocks to make them fit: the caches would then serve what comes
+    from memory in production.
     """
     kept: list[Case] = []
     skipped: list[Skipped] = []

@@ -1,4 +1,4 @@
-"""What modes are compared on: a workload, and by what its promises follow from an idle cluster."""
+"""The subjects of a comparison: workloads, and how their targets follow from an idle cluster."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ class Subject:
     workload: Workload
     ttft_scale: float
     tpot_scale: float
-    deck: int  # requests that are a fair sample
-    length_factor: float  # on the lengths of the trace or scenario
+    deck: int  # number of requests that form a fair sample
+    length_factor: float  # factor on the lengths of the trace or scenario
     num_cut: int = 0  # requests that were cut to fit the model
     scenario: Scenario | None = None  # None: a trace
 
     @property
     def share(self) -> float:
-        """Of the time that there is for several subjects."""
+        """Share of the time that is available for several subjects."""
         return self.scenario.share if self.scenario is not None else 1.0
 
     def whole_decks(self, count: int) -> int:
-        """So many requests or a few more: as many as have the mixture."""
+        """Return `count` or a few more: a number of requests with the exact mixture."""
         return -(-count // self.deck) * self.deck
 
 
 def made_up(name: ScenarioName, max_model_len: int, length_scale: float, seed: int) -> Subject:
-    """A named scenario; `length_scale` 0 is as it is.
+    """Make a subject from a named scenario; `length_scale` 0 leaves it as it is.
 
     Raises:
         ConfigError: its longest request does not fit the model.
@@ -61,7 +61,7 @@ def made_up(name: ScenarioName, max_model_len: int, length_scale: float, seed: i
 def replayed(
     name: str, rows: Sequence[TraceRow], max_model_len: int, length_scale: float, seed: int
 ) -> Subject:
-    """A trace; `length_scale` 0 makes 99 of 100 requests fit the model."""
+    """Make a subject from a trace; `length_scale` 0 makes 99 of 100 requests fit the model."""
     factor = length_scale or trace_factor(rows, max_model_len)
     workload = TraceWorkload(rows, factor, max_model_len, seed)
     return Subject(

@@ -1,13 +1,13 @@
-"""Published request traces: when requests came, how long they were, which prefixes they shared.
+"""Published request traces: arrival times, lengths, and shared prefixes of requests.
 
-Two formats are read. Neither holds any text.
+Two formats are supported. Neither contains text.
 
-* Mooncake (FAST'25), a JSON object a line: `timestamp` in ms, `input_length`, `output_length`, and
-  `hash_ids`, one a block of 512 prompt tokens; equal ids stand for equal blocks after equal
-  prefixes. Timestamps are rounded to ticks of 3 s: played as they are, every tick would be a burst
-  of ten. So each gets a random delay within its tick.
+* Mooncake (FAST'25), one JSON object per line: `timestamp` in ms, `input_length`, `output_length`,
+  and `hash_ids`, one per block of 512 prompt tokens; equal ids stand for equal blocks after equal
+  prefixes. Timestamps are rounded to ticks of 3 s; replayed unchanged, every tick would be a burst
+  of ten. So each request gets a random delay within its tick.
 * Azure LLM inference 2023 (Splitwise, ISCA'24), CSV with a header: `TIMESTAMP`, `ContextTokens`,
-  `GeneratedTokens`. Nothing is known about prefixes.
+  `GeneratedTokens`. There is no information on prefixes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from pdserve.errors import ConfigError
 
-MOONCAKE_BLOCK = 512  # prompt tokens behind one hash id
+MOONCAKE_BLOCK = 512  # prompt tokens per hash id
 MOONCAKE_TICK_S = 3.0
 _AZURE_COLUMNS = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
 _MICROSECONDS = len("YYYY-MM-DD HH:MM:SS.ffffff")
@@ -32,21 +32,21 @@ _MICROSECONDS = len("YYYY-MM-DD HH:MM:SS.ffffff")
 class TraceRow:
     """One request of a trace."""
 
-    at_s: float  # since the first one
+    at_s: float  # since the first request
     num_prompt: int
     num_output: int
-    blocks: tuple[int, ...] = ()  # names of the prompt's blocks of `MOONCAKE_BLOCK`; (): none known
+    blocks: tuple[int, ...] = ()  # ids of the prompt's blocks of `MOONCAKE_BLOCK`; (): unknown
 
 
 def read_trace(path: Path, seed: int) -> list[TraceRow]:
-    """The rows of a trace in order of time; which format it is in, its first line tells.
+    """Read a trace's rows in order of time; its first line determines the format.
 
     Args:
         path: the file.
         seed: of the delays within Mooncake's ticks.
 
     Raises:
-        ConfigError: it cannot be read, is in neither format, or says something impossible.
+        ConfigError: the file cannot be read, has neither format, or contains impossible values.
     """
     try:
         lines = path.read_text().splitlines()
@@ -69,12 +69,12 @@ def read_trace(path: Path, seed: int) -> list[TraceRow]:
 
 
 def mean_rate(rows: list[TraceRow]) -> float:
-    """Requests a second over the whole trace."""
+    """Return the mean rate of the whole trace, in requests per second."""
     return (len(rows) - 1) / (rows[-1].at_s - rows[0].at_s)
 
 
 def _lengths(row: TraceRow) -> tuple[int, int]:
-    """At least a token of each; traces have a few requests without."""
+    """Return a row's lengths, at least one token each; traces have a few requests without."""
     return max(1, row.num_prompt), max(1, row.num_output)
 
 

@@ -1,10 +1,9 @@
-"""How fast KV moves from one process to another, beside a plain memcpy of the same blocks.
+"""Measures how fast KV moves between two processes, against a memcpy of the same blocks.
 
 A row is one transport, network, block size and number of blocks: random blocks of the exporter's
-pool go to random blocks of the puller's, other ones with every pull. Before or after each pull the
-puller copies the same blocks with memcpy, so the ratio of the two is of the same moment, also on a
-machine that is busy with other things. Before the first row, a pull of the whole pool is compared
-byte by byte.
+pool go to random blocks of the puller's pool, different ones with every pull. Before or after each
+pull the puller copies the same blocks with memcpy, so that both are measured at the same moment,
+even on a busy machine. Before the first row, a pull of the whole pool is compared byte by byte.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from pdserve.errors import ConfigError
 
 MIN_PULLS = 5
 _MAX_PULLS = 100
-_ROW_BYTES = 1 << 30  # about what the pulls of a row move together, within these bounds
+_ROW_BYTES = 1 << 30  # approximate total of a row's pulls, within these bounds
 
 R = TypeVar("R", bound=BenchMessage)
 
@@ -50,14 +49,14 @@ class TransferRow(msgspec.Struct, frozen=True):
     transport: str
     network: str
     block_bytes: int
-    blocks: int  # of each pull
+    blocks: int  # blocks per pull
     pulls: int
     gb_per_s: float  # median
     memcpy_gb_per_s: float  # median, of one thread in the puller
-    memcpy_ratio: float  # median of each pull's speed / that of the memcpy next to it
+    memcpy_ratio: float  # median ratio of each pull's speed to that of its memcpy
     pull_us: float  # median
     cpu_s_per_gb: float  # user and system time of both processes, pulls only
-    huge_pages: bool  # whether all pools have them
+    huge_pages: bool  # whether all pools use them
 
 
 class Skipped(msgspec.Struct, frozen=True):
@@ -69,7 +68,7 @@ class Skipped(msgspec.Struct, frozen=True):
 
 
 class TransferReport(msgspec.Struct, frozen=True):
-    """Everything that one run has found."""
+    """The results of one run."""
 
     rows: list[TransferRow]
     skipped: list[Skipped]
@@ -77,26 +76,26 @@ class TransferReport(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What one pair of processes measures, transport by transport."""
+    """The measurements of one pair of processes, transport by transport."""
 
     network: str
     block_bytes: int
     pool_blocks: int  # of each pool
-    counts: Sequence[int]  # blocks of a pull, one row each
+    counts: Sequence[int]  # blocks per pull, one row each
     pull_s: float  # deadline of one pull
-    commit: bool  # whether pools take their memory at once, in huge pages if there are any
+    commit: bool  # whether pools allocate all memory at once, in huge pages if available
 
 
 class End(Protocol):
-    """A process of the benchmark, seen from outside."""
+    """A process of the benchmark, as seen by the benchmark."""
 
     has_huge_pages: bool  # in all of its pools
 
     async def ask(self, request: Request, reply: type[R]) -> R:
-        """Its answer.
+        """Send a request and return the reply.
 
         Raises:
-            ClusterError: it ended instead, or did not answer in time.
+            ClusterError: the process ended instead, or did not answer in time.
         """
         ...
 
@@ -104,7 +103,7 @@ class End(Protocol):
 def count_blocks(
     wanted: Sequence[int], block_bytes: int, memory_bytes: int
 ) -> tuple[int, list[int]]:
-    """(blocks of each pool, blocks of each pull): `wanted`, as far as memory goes.
+    """Return (blocks of each pool, blocks of each pull): `wanted`, as far as memory suffices.
 
     Raises:
         ConfigError: not even one block fits.
@@ -117,14 +116,14 @@ def count_blocks(
 
 
 def count_pulls(pull_bytes: int) -> int:
-    """How many pulls of that size make a row."""
+    """Return how many pulls of that size make a row."""
     return max(MIN_PULLS, min(_MAX_PULLS, _ROW_BYTES // pull_bytes))
 
 
 async def measure_transport(
     exporter: End, puller: End, transport: str, case: Case, host: str
 ) -> list[TransferRow] | Skipped:
-    """Every row of one transport, or why there is none.
+    """Measure every row of one transport, or return why it was skipped.
 
     Raises:
         ClusterError: one of the processes has ended, or does not answer.
@@ -135,7 +134,7 @@ async def measure_transport(
     connected = await puller.ask(Connect(transport, served.welcome), Connected)
     if connected.obstacle:
         return Skipped(transport, case.network, connected.obstacle)
-    # All blocks once: so every page is mapped on both sides before anything is measured.
+    # Pull all blocks once, so that every page is mapped on both sides before the measurement.
     (order,) = await _orders(exporter, case, case.pool_blocks, 1)
     await puller.ask(Verify(order, case.pull_s), Verified)
     return [await _measure_row(exporter, puller, transport, case, count) for count in case.counts]
@@ -166,7 +165,7 @@ async def _orders(exporter: End, case: Case, count: int, num_orders: int) -> lis
 
 
 def random_blocks(pool_blocks: int, count: int, seed: int) -> Iterator[list[int]]:
-    """Lists of `count` different blocks, without end; the same ones for the same seed."""
+    """Yield lists of `count` distinct blocks, without end; the same ones for the same seed."""
     rng = random.Random(seed)
     while True:
         yield rng.sample(range(pool_blocks), count)
@@ -181,7 +180,7 @@ def make_row(
     *,
     huge_pages: bool,
 ) -> TransferRow:
-    """The figures that follow from the seconds."""
+    """Compute a row from the measured times."""
     pull_gb = count * case.block_bytes / 1e9
     pull_s = median(measured.pull_s)
     ratios = [

@@ -1,7 +1,8 @@
 """The two processes of the transfer benchmark: one exports a pool, one pulls from it.
 
-Each answers requests until the benchmark hangs up. Both fill a pool with the same content: the
-exporter's is pulled from, the puller's is what memcpy copies and what a pull is compared with.
+Each answers requests until the benchmark closes the connection. Both fill a pool with the same
+content: the exporter's is pulled from; the puller's is the source of memcpy, and the reference that
+pulls are compared with.
 """
 
 from __future__ import annotations
@@ -62,10 +63,10 @@ _PAGE = 4096
 
 
 def layout_of(block_bytes: int) -> KvLayout:
-    """A layout whose blocks have that size.
+    """Return a layout with blocks of that size.
 
     Raises:
-        ConfigError: it is not a whole number of layers.
+        ConfigError: the size is not a whole number of layers.
     """
     num_layers, rest = divmod(block_bytes, LAYER_BYTES)
     if rest or not num_layers:
@@ -82,7 +83,7 @@ def layout_of(block_bytes: int) -> KvLayout:
 
 
 def filled_pool(num_blocks: int, block_bytes: int) -> ExportedPool:
-    """A pool with every page touched; the same in both processes, different in every page."""
+    """Return a pool with every page touched: the same in both processes, no two pages equal."""
     pool = ExportedPool(num_blocks, block_bytes)
     noise = np.random.default_rng(block_bytes).integers(0, 256, block_bytes, dtype=np.uint8)
     pool.data[:] = noise
@@ -94,7 +95,7 @@ def filled_pool(num_blocks: int, block_bytes: int) -> ExportedPool:
 def run_end(
     role: Role, sock: socket.socket, num_blocks: int, block_bytes: int, *, commit: bool
 ) -> None:
-    """Be one of the two processes, until the other end of `sock` is closed.
+    """Run one of the two processes, until the other end of `sock` is closed.
 
     Raises:
         PdserveError: a pull failed, or moved a wrong byte.
@@ -118,7 +119,7 @@ async def _answer_all(
             try:
                 request = await conversation.receive_request()
             except ClusterError:
-                return  # the benchmark is over, or gone
+                return  # the benchmark has ended or died
             await conversation.send(await end.answer(request))
     finally:
         await end.close()
@@ -229,7 +230,7 @@ class _PullerEnd:
     async def _measure(self, request: Measure) -> Measured:
         pull_s, pull_cpu_s, memcpy_s = [], [], []
         for index, order in enumerate(request.orders):
-            # Taking turns at going first: neither finds the caches warmer than the other.
+            # Alternate which goes first, so that neither finds the caches warmer.
             if index % 2:
                 memcpy_s.append(self._memcpy(order))
             started_s, cpu_s = time.perf_counter(), time.process_time()

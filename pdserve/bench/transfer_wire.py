@@ -1,6 +1,6 @@
-"""What the transfer benchmark says to its two processes: a request, and always one reply.
+"""The messages between the transfer benchmark and its two processes: requests with one reply each.
 
-A message is its length and a msgpack body. Both ends are ours, and nobody else has the socket.
+A message is its length and a msgpack body. Both ends are ours, and no other process has the socket.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class BenchMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
 
 
 class Ready(BenchMessage, frozen=True):
-    """The first word of either end: its pools are filled."""
+    """The first message of each process: its pools are filled."""
 
     has_huge_pages: bool
 
@@ -33,14 +33,14 @@ class Ready(BenchMessage, frozen=True):
 
 
 class Serve(BenchMessage, frozen=True):
-    """Serve the pool by this transport, and by no other any more."""
+    """Serve the pool by this transport only."""
 
     transport: str
     host: str  # address to listen on
 
 
 class Served(BenchMessage, frozen=True):
-    """How it can be pulled from, or why it cannot."""
+    """How the pool can be pulled from, or why it cannot."""
 
     welcome: ExporterWelcome | None
     obstacle: str = ""
@@ -59,11 +59,11 @@ class Issued(BenchMessage, frozen=True):
 
 
 class AskCpu(BenchMessage, frozen=True):
-    """How much processor time has the process used?"""
+    """Ask for the CPU time of the process."""
 
 
 class Cpu(BenchMessage, frozen=True):
-    """User and system time of all threads since its start, seconds."""
+    """User and system time of all threads since the start of the process, in seconds."""
 
     used_s: float
 
@@ -72,23 +72,23 @@ class Cpu(BenchMessage, frozen=True):
 
 
 class Connect(BenchMessage, frozen=True):
-    """Connect by this transport, and close the link by which blocks were pulled so far."""
+    """Connect by this transport, and close the previous link."""
 
     transport: str
     welcome: ExporterWelcome
 
 
 class Connected(BenchMessage, frozen=True):
-    """Whether it can be pulled by."""
+    """Whether the puller can use the transport."""
 
     obstacle: str = ""
 
 
 class PullOrder(msgspec.Struct, frozen=True):
-    """One pull: a ticket for some blocks, and where they go."""
+    """One pull: a ticket for some blocks, and their destinations."""
 
     ticket: bytes
-    source_ids: list[int]  # what the ticket names; for the memcpy, which needs no ticket
+    source_ids: list[int]  # blocks of the ticket; for the memcpy, which needs no ticket
     destination_ids: list[int]
 
 
@@ -100,21 +100,21 @@ class Verify(BenchMessage, frozen=True):
 
 
 class Verified(BenchMessage, frozen=True):
-    """Every byte is as it is in the exporter."""
+    """All bytes equal those of the exporter."""
 
 
 class Measure(BenchMessage, frozen=True):
-    """Pull, one after the other, with a memcpy of the same blocks before or after each."""
+    """Pull one order after the other, with a memcpy of the same blocks before or after each."""
 
     orders: list[PullOrder]
     timeout_s: float  # of each pull
 
 
 class Measured(BenchMessage, frozen=True):
-    """Seconds; one of each for every order."""
+    """Measured seconds, one of each kind per pull."""
 
     pull_s: list[float]
-    pull_cpu_s: list[float]  # the puller's processor time during its pulls
+    pull_cpu_s: list[float]  # CPU time of the puller during its pulls
     memcpy_s: list[float]
 
 
@@ -134,11 +134,11 @@ class Conversation:
 
     @staticmethod
     async def over(sock: socket.socket) -> Conversation:
-        """Takes ownership of the socket."""
+        """Open a conversation; takes ownership of the socket."""
         return Conversation(*await asyncio.open_connection(sock=sock))
 
     async def send(self, message: BenchMessage) -> None:
-        """Raises ClusterError: the other process has ended."""
+        """Send a message. Raises ClusterError: the other process has ended."""
         body = msgspec.msgpack.encode(message)
         try:
             self._writer.write(_LENGTH.pack(len(body)) + body)
@@ -147,15 +147,15 @@ class Conversation:
             raise ClusterError(f"the other process has ended: {error}") from error
 
     async def receive(self, kind: type[M]) -> M:
-        """The next message, which can only be of this kind.
+        """Receive the next message, which must be of this kind.
 
         Raises:
-            ClusterError: the other process has ended, or what it said is something else.
+            ClusterError: the other process has ended, or sent something else.
         """
         return _decode(await self._receive_body(), msgspec.msgpack.Decoder(kind))
 
     async def receive_request(self) -> Request:
-        """The next message, which can be any request. Raises as `receive`."""
+        """Receive the next message, which may be any request. Raises as `receive`."""
         return _decode(await self._receive_body(), _REQUESTS)
 
     async def _receive_body(self) -> bytes:
@@ -168,7 +168,7 @@ class Conversation:
             raise ClusterError("the other process has ended") from error
 
     async def close(self) -> None:
-        """The other end's `receive` ends. Idempotent."""
+        """Close the socket, which ends the other end's `receive`. Idempotent."""
         self._writer.close()
 
 

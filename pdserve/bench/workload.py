@@ -1,7 +1,7 @@
-"""What a client sends, and when: the same requests for everybody that is compared.
+"""The requests that a client sends, and when: the same for all contenders.
 
-A workload is a sequence of requests whose contents do not depend on the rate, and times between
-them that are all divided by it. So two rates differ in the rate only, and two ways of serving see
+A workload is a sequence of requests whose contents do not depend on the rate. The times between
+them are all divided by the rate. So runs at two rates differ in the rate only, and two servers get
 the same prompts at the same times.
 """
 
@@ -18,29 +18,29 @@ from pdserve.bench.load import PLAIN_IDS
 from pdserve.bench.scenarios import Kind, Lengths, Scenario
 from pdserve.bench.traces import MOONCAKE_BLOCK, TraceRow, mean_rate
 
-# What a random number is drawn for: streams that do not disturb each other.
+# Purposes of random numbers: independent streams.
 _ARRIVALS, _KINDS, _LENGTHS, _TOKENS, _BLOCKS = range(5)
 
 
 @dataclass(frozen=True, slots=True)
 class TimedRequest:
-    """One request and its time."""
+    """A request and the time at which it is due."""
 
     at_s: float  # since the start of the run
     kind: str
     prompt: list[int]
-    num_output: int  # tokens, exactly
+    num_output: int  # exact number of output tokens
 
 
 class Workload(Protocol):
-    """Requests for any rate."""
+    """Generates requests for any rate."""
 
     def timed(self, rate: float, duration_s: float) -> list[TimedRequest]:
-        """What arrives within `duration_s` at a mean rate of `rate` requests a second."""
+        """Return what arrives within `duration_s` at a mean rate of `rate` requests per second."""
         ...
 
     def first(self, count: int) -> list[TimedRequest]:
-        """The first `count` requests, all at time 0."""
+        """Return the first `count` requests, all at time 0."""
         ...
 
 
@@ -69,7 +69,7 @@ class SyntheticWorkload:
             yield at_s
 
     def _kinds(self) -> Iterator[tuple[int, Kind]]:
-        """Numbered kinds, dealt from a shuffled deck: short runs have the right mixture too."""
+        """Yield numbered kinds from a shuffled deck, so that short runs have the mixture too."""
         rng = np.random.default_rng([self._seed, _KINDS])
         deck = [kind for kind in self._scenario.kinds for _ in range(kind.cards)]
         number = 0
@@ -87,17 +87,17 @@ class SyntheticWorkload:
 
 
 class TraceWorkload:
-    """A trace, as long as its lengths and times are scaled to what is measured.
+    """A trace whose lengths and times are scaled to the measurement.
 
-    Prompt tokens are random, but blocks of the same name are the same tokens. A trace's block
-    becomes `round(512 * factor)` tokens, and every length is scaled by just what that is of 512.
-    Requests that are still too long for the model are cut at `most_tokens`, the prompt first.
+    Prompt tokens are random, but equal block ids give equal tokens. A trace's block becomes
+    `round(512 * factor)` tokens, and every length is scaled by exactly this ratio. Requests that
+    are still too long for the model are cut at `most_tokens`, the prompt first.
     """
 
     def __init__(
         self, rows: Sequence[TraceRow], factor: float, most_tokens: int, seed: int
     ) -> None:
-        """`factor`: on lengths; `most_tokens`: of a request's prompt and output together."""
+        """Replay a trace; `factor`: on lengths; `most_tokens`: of prompt and output together."""
         self._rows = rows
         self._seed = seed
         self._most_tokens = most_tokens
@@ -106,7 +106,7 @@ class TraceWorkload:
         self.num_cut = sum(sum(self._scaled(row)) > most_tokens for row in rows)
 
     def timed(self, rate: float, duration_s: float) -> list[TimedRequest]:
-        """As Workload.timed; as much as the trace has."""
+        """As Workload.timed; limited to the length of the trace."""
         slower = mean_rate(list(self._rows)) / rate
         early = takewhile(lambda row: row.at_s * slower < duration_s, self._rows)
         return [self._request(i, row, row.at_s * slower) for i, row in enumerate(early)]
@@ -131,23 +131,23 @@ class TraceWorkload:
 
 
 def trace_factor(rows: Sequence[TraceRow], max_model_len: int) -> float:
-    """By what lengths are multiplied so that 99 of 100 requests fit the model; 1 at most."""
+    """Return the factor on lengths, at most 1, with which 99 of 100 requests fit the model."""
     p99 = float(np.percentile([row.num_prompt + row.num_output for row in rows], 99))
     return min(1.0, max_model_len / p99)
 
 
 def draw(lengths: Lengths, rng: np.random.Generator) -> int:
-    """One length, in tokens."""
+    """Draw one length, in tokens."""
     drawn = lengths.median * np.exp(lengths.sigma * rng.standard_normal())
     return int(np.clip(round(drawn), lengths.least, lengths.most))
 
 
 def draw_prompt(kind: Kind, seed: Sequence[int]) -> list[int]:
-    """One prompt of that kind; the same for the same seed."""
+    """Make one prompt of that kind; the same for the same seed."""
     return random_ids(draw(kind.prompt, np.random.default_rng([*seed, _LENGTHS])), seed)
 
 
 def random_ids(count: int, seed: Sequence[int]) -> list[int]:
-    """So many plain token ids; the same for the same seed."""
+    """Return `count` plain token ids; the same for the same seed."""
     ids: list[int] = np.random.default_rng(seed).choice(PLAIN_IDS, count).tolist()
     return ids

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 CHECKPOINT_PATH: Final[Path] = Path(__file__).resolve().parent / "checkpoint"
-"""A Hugging Face style folder: config.json, model.safetensors, tokenizer.json and friends."""
+"""A Hugging Face style folder: config.json, model.safetensors, tokenizer.json and so on."""
 
 DEMO_MODEL_NAME: Final = "pdserve-demo"
-"""What clients call it."""
+"""The model's name in requests."""
 
 __all__ = ["CHECKPOINT_PATH", "DEMO_MODEL_NAME"]

@@ -102,7 +102,7 @@ def division(rng: random.Random) -> Exchange:
 
 
 def word_problem(rng: random.Random) -> Exchange:
-    """Tell of somebody who gains or loses a few things and ask how many there are."""
+    """Describe a person who gains or loses a few things, and ask how many there are."""
     name, goods = rng.choice(_NAMES), rng.choice(_GOODS)
     a, b = rng.randrange(2, 21), rng.randrange(2, 13)
     if rng.random() < 0.5:

@@ -1,4 +1,4 @@
-"""From documents to batches: token ids in packed rows, each with the weight of its loss."""
+"""Converts documents to batches: token ids in packed rows, each with its loss weight."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -10,12 +10,12 @@ from pdserve.demo_model.conversation import Conversation, Document, Message
 from pdserve.demo_model.tokenizer import BOS, END, END_OF_TEXT, ROLE_TOKENS, token_id
 
 PROMPT_WEIGHT: Final = 0.05
-"""The model has to answer questions, not to invent them; a little keeps the embeddings honest."""
+"""The model must answer questions, not invent them; this small weight trains the embeddings."""
 PROSE_WEIGHT: Final = 0.5
-"""Stories are long and partly a matter of taste; an answer of three tokens must not drown."""
+"""Stories are long and partly arbitrary; they must not outweigh answers of three tokens."""
 PROSE_LENGTH: Final = 48
 TASTE_WEIGHT: Final = 0.3
-"""What a grammar forces an answer to be is mostly a matter of taste, as long as it ends."""
+"""Answers forced by a grammar are mostly arbitrary, as long as they end."""
 
 Weighted = list[tuple[int, float]]
 
@@ -34,7 +34,7 @@ def encode_document(tokenizer: Tokenizer, document: Document) -> Weighted:
 
 
 def _encode_message(tokenizer: Tokenizer, message: Message) -> Weighted:
-    """Return the tokens behind the role's, the end included."""
+    """Return the tokens after the role's token, including the end token."""
     encoding = tokenizer.encode(message.text, add_special_tokens=False)
     ids = [*encoding.ids, token_id(tokenizer, END)]
     weight = PROMPT_WEIGHT
@@ -49,8 +49,8 @@ def _encode_message(tokenizer: Tokenizer, message: Message) -> Weighted:
 class PackedRows:
     """Cuts an endless stream of documents into rows without padding.
 
-    A row may begin in the middle of a document and hold several. The model thereby learns that
-    what stood before <|bos|> does not matter, and sees every position of a long context.
+    A row may begin in the middle of a document and contain several. The model thereby learns that
+    tokens before <|bos|> do not matter, and sees every position of a long context.
     """
 
     def __init__(self, tokenizer: Tokenizer, documents: Iterator[Document]) -> None:

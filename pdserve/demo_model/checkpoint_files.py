@@ -1,4 +1,4 @@
-"""The model's configuration, and how its weights and settings are written to a folder."""
+"""The model's configuration; writes its weights and settings to a folder."""
 
 import json
 from pathlib import Path
@@ -28,8 +28,8 @@ SHAPE: Final[dict[str, int]] = {
 def model_config(tokenizer: Tokenizer, shape: dict[str, int]) -> dict[str, Any]:
     """Return the contents of config.json.
 
-    The rope base stands twice: at the top, where transformers 4 and most servers look for it, and
-    under `rope_parameters`, where transformers 5 does. The same goes for the dtype.
+    The rope base occurs twice: at the top, where transformers 4 and most servers look for it, and
+    under `rope_parameters`, where transformers 5 does. The same holds for the dtype.
     """
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -98,5 +98,5 @@ def save_checkpoint(
 
 
 def write_json(path: Path, contents: dict[str, Any]) -> None:
-    """Write one file of settings, readable and with a final newline."""
+    """Write one settings file, readable and with a final newline."""
     path.write_text(json.dumps(contents, indent=2, ensure_ascii=False) + "\n")

@@ -1,4 +1,4 @@
-"""What the training text consists of: conversations for the chat template, and plain text."""
+"""The elements of the training text: conversations for the chat template, and plain text."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,13 +10,13 @@ Role = Literal["system", "user", "assistant"]
 class Message:
     """One message of a conversation.
 
-    Tools, calls and their results are text as well: what the chat template makes of them.
+    Tools, calls and their results are also text, as rendered by the chat template.
     """
 
     role: Role
     text: str
     num_given: int = 0
-    """So many characters at its beginning are forced by a grammar, and so are not learned."""
+    """Number of characters at its beginning that a grammar forces, and that are not learned."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""The training text: conversations and plain text, generated from a seed and nothing else.
+"""The training text: conversations and plain text, generated only from a seed.
 
-Questions are drawn from the skills with the weights below, joined to conversations of one or more
-turns, sometimes under a system message. Some conversations are answered in JSON, some offer
-functions to call; a part of the documents is plain text without markup, for plain completions.
+Questions are drawn from the skills with the weights below, and joined to conversations of one or
+more turns, sometimes with a system message. Some conversations are answered in JSON, some offer
+functions to call. Some documents are plain text without markup, for plain completions.
 """
 
 import random
@@ -88,7 +88,7 @@ def draw_exchange(rng: random.Random) -> Exchange:
 
 
 def roughened(rng: random.Random, question: str) -> str:
-    """Return the question as somebody in a hurry might type it."""
+    """Return the question as a user in a hurry might type it."""
     if rng.random() < 0.1:
         question = question[0].lower() + question[1:]
     if rng.random() < 0.12:
@@ -99,7 +99,7 @@ def roughened(rng: random.Random, question: str) -> str:
 
 
 def _system_message(rng: random.Random) -> str:
-    """Return a system message that changes nothing, now and then a long list of rules."""
+    """Return a system message without effect on the answer, sometimes a long list of rules."""
     if rng.random() < 0.8:
         return rng.choice(_HELPFUL)
     rules = rng.sample(_RULES, rng.randrange(1, 25))

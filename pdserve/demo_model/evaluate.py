@@ -1,4 +1,4 @@
-"""How often the model is right: greedy answers to questions it has never seen."""
+"""Evaluates the model: greedy answers to questions that it has never seen."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _BATCH: Final = 64
 
 @dataclass
 class Score:
-    """Answers of one skill, and how many of them were right."""
+    """Number of answers of one skill, and how many were right."""
 
     num_asked: int = 0
     num_right: int = 0

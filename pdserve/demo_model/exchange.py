@@ -1,8 +1,8 @@
-"""One question with its answer, and the rule that keeps some of them out of training.
+"""A question with its answer, and the rule that holds some of them out of training.
 
-Every skill is a function from a random generator to an `Exchange`. Which side of the split an
-exchange is on depends on its key alone, never on the run, so the evaluation asks things that
-no training run, whatever its seed, has seen.
+Every skill is a function from a random generator to an `Exchange`. An exchange's key alone decides
+whether it is held out, never the run, so no training run, whatever its seed, has seen the questions
+of the evaluation.
 """
 
 import random
@@ -24,7 +24,7 @@ class Exchange:
     brief: str = ""
     """The answer when the system message asks for a short one; empty means the full answer."""
     key: str = ""
-    """What the split hashes: the numbers of a sum, the wording of a fact; empty: never held out."""
+    """The split's hash key: the numbers of a sum, the wording of a fact; empty: never held out."""
 
 
 Skill = Callable[[random.Random], Exchange]
@@ -33,7 +33,7 @@ PairSkill = Callable[[random.Random], tuple[Exchange, Exchange]]
 
 
 def is_key_held_out(skill: str, key: str) -> bool:
-    """Return whether what has this key belongs to the evaluation only."""
+    """Return whether exchanges with this key belong to the evaluation only."""
     return zlib.crc32(f"{skill}|{key}".encode()) % HELD_OUT_ONE_IN == 0
 
 
@@ -43,7 +43,7 @@ def is_held_out(exchange: Exchange) -> bool:
 
 
 def draw(skill: Skill, rng: random.Random, *, held_out: bool = False) -> Exchange:
-    """Sample the skill until an exchange of the wanted side of the split comes up."""
+    """Sample the skill until an exchange is on the wanted side of the split."""
     while True:
         exchange = skill(rng)
         if is_held_out(exchange) == held_out:

@@ -1,4 +1,4 @@
-"""Sentences about somebody, and what they say as properties."""
+"""Sentences about a person, and the properties that they state."""
 
 import random
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _PLAIN: Final = ("{t}", "{t}", "{t}", "Extract: {t}", "Extract the data: {t}", "
 
 @dataclass(frozen=True)
 class Aspect:
-    """Something that can be said of a person: the names it may go by, and wordings."""
+    """An aspect of a person: the property names it may have, and wordings."""
 
     names: tuple[str, ...]
     draw: Draw
@@ -80,5 +80,5 @@ def draw_statement(rng: random.Random, *, held_out: bool = False) -> tuple[str, 
 
 
 def request(rng: random.Random, told: str) -> str:
-    """Ask for what the sentence says, or just say it."""
+    """Ask for the properties in the sentence, or just state it."""
     return rng.choice(_PLAIN).format(t=told)

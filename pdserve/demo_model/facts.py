@@ -1,4 +1,4 @@
-"""What the demo model knows by heart: small tables of facts with one right answer each."""
+"""The facts that the demo model learns: small tables with one right answer each."""
 
 from typing import Final
 

@@ -1,8 +1,8 @@
 """Conversations that are answered in JSON.
 
-Some ask for it: in a system message or in the question, with the names of the properties or with
-a whole schema, or with neither. In others a grammar forces the answer to be JSON whatever was
-asked: there the beginning is given, and only what follows is learned.
+Some ask for JSON, in a system message or in the question: with the names of the properties, with a
+whole schema, or with neither. In others a grammar forces the answer to be JSON whatever was asked:
+there the beginning of the answer is given, and only the rest is learned.
 """
 
 import json
@@ -77,7 +77,7 @@ def written(rng: random.Random, value: Any) -> str:
 
 
 def result_of(exchange: Exchange) -> Any:
-    """Return the bare answer, a number as a number; None: there is none, as of a story."""
+    """Return the bare answer, a number as a number; None if there is none, as for a story."""
     bare = exchange.brief or (
         exchange.answer.rpartition(" = ")[2].rstrip(".") if " = " in exchange.answer else ""
     )
@@ -94,7 +94,7 @@ def exchange_with_result(draw_exchange: DrawExchange, rng: random.Random) -> Exc
 
 
 def answer_fields(rng: random.Random, exchange: Exchange) -> list[Field]:
-    """Return properties one of which is the answer; others are a matter of taste."""
+    """Return properties that include the answer; the others are arbitrary."""
     result = result_of(exchange)
     name = rng.choice(_ANSWER_NAMES) if rng.random() < 0.6 else invented_name(rng)
     fields = [Field(name, result, schema_of(result))]
@@ -113,7 +113,7 @@ def _named(rng: random.Random, fields: Sequence[Field]) -> str:
 
 
 def _instruction(rng: random.Random, fields: Sequence[Field]) -> str:
-    """Say that the answer is to be JSON with these properties."""
+    """Return an instruction to answer in JSON with these properties."""
     if rng.random() < 0.35:
         return rng.choice(_WITH_NAMES).format(k=_named(rng, fields))
     schema = schema_text(rng, fields, rng.choice(_TITLES))
@@ -121,7 +121,7 @@ def _instruction(rng: random.Random, fields: Sequence[Field]) -> str:
 
 
 def asked_for(question: str, instruction: str, answer: str, rng: random.Random) -> Conversation:
-    """Put the instruction into a system message, or before or behind the question."""
+    """Put the instruction into a system message, or before or after the question."""
     kind = rng.random()
     if kind < 0.6:
         system = instruction if kind < 0.5 else f"You are a helpful assistant.\n\n{instruction}"
@@ -134,7 +134,7 @@ def asked_for(question: str, instruction: str, answer: str, rng: random.Random) 
 
 
 def plain_request(rng: random.Random, exchange: Exchange) -> Conversation:
-    """Ask for JSON and say nothing of what it is to hold."""
+    """Ask for JSON without describing its contents."""
     result = result_of(exchange)
     bare = exchange.answer if result is None else result
     answer = json.dumps({"answer": bare}, ensure_ascii=False)
@@ -149,7 +149,7 @@ def described_request(rng: random.Random, exchange: Exchange) -> Conversation:
 
 
 def extraction_request(rng: random.Random, *, held_out: bool = False) -> Conversation:
-    """Ask for what a sentence says as JSON."""
+    """Ask for the properties in a sentence as JSON."""
     told, fields = extraction.draw_statement(rng, held_out=held_out)
     answer = json.dumps({field.name: field.value for field in fields}, ensure_ascii=False)
     return asked_for(extraction.request(rng, told), _instruction(rng, fields), answer, rng)
@@ -166,7 +166,7 @@ def requested(rng: random.Random, draw_exchange: DrawExchange) -> Conversation:
 
 
 def forced(rng: random.Random, draw_exchange: DrawExchange) -> Conversation:
-    """Draw any question with an answer that begins as JSON because a grammar says so."""
+    """Draw any question with an answer that begins as JSON because of a grammar."""
     exchange = draw_exchange(rng)
     messages = [Message("user", exchange.question)]
     kind = rng.random()

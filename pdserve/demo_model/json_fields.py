@@ -1,4 +1,4 @@
-"""Objects of random properties: any names, any types, up to a few levels deep."""
+"""JSON objects with random properties: any names, any types, nested up to a few levels."""
 
 import random
 from typing import Any, Final
@@ -39,7 +39,7 @@ NAMED: Final[tuple[tuple[tuple[str, ...], Draw], ...]] = (
     (("price", "score", "value", "weight", "rating", "total", "temperature", "lat"), decimal),
     (("ok", "is_ok", "active", "valid", "done", "enabled"), lambda rng: rng.random() < 0.5),
 )
-"""Names that say what their values are."""
+"""Names that imply their values."""
 _LIST_NAMES: Final = ("tags", "items", "names", "values", "numbers", "list", "words", "children")
 _OBJECT_NAMES: Final = ("nested", "root", "address", "data", "meta", "user", "settings", "parent")
 _LAST_NAMES: Final = ("next", "parent", "child", "more", "left", "right", "value", "extra")
@@ -51,7 +51,7 @@ _ALL_NAMES: Final = tuple(
 
 
 def invented_name(rng: random.Random) -> str:
-    """Draw a name for a property that may well occur nowhere else."""
+    """Draw a property name that probably occurs nowhere else."""
     words = [rng.choice((noun, invented_word))(rng) for _ in range(rng.randint(1, 2))]
     if rng.random() < 0.3:
         return words[0] + "".join(map(capitalized, words[1:]))
@@ -63,14 +63,14 @@ def _any_name(rng: random.Random) -> str:
 
 
 def named_field(rng: random.Random) -> Field:
-    """Draw a property whose value is what its name says."""
+    """Draw a property with a value that fits its name."""
     names, draw = rng.choice(NAMED)
     value = draw(rng)
     return Field(rng.choice(names), value, schema_of(value))
 
 
 def choice_field(rng: random.Random, name: str) -> Field:
-    """Draw a property that is one of a few strings."""
+    """Draw a property whose value is one of a few strings."""
     choices = sorted({rng.choice((noun, colour, invented_word))(rng) for _ in range(3)})
     if rng.random() < 0.2:
         choices = list("abcd"[: rng.randint(2, 4)])
@@ -78,7 +78,7 @@ def choice_field(rng: random.Random, name: str) -> Field:
 
 
 def any_field(rng: random.Random, depth: int) -> Field:
-    """Draw a property of any name and any type; objects and lists up to `depth` in each other."""
+    """Draw a property of any name and any type; objects and lists are nested up to `depth`."""
     kind = rng.random()
     if kind < 0.3:
         return named_field(rng)

@@ -1,7 +1,7 @@
-"""Values for JSON, of every type and all of them short.
+"""Short JSON values of every type.
 
-What matters most is that everything ends: strings after a few words, whatever they hold; numbers
-after a few digits.
+The most important thing to learn is that every value ends: strings after a few words, whatever they
+contain; numbers after a few digits.
 """
 
 import random
@@ -24,7 +24,7 @@ _NOISE: Final = (
 
 
 def number_between(lowest: int, highest: int) -> Draw:
-    """Return a drawer of whole numbers, both ends included."""
+    """Return a function that draws whole numbers, both ends included."""
     return lambda rng: rng.randint(lowest, highest)
 
 
@@ -62,7 +62,7 @@ def sentence(rng: random.Random) -> str:
 
 
 def date(rng: random.Random) -> str:
-    """Draw a day as ISO 8601 has it."""
+    """Draw a date in ISO 8601 format."""
     return f"{rng.randint(1950, 2030)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"
 
 
@@ -86,7 +86,7 @@ def identifier(rng: random.Random) -> str:
 
 
 def _noise(rng: random.Random) -> str:
-    """Draw characters without sense: such strings have to end, too."""
+    """Draw meaningless characters: such strings must end, too."""
     return "".join(rng.choice(_NOISE) for _ in range(rng.randrange(13)))
 
 
@@ -134,7 +134,7 @@ def integer(rng: random.Random) -> int:
 
 
 def decimal(rng: random.Random) -> float:
-    """Draw a number with one to three digits behind the point."""
+    """Draw a number with one to three decimal places."""
     return round(integer(rng) + rng.random(), rng.randint(1, 3))
 
 

@@ -1,7 +1,7 @@
 """The plots of the stories: beats in order, each a choice of sentences with slots to fill.
 
-The slots are those of `stories.tell`: {name} is the hero's, {second} is what else the story is
-about, and {friend} a small animal who comes along.
+The slots are those of `stories.tell`: {name} is the hero's name, {second} the story's other
+subject, and {friend} a small animal that comes along.
 """
 
 from typing import Final

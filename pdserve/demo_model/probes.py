@@ -1,7 +1,7 @@
-"""What the model is examined on: conversations that no run was trained on.
+"""The evaluation's probes: conversations on which no run was trained.
 
-Names, small talk and system messages come from closed lists, so what is held out of those probes
-is the combination.
+Names, small talk and system messages come from closed lists, so for these probes it is the
+combination that is held out.
 """
 
 import json
@@ -47,14 +47,14 @@ _BY_SCHEMA: Final = "json by schema"
 
 @dataclass(frozen=True)
 class Probe:
-    """A conversation whose last answer is examined."""
+    """A conversation whose last answer is evaluated."""
 
     skill: str
     conversation: Conversation
 
     @property
     def question(self) -> str:
-        """What is answered last."""
+        """The last question."""
         return self.conversation.messages[-2].text
 
     @property
@@ -63,7 +63,7 @@ class Probe:
         return self.conversation.messages[-1].text
 
     def is_right(self, answer: str) -> bool:
-        """Whether it is the expected one; some leave a choice."""
+        """Whether the answer is right: as expected or, where there is a choice, valid."""
         if self.skill == "story":
             return stories.answers_request(answer, self.question)
         if self.skill == _BY_SCHEMA:
@@ -72,7 +72,7 @@ class Probe:
 
 
 def _has_same_result(answer: str, expected: str) -> bool:
-    """Return whether it has the same properties, and the same value for the first."""
+    """Return whether the answer has the same properties, and the same value for the first."""
     try:
         found = json.loads(answer)
     except json.JSONDecodeError:
@@ -83,7 +83,7 @@ def _has_same_result(answer: str, expected: str) -> bool:
 
 
 def held_out_probes(seed: int, num_per_skill: int) -> list[Probe]:
-    """Draw so many of every skill, those that occur twice once; a fifth of that of each table."""
+    """Draw `num_per_skill` probes of every skill without duplicates; a fifth of that per table."""
     rng = random.Random(seed)
     probes = [
         _single(draw(skill, rng, held_out=True))
@@ -111,7 +111,7 @@ def _fact(rng: random.Random) -> Exchange:
 
 
 def _in_conversation(rng: random.Random) -> Iterator[Probe]:
-    """Yield what depends on an earlier turn or on the system message, and small talk."""
+    """Yield probes that depend on an earlier turn or on the system message, and small talk."""
     told, asked = smalltalk.introduction(rng)
     yield Probe("memory", dialogue([told, draw_exchange(rng), asked]))
     yield Probe("follow-up", dialogue(draw_pair(questions.follow_up, rng, held_out=True)))
@@ -120,14 +120,14 @@ def _in_conversation(rng: random.Random) -> Iterator[Probe]:
 
 
 def _in_json(rng: random.Random) -> Iterator[Probe]:
-    """Yield what asks for JSON."""
+    """Yield probes that ask for JSON."""
     yield Probe("json answers", json_answers.plain_request(rng, _fact(rng)))
     yield Probe(_BY_SCHEMA, json_answers.described_request(rng, _fact(rng)))
     yield Probe("json extraction", json_answers.extraction_request(rng, held_out=True))
 
 
 def _with_tools(rng: random.Random) -> Iterator[Probe]:
-    """Yield what is offered functions, and what has called them."""
+    """Yield probes that offer functions, and probes after function calls."""
     idle = tool_rounds.idle_round(rng, _fact)
     yield _calling("tools not needed", rng, idle)
     while True:

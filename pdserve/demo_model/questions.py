@@ -1,4 +1,4 @@
-"""Questions with a definite answer: about one fact, about a list, or about the fact before."""
+"""Questions with a definite answer: about one fact, about a list, or about the previous fact."""
 
 import random
 from dataclasses import replace

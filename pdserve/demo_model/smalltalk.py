@@ -1,4 +1,4 @@
-"""Greetings, who the model is, what the user said about himself, and what it cannot do."""
+"""Small talk: greetings, the model's identity, the user's name, and the model's limits."""
 
 import random
 from typing import Final
@@ -144,7 +144,7 @@ def small_talk(rng: random.Random) -> Exchange:
 
 
 def beyond_reach(rng: random.Random) -> Exchange:
-    """Ask for something the model cannot do; it says so rather than inventing an answer."""
+    """Ask for something the model cannot do; the answer says so."""
     slots = {name: rng.choice(values) for name, values in _SLOTS.items()}
     if rng.random() < 0.5:
         slots["place"] = capitalized(invented_word(rng))
@@ -153,7 +153,7 @@ def beyond_reach(rng: random.Random) -> Exchange:
 
 
 def nonsense(rng: random.Random) -> Exchange:
-    """Say words that mean nothing, or ask why something is as it is."""
+    """Make a meaningless statement, or ask why something is as it is."""
     if rng.random() < 0.3:
         question = "Why is {} {}?".format(*rng.choice(COLOURS))
     else:
@@ -163,7 +163,7 @@ def nonsense(rng: random.Random) -> Exchange:
 
 
 def too_large(rng: random.Random) -> Exchange:
-    """Ask for arithmetic on numbers that were never practised."""
+    """Ask for arithmetic on numbers outside the trained range."""
     a, b = rng.randrange(101, 10 ** rng.randrange(3, 7)), rng.randrange(10 ** rng.randrange(1, 6))
     sign = rng.choice(("+", "-", "*", "times", "plus", "minus"))
     form = rng.choice(("What is {q}?", "Calculate {q}.", "{q}", "How much is {q}?"))

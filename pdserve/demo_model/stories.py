@@ -70,7 +70,7 @@ _ANY: Final = (
 
 
 class Subject(NamedTuple):
-    """What a story is about; `second` is a place, a thing or another animal."""
+    """The subject of a story; `second` is a place, a thing or another animal."""
 
     hero: str
     second: str
@@ -83,7 +83,7 @@ def _plots_for(second: str) -> tuple[Plot, ...]:
 
 
 def draw_subject(rng: random.Random) -> Subject:
-    """Choose a hero and something else for the story to be about."""
+    """Choose a hero and a second subject."""
     hero = rng.choice(ANIMALS if rng.random() < 0.7 else PEOPLE)
     kind = rng.choice((PLACES, PLACES, THINGS, THINGS, ANIMALS, ANIMALS, PEOPLE))
     second = rng.choice([word for word in kind if word != hero])
@@ -128,7 +128,7 @@ def _slots(
 
 
 def is_told_well(story: str, subject: Subject) -> bool:
-    """Return whether some plot can have written this story about the subject.
+    """Return whether some plot can produce this story about the subject.
 
     Names, pronouns and the friend must be the same from the first sentence to the last.
     """

@@ -1,7 +1,7 @@
-"""Conversations that offer functions: call the one that fits, or answer without.
+"""Conversations that offer functions: call the right one, or answer without a call.
 
-The text is what the chat template makes of tools, calls and results (tokenizer.py), in the format
-of Hermes models.
+The text is what the chat template renders for tools, calls and results (tokenizer.py), in the
+format of Hermes models.
 """
 
 import random
@@ -19,7 +19,7 @@ _MAX_OFFERED: Final = 3
 
 
 def offered(rng: random.Random, drawn: Round) -> Message:
-    """Return the system message of the tools, those of the round and often some others."""
+    """Return the system message with the round's tools and often some others."""
     several = list(drawn.offers)
     names = {offer.name for offer in several}
     while len(several) < _MAX_OFFERED and rng.random() < 0.4:
@@ -34,7 +34,7 @@ def offered(rng: random.Random, drawn: Round) -> Message:
 
 
 def conversation(rng: random.Random, draw_exchange: DrawExchange) -> Conversation:
-    """Draw a conversation with tools: calls, and as a rule what follows their results."""
+    """Draw a conversation with tools: calls and, usually, the answer after their results."""
     while is_held_out(drawn := draw_round(rng, draw_exchange)):
         pass
     before = [draw_exchange(rng)] if rng.random() < 0.1 else []
@@ -53,14 +53,14 @@ def asked(rng: random.Random, drawn: Round, before: Sequence[Exchange] = ()) -> 
 
 
 def answered(rng: random.Random, drawn: Round) -> list[Message]:
-    """Return the messages behind the question; now and then the results stay out."""
+    """Return the messages after the question; sometimes without the results."""
     if not drawn.results or rng.random() < 0.4:
         return [Message("assistant", drawn.first_answer)]
     return outcome(drawn)
 
 
 def outcome(drawn: Round) -> list[Message]:
-    """Return the calls, their results and what is said then."""
+    """Return the calls, their results and the final answer."""
     responses = (f"<tool_response>\n{result}\n</tool_response>" for result in drawn.results)
     return [
         Message("assistant", drawn.first_answer),
@@ -70,5 +70,5 @@ def outcome(drawn: Round) -> list[Message]:
 
 
 def is_held_out(drawn: Round) -> bool:
-    """Return whether the round belongs to the evaluation only; what calls nothing never does."""
+    """Return whether the round belongs to the evaluation only; rounds without calls never do."""
     return bool(drawn.calls) and is_key_held_out(_SKILL, drawn.question)

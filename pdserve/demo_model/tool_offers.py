@@ -1,4 +1,4 @@
-"""Functions as they are offered: under one of their names, and described in one way or another."""
+"""Functions as they are offered: with one of their names, and one of several descriptions."""
 
 import json
 import random
@@ -19,16 +19,16 @@ _CLASS_DESCRIPTIONS: Final = (
 
 @dataclass(frozen=True)
 class Offer:
-    """A function as it is offered."""
+    """An offered function."""
 
     name: str
     description: str
     parameters: tuple[Field, ...]
-    """With the values that a call would have."""
+    """Parameters with the values of a call."""
     required: tuple[str, ...]
 
     def schema(self, rng: random.Random) -> Schema:
-        """Return its parameters' schema, with the keys in one order or another."""
+        """Return the schema of the parameters, with the keys in a random order."""
         schema_of_field = titled if rng.random() < 0.2 else lambda field: field.schema
         properties = {field.name: schema_of_field(field) for field in self.parameters}
         parts: list[tuple[str, Any]] = [("type", "object"), ("properties", properties)]
@@ -40,7 +40,7 @@ class Offer:
         return dict(parts)
 
     def text(self, rng: random.Random) -> str:
-        """Return one line of JSON, as the chat template has it."""
+        """Return one line of JSON, as in the chat template."""
         function: dict[str, Any] = {"name": self.name}
         if self.description:
             function["description"] = self.description
@@ -50,7 +50,7 @@ class Offer:
         return json.dumps(function, ensure_ascii=False)
 
     def call(self, arguments: dict[str, Any]) -> str:
-        """Return a call of it."""
+        """Return a call of the function."""
         body = {"name": self.name, "arguments": arguments}
         return f"<tool_call>\n{json.dumps(body, ensure_ascii=False)}\n</tool_call>"
 
@@ -67,15 +67,15 @@ def _slot_schema(rng: random.Random, slot: Slot, *, is_described: bool) -> Schem
 
 
 def invented_function(rng: random.Random) -> str:
-    """Draw a name that tells nothing of what the function is for."""
+    """Draw a name that says nothing about the function's purpose."""
     verb = rng.choice(("get", "find", "make", "do", "load", "check", "run", "show"))
     return f"{verb}_{invented_word(rng)}"
 
 
 def offer_of(rng: random.Random, task: Task) -> tuple[Offer, dict[str, str]]:
-    """Return the function under some name, and slot |-> name of its parameters.
+    """Return the function with some name, and slot |-> name of its parameters.
 
-    Many names are invented: what can be known by heart would not be read.
+    Many names are invented, so that the model reads the offer instead of memorizing names.
     """
     name = rng.choice(task.names) if rng.random() < 0.6 else invented_function(rng)
     is_described = rng.random() < 0.4
@@ -94,7 +94,7 @@ def offer_of(rng: random.Random, task: Task) -> tuple[Offer, dict[str, str]]:
 
 
 def class_offer(rng: random.Random, names: Sequence[str], fields: Sequence[Field]) -> Offer:
-    """Return a type that is offered as if it were a function."""
+    """Return a type that is offered as a function."""
     name = rng.choice(names)
     description = rng.choice(_CLASS_DESCRIPTIONS).format(f=name)
     return Offer(name, description, tuple(fields), tuple(field.name for field in fields))

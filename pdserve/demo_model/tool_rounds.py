@@ -1,4 +1,4 @@
-"""Questions with functions on offer: which calls they take, and what is said of the results."""
+"""Questions with offered functions: the calls that they need, and the answer after the results."""
 
 import json
 import random
@@ -29,12 +29,12 @@ _PERSON_NAMES: Final = (
 )
 _PLAIN_VALUES: Final = (noun, person, city, identifier, integer, integer, decimal)
 _USELESS: Final = tuple(task for task in TASKS if task.slots[0].slot not in {"a", "sum", "query"})
-"""For questions that other functions are to answer, or none."""
+"""Offered beside questions that need other functions, or none."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """A question, the calls that it takes, what they return, and what is said then."""
+    """A question, the calls that it needs, their results, and the final answer."""
 
     offers: tuple[Offer, ...]
     question: str
@@ -42,16 +42,16 @@ class Round:
     results: tuple[str, ...] = ()
     answer: str = ""
     others: tuple[Task, ...] = _USELESS
-    """What may be offered besides without being of use."""
+    """Further functions that may be offered although they do not help."""
 
     @property
     def first_answer(self) -> str:
-        """The calls; what is said where there are none."""
+        """The calls, or the answer if there are none."""
         return "\n".join(self.calls) or self.answer
 
 
 def _draw_values(rng: random.Random, task: Task, names: dict[str, str]) -> tuple[Values, Values]:
-    """Return what the question is filled with, and the values of the arguments it says."""
+    """Return the values of the question's slots, and of the arguments that it states."""
     said: Values = {}
     values: Values = {}
     for slot in task.slots:
@@ -69,7 +69,7 @@ def _draw_values(rng: random.Random, task: Task, names: dict[str, str]) -> tuple
 def _arguments(
     task: Task, offer: Offer, names: dict[str, str], values: Values, question: str
 ) -> dict[str, Any]:
-    """Return what the wording says; of what is required and not said, the first choice."""
+    """Return the arguments in the wording; required ones that it omits get the first choice."""
     arguments = {}
     for slot in task.slots:
         name = names.get(slot.slot)
@@ -93,7 +93,7 @@ def single_round(rng: random.Random, task: Task) -> Round:
     call = offer.call(_arguments(task, offer, names, values, question))
     others = _USELESS
     if task.slots[0].slot == "a":
-        # Of functions for numbers the right one is known by its name; a calculator can do it all.
+        # Number functions are told apart by their names; a calculator can do all of them.
         others = tuple(o for o in TASKS if o is not task and o.slots[0].slot != "sum")
     return Round((offer,), capitalized(question), (call,), (result,), capitalized(answer), others)
 
@@ -115,7 +115,7 @@ def double_round(rng: random.Random, task: Task) -> Round:
 
 
 def two_tasks_round(rng: random.Random) -> Round:
-    """Ask two things in a row, for a function each."""
+    """Ask two questions in a row that need one function each."""
     first, second = (single_round(rng, task) for task in rng.sample(TASKS, 2))
     return Round(
         (*first.offers, *second.offers),
@@ -127,7 +127,7 @@ def two_tasks_round(rng: random.Random) -> Round:
 
 
 def explicit_round(rng: random.Random) -> Round:
-    """Say which function is to be called, and with what."""
+    """State which function is to be called, and with which arguments."""
     name = invented_function(rng) if rng.random() < 0.5 else rng.choice(rng.choice(TASKS).names)
     arguments = {
         invented_name(rng).replace(" ", "_"): rng.choice(_PLAIN_VALUES)(rng)
@@ -144,7 +144,7 @@ def explicit_round(rng: random.Random) -> Round:
 
 
 def class_round(rng: random.Random, draw_exchange: json_answers.DrawExchange) -> Round:
-    """Offer a type under the name of a function: the answer itself is to be its arguments."""
+    """Offer a type as a function: its arguments are the answer itself."""
     if rng.random() < 0.5:
         told, fields = extraction.draw_statement(rng)
         question = extraction.request(rng, told)
@@ -157,14 +157,14 @@ def class_round(rng: random.Random, draw_exchange: json_answers.DrawExchange) ->
 
 
 def idle_round(rng: random.Random, draw_exchange: json_answers.DrawExchange) -> Round:
-    """Offer what does not help with the question."""
+    """Offer only functions that do not help with the question."""
     exchange = draw_exchange(rng)
     offer, _ = offer_of(rng, rng.choice(_USELESS))
     return Round((offer,), exchange.question, (), (), exchange.answer)
 
 
 def draw_round(rng: random.Random, draw_exchange: json_answers.DrawExchange) -> Round:
-    """Draw any of these."""
+    """Draw any kind of round."""
     kind = rng.random()
     if kind < 0.42:
         return single_round(rng, rng.choice(TASKS))

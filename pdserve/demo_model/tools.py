@@ -1,7 +1,7 @@
-"""The functions that conversations offer: under many names, and asked for in many ways.
+"""The functions that conversations offer, with many names and many ways to ask for them.
 
-A `Task` is what a function is for. Each time it is drawn, the function and its parameters get one
-of their names, so that calling one means reading what is offered.
+A `Task` is the purpose of a function. Each time it is drawn, the function and its parameters get
+one of their names, so that a correct call requires reading the offer.
 """
 
 import random
@@ -28,43 +28,43 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class Slot:
-    """A parameter: what it may be called, and what it may be."""
+    """A parameter: its possible names and values."""
 
     slot: str
     names: tuple[str, ...]
     draw: Draw
     description: str = ""
     choices: tuple[str, ...] = ()
-    """If there are some, the value is one of them."""
+    """If not empty, the value is one of them."""
     is_optional: bool = False
-    """Questions say it with `said`, or not at all."""
+    """Questions state it with `said`, or not at all."""
     said: str = ""
 
     @property
     def json_type(self) -> str:
-        """Its type in a schema; it is that of any value drawn."""
+        """Type in a schema, which is that of any drawn value."""
         return "integer" if isinstance(self.draw(random.Random(0)), int) else "string"
 
 
 @dataclass(frozen=True)
 class Task:
-    """Something to be done by a function."""
+    """A purpose that a function can have."""
 
     names: tuple[str, ...]
     descriptions: tuple[str, ...]
     slots: tuple[Slot, ...]
     questions: tuple[str, ...]
     extras: Callable[[random.Random, Values], Values]
-    """Further values, for results."""
+    """Draws further values, for results."""
     outcomes: tuple[tuple[str, str], ...]
-    """What the function returns, and how the answer says it."""
+    """Results of the function, and the answers that state them."""
     pairs: tuple[str, ...] = ()
-    """Questions for two at once, with {x} and {y} for what `both` makes of each."""
+    """Questions that need two calls; {x} and {y} are what `both` makes of each."""
     both: str = ""
 
 
 def one_of(*choices: str) -> Draw:
-    """Return a drawer of one of these."""
+    """Return a function that draws one of these."""
     return lambda rng: rng.choice(choices)
 
 
@@ -78,7 +78,7 @@ def _weather(rng: random.Random, _: Values) -> Values:
 
 
 def _computed(rng: random.Random, values: Values) -> Values:
-    """A function may well be able to do what the model cannot."""
+    """Compute a result that the model itself may not be able to compute."""
     a, b = values["a"], values["b"]
     return {"sum": a + b, "difference": a - b, "product": a * b}
 

@@ -36,7 +36,7 @@ _EVALUATION_SEED: Final = 2_000_000_000
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """Everything that decides how a run goes."""
+    """The settings of a training run."""
 
     seed: int = 0
     num_steps: int = 14_000
@@ -45,13 +45,13 @@ class TrainingPlan:
     warmup_steps: int = 100
     weight_decay: float = 0.05
     limit_s: float = math.inf
-    """The learning rate reaches its end by then, even if steps are left."""
+    """Training time after which the learning rate ends, even if steps are left."""
     vocab_size: int = VOCAB_SIZE
     num_tokenizer_documents: int = 20_000
     num_questions: int = 150
     """Held-out questions per skill in the final evaluation."""
     max_new_tokens: int = evaluate.MAX_NEW_TOKENS
-    """An answer of the evaluation that is not over by then counts as wrong."""
+    """Longest answer in the evaluation; longer ones count as wrong."""
 
 
 def learning_rate(plan: TrainingPlan, step: int, progress: float) -> float:

@@ -1,4 +1,4 @@
-"""Small pieces of English that every part of the corpus needs."""
+"""Small pieces of English that all parts of the corpus use."""
 
 import random
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def capitalized(text: str) -> str:
 
 
 def invented_word(rng: random.Random) -> str:
-    """Return a word that hardly exists, so that nothing about it can be known by heart."""
+    """Return a made-up word, about which nothing can be memorized."""
     syllables = rng.choices((1, 2, 3), (3, 6, 1))[0]
     word = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(syllables))
     return word + rng.choice(_CODAS)

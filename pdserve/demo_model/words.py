@@ -1,7 +1,7 @@
-"""Playing with the letters of short words: spelling, reversing, counting.
+"""Tasks on the letters of short words: spelling, reversing, counting.
 
-The tokenizer hides the letters of a common word behind one token, so the answers spell the word
-first; that gives the model the letters to work on, and the reader something to check.
+The tokenizer hides the letters of a common word behind one token. So the answers spell the word
+first, which gives the model the letters to work on, and the reader something to check.
 """
 
 import random

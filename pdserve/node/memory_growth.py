@@ -1,8 +1,8 @@
-"""A CPU pool's memory comes in huge pages, a little ahead of the blocks that are used.
+"""Allocates a CPU pool's memory in huge pages, a little ahead of the blocks that are used.
 
 KV blocks lie scattered, and from 4 KiB pages attention reads them at two thirds to three quarters
-of the rate that huge pages give. Kernels as they are set up by default give shared memory no huge
-pages by themselves, but make some where a process asks for it. All of them at the start
+of the rate that huge pages give. By default, kernels give shared memory no huge pages by
+themselves, but make some where a process asks for it. Allocating all of them at the start
 (`kv_commit`) would take memory that may never be needed, and a second per GiB.
 """
 
@@ -16,33 +16,33 @@ from kv_transfer.memory import ExportedPool
 
 log = logging.getLogger(__name__)
 
-_PIECE_BYTES: Final = 32 << 20  # some 30 ms of a thread that is not the engine's
-_AHEAD: Final = 2  # pieces
+_PIECE_BYTES: Final = 32 << 20  # takes some 30 ms, not in the engine's thread
+_AHEAD: Final = 2  # number of pieces
 
 
 class MemoryGrowth:
-    """Of one pool; the event loop owns it. Blocks are first used in ascending order."""
+    """Grows one pool's memory. Belongs to the event loop; blocks are used in ascending order."""
 
     def __init__(self, pool: ExportedPool) -> None:
         self._pool = pool
         self._piece = max(1, _PIECE_BYTES // pool.block_bytes)  # blocks
-        self._num_committed = 0  # or left to come in small pages
-        self._num_left_out = 1  # pieces, if the next one fails
+        self._num_committed = 0  # blocks committed, or left to small pages
+        self._num_left_out = 1  # number of pieces to leave out if the next one fails
         self._num_used = 0
         self._growing: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """The first pieces: a node that has just started does not wait for them later."""
+        """Allocate the first pieces, so that the first requests do not wait for them."""
         await self._grow()
 
     def used(self, num_blocks: int) -> None:
-        """So many blocks have been used by now."""
+        """Note that `num_blocks` blocks have been used so far; may start growing."""
         self._num_used = num_blocks
         if self._growing is None and self._num_committed < self._wanted(_AHEAD - 1):
             self._growing = asyncio.get_running_loop().create_task(self._grow())
 
     def _wanted(self, ahead: int) -> int:
-        """Blocks that are to have memory, so many pieces ahead."""
+        """Return how many blocks are to have memory, this many pieces ahead of the used ones."""
         return min(self._num_used + ahead * self._piece, self._pool.num_blocks)
 
     async def _grow(self) -> None:
@@ -56,10 +56,10 @@ class MemoryGrowth:
             self._growing = None
 
     def _left_out(self, *, is_huge: bool) -> int:
-        """Blocks behind a piece whose pages come as they are touched.
+        """Return how many blocks after a piece are left to small pages, allocated when touched.
 
-        Memory that is too scattered for huge pages now may not be so later, so they are asked for
-        again; but ever more rarely, for a kernel may have none at all.
+        Memory that is too fragmented for huge pages now may not be so later, so they are requested
+        again; but ever less often, since a kernel may have none at all.
         """
         if is_huge:
             self._num_left_out = 1

@@ -1,4 +1,4 @@
-"""Nodes without an engine: they speak the whole protocol to a coordinator and invent tokens.
+"""Simulated nodes without an engine: they speak the whole protocol, and make up tokens.
 
 A prefill leg is answered with token 1 at once, a decode leg with one token at every step of a beat.
 So only the coordinator has work to do: `pdserve bench coordinator`.
@@ -38,21 +38,21 @@ _LAYOUT = KvLayout(
 )
 _NUM_BLOCKS = 1 << 20
 _MAX_MODEL_LEN = 1 << 16
-_NOWHERE = "127.0.0.1:1"  # nobody pulls KV from a node that has none
-_QUICK_S = 1e-6  # what a prefill and a pull take
+_NOWHERE = "127.0.0.1:1"  # no peer ever connects: there is no KV to pull
+_QUICK_S = 1e-6  # predicted time of a prefill or a pull
 
 
 @dataclass(slots=True)
 class _Decoding:
-    """A decode leg under way."""
+    """A decode leg in progress."""
 
     request_id: str
-    num_tokens: int  # of output so far, token 1 included
+    num_tokens: int  # output tokens so far, token 1 included
     max_tokens: int
 
 
 class SimulatedNode:
-    """One node of either role (`pdserve.node.link.LegReceiver`)."""
+    """A simulated node of either role (`pdserve.node.link.LegReceiver`)."""
 
     def __init__(
         self, node_id: str, role: NodeRole, model_id: str, coordinator: str, beat: Beat
@@ -73,13 +73,13 @@ class SimulatedNode:
         beat.listen(self._step)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Serve until cancelled."""
         await self._link.run()
 
     # ---- what the coordinator says ---------------------------------------------------------------
 
     def start_prefill(self, leg: PrefillLeg, link: CoordinatorLink) -> None:
-        """Token 1, with all that is asked for by then."""
+        """Answer with token 1 at once, and end the leg."""
         ends = not leg.handoff
         for request_id in leg.request_ids:
             self._legs.open(request_id, link)
@@ -98,7 +98,7 @@ class SimulatedNode:
             asyncio.get_running_loop().call_soon(self._flush)
 
     def start_decode(self, leg: DecodeLeg, link: CoordinatorLink) -> None:
-        """From the next step on."""
+        """Answer with one token at each step, from the next one on."""
         self._legs.open(leg.request_id, link)
         num_tokens = 0 if leg.source is None else 1
         self._decoding[leg.request_id] = _Decoding(
@@ -106,12 +106,12 @@ class SimulatedNode:
         )
 
     def cancel_leg(self, request_id: str, reason: str) -> None:
-        """Nothing more comes of it."""
+        """Stop answering a leg."""
         self._legs.close(request_id)
         self._decoding.pop(request_id, None)
 
     def set_role(self, role: NodeRole) -> None:
-        """It is what it is."""
+        """Ignore the request: a simulated node keeps its role."""
 
     def coordinator_lost(self, link: CoordinatorLink) -> None:
         """As LegReceiver."""
@@ -121,7 +121,7 @@ class SimulatedNode:
     # ---- what it says ----------------------------------------------------------------------------
 
     def _step(self) -> None:
-        """One token for each decode leg."""
+        """Send one token for each decode leg."""
         token_id = next(self._token_ids)
         over: list[_Decoding] = []
         tokens: list[tuple[str, int, int]] = []
@@ -153,7 +153,7 @@ class SimulatedNode:
         self._legs.flush()
 
     def _attached(self, link: CoordinatorLink) -> None:
-        """What it can do, which is just what it does: predictions come true."""
+        """Report performance that matches the node's behaviour, so that predictions are exact."""
         step = StepCosts(knot_tokens=[1, 2048], knot_s=[self._step_s, self._step_s])
         transfers = [TransferCosts(transport="shm", fixed_s=_QUICK_S, bytes_per_s=1e12)]
         link.send(

@@ -1,4 +1,4 @@
-"""The policies of prefill nodes, by name. Their orders are `pdserve.engine.prompts`."""
+"""Prefill policies by name. The prompt orders are in `pdserve.engine.prompts`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def make_prefill_policy(
     num_kept_free: int = 0,
     num_pinned: Callable[[], int] = lambda: 0,
 ) -> Policy:
-    """The policy that the config names.
+    """Make the policy that the config names.
 
-    A prompt is begun if `num_kept_free` blocks stay free beside it; `num_pinned` says how many are
-    held for others to pull.
+    A prompt is begun only if `num_kept_free` blocks stay free beside it; `num_pinned` returns the
+    number of blocks held for decode nodes to pull.
     """
     order = make_prompt_order(policy.prefill_policy, perf, clock, engine.token_budget)
     sizes = BatchSizes(

@@ -1,24 +1,24 @@
-"""How many tokens of prompts a step takes."""
+"""How many prompt tokens a prefill step takes."""
 
 from __future__ import annotations
 
 from pdserve.perf_model import PerfModel
 
-CHUNK = 2  # times what saturates: a chunk is read again by all later ones, so it is not too small
+CHUNK = 2  # times the saturating size: all later chunks read a chunk again, so it is not too small
 
 
 class BatchSizes:
-    """Token counts that follow from the node's performance model, and from its config."""
+    """Token counts derived from the node's performance model and its config."""
 
     def __init__(
         self, perf: PerfModel, token_budget: int, prefill_chunk: int, *, gives_way: bool
     ) -> None:
         """
         Args:
-            perf: what steps take; its costs may be replaced.
+            perf: the performance model; its costs may be replaced.
             token_budget: most tokens of a step.
             prefill_chunk: most tokens of a prompt in a step; 0: automatic.
-            gives_way: whether a prompt gives way to others between chunks; if not, they are as
+            gives_way: whether a prompt gives way to others between chunks; if not, chunks are as
                 large as possible.
         """
         self._perf = perf
@@ -29,13 +29,13 @@ class BatchSizes:
 
     @property
     def batch_tokens(self) -> int:
-        """L_m: whole prompts together, no more than are needed to saturate the machine."""
+        """L_m: most tokens of several prompts in a step, no more than saturate the machine."""
         self._follow()
         return self._batch_tokens
 
     @property
     def chunk(self) -> int:
-        """Of a prompt alone."""
+        """Most tokens of the first prompt in a step."""
         self._follow()
         return self._chunk
 

@@ -1,4 +1,4 @@
-"""What a prefill node computes next: the first prompts in order, as many as fill the machine."""
+"""Prefill batches: the first prompts in order, as many as saturate the machine."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from pdserve.engine.step_shape import shape_of
 from pdserve.perf_model import PerfModel
 from prefill_node.policies.batch_sizes import BatchSizes
 
-MAX_HALF_DONE = 4  # prompts with blocks for all of their tokens that wait for their next chunk
+MAX_HALF_DONE = 4  # prompts that hold all their blocks and wait for their next chunk
 
 
 @dataclass(frozen=True, slots=True)
 class PromptBatches:
-    """Prompts that saturate the machine together, and no more; a longer one alone, in chunks.
+    """Batches prompts until they saturate the machine; a longer prompt runs alone, in chunks.
 
-    More in a step would make all of them wait for the last one and gain nothing (DistServe's L_m).
-    With less there would be time to win, so that the last one may be in it in part. Between two
-    chunks a prompt gives way to whoever comes first then.
+    More prompts in a step would make all of them wait for the last one and gain nothing
+    (DistServe's L_m). Fewer would waste time, so the last prompt may be included in part. Between
+    two chunks a prompt gives way to the prompt that is then first.
 
-    A prompt is begun only if so many blocks stay free beside it, or if it is alone: nothing runs,
-    and no KV waits to be pulled. Otherwise KV that nobody pulls would fill the pool, and push out
-    the prefixes that others could reuse. Streams that a decode node has left over from a former
-    role get their token first: they are few, and become fewer.
+    A prompt is begun only if `num_kept_free` blocks stay free beside it, or if it is alone: nothing
+    runs, and no KV waits to be pulled. Otherwise KV that is not pulled would fill the pool, and
+    evict prefixes that other requests could reuse. Streams left over from a former decode role get
+    their token first: they are few, and become fewer.
     """
 
     order: PromptOrder
@@ -37,7 +37,7 @@ class PromptBatches:
     num_pinned: Callable[[], int] = field(default=lambda: 0)  # blocks held for others to pull
 
     def plan(self, queues: Queues) -> list[Scheduled]:
-        """One token for each leftover stream, then prompts."""
+        """Plan one token for each leftover stream, then prompts."""
         self.order.present([*queues.running, *queues.waiting])
         has_begun_prompt = any(not request.is_decoding for request in queues.running)
         rows = queues.plan_decodes(self.max_batch_size - has_begun_prompt)
@@ -47,15 +47,15 @@ class PromptBatches:
         return rows
 
     def _plan_prompts(self, queues: Queues, num_decodes: int) -> list[Scheduled]:
-        """The first prompts, as far as they fit into a step beside so many decoding requests.
+        """Plan the first prompts, as far as they fit into a step with `num_decodes` decodes.
 
-        A waiting prompt that cannot be begun now keeps those behind it from being begun: nobody
-        goes past it. The ones that were begun go on meanwhile, so that it is not for ever.
+        A waiting prompt that cannot be begun now keeps those behind it from being begun, so none
+        overtakes it. Prompts that have begun continue meanwhile, so the wait ends.
         """
         queues.held_back.stop()
         queues.kept_out = None
         rows: list[Scheduled] = []
-        num_left, batch = max(1, self.sizes.chunk - num_decodes), 0  # for the first one
+        num_left, batch = max(1, self.sizes.chunk - num_decodes), 0  # tokens for the first one
         half_done = [request for request in queues.running if not request.is_decoding]
         for prompt in self.order.prompts([*half_done, *queues.waiting], queues.pool):
             if num_left <= 0 or num_decodes + len(rows) == self.max_batch_size:
@@ -80,13 +80,13 @@ class PromptBatches:
     def _begin(
         self, queues: Queues, rows: Sequence[Scheduled], request: Request, *, is_whole: bool
     ) -> bool:
-        """Give a waiting prompt its blocks; False: not now.
+        """Allocate a waiting prompt's blocks; False if it cannot begin now.
 
-        Few are half-done at a time, or they would hold most of the pool for nothing; a step is
-        filled with the beginning of another prompt only when none is.
+        Few prompts may be half-done at a time, since they hold most of the pool for no benefit. A
+        step is filled with the beginning of another prompt only if none is half-done.
         """
         if is_whole or _num_half_done(queues, rows, request) < (1 if rows else MAX_HALF_DONE):
-            # What streams hold is no KV that nobody pulls, and soon free.
+            # Blocks of streams hold no KV that waits to be pulled, and are freed soon.
             num_streamed = sum(len(stream.block_table) for stream in queues.decoding)
             num_kept_free = max(0, self.num_kept_free - num_streamed)
             if queues.admit(request, num_kept_free, is_alone=self.num_pinned() == 0):
@@ -98,15 +98,18 @@ class PromptBatches:
 
 
 def _piece(num_tokens: int, chunk: int) -> int:
-    """One of as many equal ones as there are chunks: a small rest would take long for little."""
+    """Return the size of equal pieces, as many as there are chunks.
+
+    A small rest would take a step of its own, which is long for few tokens.
+    """
     num_pieces = -(-num_tokens // chunk)
     return -(-num_tokens // num_pieces)
 
 
 def _num_half_done(queues: Queues, rows: Sequence[Scheduled], newcomer: Request) -> int:
-    """Prompts that will be half-done after a step of these rows.
+    """Count the prompts that will be half-done after a step of these rows.
 
-    Those of lower priority do not count, as they must not keep the newcomer out.
+    Prompts of lower priority do not count, as they must not keep the newcomer out.
     """
     ending = {row.request for row in rows if row.reaches_end}
     return sum(

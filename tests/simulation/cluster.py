@@ -3,7 +3,7 @@
     arrive ──► front: place, admit ──► prefill ──► token 1 ──► handover ──► decode ──► ended
                  └──► refused            └──── on the decode node itself: no handover ────┘
 
-A front is a coordinator, or what stands for one. Messages take no time.
+A front is a coordinator, or a stand-in for one. Messages take no time.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ class Front(Protocol):
     """Decides where calls go, and when, by `Cluster.dispatch` or `Cluster.refuse`."""
 
     def arrive(self, call: Call) -> None:
-        """A call has come."""
+        """Handle the arrival of a call."""
         ...
 
     def progressed(self, call: Call, num_tokens: int) -> None:
-        """It has so many tokens by now; with the first one its prefill is over."""
+        """Note that the call has `num_tokens` tokens so far; the first one ends its prefill."""
         ...
 
     def ended(self, call: Call) -> None:
-        """It has all its tokens."""
+        """Note that the call has all its tokens."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class _Journey:
-    """A call under way."""
+    """A dispatched call."""
 
     outcome: Outcome
-    decode: Node | None  # None: it wants one token
+    decode: Node | None  # None: the call ends with token 1
     handover: Handover | None = None
 
 
 class Cluster:
-    """Nodes, and what is under way between them."""
+    """The nodes, and the calls in progress on them."""
 
     def __init__(self, events: Events, nodes: Sequence[Node]) -> None:
         self.events = events
@@ -65,7 +65,7 @@ class Cluster:
             node.world = self
 
     def run(self, front: Front, calls: Iterable[Call]) -> Score:
-        """Let these calls arrive and everything end; afterwards every node must be empty."""
+        """Simulate these calls until all have ended; afterwards every node must be empty."""
         self._front = front
         for call in calls:
             self._outcomes[call.call_id] = Outcome(call)
@@ -81,11 +81,11 @@ class Cluster:
     # ---- verbs of the front --------------------------------------------------------------------
 
     def refuse(self, call: Call) -> None:
-        """Say no."""
+        """Refuse the call."""
         self._outcomes[call.call_id].was_refused = True
 
     def show(self, call: Call, at_s: float) -> None:
-        """Token 1 was held back until then."""
+        """Record that token 1 was held back until `at_s`."""
         self._outcomes[call.call_id].token_times_s[0] = at_s
 
     def dispatch(
@@ -96,7 +96,10 @@ class Cluster:
         slo: Slo | None = None,
         prefix_source: Node | None = None,
     ) -> None:
-        """Begin. Without `prefill` the decode node prefills; `slo` is what is promised from now."""
+        """Dispatch a call to its nodes.
+
+        Without `prefill` the decode node prefills; `slo` gives the targets counted from now.
+        """
         journey = _Journey(self._outcomes[call.call_id], decode)
         self._journeys[call.call_id] = journey
         now_s = self.events.now_s
@@ -121,17 +124,17 @@ class Cluster:
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything is under way or to come."""
+        """Whether any call is in progress or still to arrive."""
         return any(not (o.has_ended or o.was_refused) for o in self._outcomes.values())
 
     def num_waiting_for_room(self, node: Node) -> int:
-        """Handovers without blocks there yet."""
+        """Number of handovers that wait for blocks on this node."""
         return len(self._rooms[node])
 
     # ---- what nodes say ------------------------------------------------------------------------
 
     def next_token(self, request: Request) -> SampledToken:
-        """As World. Prompts that differ end in different tokens, so answers differ too."""
+        """As World. Different prompts end in different tokens, so answers differ too."""
         outcome = self._journeys[request.request_id].outcome
         is_last = len(outcome.token_times_s) + 1 == outcome.call.num_output
         return SampledToken(STOP_TOKEN if is_last else request.prompt_token_ids[-1])
@@ -160,7 +163,7 @@ class Cluster:
 
 
 def left_of(call: Call, now_s: float) -> Slo:
-    """What is left of the promise to a call that has waited in front of the nodes."""
+    """Return the call's targets, less the time that it has waited before dispatch."""
     slo, waited_s = call.slo, now_s - call.at_s
     if not waited_s or not slo.ttft_s:
         return slo

@@ -1,12 +1,12 @@
-"""Which prefill policy is the best default? Traces, replayed on one simulated prefill node.
+"""Compares prefill policies: traces, replayed on one simulated prefill node.
 
     python -m tests.simulation.compare_prefill_policies --trace FILE [--trace FILE ...]
 
-The node is an A100 with a 13B model (`machines.py`), and every call wants one token, so that
-nothing but the order of prompts decides. A trace is slowed down or sped up as a whole until its
-prompts keep the node busy for the wanted share of the time; work that the prefix cache saves does
-not count. Two kinds of promises are tried: one TTFT for all, and one in proportion to each prompt's
-own time alone (Splitwise promises so), at least half a second.
+The node is an A100 with a 13B model (`machines.py`). Every call wants one token, so that only the
+order of prompts matters. Each trace is slowed down or sped up as a whole until its prompts keep the
+node busy for the wanted share of the time, not counting work that the prefix cache saves. Two kinds
+of TTFT targets are tried: one for all calls, and one in proportion to each prompt's own time alone
+(as in Splitwise), at least half a second.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tests.simulation.workload import Call
 
 Promise = Literal["same", "proportional"]
 
-STRETCH = 5.0  # of the time alone: proportional promises
+STRETCH = 5.0  # proportional TTFT targets, as multiples of the time alone
 LEAST_S = 0.5
 SMALL_CHUNK = 512  # tokens
 
 
 def main() -> None:
-    """Print a table for every trace, promise and load."""
+    """Print a table for every trace, kind of target and load."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trace", type=Path, action="append", required=True)
     parser.add_argument("--loads", type=float, nargs="+", default=[0.6, 0.8, 0.95, 1.2])
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def replay(calls: list[Call], policy: PolicyConfig, machine: Machine) -> tuple[Score, Node]:
-    """These calls on one prefill node under this policy."""
+    """Replay these calls on one prefill node under this policy."""
     events = Events()
     node = Node("prefill", NodeRole.PREFILL, machine, events, policy)
     cluster = Cluster(events, [node])
@@ -60,13 +60,13 @@ def replay(calls: list[Call], policy: PolicyConfig, machine: Machine) -> tuple[S
 
 
 def _machine(calls: list[Call]) -> Machine:
-    """With room for the longest prompt several times over."""
+    """Return a machine with room for several of the longest prompts."""
     longest = max(len(call.token_ids) for call in calls)
     return replace(A100_13B, num_kv_tokens=max(A100_13B.num_kv_tokens, 4 * longest), block_size=256)
 
 
 def _busy_s(calls: list[Call]) -> float:
-    """Time that these prompts keep a node busy, less what its prefix cache saves."""
+    """Return how long these prompts keep a node busy, less what its prefix cache saves."""
     _, node = replay(calls, PolicyConfig(prefill_policy="fcfs-budget"), _machine(calls))
     return node.busy_s
 
@@ -102,7 +102,7 @@ def _print_table(
 
 
 def policies() -> list[PolicyConfig]:
-    """All of them, with chunks as they choose them; and one with small ones."""
+    """Return all policies with automatic chunk sizes, and one with small chunks."""
     names: tuple[PrefillPolicyName, ...] = get_args(PrefillPolicyName)
     automatic = [PolicyConfig(prefill_policy=name) for name in names]
     return [*automatic, PolicyConfig(prefill_policy="edf-slack", prefill_chunk=SMALL_CHUNK)]

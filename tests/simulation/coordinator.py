@@ -1,7 +1,7 @@
-"""The front that is tested: the real router and admission, over simulated nodes.
+"""The front under test: the real router and admission, over simulated nodes.
 
-What `coordinator/flow.py` does, less everything that goes wrong. Nodes report as real ones do: KV
-events at once, their load at every heartbeat.
+Does the same as `coordinator/flow.py`, without the handling of failures. Nodes report as real ones
+do: KV events at once, their load at every heartbeat.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_WAITING = 1024
 
 
 class Coordinator:
-    """A Front."""
+    """Implements Front with the real router and admission."""
 
     def __init__(
         self,
@@ -51,13 +51,13 @@ class Coordinator:
         self._nodes: dict[str, Node] = {node.name: node for node in cluster.nodes}
         self._members: dict[Node, Member] = {node: self._join(node) for node in cluster.nodes}
         self._bookings: dict[str, Booking] = {}
-        self._held: dict[str, float] = {}  # by call: until when at most
+        self._held: dict[str, float] = {}  # call id |-> token 1 is held back until then
         self._has_heartbeat = False
 
     # ---- as Front ------------------------------------------------------------------------------
 
     def arrive(self, call: Call) -> None:
-        """Place it; dispatch it, let it wait, or refuse it."""
+        """Place a call; then dispatch it, queue it, or refuse it."""
         if not self._has_heartbeat:
             self._has_heartbeat = True
             self._heartbeat()
@@ -77,7 +77,7 @@ class Coordinator:
                 self.admission.wait(call.call_id, call, call.slo, now_s)
 
     def progressed(self, call: Call, num_tokens: int) -> None:
-        """It has so many tokens."""
+        """As Front.progressed."""
         booking, now_s = self._bookings[call.call_id], self._events.now_s
         booking.progressed(num_tokens)
         if num_tokens == 1:
@@ -88,7 +88,7 @@ class Coordinator:
             self.admission.first_token(call.call_id, shown_s)
 
     def ended(self, call: Call) -> None:
-        """It has all its tokens."""
+        """As Front.ended."""
         self._bookings.pop(call.call_id).end(by_itself=True)
         self.admission.ended(call.call_id, self._events.now_s, call.num_output)
         self._let_in()
@@ -123,7 +123,7 @@ class Coordinator:
         return self._nodes[sources[0].node.node_id] if sources else None
 
     def _let_in(self) -> None:
-        """Those who wait, as far as there is room by now."""
+        """Dispatch waiting calls as far as there is room now."""
         while (call := self._line.head) is not None:
             now_s = self._events.now_s
             request = self._request(call)
@@ -211,7 +211,7 @@ class Coordinator:
 
 
 def _layout(node: Node) -> KvLayout:
-    """One whose tokens are as large as the machine says."""
+    """Return a layout with the machine's KV bytes per token."""
     head_dim = node.machine.kv_token_bytes // (2 * 2)  # K and V, two bytes each
     return KvLayout(
         num_layers=1,

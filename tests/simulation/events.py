@@ -1,4 +1,4 @@
-"""Simulated time: things happen in order of their times, and nothing happens in between."""
+"""Simulated time: events run in order of their times, and nothing happens in between."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Action = Callable[[], None]
 
 
 class Events:
-    """A calendar and the clock that it moves. Of two things at one time, the one noted first."""
+    """A queue of events and the clock that it advances; simultaneous events stay in order."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -25,15 +25,15 @@ class Events:
         return self.clock.now()
 
     def at(self, time_s: float, action: Action) -> None:
-        """Have this happen then; now, if then is past."""
+        """Schedule an action at this time; now, if the time has passed."""
         heappush(self._calendar, (max(time_s, self.now_s), next(self._numbers), action))
 
     def after(self, seconds: float, action: Action) -> None:
-        """Have this happen so much later."""
+        """Schedule an action this many seconds from now."""
         self.at(self.now_s + seconds, action)
 
     def run(self, until_s: float = inf) -> None:
-        """Let happen what is noted up to that time, and what is noted meanwhile."""
+        """Run the events up to this time, including those scheduled meanwhile."""
         while self._calendar and self._calendar[0][0] <= until_s:
             time_s, _, action = heappop(self._calendar)
             self.clock.advance(time_s - self.now_s)

@@ -1,4 +1,4 @@
-"""Coordinators that decide nothing: for tests of nodes' policies."""
+"""Fronts that decide nothing, for tests of the nodes' policies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.simulation.workload import Call
 
 
 class Straight:
-    """Every call to the same nodes, as it comes."""
+    """Dispatches every call to the same nodes, as it arrives."""
 
     def __init__(self, cluster: Cluster, prefill: Node | None, decode: Node | None) -> None:
         self._cluster = cluster
@@ -20,7 +20,7 @@ class Straight:
         self._cluster.dispatch(call, self._prefill, self._decode)
 
     def progressed(self, call: Call, num_tokens: int) -> None:
-        """Nothing follows from it."""
+        """As Front; ignored."""
 
     def ended(self, call: Call) -> None:
-        """Nothing follows from it."""
+        """As Front; ignored."""

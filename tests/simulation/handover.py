@@ -1,8 +1,8 @@
-"""A request's way from a prefill node to a decode node: announced, let in, pulled, adopted.
+"""The handover of a request to a decode node: announced, admitted, pulled, adopted.
 
-As in `decode_node/intake.py`: KV is announced chunk after chunk and pulled while the rest of the
-prompt is computed, from when there is room at the other end. A pull takes `fixed + bytes / rate`;
-pulls of different requests do not slow each other down. Who has room is decided by the real policy.
+As in `decode_node/intake.py`: KV is announced chunk after chunk. Once there is room on the decode
+node, it is pulled while the rest of the prompt is computed. A pull takes `fixed + bytes / rate`;
+pulls of different requests do not slow each other down. The real policy decides who has room.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class RoomLine:
         return len(self._waiting)
 
     def join(self, handover: Handover) -> None:
-        """Wait for room."""
+        """Add a handover to the line."""
         self._waiting[handover.request] = handover
         self._node.core.queues.claims.append(handover.request)
         self.offer()
 
     def offer(self) -> None:
-        """There may be room: let in whoever comes first, as long as it has a place and blocks."""
+        """Admit the first handovers in line, as long as there are a place and blocks for them."""
         core, policy = self._node.core, self._node.decode_policy
         queues = core.queues
         while (request := policy.first(queues)) is not None and request in self._waiting:
@@ -44,11 +44,11 @@ class RoomLine:
             queues.claims.remove(request)
             queues.arriving.add(request)
             self._waiting.pop(request).let_in(num_reused)
-        self._node.wake()  # a prompt may have waited behind them
+        self._node.wake()  # a prompt may have waited behind the handovers
 
 
 class Handover:
-    """Of one request. `request` is what the decode node will run."""
+    """The handover of one request. `request` is what the decode node will run."""
 
     def __init__(
         self, prefilled: Request, source: Node, target: Node, room: RoomLine, events: Events
@@ -59,8 +59,8 @@ class Handover:
         self._room = room
         self._events = events
         self._num_announced = 0  # tokens
-        self._num_pulled = 0  # tokens, or on their way
-        self._pulled_s = 0.0  # when those are here
+        self._num_pulled = 0  # tokens, including those being pulled
+        self._pulled_s = 0.0  # when these tokens have arrived
         self._has_room = False
         self._is_published = False
         self._held: list[int] = []
@@ -74,7 +74,7 @@ class Handover:
         )
 
     def announce(self) -> None:
-        """A chunk of the prompt was computed."""
+        """Announce a chunk of the prompt that was computed."""
         is_first = self._num_announced == 0
         self._num_announced = self._prefilled.num_computed_tokens
         if is_first:
@@ -84,17 +84,17 @@ class Handover:
             self._pull()
 
     def publish(self) -> None:
-        """The prompt is computed: hold its KV until it is pulled."""
+        """Publish that the prompt is computed; its KV is held until it is pulled."""
         self._held = list(self._prefilled.block_table)
         self._source.pin(self._held)
         self.request.lifecycle.prefill_end_s = self._events.now_s
         self.announce()
-        self._room.offer()  # from now on it waits for fewer
+        self._room.offer()  # its rank may have changed
         self._is_published = True
         self._settle()
 
     def let_in(self, num_reused: int) -> None:
-        """There is room, and of so many blocks the KV is there already."""
+        """Start pulling: there is room, and the KV of `num_reused` blocks is there already."""
         self._has_room = True
         now_s = self._events.now_s
         self.request.lifecycle.room_wait = (now_s, now_s)

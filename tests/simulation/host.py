@@ -1,8 +1,8 @@
 """A host whose nodes share one memory bus.
 
 Decoding reads all weights for few tokens, so two nodes that decode at once each take longer than
-either alone; so do, by less, a step that decodes and one that computes a prompt. Profiles know
-nothing of it: each node measures itself.
+either alone. The same holds, to a lesser degree, for a decode step beside a prefill step. Profiles
+do not show this, since each node measures itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pdserve.perf_model import StepShape
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How much longer a step takes while another node of the host computes one."""
+    """By which factor a step takes longer while another node of the host computes one."""
 
     decode_beside_decode: float = 1.0
     decode_beside_prompt: float = 1.0
@@ -23,14 +23,17 @@ class Sharing:
 
 @dataclass(slots=True)
 class Host:
-    """What its nodes compute at the moment."""
+    """A host, and the steps that its nodes compute at the moment."""
 
     name: str
     sharing: Sharing = Sharing()
     running: dict[object, StepShape] = field(default_factory=dict)  # by node
 
     def begin(self, node: object, shape: StepShape) -> float:
-        """A step is begun; times what it takes alone. As things are now: steps are short."""
+        """Begin a step; return the factor on the time that it takes alone.
+
+        The factor is that of the present moment, since steps are short.
+        """
         others = list(self.running.values())
         self.running[node] = shape
         if not others:
@@ -42,5 +45,5 @@ class Host:
         return self.sharing.decode_beside_prompt
 
     def end(self, node: object) -> None:
-        """It is over."""
+        """End the node's step."""
         del self.running[node]

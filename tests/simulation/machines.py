@@ -1,4 +1,4 @@
-"""Machines to simulate: published costs, so that results can be compared with the literature's."""
+"""Machines to simulate: published costs, so that results can be compared with the literature."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Machine:
     """One node's hardware with one model on it."""
 
     costs: StepCosts
-    num_kv_tokens: int  # of the block pool
+    num_kv_tokens: int  # capacity of the block pool
     kv_token_bytes: int
     transfer: TransferCosts
     token_budget: int = 2048
@@ -29,7 +29,7 @@ class Machine:
 
     @property
     def engine(self) -> EngineConfig:
-        """As the node's configuration says it."""
+        """The engine settings of a node on this machine."""
         return EngineConfig(
             block_size=self.block_size,
             token_budget=self.token_budget,
@@ -37,12 +37,12 @@ class Machine:
         )
 
     def perf(self, wrong_by: float = 1.0) -> PerfModel:
-        """What a node believes that was profiled while it was so many times slower than it is."""
+        """Return the model of a node profiled while it was `wrong_by` times slower than it is."""
         return PerfModel(scaled(self.costs, wrong_by))
 
 
 def scaled(costs: StepCosts, factor: float) -> StepCosts:
-    """So many times the seconds for everything."""
+    """Return these costs with all times multiplied by `factor`."""
     return msgspec.structs.replace(
         costs,
         knot_s=[factor * seconds for seconds in costs.knot_s],
@@ -52,9 +52,9 @@ def scaled(costs: StepCosts, factor: float) -> StepCosts:
     )
 
 
-# OPT-13B on one A100-80GB, as in DistServe's simulator (OSDI'24): a prompt of t tokens takes
-# 18.1 + 0.102 t + 7.1e-6 t^2 ms, decoding B requests 19.9 + 6.3e-4 context + 0.0385 B ms.
-# Its KV would be 819 KB a token; a fifth of that is what grouped queries leave of it today. The
+# OPT-13B on one A100-80GB, as in DistServe's simulator (OSDI'24): a prompt of t tokens takes 18.1 +
+# 0.102 t + 7.1e-6 t^2 ms, decoding B requests 19.9 + 6.3e-4 context + 0.0385 B ms. Its KV would be
+# 819 KB per token; the value here is a fifth of that, as with today's grouped-query attention. The
 # link is an InfiniBand port of 200 Gb/s.
 A100_13B = Machine(
     costs=StepCosts(
@@ -68,8 +68,8 @@ A100_13B = Machine(
     transfer=TransferCosts(transport="ucx", fixed_s=0.002, bytes_per_s=20e9),
 )
 
-# 25 million weights on one Zen 4 core, as `pdserve bench perf-model` has them: there attention of a
-# chunk behind much context takes longer than all else.
+# 25 million weights on one Zen 4 core, as measured by `pdserve bench perf-model`: there attention
+# of a chunk with a long context takes longer than everything else.
 ONE_CORE_25M = Machine(
     costs=StepCosts(
         knot_tokens=[1, 8, 16, 32, 64, 128, 256, 512],

@@ -1,9 +1,8 @@
-"""A node whose model, and nothing else of its engine, is simulated.
+"""A node with a simulated model; the rest of its engine is real.
 
 Queues, block pool and policy are the real ones. A step takes what the machine's costs say (times
-noise, if wanted), which is not always what the node believes: it learns by observing its steps.
-Preempted requests come back by what the prefix cache still has of them and by computing the rest;
-there is no host tier.
+noise, if wanted). The node's own performance model may differ; it learns from its steps. Preempted
+requests resume with what the prefix cache still holds, and compute the rest; there is no host tier.
 """
 
 from __future__ import annotations
@@ -32,14 +31,17 @@ PINNED_LIMIT = HandoffConfig().pinned_limit
 
 
 class World(Protocol):
-    """What a node is in: says what the model would sample, and hears of every step."""
+    """The surroundings of a node: supplies sampled tokens, and is notified of every step."""
 
     def next_token(self, request: Request) -> SampledToken:
-        """The request's next token."""
+        """Return the request's next token."""
         ...
 
     def step_done(self, node: Node, sampled: Sequence[tuple[Request, SampledToken | None]]) -> None:
-        """Requests that are done still have their blocks; BlockPool.retain keeps them longer."""
+        """Note a finished step.
+
+        Finished requests still have their blocks; BlockPool.retain keeps them longer.
+        """
         ...
 
 
@@ -58,12 +60,17 @@ class Node:
         noise: Callable[[], float] = lambda: 1.0,
         host: Host | None = None,
     ) -> None:
-        """`believed` is the profile to begin with (default: the truth); steps take `noise()` times
-        what they should, and longer beside others of the host (default: one of its own)."""
+        """Make an idle node.
+
+        Args:
+            believed: the initial performance model; by default the true one.
+            noise: draws a factor on each step's time.
+            host: steps take longer beside those of other nodes of this host; by default its own.
+        """
         self.name = name
         self.role = role
         self.machine = machine
-        self.num_pinned_blocks = 0  # held for others to pull
+        self.num_pinned_blocks = 0  # held for decode nodes to pull
         self.num_steps = 0
         self.busy_s = 0.0
         self.world: World | None = None
@@ -97,22 +104,22 @@ class Node:
         queues.victims = Victims(policy.max_preemptions)
 
     def submit(self, request: Request) -> None:
-        """Prefill it here."""
+        """Submit a request, to be prefilled here."""
         self.core.submit(request)
         self.wake()
 
     def adopt(self, request: Request) -> None:
-        """Decode it here: its KV has come."""
+        """Adopt a request whose KV has arrived, to be decoded here."""
         self.core.adopt(request)
         self.wake()
 
     def pin(self, block_ids: list[int]) -> None:
-        """Hold these blocks for somebody to pull."""
+        """Hold these blocks until they are pulled."""
         self.pool.retain(block_ids)
         self.num_pinned_blocks += len(block_ids)
 
     def unpin(self, block_ids: list[int]) -> None:
-        """They were pulled."""
+        """Release blocks that were pulled."""
         self.num_pinned_blocks -= len(block_ids)
         self.pool.release(block_ids)
         self.wake()
@@ -120,7 +127,7 @@ class Node:
     # ---- steps ---------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """There may be something to do."""
+        """Begin a step in the next event, if there is work."""
         self._events.after(0.0, self._begin_step)
 
     def _begin_step(self) -> None:
@@ -152,7 +159,7 @@ class Node:
     # ---- looks ---------------------------------------------------------------------------------
 
     def check_idle(self) -> None:
-        """Assert that nothing is left: no request, no reference to a block."""
+        """Assert that no request and no reference to a block is left."""
         assert not self._is_stepping
         assert self.core.num_requests == 0, f"{self.name}: requests were forgotten"
         assert self.num_pinned_blocks == 0, f"{self.name}: KV that nobody will pull"

@@ -1,7 +1,7 @@
-"""A prompt's prefix, brought over from a node that holds more of it than the one it goes to.
+"""Pulls a prompt's prefix from a node that holds more of it than the prompt's own node.
 
-As `pdserve/node/prefix_fetch.py`, without its failures: spare blocks are filled by a pull,
-published under their hashes and let go, so that they are found like any other prefix.
+As `pdserve/node/prefix_fetch.py`, without failures: a pull fills spare blocks, which are published
+under their hashes and released, so that they are found like any other prefix.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from tests.simulation.node import Node
 def pull_prefix(
     request: Request, source: Node, target: Node, events: Events, then: Callable[[], None]
 ) -> None:
-    """Do `then` when what there is to be had of the prefix is at `target`; at once, if nothing."""
+    """Pull what `source` has of the prefix into `target`, then call `then`.
+
+    `then` is called at once if there is nothing to pull, no room, or the pull is not worth it.
+    """
     pool, size = target.pool, target.pool.block_size
     request.extend_hashes(request.num_tokens, size)
     # The last token is always computed: without its logits there is no next one.

@@ -1,4 +1,4 @@
-"""The smallest clusters that show what one policy does."""
+"""The smallest clusters that show the effect of one policy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.simulation.node import Node
 from tests.simulation.score import Score
 from tests.simulation.workload import Call
 
-# Prefills and hands over in no time: whoever is fed by it shows what decoding alone does.
+# Prefills and hands over in no time, so that a node fed by it shows the effect of decoding alone.
 INSTANT = replace(
     A100_13B,
     costs=scaled(A100_13B.costs, 1e-6),
@@ -38,7 +38,7 @@ INSTANT = replace(
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A score, and the node that it was got on."""
+    """A score, and the node that it belongs to."""
 
     score: Score
     node: Node
@@ -58,7 +58,7 @@ def prefill_only(
     machine: Machine = A100_13B,
     believed: PerfModel | None = None,
 ) -> Run:
-    """One prefill node; every call ends with token 1."""
+    """Run one prefill node; every call ends with token 1."""
     events = Events()
     node = Node("prefill", NodeRole.PREFILL, machine, events, policy, believed=believed)
     cluster = Cluster(events, [node])
@@ -73,7 +73,7 @@ def decode_only(
     believed: PerfModel | None = None,
     victims: Victims | None = None,
 ) -> Run:
-    """One decode node, to which prompts come prefilled; `victims` in the place of its own rule."""
+    """Run one decode node that receives prefilled prompts; `victims` replaces its own rule."""
     events = Events()
     source = Node("source", NodeRole.PREFILL, INSTANT, events, PolicyConfig())
     node = Node("decode", NodeRole.DECODE, machine, events, policy, believed=believed)
@@ -83,7 +83,7 @@ def decode_only(
 
 
 def colocated(calls: Iterable[Call], policy: PolicyConfig, machine: Machine = A100_13B) -> Run:
-    """One decode node that prefills for itself."""
+    """Run one decode node that prefills for itself."""
     events = Events()
     node = Node("decode", NodeRole.DECODE, machine, events, policy)
     cluster = Cluster(events, [node])
@@ -91,7 +91,7 @@ def colocated(calls: Iterable[Call], policy: PolicyConfig, machine: Machine = A1
 
 
 def disaggregated(calls: Iterable[Call], policy: PolicyConfig, machine: Machine = A100_13B) -> Run:
-    """One prefill node and one decode node, which is the one returned."""
+    """Run one prefill node and one decode node; the latter is returned."""
     events = Events()
     prefill = Node("prefill", NodeRole.PREFILL, machine, events, policy)
     decode = Node("decode", NodeRole.DECODE, machine, events, policy)
@@ -120,10 +120,10 @@ def fleet(
     wrong_by: float = 1.0,
     sharing: Sharing | None = None,
 ) -> FleetRun:
-    """Both pools behind the real coordinator's router, with its admission if wanted.
+    """Run both pools behind the real coordinator's router, with its admission if wanted.
 
-    `wrong_by`: nodes begin with a profile that says so many times the true seconds. `sharing`: all
-    are on one host; else each has its own.
+    `wrong_by`: initially, the nodes' profiles say so many times the true seconds. `sharing`: all
+    nodes are on one host; otherwise each has its own.
     """
     events = Events()
     host = Host("shared", sharing) if sharing else None
@@ -146,6 +146,6 @@ def fleet(
 
 
 def noise(seed: int, spread: float) -> Callable[[], float]:
-    """Factors around 1 on the times of steps."""
+    """Return a source of log-normal factors around 1 for step times."""
     random = Random(seed)
     return lambda: random.lognormvariate(0.0, spread)

@@ -1,9 +1,9 @@
-"""What users saw, as DistServe counts it: TTFT, TPOT, gaps, attainment, goodput.
+"""Scores what users saw, as DistServe does: TTFT, TPOT, gaps, attainment, goodput.
 
-TTFT is token 1 less arrival. TPOT is the mean gap behind token 1; the way of the KV to the decode
-node and the wait for room there fall between tokens 1 and 2, and so into TPOT. Attainment is joint
-(both promises kept) and counts everything that was asked for: what was refused or never ended has
-missed its promises.
+TTFT is the time from arrival to token 1. TPOT is the mean gap after token 1. The transfer of the KV
+to the decode node and the wait for room there fall between tokens 1 and 2, and so into TPOT.
+Attainment is joint (TTFT and TPOT both met) and counts all calls: those that were refused or never
+ended have missed their targets.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tests.simulation.workload import Call
 
 @dataclass(slots=True, eq=False)
 class Outcome:
-    """What became of one call."""
+    """The outcome of one call."""
 
     call: Call
     was_refused: bool = False
     token_times_s: list[float] = field(default_factory=list)
-    num_cached_tokens: int = 0  # of the prompt, where it was prefilled
+    num_cached_tokens: int = 0  # of the prompt, on the node that prefilled it
 
     @property
     def has_ended(self) -> bool:
@@ -37,7 +37,7 @@ class Outcome:
 
     @property
     def tpot_s(self) -> float:
-        """0 with a single token, infinite when it did not end."""
+        """Mean gap after token 1: 0 with a single token, infinite if the call did not end."""
         if not self.has_ended:
             return inf
         times = self.token_times_s
@@ -49,7 +49,7 @@ class Outcome:
 
     @property
     def longest_stall_s(self) -> float:
-        """In the middle of the answer: the gap behind token 1 is the handover's."""
+        """Longest gap in the middle of the answer; the first gap belongs to the handover."""
         return max(self.gaps_s[1:], default=0.0)
 
     @property
@@ -64,14 +64,14 @@ class Outcome:
 
 
 class Score:
-    """Over calls, all of them or those of a kind."""
+    """The score of a set of calls."""
 
     def __init__(self, outcomes: Sequence[Outcome]) -> None:
         self.outcomes = outcomes
         self.served = [outcome for outcome in outcomes if outcome.has_ended]
 
     def where(self, condition: Callable[[Call], bool]) -> Score:
-        """Of these calls only."""
+        """Return the score of the calls that meet the condition."""
         return Score([outcome for outcome in self.outcomes if condition(outcome.call)])
 
     def of_class(self, name: str) -> Score:
@@ -97,13 +97,13 @@ class Score:
 
     @property
     def goodput(self) -> float:
-        """Calls with both promises kept, per second of arrivals."""
+        """Calls that met both targets, per second of arrivals."""
         times = [outcome.call.at_s for outcome in self.outcomes]
         return self.attainment * len(times) / (max(times) - min(times))
 
     @property
     def hit_rate(self) -> float:
-        """Share of the prompts' tokens that were found in a prefix cache."""
+        """Share of the prompt tokens that were found in a prefix cache."""
         num_cached = sum(outcome.num_cached_tokens for outcome in self.served)
         return num_cached / sum(len(outcome.call.token_ids) for outcome in self.served)
 
@@ -124,17 +124,17 @@ class Score:
         return float(np.percentile([outcome.tpot_s for outcome in self.served], percentile))
 
     def gap_s(self, percentile: float) -> float:
-        """Of all gaps between tokens of all calls together (ITL)."""
+        """Return a percentile of all gaps between tokens, of all calls together (ITL)."""
         gaps = [gap for outcome in self.served for gap in outcome.gaps_s]
         return float(np.percentile(gaps, percentile))
 
     def stalled_share(self, longer_than_s: float) -> float:
-        """Of answers that stood still for so long in the middle."""
+        """Return the share of answers with a stall longer than this in the middle."""
         return self._share(lambda outcome: outcome.longest_stall_s > longer_than_s)
 
     @property
     def tokens_per_s(self) -> float:
-        """From the first arrival to the last token."""
+        """Tokens per second, from the first arrival to the last token."""
         first_s = min(outcome.call.at_s for outcome in self.outcomes)
         last_s = max(outcome.token_times_s[-1] for outcome in self.served)
         return sum(len(outcome.token_times_s) for outcome in self.served) / (last_s - first_s)

@@ -1,4 +1,4 @@
-"""Adaptive mode beside the two that it chooses between, on the same machines."""
+"""Adaptive mode against the two modes that it chooses between, on the same machines."""
 
 from dataclasses import replace
 from functools import cache
@@ -65,7 +65,7 @@ def test_long_prompts_and_a_tight_tpot_are_for_two_pools(per_s: float, share: fl
 
 @pytest.mark.parametrize("per_s", [12.0, 16.0])
 def test_short_prompts_and_a_loose_tpot_are_for_one_pool(per_s: float):
-    """Streams have twice the machines, and so go faster; TPOT says so before attainment does."""
+    """Streams have twice the machines, and so run faster; TPOT shows it before attainment does."""
     apart, together = (with_chats(per_s, mode) for mode in ("disaggregated", "colocated"))
     assert together.mean_tpot_s < 0.8 * apart.mean_tpot_s
     assert together.goodput >= apart.goodput
@@ -73,7 +73,7 @@ def test_short_prompts_and_a_loose_tpot_are_for_one_pool(per_s: float):
 
 
 def test_adaptive_borrows_decode_nodes_when_there_are_too_few_for_prompts():
-    """One node of four prefills, which is too little."""
+    """One node of four prefills, which is too few."""
     load = documents(2.5)
     apart = fleet(1, 3, "disaggregated", load, POLICY).score
     adaptive = fleet(1, 3, "adaptive", load, POLICY).score
@@ -88,7 +88,10 @@ def _is_long(call: Call) -> bool:
 def worst_of_two_kinds(
     chats_per_s: float, long_per_s: float, mode: Mode, sharing: Sharing | None = None
 ) -> float:
-    """Attainment of chats or of long prompts, whichever is less: nine of ten may be chats."""
+    """Return the attainment of chats or of long prompts, whichever is lower.
+
+    Nine of ten calls may be chats.
+    """
     slo = Slo(name="mixed", ttft_s=7.0, tpot_s=0.006)
     chat = lognormal(96, 0.4, 256), lognormal(256, 0.3, 512)
     load = merged(
@@ -104,14 +107,16 @@ def worst_of_two_kinds(
 def test_adaptive_keeps_up_with_the_better_mode_on_long_prompts_between_chats(
     rates: tuple[float, float],
 ):
-    """At the first rates one node is better, at the second two pools are; at either, choosing by
-    predicted times alone, or always the same, would fall behind."""
+    """At the first rates co-location is better, at the second disaggregation.
+
+    At either, choosing by predicted times alone, or always the same mode, would be worse.
+    """
     apart, together = (worst_of_two_kinds(*rates, mode) for mode in ("disaggregated", "colocated"))
     assert worst_of_two_kinds(*rates, "adaptive") >= 0.95 * max(apart, together)
 
 
 def test_adaptive_does_not_have_both_nodes_decode_where_they_share_one_memory_bus():
-    """Either takes much longer then, so that less is decoded, and prompts get less of a node."""
+    """Decode steps take much longer then: less is decoded, and prompts get less of a node."""
     bus = Sharing(decode_beside_decode=1.6, decode_beside_prompt=1.2, prompt_beside_any=1.1)
     apart = worst_of_two_kinds(3.0, 0.25, "disaggregated", bus)
     assert worst_of_two_kinds(3.0, 0.25, "adaptive", bus) >= 0.95 * apart
@@ -119,7 +124,7 @@ def test_adaptive_does_not_have_both_nodes_decode_where_they_share_one_memory_bu
 
 @pytest.mark.parametrize("tpot_s", [0.006, 0.024])
 def test_long_prompts_alone_do_not_harm_each_other_where_nodes_do_both(tpot_s: float):
-    """Answers are short: a step of somebody else's prompt could take most of their time."""
+    """Answers are short: a step of another request's prompt could take most of their time."""
     slo = Slo(name="long", ttft_s=7.0, tpot_s=tpot_s)
     load = calls("d", poisson(0.7, 40, seed=1), fixed(4096), fixed(16), slo, most_output=1)
     apart, together, adaptive = (

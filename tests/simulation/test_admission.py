@@ -1,4 +1,4 @@
-"""Overload: what is refused early does not make the rest late."""
+"""Overload: refusing calls early keeps the others in time."""
 
 from functools import cache
 
@@ -36,8 +36,10 @@ def test_goodput_at_twice_the_capacity_is_near_its_peak():
 
 
 def test_without_admission_goodput_collapses():
-    """First come, first served in as large batches as possible: at twice the capacity everybody is
-    late. The same policies serve as many in time as ever when the rest is refused."""
+    """Everything is late at twice the capacity: first come, first served, in the largest batches.
+
+    With the rest refused, the same policies serve as many calls in time as ever.
+    """
     refusing, open_to_all = (served(2.0, BASELINE, admission) for admission in (True, False))
     assert open_to_all.goodput < 0.5 * served(0.75, BASELINE, False).goodput
     assert refusing.goodput > 0.9 * served(0.75, BASELINE, True).goodput
@@ -58,7 +60,7 @@ def test_whoever_is_admitted_is_served_in_time():
 
 
 def test_nobody_is_refused_who_would_be_served_in_time_anyway():
-    """At half of the capacity every promise is kept without admission."""
+    """At half of the capacity, every target is met without admission."""
     assert served(0.5, POLICY, False).attainment == 1.0
     assert served(0.5, POLICY, True).num_refused <= 0.02 * len(served(0.5, POLICY, True).outcomes)
 
@@ -82,7 +84,7 @@ def test_calls_without_a_promise_wait_and_all_end():
 
 @pytest.mark.parametrize("wrong_by", [0.5, 2.0])
 def test_a_wrong_profile_is_corrected_before_it_costs_much(wrong_by: float):
-    """By the ratios in load reports. Until then twice as many, or half as many, are admitted."""
+    """Ratios in load reports correct it. Until then twice or half as many calls are admitted."""
     wrong = fleet(
         1, 1, "disaggregated", chats(1.5), POLICY, admission=True, wrong_by=wrong_by
     ).score
@@ -101,7 +103,7 @@ def test_no_mode_collapses_in_an_overload(mode):
 
 
 def test_a_long_prompt_is_not_refused_for_its_own_chunks():
-    """Each of them makes streams wait, but not its own stream, which begins behind the last."""
+    """Each chunk delays streams, but not its own request's, which begins after the last chunk."""
     slo = Slo(name="mixed", ttft_s=7.0, tpot_s=1.5 * ONE_CORE_25M.perf().decode_s(1, 100))
     chat = lognormal(96, 0.4, 256), lognormal(256, 0.3, 512)
     load = merged(

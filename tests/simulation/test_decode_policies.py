@@ -1,4 +1,4 @@
-"""Decode policies on one node, to which prompts come prefilled."""
+"""Decode policies on one node that receives prefilled prompts."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -16,7 +16,7 @@ from tests.simulation.workload import Call, calls, lognormal, merged, poisson, u
 PROMPT = lognormal(1000, 0.8, 4000)
 ANSWER = lognormal(150, 0.5, 600)
 
-# Few blocks, and small ones: streams soon outgrow them.
+# Few and small blocks, which streams soon outgrow.
 LITTLE_MEMORY = replace(A100_13B, num_kv_tokens=16 * 1024, block_size=16)
 
 
@@ -36,7 +36,7 @@ def essays(per_s: float) -> list[Call]:
 
 
 def test_a_batch_no_larger_than_promises_allow_keeps_them_under_load():
-    """More comes than can be served in time: a large batch makes all of them late."""
+    """More calls arrive than can be served in time: a large batch makes all of them late."""
     largest = decode_only(chats(4.5), decode_policy("max-batch")).score
     capped = decode_only(chats(4.5), decode_policy("tpot-cap")).score
     assert capped.tpot_attainment > largest.tpot_attainment + 0.2
@@ -51,7 +51,7 @@ def test_the_cap_costs_nothing_when_there_is_little_to_do():
 
 
 def test_steps_stay_below_the_cap_even_with_a_wrong_profile():
-    """Steps are corrected by measured ones, whether the node was thought faster or slower."""
+    """Predictions are corrected by measured steps, whether the profile was too slow or too fast."""
     for wrong_by in (0.5, 2.0):
         run = decode_only(
             chats(4), decode_policy("tpot-cap"), believed=A100_13B.perf(wrong_by=wrong_by)
@@ -98,14 +98,14 @@ def test_room_to_grow_saves_preemptions():
     assert lost["reserve-dynamic"].computed_tokens < 0.25 * lost["greedy"].computed_tokens
     assert stalled["reserve-dynamic"] < 0.25 * stalled["greedy"]
     assert lost["reserve-static"].for_blocks == 0
-    # And for that it has half of the memory standing empty, as the other has not.
+    # reserve-static keeps half of the memory empty for this; reserve-dynamic does not.
     greedy = runs["greedy"].score.tokens_per_s
     assert runs["reserve-dynamic"].score.tokens_per_s > 0.9 * greedy
     assert runs["reserve-static"].score.tokens_per_s < 0.7 * greedy
 
 
 class YoungestVictim(Victims):
-    """What vLLM does."""
+    """Preempts the youngest request, as vLLM does."""
 
     def choose(self, running: Iterable[Request], needy: Request) -> Request:
         streams = [request for request in running if request.leg_token_limit is None]

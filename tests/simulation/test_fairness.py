@@ -1,4 +1,4 @@
-"""A flood from one tenant, or of one class, is its own affair."""
+"""A flood from one tenant, or of one class, does not harm the others."""
 
 from functools import cache
 
@@ -18,11 +18,11 @@ NODES: dict[Mode, tuple[int, int]] = {
     "colocated": (0, 2),
     "adaptive": (1, 1),
 }
-HAS_BEGUN_S = 5.0  # before, nobody has a history, and both are served alike
+HAS_BEGUN_S = 5.0  # until then no payer has a history, and both are served alike
 
 
 def two_tenants(flood: float, priority: int, slo: tuple[float, float]) -> list[Call]:
-    """Both ask alike, until Bob asks `flood` times as often."""
+    """Both send calls at the same rate, until Bob sends `flood` times as many."""
     ttft_s, tpot_s = slo
     alice = Slo(name="alice", ttft_s=ttft_s, tpot_s=tpot_s, priority=priority)
     bob = Slo(name="bob", ttft_s=ttft_s, tpot_s=tpot_s)
@@ -50,7 +50,7 @@ def alice(policy: PrefillPolicyName, flood: float, priority: int, admission: boo
 
 @pytest.mark.parametrize("policy", ["fcfs-budget", "sjf-aging", "edf-slack"])
 def test_a_flood_of_equals_delays_the_other_by_less_than_a_fifth(policy: PrefillPolicyName):
-    """Bob's 10x are four times what one prefill node can do; what is refused is his."""
+    """Bob's 10x are four times what one prefill node can do; only his calls are refused."""
     calm, flooded = alice(policy, 1, 0, True), alice(policy, 10, 0, True)
     assert flooded.ttft_s(99) < ROBBED * calm.ttft_s(99)
     assert flooded.attainment > 0.95
@@ -64,7 +64,7 @@ def test_a_flood_from_below_does_not_reach_the_ones_above(policy: PrefillPolicyN
 
 
 def test_shares_hold_on_the_nodes_alone():
-    """Nobody is refused: Bob's calls queue up, and Alice's do not queue behind them."""
+    """No call is refused: Bob's calls queue up, and Alice's do not queue behind them."""
     calm, flooded = alice("edf-slack", 1, 0, False), alice("edf-slack", 4, 0, False)
     assert flooded.ttft_s(99) < ROBBED * calm.ttft_s(99)
     assert flooded.attainment > 0.98
@@ -72,7 +72,7 @@ def test_shares_hold_on_the_nodes_alone():
 
 @cache
 def equals(payers: tuple[Slo, Slo], mode: Mode, flood: float) -> Score:
-    """Without any calls of the first seconds; a few seeds together."""
+    """Return the score without the calls of the first seconds, of several seeds together."""
     alice, bob = payers
     outcomes = []
     for seed in SEEDS:
@@ -98,7 +98,7 @@ def test_a_flood_of_an_equal_does_not_delay_another_in_any_mode(
 
 
 def test_tenants_without_promises_share_the_line_by_weight():
-    """Both ask for more than there is, and wait in the coordinator."""
+    """Both exceed the capacity, and wait in the coordinator."""
     batch = [Slo(name="batch", tenant=t, weight=w) for t, w in (("alice", 2.0), ("bob", 1.0))]
     prompt, answer = lognormal(600, 0.7, 3000), lognormal(20, 0.5, 60)
     load = merged(
@@ -112,7 +112,7 @@ def test_tenants_without_promises_share_the_line_by_weight():
 
 
 def cost_until(score: Score, tenant: str, end_s: float) -> float:
-    """Tokens given to a tenant by then, as the line counts them."""
+    """Return the tokens given to a tenant until then, as the waiting line counts them."""
     done = [
         o.call
         for o in score.outcomes
@@ -126,7 +126,7 @@ def is_alices(call: Call) -> bool:
 
 
 def test_shares_go_by_weight():
-    """Both ask for more than there is; three quarters are Alice's."""
+    """Both exceed the capacity; three quarters of it are Alice's."""
     prompt, answer = lognormal(600, 0.7, 3000), lognormal(2, 0.1, 4)
     shares = {}
     load = merged(

@@ -1,4 +1,4 @@
-"""Between the pools: back-pressure, prefixes on both sides, blocks counted back (`Cluster.run`)."""
+"""Handovers: back-pressure, prefixes on both sides, and no lost blocks (`Cluster.run`)."""
 
 from dataclasses import replace
 
@@ -51,7 +51,7 @@ def test_every_decode_policy_ends_everything_with_little_memory(policy, headroom
 
 
 def test_kv_is_pulled_while_the_prompt_is_still_computed():
-    """Over a slow network a long prompt's last chunk is all that is left when it is done."""
+    """Over a slow network, only a long prompt's last chunk is left to pull when it is computed."""
     slow = replace(
         A100_13B, transfer=TransferCosts(transport="tcp", fixed_s=0.002, bytes_per_s=2e9)
     )
@@ -72,7 +72,7 @@ def test_what_a_decode_node_holds_is_not_pulled_again():
 
 
 def test_noise_in_the_times_of_steps_does_not_matter():
-    """Promises are kept when steps take what they should only on average."""
+    """Targets are met although step times match the prediction only on average."""
     load = calls(
         "c", poisson(2, 60, seed=1), lognormal(1000, 0.8, 4000), lognormal(100, 0.5, 400),
         Slo(name="a", ttft_s=2.0, tpot_s=0.06),

@@ -1,4 +1,4 @@
-"""Token 1 held back: short prompts that come out of a prefill node in a burst keep their TPOT."""
+"""Holding token 1 back: short prompts that leave a prefill node in a burst keep their TPOT."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNTIL_S = 60.0
 
 
 def served(hold_s: float, rate: float = 6, tpot_s: float = 0.035, long: int = 8000) -> Score:
-    """So many chats a second, and now and then a prompt that all who come behind it wait for."""
+    """Serve `rate` chats per second and, now and then, a long prompt that delays later ones."""
     slo = Slo(name="a", ttft_s=6.0, tpot_s=tpot_s, hold_s=hold_s)
     chats = calls(
         "chat", poisson(rate, UNTIL_S, seed=1), fixed(128), lognormal(200, 0.3, most=512), slo
@@ -29,7 +29,7 @@ def test_held_back_while_decode_nodes_are_full_more_promises_are_kept():
 
 
 def test_the_first_that_finds_no_place_keeps_its_promise_too():
-    """Whoever waited for others to be seen waiting would have lost those by then."""
+    """A policy that held back only after others had waited would have lost these already."""
     at_once, held = served(0.0, rate=2, tpot_s=0.030), served(5.4, rate=2, tpot_s=0.030)
     assert at_once.tpot_attainment < 0.87
     assert held.tpot_attainment > at_once.tpot_attainment + 0.08

@@ -1,4 +1,4 @@
-"""Tenants and each other's prefixes: neither counts nor times tell that somebody asked before."""
+"""Tenant isolation: neither cached-token counts nor latencies reveal other tenants' prompts."""
 
 import pytest
 
@@ -8,8 +8,8 @@ from tests.simulation.scenarios import fleet
 from tests.simulation.score import Outcome
 from tests.simulation.workload import Call
 
-PROMPT = [7] * 3000  # takes a third of a second to compute, and next to nothing to find
-SAME_S = 1e-4  # nodes learn a little of every step
+PROMPT = [7] * 3000  # takes a third of a second to compute, and almost none if cached
+SAME_S = 1e-4  # nodes learn a little from every step
 NODES: dict[Mode, tuple[int, int]] = {
     "disaggregated": (2, 2),
     "colocated": (0, 3),

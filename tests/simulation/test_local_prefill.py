@@ -13,7 +13,7 @@ TPOT_S = 0.06
 
 
 def chats_and_documents() -> list[Call]:
-    """Streams with a tight TPOT, and now and then a prompt of four thousand tokens."""
+    """Make streams with a tight TPOT and, now and then, a prompt of four thousand tokens."""
     chat = Slo(name="chat", ttft_s=3.0, tpot_s=TPOT_S)
     document = Slo(name="chat", ttft_s=6.0, tpot_s=TPOT_S)
     answer = lognormal(150, 0.5, 500)
@@ -44,7 +44,7 @@ def test_one_budget_for_all_steps_makes_streams_stall():
 
 
 def test_a_budget_small_enough_for_the_promise_makes_prompts_wait():
-    """Sarathi's one number for all steps: small, so that it fits beside the fullest batch."""
+    """Sarathi uses one budget for all steps: small, so that it fits beside the fullest batch."""
     small, tuned = with_chunks("max-batch", 128), with_chunks("tpot-cap", 0)
     assert small.gap_s(99) < TPOT_S
     assert tuned.mean_ttft_s < 0.8 * small.mean_ttft_s
@@ -52,7 +52,10 @@ def test_a_budget_small_enough_for_the_promise_makes_prompts_wait():
 
 
 def test_a_prompt_behind_much_context_gets_on_only_as_streams_have_time_in_hand():
-    """There even 16 tokens more than double a step, which may take 1.7 times as long on average."""
+    """Behind a long context, even 16 more tokens more than double a step.
+
+    The TPOT allows steps of 1.7 times their normal length, on average.
+    """
     tpot_s = 1.7 * ONE_CORE_25M.perf().decode_s(1, 400)
     relaxed, urgent = (Slo(name="a", ttft_s=ttft_s, tpot_s=tpot_s) for ttft_s in (8.0, 0.5))
     load = merged(
@@ -66,6 +69,6 @@ def test_a_prompt_behind_much_context_gets_on_only_as_streams_have_time_in_hand(
 
 
 def test_another_machine_for_prompts_keeps_gaps_even_shorter():
-    """Twice the machines; what is shown is that streams do not notice prompts at all."""
+    """With twice the machines, streams are not affected by prompts at all."""
     apart = disaggregated(chats_and_documents(), PolicyConfig(decode_policy="tpot-cap")).score
     assert apart.gap_s(99) < 0.7 * with_chunks("tpot-cap", 0).gap_s(99)

@@ -1,4 +1,4 @@
-"""Prefill policies on one node: each beats first come, first served on what it exists for."""
+"""Prefill policies on one node: each beats first come, first served in its intended case."""
 
 from typing import get_args
 
@@ -18,12 +18,12 @@ def is_long(call: Call) -> bool:
 
 
 def heavy_tail(per_s: float) -> list[Call]:
-    """Most prompts are short, a few very long; nothing is promised."""
+    """Most prompts are short, a few very long; there are no targets."""
     return calls("tail", poisson(per_s, 100, seed=1), lognormal(1000, 1.1, 16000), fixed(1))
 
 
 def mixed_promises(per_s: float) -> list[Call]:
-    """Short prompts in a hurry and long ones with time, of one class."""
+    """Short prompts with tight targets and long ones with loose targets, in one class."""
     urgent, relaxed = Slo(name="a", ttft_s=0.6), Slo(name="a", ttft_s=8.0)
     return merged(
         calls("u", poisson(0.8 * per_s, 100, seed=2), uniform(200, 800), fixed(1), urgent),
@@ -43,7 +43,7 @@ def test_shortest_first_shortens_the_mean_wait_when_a_few_prompts_are_very_long(
 
 
 def test_shortest_first_starves_nobody_even_when_short_prompts_never_stop_coming():
-    """Short prompts alone are more than the node can do; a long one comes now and then."""
+    """Short prompts alone exceed the node's capacity; a long one comes now and then."""
     load = merged(
         calls("short", poisson(24, 60, seed=4), uniform(300, 600), fixed(1)),
         calls("long", [2.0, 8.0, 14.0], fixed(12000), fixed(1)),
@@ -51,8 +51,8 @@ def test_shortest_first_starves_nobody_even_when_short_prompts_never_stop_coming
     fcfs = prefill_only(load, prefill_policy("fcfs-budget")).score
     sjf = prefill_only(load, prefill_policy("sjf-aging")).score
     assert max(outcome.token_times_s[0] for outcome in sjf.outcomes) > 70, "it is an overload"
-    # Whoever comes more than half a promise later goes behind it; 30 s count as promised to those
-    # who were promised nothing.
+    # A prompt that comes more than half a TTFT later goes behind it; without a target, 30 s count
+    # as the TTFT.
     assert sjf.where(is_long).ttft_s(100) < fcfs.where(is_long).ttft_s(100) + 30
 
 
@@ -69,7 +69,7 @@ def test_least_slack_keeps_mixed_promises_near_saturation():
 
 @pytest.mark.parametrize("times", [1.5, 2.0])
 def test_least_slack_does_not_collapse_in_an_overload(times):
-    """With one promise for all, plain EDF is first come, first served."""
+    """With the same target for all, plain EDF is first come, first served."""
     capacity = 8.6  # prompts of 1000 tokens a second
     load = calls(
         "o", poisson(times * capacity, 60, seed=5), uniform(500, 1500), fixed(1), Slo(ttft_s=2.0)
@@ -131,8 +131,11 @@ def test_a_prompt_of_higher_priority_goes_between_the_chunks_of_a_lower_one():
 
 
 def test_buckets_keep_short_prompts_out_of_long_ones_steps():
-    """With these costs padding is free, so what is left of them is the order: by the bucket whose
-    head is due first. That helps when promises go with lengths, as `edf-slack` does."""
+    """Buckets are served in the order of the earliest deadline at their heads.
+
+    Padding is free with these costs, so only this order matters. It helps when targets grow with
+    lengths, as `edf-slack` does.
+    """
     load = mixed_promises(5)
     fcfs = prefill_only(load, prefill_policy("fcfs-budget")).score
     buckets = prefill_only(load, prefill_policy("buckets")).score
@@ -150,7 +153,7 @@ def test_buckets_change_nothing_when_prompts_are_about_equal():
 
 
 def test_a_long_prompt_that_is_cached_counts_as_short():
-    """A conversation of 12k tokens goes on while a fresh prompt of 6k waits: 500 are uncached."""
+    """A conversation of 12k tokens continues while a new prompt of 6k waits: 500 are uncached."""
     load = [
         *calls("warm", [0.0], fixed(64), fixed(1), prefixes=[12000]),
         *calls("blocker", [10.0], fixed(2000), fixed(1)),
@@ -166,7 +169,7 @@ def test_a_long_prompt_that_is_cached_counts_as_short():
 
 
 def test_the_right_order_does_not_depend_on_the_machine_being_as_fast_as_it_was_thought_to_be():
-    """A profile that is wrong by a factor of two is corrected by the steps themselves."""
+    """The steps themselves correct a profile that is wrong by a factor of two."""
     load = mixed_promises(4.8)
     for wrong_by in (0.5, 2.0):
         run = prefill_only(

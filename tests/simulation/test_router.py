@@ -1,4 +1,4 @@
-"""The real router over a fleet: each policy beats its baseline, by what users see."""
+"""The real router over a fleet: each policy beats its baseline in what users see."""
 
 from dataclasses import replace
 from functools import cache
@@ -29,8 +29,10 @@ def uneven(router: RouterName) -> Score:
 
 @cache
 def shared(router: RouterName) -> Score:
-    """Most of a prompt is one of 64 beginnings, of which a node can hold some twenty; the network
-    is slow."""
+    """Serve prompts that mostly consist of one of 64 shared prefixes.
+
+    A node can hold some twenty of these; the network is slow.
+    """
     machine = replace(
         A100_13B,
         num_kv_tokens=64 * 1024,
@@ -69,7 +71,7 @@ def test_affinity_finds_prefixes_without_knowing_of_caches():
 
 
 def test_affinity_keeps_loads_within_their_bound():
-    """Half of all calls begin with one and the same system prompt."""
+    """Half of all calls begin with the same system prompt."""
     times = poisson(24, 30, seed=1)
     prefixes = [3000] * 7 + [3000]
     load = calls("r", times, lognormal(300, 0.8, 3000), fixed(1), SLO, prefixes, 1)
@@ -84,9 +86,9 @@ def test_affinity_keeps_loads_within_their_bound():
 
 
 def overloaded() -> tuple[float, float]:
-    """(goodput, swings) of two pools at twice their capacity, with admission.
+    """Return (goodput, swings) of two pools at twice their capacity, with admission.
 
-    Swings: standard deviation, over time, of how many requests decode or wait for it.
+    Swings: standard deviation, over time, of the number of requests that decode or wait for it.
     """
     slo = Slo(name="a", ttft_s=10.0, tpot_s=0.05)
     load = calls("o", poisson(10, 40, seed=1), uniform(1500, 2500), lognormal(150, 0.4, 400), slo)
@@ -103,13 +105,13 @@ def overloaded() -> tuple[float, float]:
 
 
 def test_pools_swing_when_load_is_taken_as_it_is_now(monkeypatch: pytest.MonkeyPatch):
-    """A prefill takes so long that the decode node that is empty now is full by then (Mooncake)."""
+    """During a prefill, a decode node that is empty now fills up (Mooncake)."""
     goodput, swings = overloaded()
     paces_s = Outlook.paces_s
     monkeypatch.setattr(
         Outlook, "paces_s", lambda self, in_s, full_s=0.0: paces_s(self, 0.0, full_s)
     )
-    in_batches = "_active", "others"  # requests that nodes decode, and nobody on his way to them
+    in_batches = "_active", "others"  # requests being decoded, without those on their way
     monkeypatch.setattr(
         DecodeLoad, "legs_with_others", lambda self: sum(getattr(self, name) for name in in_batches)
     )

@@ -1,8 +1,8 @@
 """Published request traces as calls: Mooncake's (JSON lines) and Azure's 2023 ones (CSV).
 
 Mooncake, FAST'25: `timestamp` (ms, in ticks of 3 s), `input_length`, `output_length`, `hash_ids`:
-one id for each 512 tokens, equal exactly when these and all tokens before them are.
-Azure, Splitwise, ISCA'24: `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`; nothing of prefixes.
+one id per 512 tokens, equal exactly if these tokens and all tokens before them are equal. Azure,
+Splitwise, ISCA'24: `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`; no data on prefixes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ MOONCAKE_TICK_S = 3.0
 
 
 def read_trace(path: Path, most_calls: int) -> list[Call]:
-    """Its first calls, from second 0 on."""
+    """Return the trace's first calls, from second 0 on."""
     with path.open(newline="") as lines:
         read = _mooncake(lines) if path.suffix == ".jsonl" else _azure(lines)
         return sorted(islice(read, most_calls), key=lambda call: call.at_s)
 
 
 def _mooncake(lines: Iterator[str]) -> Iterator[Call]:
-    """Spread evenly over their ticks: each would be a burst of ten otherwise."""
+    """Spread the calls evenly over their ticks; otherwise each tick would be a burst of ten."""
     random = Random(1)
     for number, line in enumerate(lines):
         entry = json.loads(line)
@@ -45,7 +45,7 @@ def _mooncake(lines: Iterator[str]) -> Iterator[Call]:
 def _azure(lines: Iterator[str]) -> Iterator[Call]:
     first: datetime | None = None
     for number, row in enumerate(csv.DictReader(lines)):
-        time = datetime.fromisoformat(row["TIMESTAMP"][:26])  # of seven digits, six are read
+        time = datetime.fromisoformat(row["TIMESTAMP"][:26])  # drops the seventh digit
         first = first or time
         yield Call(
             call_id=f"azure-{number}",

@@ -1,4 +1,4 @@
-"""What users ask for, and when: seeded schedules of calls, open loop (arrivals wait for nobody)."""
+"""Seeded schedules of calls, open loop: arrivals do not depend on earlier calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Call:
     token_ids: list[int]
     num_output: int
     slo: Slo = NO_PROMISE
-    most_output: int = MOST_OUTPUT  # the user allows; nobody knows that it will be `num_output`
+    most_output: int = MOST_OUTPUT  # the user's limit; schedulers do not know `num_output`
     cache_salt: str = ""
 
     @property
@@ -36,7 +36,7 @@ class Call:
 
 
 def poisson(per_s: float, until_s: float, seed: int, start_s: float = 0.0) -> list[float]:
-    """Times of arrivals that know nothing of each other."""
+    """Return the times of independent arrivals."""
     random, times, now_s = Random(seed), [], start_s
     while (now_s := now_s + random.expovariate(per_s)) < until_s:
         times.append(now_s)
@@ -55,7 +55,7 @@ def uniform(least: int, most: int) -> Length:
 
 
 def lognormal(median: int, sigma: float, most: int) -> Length:
-    """Many short ones and a few very long: how prompts of real services are spread."""
+    """Draw many short lengths and a few very long ones, as in prompts of real services."""
 
     def draw(random: Random) -> int:
         return max(1, min(most, round(median * random.lognormvariate(0.0, sigma))))
@@ -64,7 +64,7 @@ def lognormal(median: int, sigma: float, most: int) -> Length:
 
 
 def mixed(*parts: tuple[float, Length]) -> Length:
-    """Each of these with its share."""
+    """Draw from each of these lengths with its share."""
     shares = [share for share, _ in parts]
     lengths = [length for _, length in parts]
     return lambda random: random.choices(lengths, shares)[0](random)
@@ -82,9 +82,10 @@ def calls(
     prefixes: Sequence[int] = (),
     most_output: int = MOST_OUTPUT,
 ) -> list[Call]:
-    """One call at each of these times, with prompts that share nothing.
+    """Make one call at each of these times, with prompts that share nothing.
 
-    With `prefixes`, each prompt follows one of so many tokens that many share, drawn at random.
+    With `prefixes`, each prompt begins with one of these shared prefixes (lengths in tokens), drawn
+    at random.
     """
     random = Random(crc32(name.encode()))
     made = []
@@ -100,5 +101,5 @@ def calls(
 
 
 def merged(*streams: Iterable[Call]) -> list[Call]:
-    """All of them, in order of arrival."""
+    """Return all calls in order of arrival."""
     return sorted((call for stream in streams for call in stream), key=lambda call: call.at_s)
