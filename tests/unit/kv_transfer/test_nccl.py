@@ -244,6 +244,7 @@ async def test_a_forged_ticket_moves_nothing(pair: GpuPair, forge) -> None:
 
 
 async def test_without_access_there_is_no_communicator(pair: GpuPair) -> None:
+    await pair.pull(pair.issue(3), [7])  # both ends of the pair's own have joined
     welcome = msgspec.structs.replace(pair.exporter.welcome(), access=bytes(32))
     with pytest.raises(PeerLost, match="nccl"):
         await pair.puller.connect(welcome, 5)
