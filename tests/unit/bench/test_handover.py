@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 import pytest
@@ -16,6 +15,7 @@ from pdserve.cli.main import main
 from pdserve.errors import ClusterError, ConfigError
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import PhaseTimes
+from tests.unit.bench.serving import serving
 
 LOAD = HandoverLoad(concurrency=4, rounds=2, prompt_tokens=(8, 16), output_tokens=3)
 TIMES = PhaseTimes(
@@ -41,20 +41,8 @@ class Server:
     async def expose(self, request: web.Request) -> web.Response:
         return web.Response(body=self.metrics.exposition())
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[str]:
-        app = web.Application()
-        app.add_routes(
-            [web.post("/v1/completions", self.complete), web.get("/metrics", self.expose)]
-        )
-        runner = web.AppRunner(app)
-        await runner.setup()
-        try:
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            yield "{}:{}".format(*runner.addresses[0])
-        finally:
-            await runner.cleanup()
+    def running(self) -> AbstractAsyncContextManager[str]:
+        return serving(self.complete, self.expose)
 
 
 async def test_every_request_but_the_first_round_is_counted() -> None:

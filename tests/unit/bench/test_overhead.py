@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 import pytest
@@ -14,6 +13,7 @@ from aiohttp import web
 from pdserve.bench.overhead import WatchedNode, measure_overhead
 from pdserve.errors import ClusterError
 from pdserve.metrics import NodeMetrics
+from tests.unit.bench.serving import serving
 
 STEPS = 10  # between two looks
 OVERHEAD_S = 0.0004
@@ -57,20 +57,8 @@ class Server:
             self.is_over.set()
         return web.Response(body=self.metrics.exposition())
 
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[str]:
-        app = web.Application()
-        app.add_routes(
-            [web.post("/v1/completions", self.complete), web.get("/metrics", self.expose)]
-        )
-        runner = web.AppRunner(app)
-        await runner.setup()
-        try:
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            yield "{}:{}".format(*runner.addresses[0])
-        finally:
-            await runner.cleanup()
+    def serving(self) -> AbstractAsyncContextManager[str]:
+        return serving(self.complete, self.expose)
 
 
 async def test_only_steps_of_the_whole_batch_count() -> None:
