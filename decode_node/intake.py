@@ -42,7 +42,7 @@ _OLD: Final = 0.5  # share of its lifetime after which a ticket is renewed
 
 
 class Intake:
-    """Brings handed-over requests into the engine."""
+    """Brings handed-off requests into the engine."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ def _check_record(record: HandoffRecord, num_tokens: int, arrival: Arrival) -> N
     """Check that the record matches the leg and the announcements before it."""
     if record.num_tokens != num_tokens or len(record.token_ids) != 1:
         raise MalformedMessage(
-            f"{record.request_id} was handed over with {record.num_tokens} prompt tokens and "
+            f"{record.request_id} was handed off with {record.num_tokens} prompt tokens and "
             f"{len(record.token_ids)} of output, not {num_tokens} and 1"
         )
     if arrival.num_announced_tokens != num_tokens:
