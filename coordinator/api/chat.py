@@ -74,7 +74,9 @@ async def plan_chat(
     """Validate the request and plan the call, before anything runs. Raises RequestError."""
     body = with_allowed_tools(body)
     if body.prompt_logprobs is not None and body.stream:
-        raise InvalidRequest("'prompt_logprobs' cannot be streamed", "prompt_logprobs")
+        raise InvalidRequest(
+            "'prompt_logprobs' cannot be combined with 'stream'", "prompt_logprobs"
+        )
     num_logprobs = _num_logprobs(body)
     max_model_len = context.max_model_len()
     requested = body.max_completion_tokens or body.max_tokens
@@ -137,7 +139,10 @@ async def encode_chat(body: ChatRequest, context: ApiContext) -> list[int]:
     check_num_chars(chat.num_chars, context.tokenizer, context.max_model_len(), "messages")
     token_ids = await context.tokenizer.encode_chat(chat)
     if not token_ids:
-        raise InvalidRequest("the conversation has no tokens", "messages")
+        raise InvalidRequest(
+            "the chat template turns 'messages' into an empty prompt; at least one token is needed",
+            "messages",
+        )
     return token_ids
 
 
