@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdserve.engine.pace import next_due_s
+from pdserve.engine.due_times import next_due_s
 from pdserve.engine.request import Request
 from pdserve.engine.victims import Victims
 from pdserve.lifecycle import Targets

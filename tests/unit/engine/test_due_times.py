@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from pdserve.engine.pace import next_due_s, shown_s
+from pdserve.engine.due_times import next_due_s, shown_s
 from pdserve.engine.request import Request
 from pdserve.lifecycle import Targets
 from tests.unit.engine.fakes import make_request
