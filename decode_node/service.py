@@ -21,13 +21,8 @@ from functools import partial
 from decode_node.intake import Intake
 from decode_node.policies import make_decode_policy
 from kv_transfer.host import host_id
-from pdserve.config import PolicyConfig
-from pdserve.engine.kv_headroom import KvHeadroom
 from pdserve.engine.request import Request
-from pdserve.engine.victims import Victims
 from pdserve.errors import PdserveError, RequestEnded
-from pdserve.node.gauges import watch_preemptions
-from pdserve.node.prefix_fetch import Fetched
 from pdserve.node.roles import NodeParts, Sampled
 from pdserve.node.translation import request_of, token_event
 from pdserve.protocol import DecodeLeg
@@ -39,10 +34,9 @@ class DecodeNode:
     """The service for decode legs (`pdserve.node.roles.Service`)."""
 
     def __init__(self, parts: NodeParts) -> None:
-        config = parts.config.policy
-        self.policy = make_decode_policy(config, parts.config.engine, parts.perf, parts.clock)
+        config = parts.config
+        self.policy = make_decode_policy(config.policy, config.engine, parts.perf, parts.clock)
         self._parts = parts
-        self._set_up_queues(config)
         self._intake = intake = Intake(
             parts.engine,
             self.policy,
@@ -50,7 +44,7 @@ class DecodeNode:
             parts.sessions,
             parts.puller,
             parts.clock,
-            parts.config.timeouts,
+            config.timeouts,
             host_id(),
             parts.metrics,
         )
@@ -124,27 +118,6 @@ class DecodeNode:
         for task in intakes:
             task.cancel()
         await asyncio.gather(*intakes, return_exceptions=True)
-
-    def _set_up_queues(self, config: PolicyConfig) -> None:
-        """Configure the blocks kept free for streams, the choice of victims, and their recall."""
-        pool, queues = self._parts.pool, self._parts.engine.queues
-        num_watermark_blocks = int(config.watermark * pool.num_blocks)
-        queues.headroom = KvHeadroom(pool.block_size, config.kv_headroom, num_watermark_blocks)
-        queues.victims = Victims(config.max_preemptions)
-        queues.preemptions.recall = self._recall
-        watch_preemptions(self._parts.metrics, queues.preemptions.statistics)
-
-    def _recall(self, request: Request) -> bool:
-        """Fetch a preempted request's KV from the host tier or its prefill node.
-
-        Done only if that is forecast to be faster than computing.
-        """
-        return self._parts.prefixes.recall(request, self._recalled)
-
-    def _recalled(self, fetched: Fetched) -> None:
-        statistics = self._parts.engine.queues.preemptions.statistics
-        statistics.swapped_tokens += fetched.from_tier
-        statistics.pulled_tokens += fetched.from_nodes
 
     def _intake_done(self, request_id: str, task: asyncio.Task[None]) -> None:
         if self._intakes.get(request_id) is task:  # the id may have been reused meanwhile

@@ -15,6 +15,7 @@ from pdserve.clock import ManualClock
 from pdserve.config import Timeouts
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.engine import Engine
+from pdserve.engine.scheduler import Queues
 from pdserve.errors import MalformedMessage, PeerLost, RequestCancelled, StaleTicket
 from pdserve.metrics import NodeMetrics
 from pdserve.node.prefix_parts import Prefix
@@ -82,7 +83,7 @@ class Bench:
         self.pool = BlockPool(NUM_BLOCKS, BLOCK, bump_generations=self._check_not_written)
         self.clock = ManualClock()
         policy = decode_policy(16, 8)
-        self.engine = Engine(self.pool, policy, self.clock, frozenset())
+        self.engine = Engine(Queues(self.pool, self.clock), policy, frozenset())
         self.puller = ScriptedPuller(self.clock)
         self.exporter = ScriptedExporter(self.clock, host_id)
         self.prefixes = ScriptedFetcher(self.pool)
