@@ -185,7 +185,7 @@ class Decoder:
 def sample(
     logits: Tensor,  # [num_rows, vocab_size] float32, strided but the last
     params: bytes,  # one RowParams (csrc/sampling/row.h) a row
-    # Of the rows that have some: row, ending ids, logit_bias, prompt (empty without a repetition
+    # Of the rows that have some: row, forbidden ids, logit_bias, prompt (empty without a repetition
     # penalty), output, repetition, frequency and presence penalty.
     edits: list[tuple[int, list[int], dict[int, float], list[int], list[int], float, float, float]],
     variant: str = "",  # one of kernel_variants(), for tests
