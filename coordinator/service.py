@@ -56,7 +56,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def Attach(self, request_iterator: object, context: Context) -> None:  # noqa: N802
         """Serve a node until its stream breaks or no message arrives for `liveness_s`."""
         try:
-            hello = FROM_NODE.unwrap(await self._read(context, self._timeouts.connect_s))
+            hello = FROM_NODE.unwrap(await self._first(context))
             if not isinstance(hello, NodeHello):
                 raise MalformedMessage(f"{type(hello).__name__} instead of a hello")
             hello.layout.check()
@@ -72,13 +72,15 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         outbox = Outbox()
         outbox.send(self._welcome)
         member = self._registry.add(hello, outbox)  # no await since the check
+        silence = _Silence(self._timeouts.liveness_s)
 
         try:
-            async with running(outbox.pump(context, FROM_COORDINATOR)):
+            async with running(outbox.pump(context, FROM_COORDINATOR), silence.watch()):
                 while True:
-                    proto = await self._read(context, self._timeouts.liveness_s)
+                    proto = await _read(context)
                     if proto is None or member not in self._registry:
                         return  # it hung up, or a new incarnation has replaced it
+                    silence.end()
                     for message in FROM_NODE.unwrap_all(proto):
                         self._receive(message, member)
         except MalformedMessage as error:
@@ -124,12 +126,41 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                     f"{member.node_id} revision {member.hello.revision!r}: their weights differ"
                 )
 
-    async def _read(self, context: Context, within_s: float) -> NodeMessages | None:
+    async def _first(self, context: Context) -> NodeMessages | None:
         try:
-            async with asyncio.timeout(within_s):
-                proto = await context.read()
+            async with asyncio.timeout(self._timeouts.connect_s):
+                return await _read(context)
         except TimeoutError as error:
-            raise MalformedMessage(f"nothing was heard for {within_s} s") from error
-        except DecodeError as error:
-            raise MalformedMessage("no NodeMessages") from error
-        return None if proto is grpc.aio.EOF else proto
+            raise _heard_nothing(self._timeouts.connect_s) from error
+
+
+class _Silence:
+    """The time since a node's last message; one timer instead of one per message."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._loop = asyncio.get_running_loop()
+        self.end()
+
+    def end(self) -> None:
+        """A message has come."""
+        self._since_s = self._loop.time()
+
+    async def watch(self) -> None:
+        """Wait until the silence has lasted too long, then raise MalformedMessage."""
+        while (left_s := self._since_s + self._limit_s - self._loop.time()) > 0:
+            await asyncio.sleep(left_s)
+        raise _heard_nothing(self._limit_s)
+
+
+def _heard_nothing(within_s: float) -> MalformedMessage:
+    return MalformedMessage(f"nothing was heard for {within_s} s")
+
+
+async def _read(context: Context) -> NodeMessages | None:
+    """Return the next message, or None if the node has hung up. Raises MalformedMessage."""
+    try:
+        proto = await context.read()
+    except DecodeError as error:
+        raise MalformedMessage("no NodeMessages") from error
+    return None if proto is grpc.aio.EOF else proto
