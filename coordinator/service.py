@@ -72,22 +72,30 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         outbox = Outbox()
         outbox.send(self._welcome)
         member = self._registry.add(hello, outbox)  # no await since the check
-        silence = _Silence(self._timeouts.liveness_s)
+        loop, liveness_s = asyncio.get_running_loop(), self._timeouts.liveness_s
 
         try:
-            async with running(outbox.pump(context, FROM_COORDINATOR), silence.watch()):
+            async with (
+                running(outbox.pump(context, FROM_COORDINATOR)),
+                asyncio.timeout(liveness_s) as silence,
+            ):
                 while True:
                     proto = await _read(context)
                     if proto is None or member not in self._registry:
                         return  # it hung up, or a new incarnation has replaced it
-                    silence.end()
+                    silence.reschedule(loop.time() + liveness_s)
                     for message in FROM_NODE.unwrap_all(proto):
                         self._receive(message, member)
+        except TimeoutError:
+            await self._break(context, hello, _heard_nothing(liveness_s))
         except MalformedMessage as error:
-            log.warning("%s: %s", hello.node_id, error)
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+            await self._break(context, hello, error)
         finally:
             self._registry.remove(member)
+
+    async def _break(self, context: Context, hello: NodeHello, error: MalformedMessage) -> None:
+        log.warning("%s: %s", hello.node_id, error)
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
 
     def _receive(self, message: msgspec.Struct, member: Member) -> None:
         match message:
@@ -132,25 +140,6 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 return await _read(context)
         except TimeoutError as error:
             raise _heard_nothing(self._timeouts.connect_s) from error
-
-
-class _Silence:
-    """The time since a node's last message; one timer instead of one per message."""
-
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self._loop = asyncio.get_running_loop()
-        self.end()
-
-    def end(self) -> None:
-        """A message has come."""
-        self._since_s = self._loop.time()
-
-    async def watch(self) -> None:
-        """Wait until the silence has lasted too long, then raise MalformedMessage."""
-        while (left_s := self._since_s + self._limit_s - self._loop.time()) > 0:
-            await asyncio.sleep(left_s)
-        raise _heard_nothing(self._limit_s)
 
 
 def _heard_nothing(within_s: float) -> MalformedMessage:
