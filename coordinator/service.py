@@ -72,30 +72,31 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         outbox = Outbox()
         outbox.send(self._welcome)
         member = self._registry.add(hello, outbox)  # no await since the check
-        loop, liveness_s = asyncio.get_running_loop(), self._timeouts.liveness_s
 
         try:
-            async with (
-                running(outbox.pump(context, FROM_COORDINATOR)),
-                asyncio.timeout(liveness_s) as silence,
-            ):
-                while True:
-                    proto = await _read(context)
-                    if proto is None or member not in self._registry:
-                        return  # it hung up, or a new incarnation has replaced it
-                    silence.reschedule(loop.time() + liveness_s)
-                    for message in FROM_NODE.unwrap_all(proto):
-                        self._receive(message, member)
-        except TimeoutError:
-            await self._break(context, hello, _heard_nothing(liveness_s))
+            async with running(outbox.pump(context, FROM_COORDINATOR)):
+                await self._listen(member, context)
         except MalformedMessage as error:
-            await self._break(context, hello, error)
+            log.warning("%s: %s", hello.node_id, error)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
         finally:
             self._registry.remove(member)
 
-    async def _break(self, context: Context, hello: NodeHello, error: MalformedMessage) -> None:
-        log.warning("%s: %s", hello.node_id, error)
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+    async def _listen(self, member: Member, context: Context) -> None:
+        """Handle messages until the node hangs up or a new incarnation has replaced it.
+
+        Raises:
+            MalformedMessage: a message makes no sense, or none came for `liveness_s`.
+        """
+        loop, liveness_s = asyncio.get_running_loop(), self._timeouts.liveness_s
+        try:
+            async with asyncio.timeout(liveness_s) as silence:
+                while (proto := await _read(context)) is not None and member in self._registry:
+                    silence.reschedule(loop.time() + liveness_s)
+                    for message in FROM_NODE.unwrap_all(proto):
+                        self._receive(message, member)
+        except TimeoutError as error:
+            raise _heard_nothing(liveness_s) from error
 
     def _receive(self, message: msgspec.Struct, member: Member) -> None:
         match message:
@@ -135,15 +136,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 )
 
     async def _first(self, context: Context) -> NodeMessages | None:
+        within_s = self._timeouts.connect_s
         try:
-            async with asyncio.timeout(self._timeouts.connect_s):
+            async with asyncio.timeout(within_s):
                 return await _read(context)
         except TimeoutError as error:
-            raise _heard_nothing(self._timeouts.connect_s) from error
-
-
-def _heard_nothing(within_s: float) -> MalformedMessage:
-    return MalformedMessage(f"nothing was heard for {within_s} s")
+            raise _heard_nothing(within_s) from error
 
 
 async def _read(context: Context) -> NodeMessages | None:
@@ -153,3 +151,7 @@ async def _read(context: Context) -> NodeMessages | None:
     except DecodeError as error:
         raise MalformedMessage("no NodeMessages") from error
     return None if proto is grpc.aio.EOF else proto
+
+
+def _heard_nothing(within_s: float) -> MalformedMessage:
+    return MalformedMessage(f"nothing was heard for {within_s} s")
