@@ -24,12 +24,12 @@ from pdserve.config import Timeouts
 from pdserve.engine.engine import Engine
 from pdserve.engine.request import Request
 from pdserve.errors import MalformedMessage
-from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.metrics import NodeMetrics
 from pdserve.node.prefix_fetch import PrefixFetcher
 from pdserve.node.prefix_parts import Prefix
 from pdserve.node.session_client import Session, Sessions
 from pdserve.node.subscription import Notice, Subscription
+from pdserve.node.translation import request_of
 from pdserve.protocol import (
     Announcement,
     DecodeLeg,
@@ -42,7 +42,7 @@ _OLD: Final = 0.5  # share of its lifetime after which a ticket is renewed
 
 
 class Intake:
-    """Brings handed-over requests into the engine."""
+    """Brings handed-off requests into the engine."""
 
     def __init__(
         self,
@@ -99,16 +99,8 @@ class Intake:
 
     def _expected(self, leg: DecodeLeg, source: NodeAddress) -> Request:
         """Make the leg's request, without KV or token 1 yet."""
-        now_s = self._clock.now()
-        request = Request(
-            request_id=leg.request_id,
-            prompt_token_ids=leg.token_ids,
-            sampling=leg.sampling,
-            lifecycle=Lifecycle(received_s=now_s),
-            cache_salt=leg.cache_salt,
-            targets=Targets.of(leg.slo, now_s),
-            prefix_sources=[PrefixSource(node=source, num_tokens=len(leg.token_ids))],
-        )
+        sources = [PrefixSource(node=source, num_tokens=len(leg.token_ids))]
+        request = request_of(leg, self._clock.now(), sources)
         request.extend_hashes(request.num_tokens, self._engine.pool.block_size)
         return request
 
@@ -170,7 +162,7 @@ def _check_record(record: HandoffRecord, num_tokens: int, arrival: Arrival) -> N
     """Check that the record matches the leg and the announcements before it."""
     if record.num_tokens != num_tokens or len(record.token_ids) != 1:
         raise MalformedMessage(
-            f"{record.request_id} was handed over with {record.num_tokens} prompt tokens and "
+            f"{record.request_id} was handed off with {record.num_tokens} prompt tokens and "
             f"{len(record.token_ids)} of output, not {num_tokens} and 1"
         )
     if arrival.num_announced_tokens != num_tokens:

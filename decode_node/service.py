@@ -23,14 +23,14 @@ from decode_node.policies import make_decode_policy
 from kv_transfer.host import host_id
 from pdserve.config import PolicyConfig
 from pdserve.engine.kv_headroom import KvHeadroom
-from pdserve.engine.request import Request, SampledToken
+from pdserve.engine.request import Request
 from pdserve.engine.victims import Victims
 from pdserve.errors import PdserveError, RequestEnded
-from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.node.gauges import watch_preemptions
 from pdserve.node.prefix_fetch import Fetched
 from pdserve.node.roles import NodeParts, Sampled
-from pdserve.protocol import DecodeLeg, TokenEvent
+from pdserve.node.translation import request_of, token_event
+from pdserve.protocol import DecodeLeg
 
 log = logging.getLogger(__name__)
 
@@ -76,19 +76,8 @@ class DecodeNode:
     def start(self, leg: DecodeLeg) -> None:
         """Start a decode leg, from a prefill node's KV or from the prompt."""
         if leg.source is None:
-            now_s = self._parts.clock.now()
-            self._parts.prefixes.submit(
-                Request(
-                    request_id=leg.request_id,
-                    prompt_token_ids=leg.token_ids,
-                    sampling=leg.sampling,
-                    lifecycle=Lifecycle(received_s=now_s),
-                    cache_salt=leg.cache_salt,
-                    targets=Targets.of(leg.slo, now_s),
-                    prefix_sources=leg.prefix_sources,
-                ),
-                leg.prefix_sources,
-            )
+            request = request_of(leg, self._parts.clock.now(), leg.prefix_sources)
+            self._parts.prefixes.submit(request, leg.prefix_sources)
         else:
             task = asyncio.create_task(self._intake.take(leg, leg.source))
             self._intakes[leg.request_id] = task
@@ -115,7 +104,8 @@ class DecodeNode:
             if token is not None and is_further and token.logprobs is None:
                 plain.append((request.request_id, index, token.token_id))
             elif token is not None or request.is_done:  # a request may end with its prompt
-                legs.add_event(_token_event(request, token))
+                times = request.lifecycle.phase_times() if request.is_done else None
+                legs.add_event(token_event(request, token, times))
                 if request.is_done:
                     legs.close(request.request_id)
         legs.add_tokens(plain)
@@ -170,21 +160,3 @@ class DecodeNode:
             log.error("the intake of %s failed", request_id, exc_info=error)
             error = PdserveError(f"the intake failed: {type(error).__name__}: {error}")
         legs.fail(request_id, error)
-
-
-def _token_event(request: Request, token: SampledToken | None) -> TokenEvent:
-    """Make a token's event; without a token if the request ends with its prompt."""
-    token_ids = [] if token is None else [token.token_id]
-    index = len(request.output_token_ids) - len(token_ids)
-    return TokenEvent(
-        request_id=request.request_id,
-        index=index,
-        token_ids=token_ids,
-        logprobs=[token.logprobs] if token and token.logprobs else [],
-        finish_reason=request.finish_reason,
-        stop_token_id=request.stop_token_id,
-        cached_tokens=request.num_cached_tokens,
-        prompt_logprobs=[] if index else request.prompt_logprobs,
-        embedding=request.embedding,
-        times=request.lifecycle.phase_times() if request.is_done else None,
-    )

@@ -8,7 +8,7 @@ A handoff holds its own reference to every announced block, so the request itsel
 announcements are repeated, with fresh tickets, for a subscriber that comes later (during the
 prefill, or after a first decode node died), and for one that waited until its tickets became old.
 
-Several answers to one prompt are handed over one by one, each under its own request id, when its
+Several answers to one prompt are handed off one by one, each under its own request id, when its
 decode node subscribes. Their handoffs hold the same blocks, which are freed when the last handoff
 ends. A subscriber that asks for everything at the end receives nothing before the end.
 
@@ -30,7 +30,7 @@ from kv_transfer.progress import KvPart
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
 from pdserve.errors import DeadlineExceeded, PdserveError
-from pdserve.node.session_server import Said, Subscriber
+from pdserve.node.session_server import HandoffMessage, Subscriber
 from pdserve.protocol import Announcement, HandoffEnded, HandoffRecord
 from prefill_node.held_kv import HeldKv, PinnedBlocks
 
@@ -55,11 +55,11 @@ class _Handoff:
     def is_followed(self) -> bool:
         return any(self.subscribers.values())
 
-    def say(self, message: Said) -> None:
+    def send(self, message: HandoffMessage) -> None:
         for subscriber in self.subscribers:
             subscriber(message)
 
-    def say_to_followers(self, message: Said) -> None:
+    def send_to_followers(self, message: HandoffMessage) -> None:
         for subscriber, is_follower in self.subscribers.items():
             if is_follower:
                 subscriber(message)
@@ -166,10 +166,10 @@ class Handoffs:
         self._announce(request, handoff, earlier)
         held.announce(request, last)
         if handoff.is_followed:
-            handoff.say_to_followers(replace(record, ticket=held.ticket(last)))
+            handoff.send_to_followers(replace(record, ticket=held.ticket(last)))
         for subscriber, is_follower in handoff.subscribers.items():
             if not is_follower:
-                self._say_all(record.request_id, handoff, subscriber)
+                self._send_all(record.request_id, handoff, subscriber)
         if not handoff.subscribers:
             self._start_lease(record.request_id, handoff)
 
@@ -178,7 +178,7 @@ class Handoffs:
         handoff = self._handoffs.pop(request_id, None)
         if handoff is None:
             return
-        handoff.say(HandoffEnded(request_id=request_id, code=reason.code, message=reason.message))
+        handoff.send(HandoffEnded(request_id=request_id, code=reason.code, message=reason.message))
         self._free(handoff)
 
     # ---- the sessions' side --------------------------------------------------------------------
@@ -189,7 +189,7 @@ class Handoffs:
         # A subscriber that subscribed several times unsubscribes only once.
         is_follower = handoff.subscribers.setdefault(subscriber, not at_end)
         if is_follower or handoff.record is not None:
-            self._say_all(request_id, handoff, subscriber)
+            self._send_all(request_id, handoff, subscriber)
         if handoff.is_open:
             self._stop_lease(handoff)
         elif handoff.lease is None:
@@ -199,7 +199,7 @@ class Handoffs:
         """Repeat all announcements with fresh tickets, for a subscriber whose tickets are old."""
         handoff = self._handoffs.get(request_id)
         if handoff is not None and subscriber in handoff.subscribers:
-            self._say_all(request_id, handoff, subscriber)
+            self._send_all(request_id, handoff, subscriber)
 
     def unsubscribe(self, request_id: str, subscriber: Subscriber) -> None:
         """Remove a subscriber whose session broke."""
@@ -255,11 +255,11 @@ class Handoffs:
             handoff.held.announce(request, part)
             if handoff.is_followed:
                 ticket = handoff.held.ticket(part)
-                handoff.say_to_followers(
+                handoff.send_to_followers(
                     Announcement(request_id=handoff.held.request_id, ticket=ticket)
                 )
 
-    def _say_all(self, request_id: str, handoff: _Handoff, subscriber: Subscriber) -> None:
+    def _send_all(self, request_id: str, handoff: _Handoff, subscriber: Subscriber) -> None:
         for index, part in enumerate(handoff.held.renew()):
             ticket = handoff.held.ticket(part)
             subscriber(Announcement(request_id=request_id, ticket=ticket, is_restart=index == 0))

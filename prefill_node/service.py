@@ -20,9 +20,9 @@ from msgspec.structs import replace
 
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.errors import PdserveError, RequestCancelled, RequestEnded
-from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.node.roles import NodeParts, Sampled
-from pdserve.protocol import HandoffRecord, PhaseTimes, PrefillLeg, TokenEvent
+from pdserve.node.translation import request_of, token_event
+from pdserve.protocol import HandoffRecord, PrefillLeg
 from prefill_node.handoff import Handoffs
 from prefill_node.policies import make_prefill_policy
 
@@ -66,16 +66,7 @@ class PrefillNode:
         if leg.handoff:
             for request_id in leg.request_ids:
                 self.handoffs.open(request_id)
-        now_s = self._parts.clock.now()
-        request = Request(
-            request_id=leg.request_id,
-            prompt_token_ids=leg.token_ids,
-            sampling=leg.sampling,
-            lifecycle=Lifecycle(received_s=now_s),
-            cache_salt=leg.cache_salt,
-            leg_token_limit=1,
-            targets=Targets.of(leg.slo, now_s),
-        )
+        request = request_of(leg, self._parts.clock.now())
         request.siblings = [
             Request(
                 request_id=sibling.request_id,
@@ -107,9 +98,10 @@ class PrefillNode:
         for request, token in sampled:
             if token is not None or request.is_done:
                 times = request.lifecycle.phase_times()
-                self._parts.legs.add_event(_token_one(request, token, times))
+                self._parts.legs.add_event(token_event(request, token, times))
                 for sibling, first in _siblings(request, token):
-                    self._parts.legs.add_event(_token_one(sibling, first, None))
+                    # Without times: the prompt that they share is counted once.
+                    self._parts.legs.add_event(token_event(sibling, first, None))
 
     def step_done(self, sampled: Sequence[Sampled]) -> None:
         """Announce each request's new blocks, or publish its handoff record."""
@@ -178,27 +170,6 @@ def _siblings(
 ) -> Iterator[tuple[Request, SampledToken]]:
     """Yield each sibling with its token 1."""
     return zip(request.siblings, token.siblings if token else (), strict=True)
-
-
-def _token_one(
-    request: Request, token: SampledToken | None, times: PhaseTimes | None
-) -> TokenEvent:
-    """Make the event of token 1; without a token if the request ends with its prompt.
-
-    `times` are sent once for all answers, so that the prompt is counted once.
-    """
-    return TokenEvent(
-        request_id=request.request_id,
-        index=0,
-        token_ids=[] if token is None else [token.token_id],
-        logprobs=[token.logprobs] if token and token.logprobs else [],
-        finish_reason=request.finish_reason,
-        stop_token_id=request.stop_token_id,
-        cached_tokens=request.num_cached_tokens,
-        prompt_logprobs=request.prompt_logprobs,
-        embedding=request.embedding,
-        times=times,
-    )
 
 
 def _handoff_record(request: Request, token: SampledToken) -> HandoffRecord:

@@ -1,4 +1,4 @@
-"""The order of waiting requests: prompts to be prefilled here, and requests handed over."""
+"""The order of waiting requests: prompts to be prefilled here, and requests handed off."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pdserve.engine.scheduler import Queues
 from pdserve.fair_share import FairShare
 from pdserve.lifecycle import Targets
 
-LATE_SHARE: Final = 0.05  # of the places in the batch, while others can still be in time
-LATE: Final = Targets(payer="late", weight=LATE_SHARE)
-TIMELY: Final = Targets(payer="timely", weight=1 - LATE_SHARE)
+LOST_SHARE: Final = 0.05  # of the places in the batch, while others can still keep their TPOT
+TPOT_LOST: Final = Targets(payer="TPOT lost", weight=LOST_SHARE)
+TPOT_KEPT: Final = Targets(payer="TPOT can be kept", weight=1 - LOST_SHARE)
 
 
 class Line:
@@ -38,7 +38,7 @@ class Line:
         self._prompts = prompts
         self._shares = shares
         self._pace = pace
-        self._late = FairShare(burst=1.0, lead=0.0)  # of places, late or timely
+        self._places = FairShare(burst=1.0, lead=0.0)  # between TPOT_LOST and TPOT_KEPT
         self._decoded: list[Request] = []  # requests decoded by the last step ...
         self._parts: list[tuple[Targets, float]] = []  # ... and each payer's share of that step
 
@@ -66,9 +66,9 @@ class Line:
         in_line = of_prompts + queues.claims
         if len(in_line) < 2:
             return in_line[0] if in_line else None
-        late = {request for request in in_line if self._is_late(request, queues)}
-        self._late.present([LATE, TIMELY] if late else [TIMELY])
-        is_turn_of_late = self._late.rank(LATE) < self._late.rank(TIMELY)
+        lost = {request for request in in_line if self._has_lost_tpot(request, queues)}
+        self._places.present([TPOT_LOST, TPOT_KEPT] if lost else [TPOT_KEPT])
+        is_turn_of_lost = self._places.rank(TPOT_LOST) < self._places.rank(TPOT_KEPT)
 
         def rank(request: Request) -> tuple[int, bool, float, bool, bool, float]:
             targets = request.targets
@@ -77,7 +77,7 @@ class Line:
                 -targets.priority,
                 request.num_preemptions == 0,
                 self._shares.rank(targets),
-                (request in late) is not is_turn_of_late,
+                (request in lost) is not is_turn_of_lost,
                 is_elsewhere,
                 request.lifecycle.received_s,
             )
@@ -99,14 +99,12 @@ class Line:
             self._shares.charge(payer, seconds * part)
 
     def _charge_place(self, request: Request, queues: Queues) -> None:
-        if self._is_late(request, queues):
-            self._late.charge(LATE, 1.0)
-        else:
-            self._late.charge(TIMELY, 1.0)
+        payer = TPOT_LOST if self._has_lost_tpot(request, queues) else TPOT_KEPT
+        self._places.charge(payer, 1.0)
 
-    def _is_late(self, request: Request, queues: Queues) -> bool:
+    def _has_lost_tpot(self, request: Request, queues: Queues) -> bool:
         num_tokens_left = queues.headroom.estimate.remaining(request)
-        return self._pace.is_past_saving(request, num_tokens_left)
+        return self._pace.has_lost_tpot(request, num_tokens_left)
 
 
 def _parts(requests: Sequence[Request]) -> list[tuple[Targets, float]]:

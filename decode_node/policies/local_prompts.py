@@ -8,6 +8,7 @@ budget follows from the performance model, so it shrinks with the batch and its 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
@@ -15,7 +16,7 @@ from decode_node.policies.interface import DecodePolicy
 from decode_node.policies.lent_time import MIN_CHUNK, LentTime
 from decode_node.policies.line import Line
 from decode_node.policies.pace import Pace
-from pdserve.engine.pace import SAFETY
+from pdserve.engine.due_times import SAFETY
 from pdserve.engine.prompts.order import Prompt
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
@@ -65,48 +66,32 @@ class LocalPrompts:
             return []
         has_begun = any(prompt.request.block_table for prompt in prompts)
         num_left = self._num_tokens(decodes, has_begun=has_begun)
-        shape = shape_of(decodes)
-        usual_chunk = self._largest_chunk(shape, prompts[0], prompts[0].num_uncached, limit_s)
-        streams = [row.request for row in decodes]
-        first_limit_s = self._lent_time.limit_s(prompts, usual_chunk, streams, limit_s, queues)
+        chunks = _Chunks(shape_of(decodes), num_left, has_begun)
+        first_limit_s = self._first_limit_s(prompts, decodes, chunks.shape, limit_s, queues)
         limit_s = min(limit_s, first_limit_s)
-        rows: list[Scheduled] = []
-        a_leg_waits = False
         for prompt in prompts:
-            if num_left <= 0 or len(decodes) + len(rows) >= self._max_batch_size:
+            if chunks.num_left <= 0 or len(decodes) + len(chunks.rows) >= self._max_batch_size:
                 break
             request = prompt.request
-            if rows and not self._line.may_join(request, rows[0].request):
+            if chunks.rows and not self._line.may_join(request, chunks.rows[0].request):
                 break
-            joins = request.decodes_here
-            if not request.block_table and (a_leg_waits or (joins and queues.kept_out)):
+            if not request.block_table and chunks.keeps_out(request, queues):
                 continue  # skipped before predicting its chunk: many may wait
-            most = min(num_left, prompt.num_uncached)
-            within_s = first_limit_s if prompt is prompts[0] else limit_s
-            num_tokens = self._largest_chunk(shape, prompt, most, within_s)
+            most = min(chunks.num_left, prompt.num_uncached)
             least = min(most, MIN_CHUNK)
-            if not request.block_table:
-                # No request joins the streams ahead of a prompt that is to join them. But a prefill
-                # leg must be begun beside them, however many there are, or it might wait for ever.
-                gets_on = num_tokens >= least or not (joins or has_begun)
-                if not gets_on or not _begin(queues, request, policy):
-                    if queues.kept_out is None and request in queues.waiting:  # else it is fetched
-                        queues.kept_out = request
-                    a_leg_waits = a_leg_waits or not joins
-                    continue
-                has_begun = True
-            if not rows and num_tokens < least:
-                if not self._gets_least(_with_chunk(shape, prompt, least), decodes, limit_s):
+            within_s = first_limit_s if prompt is prompts[0] else limit_s
+            num_tokens = self._largest_chunk(chunks.shape, prompt, most, within_s)
+            is_enough = num_tokens >= least
+            if not request.block_table and not _begin(request, chunks, queues, policy, is_enough):
+                continue
+            if not chunks.rows and not is_enough:
+                if not self._gets_least(_with_chunk(chunks.shape, prompt, least), decodes, limit_s):
                     break
                 num_tokens = least
-            num_tokens = min(num_tokens, request.num_uncomputed_tokens)
-            if num_tokens:
-                rows.append(Scheduled(request, num_tokens))
-                num_left -= num_tokens
-                shape = _with_chunk(shape, prompt, num_tokens)
-        if rows:
+            chunks.add(prompt, num_tokens)
+        if chunks.rows:
             self._num_skipped = 0
-        return rows
+        return chunks.rows
 
     # ---- parts ---------------------------------------------------------------------------------
 
@@ -116,6 +101,20 @@ class LocalPrompts:
         if decodes and self._local_chunk:
             num_left = min(num_left, self._local_chunk)
         return max(num_left, int(has_begun))  # decodes do not starve a prompt that has begun
+
+    def _first_limit_s(
+        self,
+        prompts: Sequence[Prompt],
+        decodes: Sequence[Scheduled],
+        shape: StepShape,
+        limit_s: float,
+        queues: Queues,
+    ) -> float:
+        """Return the time limit of this step with the first prompt (`LentTime`)."""
+        first = prompts[0]
+        usual_chunk = self._largest_chunk(shape, first, first.num_uncached, limit_s)
+        streams = [row.request for row in decodes]
+        return self._lent_time.limit_s(prompts, usual_chunk, streams, limit_s, queues)
 
     def _gets_least(self, shape: StepShape, decodes: Sequence[Scheduled], limit_s: float) -> bool:
         """Whether the first prompt gets its few tokens although the step exceeds its limit.
@@ -144,7 +143,51 @@ class LocalPrompts:
         return low
 
 
-def _begin(queues: Queues, request: Request, policy: DecodePolicy) -> bool:
+@dataclass(slots=True)
+class _Chunks:
+    """The prompt chunks of a step so far, and what else it may take."""
+
+    shape: StepShape  # of the step, decodes and chunks
+    num_left: int  # most prompt tokens that may be added
+    has_begun: bool  # whether any prompt has begun, in this step or before
+    rows: list[Scheduled] = field(default_factory=list)
+    a_leg_waits: bool = False  # a prefill leg could not be begun
+
+    def add(self, prompt: Prompt, num_tokens: int) -> None:
+        """Add a chunk of up to `num_tokens` tokens; of a cached prompt fewer may be left."""
+        num_tokens = min(num_tokens, prompt.request.num_uncomputed_tokens)
+        if num_tokens:
+            self.rows.append(Scheduled(prompt.request, num_tokens))
+            self.num_left -= num_tokens
+            self.shape = _with_chunk(self.shape, prompt, num_tokens)
+
+    def keeps_out(self, request: Request, queues: Queues) -> bool:
+        """Whether a prompt must not begin because one before it could not."""
+        return self.a_leg_waits or (request.decodes_here and queues.kept_out is not None)
+
+
+def _begin(
+    request: Request, chunks: _Chunks, queues: Queues, policy: DecodePolicy, is_enough: bool
+) -> bool:
+    """Begin a waiting prompt, or note that it was kept out. Returns whether it has begun.
+
+    `is_enough`: its chunk within the limit of this step is not too small to begin with.
+
+    No request joins the streams ahead of a prompt that is to join them. But a prefill leg must be
+    begun beside them, however many there are, or it might wait for ever.
+    """
+    joins = request.decodes_here
+    may_begin = is_enough or not (joins or chunks.has_begun)
+    if may_begin and _admit(request, queues, policy):
+        chunks.has_begun = True
+        return True
+    if queues.kept_out is None and request in queues.waiting:  # else its KV is being fetched
+        queues.kept_out = request
+    chunks.a_leg_waits |= not joins
+    return False
+
+
+def _admit(request: Request, queues: Queues, policy: DecodePolicy) -> bool:
     """Admit a waiting prompt if it is its turn, and there is a place and room for it.
 
     It is the first prompt in the order of this plan. If another one has become first since, the

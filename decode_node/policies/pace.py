@@ -7,7 +7,7 @@ from math import inf
 from typing import Final
 
 from pdserve.clock import Clock
-from pdserve.engine.pace import SAFETY, next_due_s, shown_s, tpot_s
+from pdserve.engine.due_times import SAFETY, next_due_s, shown_s, tpot_s
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 from pdserve.perf_model import PerfModel
@@ -65,7 +65,7 @@ class Pace:
         """
         promised_s = tpot_s(request, self._default_tpot_s)
         won_back_s = self._won_back_s(request, num_tokens - 2)  # in the gaps after the stalled one
-        if won_back_s < 0 or self.is_past_saving(request, num_tokens):
+        if won_back_s < 0 or self.has_lost_tpot(request, num_tokens):
             return inf
         return SAFETY * (promised_s + won_back_s)
 
@@ -111,8 +111,8 @@ class Pace:
         num_output = sum([len(request.output_token_ids) for request in requests])
         return self.perf.decode_s(len(requests), num_prompt + num_output)
 
-    def is_past_saving(self, request: Request, num_tokens_left: float) -> bool:
-        """Whether a request to be handed over has waited too long to keep its TPOT.
+    def has_lost_tpot(self, request: Request, num_tokens_left: float) -> bool:
+        """Whether a request to be handed off has waited too long to keep its TPOT.
 
         Steps are aimed at 0.9 of the promised TPOT, so each token regains a tenth of it.
         """

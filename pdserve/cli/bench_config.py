@@ -97,8 +97,8 @@ class TransferConfig(ConfigStruct, frozen=True):
         return kept
 
 
-class HandoverConfig(ConfigStruct, frozen=True):
-    """Config of `pdserve bench handover`."""
+class HandoffBenchConfig(ConfigStruct, frozen=True):
+    """Config of `pdserve bench handoff`."""
 
     concurrency: Annotated[Count, Meta(description="requests in flight at a time")] = 16
     requests: Annotated[

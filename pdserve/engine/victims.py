@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pdserve.engine.pace import next_due_s
+from pdserve.engine.due_times import next_due_s
 from pdserve.engine.request import Request
 
 

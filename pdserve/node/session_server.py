@@ -33,8 +33,8 @@ from pdserve.wire.session_pb2 import ExporterMessages, PullerMessages
 
 log = logging.getLogger(__name__)
 
-Said: TypeAlias = Announcement | HandoffRecord | HandoffEnded
-Subscriber: TypeAlias = Callable[[Said], None]
+HandoffMessage: TypeAlias = Announcement | HandoffRecord | HandoffEnded
+Subscriber: TypeAlias = Callable[[HandoffMessage], None]
 Context: TypeAlias = grpc.aio.ServicerContext[PullerMessages, ExporterMessages]
 
 
@@ -136,7 +136,7 @@ class _Subscriptions:
     def open(self, message: Subscribe) -> None:
         if self._announcer is None or message.subscription_id in self._opened:
             raise MalformedMessage(f"subscription {message.subscription_id!r} is not possible here")
-        subscriber = partial(self._say, message.subscription_id)
+        subscriber = partial(self._send_to, message.subscription_id)
         self._opened[message.subscription_id] = message.request_id, subscriber
         self._announcer.subscribe(message.request_id, subscriber, at_end=message.at_end)
 
@@ -155,7 +155,7 @@ class _Subscriptions:
             for request_id, subscriber in self._opened.values():
                 self._announcer.unsubscribe(request_id, subscriber)
 
-    def _say(self, subscription_id: str, message: Said) -> None:
+    def _send_to(self, subscription_id: str, message: HandoffMessage) -> None:
         self._send(replace(message, subscription_id=subscription_id))
 
 

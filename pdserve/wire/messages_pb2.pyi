@@ -82,24 +82,24 @@ class TokenLogprobs(_message.Message):
     def __init__(self, chosen: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class PhaseTimes(_message.Message):
-    __slots__ = ("queue_s", "prefill_s", "transfer_s", "handover_s", "handover_copy_s", "handover_room_s", "handover_step_s", "decode_s")
+    __slots__ = ("queue_s", "prefill_s", "transfer_s", "handoff_s", "handoff_copy_s", "handoff_room_s", "handoff_step_s", "decode_s")
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
-    HANDOVER_S_FIELD_NUMBER: _ClassVar[int]
-    HANDOVER_COPY_S_FIELD_NUMBER: _ClassVar[int]
-    HANDOVER_ROOM_S_FIELD_NUMBER: _ClassVar[int]
-    HANDOVER_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    HANDOFF_S_FIELD_NUMBER: _ClassVar[int]
+    HANDOFF_COPY_S_FIELD_NUMBER: _ClassVar[int]
+    HANDOFF_ROOM_S_FIELD_NUMBER: _ClassVar[int]
+    HANDOFF_STEP_S_FIELD_NUMBER: _ClassVar[int]
     DECODE_S_FIELD_NUMBER: _ClassVar[int]
     queue_s: float
     prefill_s: float
     transfer_s: float
-    handover_s: float
-    handover_copy_s: float
-    handover_room_s: float
-    handover_step_s: float
+    handoff_s: float
+    handoff_copy_s: float
+    handoff_room_s: float
+    handoff_step_s: float
     decode_s: float
-    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., handover_s: _Optional[float] = ..., handover_copy_s: _Optional[float] = ..., handover_room_s: _Optional[float] = ..., handover_step_s: _Optional[float] = ..., decode_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., handoff_s: _Optional[float] = ..., handoff_copy_s: _Optional[float] = ..., handoff_room_s: _Optional[float] = ..., handoff_step_s: _Optional[float] = ..., decode_s: _Optional[float] = ...) -> None: ...
 
 class NodeAddress(_message.Message):
     __slots__ = ("node_id", "incarnation", "session_address", "introduction")

@@ -86,7 +86,7 @@ async def test_answers_of_one_token_have_no_decode_legs(nodes: Nodes) -> None:
 
 
 @pytest.mark.parametrize(("mode", "max_tokens"), [("colocated", 4), ("disaggregated", 0)])
-async def test_where_nothing_is_handed_over_the_others_follow_token_one(
+async def test_where_nothing_is_handed_off_the_others_follow_token_one(
     mode: str, max_tokens: int
 ) -> None:
     """Of a cached prompt, the rest of a block is left to compute."""

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdserve.config import EngineConfig, HandoffConfig
-from pdserve.node.session_server import Said
+from pdserve.node.session_server import HandoffMessage
 from pdserve.protocol import Announcement, TokenBatch
 from tests.unit.prefill_node.bench import BLOCK, Bench, QuickRunner
 
@@ -25,7 +25,7 @@ class DecodeSide:
     def __post_init__(self) -> None:
         self.bench.handoffs.subscribe(self.request_id, self.hear)
 
-    def hear(self, said: Said) -> None:
+    def hear(self, said: HandoffMessage) -> None:
         if not isinstance(said, Announcement):
             self.is_over.set()
 

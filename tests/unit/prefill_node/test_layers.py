@@ -18,7 +18,7 @@ from kv_transfer.ticket import read_ticket
 from pdserve.config import EngineConfig, HandoffConfig
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import SampledToken, Scheduled
-from pdserve.node.session_server import Said
+from pdserve.node.session_server import HandoffMessage
 from pdserve.protocol import Announcement, HandoffRecord
 from tests.unit.engine.fakes import PlainRunner
 from tests.unit.prefill_node.bench import BLOCK, LAYOUT, SHM, Bench
@@ -62,7 +62,7 @@ async def test_what_is_announced_in_mid_step_is_written(budget: int) -> None:
     destination = ExportedPool(NUM_BLOCKS, LAYOUT.block_bytes)
     puller = Puller(destination, KvIdentity("m", "r", LAYOUT), host_id(), SHM)
     runner = LayerWriter(bench.memory)
-    said: asyncio.Queue[Said] = asyncio.Queue()
+    said: asyncio.Queue[HandoffMessage] = asyncio.Queue()
     subscriber = said.put_nowait
     async with bench.running(runner):
         link = await puller.connect(bench.exporter.welcome(), 1.0)
@@ -94,7 +94,7 @@ async def test_what_is_announced_in_mid_step_is_written(budget: int) -> None:
 async def test_cancelled_between_two_layers_the_blocks_are_free_after_the_step() -> None:
     bench = Bench(NUM_BLOCKS, EngineConfig(), HandoffConfig(announce_bytes=1))
     runner = LayerWriter(bench.memory)
-    said: asyncio.Queue[Said] = asyncio.Queue()
+    said: asyncio.Queue[HandoffMessage] = asyncio.Queue()
     subscriber = said.put_nowait
     async with bench.running(runner):
         bench.handoffs.subscribe("r", subscriber)

@@ -1,0 +1,52 @@
+"""Between messages and engine: a leg as a request, and what was sampled for it as an event."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pdserve.engine.request import Request, SampledToken
+from pdserve.lifecycle import Lifecycle, Targets
+from pdserve.protocol import DecodeLeg, PhaseTimes, PrefillLeg, PrefixSource, TokenEvent
+
+
+def request_of(
+    leg: PrefillLeg | DecodeLeg, now_s: float, prefix_sources: Sequence[PrefixSource] = ()
+) -> Request:
+    """Return the engine's request for a leg that has just arrived.
+
+    `prefix_sources` are the nodes from which its KV could be fetched again after a preemption.
+    """
+    return Request(
+        request_id=leg.request_id,
+        prompt_token_ids=leg.token_ids,
+        sampling=leg.sampling,
+        lifecycle=Lifecycle(received_s=now_s),
+        cache_salt=leg.cache_salt,
+        leg_token_limit=1 if isinstance(leg, PrefillLeg) else None,
+        targets=Targets.of(leg.slo, now_s),
+        prefix_sources=list(prefix_sources),
+    )
+
+
+def token_event(
+    request: Request, token: SampledToken | None, times: PhaseTimes | None
+) -> TokenEvent:
+    """Return the event of the request's newest token; of its end if it ends with its prompt.
+
+    `token` is the newest token, None if nothing was sampled. `times` belong to a node's last event
+    of a request.
+    """
+    token_ids = [] if token is None else [token.token_id]
+    index = len(request.output_token_ids) - len(token_ids)
+    return TokenEvent(
+        request_id=request.request_id,
+        index=index,
+        token_ids=token_ids,
+        logprobs=[token.logprobs] if token and token.logprobs else [],
+        finish_reason=request.finish_reason,
+        stop_token_id=request.stop_token_id,
+        cached_tokens=request.num_cached_tokens,
+        prompt_logprobs=[] if index else request.prompt_logprobs,
+        embedding=request.embedding,
+        times=times,
+    )
