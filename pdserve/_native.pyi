@@ -418,6 +418,21 @@ class FleetView:
         others, steps that the prompt takes part in, and 1 if there is no place for the stream.
         """
 
+    def better_not(
+        self,
+        near: NDArray[np.int64],  # [num_near] slots
+        decodes: NDArray[np.int64],  # ready slots of the two pools
+        prefills: NDArray[np.int64],
+        host: NDArray[np.int64],  # numbers from 1; 0: unknown
+        apart: NDArray[np.float64],  # real / profiled time of a step if one pool of a host decodes,
+        beside: NDArray[np.float64],  # and if both do; 0: not seen yet
+        limit_s: float,  # of a step
+    ) -> list[int]:
+        """Prefill nodes, on the hosts of `near`, with which these would not decode more requests.
+
+        Until a ratio is seen: apart, the mean of the host's decode nodes; beside, twice that.
+        """
+
     def place(self, slot: int, ready_s: float) -> tuple[float, float]:
         """(wait, pace) at the node's first place that is free for good, from `ready_s` on.
 
