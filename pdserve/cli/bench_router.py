@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group
 from rich.table import Table
 
-from coordinator.bench_router import RouterBench, measure_router
+from coordinator.bench.router import RouterBench, measure_router
 from pdserve.cli.bench_config import RouterBenchConfig
 from pdserve.cli.bench_output import print_json, print_tables
 from pdserve.cli.exit_codes import OK

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.bench_router import HIT_SHARES, KINDS, measure_router
+from coordinator.bench.router import HIT_SHARES, KINDS, measure_router
 
 
 def test_a_few_nodes_are_measured_as_well() -> None:

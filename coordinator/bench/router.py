@@ -1,8 +1,6 @@
 """Measures the cost of a routing decision among very many simulated nodes.
 
 Times are CPU times of this thread, so that other processes do not count.
-
-This file is here because it needs parts of the coordinator; `pdserve.bench` is a floor below.
 """
 
 from __future__ import annotations
@@ -16,8 +14,8 @@ from typing import get_args
 
 import msgspec
 
+from coordinator.bench.made_up_nodes import BLOCK_SIZE, MadeUpNodes
 from coordinator.generation import GenerationRequest
-from coordinator.made_up_nodes import BLOCK_SIZE, MadeUpNodes
 from coordinator.prompt_hashes import PromptHashes
 from coordinator.routing import Router
 from pdserve.block_hash import hash_chain
