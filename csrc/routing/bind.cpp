@@ -38,7 +38,7 @@ nb::list list_of(const std::vector<int64_t>& slots) {
     return list;
 }
 
-// Who holds how much of a prompt.
+// Which nodes hold how much of a prompt.
 struct Hits {
     Ints slots, held, in_pool;  // [num_hits]; the last two in tokens
 
@@ -60,7 +60,8 @@ struct Hits {
     }
 };
 
-// Where the prompt is computed, or brought over as far as somebody holds it.
+// For each node, the time until it has the prompt's KV: computed, or fetched as far as some node
+// holds it.
 void prompts(const FleetView& view, int64_t num_tokens, const Hits& hits, nb::handle out_array) {
     const auto& [slots, held, in_pool] = hits;
     const FloatsOut out(out_array, "out");
@@ -90,7 +91,7 @@ void prompts(const FleetView& view, int64_t num_tokens, const Hits& hits, nb::ha
     }
 }
 
-// With the newcomer in the batches of a moment.
+// Step times with the newcomer in the batches of a moment.
 void paces(const FleetView& view, double in_s, double full_s, nb::handle out_array) {
     const FloatsOut out(out_array, "out");
     out.expect_size(view.num_slots(), "out");
@@ -104,9 +105,9 @@ void paces(const FleetView& view, double in_s, double full_s, nb::handle out_arr
     }
 }
 
-// What of the KV's way to each node is left when another one has prefilled the prompt, which takes
-// `prompt_s` of the `ttft_s` until then. Chunks are pulled while the next ones are computed, and
-// what a node holds is not pulled; it brings up what is in its tier meanwhile.
+// How much of the KV transfer to each node is left when another node has prefilled the prompt. The
+// prefill takes `prompt_s` of the `ttft_s` until then. Chunks are pulled while the next ones are
+// computed. What a node holds already is not pulled, and is loaded from its tier meanwhile.
 void handovers(const FleetView& view, int64_t num_tokens, const Hits& hits, double prompt_s,
     double ttft_s, nb::handle out_array) {
     const FloatsOut out(out_array, "out");
@@ -145,8 +146,8 @@ void on_one_node_each(const FleetView& view, nb::handle slots_array, nb::handle 
     }
 }
 
-// The first place from a moment on: who is to join later has been sent there earlier, and goes
-// before the newcomer.
+// The first free place from a moment on. Requests that are to join later were sent there earlier,
+// and come before the newcomer.
 nb::tuple place(const FleetView& view, int64_t slot, double ready_s) {
     check_slot(slot, view.num_slots());
     const Node node = view.node(slot);
@@ -163,7 +164,7 @@ nb::tuple place(const FleetView& view, int64_t slot, double ready_s) {
     return nb::make_tuple((first - ready) * view.bucket_s(), with_s(first));
 }
 
-// Those of the slots whose costs are as good as the least, and of these the least loaded.
+// The slots whose costs are about equal to the lowest, and of these the least loaded.
 nb::list cheapest(
     nb::handle costs_array, nb::handle loads_array, nb::handle slots_array, double equal) {
     const Floats costs(costs_array, "costs");
@@ -183,7 +184,7 @@ nb::list cheapest(
     return list_of(found);
 }
 
-// Those few of the slots that cost least, in ascending order.
+// The `most` slots with the lowest costs, in ascending order.
 nb::list least(nb::handle costs_array, nb::handle slots_array, int64_t most) {
     const Floats costs(costs_array, "costs");
     const Ints slots(slots_array, "slots");
@@ -204,7 +205,7 @@ nb::list least(nb::handle costs_array, nb::handle slots_array, int64_t most) {
     return list_of(found);
 }
 
-// When one of these nodes first has a place, and keeps a pace.
+// When one of these nodes first has a place at this pace.
 nb::object within(const FleetView& view, nb::handle slots_array, double tpot_s) {
     const Ints slots(slots_array, "slots");
     check_slots(slots, view.num_slots());
