@@ -268,7 +268,7 @@ class Flow:
     def _dispatch(self, running: RunningRequest, placement: Placement, slo: Slo) -> None:
         """Send the legs of a request.
 
-        Its siblings are sent with it if the prompt is handed over after its prefill. Otherwise they
+        Its siblings are sent with it if the prompt is handed off after its prefill. Otherwise they
         start when token 1 arrives (`_follow`).
         """
         request = running.request
@@ -370,8 +370,8 @@ class Flow:
         if dispatch.prefill is sender or dispatch.prefill is None:
             self._metrics.observe_prefill_leg(times)
         if dispatch.decode is sender:
-            was_handed_over = dispatch.prefill is not None
-            self._metrics.observe_decode_leg(times, was_handed_over=was_handed_over)
+            was_handed_off = dispatch.prefill is not None
+            self._metrics.observe_decode_leg(times, was_handed_off=was_handed_off)
 
 
 def _left_of(admitted: Slo, left: Slo) -> Slo:

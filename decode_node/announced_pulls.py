@@ -1,4 +1,4 @@
-"""Pulls the KV of handed-over requests part by part, as it is announced."""
+"""Pulls the KV of handed-off requests part by part, as it is announced."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _check_record(record: HandoffRecord, arrival: Arrival) -> None:
     num_tokens = arrival.num_tokens
     if record.num_tokens != num_tokens or len(record.token_ids) != 1:
         raise MalformedMessage(
-            f"{record.request_id} was handed over with {record.num_tokens} prompt tokens and "
+            f"{record.request_id} was handed off with {record.num_tokens} prompt tokens and "
             f"{len(record.token_ids)} of output, not {num_tokens} and 1"
         )
     if arrival.num_announced_tokens != num_tokens:

@@ -28,7 +28,7 @@ from pdserve.protocol import DecodeLeg, NodeAddress, PrefixSource
 
 
 class Intake:
-    """Brings handed-over requests into the engine."""
+    """Brings handed-off requests into the engine."""
 
     def __init__(
         self,

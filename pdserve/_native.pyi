@@ -188,7 +188,7 @@ class Decoder:
 def sample(
     logits: Tensor,  # [num_rows, vocab_size] float32, strided but the last
     params: bytes,  # one RowParams (csrc/sampling/row.h) a row
-    # For each row with edits: row, end token ids, logit_bias, prompt (empty without a repetition
+    # For each row with edits: row, forbidden ids, logit_bias, prompt (empty without a repetition
     # penalty), output, repetition, frequency and presence penalty.
     edits: list[tuple[int, list[int], dict[int, float], list[int], list[int], float, float, float]],
     variant: str = "",  # one of kernel_variants(), for tests

@@ -4,7 +4,7 @@ The timestamps are seconds on the node's own clock and stay on the node; only th
 `phase_times` are sent.
 
     prefill_end ──messages, copying, waiting for room──► adopted ──► joined
-     (other node)                   handover
+     (other node)                   handoff
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Lifecycle:
     scheduled_s: float | None = None  # first scheduled for prefill here
     first_token_s: float | None = None  # sampled here
     prefill_end_s: float | None = None  # on the node that handed the request over
-    adopted_s: float | None = None  # everything that was handed over has arrived
+    adopted_s: float | None = None  # everything that was handed off has arrived
     joined_s: float | None = None  # start of the first step with the adopted request
     finished_s: float | None = None
     room_wait: Span | None = None  # waiting for blocks here
@@ -67,14 +67,14 @@ class Lifecycle:
             queue_s=_span(self.received_s, self.scheduled_s),
             prefill_s=_span(self.scheduled_s, self.first_token_s),
             transfer_s=sum(end - start for start, end in self.copies),
-            handover_s=_span(self.prefill_end_s, self.joined_s),
-            handover_copy_s=self._in_handover(self.copies),
-            handover_room_s=self._in_handover([self.room_wait] if self.room_wait else []),
-            handover_step_s=_span(self.adopted_s, self.joined_s),
+            handoff_s=_span(self.prefill_end_s, self.joined_s),
+            handoff_copy_s=self._in_handoff(self.copies),
+            handoff_room_s=self._in_handoff([self.room_wait] if self.room_wait else []),
+            handoff_step_s=_span(self.adopted_s, self.joined_s),
             decode_s=_span(self.joined_s or self.first_token_s, self.finished_s),
         )
 
-    def _in_handover(self, spans: Iterable[Span]) -> float:
+    def _in_handoff(self, spans: Iterable[Span]) -> float:
         """Total time of these spans after the end of the prefill."""
         if self.prefill_end_s is None:
             return 0.0

@@ -69,7 +69,7 @@ class CoordinatorMetrics(_Registry):
         self._add_requests()
         self._add_latencies()
         self._add_phases()
-        self._add_handover()
+        self._add_handoff()
         self._add_routing()
         self._add_service_classes()
         self._add_prefixes()
@@ -122,33 +122,33 @@ class CoordinatorMetrics(_Registry):
             "request_decode_time_seconds", "Joined the decode batch -> last token", LONG_BUCKETS_S
         )
 
-    def _add_handover(self) -> None:
+    def _add_handoff(self) -> None:
         """The way from a prefill node's last step to a decode node's first, and its parts."""
-        self.handover = self._histogram(
-            "request_handover_seconds",
+        self.handoff = self._histogram(
+            "request_handoff_seconds",
             "End of prefill -> first decode step with the request in it",
             FINE_BUCKETS_S,
         )
-        self.handover_copy = self._histogram(
-            "request_handover_copy_seconds", "Part of the handover: copying KV", FINE_BUCKETS_S
+        self.handoff_copy = self._histogram(
+            "request_handoff_copy_seconds", "Part of the handoff: copying KV", FINE_BUCKETS_S
         )
-        self.handover_room = self._histogram(
-            "request_handover_room_seconds",
-            "Part of the handover: waiting for a place and for blocks",
+        self.handoff_room = self._histogram(
+            "request_handoff_room_seconds",
+            "Part of the handoff: waiting for a place and for blocks",
             FINE_BUCKETS_S,
         )
-        self.handover_step = self._histogram(
-            "request_handover_step_seconds",
-            "Part of the handover: waiting for the next step",
+        self.handoff_step = self._histogram(
+            "request_handoff_step_seconds",
+            "Part of the handoff: waiting for the next step",
             FINE_BUCKETS_S,
         )
-        self.handover_message = self._histogram(
-            "request_handover_message_seconds",
-            "Part of the handover: the rest, which is messages and their processing",
+        self.handoff_message = self._histogram(
+            "request_handoff_message_seconds",
+            "Part of the handoff: the rest, which is messages and their processing",
             FINE_BUCKETS_S,
         )
-        self.handover_overhead = self._histogram(
-            "request_handover_overhead_seconds", "Handover minus copying KV", FINE_BUCKETS_S
+        self.handoff_overhead = self._histogram(
+            "request_handoff_overhead_seconds", "Handoff minus copying KV", FINE_BUCKETS_S
         )
         self.transfer_tail = self._histogram(
             "request_transfer_tail_seconds",
@@ -221,21 +221,21 @@ class CoordinatorMetrics(_Registry):
         self.queue.observe(times.queue_s)
         self.prefill.observe(times.prefill_s)
 
-    def observe_decode_leg(self, times: PhaseTimes, *, was_handed_over: bool) -> None:
+    def observe_decode_leg(self, times: PhaseTimes, *, was_handed_off: bool) -> None:
         """Phases reported by the node that decoded."""
         self.decode.observe(times.decode_s)
-        if was_handed_over:
+        if was_handed_off:
             self.transfer.observe(times.transfer_s)
-            self._observe_handover(times)
+            self._observe_handoff(times)
 
-    def _observe_handover(self, times: PhaseTimes) -> None:
-        tail_s = times.handover_s - times.handover_room_s - times.handover_step_s
-        self.handover.observe(times.handover_s)
-        self.handover_copy.observe(times.handover_copy_s)
-        self.handover_room.observe(times.handover_room_s)
-        self.handover_step.observe(times.handover_step_s)
-        self.handover_message.observe(max(0.0, tail_s - times.handover_copy_s))
-        self.handover_overhead.observe(times.handover_s - times.handover_copy_s)
+    def _observe_handoff(self, times: PhaseTimes) -> None:
+        tail_s = times.handoff_s - times.handoff_room_s - times.handoff_step_s
+        self.handoff.observe(times.handoff_s)
+        self.handoff_copy.observe(times.handoff_copy_s)
+        self.handoff_room.observe(times.handoff_room_s)
+        self.handoff_step.observe(times.handoff_step_s)
+        self.handoff_message.observe(max(0.0, tail_s - times.handoff_copy_s))
+        self.handoff_overhead.observe(times.handoff_s - times.handoff_copy_s)
         self.transfer_tail.observe(tail_s)
 
 

@@ -8,7 +8,7 @@ A handoff holds its own reference to every announced block, so the request itsel
 announcements are repeated, with fresh tickets, for a subscriber that comes later (during the
 prefill, or after a first decode node died), and for one that waited until its tickets became old.
 
-Several answers to one prompt are handed over one by one, each under its own request id, when its
+Several answers to one prompt are handed off one by one, each under its own request id, when its
 decode node subscribes. Their handoffs hold the same blocks, which are freed when the last handoff
 ends. A subscriber that asks for everything at the end receives nothing before the end.
 

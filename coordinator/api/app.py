@@ -21,6 +21,7 @@ from coordinator.api.headers import label
 from coordinator.api.middleware import answer_everything
 from coordinator.api.observer import NullObserver, Observer
 from coordinator.api.openapi import endpoint as openapi_endpoint
+from coordinator.api.pace import Pace
 from coordinator.api.responses_api import conversations
 from coordinator.api.responses_api import endpoint as responses_endpoint
 from coordinator.api.responses_api import kept as responses_kept
@@ -84,6 +85,7 @@ def create_app(
         parts=PartsOptions(config.tool_format or tokenizer.tool_format, config.splits_reasoning),
         grammars=GrammarChecker(tokenizer),
         clock=clock,
+        pace=Pace(clock),
         stored=ResponseStore(config.max_stored_responses, config.max_stored_bytes),
         embedding_model=embedding_model or EmbeddingModel(),
     )

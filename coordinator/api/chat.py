@@ -25,7 +25,7 @@ from coordinator.api.formats import AnswerFormat, AnswerHead, PromptsShown, Usag
 from coordinator.api.functions import with_functions_as_tools
 from coordinator.api.limits import check_num_chars, check_scores, output_limit, truncated
 from coordinator.api.logprobs import TokenNames
-from coordinator.api.messages import conversation
+from coordinator.api.messages import conversation, echoed_text
 from coordinator.api.requests import ChatRequest
 from coordinator.api.sampling import choice_seed, sampling_params, text_options
 from coordinator.api.structured import answer_grammar, wanted_output
@@ -57,6 +57,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
             prompts,
             shows_logprobs=bool(body.logprobs),
             usage_shown=usage,
+            echoed=echoed_text(body),
         )
 
     plan = await plan_chat(body, context, terms, f"chatcmpl-{trace.unique}", make_format)
@@ -74,7 +75,9 @@ async def plan_chat(
     """Validate the request and plan the call, before anything runs. Raises RequestError."""
     body = with_allowed_tools(body)
     if body.prompt_logprobs is not None and body.stream:
-        raise InvalidRequest("'prompt_logprobs' cannot be streamed", "prompt_logprobs")
+        raise InvalidRequest(
+            "'prompt_logprobs' cannot be combined with 'stream'", "prompt_logprobs"
+        )
     num_logprobs = _num_logprobs(body)
     max_model_len = context.max_model_len()
     requested = body.max_completion_tokens or body.max_tokens
@@ -137,7 +140,10 @@ async def encode_chat(body: ChatRequest, context: ApiContext) -> list[int]:
     check_num_chars(chat.num_chars, context.tokenizer, context.max_model_len(), "messages")
     token_ids = await context.tokenizer.encode_chat(chat)
     if not token_ids:
-        raise InvalidRequest("the conversation has no tokens", "messages")
+        raise InvalidRequest(
+            "the chat template turns 'messages' into an empty prompt; at least one token is needed",
+            "messages",
+        )
     return token_ids
 
 

@@ -69,8 +69,8 @@ async def _plan(
     ]
     if len(requests) > MAX_GENERATED:
         raise InvalidRequest(
-            f"{len(prompts)} prompts with {num_per_prompt} answers each are more than "
-            f"{MAX_GENERATED} in one request",
+            f"{len(prompts)} prompts with {num_per_prompt} answers each make {len(requests)} "
+            f"answers; a request can have at most {MAX_GENERATED}",
             "n",
         )
     return CallPlan(
@@ -87,7 +87,7 @@ async def _plan(
                 num_top=body.prompt_logprobs,
                 tells_ids=bool(body.return_token_ids),
             ),
-            num_logprobs=body.logprobs,
+            num_logprobs=_num_listed(body),
             usage_shown=usage,
         ),
         is_streaming=bool(body.stream),
@@ -100,11 +100,18 @@ def _check_prompt_options(body: CompletionRequest) -> None:
     """Check options about the prompt that depend on each other. Raises InvalidRequest."""
     if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
         raise InvalidRequest(
-            "'max_tokens' must be at least 1 without 'echo' or 'prompt_logprobs'", "max_tokens"
+            "'max_tokens' can be 0 only with 'echo' or 'prompt_logprobs'", "max_tokens"
+        )
+    if body.logprob_token_ids and body.echo:
+        raise InvalidRequest(
+            "'logprob_token_ids' are listed for tokens of the answer, not for an echoed prompt: "
+            "leave out 'echo'",
+            "logprob_token_ids",
         )
     if body.prompt_logprobs is not None and body.stream:
         raise InvalidRequest(
-            "'prompt_logprobs' cannot be streamed; 'echo' with 'logprobs' can", "prompt_logprobs"
+            "'prompt_logprobs' cannot be combined with 'stream'; 'echo' with 'logprobs' can",
+            "prompt_logprobs",
         )
 
 
@@ -115,6 +122,12 @@ def _num_prompt_logprobs(body: CompletionRequest) -> int | None:
     """
     asked = [body.prompt_logprobs, body.logprobs if body.echo else None]
     return max((num for num in asked if num is not None), default=None)
+
+
+def _num_listed(body: CompletionRequest) -> int | None:
+    """Return how many log-probabilities are shown per token of the answer; None: none."""
+    listed = body.logprob_token_ids
+    return 1 + len(listed) if listed else body.logprobs
 
 
 def _num_generated(body: CompletionRequest) -> int:
@@ -129,7 +142,11 @@ def _num_generated(body: CompletionRequest) -> int:
             f"'best_of' ({num_generated}) must be at least 'n' ({num_shown})", "best_of"
         )
     if num_generated > num_shown and body.stream:
-        raise InvalidRequest("'best_of' cannot be streamed: the best is known last", "best_of")
+        raise InvalidRequest(
+            "'best_of' above 'n' cannot be combined with 'stream': the best answers are known only "
+            "when all are complete",
+            "best_of",
+        )
     return num_generated
 
 

@@ -11,7 +11,7 @@ from coordinator.registry import Member, Registry
 from coordinator.routing.decode_load import DecodeLoad
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.forecast import Plan
-from coordinator.routing.handovers import Handovers
+from coordinator.routing.handoffs import Handoffs
 from coordinator.routing.holding import is_full
 from coordinator.routing.lengths import OutputLengths
 from coordinator.routing.neighbours import Neighbours
@@ -59,7 +59,7 @@ class Books:
         self.queues = PrefillQueues(fleet)
         self.decodes = DecodeLoad(fleet, clock.now())
         self.lengths = OutputLengths()
-        self.handovers = Handovers()
+        self.handoffs = Handoffs()
         self.neighbours = Neighbours(fleet, self.decodes)
         self._fleet = fleet
         self._clock = clock
@@ -102,11 +102,11 @@ class Books:
             return
         if is_first and placement.prefill is not None:
             self.decodes.activate(decode.slot, 1, _context(placement))
-            self.handovers.begin(decode.slot, booking.request.request_id, now_s)
+            self.handoffs.begin(decode.slot, booking.request.request_id, now_s)
             booking.is_under_way = True
         forecast, is_early = self.decodes.forecast, False
         if booking.is_under_way and booking.num_tokens > 1:
-            self._end_handover(booking, decode)
+            self._end_handoff(booking, decode)
             is_early = not forecast.has_begun(plan, now_s)  # it joined sooner than planned
         if is_first or is_early or forecast.is_over(plan, now_s):
             self.decodes.forecast.remove(plan, now_s)
@@ -121,7 +121,7 @@ class Books:
         if decode is not None and plan is not None and self._is_member(decode):
             self.decodes.legs[decode.slot] -= 1
             self.decodes.forecast.remove(plan, now_s)
-            self._end_handover(booking, decode)
+            self._end_handoff(booking, decode)
             if booking.is_prefilled or placement.prefill is None:
                 self.decodes.activate(decode.slot, -1, _context(placement))
         if not booking.is_prefilled:
@@ -134,7 +134,7 @@ class Books:
             return False
         if not self._is_member(decode):
             return False
-        longest_s = self.handovers.longest_s(decode.slot, now_s)
+        longest_s = self.handoffs.longest_s(decode.slot, now_s)
         return is_full(booking.request.slo, longest_s, self._step_s(booking, decode, plan, now_s))
 
     def _step_s(self, booking: Booking, decode: Member, plan: Plan, now_s: float) -> float:
@@ -151,8 +151,8 @@ class Books:
             return 0.0
         return self._fleet.decode_one_s(decode.slot, num_requests, context)
 
-    def _end_handover(self, booking: Booking, decode: Member) -> None:
-        self.handovers.end(decode.slot, booking.request.request_id)
+    def _end_handoff(self, booking: Booking, decode: Member) -> None:
+        self.handoffs.end(decode.slot, booking.request.request_id)
         booking.is_under_way = False
 
     def _end_prefill(self, booking: Booking, now_s: float) -> None:
@@ -188,7 +188,7 @@ class Books:
     def _lost(self, member: Member) -> None:
         self.queues.clear(member.slot)
         self.decodes.clear(member.slot)
-        self.handovers.clear(member.slot)
+        self.handoffs.clear(member.slot)
         self.neighbours.lost(member)
 
 

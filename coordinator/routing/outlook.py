@@ -2,7 +2,7 @@
 
 TTFT is the sum of the work before the prompt in the node's queue, the transfer of a cached prefix,
 and the computation of the rest of the prompt (Mooncake, algorithm 1). The times after token 1
-depend on whether the request is handed off (`handed_over.py`) or stays on its node (`one_node.py`).
+depend on whether the request is handed off (`handed_off.py`) or stays on its node (`one_node.py`).
 """
 
 from __future__ import annotations
@@ -127,10 +127,10 @@ class Outlook:
         self.view.paces(in_s, full_s, paces_s)
         return paces_s
 
-    def handovers_s(self, prefill: int, ttft_s: float) -> Floats:
+    def handoffs_s(self, prefill: int, ttft_s: float) -> Floats:
         """Return the KV transfer time left when the prompt has been computed at `prefill`."""
-        handovers_s, prompt_s = np.empty(self.fleet.capacity), float(self.prompt_s[prefill])
+        handoffs_s, prompt_s = np.empty(self.fleet.capacity), float(self.prompt_s[prefill])
         self.view.handovers(
-            self.num_tokens, self.hits.slots, *self.usable, prompt_s, ttft_s, handovers_s
+            self.num_tokens, self.hits.slots, *self.usable, prompt_s, ttft_s, handoffs_s
         )
-        return handovers_s
+        return handoffs_s

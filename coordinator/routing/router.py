@@ -13,7 +13,7 @@ from coordinator.registry import Member, Registry
 from coordinator.routing.books import Booking, Books
 from coordinator.routing.candidates import Candidates, Job
 from coordinator.routing.fleet import Fleet
-from coordinator.routing.handed_over import HandedOver
+from coordinator.routing.handed_off import HandedOff
 from coordinator.routing.one_node import OneNode
 from coordinator.routing.outlook import Outlook, Times
 from coordinator.routing.placement import Placement
@@ -133,7 +133,7 @@ class Router:
     # ---- parts ---------------------------------------------------------------------------------
 
     def _pair(self, outlook: Outlook) -> Placement:
-        return self._handed_over(outlook, outlook.ttft_s, outlook.ttft_s, outlook.queue_s)
+        return self._handed_off(outlook, outlook.ttft_s, outlook.ttft_s, outlook.queue_s)
 
     def _local(self, outlook: Outlook, slots: Ints) -> Placement:
         near = OneNode(outlook, least(outlook.rough_cost, slots, FEW))
@@ -161,10 +161,10 @@ class Router:
         ttft_s[near.slots], begins_s[near.slots] = near.ttft_s, near.begins_s
         cost_s = outlook.ttft_s + FAR_S
         cost_s[near.slots] = near.ttft_s
-        pair = self._handed_over(outlook, cost_s, ttft_s, begins_s)
+        pair = self._handed_off(outlook, cost_s, ttft_s, begins_s)
         return choose(outlook.request.slo, pair, local, harm, num_steps)
 
-    def _handed_over(
+    def _handed_off(
         self, outlook: Outlook, cost_s: Floats, ttft_s: Floats, begins_s: Floats
     ) -> Placement:
         """Place the prefill on the node that the policy picks by `cost_s`, then the decode leg."""
@@ -179,7 +179,7 @@ class Router:
         if outlook.request.sampling.max_tokens <= 1:
             return self._placement(outlook, prefill, None, Times(first_s, 0.0), 0.0)
         slots, legs = self._slots(NodeRole.DECODE), self._books.decodes.legs_with_others()
-        then = HandedOver(outlook, prefill, first_s, begins_s)
+        then = HandedOff(outlook, prefill, first_s, begins_s)
         decode = self._pick("decode", outlook, slots, then.tpot_s, legs)
         times, idle_tpot_s = then.times(decode), then.idle_tpot_s(decode)
         return self._placement(outlook, prefill, decode, times, idle_tpot_s)

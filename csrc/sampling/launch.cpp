@@ -86,7 +86,7 @@ std::vector<int64_t> ids_from(nb::handle field) {
 
 Edits edits_from(nb::tuple fields) {
     Edits edits{
-        .endings = ids_from(fields[1]),
+        .forbidden = ids_from(fields[1]),
         .biases = {},
         .prompt = ids_from(fields[3]),
         .output = ids_from(fields[4]),

@@ -12,7 +12,7 @@ from pdserve.engine.scheduler import Policy, Queues
 class DecodePolicy(Policy, Protocol):
     """Chooses what one step computes, and which requests may join the batch.
 
-    Prompts to be prefilled here and requests to be handed over join by the same rule. The KV of the
+    Prompts to be prefilled here and requests to be handed off join by the same rule. The KV of the
     latter stays on the prefill node until there is a place for them: that is the back-pressure.
     """
 
@@ -26,7 +26,7 @@ class DecodePolicy(Policy, Protocol):
     def first(self, queues: Queues) -> Request | None:
         """Return the request that is to join next, or None if none waits.
 
-        Candidates are prompts that wait here and claims of requests to be handed over. No other
+        Candidates are prompts that wait here and claims of requests to be handed off. No other
         request may join before this one.
         """
         ...

@@ -1,4 +1,4 @@
-"""The order of waiting requests: prompts to be prefilled here, and requests handed over."""
+"""The order of waiting requests: prompts to be prefilled here, and requests handed off."""
 
 from __future__ import annotations
 

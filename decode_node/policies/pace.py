@@ -112,7 +112,7 @@ class Pace:
         return self.perf.decode_s(len(requests), num_prompt + num_output)
 
     def has_lost_tpot(self, request: Request, num_tokens_left: float) -> bool:
-        """Whether a request to be handed over has waited too long to keep its TPOT.
+        """Whether a request to be handed off has waited too long to keep its TPOT.
 
         Steps are aimed at 0.9 of the promised TPOT, so each token regains a tenth of it.
         """

@@ -2,7 +2,7 @@
 
 A few streams decode steadily. Then they do so again while long prompts arrive at fixed times. The
 p99 of the gaps of the same streams is compared between the two runs, so neither the batch size nor
-the handover to a decode node is mistaken for interference.
+the handoff to a decode node is mistaken for interference.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 * TTFT is the time of the first token less the time at which the request was *due*, so a late client
   does not hide latency. TTFT from the actual time of sending is reported as well.
 * TPOT is (last token - first token) / (tokens - 1), and 0 for one token. The time between tokens 1
-  and 2, such as the handover to a decode node, counts.
+  and 2, such as the handoff to a decode node, counts.
 * ITL is each gap between two tokens. Tokens that arrive in one piece have gaps of 0 between them.
 * Attainment is the share of *all* requests sent that met both targets: refused, failed and
   unfinished requests count as missed. For TTFT alone it is enough that token 1 came in time.

@@ -14,7 +14,7 @@ from functools import partial
 from importlib import import_module
 
 from pdserve.cli.bench_config import (
-    HandoverConfig,
+    HandoffBenchConfig,
     OverheadConfig,
     PerfModelConfig,
     RouterBenchConfig,
@@ -54,7 +54,9 @@ BENCHES: Sequence[Bench] = (
     Bench("step", "engine step times beside the hardware's limits", StepBenchConfig),
     Bench("overhead", "cost of a decode step besides the model", OverheadConfig),
     Bench("transfer", "KV transfer speed, per transport, beside memcpy", TransferConfig),
-    Bench("handover", "latency from the end of prefill to the first decode step", HandoverConfig),
+    Bench(
+        "handoff", "latency from the end of prefill to the first decode step", HandoffBenchConfig
+    ),
     Bench("coordinator", "coordinator throughput and the TTFT it adds", CoordinatorBenchConfig),
     Bench("router", "cost of a placement decision among many nodes", RouterBenchConfig),
     Bench("perf-model", "accuracy of predicted step times", PerfModelConfig),

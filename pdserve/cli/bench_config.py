@@ -80,7 +80,7 @@ class TransferConfig(ConfigStruct, frozen=True):
         most = _QUICK_BLOCK_KIB if self.quick else max(self.block_kib)
         kept = [size << 10 for size in self.block_kib if size <= most]
         if not kept:
-            raise ConfigError(f"--quick leaves no block size: give one of up to {most} KiB")
+            raise ConfigError(f"--quick needs at least one block size of up to {most} KiB")
         return kept
 
     @property
@@ -93,12 +93,12 @@ class TransferConfig(ConfigStruct, frozen=True):
         most = _QUICK_BLOCKS if self.quick else max(self.blocks)
         kept = [count for count in self.blocks if count <= most]
         if not kept:
-            raise ConfigError(f"--quick leaves no number of blocks: give one of up to {most}")
+            raise ConfigError(f"--quick needs at least one number of blocks of up to {most}")
         return kept
 
 
-class HandoverConfig(ConfigStruct, frozen=True):
-    """Config of `pdserve bench handover`."""
+class HandoffBenchConfig(ConfigStruct, frozen=True):
+    """Config of `pdserve bench handoff`."""
 
     concurrency: Annotated[Count, Meta(description="requests in flight at a time")] = 16
     requests: Annotated[

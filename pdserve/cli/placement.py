@@ -47,8 +47,8 @@ def usable_cores(engine: EngineConfig) -> list[int]:
     unusable = [core for core in wanted if core not in allowed]
     if unusable:
         raise ConfigError(
-            f"--cpus {engine.cpus}: core {unusable[0]} is not usable here; "
-            f"the usable ones are {format_cpus(allowed)}"
+            f"--cpus {engine.cpus}: this process may not use core {unusable[0]}, only "
+            f"{format_cpus(allowed)}"
         )
     return wanted or allowed
 

@@ -174,7 +174,7 @@ class Cluster:
             ClusterError: it is still running, or the coordinator does not answer.
         """
         if self.is_running(name):
-            raise ClusterError(f"{name} is running: kill it before starting it again")
+            raise ClusterError(f"{name} is still running: kill it before starting it again")
         former = (await self.status()).node(name)
         self._start(name)
 

@@ -92,10 +92,10 @@ class PhaseTimes(Message, frozen=True):
     queue_s: float = 0.0  # accepted by the node -> first scheduled
     prefill_s: float = 0.0  # first scheduled -> first token sampled
     transfer_s: float = 0.0  # copying KV
-    handover_s: float = 0.0  # end of prefill on the other node -> joined the batch here
-    handover_copy_s: float = 0.0  # part of it: copying KV
-    handover_room_s: float = 0.0  # part of it: waiting for room
-    handover_step_s: float = 0.0  # part of it: complete -> joined; the rest is messages
+    handoff_s: float = 0.0  # end of prefill on the other node -> joined the batch here
+    handoff_copy_s: float = 0.0  # part of it: copying KV
+    handoff_room_s: float = 0.0  # part of it: waiting for room
+    handoff_step_s: float = 0.0  # part of it: complete -> joined; the rest is messages
     decode_s: float = 0.0  # joined the batch -> last token
 
 
@@ -133,7 +133,7 @@ class TokenBatch(Message, frozen=True):
             MalformedMessage: the columns differ in length; raised before the first event.
         """
         if not len(self.request_ids) == len(self.indices) == len(self.token_ids):
-            raise MalformedMessage("TokenBatch: columns of different lengths")
+            raise MalformedMessage("TokenBatch: its columns differ in length")
         yield from self.events
         for request_id, index, token_id in zip(
             self.request_ids, self.indices, self.token_ids, strict=True

@@ -1,4 +1,4 @@
-"""The messages of a session between two nodes, over which KV is handed over."""
+"""The messages of a session between two nodes, over which requests are handed off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KV that is handed over layer by layer, while its prompt is still computed, gives the same tokens.
+"""KV that is pulled layer by layer, while its prompt is still computed, gives the same tokens.
 
 Every chunk is announced as soon as a layer of it is there, whatever its size.
 """

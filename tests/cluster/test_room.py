@@ -168,7 +168,7 @@ async def test_the_prefill_node_is_killed_while_kv_waits_on_it(
     await asyncio.gather(*(follower.reached(1) for follower in followers))
     await narrow.kill_node("prefill-0")
     killed_s = time.monotonic()
-    # Some were handed over before; the others' KV is lost, and their clients hear of it.
+    # Some were handed off before; the others' KV is lost, and their clients hear of it.
     outputs = [await follower.end() for follower in followers if len(follower.output.token_ids) < 2]
     assert outputs
     assert time.monotonic() - killed_s < GONE_S

@@ -129,14 +129,14 @@ async def test_prefill_node_killed_in_mid_prompt(
 async def test_prefill_node_killed_after_the_handoff(
     quartet: Fleet, client: Client, undisturbed: list[list[int]]
 ) -> None:
-    handed_over = [stream(client, i) for i in range(NUM_STREAMS)]
-    for follower in handed_over:
+    handed_off = [stream(client, i) for i in range(NUM_STREAMS)]
+    for follower in handed_off:
         await follower.reached(3)
-    name = handed_over[0].output.prefill_node
+    name = handed_off[0].output.prefill_node
     assert name is not None
     await quartet.kill_node(name)
     await quartet.wait_gone(name)
-    for follower, expected in zip(handed_over, undisturbed, strict=True):
+    for follower, expected in zip(handed_off, undisturbed, strict=True):
         assert (await follower.end()).tokens == expected
 
 

@@ -1,7 +1,7 @@
 """The path of a call through a cluster of simulated nodes.
 
-    arrive ──► front: place, admit ──► prefill ──► token 1 ──► handover ──► decode ──► ended
-                 └──► refused            └──── on the decode node itself: no handover ────┘
+    arrive ──► front: place, admit ──► prefill ──► token 1 ──► handoff ──► decode ──► ended
+                 └──► refused            └──── on the decode node itself: no handoff ───┘
 
 A front is a coordinator, or a stand-in for one. Messages take no time.
 """
@@ -17,7 +17,7 @@ from pdserve.engine.request import Request, SampledToken
 from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.protocol import SamplingParams, Slo
 from tests.simulation.events import Events
-from tests.simulation.handover import Handover, RoomLine
+from tests.simulation.handoff import Handoff, RoomLine
 from tests.simulation.node import Node
 from tests.simulation.prefix_pull import pull_prefix
 from tests.simulation.score import Outcome, Score
@@ -48,7 +48,7 @@ class _Journey:
 
     outcome: Outcome
     decode: Node | None  # None: the call ends with token 1
-    handover: Handover | None = None
+    handoff: Handoff | None = None
 
 
 class Cluster:
@@ -115,7 +115,7 @@ class Cluster:
         first = prefill or decode
         assert first is not None, "a call needs a node"
         if prefill is not None and decode is not None and call.num_output > 1:
-            journey.handover = Handover(request, prefill, decode, self._rooms[decode], self.events)
+            journey.handoff = Handoff(request, prefill, decode, self._rooms[decode], self.events)
         if prefix_source is None:
             first.submit(request)
         else:
@@ -128,7 +128,7 @@ class Cluster:
         return any(not (o.has_ended or o.was_refused) for o in self._outcomes.values())
 
     def num_waiting_for_room(self, node: Node) -> int:
-        """Number of handovers that wait for blocks on this node."""
+        """Number of handoffs that wait for blocks on this node."""
         return len(self._rooms[node])
 
     # ---- what nodes say ------------------------------------------------------------------------
@@ -143,9 +143,9 @@ class Cluster:
         """As World."""
         for request, token in sampled:
             journey = self._journeys[request.request_id]
-            handover = journey.handover
-            if handover is not None and request is not handover.request:
-                handover.announce() if token is None else handover.publish()
+            handoff = journey.handoff
+            if handoff is not None and request is not handoff.request:
+                handoff.announce() if token is None else handoff.publish()
             if token is not None:
                 if not journey.outcome.token_times_s:
                     journey.outcome.num_cached_tokens = request.num_cached_tokens

@@ -27,7 +27,7 @@ from tests.simulation.node import Node
 from tests.simulation.score import Score
 from tests.simulation.workload import Call
 
-# Prefills and hands over in no time, so that a node fed by it shows the effect of decoding alone.
+# Prefills and hands off in no time, so that a node fed by it shows the effect of decoding alone.
 INSTANT = replace(
     A100_13B,
     costs=scaled(A100_13B.costs, 1e-6),

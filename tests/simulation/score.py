@@ -49,7 +49,7 @@ class Outcome:
 
     @property
     def longest_stall_s(self) -> float:
-        """Longest gap in the middle of the answer; the first gap belongs to the handover."""
+        """Longest gap in the middle of the answer; the first gap belongs to the handoff."""
         return max(self.gaps_s[1:], default=0.0)
 
     @property

@@ -44,7 +44,7 @@ async def embeddings(request: web.Request) -> web.Response:
         embedder = _embedder(context, trace, terms, index, prompts[index])
         return context.generator.start(embedder)
 
-    async with PromptRun(start, len(prompts), context.clock) as run:
+    async with PromptRun(start, len(prompts), context.clock, context.pace) as run:
         try:
             events = await run.events()
         finally:
@@ -62,7 +62,7 @@ async def _prompts(body: EmbeddingRequest, context: ApiContext) -> list[list[int
     max_model_len = context.max_model_len()
     inputs = _INPUT.split(body.input, max_model_len)
     if "" in inputs:
-        raise InvalidRequest("'input' cannot have an empty string", "input")
+        raise InvalidRequest("'input' must not contain an empty string", "input")
     prompts = await _INPUT.encode(
         inputs,
         context.tokenizer,
@@ -73,8 +73,8 @@ async def _prompts(body: EmbeddingRequest, context: ApiContext) -> list[list[int
     for index, token_ids in enumerate(prompts):
         if len(token_ids) > max_model_len:
             raise ContextLengthExceeded(
-                f"this model's maximum context length is {max_model_len} tokens, but number "
-                f"{index} of 'input' has {len(token_ids)}",
+                f"this model's maximum context length is {max_model_len} tokens, but input {index} "
+                f"(counted from 0) has {len(token_ids)}",
                 "input",
             )
     return prompts

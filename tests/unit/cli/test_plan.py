@@ -61,7 +61,7 @@ def test_co_located_has_no_prefill_node():
 
 @pytest.mark.parametrize(
     ("mode", "prefill", "complaint"),
-    [("colocated", 1, "leave --prefill out"), ("disaggregated", 0, "nobody would prefill")],
+    [("colocated", 1, "leave --prefill out"), ("disaggregated", 0, "needs prefill nodes")],
 )
 def test_a_number_of_prefill_nodes_that_contradicts_the_mode(mode, prefill, complaint):
     with pytest.raises(ConfigError, match=complaint):

@@ -86,7 +86,7 @@ async def test_answers_of_one_token_have_no_decode_legs(nodes: Nodes) -> None:
 
 
 @pytest.mark.parametrize(("mode", "max_tokens"), [("colocated", 4), ("disaggregated", 0)])
-async def test_where_nothing_is_handed_over_the_others_follow_token_one(
+async def test_where_nothing_is_handed_off_the_others_follow_token_one(
     mode: str, max_tokens: int
 ) -> None:
     """Of a cached prompt, the rest of a block is left to compute."""
@@ -152,7 +152,7 @@ async def test_who_decodes_on_a_lost_node_is_lost(nodes: Nodes) -> None:
 async def test_more_than_may_ever_be_in_flight_are_refused() -> None:
     nodes = Nodes(max_inflight=2)
     nodes.join("p", PREFILL), nodes.join("d", DECODE)
-    with pytest.raises(Overloaded, match="this one adds 3"):
+    with pytest.raises(Overloaded, match="this call adds 3"):
         start(nodes)
     assert nodes.flow.num_inflight == 0
 

@@ -135,7 +135,7 @@ async def test_token_two_may_be_the_sooner_one(pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("waits_s", "slo"),
     [
-        pytest.param(0.4, SLO, id="a handover takes as long as that"),
+        pytest.param(0.4, SLO, id="a handoff takes as long as that"),
         pytest.param(9.0, Slo(), id="nothing is promised"),
         pytest.param(9.0, Slo(ttft_s=60.0, tpot_s=0.1), id="its class wants it at once"),
         pytest.param(9.0, Slo(ttft_s=60.0, tpot_s=3.0, hold_s=50.0), id="there is time for it"),

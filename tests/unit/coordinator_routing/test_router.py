@@ -136,7 +136,7 @@ def test_streams_go_where_they_are_fastest_when_they_arrive() -> None:
     assert {names(placement)[1] for placement in first} == {"d0", "d1"}
 
 
-def test_the_handover_is_part_of_the_gaps() -> None:
+def test_the_handoff_is_part_of_the_gaps() -> None:
     nodes = Nodes(p=1, d=1)
     pulls = [TransferCosts(transport="shm", fixed_s=0.050, bytes_per_s=1e12)]
     perf = PerfReport(step=COSTS, token_budget=100, max_batch_size=10, transfers=pulls)

@@ -419,14 +419,14 @@ async def test_what_was_pulled_already_is_not_pulled_again_after_a_renewal(bench
 
 
 @pytest.mark.parametrize(
-    ("host_id", "handover_s", "room_s"),
+    ("host_id", "handoff_s", "room_s"),
     [
         (HOST, 7.5, 2.0),  # from the prefill's end on
         ("another", 6.5, 1.0),  # from the record's arrival on: clocks cannot be compared
     ],
 )
-async def test_a_handover_is_the_sum_of_its_parts(
-    host_id: str, handover_s: float, room_s: float
+async def test_a_handoff_is_the_sum_of_its_parts(
+    host_id: str, handoff_s: float, room_s: float
 ) -> None:
     bench = Bench(host_id)
     blocked = bench.pool.allocate(NUM_BLOCKS)
@@ -447,15 +447,15 @@ async def test_a_handover_is_the_sum_of_its_parts(
     (request,) = bench.engine.queues.running
     request.lifecycle.joined_s = bench.clock.now() + 0.5
     times = request.lifecycle.phase_times()
-    assert times.handover_s == handover_s
-    assert times.handover_room_s == room_s
-    assert times.handover_copy_s == times.transfer_s == 2.0
-    assert times.handover_step_s == 0.5
+    assert times.handoff_s == handoff_s
+    assert times.handoff_room_s == room_s
+    assert times.handoff_copy_s == times.transfer_s == 2.0
+    assert times.handoff_step_s == 0.5
     assert "pdserve_room_wait_seconds_sum 3.0" in bench.metrics.exposition().decode()
     check_ended(bench)
 
 
-async def test_copies_during_the_prefill_are_no_part_of_the_handover(bench: Bench) -> None:
+async def test_copies_during_the_prefill_are_no_part_of_the_handoff(bench: Bench) -> None:
     bench.puller.read_s = 1.0
     bench.puller.gate.set()
     taking = bench.take()
@@ -469,5 +469,5 @@ async def test_copies_during_the_prefill_are_no_part_of_the_handover(bench: Benc
     request.lifecycle.joined_s = bench.clock.now()
     times = request.lifecycle.phase_times()
     assert times.transfer_s == 2.0
-    assert times.handover_copy_s == 1.25
-    assert times.handover_s == 3.25
+    assert times.handoff_copy_s == 1.25
+    assert times.handoff_s == 3.25

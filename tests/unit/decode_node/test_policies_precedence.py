@@ -9,7 +9,7 @@ from tests.unit.engine.fakes import decode_policy, make_request
 
 
 def claim(batch: Batch, num_tokens: int, priority: int) -> Request:
-    """A request to be handed over, waiting for room."""
+    """A request to be handed off, waiting for room."""
     request = make_request(num_tokens, targets=Targets(priority=priority))
     request.lifecycle.received_s = batch.clock.now()
     batch.queues.claims.append(request)
@@ -61,7 +61,7 @@ def test_as_many_give_way_as_the_promise_takes() -> None:
     assert len(batch.queues.waiting) == 4
 
 
-def test_blocks_are_made_free_for_a_request_that_is_to_be_handed_over() -> None:
+def test_blocks_are_made_free_for_a_request_that_is_to_be_handed_off() -> None:
     batch = Batch(num_blocks=10)
     low = batch.decoding(16)  # 4 blocks
     kept = batch.decoding(16, priority=1)

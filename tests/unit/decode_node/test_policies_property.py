@@ -55,7 +55,7 @@ class Arrival:
     max_tokens: int
     priority: int
     tpot_s: float
-    is_handed_over: bool
+    is_handed_off: bool
     cancel_after: int | None  # steps
 
 
@@ -76,9 +76,9 @@ class World:
         self.recalled.append((self.step + self.rng.randint(1, 8), request))
         return True
 
-    def arrive(self, request: Request, *, is_handed_over: bool) -> None:
+    def arrive(self, request: Request, *, is_handed_off: bool) -> None:
         request.lifecycle.received_s = self.clock.now()
-        if is_handed_over:
+        if is_handed_off:
             request.extend_hashes(request.num_tokens, BLOCK)
             self.core.queues.claims.append(request)
         else:
@@ -143,7 +143,7 @@ def run(world: World, arrivals: list[Arrival], runner: FakeRunner) -> list[Reque
                 ),
             )
             requests.append(request)
-            world.arrive(request, is_handed_over=arrival.is_handed_over)
+            world.arrive(request, is_handed_off=arrival.is_handed_off)
             if arrival.cancel_after is not None:
                 cancels.append((world.step + arrival.cancel_after, request))
         for at_step, request in cancels:
@@ -168,7 +168,7 @@ arrivals = st.builds(
     max_tokens=st.integers(2, 24),
     priority=st.integers(0, 2),
     tpot_s=st.sampled_from([0.012, 0.02, 0.2, float("inf")]),
-    is_handed_over=st.booleans(),
+    is_handed_off=st.booleans(),
     cancel_after=st.none() | st.integers(0, 40),
 )
 

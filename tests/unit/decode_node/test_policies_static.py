@@ -33,7 +33,7 @@ def test_nobody_joins_a_batch_that_decodes_until_it_is_over() -> None:
     assert tokens_of(newcomer, policy.plan(batch.queues)) == 8
 
 
-def test_handed_over_requests_are_let_in_until_the_first_step() -> None:
+def test_handed_off_requests_are_let_in_until_the_first_step() -> None:
     batch = Batch()
     policy = decode_policy(512, 3, "static", batch.perf, batch.clock)
     adopted = batch.decoding(num_outputs=1)

@@ -280,7 +280,7 @@ def test_urgent_prompts_of_a_flood_wait_for_streams_of_others_that_are_behind(
 
 
 def test_nobody_is_begun_before_whoever_comes_first() -> None:
-    """A request that is to be handed over waits for room; the prompt behind it waits too."""
+    """A request that is to be handed off waits for room; the prompt behind it waits too."""
     batch = Batch(num_blocks=20)
     batch.decoding(3)
     claim = make_request(100)

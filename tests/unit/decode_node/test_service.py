@@ -130,8 +130,8 @@ async def test_a_leg_that_would_outgrow_the_pool_is_refused(
 
 async def test_a_cancelled_prompt_gives_its_turn_to_who_waits_behind_it(bench: Bench) -> None:
     await bench.start("local", source=None)
-    await bench.start("handed over")
-    record = HandoffRecord(request_id="handed over", num_tokens=3, token_ids=[4])
+    await bench.start("handed off")
+    record = HandoffRecord(request_id="handed off", num_tokens=3, token_ids=[4])
     bench.exporter.say(record)  # with nothing to pull, for the sake of the test
     await turn()
     assert bench.decode.num_waiting == 1, "nobody goes past a prompt that waits"
@@ -142,8 +142,8 @@ async def test_a_cancelled_prompt_gives_its_turn_to_who_waits_behind_it(bench: B
 
 async def test_so_does_one_whose_deadline_has_passed(bench: Bench) -> None:
     await bench.start("local", source=None, deadline_s=1.0)
-    await bench.start("handed over")
-    bench.exporter.say(HandoffRecord(request_id="handed over", num_tokens=3, token_ids=[4]))
+    await bench.start("handed off")
+    bench.exporter.say(HandoffRecord(request_id="handed off", num_tokens=3, token_ids=[4]))
     await turn()
     late = bench.node.engine.drop_expired(bench.clock.now() + 2.0)
     bench.node.requests_failed(late, DeadlineExceeded("too late"))

@@ -12,7 +12,7 @@ from pdserve.lifecycle import Targets
 from tests.unit.engine.fakes import make_request
 
 
-def handed_over(held_until_s: float, room_s: float | None) -> Request:
+def handed_off(held_until_s: float, room_s: float | None) -> Request:
     """Prefilled elsewhere until 10; its place here was there at `room_s`, None: not yet."""
     request = make_request(
         3,
@@ -40,15 +40,15 @@ def handed_over(held_until_s: float, room_s: float | None) -> Request:
 def test_when_token_one_was_shown(
     held_until_s: float, room_s: float | None, now_s: float, expected_s: float
 ) -> None:
-    request = handed_over(held_until_s, room_s)
+    request = handed_off(held_until_s, room_s)
     assert shown_s(request, now_s) == expected_s
 
 
 def test_tokens_are_due_from_then_on() -> None:
-    assert next_due_s(handed_over(20.0, 12.0)) == 12.0 + 2 * 0.5
+    assert next_due_s(handed_off(20.0, 12.0)) == 12.0 + 2 * 0.5
 
 
 def test_what_was_sampled_here_was_shown_then() -> None:
-    request = handed_over(20.0, None)
+    request = handed_off(20.0, None)
     request.lifecycle.first_token_s = 11.0
     assert shown_s(request, 30.0) == 11.0

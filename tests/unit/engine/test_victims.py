@@ -30,10 +30,10 @@ def stream(
 
 def test_tokens_are_due_at_promised_gaps_behind_token_one() -> None:
     assert next_due_s(stream(tpot_s=0.5, num_outputs=4)) == 12.0
-    handed_over = stream(tpot_s=0.5)
-    handed_over.lifecycle.first_token_s = None
-    handed_over.lifecycle.prefill_end_s = 20.0
-    assert next_due_s(handed_over) == 20.5
+    handed_off = stream(tpot_s=0.5)
+    handed_off.lifecycle.first_token_s = None
+    handed_off.lifecycle.prefill_end_s = 20.0
+    assert next_due_s(handed_off) == 20.5
     assert next_due_s(stream(tpot_s=float("inf"), num_outputs=2), default_tpot_s=1.0) == 12.0
 
 

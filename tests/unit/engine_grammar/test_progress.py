@@ -92,7 +92,7 @@ def test_masks_are_for_the_rows_that_want_them(demo: DemoModel, vocabulary: Voca
 def test_an_answer_goes_on_from_its_tokens_wherever_it_is(
     demo: DemoModel, vocabulary: Vocabulary
 ) -> None:
-    """Handed over, preempted, resumed: the masks are those of the node that saw every token."""
+    """Handed off, preempted, resumed: the masks are those of the node that saw every token."""
     request = demo.request(OBJECT, 3, "whole")
     kept = fresh(vocabulary)
     wanted = []

@@ -1,4 +1,4 @@
-"""Several answers to one prompt where it is prefilled: computed once, handed over n times."""
+"""Several answers to one prompt where it is prefilled: computed once, handed off n times."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Fan(Bench):
         self.heard[name].append(message)
 
 
-async def test_each_answer_is_handed_over_with_its_own_token_one() -> None:
+async def test_each_answer_is_handed_off_with_its_own_token_one() -> None:
     fan = Fan()
     fan.begin()
     for name in NAMES:

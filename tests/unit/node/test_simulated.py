@@ -67,21 +67,21 @@ async def test_a_prefill_is_token_1_at_once() -> None:
 def test_a_decode_leg_has_one_token_a_step_until_its_last_or_its_cancel() -> None:
     link, beat = Link(), PlayedBeat()
     decode = node(NodeRole.DECODE, beat)
-    for name, source in (("handed over", SOURCE), ("local", None), ("cancelled", SOURCE)):
+    for name, source in (("handed off", SOURCE), ("local", None), ("cancelled", SOURCE)):
         leg = DecodeLeg(
             request_id=name, token_ids=[1], sampling=SamplingParams(max_tokens=3), source=source
         )
         decode.start_decode(leg, cast(CoordinatorLink, link))
     beat.step()
     assert {(e.request_id, e.index) for e in link.events()} == {
-        ("handed over", 1),
+        ("handed off", 1),
         ("local", 0),
         ("cancelled", 1),
     }
     decode.cancel_leg("cancelled", "enough")
     beat.step()
     last = {(e.request_id, e.index, e.finish_reason) for e in link.events()}
-    assert last == {("handed over", 2, FinishReason.LENGTH), ("local", 1, None)}
+    assert last == {("handed off", 2, FinishReason.LENGTH), ("local", 1, None)}
     beat.step()
     assert [(e.request_id, e.index) for e in link.events()] == [("local", 2)]
     decode.coordinator_lost(cast(CoordinatorLink, link))

@@ -1,4 +1,4 @@
-"""The handover of a request to a decode node: announced, admitted, pulled, adopted.
+"""The handoff of a request to a decode node: announced, admitted, pulled, adopted.
 
 As in `decode_node/intake.py`: KV is announced chunk after chunk. Once there is room on the decode
 node, it is pulled while the rest of the prompt is computed. A pull takes `fixed + bytes / rate`;
@@ -14,24 +14,24 @@ from tests.simulation.node import Node
 
 
 class RoomLine:
-    """Handovers that wait for room on one decode node; `decode_node.room` without its tasks."""
+    """Handoffs that wait for room on one decode node; `decode_node.room` without its tasks."""
 
     def __init__(self, node: Node, events: Events) -> None:
         self._node = node
-        self._waiting: dict[Request, Handover] = {}
+        self._waiting: dict[Request, Handoff] = {}
         node.pool.on_release(lambda: events.after(0.0, self.offer))
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def join(self, handover: Handover) -> None:
-        """Add a handover to the line."""
-        self._waiting[handover.request] = handover
-        self._node.core.queues.claims.append(handover.request)
+    def join(self, handoff: Handoff) -> None:
+        """Add a handoff to the line."""
+        self._waiting[handoff.request] = handoff
+        self._node.core.queues.claims.append(handoff.request)
         self.offer()
 
     def offer(self) -> None:
-        """Admit the first handovers in line, as long as there are a place and blocks for them."""
+        """Admit the first handoffs in line, as long as there are a place and blocks for them."""
         core, policy = self._node.core, self._node.decode_policy
         queues = core.queues
         while (request := policy.first(queues)) is not None and request in self._waiting:
@@ -44,11 +44,11 @@ class RoomLine:
             queues.claims.remove(request)
             queues.arriving.add(request)
             self._waiting.pop(request).let_in(num_reused)
-        self._node.wake()  # a prompt may have waited behind the handovers
+        self._node.wake()  # a prompt may have waited behind the handoffs
 
 
-class Handover:
-    """The handover of one request. `request` is what the decode node will run."""
+class Handoff:
+    """The handoff of one request. `request` is what the decode node will run."""
 
     def __init__(
         self, prefilled: Request, source: Node, target: Node, room: RoomLine, events: Events

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 
-class Handovers:
+class Handoffs:
     """Handoffs in progress, by the decode node's slot."""
 
     def __init__(self) -> None:

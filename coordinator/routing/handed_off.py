@@ -13,7 +13,7 @@ from coordinator.routing.outlook import NO_PLACE_S, Outlook, Times
 from coordinator.routing.slots import Floats
 
 
-class HandedOver:
+class HandedOff:
     """Predictions for all decode nodes, given the prefill node; arrays are by slot."""
 
     def __init__(self, outlook: Outlook, prefill: int, ttft_s: float, begins_s: Floats) -> None:
@@ -21,10 +21,10 @@ class HandedOver:
         self._outlook = outlook
         self._ttft_s = ttft_s
         self._begins_s = begins_s
-        self._handover_s = outlook.handovers_s(prefill, ttft_s)
+        self._handoff_s = outlook.handoffs_s(prefill, ttft_s)
         self._line_s = np.maximum(begins_s - ttft_s, 0.0)
         self.tpot_s: Floats = outlook.paces_s(ttft_s, NO_PLACE_S)
-        self.tpot_s += (self._handover_s + self._line_s) / outlook.num_gaps
+        self.tpot_s += (self._handoff_s + self._line_s) / outlook.num_gaps
 
     def times(self, decode: int) -> Times:
         """Return the times at one decode node, including the wait for a place."""
@@ -33,7 +33,7 @@ class HandedOver:
             ready_s = max(self._ttft_s, float(self._begins_s[decode]))
             wait_s, pace_s = self._outlook.view.place(decode, ready_s)
             held_s = min(wait_s, self._may_hold_s())
-            between_s = float(self._handover_s[decode] + self._line_s[decode]) + wait_s - held_s
+            between_s = float(self._handoff_s[decode] + self._line_s[decode]) + wait_s - held_s
             tpot_s = pace_s + between_s / self._outlook.num_gaps
             return Times(self._ttft_s + held_s, tpot_s, wait_s, held_s)
         return Times(self._ttft_s, tpot_s)
@@ -47,5 +47,5 @@ class HandedOver:
 
     def idle_tpot_s(self, decode: int) -> float:
         """Return the TPOT at a decode node with nothing else to do, including the handoff."""
-        between_s = float(self._handover_s[decode])
+        between_s = float(self._handoff_s[decode])
         return self._outlook.alone_s(decode) + between_s / self._outlook.num_gaps

@@ -1,4 +1,4 @@
-"""`pdserve bench handover`: starts a cluster, and measures what handing a request over costs."""
+"""`pdserve bench handoff`: starts a cluster, and measures what handing a request off costs."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ import asyncio
 
 from rich.table import Table
 
-from pdserve.bench.handover import HandoverLoad, HandoverReport, measure_handover
-from pdserve.cli.bench_config import HandoverConfig
+from pdserve.bench.handoff import HandoffLoad, HandoffReport, measure_handoff
+from pdserve.cli.bench_config import HandoffBenchConfig
 from pdserve.cli.bench_output import print_json, print_tables
 from pdserve.cli.cluster_config import ClusterConfig
 from pdserve.cli.exit_codes import OK
 from pdserve.cli.supervisor import Cluster
 
 
-def run(config: HandoverConfig) -> int:
+def run(config: HandoffBenchConfig) -> int:
     """Measure and print; the exit code.
 
     Raises:
         PdserveError: the cluster failed, or the settings contradict each other.
     """
-    load = HandoverLoad(
-        config.concurrency, config.rounds, config.prompt_range, config.output_tokens
-    )
+    load = HandoffLoad(config.concurrency, config.rounds, config.prompt_range, config.output_tokens)
     report = asyncio.run(_measure(config, load))
     if config.json:
         print_json(report)
@@ -31,17 +29,17 @@ def run(config: HandoverConfig) -> int:
     return OK
 
 
-async def _measure(config: HandoverConfig, load: HandoverLoad) -> HandoverReport:
+async def _measure(config: HandoffBenchConfig, load: HandoffLoad) -> HandoffReport:
     cluster = ClusterConfig(
         port=0, transports=config.transports, checkpoint=config.checkpoint, engine=config.engine
     )
     async with Cluster(cluster) as running:
         model = (await running.status()).model
         address = running.url.removeprefix("http://")
-        return await measure_handover(running.url, model, address, load, config.deadline_s)
+        return await measure_handoff(running.url, model, address, load, config.deadline_s)
 
 
-def _table(report: HandoverReport) -> Table:
+def _table(report: HandoffReport) -> Table:
     shortest, longest = report.prompt_tokens
     table = Table(
         title=f"end of prefill to first decode step: {report.requests} requests, "

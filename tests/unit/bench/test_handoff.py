@@ -1,4 +1,4 @@
-"""The handover benchmark against a server that only pretends to serve."""
+"""The handoff benchmark against a server that only pretends to serve."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 import pytest
 from aiohttp import web
 
-from pdserve.bench.handover import PARTS, HandoverLoad, make_report, measure_handover
+from pdserve.bench.handoff import PARTS, HandoffLoad, make_report, measure_handoff
 from pdserve.bench.scrape import parse
-from pdserve.cli.bench_config import HandoverConfig
+from pdserve.cli.bench_config import HandoffBenchConfig
 from pdserve.cli.main import main
 from pdserve.errors import ClusterError, ConfigError
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import PhaseTimes
 from tests.unit.bench.serving import serving
 
-LOAD = HandoverLoad(concurrency=4, rounds=2, prompt_tokens=(8, 16), output_tokens=3)
+LOAD = HandoffLoad(concurrency=4, rounds=2, prompt_tokens=(8, 16), output_tokens=3)
 TIMES = PhaseTimes(
-    handover_s=0.010, handover_copy_s=0.002, handover_room_s=0.001, handover_step_s=0.004
+    handoff_s=0.010, handoff_copy_s=0.002, handoff_room_s=0.001, handoff_step_s=0.004
 )
 
 
@@ -29,13 +29,13 @@ class Server:
 
     status: int = 200
     last: str = "data: [DONE]"
-    was_handed_over: bool = True
+    was_handed_off: bool = True
     metrics: CoordinatorMetrics = field(default_factory=CoordinatorMetrics)
     bodies: list[dict[str, object]] = field(default_factory=list)
 
     async def complete(self, request: web.Request) -> web.Response:
         self.bodies.append(await request.json())
-        self.metrics.observe_decode_leg(TIMES, was_handed_over=self.was_handed_over)
+        self.metrics.observe_decode_leg(TIMES, was_handed_off=self.was_handed_off)
         return web.Response(status=self.status, text=f"data: {{}}\n\n{self.last}\n\n")
 
     async def expose(self, request: web.Request) -> web.Response:
@@ -48,7 +48,7 @@ class Server:
 async def test_every_request_but_the_first_round_is_counted() -> None:
     server = Server()
     async with server.running() as address:
-        report = await measure_handover(f"http://{address}", "m", address, LOAD, 20)
+        report = await measure_handoff(f"http://{address}", "m", address, LOAD, 20)
     assert (report.requests, report.concurrency, report.prompt_tokens) == (8, 4, [8, 16])
     assert len(server.bodies) == 12
     means = {row.part: row.mean_ms for row in report.rows}
@@ -69,7 +69,7 @@ async def test_every_request_but_the_first_round_is_counted() -> None:
 async def test_requests_are_of_the_wanted_size_and_share_no_prefix() -> None:
     server = Server()
     async with server.running() as address:
-        await measure_handover(f"http://{address}", "m", address, LOAD, 20)
+        await measure_handoff(f"http://{address}", "m", address, LOAD, 20)
     for body in server.bodies:
         assert (body["model"], body["max_tokens"], body["stream"]) == ("m", 3, True)
     counted = [body["prompt"] for body in server.bodies]
@@ -80,19 +80,19 @@ async def test_requests_are_of_the_wanted_size_and_share_no_prefix() -> None:
 async def test_a_refused_stream_is_told() -> None:
     async with Server(status=503).running() as address:
         with pytest.raises(ClusterError, match="a stream broke: 503"):
-            await measure_handover(f"http://{address}", "m", address, LOAD, 20)
+            await measure_handoff(f"http://{address}", "m", address, LOAD, 20)
 
 
 async def test_a_stream_that_breaks_after_its_first_byte_is_told() -> None:
     async with Server(last='data: {"error": "node_lost"}').running() as address:
         with pytest.raises(ClusterError, match="node_lost"):
-            await measure_handover(f"http://{address}", "m", address, LOAD, 20)
+            await measure_handoff(f"http://{address}", "m", address, LOAD, 20)
 
 
-async def test_a_cluster_without_handovers_is_told() -> None:
-    async with Server(was_handed_over=False).running() as address:
-        with pytest.raises(ClusterError, match="no request was handed over"):
-            await measure_handover(f"http://{address}", "m", address, LOAD, 20)
+async def test_a_cluster_without_handoffs_is_told() -> None:
+    async with Server(was_handed_off=False).running() as address:
+        with pytest.raises(ClusterError, match="no request was handed off"):
+            await measure_handoff(f"http://{address}", "m", address, LOAD, 20)
 
 
 def test_the_parts_are_metrics_of_the_coordinator() -> None:
@@ -103,18 +103,18 @@ def test_the_parts_are_metrics_of_the_coordinator() -> None:
 
 
 def test_rounds_are_whole_ones() -> None:
-    assert HandoverConfig(concurrency=16, requests=100).rounds == 7
-    assert HandoverConfig(prompt_tokens=[5, 5]).prompt_range == (5, 5)
+    assert HandoffBenchConfig(concurrency=16, requests=100).rounds == 7
+    assert HandoffBenchConfig(prompt_tokens=[5, 5]).prompt_range == (5, 5)
 
 
 @pytest.mark.parametrize("tokens", [[5], [6, 5], [1, 2, 3]])
 def test_a_range_is_two_numbers(tokens: list[int]) -> None:
     with pytest.raises(ConfigError, match="give the shortest and the longest"):
-        _ = HandoverConfig(prompt_tokens=tokens).prompt_range
+        _ = HandoffBenchConfig(prompt_tokens=tokens).prompt_range
 
 
 def test_the_users_fault_is_told_before_anything_starts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["bench", "handover", "--prompt-tokens=9,8"]) == 2
+    assert main(["bench", "handoff", "--prompt-tokens=9,8"]) == 2
     assert "--prompt-tokens 9,8" in capsys.readouterr().err

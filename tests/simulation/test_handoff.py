@@ -1,4 +1,4 @@
-"""Handovers: back-pressure, prefixes on both sides, and no lost blocks (`Cluster.run`)."""
+"""Handoffs: back-pressure, prefixes on both sides, and no lost blocks (`Cluster.run`)."""
 
 from dataclasses import replace
 

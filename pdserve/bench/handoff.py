@@ -1,4 +1,4 @@
-"""The latency of handing a request over from a prefill node to a decode node.
+"""The latency of handing a request off from a prefill node to a decode node.
 
 Rounds of concurrent streams are sent to a running cluster. The coordinator's histograms, read
 before and after, show how long each request took from the end of its prefill to its first decode
@@ -20,17 +20,17 @@ from pdserve.errors import ClusterError
 # Part |-> histogram of the coordinator. For each request, the first three add up to the total less
 # the copy; so do their means, but not their percentiles.
 PARTS = {
-    "waiting for room": "pdserve_request_handover_room_seconds",
-    "waiting for the next step": "pdserve_request_handover_step_seconds",
-    "messages": "pdserve_request_handover_message_seconds",
-    "raw copy": "pdserve_request_handover_copy_seconds",
-    "all less the copy": "pdserve_request_handover_overhead_seconds",
-    "all": "pdserve_request_handover_seconds",
+    "waiting for room": "pdserve_request_handoff_room_seconds",
+    "waiting for the next step": "pdserve_request_handoff_step_seconds",
+    "messages": "pdserve_request_handoff_message_seconds",
+    "raw copy": "pdserve_request_handoff_copy_seconds",
+    "all less the copy": "pdserve_request_handoff_overhead_seconds",
+    "all": "pdserve_request_handoff_seconds",
 }
 
 
-class HandoverRow(msgspec.Struct, frozen=True):
-    """One part of the handover, over all requests. Milliseconds."""
+class HandoffRow(msgspec.Struct, frozen=True):
+    """One part of the handoff, over all requests. Milliseconds."""
 
     part: str
     mean_ms: float
@@ -39,16 +39,16 @@ class HandoverRow(msgspec.Struct, frozen=True):
     p99_ms: float
 
 
-class HandoverReport(msgspec.Struct, frozen=True):
+class HandoffReport(msgspec.Struct, frozen=True):
     """The results of one run."""
 
-    requests: int  # handed-over requests
+    requests: int  # handed-off requests
     concurrency: int
     prompt_tokens: list[int]  # shortest, longest
-    rows: list[HandoverRow]
+    rows: list[HandoffRow]
 
 
-class HandoverLoad(msgspec.Struct, frozen=True):
+class HandoffLoad(msgspec.Struct, frozen=True):
     """The load to send."""
 
     concurrency: int
@@ -71,14 +71,14 @@ class HandoverLoad(msgspec.Struct, frozen=True):
         ]
 
 
-async def measure_handover(
-    url: str, model: str, metrics_address: str, load: HandoverLoad, deadline_s: float
-) -> HandoverReport:
+async def measure_handoff(
+    url: str, model: str, metrics_address: str, load: HandoffLoad, deadline_s: float
+) -> HandoffReport:
     """Send the load, after one round that is not counted, and read the histograms.
 
     Raises:
         ClusterError: a stream broke, a round was not done within `deadline_s`, or nothing was
-            handed over.
+            handed off.
     """
     warm_up, *rounds = load.prompts()
     async with open_client(url, model) as client:
@@ -89,22 +89,22 @@ async def measure_handover(
         return make_report(before, await scrape(metrics_address), load)
 
 
-def make_report(before: Samples, after: Samples, load: HandoverLoad) -> HandoverReport:
+def make_report(before: Samples, after: Samples, load: HandoffLoad) -> HandoffReport:
     """Compute the rows from two readings of the coordinator's metrics.
 
     Raises:
-        ClusterError: nothing was handed over between them.
+        ClusterError: nothing was handed off between them.
     """
     seen = {part: between(before, after, name) for part, name in PARTS.items()}
     count = int(seen["all"].count)
     if count == 0:
-        raise ClusterError("no request was handed over: the cluster has no prefill node")
+        raise ClusterError("no request was handed off: the cluster has no prefill node")
     rows = [_row(part, delta) for part, delta in seen.items()]
-    return HandoverReport(count, load.concurrency, list(load.prompt_tokens), rows)
+    return HandoffReport(count, load.concurrency, list(load.prompt_tokens), rows)
 
 
-def _row(part: str, delta: HistogramDelta) -> HandoverRow:
-    return HandoverRow(
+def _row(part: str, delta: HistogramDelta) -> HandoffRow:
+    return HandoffRow(
         part=part,
         mean_ms=delta.mean * 1e3,
         p50_ms=delta.quantile(0.5) * 1e3,
