@@ -18,8 +18,10 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
+from decode_node.announced_pulls import AnnouncedPulls
 from decode_node.intake import Intake
 from decode_node.policies import make_decode_policy
+from decode_node.room import RoomQueue
 from kv_transfer.host import host_id
 from pdserve.engine.request import Request
 from pdserve.errors import PdserveError, RequestEnded
@@ -37,33 +39,32 @@ class DecodeNode:
         config = parts.config
         self.policy = make_decode_policy(config.policy, config.engine, parts.perf, parts.clock)
         self._parts = parts
-        self._intake = intake = Intake(
+        self._room = RoomQueue(parts.engine, self.policy)
+        pulls = AnnouncedPulls(parts.puller, parts.clock, config.timeouts, host_id())
+        self._intake = Intake(
             parts.engine,
-            self.policy,
+            self._room,
             parts.prefixes.fetcher,
             parts.sessions,
-            parts.puller,
-            parts.clock,
-            config.timeouts,
-            host_id(),
+            pulls,
             parts.metrics,
         )
         parts.metrics.watch(
             "room_waiting_requests",
             "Requests whose KV waits elsewhere for room here",
-            lambda: intake.num_waiting,
+            lambda: self.num_waiting,
         )
         parts.metrics.count(
             "ticket_renewals",
             "Requests for which tickets had become old",
-            lambda: intake.num_renewals,
+            lambda: pulls.num_renewals,
         )
         self._intakes: dict[str, asyncio.Task[None]] = {}  # request_id |-> its intake
 
     @property
     def num_waiting(self) -> int:
         """Requests whose KV waits on a prefill node for room here."""
-        return self._intake.num_waiting
+        return len(self._room)
 
     # ---- what coordinators ask for -------------------------------------------------------------
 
@@ -82,7 +83,7 @@ class DecodeNode:
         intake = self._intakes.get(request_id)
         if intake is not None:
             intake.cancel(reason)
-        self._intake.offer_room()  # without blocks it frees none, but it may have blocked others
+        self._room.offer()  # without blocks it frees none, but it may have blocked others
 
     # ---- what the engine reports ---------------------------------------------------------------
 
@@ -106,11 +107,11 @@ class DecodeNode:
 
     def step_done(self, sampled: Sequence[Sampled]) -> None:
         """Check for room, since finished requests may have freed some."""
-        self._intake.offer_room()
+        self._room.offer()
 
     def requests_failed(self, requests: Sequence[Request], error: PdserveError) -> None:
         """Check for room for the requests that waited behind the failed ones."""
-        self._intake.offer_room()  # requests without blocks free none, but may have blocked others
+        self._room.offer()  # requests without blocks free none, but may have blocked others
 
     async def close(self) -> None:
         """Cancel every intake."""

@@ -32,7 +32,7 @@ class Bench(Batch):
         self.policy = decode_policy(64, max_batch_size, name, self.perf, self.clock)
         self.engine = Engine(Queues(self.pool, self.clock), self.policy, frozenset())
         self.queues = self.engine.queues
-        self.room = RoomQueue(self.engine, self.policy, self.clock)
+        self.room = RoomQueue(self.engine, self.policy)
         self.tasks: dict[Request, asyncio.Task[Room]] = {}
         self.subscriptions: dict[Request, Subscription] = {}
 

@@ -134,10 +134,10 @@ async def test_a_cancelled_prompt_gives_its_turn_to_who_waits_behind_it(bench: B
     record = HandoffRecord(request_id="handed off", num_tokens=3, token_ids=[4])
     bench.exporter.say(record)  # with nothing to pull, for the sake of the test
     await turn()
-    assert bench.decode._intake.num_waiting == 1, "nobody goes past a prompt that waits"
+    assert bench.decode.num_waiting == 1, "nobody goes past a prompt that waits"
     bench.node.cancel_leg("local", "cancelled")
     await turn()
-    assert bench.decode._intake.num_waiting == 0
+    assert bench.decode.num_waiting == 0
 
 
 async def test_so_does_one_whose_deadline_has_passed(bench: Bench) -> None:
@@ -148,7 +148,7 @@ async def test_so_does_one_whose_deadline_has_passed(bench: Bench) -> None:
     late = bench.node.engine.drop_expired(bench.clock.now() + 2.0)
     bench.node.requests_failed(late, DeadlineExceeded("too late"))
     await turn()
-    assert bench.decode._intake.num_waiting == 0
+    assert bench.decode.num_waiting == 0
     assert "local" not in bench.legs
 
 
