@@ -44,7 +44,7 @@ class Dispatcher:
     def dispatch(self, running: RunningRequest, placement: Placement, slo: Slo) -> None:
         """Send the legs of a request; its nodes have to keep the promise `slo`.
 
-        Its siblings are sent with it if the prompt is handed over after its prefill. Otherwise they
+        Its siblings are sent with it if the prompt is handed off after its prefill. Otherwise they
         start when token 1 arrives (`follow`).
         """
         request = running.request
