@@ -161,8 +161,8 @@ class Call:
         limit = self._context.generator.max_inflight
         if num_answers > limit:
             raise InvalidRequest(
-                f"the request asks for {num_answers} answers, but at most {limit} are generated "
-                "at a time",
+                f"the request asks for {num_answers} answers, but this server generates at most "
+                f"{limit} at the same time",
                 "n" if self._plan.num_per_prompt > 1 else "prompt",
             )
 

@@ -36,6 +36,7 @@ class PartsPlan:
     make_id: Callable[[], str]  # makes the id of a tool call
     kept_ids: frozenset[int]  # special tokens that mark tool calls
     thinking: Thinking | None  # reasoning that may precede structured output
+    shows_reasoning: bool  # apart from the content
     shows_function_call: bool = False  # not tool calls: the request used the deprecated parameters
 
 
@@ -48,7 +49,7 @@ def with_allowed_tools(body: ChatRequest) -> ChatRequest:
     tools = [tool for tool in body.tools or [] if tool.function.name in names]
     if unknown := names.difference(tool.function.name for tool in tools):
         raise InvalidRequest(
-            f"'tool_choice' allows {min(unknown)!r}, which is none of the tools", "tool_choice"
+            f"'tool_choice' allows {min(unknown)!r}, which is not one of 'tools'", "tool_choice"
         )
     return structs.replace(body, tools=tools, tool_choice=allowed.mode)
 
@@ -58,15 +59,16 @@ def check_tools(body: ChatRequest, tokenizer: Tokenizer, options: PartsOptions) 
     template = tokenizer.chat_template
     if _must_call(body) and not body.tools:
         raise InvalidRequest(
-            f"'tool_choice' is {_choice(body)}, but there are no tools", "tool_choice"
+            f"'tool_choice' is {_choice(body)}, but the request has no 'tools'", "tool_choice"
         )
     if not body.tools or body.tool_choice == "none" or template is None:
         return
     if "tools" not in template.source:
-        raise InvalidRequest("this model's chat template knows of no tools", "tools")
+        raise InvalidRequest("this model's chat template does not support tools", "tools")
     if options.tool_format is None:
         raise InvalidRequest(
-            "it is not known how this model writes tool calls; the server takes --tool-format",
+            "the server does not recognise the form in which this model writes tool calls; whoever "
+            "runs it can name the form with --tool-format",
             "tools",
         )
 
@@ -82,9 +84,10 @@ def plan_parts(
 
     is_apart = options.splits_reasoning and body.separate_reasoning is not False
     is_shown = body.include_reasoning is not False
+    is_streamed = body.stream_reasoning is not False
 
     def make() -> AnswerParts:
-        reasoning = Reasoning(has_begun=has_begun, is_shown=is_shown) if is_apart else None
+        reasoning = Reasoning(has_begun, is_shown, is_streamed) if is_apart else None
         tools = tool_format.parser() if tool_format is not None else None
         return AnswerParts(reasoning, tools, max_calls, must_call)
 
@@ -99,6 +102,7 @@ def plan_parts(
         _mistral_id if is_mistral else _id,
         frozenset(i for i in kept if i is not None),
         thinking,
+        shows_reasoning=is_apart and is_shown,
         shows_function_call=bool(body.functions),
     )
 
@@ -121,7 +125,7 @@ def call_grammar(
     ]
     if not tools:
         raise InvalidRequest(
-            f"'tool_choice' names {_choice(body)}, which is none of the tools", "tool_choice"
+            f"'tool_choice' names {_choice(body)}, which is not one of 'tools'", "tool_choice"
         )
     is_single = body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool)
     return CallGrammar(tool_format, tools, is_single, tokenizer.special_id), must_call

@@ -55,7 +55,7 @@ class ApiContext:
         """Check that `name` is a name of the served model. Raises ModelNotFound."""
         if name not in self.model_names:
             raise ModelNotFound(
-                f"there is no model {name[:128]!r} here; there is {', '.join(self.model_names)}",
+                f"there is no model {name[:128]!r}; this server has {', '.join(self.model_names)}",
                 "model",
             )
 
@@ -66,7 +66,7 @@ class ApiContext:
         """
         max_model_len = self.generator.max_model_len
         if max_model_len is None:
-            raise NoNodeAvailable("no node has attached yet")
+            raise NoNodeAvailable("no node has attached yet; try again later")
         return max_model_len
 
 

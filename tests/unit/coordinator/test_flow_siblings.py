@@ -152,7 +152,7 @@ async def test_who_decodes_on_a_lost_node_is_lost(nodes: Nodes) -> None:
 async def test_more_than_may_ever_be_in_flight_are_refused() -> None:
     nodes = Nodes(max_inflight=2)
     nodes.join("p", PREFILL), nodes.join("d", DECODE)
-    with pytest.raises(Overloaded, match="this one adds 3"):
+    with pytest.raises(Overloaded, match="this call adds 3"):
         start(nodes)
     assert nodes.flow.num_inflight == 0
 
