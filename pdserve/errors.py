@@ -123,7 +123,7 @@ class UnusableLogits(RequestsFailed):
 
 
 class NoTokenLeft(RequestsFailed):
-    """Grammar, `min_tokens`, biases and penalties together leave no token that can be chosen."""
+    """The request's parameters and its grammar together leave no token that can be chosen."""
 
     code = "no_token_left"
 

@@ -26,7 +26,7 @@ from coordinator.api.functions import with_functions_as_tools
 from coordinator.api.generations import answers_like, generation
 from coordinator.api.limits import check_num_chars, check_scores, output_limit, truncated
 from coordinator.api.logprobs import TokenNames
-from coordinator.api.messages import conversation
+from coordinator.api.messages import conversation, echoed_text
 from coordinator.api.requests import ChatRequest
 from coordinator.api.sampling import sampling_params, text_options
 from coordinator.api.structured import answer_grammar, wanted_output
@@ -59,6 +59,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
             prompts,
             shows_logprobs=bool(body.logprobs),
             usage_shown=usage,
+            echoed=echoed_text(body),
         )
 
     plan = await plan_chat(body, context, terms, f"chatcmpl-{trace.unique}", make_format)

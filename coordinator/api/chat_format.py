@@ -54,22 +54,26 @@ class ChatFormat:
         *,
         shows_logprobs: bool,
         usage_shown: UsageShown,
+        echoed: str = "",
     ) -> None:
+        """`echoed`: text of the conversation that every answer begins with."""
         self._head = head
         self._names = names
         self._plan = plan
         self._prompts = prompts
+        self._echoed = echoed
         self._calls = CallsShown(plan)
         self._shows_logprobs = shows_logprobs
         self._is_text_all = not (shows_logprobs or prompts.tells_ids)  # chunks have only text
         self._shows_usage = usage_shown is not UsageShown.NOWHERE
         self._null_usage: UnsetType | None = None if self._shows_usage else UNSET
+        # Where reasoning may come, clients read this field of everything.
+        self._no_reasoning: UnsetType | None = None if plan.shows_reasoning else UNSET
         self._told: dict[int, _Told] = {}  # choice index |-> state
 
     def opening(self, index: int, usage: responses.Usage | None) -> Sequence[bytes]:
-        """Return a chunk with the role and empty content."""
-        delta = responses.ChatDelta(role="assistant", content="")
-        choice = responses.ChatChunkChoice(index, delta)
+        """Return a chunk with the role, and with the echoed content or none."""
+        choice = responses.ChatChunkChoice(index, self._delta(self._echoed, role="assistant"))
         return [self._chunk([choice], usage, prompt_ids=self._prompts.ids(index))]
 
     def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
@@ -82,12 +86,9 @@ class ChatFormat:
                 return []
             if usage is None and parts.is_content_only and self._is_text_all:
                 return [told.text_chunk.filled(parts.content)]
-        shown = responses.ChatDelta(
-            content=parts.content or UNSET,
-            reasoning_content=parts.reasoning or UNSET,
-        )
+        shown = self._delta(parts.content or UNSET, parts.reasoning)
         self._calls.add_to_delta(shown, parts.calls)
-        logprobs = self._logprobs(told)
+        logprobs = self._logprobs(told) if told.unshown else None
         choice = responses.ChatChunkChoice(delta.index, shown, logprobs, finish_reason)
         choice.token_ids = self._ids(told)
         if finish_reason is not None:
@@ -127,14 +128,22 @@ class ChatFormat:
         return told
 
     def _text_chunk(self, index: int, text: str) -> bytes:
-        return self._chunk([responses.ChatChunkChoice(index, responses.ChatDelta(content=text))])
+        return self._chunk([responses.ChatChunkChoice(index, self._delta(text))])
+
+    def _delta(
+        self, content: str | UnsetType, reasoning: str = "", role: str | UnsetType = UNSET
+    ) -> responses.ChatDelta:
+        return responses.ChatDelta(
+            role=role, content=content, reasoning_content=reasoning or self._no_reasoning
+        )
 
     def _choice(self, delta: ChoiceDelta) -> responses.ChatChoice:
         told = self._told_of(delta.index)
         parts = told.take_in(delta)
+        content = self._echoed + parts.content
         message = responses.AssistantMessage(
-            content=parts.content if parts.content or not parts.calls else None,
-            reasoning_content=parts.reasoning or UNSET,
+            content=content if content or not parts.calls else None,
+            reasoning_content=parts.reasoning or self._no_reasoning,
         )
         self._calls.add_to_message(message, parts.calls)
         finish_reason = told.finish_reason(delta, self._calls.finish_reason) or ""

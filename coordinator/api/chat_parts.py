@@ -36,6 +36,7 @@ class PartsPlan:
     make_id: Callable[[], str]  # makes the id of a tool call
     kept_ids: frozenset[int]  # special tokens that mark tool calls
     thinking: Thinking | None  # reasoning that may precede structured output
+    shows_reasoning: bool  # apart from the content
     shows_function_call: bool = False  # not tool calls: the request used the deprecated parameters
 
 
@@ -83,9 +84,10 @@ def plan_parts(
 
     is_apart = options.splits_reasoning and body.separate_reasoning is not False
     is_shown = body.include_reasoning is not False
+    is_streamed = body.stream_reasoning is not False
 
     def make() -> AnswerParts:
-        reasoning = Reasoning(has_begun=has_begun, is_shown=is_shown) if is_apart else None
+        reasoning = Reasoning(has_begun, is_shown, is_streamed) if is_apart else None
         tools = tool_format.parser() if tool_format is not None else None
         return AnswerParts(reasoning, tools, max_calls, must_call)
 
@@ -100,6 +102,7 @@ def plan_parts(
         _mistral_id if is_mistral else _id,
         frozenset(i for i in kept if i is not None),
         thinking,
+        shows_reasoning=is_apart and is_shown,
         shows_function_call=bool(body.functions),
     )
 

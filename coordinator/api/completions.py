@@ -72,7 +72,7 @@ async def _plan(
                 num_top=body.prompt_logprobs,
                 tells_ids=bool(body.return_token_ids),
             ),
-            num_logprobs=body.logprobs,
+            num_logprobs=_num_listed(body),
             usage_shown=usage,
         ),
         is_streaming=bool(body.stream),
@@ -87,11 +87,23 @@ def _check_prompt_options(body: CompletionRequest) -> None:
         raise InvalidRequest(
             "'max_tokens' can be 0 only with 'echo' or 'prompt_logprobs'", "max_tokens"
         )
+    if body.logprob_token_ids and body.echo:
+        raise InvalidRequest(
+            "'logprob_token_ids' are listed for tokens of the answer, not for an echoed prompt: "
+            "leave out 'echo'",
+            "logprob_token_ids",
+        )
     if body.prompt_logprobs is not None and body.stream:
         raise InvalidRequest(
             "'prompt_logprobs' cannot be combined with 'stream'; 'echo' with 'logprobs' can",
             "prompt_logprobs",
         )
+
+
+def _num_listed(body: CompletionRequest) -> int | None:
+    """Return how many log-probabilities are shown per token of the answer; None: none."""
+    listed = body.logprob_token_ids
+    return 1 + len(listed) if listed else body.logprobs
 
 
 def _num_generated(body: CompletionRequest, num_prompts: int) -> int:

@@ -14,6 +14,7 @@ from coordinator.api.config import ApiConfig
 from coordinator.api.formats import AnswerFormat
 from coordinator.api.in_flight import InFlight
 from coordinator.api.observer import Observer, RequestSummary
+from coordinator.api.pace import Pace
 from coordinator.api.responses_api.store import ResponseStore
 from coordinator.api.sse import SseStream
 from coordinator.embedding_model import EmbeddingModel
@@ -44,6 +45,7 @@ class ApiContext:
     parts: PartsOptions
     grammars: GrammarChecker
     clock: Clock
+    pace: Pace
     stored: ResponseStore
     embedding_model: EmbeddingModel
     tokenizing: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, 1))

@@ -13,7 +13,11 @@ TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Count = Annotated[int, Meta(ge=1, lt=2**31)]
 Priority = Annotated[int, Meta(ge=-(2**30), le=2**30)]  # lower values go first, as in vLLM
 MAX_CHOICES = 128  # per prompt
-NumLogprobs = Annotated[int, Meta(ge=0, le=20)]
+MAX_LOGPROBS = 20  # listed per token
+NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+MAX_ALLOWED_IDS = 16384
+MAX_BAD_WORDS = 128  # all are looked for at every token
+BadWord = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
 class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -88,6 +92,11 @@ class GenerationFields(CallFields, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
+    allowed_token_ids: (
+        Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED_IDS)] | None
+    ) = None
+    bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
+    logprob_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_LOGPROBS)] | None = None
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = None  # SGLang's name for include_stop_str_in_output
     skip_special_tokens: bool | None = None

@@ -41,6 +41,15 @@ def conversation(request: ChatRequest) -> Conversation:
     )
 
 
+def echoed_text(request: ChatRequest) -> str:
+    """Return what the answer begins with: with `echo`, the message of its own that it continues."""
+    position = len(request.messages) - 1
+    last = request.messages[position]
+    if not (request.echo and request.continue_final_message and last.role == "assistant"):
+        return ""
+    return _text(last, f"messages[{position}]", may_be_empty=True)
+
+
 def _hints(request: ChatRequest) -> dict[str, Any]:
     """Return template variables for reasoning effort and verbosity; not all templates use them."""
     hints: dict[str, Any] = {}

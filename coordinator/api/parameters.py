@@ -35,10 +35,8 @@ IGNORED = frozenset(
 
 # Known but not supported: accepted only with these values (or null).
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "allowed_token_ids": (),
     "audio": (),
     "background": (False,),
-    "bad_words": ([],),
     "best_of": (1,),  # in chat requests
     "chat_template": (),
     "chat_template_kwargs": ({},),  # in completion requests
@@ -46,12 +44,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "conversation": (),
     "custom_logit_processor": (),
     "ec_transfer_params": (),
-    "echo": (False,),
     "extra_key": (),
     "input_ids": (),
     "kv_transfer_params": (),
     "length_penalty": (1.0, 1),
-    "logprob_token_ids": ([],),
     "logits_processors": ([],),
     "lora_path": (),
     "media_io_kwargs": ({},),

@@ -113,6 +113,8 @@ class ChatRequest(GenerationFields, kw_only=True):
     verbosity: Literal["low", "medium", "high"] | None = None
     include_reasoning: bool | None = None  # False: reasoning is not returned, as in vLLM
     separate_reasoning: bool | None = None  # False: reasoning stays in the content, as in SGLang
+    stream_reasoning: bool | None = None  # False: reasoning comes in one piece, as in SGLang
+    echo: bool | None = None  # the answer begins with the message that it continues, as in vLLM
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedToolChoice | None = None
     parallel_tool_calls: bool | None = None

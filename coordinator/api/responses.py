@@ -76,7 +76,7 @@ class AssistantMessage(Struct, kw_only=True):
 
     role: str = "assistant"
     content: str | None
-    reasoning_content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType | None = UNSET  # null: none, where it would be shown apart
     tool_calls: list[MadeCall] | UnsetType = UNSET
     function_call: FunctionCall | UnsetType = UNSET
     refusal: None = None
@@ -112,7 +112,7 @@ class ChatDelta(Struct):
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType | None = UNSET
     tool_calls: list[MadeCall] | UnsetType = UNSET
     function_call: FunctionCall | UnsetType = UNSET
 

@@ -9,7 +9,7 @@ from coordinator.api.fields import GenerationFields
 from coordinator.api.limits import check_token_ids
 from coordinator.text import Tokenizer
 from pdserve.errors import InvalidRequest
-from pdserve.protocol import SamplingParams
+from pdserve.protocol import BadWord, SamplingParams
 
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
@@ -77,8 +77,8 @@ def sampling_params(
             "min_tokens",
         )
     seed = secrets.randbits(_SEED_BITS) if fields.seed is None else fields.seed
-    stop_ids = fields.stop_token_ids or []
-    check_token_ids(stop_ids, tokenizer, "stop_token_ids")
+    if fields.logprob_token_ids and logprobs is None:
+        raise InvalidRequest("'logprob_token_ids' needs 'logprobs'", "logprob_token_ids")
     return SamplingParams(
         temperature=_or(fields.temperature, 1.0),
         top_k=min(max(fields.top_k or 0, 0), tokenizer.num_ids),
@@ -88,12 +88,15 @@ def sampling_params(
         frequency_penalty=_or(fields.frequency_penalty, 0.0),
         repetition_penalty=_or(fields.repetition_penalty, 1.0),
         logit_bias=_logit_bias(fields.logit_bias or {}, tokenizer),
+        allowed_token_ids=_ids(fields, "allowed_token_ids", tokenizer),
+        bad_words=_bad_words(fields.bad_words or [], tokenizer),
         seed=seed % 2**_SEED_BITS,
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         ignore_eos=bool(fields.ignore_eos),
-        stop_token_ids=list(dict.fromkeys(stop_ids)),
+        stop_token_ids=_ids(fields, "stop_token_ids", tokenizer),
         logprobs=logprobs,
+        logprob_token_ids=_ids(fields, "logprob_token_ids", tokenizer),
         grammar=grammar,
     )
 
@@ -106,6 +109,20 @@ def _check_ends(fields: GenerationFields, grammar: str) -> None:
     for param, is_set in (("min_tokens", fields.min_tokens), ("ignore_eos", fields.ignore_eos)):
         if grammar and is_set:
             raise InvalidRequest(f"{param!r} cannot be combined with structured output", param)
+
+
+def _ids(fields: GenerationFields, param: str, tokenizer: Tokenizer) -> list[int]:
+    """Return the token ids of a parameter, each once. Raises InvalidRequest."""
+    token_ids: list[int] = getattr(fields, param) or []
+    check_token_ids(token_ids, tokenizer, param)
+    return list(dict.fromkeys(token_ids))
+
+
+def _bad_words(words: list[str], tokenizer: Tokenizer) -> list[BadWord]:
+    """Return how each word is tokenised at the beginning of a text, and after a space."""
+    texts = dict.fromkeys(space + word.lstrip() for word in words for space in ("", " "))
+    encoded = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    return [BadWord(token_ids=token_ids) for token_ids in encoded if token_ids]
 
 
 def _logit_bias(bias: dict[str, float], tokenizer: Tokenizer) -> dict[int, float]:

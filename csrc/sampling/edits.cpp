@@ -1,4 +1,5 @@
-// Takes time by the tokens so far, not by the vocabulary, and remembers nothing between steps.
+// Takes time in proportion to the tokens so far, not to the vocabulary, and keeps no state between
+// steps.
 
 #include "edits.h"
 
@@ -43,7 +44,7 @@ void penalise_output(const Edits& edits, float* logits, int64_t vocab_size, int3
 }  // namespace
 
 void apply(const Edits& edits, float* logits, int64_t vocab_size, int32_t* counts) {
-    for_known(edits.endings, vocab_size,
+    for_known(edits.forbidden, vocab_size,
         [&](int64_t id) { logits[id] = -std::numeric_limits<float>::infinity(); });
     for (const Bias& bias : edits.biases) {
         const bool is_known = bias.token_id >= 0 && bias.token_id < vocab_size;

@@ -1,4 +1,4 @@
-// Changes to single logits of a row: endings held back, biases, penalties.
+// Changes to single logits of a row: forbidden tokens, biases, penalties.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ struct Bias {
 };
 
 struct Edits {
-    std::vector<int64_t> endings;  // impossible in this step
+    std::vector<int64_t> forbidden;  // cannot be chosen in this step
     std::vector<Bias> biases;  // no id twice
     std::vector<int64_t> prompt;  // empty where there is no repetition penalty
     std::vector<int64_t> output;
@@ -21,8 +21,8 @@ struct Edits {
     double presence_penalty;
 };
 
-// In this order: endings, biases, repetition penalty, the other penalties. Ids without a logit are
-// passed over. counts: [vocab_size] zeros, and zeros again afterwards.
+// Applied in this order: forbidden tokens, biases, repetition penalty, the other penalties. Ids
+// outside of the vocabulary are ignored. counts: [vocab_size] zeros, and zeros again afterwards.
 void apply(const Edits& edits, float* logits, int64_t vocab_size, int32_t* counts);
 
 }  // namespace pdserve::sampling

@@ -43,6 +43,7 @@ from pdserve.protocol.nodes import (
     Welcome,
 )
 from pdserve.protocol.requests import (
+    BadWord,
     FinishReason,
     SamplingParams,
     Slo,
@@ -64,6 +65,7 @@ from pdserve.protocol.session import (
 
 __all__ = [
     "Announcement",
+    "BadWord",
     "CancelLeg",
     "DecodeLeg",
     "DrainSeen",

@@ -15,6 +15,12 @@ class FinishReason(IntEnum):
     LENGTH = 2
 
 
+class BadWord(Message, frozen=True):
+    """One tokenisation of a text that must not appear in the output."""
+
+    token_ids: list[int]  # at least one
+
+
 class SamplingParams(Message, frozen=True):
     """How tokens are chosen. Sampling is a pure function of these, the logits and the history.
 
@@ -29,12 +35,15 @@ class SamplingParams(Message, frozen=True):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
+    allowed_token_ids: list[int] = []  # the only tokens that may be sampled; empty: all
+    bad_words: list[BadWord] = []
     seed: int = 0  # always set: the coordinator draws one if the client gives none
     max_tokens: int = 16  # 0: only the prompt is computed, nothing is sampled
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: list[int] = []
     logprobs: int | None = None  # None: none; n: of the chosen token and the n likeliest ones
+    logprob_token_ids: list[int] = []  # with `logprobs`: listed instead of the n likeliest ones
     grammar: str = ""  # that the output must match (pdserve/grammar); empty: none
     prompt_logprobs: int | None = None  # as `logprobs`, for the prompt's tokens
     pooling: Pooling | None = None  # for an embedding of the prompt, with max_tokens 0; None: none

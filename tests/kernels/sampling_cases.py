@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pdserve.engine.request import Request
+from pdserve.protocol import BadWord
 from tests.unit.engine_model.harness import make_request
 
 EOS = frozenset({2})
@@ -36,6 +37,10 @@ _changes = {
     "min_tokens": st.integers(0, 4),
     "ignore_eos": st.booleans(),
     "stop_token_ids": st.lists(st.integers(0, 20), max_size=3),
+    "bad_words": st.lists(
+        st.builds(BadWord, token_ids=st.lists(st.integers(0, 20), min_size=1, max_size=2)),
+        max_size=3,
+    ),
 }
 _choices = {
     "temperature": st.sampled_from([0.0, 1e-6, 1e-5, 0.01, 0.3, 0.7, 1.0, 1.5, 100.0, 1e30]),

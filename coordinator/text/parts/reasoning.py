@@ -14,12 +14,15 @@ class Reasoning:
     Args:
         has_begun: the prompt ends with the begin mark, so the answer begins inside reasoning.
         is_shown: whether reasoning is returned; otherwise it is dropped.
+        is_streamed: whether reasoning is returned as it comes; otherwise all of it at its end.
     """
 
-    def __init__(self, *, has_begun: bool, is_shown: bool = True) -> None:
+    def __init__(self, has_begun: bool, is_shown: bool = True, is_streamed: bool = True) -> None:
         self._is_inside = has_begun
         self._is_over = False
         self._is_shown = is_shown
+        self._is_streamed = is_streamed
+        self._kept = ""  # reasoning so far that is not streamed
         self._rest = ""
         self._skips_space = has_begun  # drop whitespace after a mark
 
@@ -39,8 +42,7 @@ class Reasoning:
         if self._is_over:
             parts.content = self._bare(self._rest)
             self._rest = ""
-        if not self._is_shown:
-            parts.reasoning = ""
+        parts.reasoning = self._shown(parts.reasoning, is_last=self._is_over)
         return parts
 
     def finish(self) -> Parts:
@@ -48,7 +50,17 @@ class Reasoning:
         rest, self._rest = self._rest, ""
         if not self._is_inside:
             return Parts(content=rest)
-        return Parts(reasoning=rest if self._is_shown else "")
+        return Parts(reasoning=self._shown(rest, is_last=True))
+
+    def _shown(self, reasoning: str, is_last: bool) -> str:
+        """Return the reasoning that can be returned now."""
+        if not self._is_shown:
+            return ""
+        self._kept += reasoning
+        if not (self._is_streamed or is_last):
+            return ""
+        shown, self._kept = self._kept, ""
+        return shown
 
     def _look_at_beginning(self) -> None:
         bare = self._rest.lstrip(_SPACE)

@@ -1,4 +1,4 @@
-"""Changes to individual logits: suppressed end tokens, biases, penalties.
+"""Changes to individual logits: forbidden tokens, biases, penalties.
 
 Each kind of change is gathered from all requests and then applied at once: a step has one small
 tensor operation per kind instead of one per request.
@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.request import Request
-from pdserve.engine.stopping import ending_token_ids
+from pdserve.engine.sampling.permitted import forbidden_ids
 
 
 def adjust_logits(
     logits: Tensor, requests: Sequence[Request], eos_token_ids: frozenset[int]
 ) -> Tensor:
-    """Apply `min_tokens`, `logit_bias` and the three penalties.
+    """Apply `min_tokens`, `bad_words`, `logit_bias` and the three penalties.
 
     Args:
         logits: [num_requests, vocab_size] float32; not modified.
@@ -32,17 +32,17 @@ def adjust_logits(
         [num_requests, vocab_size]; `logits` itself if no request changes anything.
     """
     vocab_size = logits.shape[1]
-    endings, biases = _Edits(vocab_size), _Edits(vocab_size)
+    forbidden, biases = _Edits(vocab_size), _Edits(vocab_size)
     repetition, output = _Edits(vocab_size), _Edits(vocab_size)
     for row, request in enumerate(requests):
-        _gather_endings(endings, row, request, eos_token_ids)
+        _gather_forbidden(forbidden, row, request, eos_token_ids)
         _gather_biases(biases, row, request)
         _gather_penalties(repetition, output, row, request)
-    if not (endings or biases or repetition or output):
+    if not (forbidden or biases or repetition or output):
         return logits
     adjusted = logits.clone()
-    if endings:
-        where, _ = endings.tensors(logits.device)
+    if forbidden:
+        where, _ = forbidden.tensors(logits.device)
         adjusted[where] = float("-inf")
     if biases:
         where, amounts = biases.tensors(logits.device)
@@ -88,12 +88,12 @@ class _Edits:
         return (rows, ids), values
 
 
-def _gather_endings(
-    endings: _Edits, row: int, request: Request, eos_token_ids: frozenset[int]
+def _gather_forbidden(
+    forbidden: _Edits, row: int, request: Request, eos_token_ids: frozenset[int]
 ) -> None:
-    if len(request.output_token_ids) < request.sampling.min_tokens:
-        ids = sorted(ending_token_ids(request, eos_token_ids))
-        endings.add(row, np.array(ids, dtype=np.int64), 0.0)
+    ids = forbidden_ids(request, eos_token_ids)
+    if ids:
+        forbidden.add(row, np.array(sorted(ids), dtype=np.int64), 0.0)
 
 
 def _gather_biases(biases: _Edits, row: int, request: Request) -> None:

@@ -10,6 +10,19 @@ from torch import Tensor
 from pdserve.protocol import TokenLogprobs
 
 
+def listed_logprobs(logits: Tensor, token_id: int, listed_ids: Sequence[int]) -> TokenLogprobs:
+    """Return the log-probabilities of the chosen token and of a list of others, without ranking.
+
+    Args:
+        logits: [vocab_size] float32, as computed by the model.
+        token_id: the chosen token; it is listed first.
+        listed_ids: ids without a logit are left out.
+    """
+    ids = [i for i in dict.fromkeys([token_id, *listed_ids]) if i < len(logits)]
+    values: list[float] = torch.log_softmax(logits, dim=-1)[ids].tolist()
+    return TokenLogprobs(chosen=values[0], top_ids=ids, top_logprobs=values)
+
+
 def token_logprobs(
     logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]
 ) -> list[TokenLogprobs]:

@@ -15,7 +15,8 @@ from pdserve import _native
 from pdserve.engine.grammar import TokenMasks
 from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.sampling.limits import GREEDY_BELOW, nothing_to_choose
-from pdserve.engine.stopping import ending_token_ids
+from pdserve.engine.sampling.logprobs import listed_logprobs
+from pdserve.engine.sampling.permitted import forbidden_ids
 from pdserve.protocol import TokenLogprobs
 
 # temperature, top_p, min_p, top_k, seed, position, logprobs: csrc/sampling/row.h: RowParams.
@@ -40,7 +41,7 @@ def sample_natively(
         requests: one per row.
         eos_token_ids: of the model.
         variant: a kernel build of `_native.kernel_variants()`; "" is the best this CPU can run.
-        masks: see `sampler.sample`.
+        masks: tokens that are allowed, for rows in which not all are.
     """
     # The common case is inlined: a call per row would be half of a step's sampling time.
     wanted = [request.sampling for request in requests]
@@ -54,6 +55,7 @@ def sample_natively(
         _edits(row, requests[row], eos_token_ids)
         for row, s in enumerate(wanted)
         if s.logit_bias
+        or s.bad_words
         or s.repetition_penalty != 1.0
         or s.frequency_penalty
         or s.presence_penalty
@@ -72,7 +74,11 @@ def sample_natively(
         raise nothing_to_choose(logits[rows], [requests[row] for row in rows])
     tokens = [SampledToken(token_id) for token_id in token_ids]
     for row, chosen, top_ids, top_logprobs in logprobs:
-        listed = TokenLogprobs(chosen=chosen, top_ids=top_ids, top_logprobs=top_logprobs)
+        wanted_ids = wanted[row].logprob_token_ids
+        if wanted_ids:
+            listed = listed_logprobs(logits[row], token_ids[row], wanted_ids)
+        else:
+            listed = TokenLogprobs(chosen=chosen, top_ids=top_ids, top_logprobs=top_logprobs)
         tokens[row] = SampledToken(token_ids[row], listed)
     return tokens
 
@@ -91,15 +97,14 @@ def _packed(request: Request) -> bytes:
 
 
 def _edits(row: int, request: Request, eos_token_ids: frozenset[int]) -> _Edits:
-    sampling, output = request.sampling, request.output_token_ids
-    holds_back = len(output) < sampling.min_tokens
+    sampling = request.sampling
     has_repetition = sampling.repetition_penalty != 1.0
     return (
         row,
-        list(ending_token_ids(request, eos_token_ids)) if holds_back else [],
+        list(forbidden_ids(request, eos_token_ids)),
         sampling.logit_bias,
         request.prompt_token_ids if has_repetition else [],
-        output,
+        request.output_token_ids,
         sampling.repetition_penalty,
         sampling.frequency_penalty,
         sampling.presence_penalty,

@@ -1,10 +1,10 @@
 """Samples one token for each row of logits.
 
-The order of operations is that of vLLM: mask tokens that the grammar forbids and suppressed end
-tokens, then bias and penalties; then, unless greedy, temperature, min-p, top-k, top-p, and a draw.
-Log-probabilities are those of the model, before any of these. Equal logits give exactly the same
-token in any batch, with any number of threads, natively or by torch; log-probabilities may differ
-by rounding between the two.
+The order of operations is that of vLLM: mask tokens that the grammar, `allowed_token_ids`,
+`min_tokens` or `bad_words` forbid, then bias and penalties; then, unless greedy, temperature,
+min-p, top-k, top-p, and a draw. Log-probabilities are those of the model, before any of these.
+Equal logits give exactly the same token in any batch, with any number of threads, natively or by
+torch; log-probabilities may differ by rounding between the two.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 from pdserve.engine.grammar import TokenMasks
 from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.sampling.native import sample_natively
+from pdserve.engine.sampling.permitted import with_allowed_ids
 from pdserve.engine.sampling.torch_sampler import sample_by_torch
 
 
@@ -31,7 +32,7 @@ def sample(
         logits: [num_requests, vocab_size] float32, as computed by the model; not modified.
         requests: one per row; the new token is the next one after their tokens so far.
         eos_token_ids: of the model, for `min_tokens`.
-        masks: allowed tokens, for rows in which not all tokens are allowed.
+        masks: tokens that the grammars allow, for the rows that have one.
 
     Returns:
         One token per request, in order.
@@ -40,6 +41,7 @@ def sample(
         UnusableLogits, NoTokenLeft: for some requests no token can be chosen. No request gets a
             token then.
     """
+    masks = with_allowed_ids(masks, requests, logits.shape[1])
     if logits.device.type == "cpu":
         return sample_natively(logits, requests, eos_token_ids, masks=masks)
     return sample_by_torch(logits, requests, eos_token_ids, masks)

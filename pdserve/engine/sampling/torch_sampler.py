@@ -12,7 +12,7 @@ from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.sampling.adjust import adjust_logits
 from pdserve.engine.sampling.draw import draw_tokens
 from pdserve.engine.sampling.limits import GREEDY_BELOW, nothing_to_choose
-from pdserve.engine.sampling.logprobs import token_logprobs
+from pdserve.engine.sampling.logprobs import listed_logprobs, token_logprobs
 from pdserve.protocol import TokenLogprobs
 
 
@@ -22,7 +22,7 @@ def sample_by_torch(
     eos_token_ids: frozenset[int],
     masks: TokenMasks | None = None,
 ) -> list[SampledToken]:
-    """See `sampler.sample`; works on any device."""
+    """See `sample_natively`; works on any device."""
     adjusted = adjust_logits(mask_logits(logits, masks), requests, eos_token_ids)
     likeliest = adjusted.argmax(dim=-1)  # a NaN if there is one; ties go to the lowest id
     peaks = adjusted.gather(1, likeliest[:, None])[:, 0]
@@ -57,4 +57,8 @@ def _logprobs(
         return {}
     rows = list(num_top)
     ranked = token_logprobs(logits[rows], [token_ids[i] for i in rows], list(num_top.values()))
-    return dict(zip(rows, ranked, strict=True))
+    result = dict(zip(rows, ranked, strict=True))
+    for row in rows:
+        if listed_ids := requests[row].sampling.logprob_token_ids:
+            result[row] = listed_logprobs(logits[row], token_ids[row], listed_ids)
+    return result

@@ -199,6 +199,7 @@ async def test_logprobs() -> None:
         for token in (event["choices"][0]["logprobs"] or {"content": []})["content"]
     ]
     assert streamed == content
+    assert events[-2]["choices"][0]["logprobs"] is None, "the end shows no token"
 
 
 async def test_logprobs_without_alternatives() -> None:
@@ -235,6 +236,28 @@ async def test_content_parts_and_roles() -> None:
         api.generator.last.request.token_ids, skip_special_tokens=False
     )
     assert prompt == "<s><|system|>Be brief.</s>\n<|user|>one\ntwo</s>\n<|assistant|>so"
+
+
+@pytest.mark.parametrize(
+    ("asked", "content"),
+    [
+        ({"echo": True, "continue_final_message": True}, "So, Hello world"),
+        ({"echo": False, "continue_final_message": True}, "Hello world"),
+        ({"echo": True}, "Hello world"),  # the answer is a message of its own
+    ],
+)
+async def test_an_answer_is_shown_with_what_it_continues(
+    asked: dict[str, Any], content: str
+) -> None:
+    body = {"messages": [*MESSAGES, {"role": "assistant", "content": "So, "}], **asked}
+    async with served() as api:
+        async with api.chat(**body, n=2) as response:
+            choices = (await response.json())["choices"]
+        async with api.chat(**body, stream=True) as response:
+            events = events_of(await response.read())[:-1]
+    assert [choice["message"]["content"] for choice in choices] == [content] * 2
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert "".join(delta.get("content", "") for delta in deltas) == content
 
 
 async def test_events_that_wait_together_go_out_together() -> None:

@@ -197,6 +197,10 @@ async def test_extensions_reach_the_nodes() -> None:
         "min_tokens": 2,
         "ignore_eos": True,
         "stop_token_ids": [7, 8, 7],
+        "allowed_token_ids": [9, 7, 9],
+        "bad_words": ["ab", " ab", " "],
+        "logprobs": 1,
+        "logprob_token_ids": [5, 6],
         "cache_salt": "tenant",
     }
     async with served(deadline_s=5.0) as api, api.complete(**body) as response:
@@ -210,6 +214,10 @@ async def test_extensions_reach_the_nodes() -> None:
     assert 0 <= sampling.seed < 2**63
     assert (sampling.max_tokens, sampling.min_tokens, sampling.ignore_eos) == (9, 2, True)
     assert sampling.stop_token_ids == [7, 8]
+    assert sampling.allowed_token_ids == [9, 7]
+    words = [tiny_tokenizer().decode(word.token_ids) for word in sampling.bad_words]
+    assert words == ["ab", " ab", " "], "at the beginning of a text, and after a space"
+    assert sampling.logprob_token_ids == [5, 6]
     assert sent.cache_salt == "tenant"
     assert 4.0 < sent.deadline_s < 5.0  # less what passed since receipt
 

@@ -173,9 +173,14 @@ async def test_reasoning_is_apart_if_the_operator_wants_it() -> None:
         assert message.model_extra["reasoning_content"] == "Hm, Paris.\n"
         stream = await client.chat.completions.create(**ask, stream=True)
         deltas = [chunk.choices[0].delta async for chunk in stream]
-    assert "".join(delta.content or "" for delta in deltas) == "Sunny."
-    reasoning = [(delta.model_extra or {}).get("reasoning_content") or "" for delta in deltas]
-    assert "".join(reasoning) == "Hm, Paris.\n"
+        ask["extra_body"] |= {"stream_reasoning": False}
+        stream = await client.chat.completions.create(**ask, stream=True)
+        whole = [chunk.choices[0].delta async for chunk in stream]
+    for shown in (deltas, whole):
+        assert "".join(delta.content or "" for delta in shown) == "Sunny."
+        reasoning = [delta.model_extra["reasoning_content"] or "" for delta in shown]
+        assert "".join(reasoning) == "Hm, Paris.\n", "the field is there, if only as null"
+    assert reasoning.count("Hm, Paris.\n") == 1, "in one piece"
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,19 @@ import math
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdserve.engine.grammar import TokenMasks
 from pdserve.engine.request import Request
 from pdserve.engine.sampling import sample
 from pdserve.engine.sampling.adjust import adjust_logits
-from pdserve.errors import UnusableLogits
+from pdserve.engine.sampling.torch_sampler import sample_by_torch
+from pdserve.errors import NoTokenLeft, UnusableLogits
+from pdserve.protocol import BadWord
 from tests.unit.engine_model.harness import make_request
 
 EOS = frozenset({2})
@@ -68,11 +72,13 @@ def adjusted_by_hand(logits: list[float], request: Request, eos: frozenset[int])
     """The definitions, one token at a time."""
     sampling, output = request.sampling, request.output_token_ids
     seen, counts = set(request.prompt_token_ids + output), Counter(output)
+    bad_words = [word.token_ids for word in sampling.bad_words]
     result = []
     for token_id, score in enumerate(logits):
         ends = token_id in sampling.stop_token_ids
         ends |= token_id in eos and not sampling.ignore_eos
-        if ends and len(output) < sampling.min_tokens:
+        is_bad = any([*output, token_id][-len(ids) :] == ids for ids in bad_words)
+        if is_bad or (ends and len(output) < sampling.min_tokens):
             score = float("-inf")
         score += sampling.logit_bias.get(token_id, 0.0)
         if token_id in seen:
@@ -95,9 +101,13 @@ sampling_changes = st.fixed_dictionaries(
         "min_tokens": st.integers(0, 4),
         "ignore_eos": st.booleans(),
         "stop_token_ids": st.lists(st.integers(0, 14), max_size=3),
+        "bad_words": st.lists(
+            st.builds(BadWord, token_ids=st.lists(st.integers(0, 3), min_size=1, max_size=3)),
+            max_size=4,
+        ),
     },
 )
-histories = st.lists(st.integers(0, 11), max_size=6)
+histories = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 11)), max_size=6)
 
 
 @given(st.lists(st.tuples(histories, histories, sampling_changes), min_size=1, max_size=4))
@@ -126,6 +136,27 @@ def test_min_tokens_holds_endings_back_until_reached() -> None:
     assert choose(logits, make_request([0], [1], temperature=1.0, seed=1, **sampling)) != [2]
 
 
+def test_only_allowed_tokens_are_chosen_whatever_the_grammar_allows_besides() -> None:
+    logits = make_logits(6, vocab_size=70)
+    logits[:, 7] = 50.0  # everybody's favourite
+    allowed = [3, 40, 66, 1000]  # 1000 has no logit
+    requests = [
+        make_request([0], allowed_token_ids=allowed if row % 2 else [], temperature=row // 2)
+        for row in range(6)
+    ]
+    chosen = [token.token_id for token in sample(logits, requests, EOS)]
+    assert chosen[::2] == [7, 7, 7]
+    assert all(token_id in allowed for token_id in chosen[1::2])
+    bits = np.zeros((2, 3), dtype=np.int32)
+    bits[0, 0] = 1 << 7 | 1 << 9  # row 2: 7 and 9
+    bits[1, 1] = 1 << (40 - 32) | 1 << (41 - 32)  # row 3: 40 and 41
+    narrowed = sample(logits, requests, EOS, TokenMasks([2, 3], bits))
+    assert [token.token_id for token in narrowed] == [7, chosen[1], 7, 40, 7, chosen[5]]
+    requests[3].sampling.allowed_token_ids[:] = [3]
+    with pytest.raises(NoTokenLeft, match="allowed_token_ids"):
+        sample(logits, requests, EOS, TokenMasks([2, 3], bits))
+
+
 # ---- log-probabilities ---------------------------------------------------------------------------
 
 
@@ -149,6 +180,18 @@ def test_logprobs_are_the_model_s_own() -> None:
     assert bare.logprobs is not None
     assert bare.logprobs.chosen == pytest.approx(plain[2].max().item(), rel=1e-6)
     assert bare.logprobs.top_ids == []
+
+
+def test_listed_logprobs_are_of_the_chosen_token_and_those_asked_for() -> None:
+    logits = make_logits(1, vocab_size=40)
+    plain = torch.log_softmax(logits, dim=-1)[0].tolist()
+    requests = [make_request([0], logprobs=2, logprob_token_ids=[9, 5, 9, 1000])]
+    (token,) = sample(logits, requests, EOS)
+    assert sample_by_torch(logits, requests, EOS) == [token]
+    assert token.logprobs is not None
+    assert token.logprobs.top_ids == [token.token_id, 9, 5]
+    assert token.logprobs.top_logprobs == pytest.approx([plain[i] for i in token.logprobs.top_ids])
+    assert token.logprobs.chosen == token.logprobs.top_logprobs[0]
 
 
 def test_logprobs_of_equals_lowest_id_first() -> None:

@@ -14,10 +14,9 @@ from pdserve.cli.node import SERVICES
 from pdserve.clock import SystemClock
 from pdserve.config import NodeConfig
 from pdserve.engine.block_pool import BlockPool
-from pdserve.engine.engine import Engine
 from pdserve.kv_layout import KvLayout
 from pdserve.metrics import NodeMetrics
-from pdserve.node.assembly import NoPolicy, make_prefix_queue
+from pdserve.node.assembly import make_engine, make_prefix_queue
 from pdserve.node.cost import Costs
 from pdserve.node.headroom import Headroom
 from pdserve.node.legs import Legs
@@ -43,7 +42,7 @@ def made_parts(
     clock = SystemClock()
     metrics = NodeMetrics()
     pool = BlockPool(memory.num_blocks, layout.block_size, bump_generations=memory.bump)
-    engine = Engine(pool, NoPolicy(), clock, frozenset())
+    engine = make_engine(config.policy, pool, clock, frozenset(), metrics, lambda: prefixes)
     puller = Puller(memory, identity, host_id(), [])
     sessions = Sessions(node_id, "1", identity, puller, clock, config.timeouts)
     perf = PerfModel()
@@ -59,6 +58,7 @@ def made_parts(
         clock=clock,
         headroom=headroom,
     )
+    prefixes = make_prefix_queue(config, fetch_parts, engine, metrics)
     return NodeParts(
         config=config,
         node_id=node_id,
@@ -68,7 +68,7 @@ def made_parts(
         engine=engine,
         legs=Legs(),
         sessions=sessions,
-        prefixes=make_prefix_queue(config, fetch_parts, engine, metrics),
+        prefixes=prefixes,
         max_model_len=memory.num_blocks * layout.block_size,
         vocab_size=VOCAB_SIZE,
         identity=identity,

@@ -1,0 +1,60 @@
+"""Which tokens a request's own parameters permit in this step, besides its grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from pdserve.engine.grammar import TokenMasks
+from pdserve.engine.grammar.masks import WORD_BITS
+from pdserve.engine.request import Request
+from pdserve.engine.stopping import ending_token_ids
+
+
+def forbidden_ids(request: Request, eos_token_ids: frozenset[int]) -> set[int]:
+    """Return the tokens that may not come next: ends before `min_tokens`, and ends of bad words.
+
+    Only the output is searched for the beginning of a bad word, not the prompt, as in vLLM.
+    """
+    sampling, output = request.sampling, request.output_token_ids
+    forbidden: set[int] = set()
+    if len(output) < sampling.min_tokens:
+        forbidden |= ending_token_ids(request, eos_token_ids)
+    for word in sampling.bad_words:
+        *begin, end = word.token_ids
+        if not begin or output[-len(begin) :] == begin:
+            forbidden.add(end)
+    return forbidden
+
+
+def with_allowed_ids(
+    masks: TokenMasks | None, requests: Sequence[Request], vocab_size: int
+) -> TokenMasks | None:
+    """Return the masks, narrowed to `allowed_token_ids` in the rows of requests that have them.
+
+    Args:
+        masks: of the rows that have a grammar.
+        requests: one per row.
+        vocab_size: number of logits in a row.
+    """
+    limited = [row for row, request in enumerate(requests) if request.sampling.allowed_token_ids]
+    if not limited:
+        return masks
+    rows = limited if masks is None else sorted({*limited, *masks.rows})
+    place = {row: i for i, row in enumerate(rows)}
+    bits = np.full((len(rows), -(-vocab_size // WORD_BITS)), -1, dtype=np.int32)
+    if masks is not None:
+        bits[[place[row] for row in masks.rows]] = masks.words_of(vocab_size)
+    for row in limited:
+        bits[place[row]] &= _words(requests[row].sampling.allowed_token_ids, vocab_size)
+    return TokenMasks(rows, bits)
+
+
+def _words(token_ids: list[int], vocab_size: int) -> npt.NDArray[np.int32]:
+    """Return the mask of these tokens: [ceil(vocab_size / 32)]. Ids without a logit are ignored."""
+    ids = np.array(token_ids)
+    is_allowed = np.zeros(-(-vocab_size // WORD_BITS) * WORD_BITS, dtype=bool)
+    is_allowed[ids[ids < vocab_size]] = True
+    return np.packbits(is_allowed, bitorder="little").view(np.int32)
