@@ -23,7 +23,7 @@ from kv_transfer.memory import ExportedPool
 from kv_transfer.tier import FileBlocks
 from pdserve.collector import freeze_loaded_objects
 from pdserve.config import NodeConfig
-from pdserve.engine.engine import StepReport
+from pdserve.engine.interface import StepReport
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.errors import ConfigError, RequestCancelled
 from pdserve.node.assembly import make_parts
