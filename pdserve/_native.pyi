@@ -407,7 +407,7 @@ class FleetView:
         `full_s` is added for nodes without a place for it.
         """
 
-    def handovers(
+    def handoffs(
         self,
         num_tokens: int,
         slots: NDArray[np.int64],  # as for `prompts`
@@ -439,6 +439,21 @@ class FleetView:
         Rows of `out`: when the prompt begins, TTFT, TPOT, the part of TPOT spent waiting for chunks
         of other prompts, harm to others, number of steps with a chunk of the prompt, and 1 if there
         is no place for the stream.
+        """
+
+    def better_not(
+        self,
+        near: NDArray[np.int64],  # [num_near] slots
+        decodes: NDArray[np.int64],  # ready slots of the two pools
+        prefills: NDArray[np.int64],
+        host: NDArray[np.int64],  # numbers from 1; 0: unknown
+        apart: NDArray[np.float64],  # real / profiled time of a step if one pool of a host decodes,
+        beside: NDArray[np.float64],  # and if both do; 0: not seen yet
+        limit_s: float,  # of a step
+    ) -> list[int]:
+        """Prefill nodes, on the hosts of `near`, with which these would not decode more requests.
+
+        Until a ratio is seen: apart, the mean of the host's decode nodes; beside, twice that.
         """
 
     def place(self, slot: int, ready_s: float) -> tuple[float, float]:

@@ -303,6 +303,7 @@ class CoordinatorConfig(ConfigStruct, frozen=True):
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="HTTP port; 0: any free port")] = 8000
     grpc_port: Annotated[Port, Meta(description="gRPC port; 0: any free port")] = 8001
+    cpus: Annotated[str, Meta(description='cores to run on, such as "0,2-3"; empty: all')] = ""
     mode: Annotated[
         Mode,
         Meta(description="which nodes compute prompts; colocated: decode nodes; adaptive: either"),

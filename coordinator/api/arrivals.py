@@ -1,9 +1,10 @@
 """Token events of running generations that have not been read yet.
 
 Events are recorded and timestamped on arrival, while a node's message is being processed; the
-single reader of `Arrivals` is woken once and takes all pending events: at once for the first, later
-when it is its turn (`pace`). So a token needs no task and no queue, and a slow client or a busy
-coordinator sends fewer, larger chunks. The backlog is bounded by the requests' max_tokens.
+single reader of `Arrivals` is woken once and takes all pending events: at once for the first and
+the last of a generation, otherwise when it is its turn (`pace`). So a token needs no task and no
+queue, and slow clients and busy coordinators see fewer, larger chunks. The backlog is bounded by
+the requests' max_tokens.
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ class Arrivals:
         self._error: Exception | None = None
         self._heeded: set[int] = set()
         self._num_added = 0
-        self._has_begun = False  # whether any event has arrived
         self._is_due = False  # whether the reader waits for its turn
         self._waiter: asyncio.Future[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None  # fires at `_quiet_until_s` or earlier
@@ -81,10 +81,10 @@ class Arrivals:
             return
         if isinstance(event, Exception):
             self._error = self._error or event
-        else:
-            self._ready.append(Arrival(index, event, self._clock.now()))
-        if not self._has_begun:
-            self._has_begun = True
+            self._wake()
+            return
+        self._ready.append(Arrival(index, event, self._clock.now()))
+        if event.index == 0 or event.finish_reason is not None:
             self._wake()
         elif self._waiter is not None and not self._is_due:
             self._is_due = True
@@ -118,7 +118,8 @@ class Arrivals:
 
     def _take_turn(self) -> None:
         self._is_due = False
-        self._wake()
+        if self._ready:  # it may have been woken since
+            self._wake()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fleet_view.h"
+#include "hosts.h"
 #include "one_node.h"
 
 namespace nb = nanobind;
@@ -108,7 +109,7 @@ void paces(const FleetView& view, double in_s, double full_s, nb::handle out_arr
 // How much of the KV transfer to each node is left when another node has prefilled the prompt. The
 // prefill takes `prompt_s` of the `ttft_s` until then. Chunks are pulled while the next ones are
 // computed. What a node holds already is not pulled, and is loaded from its tier meanwhile.
-void handovers(const FleetView& view, int64_t num_tokens, const Hits& hits, double prompt_s,
+void handoffs(const FleetView& view, int64_t num_tokens, const Hits& hits, double prompt_s,
     double ttft_s, nb::handle out_array) {
     const FloatsOut out(out_array, "out");
     out.expect_size(view.num_slots(), "out");
@@ -205,6 +206,19 @@ nb::list least(nb::handle costs_array, nb::handle slots_array, int64_t most) {
     return list_of(found);
 }
 
+nb::list better_not_list(const FleetView& view, nb::handle near_array, nb::handle decodes_array,
+    nb::handle prefills_array, nb::handle host_array, nb::handle apart_array,
+    nb::handle beside_array, double limit_s) {
+    const Ints near(near_array, "near");
+    const Ints decodes(decodes_array, "decodes"), prefills(prefills_array, "prefills");
+    const Hosts hosts{{host_array, "host"}, {apart_array, "apart"}, {beside_array, "beside"}};
+    hosts.host.expect_size(view.num_slots(), "host");
+    hosts.apart.expect_size(view.num_slots(), "apart");
+    hosts.beside.expect_size(view.num_slots(), "beside");
+    for (const Ints* slots : {&near, &decodes, &prefills}) check_slots(*slots, view.num_slots());
+    return list_of(better_not(view, hosts, near, decodes, prefills, limit_s));
+}
+
 // When one of these nodes first has a place at this pace.
 nb::object within(const FleetView& view, nb::handle slots_array, double tpot_s) {
     const Ints slots(slots_array, "slots");
@@ -249,10 +263,10 @@ void bind_routing(nb::module_& m) {
             arg("num_tokens"), arg("slots"), arg("held"), arg("in_pool"), arg("out"))
         .def("paces", &paces, arg("in_s"), arg("full_s"), arg("out"))
         .def(
-            "handovers",
+            "handoffs",
             [](const FleetView& view, int64_t num_tokens, nb::handle slots, nb::handle held,
                 nb::handle in_pool, double prompt_s, double ttft_s, nb::handle out) {
-                handovers(view, num_tokens, {view, num_tokens, slots, held, in_pool}, prompt_s,
+                handoffs(view, num_tokens, {view, num_tokens, slots, held, in_pool}, prompt_s,
                     ttft_s, out);
             },
             arg("num_tokens"), arg("slots"), arg("held"), arg("in_pool"), arg("prompt_s"),
@@ -267,6 +281,8 @@ void bind_routing(nb::module_& m) {
             },
             arg("slots"), arg("queue_s"), arg("prompt_s"), arg("num_prompts"), arg("ttft_s"),
             arg("tpot_s"), arg("output_tokens"), arg("out"))
+        .def("better_not", &better_not_list, arg("near"), arg("decodes"), arg("prefills"),
+            arg("host"), arg("apart"), arg("beside"), arg("limit_s"))
         .def("place", &place, arg("slot"), arg("ready_s"))
         .def("within", &within, arg("slots"), arg("tpot_s"));
     m.def("cheapest", &cheapest, arg("costs"), arg("loads"), arg("slots"), arg("equal"));

@@ -140,7 +140,7 @@ class Cluster:
         """
         config = self.config
         machine = self._machine or Machine(
-            usable_cores(config.engine), await asyncio.to_thread(count_gpus)
+            usable_cores(config.engine.cpus), await asyncio.to_thread(count_gpus)
         )
         self._ports = [ReservedPort(config.host, config.port)]
         self._ports.append(ReservedPort(config.host))

@@ -17,6 +17,7 @@ from coordinator.api.embeddings_api.objects import Embedding, EmbeddingList, Emb
 from coordinator.api.embeddings_api.requests import MAX_INPUTS, EmbeddingRequest
 from coordinator.api.embeddings_api.run import PromptRun
 from coordinator.api.endpoint import admit
+from coordinator.api.generations import generation
 from coordinator.api.limits import truncated
 from coordinator.api.prompts import PromptParameter
 from coordinator.api.terms import ServiceTerms, service_terms
@@ -84,15 +85,8 @@ def _embedder(
     context: ApiContext, trace: RequestTrace, terms: ServiceTerms, index: int, token_ids: list[int]
 ) -> GenerationRequest:
     now_s = context.clock.now()  # this prompt may have waited for others of the call
-    return GenerationRequest(
-        request_id=f"embd-{trace.unique}-{index}",
-        token_ids=token_ids,
-        sampling=SamplingParams(max_tokens=0, pooling=context.embedding_model.pooling),
-        cache_salt=terms.cache_salt,
-        slo=terms.slo,
-        waited_s=terms.waited_s(now_s),
-        deadline_s=terms.deadline_s(now_s),
-    )
+    sampling = SamplingParams(max_tokens=0, pooling=context.embedding_model.pooling)
+    return generation(f"embd-{trace.unique}-{index}", token_ids, sampling, terms, now_s)
 
 
 def _account(

@@ -31,6 +31,12 @@ def test_nodes_share_the_cores_and_see_for_themselves_how_many_threads_that_make
     assert [e.threads for e in engines] == [0, 0, 0]
 
 
+def test_the_coordinator_is_told_its_cores():
+    assert plan(ClusterConfig())[0].config.cpus == "0-3"
+    spared = ClusterConfig(engine=EngineConfig(threads=1))
+    assert plan(spared)[0].config.cpus == "1,3"
+
+
 def test_too_few_cores_are_said_with_numbers():
     cores = [4, 6, 7]
     plans = plan(ClusterConfig(prefill=2, decode=2), Machine(cores))
