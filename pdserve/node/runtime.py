@@ -204,6 +204,7 @@ class Node:
         """Runs in the engine's thread; the kernels' workers start here and inherit its cores."""
         config, model = self._config, self._model
         use_compute_cores(self._cores)
+        self._parts.grammars.compiler.load()
         runner = load_runner(
             model,
             engine_buffer(self._memory),

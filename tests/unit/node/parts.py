@@ -15,10 +15,14 @@ from pdserve.clock import SystemClock
 from pdserve.config import NodeConfig
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.engine import Engine
+from pdserve.engine.grammar import GrammarCompiler
+from pdserve.errors import TokenizerError
+from pdserve.grammar import Vocabulary
 from pdserve.kv_layout import KvLayout
 from pdserve.metrics import NodeMetrics
 from pdserve.node.assembly import NoPolicy, make_prefix_queue
 from pdserve.node.cost import Costs
+from pdserve.node.grammar_queue import GrammarQueue
 from pdserve.node.headroom import Headroom
 from pdserve.node.legs import Legs
 from pdserve.node.prefix_parts import FetchParts
@@ -59,6 +63,7 @@ def made_parts(
         clock=clock,
         headroom=headroom,
     )
+    grammars = GrammarQueue(GrammarCompiler(_no_vocabulary), engine)
     return NodeParts(
         config=config,
         node_id=node_id,
@@ -68,7 +73,8 @@ def made_parts(
         engine=engine,
         legs=Legs(),
         sessions=sessions,
-        prefixes=make_prefix_queue(config, fetch_parts, engine, metrics),
+        grammars=grammars,
+        prefixes=make_prefix_queue(config, fetch_parts, grammars.submit, metrics),
         max_model_len=memory.num_blocks * layout.block_size,
         vocab_size=VOCAB_SIZE,
         identity=identity,
@@ -80,6 +86,10 @@ def made_parts(
         costs=costs,
         headroom=headroom,
     )
+
+
+def _no_vocabulary() -> Vocabulary:
+    raise TokenizerError("these nodes have no tokenizer")
 
 
 def made_services(parts: NodeParts, role: NodeRole) -> Services:

@@ -1,0 +1,30 @@
+"""A grammar that is ready to be followed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import llguidance
+
+from pdserve.grammar.matching import is_light, new_matcher
+from pdserve.grammar.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompiledGrammar:
+    """A grammar over a vocabulary. Answers share it; each follows a copy of the matcher."""
+
+    vocabulary: Vocabulary
+    matcher: llguidance.LLMatcher  # at the beginning of an answer; a copy takes microseconds
+    is_light: bool  # no mask can take long
+
+
+def compile_grammar(vocabulary: Vocabulary, grammar: str) -> CompiledGrammar:
+    """Compile a grammar; large ones take a good part of a second.
+
+    Needs a deep stack (`DeepThreads`), unless the grammar is light.
+
+    Raises:
+        GrammarFailed: the grammar is invalid or exceeds a limit; says why.
+    """
+    return CompiledGrammar(vocabulary, new_matcher(vocabulary, grammar), is_light(grammar))
