@@ -74,7 +74,9 @@ class PrefixIndex:
         """
         for block_hash in (*events.stored, *events.evicted):
             if len(block_hash) != HASH_BYTES:
-                raise MalformedMessage(f"a block hash of {len(block_hash)} bytes")
+                raise MalformedMessage(
+                    f"KvEvents: a block hash has {HASH_BYTES} bytes, not {len(block_hash)}"
+                )
         holding = self._holdings.get(member.slot)
         if holding is None:
             holding = self._add(member)

@@ -75,7 +75,7 @@ class RoleChanges:
         if member not in self._registry:
             raise NodeLost(f"{node_id} is gone")
         if not order.was_seen:
-            raise RoleRefused(f"{node_id} was told otherwise before it could change its role")
+            raise RoleRefused(f"{node_id} was given another role before this change was complete")
         return True
 
     def order(self, node_id: str, role: NodeRole) -> None:
@@ -110,8 +110,8 @@ class RoleChanges:
             name = former.name.lower()
             raise RoleRefused(
                 f"{member.node_id} is the only ready {name} node, and {self._mode} mode needs one: "
-                f"without it every request is refused until another {name} node is there; "
-                "force it if that is what you want"
+                f"without it every request is refused until there is another {name} node; "
+                "use force to change it all the same"
             )
         if (replaced := self._orders.get(member)) is not None:
             replaced.is_over.set()

@@ -14,12 +14,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from coordinator.generation import GenerationRequest, Listener, Route
+from coordinator.promise_left import promise_left
 from coordinator.prompt_hashes import PromptHashes
 from coordinator.registry import Member
 from coordinator.routing import Booking
+from coordinator.showing import Showing
 from pdserve.errors import DeadlineExceeded, PdserveError, RequestCancelled
 from pdserve.protocol import CancelLeg, Slo, TokenEvent
 
@@ -53,15 +53,6 @@ class Dispatch:
         return [member for member in (self.prefill, self.decode) if member is not None]
 
 
-@dataclass(slots=True)
-class _Held:
-    """The state of a token 1 that is held back."""
-
-    timer: asyncio.TimerHandle
-    on_shown: Callable[[], None]
-    token_one: TokenEvent | None = None  # None: not delivered yet
-
-
 class RunningRequest:
     """A request in flight (`coordinator.generation.Generation`)."""
 
@@ -88,10 +79,7 @@ class RunningRequest:
         self._started_s = started_s
         self._deadline_s = deadline_s
         self._on_end = on_end
-        self._unheard: list[TokenEvent | Exception] = []  # events before there was a listener
-        self._listener: Listener = self._unheard.append
-        self._tell: Listener = self._listener  # `_keep` while token 1 is held back
-        self._held: _Held | None = None
+        self._showing = Showing()
         self._early: dict[int, TokenEvent] = {}  # by output index: arrived out of order
         self._has_ended = False
         self._deadline = asyncio.get_running_loop().call_later(deadline_s, self._expire)
@@ -122,29 +110,19 @@ class RunningRequest:
 
     def slo_left(self, now_s: float) -> Slo:
         """Return what is left of the request's promise."""
-        return slo_left(self.request, self._deadline_s, now_s - self._started_s)
+        return promise_left(self.request, self._deadline_s, now_s - self._started_s)
 
     def listen(self, listener: Listener) -> None:
         """See Generation.listen."""
-        self._listener = listener
-        if self._held is None:
-            self._tell = listener
-        for event in self._unheard:
-            listener(event)
-        self._unheard.clear()
+        self._showing.listen(listener)
 
     def cancel(self, reason: str) -> None:
         """Cancel both legs, or leave the line."""
         self.end(RequestCancelled(reason))
 
     def hold(self, at_most_s: float, on_shown: Callable[[], None]) -> None:
-        """Hold back token 1, which is delivered next, until another event or `at_most_s`.
-
-        `on_shown` is called when token 1 is passed to the listener.
-        """
-        timer = asyncio.get_running_loop().call_later(at_most_s, self._show)
-        self._held = _Held(timer, on_shown)
-        self._tell = self._keep
+        """Hold back token 1, which is delivered next. See Showing.hold."""
+        self._showing.hold(at_most_s, on_shown)
 
     def deliver(self, event: TokenEvent, sender: Member) -> None:
         """Accept tokens from a node in any order, and pass them on in output order."""
@@ -154,7 +132,7 @@ class RunningRequest:
         while (ready := self._early.pop(self.num_tokens, None)) is not None:
             self.num_tokens += len(ready.token_ids)
             self.dispatch.booking.progressed(self.num_tokens)
-            self._tell(ready)
+            self._showing.show(ready)
             if ready.finish_reason is not None:
                 self._finish(self.dispatch, sender)
                 return
@@ -166,31 +144,13 @@ class RunningRequest:
         """
         if self._has_ended:
             return
-        self._tell(error)
+        self._showing.show(error)
         for member in self.dispatch.members if self.dispatch else []:
             member.send(CancelLeg(request_id=self.request.request_id, reason=error.message))
         self._leave(by_itself=False)
         if not self.has_token_one:
             for sibling in self.siblings:
                 sibling.end(error)
-
-    def _keep(self, event: TokenEvent | Exception) -> None:
-        assert self._held is not None
-        if self._held.token_one is None and isinstance(event, TokenEvent):
-            self._held.token_one = event
-        else:
-            self._show()
-            self._tell(event)
-
-    def _show(self) -> None:
-        """Stop holding back, and pass token 1 to the listener if it has arrived."""
-        assert self._held is not None
-        held, self._held = self._held, None
-        held.timer.cancel()
-        self._tell = self._listener
-        if held.token_one is not None:
-            held.on_shown()
-            self._tell(held.token_one)
 
     def _finish(self, dispatch: Dispatch, sender: Member) -> None:
         decode = dispatch.decode
@@ -207,22 +167,3 @@ class RunningRequest:
 
     def _expire(self) -> None:
         self.end(DeadlineExceeded(f"the request was not complete within {self._deadline_s:.3g} s"))
-
-
-def slo_left(request: GenerationRequest, deadline_s: float, elapsed_s: float) -> Slo:
-    """Return what is left of a request's promise `elapsed_s` after `start`.
-
-    `deadline_s` also counts from `start`.
-    """
-    slo = request.slo
-    return msgspec.structs.replace(
-        slo,
-        ttft_s=_less(slo.ttft_s, request.waited_s + elapsed_s),
-        hold_s=_less(slo.hold_s, request.waited_s + elapsed_s),
-        deadline_s=_less(deadline_s, elapsed_s),
-    )
-
-
-def _less(promised_s: float, elapsed_s: float) -> float:
-    """Return what is left of a promise; never exactly 0, which would mean no promise."""
-    return (promised_s - elapsed_s or -1e-9) if promised_s else 0.0

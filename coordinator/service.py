@@ -56,7 +56,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def Attach(self, request_iterator: object, context: Context) -> None:  # noqa: N802
         """Serve a node until its stream breaks or no message arrives for `liveness_s`."""
         try:
-            hello = FROM_NODE.unwrap(await self._read(context, self._timeouts.connect_s))
+            hello = FROM_NODE.unwrap(await self._first(context))
             if not isinstance(hello, NodeHello):
                 raise MalformedMessage(f"{type(hello).__name__} instead of a hello")
             hello.layout.check()
@@ -75,17 +75,28 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
         try:
             async with running(outbox.pump(context, FROM_COORDINATOR)):
-                while True:
-                    proto = await self._read(context, self._timeouts.liveness_s)
-                    if proto is None or member not in self._registry:
-                        return  # it hung up, or a new incarnation has replaced it
-                    for message in FROM_NODE.unwrap_all(proto):
-                        self._receive(message, member)
+                await self._listen(member, context)
         except MalformedMessage as error:
             log.warning("%s: %s", hello.node_id, error)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
         finally:
             self._registry.remove(member)
+
+    async def _listen(self, member: Member, context: Context) -> None:
+        """Handle messages until the node hangs up or a new incarnation has replaced it.
+
+        Raises:
+            MalformedMessage: a message makes no sense, or none came for `liveness_s`.
+        """
+        loop, liveness_s = asyncio.get_running_loop(), self._timeouts.liveness_s
+        try:
+            async with asyncio.timeout(liveness_s) as silence:
+                while (proto := await _read(context)) is not None and member in self._registry:
+                    silence.reschedule(loop.time() + liveness_s)
+                    for message in FROM_NODE.unwrap_all(proto):
+                        self._receive(message, member)
+        except TimeoutError as error:
+            raise _heard_nothing(liveness_s) from error
 
     def _receive(self, message: msgspec.Struct, member: Member) -> None:
         match message:
@@ -124,12 +135,23 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                     f"{member.node_id} revision {member.hello.revision!r}: their weights differ"
                 )
 
-    async def _read(self, context: Context, within_s: float) -> NodeMessages | None:
+    async def _first(self, context: Context) -> NodeMessages | None:
+        within_s = self._timeouts.connect_s
         try:
             async with asyncio.timeout(within_s):
-                proto = await context.read()
+                return await _read(context)
         except TimeoutError as error:
-            raise MalformedMessage(f"nothing was heard for {within_s} s") from error
-        except DecodeError as error:
-            raise MalformedMessage("no NodeMessages") from error
-        return None if proto is grpc.aio.EOF else proto
+            raise _heard_nothing(within_s) from error
+
+
+async def _read(context: Context) -> NodeMessages | None:
+    """Return the next message, or None if the node has hung up. Raises MalformedMessage."""
+    try:
+        proto = await context.read()
+    except DecodeError as error:
+        raise MalformedMessage("no NodeMessages") from error
+    return None if proto is grpc.aio.EOF else proto
+
+
+def _heard_nothing(within_s: float) -> MalformedMessage:
+    return MalformedMessage(f"nothing was heard for {within_s} s")

@@ -1,4 +1,4 @@
-"""Describes nodes and waiting requests for GET /status."""
+"""Describes nodes and waiting requests, for GET /status and for metrics."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Iterable
 
 import msgspec
 
+from coordinator.admission import WaitingLine
 from coordinator.registry import Member, Registry
 from coordinator.routing import NodeOutlook, Router
 from coordinator.running import RunningRequest
+from pdserve.metrics import CoordinatorMetrics
 
 
 def describe_nodes(registry: Registry, router: Router) -> list[dict[str, object]]:
@@ -34,9 +36,20 @@ def describe_waiting(waiting: Iterable[RunningRequest], now_s: float) -> list[di
     ]
 
 
-def waiting_by_class(waiting: Iterable[RunningRequest]) -> Counter[str]:
-    """Return class |-> number of waiting requests."""
-    return Counter(running.request.slo.name for running in waiting)
+def watch_line(line: WaitingLine[RunningRequest], metrics: CoordinatorMetrics) -> None:
+    """Add the gauges of the line."""
+    metrics.watch("waiting_requests", "Requests that wait for room", lambda: len(line))
+    metrics.watch_each(
+        "slo_waiting_requests",
+        "Of these, by class",
+        "slo_class",
+        lambda: Counter(running.request.slo.name for running in line),
+    )
+    metrics.watch(
+        "waiting_payers",
+        "Classes, or tenants within one, whose requests wait for room",
+        lambda: line.num_payers,
+    )
 
 
 def _describe_node(member: Member, outlook: NodeOutlook) -> dict[str, object]:

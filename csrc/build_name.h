@@ -1,7 +1,8 @@
-// One kernel source, one build for each instruction set (see kernel_source in CMakeLists.txt).
+// The same kernel source is compiled once for each instruction set (kernel_source in
+// CMakeLists.txt).
 //
-// A source ends with the table of its functions, named after its build, and a launcher picks one:
-//     const Kernels PDSERVE_OF_THIS_BUILD(Kernels) = {...};     // kAvx2Kernels, or whichever
+// A kernel source ends with a table of its functions, named after the build. A launcher picks one:
+//     const Kernels PDSERVE_OF_THIS_BUILD(Kernels) = {...};     // for example kAvx2Kernels
 //     const Kernels& kernels = PDSERVE_OF_VARIANT(variant, Kernels);
 #pragma once
 

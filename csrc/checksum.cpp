@@ -1,6 +1,6 @@
-// Folds rows of bytes into 64 bits, in order, row by row: how the rows are cut into ranges makes no
-// difference, so two layouts of the same KV have the same checksum. Finds broken memory, networks
-// and plans; it is no defence against somebody who forges data.
+// Folds rows of bytes into 64 bits, in order. How the rows are cut into ranges makes no difference,
+// so two layouts of the same KV have the same checksum. Detects faults of memory, networks and
+// plans; it does not protect against forgery.
 
 #include "checksum.h"
 
@@ -20,7 +20,8 @@ using ConstRegion = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::de
 using Ranges = nb::ndarray<const int64_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
 using Sums = nb::ndarray<nb::numpy, uint64_t, nb::ndim<1>>;
 
-// Multiplying carries a bit upwards only, so the upper half is folded back each time (splitmix64).
+// Multiplication carries bits upwards only, so the upper half is folded back each time (as in
+// splitmix64).
 inline uint64_t mix(uint64_t sum, uint64_t word) {
     sum = (sum ^ word) * 0x9e3779b97f4a7c15u;
     return sum ^ (sum >> 32);

@@ -30,7 +30,7 @@ const ExchangeApi* look_up(nb::handle type) {
 }  // namespace
 
 const ExchangeApi* exchange_api(nb::handle object) {
-    // Only touched with the GIL held. The type is kept alive, so its address is not used again.
+    // Only used with the GIL held. The type is kept alive, so its address is not reused.
     static nb::object* known_type = new nb::object();
     static const ExchangeApi* known_api = nullptr;
     nb::handle type = object.type();

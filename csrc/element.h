@@ -1,8 +1,8 @@
-// Element types that C++ has no name for.
+// Element types for which C++ has no built-in type.
 //
-// Included by translation units compiled for different instruction sets. So nothing here may be an
-// inline function with external linkage: the linker would keep any one copy of it, perhaps one that
-// this CPU cannot run.
+// Included by translation units that are compiled for different instruction sets. So nothing here
+// may be an inline function with external linkage: the linker keeps an arbitrary one of its copies,
+// perhaps one that this CPU cannot execute.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// A reader copies a block and then looks at its generation; so the new generation must be visible
+// A reader copies a block and then checks its generation. So the new generation must be visible
 // before the first byte that the block's next owner writes.
 
 #include "generations.h"

@@ -1,5 +1,5 @@
-// The writer's side of the seqlock that tells readers of exported KV blocks that a block changed
-// hands.
+// The writer's side of the seqlock by which readers of exported KV blocks notice that a block was
+// reused.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,5 +1,5 @@
-// Counts what a JSON text will be made into. Whether it is one is the decoder's business: of a text
-// that is none, the counts are those up to where it goes wrong, or more.
+// Counts the objects that parsing a JSON text would create. The text is not validated: for invalid
+// JSON, the counts are at least those up to the first error.
 
 #include "json_shape.h"
 
@@ -15,8 +15,8 @@ namespace nb = nanobind;
 namespace pdserve {
 namespace {
 
-// Behind the string that begins at `begin`: at its first quote that an even number of backslashes,
-// of which each pair is one, stands before.
+// Returns the position after the string that begins at `begin`: its end is the first quote with an
+// even number of backslashes before it.
 const char* skip_string(const char* begin, const char* end) {
     for (const char* at = begin; at < end; ++at) {
         at = static_cast<const char*>(std::memchr(at, '"', end - at));

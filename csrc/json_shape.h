@@ -1,4 +1,4 @@
-// How much there is in a JSON text, before anything is made of it.
+// Measures the size of a JSON text before it is parsed.
 #pragma once
 
 #include <nanobind/nanobind.h>

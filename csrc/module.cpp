@@ -1,4 +1,5 @@
-// pdserve._native: every file that exports something has one binding function, called here.
+// The module pdserve._native. Each file that exports functions has one binding function, called
+// here.
 
 #include <nanobind/nanobind.h>
 

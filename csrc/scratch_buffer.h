@@ -1,4 +1,4 @@
-// Working memory that is kept from call to call: in a steady state nothing is allocated.
+// Working memory that is kept between calls, so that nothing is allocated in a steady state.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 
 namespace pdserve {
 
-// As large as the largest request so far, aligned to cache lines; in huge pages, if there are any,
-// once it fills some. Contents do not survive growing.
+// As large as the largest request so far, aligned to cache lines. Uses huge pages, if available,
+// once it is large enough. Growing discards the contents.
 class ScratchBuffer {
 public:
     void* at_least(size_t num_bytes) {
@@ -24,7 +24,7 @@ public:
                 num_bytes_ = 0;
                 throw std::bad_alloc();
             }
-            // A kernel without them: slower, not wrong.
+            // If the kernel has no huge pages, this is only slower.
             if (unit == kHugePage) madvise(buffer_.get(), num_bytes_, MADV_HUGEPAGE);
         }
         return buffer_.get();

@@ -1,5 +1,6 @@
-// Python's mmap maps at any page, but a huge page needs address and offset to agree modulo its size.
-// So the mapping is put at a multiple of it, into a reservation that is a little too large.
+// Python's mmap maps at any page, but for huge pages the address and the file offset must be equal
+// modulo the huge page size. So this reserves a slightly larger address range, and maps at a
+// suitable address in it.
 
 #include "shared_memory.h"
 
@@ -60,7 +61,7 @@ uint8_t* map_aligned(int fd, size_t size, int protection) {
         errno = error;
         raise_errno();
     }
-    // The kernel rounds lengths up to whole pages; what lies behind the mapping starts there.
+    // The kernel rounds lengths up to whole pages; the rest of the reservation starts there.
     const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
     const uintptr_t end = (aligned + size + page - 1) / page * page;
     if (aligned > first) munmap(reserved, aligned - first);
@@ -78,13 +79,13 @@ nb::object map_shared(int fd, size_t size, bool writable) {
     return nb::cast(ReadOnlyBytes(address, {size}, owner));
 }
 
-// Writes what is there already: others may be using the region.
+// Rewrites the existing contents, since others may be using the region.
 void touch(const Region& region, size_t step) {
     for (size_t i = 0; i < region.size(); i += step)
         __atomic_fetch_or(region.data() + i, 0, __ATOMIC_RELAXED);
 }
 
-// Gives the region the pages that it lacks; what kept the kernel from it, or 0.
+// Allocates the missing pages of the region. Returns the errno of a failure, or 0.
 int populate(const Region& region) {
     if (madvise(region.data(), region.size(), MADV_POPULATE_WRITE) == 0) return 0;
     if (errno != EINVAL) return errno;
@@ -92,7 +93,8 @@ int populate(const Region& region) {
     return 0;
 }
 
-// Through a mapping that wants huge pages, a file comes in huge ones, if its file system has them.
+// Through a mapping that wants huge pages, the file is read in huge pages, if its file system
+// supports them.
 bool read_in(ReadOnlyRegion region) {
     nb::gil_scoped_release unlocked;
     return madvise(const_cast<uint8_t*>(region.data()), region.size(), MADV_POPULATE_READ) == 0;

@@ -1,5 +1,5 @@
-// Vectors of the widest kind that the translation unit is compiled for, on GCC's vector extensions:
-// one source for AVX-512, AVX2, and whatever else there is (SSE2, NEON).
+// Vectors of the widest kind that the translation unit is compiled for, with GCC's vector
+// extensions: one source for AVX-512, AVX2 and all others (SSE2, NEON).
 //
 // Everything has internal linkage; see element.h for why.
 #pragma once
@@ -73,7 +73,7 @@ PDSERVE_INLINE FloatLanes multiply_add(FloatLanes sum, PairLanes a, PairLanes b)
 }
 #endif
 
-// May lose a NaN; the softmax weight of that score is NaN still, and so is the result.
+// May drop a NaN. The softmax weight of that score is NaN nevertheless, and so is the result.
 PDSERVE_INLINE FloatLanes max_of(FloatLanes a, FloatLanes b) { return a > b ? a : b; }
 
 PDSERVE_INLINE float to_float(float value) { return value; }
@@ -91,7 +91,7 @@ PDSERVE_INLINE void assign(BFloat16& target, float value) {
     target.bits = static_cast<uint16_t>(value != value ? 0x7fc0 : rounded);
 }
 
-// The same for all lanes. (The instruction takes denormals for zero, which assign does not.)
+// The same for all lanes. (The instruction treats denormals as zero; assign does not.)
 PDSERVE_INLINE void store(BFloat16* target, FloatLanes lanes) {
 #if defined(__AVX512BF16__)
     store(target, (__m256i)_mm512_cvtneps_pbh((__m512)lanes));
@@ -147,7 +147,7 @@ PDSERVE_INLINE float largest_of(FloatLanes lanes) {
 #endif
 }
 
-// Halves are added, then their halves: always in the same order.
+// Adds the halves of the vector, then their halves, and so on: always in the same order.
 PDSERVE_INLINE float sum_of(FloatLanes lanes) {
     float values[kLanes];
     store(values, lanes);
@@ -159,8 +159,9 @@ PDSERVE_INLINE float sum_of(FloatLanes lanes) {
     return values[0];
 }
 
-// Asks for the cache lines of `num_bytes` bytes; the address need not be valid. Into the L2 cache:
-// the L1 cache has so few misses in flight that asking it stalls (measured: 7 instead of 12 GB/s).
+// Prefetches the cache lines of `num_bytes` bytes into the L2 cache; the address need not be valid.
+// The L1 cache can have so few misses in flight that prefetching into it stalls (measured: 7
+// instead of 12 GB/s).
 PDSERVE_INLINE void prefetch(const void* start, int num_bytes) {
     for (int offset = 0; offset < num_bytes; offset += 64) {
         __builtin_prefetch(static_cast<const char*>(start) + offset, 0, 2);

@@ -16,15 +16,15 @@ using Clock = std::chrono::steady_clock;
 
 // IOV_MAX on Linux; spans beyond it go into the next call.
 constexpr size_t kMaxVectors = 1024;
-// A call never moves more than the socket buffer, so longer vectors are wasted work.
+// One call never moves more than the socket buffer holds, so longer vectors would be useless.
 constexpr size_t kBytesPerCall = 8 << 20;
-// A receiver is woken when this much has arrived, or all that is left. Fewer and larger reads took
-// half of its processor time, and moved a third more on one machine.
+// A receiver is woken when this much has arrived, or all that is left. Fewer, larger reads halved
+// its CPU time, and raised throughput by a third on one machine.
 constexpr int64_t kReceiveBatch = 1 << 20;
-// An active stream has no longer gaps; whoever is slower is waited for by the event loop instead.
+// An active stream has no longer gaps than this. For a slower peer, the event loop waits instead.
 constexpr std::chrono::milliseconds kPatience{5};
 
-// The next byte to move: a span, and how much of it is done.
+// The position of the next byte: a span, and an offset in it.
 class Cursor {
 public:
     Cursor(SpanTable spans, int64_t start) : spans_(spans) {
@@ -34,7 +34,7 @@ public:
 
     bool at_end() const { return index_ == spans_.count; }
 
-    // How much is left, as far as `most` goes.
+    // The number of bytes left, counted up to `most`.
     int64_t left(int64_t most) const {
         int64_t found = -done_;
         for (size_t i = index_; i < spans_.count && found < most; ++i) found += nbytes(i);
@@ -77,8 +77,8 @@ ssize_t move_once(Direction direction, int fd, iovec* vectors, size_t count) {
                                          : recvmsg(fd, &message, MSG_DONTWAIT);
 }
 
-// From how much on the socket is readable: a good deal of what is left, or anything after that. If
-// it cannot be set, it stays as it was: readable from the first byte.
+// Sets from how many bytes on the socket counts as readable: a good part of what is left. If it
+// cannot be set, the socket stays readable from the first byte.
 void set_readable(int fd, const Cursor& cursor) {
     const int value = static_cast<int>(std::max<int64_t>(cursor.left(kReceiveBatch), 1));
     setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &value, sizeof value);

@@ -1,4 +1,4 @@
-// Moves scattered spans of one memory region over a socket, a slice of time at a go.
+// Sends or receives scattered spans of a memory region over a socket, for a limited time per call.
 #pragma once
 
 #include <chrono>
@@ -7,7 +7,7 @@
 
 namespace pdserve {
 
-// One-way stop button, set by another thread (a numpy byte on the Python side).
+// Cancel flag, set once by another thread (a NumPy byte on the Python side).
 class CancelFlag {
 public:
     explicit CancelFlag(const uint8_t* flag) : flag_(flag) {}
@@ -25,16 +25,16 @@ struct SpanTable {
 
 enum class Direction { kSend, kReceive };
 
-// Where a run of stream_spans ended. `error` is an errno, 0 = none.
+// The result of stream_spans. `error` is an errno; 0: none.
 struct StreamEnd {
     int64_t position;
     int error;
 };
 
-// Moves bytes from stream position `start` on, until all are moved, `slice` is over, the socket has
-// nothing for us for a moment, the flag is set, or an error. Never blocks longer than `slice`.
+// Moves bytes from stream position `start` on, until all are moved, `slice` is over, the socket is
+// not ready for a moment, the flag is set, or there is an error. Never blocks longer than `slice`.
 // The caller has checked every span against the region at `base`. A receiving socket that is not at
-// the end becomes readable only when there is a good deal for the next run.
+// the end becomes readable only once enough has arrived for a worthwhile next call.
 StreamEnd stream_spans(Direction direction, int fd, uint8_t* base, SpanTable spans, int64_t start,
                        CancelFlag cancel, std::chrono::nanoseconds slice);
 

@@ -1,4 +1,4 @@
-// Reading tensors from Python, and the wording of every complaint about them.
+// Reads tensors from Python, and words all errors about them.
 
 #include "tensor_view.h"
 
@@ -129,7 +129,7 @@ bool TensorView::is_contiguous_from(int dim) const {
     if (std::find(shape_, shape_ + num_dims_, 0) != shape_ + num_dims_) return true;
     int64_t expected = 1;
     for (int i = num_dims_ - 1; i >= dim; --i) {
-        // The stride of a dimension of size 1 is never used, and torch leaves anything there.
+        // The stride of a dimension of size 1 is never used; torch may leave any value there.
         if (shape_[i] != 1 && strides_[i] != expected) return false;
         expected *= shape_[i];
     }

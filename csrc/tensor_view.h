@@ -1,8 +1,8 @@
 // A borrowed view of a Python tensor, and the checks every launcher makes before its kernel runs.
 //
-// torch exports a C function table (DLPack's "exchange API") that describes a tensor in tens of
-// nanoseconds; __dlpack__ takes microseconds, which a decode step would pay per tensor and layer.
-// Everything else (NumPy arrays, older torch) goes through nb::ndarray.
+// torch exports a table of C functions (DLPack's "exchange API") that describes a tensor in tens of
+// nanoseconds. __dlpack__ takes microseconds, for each tensor of each layer of a decode step. All
+// other arrays (NumPy, older torch) are read by nb::ndarray.
 #pragma once
 
 #include <cstddef>

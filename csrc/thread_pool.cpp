@@ -1,6 +1,6 @@
-// A job is a counter of items: whoever is awake takes the next one, so a worker that wakes late, or
-// is descheduled, delays nobody but the item it holds. A job that finds the workers awake is handed
-// over through one cache line, without a lock or a system call.
+// A job is a counter of items, and each awake thread takes the next item. So a worker that wakes
+// late, or is descheduled, delays only the item that it holds. If the workers are awake, a job is
+// handed to them through one cache line, without a lock or a system call.
 
 #include "thread_pool.h"
 
@@ -26,13 +26,13 @@ constexpr int kMaxThreads = 1024;
 constexpr uint64_t kGateOpen = uint64_t{1} << 31;
 constexpr uint64_t kGateJob = uint64_t{1} << 32;  // one job
 
-// How long to look out for what ought to happen at once, before sleeping. Longer than the serial
-// parts of a step; short beside what is lost if the core is needed by another process.
+// How long to spin before sleeping. Longer than the serial parts of a step; short compared with
+// what is lost if another process needs the core.
 constexpr std::chrono::microseconds kSpin{30};
 
 uint64_t job_of(uint64_t gate) { return gate / kGateJob; }
 
-// Whether `happened` does so within kSpin.
+// Spins until `happened` returns true; false if it did not within kSpin.
 template <class Happened>
 bool spin_until(const Happened& happened) {
     constexpr int kLooksPerClock = 32;
@@ -51,11 +51,11 @@ bool spin_until(const Happened& happened) {
     return happened();
 }
 
-// Never deleted: workers may still sleep in it when static destructors run, or after a fork.
+// Never deleted: workers may still be sleeping in it when static destructors run, or after a fork.
 ThreadPool* current_pool = nullptr;
 std::mutex current_pool_mutex;
 
-// The cores this process may use: what a container or taskset grants, not what the machine has.
+// The cores that this process may use, which a container or taskset may limit.
 int available_cores() {
     cpu_set_t cores;
     CPU_ZERO(&cores);
@@ -66,7 +66,7 @@ int available_cores() {
 }
 
 void block_signals() {
-    // Signals belong to the interpreter's threads.
+    // Signals are handled by the interpreter's threads.
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, nullptr);
@@ -153,8 +153,8 @@ void ThreadPool::work_on_job() {
     }
 }
 
-// A worker that sees nothing new counts itself as sleeping *before* it looks for the last time; so
-// either it sees what was stored before this call, or it is seen here.
+// A worker without work counts itself as sleeping *before* it looks for work for the last time. So
+// either it sees what was stored before this call, or this call sees it sleeping.
 void ThreadPool::wake_workers(int64_t num_workers) {
     const int64_t num_sleeping = num_sleeping_;
     if (num_sleeping == 0) return;
@@ -209,7 +209,7 @@ bool ThreadPool::sees_news_soon(int index, uint64_t last_gate, uint64_t last_reg
         && has_news(index, last_gate, last_region);
 }
 
-// Joins the job that is open, unless it is one that we had before.
+// Joins the open job, unless this worker has worked on it already.
 bool ThreadPool::enter(uint64_t& last_gate) {
     uint64_t gate = gate_;
     while ((gate & kGateOpen) != 0 && job_of(gate) != job_of(last_gate)) {

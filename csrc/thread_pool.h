@@ -1,8 +1,8 @@
-// The threads that share the work of one kernel call.
+// The threads among which the work of a kernel call is divided.
 //
-// Our own and not OpenMP: torch bundles its libgomp, and two OpenMP runtimes in one process fight
-// over the cores. Idle workers sleep. Only inside a Region, which is open while a step of the model
-// runs, do they look out for the next job for some microseconds before they go to sleep.
+// Not OpenMP: torch bundles its own libgomp, and two OpenMP runtimes in one process compete for the
+// cores. Idle workers sleep. Only inside a Region, which is open while a step of the model runs, do
+// they spin for some microseconds, waiting for the next job, before they sleep.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,7 @@ public:
 
     int num_threads();
 
-    // How many threads, the caller included, share the work of later calls. Workers start lazily.
+    // The number of threads, the caller included, for later calls. Workers start when first needed.
     void set_num_threads(int num_threads);
 
     // Calls body(i) once for every i in [0, num_items), in no particular order, and returns when
@@ -74,8 +74,9 @@ private:
     std::mutex turn_mutex_;  // held by the one caller whose job is running, or by a resize
     Job job_;                // written while the gate is closed and nobody is inside
 
-    // The number of the job (upper 32 bits), whether workers may still join it, and how many are
-    // inside (kGateOpen and the bits below it). One word, so that nobody can enter a job that ends.
+    // The number of the job (upper 32 bits), whether workers may still join it (kGateOpen), and how
+    // many are inside (the bits below). One atomic word, so that no worker can join a job that has
+    // ended.
     alignas(64) std::atomic<uint64_t> gate_{0};
     alignas(64) std::atomic<int64_t> next_item_{0};
     alignas(64) std::atomic<uint64_t> region_number_{0};  // of the last that was opened

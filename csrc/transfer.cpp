@@ -26,7 +26,7 @@ using Flag = nb::ndarray<const uint8_t, nb::shape<1>, nb::c_contig, nb::device::
 using BlockIds = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Generations = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// Between two looks at the cancel flag; about half a millisecond of copying.
+// How much is copied between two checks of the cancel flag: about half a millisecond.
 constexpr int64_t kCopyPiece = 4 << 20;
 
 void check_span(const char* region, size_t region_bytes, size_t row, int64_t offset, int64_t nbytes) {
@@ -120,7 +120,7 @@ int64_t find_stale(Generations generations, BlockIds block_ids, Generations expe
             raise_value_error("block id", "0.." + std::to_string(generations.size()),
                               std::to_string(id));
     }
-    // The reader's half of the seqlock: whatever data was read before is older than what follows.
+    // The reader's half of the seqlock: all data read so far was read before what follows.
     std::atomic_thread_fence(std::memory_order_acquire);
     for (size_t i = 0; i < count; ++i) {
         const uint64_t* now = generations.data() + block_ids.data()[i];

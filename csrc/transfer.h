@@ -5,7 +5,7 @@
 
 namespace pdserve {
 
-// Adds copy_spans, send_spans, recv_spans and find_stale; their contract is in pdserve/_native.pyi.
+// Adds copy_spans, send_spans, recv_spans and find_stale, which pdserve/_native.pyi documents.
 void bind_transfer(nanobind::module_& m);
 
 }  // namespace pdserve

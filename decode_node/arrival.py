@@ -29,9 +29,9 @@ class Arrival:
             pool: the pool that the room's blocks belong to.
         """
         self.block_table = room.block_table
+        self.num_tokens = num_tokens
         self.copies: list[Span] = []  # when KV was copied
         self._request_id = request_id
-        self._num_tokens = num_tokens
         self._session = session
         self._pool = pool
         self._num_complete = room.num_reused * pool.block_size  # tokens here, in all layers
@@ -80,7 +80,7 @@ class Arrival:
 
     def adopt(self) -> None:
         """Hand the blocks to the engine; the KV of every token must be here."""
-        assert self._num_valid == -(-self._num_tokens // self._pool.block_size)
+        assert self._num_valid == -(-self.num_tokens // self._pool.block_size)
         self._states.move(self.block_table[: self._num_valid], PullerMove.ADOPT)
         self._states.move(self.block_table[self._num_valid :], PullerMove.ADOPT_BLANK)
         self._states.check_ended()
@@ -94,9 +94,9 @@ class Arrival:
     def _next_part(self, ticket: bytes) -> KvPart:
         opened = read_ticket(ticket)
         part = KvPart(opened.first_token, opened.end_token, opened.first_layer, opened.end_layer)
-        if part.end_token > self._num_tokens:
+        if part.end_token > self.num_tokens:
             raise MalformedMessage(
-                f"{self._request_id} has {self._num_tokens} prompt tokens, not {part.end_token}"
+                f"{self._request_id} has {self.num_tokens} prompt tokens, not {part.end_token}"
             )
         self._announced.take(part)
         return part
@@ -105,8 +105,8 @@ class Arrival:
         """Mark pulled blocks as valid where they are complete, otherwise as partly valid."""
         self._num_complete = max(self._num_complete, self._announced.num_tokens)
         num_valid = self._num_complete // self._pool.block_size
-        if self._num_complete == self._num_tokens:  # nothing more comes for the last block
-            num_valid = -(-self._num_tokens // self._pool.block_size)
+        if self._num_complete == self.num_tokens:  # nothing more comes for the last block
+            num_valid = -(-self.num_tokens // self._pool.block_size)
         num_new = max(0, num_valid - first_block)
         self._states.move(blocks[:num_new], PullerMove.VALIDATE)
         self._states.move(blocks[num_new:], PullerMove.VALIDATE_PART)

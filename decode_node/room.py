@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import dataclass
 
 from decode_node.policies.interface import DecodePolicy
-from pdserve.clock import Clock
 from pdserve.engine.engine import Engine
 from pdserve.engine.request import Request
 from pdserve.errors import DeadlineExceeded
@@ -30,10 +29,10 @@ class RoomQueue:
     former role is admitted by the same rules.
     """
 
-    def __init__(self, engine: Engine, policy: DecodePolicy, clock: Clock) -> None:
+    def __init__(self, engine: Engine, policy: DecodePolicy) -> None:
         self._engine = engine
         self._policy = policy
-        self._clock = clock
+        self._clock = engine.queues.clock
         self._turns: dict[Request, asyncio.Event] = {}
         self._is_offered = False
         self._subscriptions: dict[Request, Subscription] = {}  # until all of their KV is here

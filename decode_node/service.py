@@ -18,16 +18,13 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
+from decode_node.announced_pulls import AnnouncedPulls
 from decode_node.intake import Intake
 from decode_node.policies import make_decode_policy
+from decode_node.room import RoomQueue
 from kv_transfer.host import host_id
-from pdserve.config import PolicyConfig
-from pdserve.engine.kv_headroom import KvHeadroom
 from pdserve.engine.request import Request
-from pdserve.engine.victims import Victims
 from pdserve.errors import PdserveError, RequestEnded
-from pdserve.node.gauges import watch_preemptions
-from pdserve.node.prefix_fetch import Fetched
 from pdserve.node.roles import NodeParts, Sampled
 from pdserve.node.translation import request_of, token_event
 from pdserve.protocol import DecodeLeg, NodeAddress
@@ -39,37 +36,35 @@ class DecodeNode:
     """The service for decode legs (`pdserve.node.roles.Service`)."""
 
     def __init__(self, parts: NodeParts) -> None:
-        config = parts.config.policy
-        self.policy = make_decode_policy(config, parts.config.engine, parts.perf, parts.clock)
+        config = parts.config
+        self.policy = make_decode_policy(config.policy, config.engine, parts.perf, parts.clock)
         self._parts = parts
-        self._set_up_queues(config)
-        self._intake = intake = Intake(
+        self._room = RoomQueue(parts.engine, self.policy)
+        pulls = AnnouncedPulls(parts.puller, parts.clock, config.timeouts, host_id())
+        self._intake = Intake(
             parts.engine,
-            self.policy,
+            self._room,
             parts.prefixes.fetcher,
             parts.sessions,
-            parts.puller,
-            parts.clock,
-            parts.config.timeouts,
-            host_id(),
+            pulls,
             parts.metrics,
         )
         parts.metrics.watch(
             "room_waiting_requests",
             "Requests whose KV waits elsewhere for room here",
-            lambda: intake.num_waiting,
+            lambda: self.num_waiting,
         )
         parts.metrics.count(
             "ticket_renewals",
             "Requests for which tickets had become old",
-            lambda: intake.num_renewals,
+            lambda: pulls.num_renewals,
         )
         self._intakes: dict[str, asyncio.Task[None]] = {}  # request_id |-> its intake
 
     @property
     def num_waiting(self) -> int:
         """Requests whose KV waits on a prefill node for room here."""
-        return self._intake.num_waiting
+        return len(self._room)
 
     # ---- what coordinators ask for -------------------------------------------------------------
 
@@ -93,7 +88,7 @@ class DecodeNode:
         intake = self._intakes.get(request_id)
         if intake is not None:
             intake.cancel(reason)
-        self._intake.offer_room()  # without blocks it frees none, but it may have blocked others
+        self._room.offer()  # without blocks it frees none, but it may have blocked others
 
     # ---- what the engine reports ---------------------------------------------------------------
 
@@ -117,11 +112,11 @@ class DecodeNode:
 
     def step_done(self, sampled: Sequence[Sampled]) -> None:
         """Check for room, since finished requests may have freed some."""
-        self._intake.offer_room()
+        self._room.offer()
 
     def requests_failed(self, requests: Sequence[Request], error: PdserveError) -> None:
         """Check for room for the requests that waited behind the failed ones."""
-        self._intake.offer_room()  # requests without blocks free none, but may have blocked others
+        self._room.offer()  # requests without blocks free none, but may have blocked others
 
     async def close(self) -> None:
         """Cancel every intake."""
@@ -129,27 +124,6 @@ class DecodeNode:
         for task in intakes:
             task.cancel()
         await asyncio.gather(*intakes, return_exceptions=True)
-
-    def _set_up_queues(self, config: PolicyConfig) -> None:
-        """Configure the blocks kept free for streams, the choice of victims, and their recall."""
-        pool, queues = self._parts.pool, self._parts.engine.queues
-        num_watermark_blocks = int(config.watermark * pool.num_blocks)
-        queues.headroom = KvHeadroom(pool.block_size, config.kv_headroom, num_watermark_blocks)
-        queues.victims = Victims(config.max_preemptions)
-        queues.preemptions.recall = self._recall
-        watch_preemptions(self._parts.metrics, queues.preemptions.statistics)
-
-    def _recall(self, request: Request) -> bool:
-        """Fetch a preempted request's KV from the host tier or its prefill node.
-
-        Done only if that is forecast to be faster than computing.
-        """
-        return self._parts.prefixes.recall(request, self._recalled)
-
-    def _recalled(self, fetched: Fetched) -> None:
-        statistics = self._parts.engine.queues.preemptions.statistics
-        statistics.swapped_tokens += fetched.from_tier
-        statistics.pulled_tokens += fetched.from_nodes
 
     def _intake_done(self, request_id: str, task: asyncio.Task[None]) -> None:
         if self._intakes.get(request_id) is task:  # the id may have been reused meanwhile

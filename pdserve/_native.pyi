@@ -44,8 +44,8 @@ def paged_attention(
 ) -> None:
     """Causal attention of every query row over its request's blocks, into `out`.
 
-    Row i of request r stands at position context_lens[r] - rows + i. The bits of a row's result
-    depend on neither the rest of the batch, nor the chunking of its prompt, nor the threads.
+    With n rows, row i of request r is at position context_lens[r] - n + i. A row's result does not
+    depend on the rest of the batch, the chunks of its prompt or the threads, bit for bit.
     """
 
 def write_kv(
@@ -58,7 +58,7 @@ def write_kv(
     """Store keys and values of one layer at their slots."""
 
 class PackedMatrix(Protocol):
-    """What is read of a pdserve.engine.native.linear.PackedLinear."""
+    """The attributes of a pdserve.engine.native.linear.PackedLinear that are read."""
 
     @property
     def kind(self) -> str: ...
@@ -76,16 +76,17 @@ class PackedMatrix(Protocol):
     def bias(self) -> Tensor | None: ...  # [packed_size(...)[1]] float32
 
 def packed_size(kind: str, num_out: int, num_in: int, is_gated: bool) -> tuple[int, int]:
-    """Bytes of a packed matrix, and its outputs padded to whole panels."""
+    """Return (bytes of a packed matrix, its number of outputs padded to whole panels)."""
 
 def pack_linear_rows(
     packed: PackedMatrix,
     first_row: int,
     rows: Tensor,  # [num_rows, num_in] float32 or bfloat16, strided but the last
 ) -> None:
-    """Put rows of a weight matrix into their places in a packed one, and zeros beside the last.
+    """Copy rows of a weight matrix to their places in a packed matrix.
 
-    Different rows may be packed at the same time, from different tensors.
+    The last panel is padded with zeros. Different rows may be packed concurrently, from different
+    tensors.
 
     Raises:
         ValueError: also if a value is not finite and the kind is int8.
@@ -98,9 +99,10 @@ def linear(
     result: str = "store",  # store, store_float, add (both into float32), or gated_silu
     variant: str = "",  # one of kernel_variants(), for tests
 ) -> None:
-    """x times a packed matrix, into `out`.
+    """Write x times a packed matrix to `out`.
 
-    The bits of a row depend on that row of x alone: not on the number of rows or the threads.
+    A row of the result depends only on that row of x, bit for bit: not on the number of rows or
+    threads.
     """
 
 def rotate_and_write(
@@ -115,10 +117,10 @@ def rotate_and_write(
     slot_mapping: Tensor,  # [num_tokens] int64, distinct
     variant: str = "",  # one of kernel_variants(), for tests
 ) -> None:
-    """Make queries (in place) and keys ready for attention; store keys and values at their slots.
+    """Normalise and rotate queries (in place) and keys; store keys and values at their slots.
 
-    Heads are scaled to a root mean square of 1 and by their norm's weights, then turned: each pair
-    (x[i], x[i + head_dim / 2]) by its angle. Rounded once, at the end.
+    Each head is scaled to a root mean square of 1 and by the norm's weights (RMSNorm); then each
+    pair (x[i], x[i + head_dim / 2]) is rotated by its angle (RoPE). Rounded once, at the end.
     """
 
 def rms_norm(
@@ -139,7 +141,7 @@ def look_up_rows(
     """Copy rows of a table, widened to float32, into `out`."""
 
 class Decoder:
-    """A model on the CPU: one call computes a step."""
+    """A model on the CPU; one call computes a step."""
 
     def __init__(
         self,
@@ -168,11 +170,12 @@ class Decoder:
         state_rows: Tensor | None = None,  # [num_states] int64, ascending
         states_out: Tensor | None = None,  # [num_states, hidden_size] float32
     ) -> None:
-        """Compute a step: keys and values into the pool, scores of the sampled rows into `out`,
-        final states of other rows, or the same, into `states_out`.
+        """Compute a step: write keys and values to the pool, logits of the sampled rows to `out`,
+        and the final states of `state_rows` (any rows) to `states_out`.
 
-        The lock of the interpreter is taken only to call `done`, with each number of layers in
-        `ends` whose keys and values were written. What `done` raises ends the step.
+        Calls `done` with each number of layers in `ends` once the keys and values of that many
+        layers are written; the interpreter lock is held only for this. An exception from `done`
+        ends the step.
 
         Raises:
             RuntimeError: another step of this decoder is running.
@@ -180,32 +183,34 @@ class Decoder:
 
     @property
     def workspace_bytes(self) -> int:
-        """Memory for activations, as large as the largest step so far has needed."""
+        """Size of the memory for activations, which grows with the largest step so far."""
 
 def sample(
     logits: Tensor,  # [num_rows, vocab_size] float32, strided but the last
     params: bytes,  # one RowParams (csrc/sampling/row.h) a row
-    # Of the rows that have some: row, forbidden ids, logit_bias, prompt (empty without a repetition
+    # For each row with edits: row, forbidden ids, logit_bias, prompt (empty without a repetition
     # penalty), output, repetition, frequency and presence penalty.
     edits: list[tuple[int, list[int], dict[int, float], list[int], list[int], float, float, float]],
     variant: str = "",  # one of kernel_variants(), for tests
     masks: NDArray[np.int32] | None = None,  # [num_masked, ceil(vocab_size / 32)] bits
-    masked_rows: list[int] = ...,  # [num_masked] whose they are
+    masked_rows: list[int] = ...,  # [num_masked] the row of each mask
 ) -> tuple[list[int], list[tuple[int, float, list[int], list[float]]]]:
-    """One token a row, -1 where the largest edited logit is not finite; `logits` stay as they are.
+    """Sample one token for each row. Does not modify `logits`.
 
-    And for each row that asks: row, the token's log-probability, the likeliest ids, theirs. A row's
-    token depends on neither the rest of the batch, nor the threads, nor the variant.
+    Returns (token ids, log-probabilities). A token id is -1 if the largest edited logit of its row
+    is not finite. Log-probabilities, for each row that asks for them: (row, that of its token, the
+    likeliest ids, theirs). A row's token does not depend on the rest of the batch, the threads or
+    the variant.
     """
 
 def bump_generations(
     generations: NDArray[np.uint64] | Tensor,  # [num_blocks]
     ids: NDArray[np.int32] | NDArray[np.int64] | Tensor,
 ) -> None:
-    """Add one to each named block's generation, atomically; then a full fence.
+    """Add one to the generation of each of these blocks, atomically; then a full fence.
 
-    Whoever sees a byte written afterwards sees the new generations too. If an id is out of range,
-    no generation has changed.
+    A reader that sees a byte written afterwards also sees the new generations. If an id is out of
+    range, no generation is changed.
     """
 
 def copy_spans(
@@ -226,8 +231,9 @@ def send_spans(
 ) -> int:
     """Send the spans' bytes over a socket from stream position `start` on, for at most `slice_s`.
 
-    Returns the position reached: the end, or less when the slice is over, the peer is slower than
-    a few milliseconds, or `cancel` is set. No lock is held; a slice of 0 never waits.
+    Returns the position reached. It is less than the end if the slice is over, the peer does not
+    respond for a few milliseconds, or `cancel` is set. Runs without the interpreter lock; a slice
+    of 0 never waits.
 
     Raises:
         OSError: the socket failed; ConnectionResetError also when the peer has closed its end.
@@ -249,35 +255,37 @@ def checksum_ranges(
     row_bytes: int,
     num_groups: int,
 ) -> NDArray[np.uint64]:
-    """[num_groups], of equal groups of ranges in order; each range is whole rows of the region.
+    """Return the checksums of groups of ranges: [num_groups].
 
-    How a group's rows are cut into ranges makes no difference.
+    The ranges are divided into groups of equal length, in order. Each range consists of whole rows
+    of the region. How the rows of a group are cut into ranges makes no difference.
     """
 
 def map_shared(fd: int, size: int, writable: bool) -> NDArray[np.uint8]:
-    """[size], the file's first bytes; the array owns the mapping, and may not be written to if so.
+    """Map the first `size` bytes of a file: [size]. The array owns the mapping.
 
-    Begins at a multiple of 2 MiB, as huge pages need it.
+    It begins at a multiple of 2 MiB, as huge pages require. If not `writable`, it is read-only.
 
     Raises:
         OSError: it cannot be mapped.
     """
 
 def read_in(region: NDArray[np.uint8]) -> bool:
-    """Read the file that map_shared has mapped here, and map all of its pages.
+    """Read the file behind a mapping of map_shared, and map all of its pages.
 
-    In huge pages where the file system has them and the page cache does not hold small ones yet.
-    False: the kernel does not know how (before Linux 5.14), or the file cannot be read.
+    Uses huge pages if the file system supports them and the page cache does not hold small pages
+    already. Returns False if the kernel does not support this (before Linux 5.14), or the file
+    cannot be read.
     """
 
 def commit_huge_pages(region: NDArray[np.uint8]) -> bool:
-    """Give a shared region all of its memory now, in huge pages where the kernel has them.
+    """Allocate all memory of a shared region now, in huge pages if the kernel has them.
 
-    Returns whether all that can be in huge pages is; every page is there in any case. Takes about
-    a second per GiB, without the interpreter lock. Contents stay as they are.
+    Returns whether everything that can be in huge pages is in huge pages; otherwise some pages are
+    small. Takes about a second per GiB, without the interpreter lock. Keeps the contents.
 
     Raises:
-        OSError: there is not so much memory.
+        OSError: there is not enough memory.
     """
 
 def find_stale(
@@ -285,13 +293,16 @@ def find_stale(
     block_ids: NDArray[np.int64],
     expected: NDArray[np.uint64],  # one for each of block_ids
 ) -> int:
-    """Index of the first block whose generation is not the expected one; -1: all are.
+    """Return the index of the first block whose generation is not the expected one; -1 if none.
 
-    Whatever was read before the call is older than the generations it looks at.
+    Everything read before the call was read before the generations are.
     """
 
 class _Tables(Protocol):
-    """What is read of a coordinator.routing.tables.StepTables; a step of no tokens takes 0."""
+    """The attributes of coordinator.routing.tables.StepTables that are read.
+
+    A step of no tokens takes 0 seconds.
+    """
 
     @property
     def seconds(self) -> NDArray[np.float64]: ...  # [num_rows, most tokens + 1] of steps
@@ -313,7 +324,7 @@ class _Tables(Protocol):
     def context_s(self) -> NDArray[np.float64]: ...
 
 class _Nodes(Protocol):
-    """What is read of a coordinator.routing.fleet.Fleet; all [num_slots]."""
+    """The attributes of coordinator.routing.fleet.Fleet that are read; all [num_slots]."""
 
     @property
     def row(self) -> NDArray[np.int64]: ...  # of the tables
@@ -333,7 +344,10 @@ class _Nodes(Protocol):
     def tier_token_s(self) -> NDArray[np.float64]: ...
 
 class _Loads(Protocol):
-    """What is read of a coordinator.routing.decode_load.DecodeLoad; all [num_slots]."""
+    """The attributes of coordinator.routing.decode_load.DecodeLoad that are read.
+
+    All [num_slots].
+    """
 
     @property
     def others(self) -> NDArray[np.int64]: ...
@@ -341,7 +355,10 @@ class _Loads(Protocol):
     def others_context(self) -> NDArray[np.int64]: ...
 
 class _Calendar(Protocol):
-    """What is read of a coordinator.routing.forecast.LoadForecast: a ring of buckets."""
+    """The attributes of coordinator.routing.forecast.LoadForecast that are read.
+
+    It is a ring of buckets.
+    """
 
     @property
     def requests(self) -> NDArray[np.int64]: ...  # [num_buckets, num_slots]
@@ -353,10 +370,10 @@ class _Calendar(Protocol):
     def bucket_s(self) -> float: ...
 
 class FleetView:
-    """All nodes at one moment, as one request sees them: a router's arithmetic.
+    """All nodes at one moment, from the view of one request: the router's arithmetic.
 
-    Arrays are by slot where nothing else is said. It borrows those it is made of, so it is good
-    until a member joins or a cost is changed.
+    Arrays are indexed by slot unless said otherwise. It borrows the arrays it is made of, so it is
+    valid until a member joins or a cost changes.
     """
 
     def __init__(
@@ -373,38 +390,43 @@ class FleetView:
     def prompts(
         self,
         num_tokens: int,
-        slots: NDArray[np.int64],  # [num_hits] who hold a part of the prompt, each once
+        slots: NDArray[np.int64],  # [num_hits] nodes that hold a part of the prompt, distinct
         held: NDArray[np.int64],  # [num_hits] tokens, less than the prompt has
         in_pool: NDArray[np.int64],  # [num_hits] of these, not in the host tier
         out: NDArray[np.float64],
     ) -> None:
-        """Seconds of a prompt alone: computed, loaded, or pulled from who holds most of it."""
+        """Write the seconds that each node needs for a prompt alone.
 
-    def paces(self, in_s: float, full_s: float, out: NDArray[np.float64]) -> None:
-        """Seconds a token in the batches of `in_s` from now, with the request in them.
-
-        `full_s` more where there is no place for it.
+        The KV is computed, loaded from the host tier, or pulled from the node that holds most of
+        it, whichever is fastest.
         """
 
-    def handovers(
+    def paces(self, in_s: float, full_s: float, out: NDArray[np.float64]) -> None:
+        """Write the seconds per token in each node's batch `in_s` from now, with the request in it.
+
+        `full_s` is added for nodes without a place for it.
+        """
+
+    def handoffs(
         self,
         num_tokens: int,
         slots: NDArray[np.int64],  # as for `prompts`
         held: NDArray[np.int64],
         in_pool: NDArray[np.int64],
-        prompt_s: float,  # where it is prefilled: the prompt alone
+        prompt_s: float,  # time of the prompt alone, where it is prefilled
         ttft_s: float,
         out: NDArray[np.float64],
     ) -> None:
-        """Seconds that are left of the KV's way to a node when token 1 is there, `ttft_s` from now.
+        """Write the seconds that the KV transfer to each node still takes after token 1.
 
-        Chunks are pulled while others are computed; what is in the node's tier is brought up.
+        Token 1 is sampled `ttft_s` from now. Chunks are pulled while the next ones are computed;
+        KV in the node's host tier is loaded meanwhile.
         """
 
     def on_one_node(
         self,
         slots: NDArray[np.int64],
-        queue_s: NDArray[np.float64],  # of prefill, that goes before the prompt
+        queue_s: NDArray[np.float64],  # prefill queued before the prompt
         prompt_s: NDArray[np.float64],
         num_prompts: NDArray[np.int64],  # in the queues
         ttft_s: float,  # promised, or usual
@@ -412,27 +434,43 @@ class FleetView:
         output_tokens: int,
         out: NDArray[np.float64],  # [7, slots]
     ) -> None:
-        """What becomes of a request that a node does alone, beside its streams.
+        """Predict a request that a node does alone, beside its streams.
 
-        Rows of `out`: when the prompt begins, TTFT, TPOT, how much of it is behind prompts, harm to
-        others, steps that the prompt takes part in, and 1 if there is no place for the stream.
+        Rows of `out`: when the prompt begins, TTFT, TPOT, the part of TPOT spent waiting for chunks
+        of other prompts, harm to others, number of steps with a chunk of the prompt, and 1 if there
+        is no place for the stream.
+        """
+
+    def better_not(
+        self,
+        near: NDArray[np.int64],  # [num_near] slots
+        decodes: NDArray[np.int64],  # ready slots of the two pools
+        prefills: NDArray[np.int64],
+        host: NDArray[np.int64],  # numbers from 1; 0: unknown
+        apart: NDArray[np.float64],  # real / profiled time of a step if one pool of a host decodes,
+        beside: NDArray[np.float64],  # and if both do; 0: not seen yet
+        limit_s: float,  # of a step
+    ) -> list[int]:
+        """Prefill nodes, on the hosts of `near`, with which these would not decode more requests.
+
+        Until a ratio is seen: apart, the mean of the host's decode nodes; beside, twice that.
         """
 
     def place(self, slot: int, ready_s: float) -> tuple[float, float]:
-        """(wait, pace) at the node's first place that is free for good, from `ready_s` on.
+        """Return (wait, pace) at the node's first place that stays free, from `ready_s` on.
 
-        At the end of the calendar if there is none.
+        If there is none, at the end of the calendar.
         """
 
     def within(self, slots: NDArray[np.int64], tpot_s: float) -> float | None:
-        """Seconds until one of these nodes has a place and keeps this pace; None: not foreseen."""
+        """Return the seconds until one of these nodes has a place at this pace; None: unknown."""
 
 def least(
     costs: NDArray[np.float64],  # by slot
     slots: NDArray[np.int64],
     most: int,
 ) -> list[int]:
-    """Up to so many of the slots, those of the least costs, ascending; of equals the first."""
+    """Return the `most` slots with the lowest costs, ascending; of equals the first ones."""
 
 def cheapest(
     costs: NDArray[np.float64],  # by slot
@@ -440,11 +478,12 @@ def cheapest(
     slots: NDArray[np.int64],
     equal: float,
 ) -> list[int]:
-    """Of the slots whose cost is at most 1 + `equal` times the least, those of the least load."""
+    """Return the least loaded of the slots whose cost is at most 1 + `equal` times the lowest."""
 
 def json_shape(text: bytes) -> tuple[int, int, int, int]:
-    """How much a JSON text would be made into: lists and objects, members of objects, commas, and
-    how deep lists and objects are inside each other. Takes a millisecond for some MiB.
+    """Count what parsing a JSON text would create, without parsing it.
 
-    It need not be valid: decoding finds that out, before there is more than was counted.
+    Returns (lists and objects, members of objects, commas, nesting depth). Takes a millisecond for
+    some MiB. The text need not be valid: a parser stops at its first error, before it has created
+    more than was counted.
     """

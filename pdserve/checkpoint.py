@@ -118,7 +118,7 @@ def weight_files(directory: Path) -> list[Path]:
         if Path(name).name != name:
             raise ModelError(f"{directory / INDEX_FILE} names a file outside its directory: {name}")
         if not (directory / name).is_file():
-            raise ModelError(f"{directory / INDEX_FILE} names {name}, which is not there")
+            raise ModelError(f"{directory / INDEX_FILE} names {name}, which does not exist")
     return [directory / name for name in names]
 
 
@@ -131,7 +131,7 @@ def read_json(file: Path) -> dict[str, Any] | None:
     except ValueError as error:
         raise ModelError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
-        raise ModelError(f"{file} holds a JSON {type(content).__name__} instead of an object")
+        raise ModelError(f"{file} must hold a JSON object, not a {type(content).__name__}")
     return content
 
 
@@ -152,7 +152,7 @@ def _local_checkpoint(directory: Path, with_weights: bool) -> Checkpoint:
 
 def _check_files(directory: Path, with_weights: bool) -> None:
     if not (directory / "config.json").is_file():
-        raise ModelError(f"{directory} holds no config.json, so it is no model")
+        raise ModelError(f"{directory} does not hold a model: it has no config.json")
     if with_weights:
         weight_files(directory)
 
@@ -200,4 +200,4 @@ def _tensor_spans(file: Path, header: bytes) -> list[tuple[int, int]]:
         spans = [e["data_offsets"] for name, e in entries.items() if name != "__metadata__"]
         return sorted((int(start), int(end)) for start, end in spans)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ModelError(f"{file} is damaged: its header is not that of safetensors") from error
+        raise ModelError(f"{file} is damaged: its header is not a safetensors header") from error

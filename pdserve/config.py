@@ -63,7 +63,10 @@ class EngineConfig(ConfigStruct, frozen=True):
         int, Meta(ge=0, description="compute threads; 0: one per core, minus one from 8 cores on")
     ] = 0
     cpus: Annotated[str, Meta(description='cores to run on, such as "0,2-3"; empty: all')] = ""
-    block_size: Annotated[Count, Meta(description="tokens per KV block")] = 16
+    block_size: Annotated[
+        int,
+        Meta(ge=0, description="tokens per KV block; 0: 16, on CPUs up to 64 by head size"),
+    ] = 0
     kv_memory: Annotated[
         str,
         Meta(
@@ -300,6 +303,7 @@ class CoordinatorConfig(ConfigStruct, frozen=True):
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="HTTP port; 0: any free port")] = 8000
     grpc_port: Annotated[Port, Meta(description="gRPC port; 0: any free port")] = 8001
+    cpus: Annotated[str, Meta(description='cores to run on, such as "0,2-3"; empty: all')] = ""
     mode: Annotated[
         Mode,
         Meta(description="which nodes compute prompts; colocated: decode nodes; adaptive: either"),

@@ -32,7 +32,9 @@ def download(model_id: str, revision: str | None, patterns: list[str]) -> Path:
     try:
         path = snapshot_download(repo_id=model_id, revision=revision, allow_patterns=patterns)
     except HFValidationError as error:
-        raise ConfigError(f"{model_id!r} is neither a directory nor a hub id") from error
+        raise ConfigError(
+            f"{model_id!r} is neither a directory nor the id of a model on the hub"
+        ) from error
     except GatedRepoError as error:
         raise ConfigError(
             f"{what} is gated on the hub: accept its terms there, and set HF_TOKEN"
@@ -46,8 +48,8 @@ def download(model_id: str, revision: str | None, patterns: list[str]) -> Path:
         ) from error
     except LocalEntryNotFoundError as error:
         raise ConfigError(
-            f"{what} is no directory here, the hub cannot be reached, and its cache does not hold "
-            "all of the model: give a directory, or download it where there is a network"
+            f"{what} is not a directory, the hub cannot be reached, and its cache on this machine "
+            "does not hold the whole model: give a directory, or connect to the network"
         ) from error
     except (HTTPError, OSError) as error:
         raise ConfigError(f"{what} could not be downloaded from the hub: {error}") from error

@@ -80,8 +80,8 @@ def parse_slo_class(text: str) -> SloClass:
     name, *settings = text.split() or [""]
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f'SLO class "{text}": it begins with its name, of up to 64 letters, digits, ".", "_" '
-            'or "-", as in "interactive ttft=0.5 tpot=0.05 priority=2"'
+            f'SLO class "{text}": must begin with a name of up to 64 letters, digits, ".", "_" or '
+            '"-", as in "interactive ttft=0.5 tpot=0.05 priority=2"'
         )
     values = {"name": name}
     for setting in settings:
@@ -89,8 +89,8 @@ def parse_slo_class(text: str) -> SloClass:
         field = _NUMBERS.get(match[1]) if match else None
         if match is None or field is None or field in values:
             raise ConfigError(
-                f'SLO class "{text}": {setting!r} is not a number for one of '
-                f"{', '.join(_NUMBERS)}, each of which is there at most once"
+                f'SLO class "{text}": {setting!r} must be NAME=NUMBER, with each of '
+                f"{', '.join(_NUMBERS)} at most once"
             )
         values[field] = match[2]
     try:
@@ -110,5 +110,5 @@ def parse_slo_classes(texts: Sequence[str], default: str) -> ServiceClasses:
     if len(classes) < len(texts):
         raise ConfigError(f"two SLO classes share a name: {', '.join(texts)}")
     if default not in classes:
-        raise ConfigError(f'default_class "{default}" is none of {", ".join(classes)}')
+        raise ConfigError(f'default_class "{default}" must be one of {", ".join(classes)}')
     return ServiceClasses(classes, classes[default])

@@ -116,7 +116,7 @@ def _load_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise TokenizerError(f"{path} is not JSON: {error}") from error
+        raise TokenizerError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(values, dict):
-        raise TokenizerError(f"{path} should hold a JSON object")
+        raise TokenizerError(f"{path} must hold a JSON object")
     return values

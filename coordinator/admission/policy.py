@@ -189,8 +189,8 @@ class Admission(Generic[T]):
         elif has_place:
             return Admit(slo)
         error = Overloaded(
-            f"{self._num_inflight} requests are in flight, of {self.max_inflight} at most, and "
-            f"this one adds {num_answers}"
+            f"{self._num_inflight} requests are in flight and this call adds {num_answers}, but at "
+            f"most {self.max_inflight} can be"
         )
         return Refuse("inflight", error)
 
@@ -225,8 +225,8 @@ class Admission(Generic[T]):
         if not self.line.is_full(unpromised):
             return Wait()
         error = Overloaded(
-            f"{len(self.line)} requests that nothing was promised are waiting already, "
-            f"{self.line.num_waiting(unpromised)} of them of {unpromised.payer}",
+            f"the queue of requests without a promise is full: it has {len(self.line)}, of which "
+            f"{self.line.num_waiting(unpromised)} belong to {unpromised.payer}",
             self.line.advance_s(unpromised, now_s),
         )
         return Refuse("waiting", error)
@@ -240,9 +240,9 @@ class Admission(Generic[T]):
             factor = self._rooms_of(slo).tpot_margin.factor
             retry_after_s = tpot_within_s(room.idle_s + fits_s / factor)
         return SloUnreachable(
-            f"{_WHAT[room.reason]} is promised within {room.promised_s:.3g} s to class "
-            f"{slo.name!r} or those it must not delay, but {room.idle_s + room.used_s:.3g} s are "
-            f"predicted; try again when these are {room.idle_s + fits_s:.3g} s",
+            f"{_WHAT[room.reason]} must be within {room.promised_s:.3g} s for class {slo.name!r} "
+            f"or a class that it must not delay, but {room.idle_s + room.used_s:.3g} s are "
+            f"predicted; try again when the prediction is {room.idle_s + fits_s:.3g} s",
             UNFORESEEN_S if retry_after_s is None else retry_after_s,
         )
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TypeVar
 
 from aiohttp import web
 
@@ -12,8 +10,6 @@ from coordinator.api.call import Call, CallPlan
 from coordinator.api.choice import ChoiceDelta
 from coordinator.api.context import CONTEXT, TRACE, ApiContext
 from coordinator.api.sse import SseStream
-
-T = TypeVar("T")
 
 
 async def answer(request: web.Request, context: ApiContext, plan: CallPlan) -> web.StreamResponse:
@@ -31,8 +27,12 @@ async def answer(request: web.Request, context: ApiContext, plan: CallPlan) -> w
 async def _whole(call: Call, plan: CallPlan) -> web.Response:
     while not call.is_finished:
         await call.wait()
+
+    def encoded() -> bytes:
+        return plan.format.whole(call.take(), call.usage)
+
     return web.Response(
-        body=await _made(plan, lambda: plan.format.whole(call.take(), call.usage)),
+        body=await asyncio.to_thread(encoded) if plan.scores_prompts else encoded(),
         content_type="application/json",
         headers=call.headers,
     )
@@ -74,7 +74,10 @@ async def new_events(call: Call, plan: CallPlan, *, is_first: bool) -> list[byte
         for index in range(call.num_choices):
             events += plan.format.opening(index, usage)
     if deltas := call.take():
-        events += await _made(plan, lambda: _chunks(call, plan, deltas))
+        if any(delta.prompt_logprobs for delta in deltas):  # many scores may take seconds
+            events += await asyncio.to_thread(_chunks, call, plan, deltas)
+        else:
+            events += _chunks(call, plan, deltas)
     if call.is_finished:
         events += plan.format.closing(call.usage)
     return events
@@ -83,8 +86,3 @@ async def new_events(call: Call, plan: CallPlan, *, is_first: bool) -> list[byte
 def _chunks(call: Call, plan: CallPlan, deltas: list[ChoiceDelta]) -> list[bytes]:
     usage = call.usage if plan.counts_along else None
     return [event for delta in deltas for event in plan.format.chunk(delta, usage)]
-
-
-async def _made(plan: CallPlan, make: Callable[[], T]) -> T:
-    """Return what `make` returns; run it in a thread if prompt scores may make it take seconds."""
-    return await asyncio.to_thread(make) if plan.scores_prompts else make()

@@ -1,9 +1,10 @@
 """Token events of running generations that have not been read yet.
 
 Events are recorded and timestamped on arrival, while a node's message is being processed; the
-single reader of `Arrivals` is woken once and takes all pending events. So a token needs no task
-and no queue, and a slow client gets fewer, larger chunks. The backlog is bounded by the requests'
-max_tokens.
+single reader of `Arrivals` is woken once and takes all pending events: at once for the first and
+the last of a generation, otherwise when it is its turn (`pace`). So a token needs no task and no
+queue, and slow clients and busy coordinators see fewer, larger chunks. The backlog is bounded by
+the requests' max_tokens.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from functools import partial
 
 import msgspec
 
+from coordinator.api.pace import Pace
 from coordinator.generation import Generation
 from pdserve.clock import Clock
 from pdserve.protocol import TokenEvent
@@ -30,12 +32,14 @@ class Arrival(msgspec.Struct, frozen=True):
 class Arrivals:
     """The merged events of several generations. Has one reader, which must close it."""
 
-    def __init__(self, generations: Sequence[Generation], clock: Clock) -> None:
+    def __init__(self, generations: Sequence[Generation], clock: Clock, pace: Pace) -> None:
         self._clock = clock
+        self._pace = pace
         self._ready: list[Arrival] = []
         self._error: Exception | None = None
         self._heeded: set[int] = set()
         self._num_added = 0
+        self._is_due = False  # whether the reader waits for its turn
         self._waiter: asyncio.Future[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None  # fires at `_quiet_until_s` or earlier
         self._quiet_until_s = 0.0  # end of the current wait, on the event loop's clock
@@ -77,9 +81,14 @@ class Arrivals:
             return
         if isinstance(event, Exception):
             self._error = self._error or event
-        else:
-            self._ready.append(Arrival(index, event, self._clock.now()))
-        self._wake()
+            self._wake()
+            return
+        self._ready.append(Arrival(index, event, self._clock.now()))
+        if event.index == 0 or event.finish_reason is not None:
+            self._wake()
+        elif self._waiter is not None and not self._is_due:
+            self._is_due = True
+            self._pace.wake(self._take_turn)
 
     async def _wait(self, timeout_s: float | None) -> None:
         loop = asyncio.get_running_loop()
@@ -105,6 +114,11 @@ class Arrivals:
         if loop.time() < self._quiet_until_s:
             self._alarm = loop.call_at(self._quiet_until_s, self._ring)
         else:
+            self._wake()
+
+    def _take_turn(self) -> None:
+        self._is_due = False
+        if self._ready:  # it may have been woken since
             self._wake()
 
     def _wake(self) -> None:

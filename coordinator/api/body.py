@@ -60,11 +60,13 @@ def _check_head(request: web.Request, config: ApiConfig) -> None:
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding.lower() not in ("identity", ""):
         raise web.HTTPUnsupportedMediaType(
-            text=f"the request body must not be compressed, as it is by {encoding[:64]!r}"
+            text=f"the request body must not be compressed, but has encoding {encoding[:64]!r}"
         )
     expected = request.headers.get("Expect", _CONTINUE)
     if expected.lower() != _CONTINUE:
-        raise web.HTTPExpectationFailed(text=f"what is expected cannot be met: {expected[:64]!r}")
+        raise web.HTTPExpectationFailed(
+            text=f"'Expect' is {expected[:64]!r}, but must be '100-continue'"
+        )
     size = request.content_length
     if size is not None and size > config.max_body_bytes:
         raise web.HTTPRequestEntityTooLarge(config.max_body_bytes, size)

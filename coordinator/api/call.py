@@ -94,7 +94,7 @@ class Call:
         finally:
             if len(self._generations) < len(self._plan.requests):
                 self._cancel_rest("another prompt of the same call was refused")
-        self._arrivals = Arrivals(self._generations, self._context.clock)
+        self._arrivals = Arrivals(self._generations, self._context.clock, self._context.pace)
 
     def close(self, error: BaseException | None) -> None:
         """Cancel generations that still run; `error` is what ended the call, if anything did."""
@@ -161,8 +161,8 @@ class Call:
         limit = self._context.generator.max_inflight
         if num_answers > limit:
             raise InvalidRequest(
-                f"the request asks for {num_answers} answers, but at most {limit} are generated "
-                "at a time",
+                f"the request asks for {num_answers} answers, but this server generates at most "
+                f"{limit} at the same time",
                 "n" if self._plan.num_per_prompt > 1 else "prompt",
             )
 

@@ -23,7 +23,9 @@ def identify(request: web.Request, context: ApiContext, trace: RequestTrace) -> 
         return
     caller = context.tenants.identify(_key_of(request))
     if request.path.startswith(_OPERATORS) and caller.tenant.name and not caller.tenant.is_operator:
-        raise PermissionDenied(f"{caller.tenant.name!r} is no operator of this cluster")
+        raise PermissionDenied(
+            f"only operators of this cluster may do this, and {caller.tenant.name!r} is not one"
+        )
     trace.caller = caller
 
 

@@ -23,15 +23,17 @@ from coordinator.api.context import CONTEXT, ApiContext
 from coordinator.api.endpoint import admit, answer_head, usage_shown
 from coordinator.api.formats import AnswerFormat, AnswerHead, PromptsShown, UsageShown
 from coordinator.api.functions import with_functions_as_tools
+from coordinator.api.generations import answers_like, generation
 from coordinator.api.limits import check_num_chars, check_scores, output_limit, truncated
 from coordinator.api.logprobs import TokenNames
 from coordinator.api.messages import conversation, echoed_text
 from coordinator.api.requests import ChatRequest
-from coordinator.api.sampling import choice_seed, sampling_params, text_options
+from coordinator.api.sampling import sampling_params, text_options
 from coordinator.api.structured import answer_grammar, wanted_output
 from coordinator.api.terms import ServiceTerms, service_terms
-from coordinator.generation import GenerationRequest
+from coordinator.text.grammars import Thinking
 from pdserve.errors import InvalidRequest
+from pdserve.protocol import SamplingParams
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
@@ -74,55 +76,18 @@ async def plan_chat(
 ) -> CallPlan:
     """Validate the request and plan the call, before anything runs. Raises RequestError."""
     body = with_allowed_tools(body)
-    if body.prompt_logprobs is not None and body.stream:
-        raise InvalidRequest("'prompt_logprobs' cannot be streamed", "prompt_logprobs")
-    num_logprobs = _num_logprobs(body)
+    _check_logprobs(body)
     max_model_len = context.max_model_len()
     requested = body.max_completion_tokens or body.max_tokens
-    token_ids = truncated(
-        await encode_chat(body, context),
-        body,
-        requested or 1,
-        max_model_len,
-    )
+    token_ids = truncated(await encode_chat(body, context), body, requested or 1, max_model_len)
     max_tokens = output_limit(len(token_ids), requested, None, max_model_len)
-    if body.prompt_logprobs is not None:
-        check_scores(len(token_ids), body.prompt_logprobs, "prompt_logprobs")
     parts = plan_parts(body, token_ids, context.tokenizer, context.parts)
-    grammar = await answer_grammar(
-        context,
-        wanted_output(body),
-        *call_grammar(body, context.tokenizer, context.parts),
-        thinking=parts.thinking,
-    )
-    sampling = sampling_params(
-        body,
-        context.tokenizer,
-        max_tokens=max_tokens,
-        logprobs=num_logprobs,
-        grammar=grammar,
-    )
+    sampling = await _sampling(body, context, len(token_ids), max_tokens, parts.thinking)
     head = answer_head(context, answer_id, body.model)
-    now_s = context.clock.now()
+    first = generation(head.id, token_ids, sampling, terms, context.clock.now())
     num_choices = body.n or 1
-    requests = [
-        GenerationRequest(
-            request_id=head.id if choice == 0 else f"{head.id}-{choice}",
-            token_ids=token_ids,
-            sampling=structs.replace(
-                sampling,
-                seed=choice_seed(sampling.seed, choice),
-                prompt_logprobs=None if choice else body.prompt_logprobs,  # scored once
-            ),
-            cache_salt=terms.cache_salt,
-            slo=terms.slo,
-            waited_s=terms.waited_s(now_s),
-            deadline_s=terms.deadline_s(now_s),
-        )
-        for choice in range(num_choices)
-    ]
     return CallPlan(
-        requests=requests,
+        requests=answers_like(first, num_choices),
         num_per_prompt=num_choices,
         text=replace(text_options(body), kept_ids=parts.kept_ids),
         format=make_format(head, parts, token_ids),
@@ -138,13 +103,44 @@ async def encode_chat(body: ChatRequest, context: ApiContext) -> list[int]:
     check_num_chars(chat.num_chars, context.tokenizer, context.max_model_len(), "messages")
     token_ids = await context.tokenizer.encode_chat(chat)
     if not token_ids:
-        raise InvalidRequest("the conversation has no tokens", "messages")
+        raise InvalidRequest(
+            "the chat template turns 'messages' into an empty prompt; at least one token is needed",
+            "messages",
+        )
     return token_ids
 
 
-def _num_logprobs(body: ChatRequest) -> int | None:
-    if not body.logprobs:
-        if body.top_logprobs:
-            raise InvalidRequest("'top_logprobs' needs 'logprobs' to be true", "top_logprobs")
-        return None
-    return body.top_logprobs or 0
+def _check_logprobs(body: ChatRequest) -> None:
+    """Check options about log-probabilities that depend on others. Raises InvalidRequest."""
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidRequest(
+            "'prompt_logprobs' cannot be combined with 'stream'", "prompt_logprobs"
+        )
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequest("'top_logprobs' needs 'logprobs' to be true", "top_logprobs")
+
+
+async def _sampling(
+    body: ChatRequest,
+    context: ApiContext,
+    num_prompt_tokens: int,
+    max_tokens: int,
+    thinking: Thinking | None,
+) -> SamplingParams:
+    """Return the sampling parameters of the first answer. Raises InvalidRequest."""
+    if body.prompt_logprobs is not None:
+        check_scores(num_prompt_tokens, body.prompt_logprobs, "prompt_logprobs")
+    grammar = await answer_grammar(
+        context,
+        wanted_output(body),
+        *call_grammar(body, context.tokenizer, context.parts),
+        thinking=thinking,
+    )
+    sampling = sampling_params(
+        body,
+        context.tokenizer,
+        max_tokens=max_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        grammar=grammar,
+    )
+    return structs.replace(sampling, prompt_logprobs=body.prompt_logprobs)

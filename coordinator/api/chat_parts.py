@@ -49,7 +49,7 @@ def with_allowed_tools(body: ChatRequest) -> ChatRequest:
     tools = [tool for tool in body.tools or [] if tool.function.name in names]
     if unknown := names.difference(tool.function.name for tool in tools):
         raise InvalidRequest(
-            f"'tool_choice' allows {min(unknown)!r}, which is none of the tools", "tool_choice"
+            f"'tool_choice' allows {min(unknown)!r}, which is not one of 'tools'", "tool_choice"
         )
     return structs.replace(body, tools=tools, tool_choice=allowed.mode)
 
@@ -59,15 +59,16 @@ def check_tools(body: ChatRequest, tokenizer: Tokenizer, options: PartsOptions) 
     template = tokenizer.chat_template
     if _must_call(body) and not body.tools:
         raise InvalidRequest(
-            f"'tool_choice' is {_choice(body)}, but there are no tools", "tool_choice"
+            f"'tool_choice' is {_choice(body)}, but the request has no 'tools'", "tool_choice"
         )
     if not body.tools or body.tool_choice == "none" or template is None:
         return
     if "tools" not in template.source:
-        raise InvalidRequest("this model's chat template knows of no tools", "tools")
+        raise InvalidRequest("this model's chat template does not support tools", "tools")
     if options.tool_format is None:
         raise InvalidRequest(
-            "it is not known how this model writes tool calls; the server takes --tool-format",
+            "the server does not recognise the form in which this model writes tool calls; whoever "
+            "runs it can name the form with --tool-format",
             "tools",
         )
 
@@ -124,7 +125,7 @@ def call_grammar(
     ]
     if not tools:
         raise InvalidRequest(
-            f"'tool_choice' names {_choice(body)}, which is none of the tools", "tool_choice"
+            f"'tool_choice' names {_choice(body)}, which is not one of 'tools'", "tool_choice"
         )
     is_single = body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool)
     return CallGrammar(tool_format, tools, is_single, tokenizer.special_id), must_call

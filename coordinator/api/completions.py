@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from aiohttp import web
@@ -13,15 +14,17 @@ from coordinator.api.call import CallPlan
 from coordinator.api.context import CONTEXT, ApiContext, RequestTrace
 from coordinator.api.endpoint import admit, answer_head, usage_shown
 from coordinator.api.formats import CompletionFormat, PromptsShown, UsageShown
+from coordinator.api.generations import answers_like, generation
 from coordinator.api.limits import check_scores, output_limit, truncated
 from coordinator.api.logprobs import TokenNames
-from coordinator.api.prompts import PromptParameter
+from coordinator.api.prompts import Prompt, PromptParameter
 from coordinator.api.requests import CompletionRequest
-from coordinator.api.sampling import choice_seed, sampling_params, text_options
+from coordinator.api.sampling import TextOptions, sampling_params, text_options
 from coordinator.api.structured import answer_grammar, wanted_output
 from coordinator.api.terms import ServiceTerms, service_terms
 from coordinator.generation import GenerationRequest
 from pdserve.errors import InvalidRequest
+from pdserve.protocol import SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
 MAX_GENERATED = 256  # answers generated for one request
@@ -46,44 +49,26 @@ async def _plan(
     _check_prompt_options(body)
     max_model_len = context.max_model_len()
     given = _PROMPT.split(body.prompt, max_model_len)
-    adds_special_tokens = body.add_special_tokens is not False
-    are_added = adds_special_tokens and any(isinstance(prompt, str) for prompt in given)
-    text = replace(text_options(body), echoes_special_tokens=not are_added)
-    prompts = await _PROMPT.encode(
-        given,
-        context.tokenizer,
-        add_special_tokens=adds_special_tokens,
-        max_model_len=max_model_len,
-    )
-    prompts = [truncated(ids, body, body.max_tokens or 1, max_model_len) for ids in prompts]
+    num_shown, num_per_prompt = body.n or 1, _num_generated(body, len(given))
+    prompts = await _encoded(given, body, context, max_model_len)
     grammar = await answer_grammar(context, wanted_output(body))
     head = answer_head(context, f"cmpl-{trace.unique}", body.model)
-    num_per_prompt = _num_generated(body)
-    requests = [
-        _of_choice(generation, choice)
-        for i, token_ids in enumerate(prompts)
-        for generation in [
-            _generation(body, context, terms, f"{head.id}-{i}", token_ids, max_model_len, grammar)
-        ]
-        for choice in range(num_per_prompt)
-    ]
-    if len(requests) > MAX_GENERATED:
-        raise InvalidRequest(
-            f"{len(prompts)} prompts with {num_per_prompt} answers each are more than "
-            f"{MAX_GENERATED} in one request",
-            "n",
-        )
+    requests: list[GenerationRequest] = []
+    for i, token_ids in enumerate(prompts):
+        sampling = _sampling(body, context, len(token_ids), max_model_len, grammar)
+        first = generation(f"{head.id}-{i}", token_ids, sampling, terms, context.clock.now())
+        requests += answers_like(first, num_per_prompt)
     return CallPlan(
         requests=requests,
         num_per_prompt=num_per_prompt,
-        num_shown=(body.n or 1) if num_per_prompt > (body.n or 1) else None,
-        text=text,
+        num_shown=num_shown if num_per_prompt > num_shown else None,
+        text=_text_options(body, given),
         format=CompletionFormat(
             head,
             TokenNames(context.tokenizer, are_ids=bool(body.return_tokens_as_token_ids)),
             PromptsShown(
                 token_ids=prompts,
-                num_choices=body.n or 1,
+                num_choices=num_shown,
                 num_top=body.prompt_logprobs,
                 tells_ids=bool(body.return_token_ids),
             ),
@@ -100,7 +85,7 @@ def _check_prompt_options(body: CompletionRequest) -> None:
     """Check options about the prompt that depend on each other. Raises InvalidRequest."""
     if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
         raise InvalidRequest(
-            "'max_tokens' must be at least 1 without 'echo' or 'prompt_logprobs'", "max_tokens"
+            "'max_tokens' can be 0 only with 'echo' or 'prompt_logprobs'", "max_tokens"
         )
     if body.logprob_token_ids and body.echo:
         raise InvalidRequest(
@@ -110,17 +95,9 @@ def _check_prompt_options(body: CompletionRequest) -> None:
         )
     if body.prompt_logprobs is not None and body.stream:
         raise InvalidRequest(
-            "'prompt_logprobs' cannot be streamed; 'echo' with 'logprobs' can", "prompt_logprobs"
+            "'prompt_logprobs' cannot be combined with 'stream'; 'echo' with 'logprobs' can",
+            "prompt_logprobs",
         )
-
-
-def _num_prompt_logprobs(body: CompletionRequest) -> int | None:
-    """Return how many top log-probabilities per prompt token to request from nodes.
-
-    None: the prompt is not scored.
-    """
-    asked = [body.prompt_logprobs, body.logprobs if body.echo else None]
-    return max((num for num in asked if num is not None), default=None)
 
 
 def _num_listed(body: CompletionRequest) -> int | None:
@@ -129,7 +106,7 @@ def _num_listed(body: CompletionRequest) -> int | None:
     return 1 + len(listed) if listed else body.logprobs
 
 
-def _num_generated(body: CompletionRequest) -> int:
+def _num_generated(body: CompletionRequest, num_prompts: int) -> int:
     """Return the answers to generate per prompt, including those not shown.
 
     Raises InvalidRequest.
@@ -141,61 +118,81 @@ def _num_generated(body: CompletionRequest) -> int:
             f"'best_of' ({num_generated}) must be at least 'n' ({num_shown})", "best_of"
         )
     if num_generated > num_shown and body.stream:
-        raise InvalidRequest("'best_of' cannot be streamed: the best is known last", "best_of")
+        raise InvalidRequest(
+            "'best_of' above 'n' cannot be combined with 'stream': the best answers are known only "
+            "when all are complete",
+            "best_of",
+        )
+    if num_prompts * num_generated > MAX_GENERATED:
+        raise InvalidRequest(
+            f"{num_prompts} prompts with {num_generated} answers each make "
+            f"{num_prompts * num_generated} answers; a request can have at most {MAX_GENERATED}",
+            "n",
+        )
     return num_generated
+
+
+# ---- prompts -----------------------------------------------------------------------------------
+
+
+def _adds_special_tokens(body: CompletionRequest) -> bool:
+    return body.add_special_tokens is not False
+
+
+async def _encoded(
+    given: Sequence[Prompt], body: CompletionRequest, context: ApiContext, max_model_len: int
+) -> list[list[int]]:
+    """Return the prompts as token ids, truncated if so requested. Raises RequestError."""
+    prompts = await _PROMPT.encode(
+        given,
+        context.tokenizer,
+        add_special_tokens=_adds_special_tokens(body),
+        max_model_len=max_model_len,
+    )
+    return [truncated(ids, body, body.max_tokens or 1, max_model_len) for ids in prompts]
+
+
+def _text_options(body: CompletionRequest, given: Sequence[Prompt]) -> TextOptions:
+    """Return how tokens become text; an echo hides special tokens that encoding has added."""
+    are_added = _adds_special_tokens(body) and any(isinstance(prompt, str) for prompt in given)
+    return replace(text_options(body), echoes_special_tokens=not are_added)
+
+
+# ---- sampling ----------------------------------------------------------------------------------
+
+
+def _sampling(
+    body: CompletionRequest,
+    context: ApiContext,
+    num_prompt_tokens: int,
+    max_model_len: int,
+    grammar: str,
+) -> SamplingParams:
+    """Return the sampling parameters of a prompt's first answer. Raises RequestError."""
+    max_tokens = output_limit(num_prompt_tokens, body.max_tokens, DEFAULT_MAX_TOKENS, max_model_len)
+    num_top = _num_prompt_logprobs(body)
+    if num_top is not None:
+        param = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+        check_scores(num_prompt_tokens, num_top, param)
+    sampling = sampling_params(
+        body,
+        context.tokenizer,
+        max_tokens=max_tokens,
+        logprobs=_num_logprobs(body),
+        grammar=grammar,
+    )
+    return structs.replace(sampling, prompt_logprobs=num_top)
+
+
+def _num_prompt_logprobs(body: CompletionRequest) -> int | None:
+    """Return how many top log-probabilities per prompt token to request from nodes.
+
+    None: the prompt is not scored.
+    """
+    asked = [body.prompt_logprobs, body.logprobs if body.echo else None]
+    return max((num for num in asked if num is not None), default=None)
 
 
 def _num_logprobs(body: CompletionRequest) -> int | None:
     """Return how many top log-probabilities to request from nodes; `best_of` needs at least 0."""
     return 0 if body.logprobs is None and (body.best_of or 1) > (body.n or 1) else body.logprobs
-
-
-def _of_choice(first: GenerationRequest, choice: int) -> GenerationRequest:
-    """Return the request for one of several answers, derived from that for the first."""
-    if choice == 0:
-        return first
-    sampling = first.sampling
-    return replace(
-        first,
-        request_id=f"{first.request_id}-{choice}",
-        sampling=structs.replace(
-            sampling,
-            seed=choice_seed(sampling.seed, choice),
-            prompt_logprobs=None,  # scored once; the other answers reuse its KV
-        ),
-    )
-
-
-def _generation(
-    body: CompletionRequest,
-    context: ApiContext,
-    terms: ServiceTerms,
-    request_id: str,
-    token_ids: list[int],
-    max_model_len: int,
-    grammar: str,
-) -> GenerationRequest:
-    max_tokens = output_limit(len(token_ids), body.max_tokens, DEFAULT_MAX_TOKENS, max_model_len)
-    num_top = _num_prompt_logprobs(body)
-    if num_top is not None:
-        param = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
-        check_scores(len(token_ids), num_top, param)
-    now_s = context.clock.now()
-    return GenerationRequest(
-        request_id=request_id,
-        token_ids=token_ids,
-        sampling=structs.replace(
-            sampling_params(
-                body,
-                context.tokenizer,
-                max_tokens=max_tokens,
-                logprobs=_num_logprobs(body),
-                grammar=grammar,
-            ),
-            prompt_logprobs=num_top,
-        ),
-        cache_salt=terms.cache_salt,
-        slo=terms.slo,
-        waited_s=terms.waited_s(now_s),
-        deadline_s=terms.deadline_s(now_s),
-    )

@@ -14,6 +14,7 @@ from coordinator.api.config import ApiConfig
 from coordinator.api.formats import AnswerFormat
 from coordinator.api.in_flight import InFlight
 from coordinator.api.observer import Observer, RequestSummary
+from coordinator.api.pace import Pace
 from coordinator.api.responses_api.store import ResponseStore
 from coordinator.api.sse import SseStream
 from coordinator.embedding_model import EmbeddingModel
@@ -44,6 +45,7 @@ class ApiContext:
     parts: PartsOptions
     grammars: GrammarChecker
     clock: Clock
+    pace: Pace
     stored: ResponseStore
     embedding_model: EmbeddingModel
     tokenizing: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, 1))
@@ -53,7 +55,7 @@ class ApiContext:
         """Check that `name` is a name of the served model. Raises ModelNotFound."""
         if name not in self.model_names:
             raise ModelNotFound(
-                f"there is no model {name[:128]!r} here; there is {', '.join(self.model_names)}",
+                f"there is no model {name[:128]!r}; this server has {', '.join(self.model_names)}",
                 "model",
             )
 
@@ -64,7 +66,7 @@ class ApiContext:
         """
         max_model_len = self.generator.max_model_len
         if max_model_len is None:
-            raise NoNodeAvailable("no node has attached yet")
+            raise NoNodeAvailable("no node has attached yet; try again later")
         return max_model_len
 
 

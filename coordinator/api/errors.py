@@ -100,8 +100,8 @@ def _retry_after(error: errors.PdserveError, default_s: int) -> str:
 def describe_http(error: web.HTTPException, request: web.BaseRequest) -> ErrorReply:
     """Map an HTTP error raised by aiohttp or by the body reader to the API's error format."""
     messages = {
-        404: f"there is nothing at {request.path}",
-        405: f"{request.path} does not take {request.method}",
+        404: f"there is no such path: {request.path}",
+        405: f"{request.path} does not support {request.method}",
         413: "the request body is too large",
     }
     message = messages.get(error.status, error.text or error.reason)
@@ -115,12 +115,12 @@ def describe_protocol(error: HttpProcessingError) -> ErrorReply:
     if isinstance(error, LineTooLong):
         status, message = (
             431,
-            f"the request line and each header have at most {error.args[1]} bytes",
+            f"the request line and each header can have at most {error.args[1]} bytes",
         )
     else:
         first_line = error.message.partition("\n")[0].rstrip(":")
         status = web.HTTPBadRequest.status_code
-        message = f"this cannot be read as HTTP: {first_line[:_MAX_MESSAGE_CHARS]}"
+        message = f"the input is not valid HTTP: {first_line[:_MAX_MESSAGE_CHARS]}"
     return ErrorReply(status, ErrorDetail(message, _INVALID, None, _CODE_OF_STATUS[status]))
 
 

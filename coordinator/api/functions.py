@@ -27,11 +27,11 @@ def with_functions_as_tools(body: ChatRequest) -> ChatRequest:
     for name, value in (("tools", body.tools), ("tool_choice", body.tool_choice)):
         if value and (body.functions or chosen):
             ours = "functions" if body.functions else "function_call"
-            raise InvalidRequest(f"{ours!r} and {name!r} exclude each other", ours)
+            raise InvalidRequest(f"{ours!r} and {name!r} cannot be combined", ours)
     names = [function.name for function in body.functions or []]
     if isinstance(chosen, NamedFunction) and chosen.name not in names:
         raise InvalidRequest(
-            f"'function_call' names {chosen.name!r}, which is none of the functions",
+            f"'function_call' names {chosen.name!r}, which is not one of 'functions'",
             "function_call",
         )
     if not body.functions:
@@ -52,8 +52,8 @@ def with_calls_of_tools(messages: Sequence[Message]) -> list[Message]:
         if message.function_call is not None:
             if message.role != "assistant" or message.tool_calls:
                 raise InvalidRequest(
-                    f"messages[{i}] has 'function_call', which only an assistant's has, and "
-                    "without 'tool_calls'",
+                    f"messages[{i}] has 'function_call', which is allowed only in a message of the "
+                    "assistant, and not beside 'tool_calls'",
                     f"messages[{i}].function_call",
                 )
             last_id = f"call{i:05d}"  # nine letters and digits, as Mistral's templates require

@@ -63,7 +63,9 @@ def check_socket_origin(request: web.Request, origins: Collection[str]) -> None:
     if origin is None or origin.partition("://")[2] == request.host:
         return
     if "Access-Control-Allow-Origin" not in _origin_headers(request, origins):
-        raise PermissionDenied(f"pages of {origin[:128]!r} may not use this server")
+        raise PermissionDenied(
+            f"web pages from {origin[:128]!r} may not use this server (see --cors-origins)"
+        )
 
 
 def _origin_headers(request: web.Request, origins: Collection[str]) -> dict[str, str]:

@@ -36,7 +36,7 @@ class JsonReader:
         """Return a call's arguments; an empty text means none. Raises InvalidRequest."""
         value = self.read(text.encode() or b"{}", param, param)
         if not isinstance(value, dict):
-            raise InvalidRequest(f"{param} is no JSON object", param)
+            raise InvalidRequest(f"{param} must be a JSON object", param)
         return value
 
     async def read_long(self, text: bytes, what: str) -> Any:

@@ -42,8 +42,8 @@ def check_scores(num_tokens: int, num_top: int, param: str) -> None:
     """Check that a prompt's log-probabilities are not too many to return. Raises InvalidRequest."""
     if num_tokens * (num_top + 1) > MAX_PROMPT_LOGPROBS:
         raise InvalidRequest(
-            f"{num_top} likeliest tokens at each of {num_tokens} of the prompt are more than "
-            f"{MAX_PROMPT_LOGPROBS} log-probabilities",
+            f"the prompt has {num_tokens} tokens; the {num_top} likeliest at each of them are more "
+            f"than the {MAX_PROMPT_LOGPROBS} log-probabilities that one answer can hold",
             param,
         )
 
@@ -60,7 +60,8 @@ def truncated(
         return token_ids
     if wanted == 0:
         raise InvalidRequest(
-            "'truncate_prompt_tokens' is how many are kept, or -1: as many as fit; it cannot be 0",
+            "'truncate_prompt_tokens' must be the number of tokens to keep, or -1 for as many as "
+            "fit; it cannot be 0",
             "truncate_prompt_tokens",
         )
     num_kept = max(1, max_model_len - requested) if wanted == -1 else wanted

@@ -20,7 +20,7 @@ def conversation(request: ChatRequest) -> Conversation:
     continues = bool(request.continue_final_message)
     if continues and request.add_generation_prompt:
         raise InvalidRequest(
-            "'continue_final_message' and 'add_generation_prompt' exclude each other",
+            "'continue_final_message' and 'add_generation_prompt' cannot both be true",
             "continue_final_message",
         )
     prompts = request.add_generation_prompt
@@ -65,7 +65,8 @@ def _hints(request: ChatRequest) -> dict[str, Any]:
 def _template_message(message: Message, where: str, reader: JsonReader) -> dict[str, Any]:
     if message.tool_calls and message.role != "assistant":
         raise InvalidRequest(
-            f"{where} has tool_calls, but is no assistant's", f"{where}.tool_calls"
+            f"{where} has 'tool_calls', which are allowed only in messages of the assistant",
+            f"{where}.tool_calls",
         )
     # Chat templates do not know "developer", OpenAI's newer name of the system role.
     role = _TEMPLATE_ROLES.get(message.role, message.role)
@@ -101,7 +102,7 @@ def _text(message: Message, where: str, may_be_empty: bool) -> str:
             return message.refusal
         if may_be_empty:
             return ""
-        raise InvalidRequest(f"{where} has no content", f"{where}.content")
+        raise InvalidRequest(f"{where} needs 'content'", f"{where}.content")
     texts: list[str] = []
     for i, part in enumerate(message.content):
         param = f"{where}.content[{i}]"
@@ -111,6 +112,6 @@ def _text(message: Message, where: str, may_be_empty: bool) -> str:
                 f"{param} is of type {part.type[:128]!r}, but this server takes only 'text'", param
             )
         if text is None:
-            raise InvalidRequest(f"{param} has no {part.type}", f"{param}.{part.type}")
+            raise InvalidRequest(f"{param} needs {part.type!r}", f"{param}.{part.type}")
         texts.append(text)
     return "\n".join(texts)

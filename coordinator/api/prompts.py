@@ -36,8 +36,8 @@ class PromptParameter:
                 return [prompt]
             if len(prompt) > self.max_prompts:
                 raise InvalidRequest(
-                    f"{name!r} has {len(prompt)} prompts, but at most {self.max_prompts} go in one "
-                    "request",
+                    f"{name!r} has {len(prompt)} prompts, but a request can have at most "
+                    f"{self.max_prompts}",
                     name,
                 )
             if all(isinstance(one, str) or _is_ids(one) for one in prompt):
@@ -67,7 +67,9 @@ class PromptParameter:
         found = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
         for token_ids in found:
             if not token_ids:
-                raise InvalidRequest(f"{self.name!r} has no tokens", self.name)
+                raise InvalidRequest(
+                    f"{self.name!r} must not be empty: at least one token is needed", self.name
+                )
             check_token_ids(token_ids, tokenizer, self.name)
         return found
 

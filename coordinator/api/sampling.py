@@ -41,7 +41,7 @@ def text_options(fields: GenerationFields) -> TextOptions:
     if any(len(stop) > MAX_STOP_CHARS for stop in stops):
         raise InvalidRequest(f"'stop' takes strings of up to {MAX_STOP_CHARS} characters", "stop")
     if not all(stops):
-        raise InvalidRequest("'stop' cannot have an empty string", "stop")
+        raise InvalidRequest("'stop' must not contain an empty string", "stop")
     return TextOptions(
         stops=tuple(stops),
         stop_ids=frozenset(fields.stop_token_ids or []),
@@ -108,7 +108,7 @@ def _check_ends(fields: GenerationFields, grammar: str) -> None:
     """
     for param, is_set in (("min_tokens", fields.min_tokens), ("ignore_eos", fields.ignore_eos)):
         if grammar and is_set:
-            raise InvalidRequest(f"{param!r} and structured output exclude each other", param)
+            raise InvalidRequest(f"{param!r} cannot be combined with structured output", param)
 
 
 def _ids(fields: GenerationFields, param: str, tokenizer: Tokenizer) -> list[int]:
@@ -130,7 +130,7 @@ def _logit_bias(bias: dict[str, float], tokenizer: Tokenizer) -> dict[int, float
         raise InvalidRequest("'logit_bias' has more entries than there are tokens", "logit_bias")
     if bad := [key for key in bias if not (key.isascii() and key.isdigit() and len(key) < 10)]:
         shown = ", ".join(repr(key[:64]) for key in bad[:_NUM_KEYS_TOLD])
-        raise InvalidRequest(f"'logit_bias' has keys that are no token ids: {shown}", "logit_bias")
+        raise InvalidRequest(f"'logit_bias' has keys that are not token ids: {shown}", "logit_bias")
     by_id = {int(key): value for key, value in bias.items()}
     check_token_ids(by_id, tokenizer, "logit_bias")
     return by_id

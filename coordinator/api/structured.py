@@ -40,7 +40,7 @@ def wanted_output(body: GenerationFields) -> Output | None:
     ]
     if len(wanted) > 1:
         params = " and ".join(repr(output.param) for output in wanted)
-        raise InvalidRequest(f"{params} exclude each other", wanted[1].param)
+        raise InvalidRequest(f"{params} cannot be combined", wanted[1].param)
     return wanted[0] if wanted else None
 
 
@@ -76,8 +76,8 @@ def _check_size(output: Output | None, calls: CallGrammar | None) -> None:
         num_chars += len(msgspec.json.encode(value))
         if num_chars > MAX_GRAMMAR_CHARS:
             raise InvalidRequest(
-                f"{param!r} makes what is asked for larger than {MAX_GRAMMAR_CHARS} characters; a "
-                "grammar must be smaller",
+                f"with {param!r}, the constraints on the answer exceed {MAX_GRAMMAR_CHARS} "
+                "characters as JSON; make them smaller",
                 param,
             )
 
@@ -107,14 +107,18 @@ def _by_structured_outputs(wanted: StructuredOutputs | None) -> list[Output]:
         OutputKind.LARK: wanted.grammar,
     }
     if wanted.json_object and wanted.json_ is not None:
-        raise InvalidRequest("'json' and 'json_object' exclude each other", "structured_outputs")
+        raise InvalidRequest("'json' and 'json_object' cannot be combined", "structured_outputs")
     outputs = [
         _output(kind, value, f"structured_outputs.{kind.value}")
         for kind, value in given.items()
         if value is not None
     ]
     if not outputs:
-        raise InvalidRequest("'structured_outputs' asks for nothing", "structured_outputs")
+        raise InvalidRequest(
+            "'structured_outputs' needs one of 'json', 'json_object', 'regex', 'choice' and "
+            "'grammar'",
+            "structured_outputs",
+        )
     return outputs
 
 
@@ -123,5 +127,7 @@ def _output(kind: OutputKind, value: Any, param: str) -> Output:
     if kind is OutputKind.JSON and isinstance(value, str):
         value = JsonReader().read(value.encode(), repr(param), param)
         if not isinstance(value, dict | bool):
-            raise InvalidRequest(f"{param!r} is no JSON schema", param)
+            raise InvalidRequest(
+                f"{param!r} must be a JSON schema: an object, or true or false", param
+            )
     return Output(kind, value, param)

@@ -94,7 +94,7 @@ def _service_class(
         return classes.by_name.get(tenant.default_class, classes.default)
     if tenant.classes and cls.name not in tenant.classes:
         may = ", ".join(tenant.classes)
-        raise PermissionDenied(f"{tenant.name!r} may not use class {cls.name!r}, but {may}")
+        raise PermissionDenied(f"{tenant.name!r} may not use class {cls.name!r}, only {may}")
     return cls
 
 
@@ -106,7 +106,9 @@ def _asked_class(
             continue
         if name not in classes.by_name:
             known = ", ".join(classes.by_name)
-            raise InvalidRequest(f"{where!r} is {name[:64]!r}; the classes are {known}", where)
+            raise InvalidRequest(
+                f"{where!r} is {name[:64]!r}, but the service classes are {known}", where
+            )
         return classes.by_name[name]
     match fields.service_tier:
         case "priority":
@@ -127,6 +129,7 @@ def _timeout_s(headers: Mapping[str, str]) -> float:
         timeout_s = math.nan
     if not 0 < timeout_s < math.inf:
         raise InvalidRequest(
-            f"{TIMEOUT_HEADER!r} is {text[:64]!r}, not a number of seconds above 0", TIMEOUT_HEADER
+            f"{TIMEOUT_HEADER!r} is {text[:64]!r}, but must be a number of seconds above 0",
+            TIMEOUT_HEADER,
         )
     return timeout_s

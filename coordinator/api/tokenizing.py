@@ -24,7 +24,9 @@ async def turn(context: ApiContext, num_bytes: int | None) -> AsyncIterator[None
         async with asyncio.timeout(context.config.tokenize_wait_s):
             await context.tokenizing.acquire()
     except TimeoutError as error:
-        raise Overloaded("many long texts wait to be tokenised") from error
+        raise Overloaded(
+            "too many long texts are waiting to be tokenised; try again later"
+        ) from error
     try:
         yield
     finally:

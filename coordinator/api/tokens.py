@@ -78,7 +78,7 @@ async def tokenize(request: web.Request) -> web.Response:
     if body.model is not None:
         context.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
-        raise InvalidRequest("give one of 'prompt' and 'messages'", "prompt")
+        raise InvalidRequest("the request needs either 'prompt' or 'messages'", "prompt")
     async with turn(context, request.content_length):
         token_ids = await _token_ids(body, context)
         shown = context.tokenizer.shown_texts

@@ -12,12 +12,13 @@ from coordinator.routing.decode_load import DecodeLoad
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.forecast import Plan
 from coordinator.routing.handoffs import Handoffs
-from coordinator.routing.holding import is_full
+from coordinator.routing.holding import has_place, makes_wait
 from coordinator.routing.lengths import OutputLengths
 from coordinator.routing.neighbours import Neighbours
 from coordinator.routing.placement import Placement
 from coordinator.routing.prefill_queues import PendingPrompt, PrefillQueues, ServiceClass
 from pdserve.clock import Clock
+from pdserve.protocol import Slo
 
 UNKNOWN_TPOT_S = 0.05  # assumed for nodes that have not reported a profile
 
@@ -129,27 +130,31 @@ class Books:
 
     def has_to_wait(self, booking: Booking) -> bool:
         """See Booking.has_to_wait."""
-        decode, plan, now_s = booking.placement.decode, booking.plan, self._clock.now()
+        decode, plan, slo = booking.placement.decode, booking.plan, booking.request.slo
         if booking.placement.prefill is None or decode is None or plan is None:
             return False
-        if not self._is_member(decode):
+        if not slo.tpot_s or not self._is_member(decode):
             return False
-        longest_s = self.handoffs.longest_s(decode.slot, now_s)
-        return is_full(booking.request.slo, longest_s, self._step_s(booking, decode, plan, now_s))
+        return self.makes_wait(decode.slot, slo) or not self._has_place(booking, decode.slot, plan)
 
-    def _step_s(self, booking: Booking, decode: Member, plan: Plan, now_s: float) -> float:
-        """Return the predicted step time of the node's current batch with this request in it.
+    def makes_wait(self, slot: int, slo: Slo) -> bool:
+        """Return whether a decode node makes handed-off requests wait; see `holding.py`."""
+        return makes_wait(slo, self.handoffs.longest_s(slot, self._clock.now()))
 
-        0 if the request would be alone.
-        """
+    def _has_place(self, booking: Booking, slot: int, plan: Plan) -> bool:
+        """Return whether the current batch has a place for a request that is planned there."""
+        now_s = self._clock.now()
         batch = self.decodes.at(now_s, now_s)
-        num_requests, context = int(batch.requests[decode.slot]), int(batch.context[decode.slot])
+        num_requests, context = int(batch.requests[slot]), int(batch.context[slot])
         if not self.decodes.forecast.has_begun(plan, now_s):
             num_requests += 1
             context += _context(booking.placement)
         if num_requests < 2:
-            return 0.0
-        return self._fleet.decode_one_s(decode.slot, num_requests, context)
+            return True  # a request alone always has a place
+        at_its_end = context + booking.placement.output_tokens // 2
+        step_s = self._fleet.decode_one_s(slot, num_requests, context)
+        has_room = self._fleet.has_room(slot, num_requests, at_its_end)
+        return has_place(booking.request.slo, step_s, has_room=has_room)
 
     def _end_handoff(self, booking: Booking, decode: Member) -> None:
         self.handoffs.end(decode.slot, booking.request.request_id)

@@ -45,6 +45,10 @@ class DecodeLoad(SlotArrays):
         requests, context = self.forecast.at(now_s, moment_s)
         return Batch(requests + self.others, context + self.others_context)
 
+    def has_requests(self, slot: int, now_s: float) -> bool:
+        """Return whether a node is decoding anything now."""
+        return bool(self.others[slot]) or self.forecast.is_busy(slot, now_s)
+
     def legs_with_others(self) -> Ints:
         """Return decode legs by slot: our own, and others' as reported."""
         return self.legs + self.others

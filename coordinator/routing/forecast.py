@@ -82,6 +82,11 @@ class LoadForecast:
         column = (self.present + ahead) % NUM_BUCKETS
         return self.requests[column], self.tokens[column]
 
+    def is_busy(self, slot: int, now_s: float) -> bool:
+        """Return whether a slot has requests now."""
+        self._advance(now_s)
+        return bool(self.requests[self.present % NUM_BUCKETS, slot])
+
     def advanced(self, now_s: float) -> LoadForecast:
         """Advance `present` to `now_s`, and return self."""
         self._advance(now_s)

@@ -7,8 +7,8 @@ where a decode node is full, token 1 is shown when the stream continues, as in s
 nodes send all tokens, but no later than the class allows, which is bounded by its TTFT.
 
 A decode node is full if it makes others wait, or if its current batch would be too slow with one
-more request. The second test alone would trust a prediction; the first alone detects a queue only
-after the first request in it has missed its TPOT.
+more request, or have no row or no KV left for it. These predictions alone may be wrong; the wait of
+others alone detects a queue only after the first request in it has missed its TPOT.
 """
 
 from __future__ import annotations
@@ -21,14 +21,20 @@ from pdserve.protocol import Slo
 _PATIENCE: Final = 4.0  # in promised TPOTs: after a longer gap, a request waits for a place
 
 
-def is_full(slo: Slo, longest_wait_s: float, step_s: float) -> bool:
-    """Return whether a request would have to wait for a place at a decode node.
+def makes_wait(slo: Slo, longest_wait_s: float) -> bool:
+    """Return whether a decode node makes handed-off requests wait, by what this promise calls long.
+
+    `longest_wait_s`: the longest wait there among requests with token 1 but not token 2.
+    """
+    return 0 < slo.tpot_s * _PATIENCE < longest_wait_s
+
+
+def has_place(slo: Slo, step_s: float, *, has_room: bool) -> bool:
+    """Return whether a request has a place in a decode node's batch.
 
     Args:
         slo: the promise of the request.
-        longest_wait_s: the longest wait among requests with token 1 but not token 2.
-        step_s: predicted step of the current batch with this request; 0 if it would be alone.
+        step_s: predicted step of the current batch with this request in it.
+        has_room: whether that batch has a row and KV for it.
     """
-    if slo.tpot_s <= 0:
-        return False
-    return longest_wait_s > _PATIENCE * slo.tpot_s or step_s > SAFETY * slo.tpot_s
+    return has_room and step_s <= SAFETY * slo.tpot_s

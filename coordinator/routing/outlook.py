@@ -130,7 +130,7 @@ class Outlook:
     def handoffs_s(self, prefill: int, ttft_s: float) -> Floats:
         """Return the KV transfer time left when the prompt has been computed at `prefill`."""
         handoffs_s, prompt_s = np.empty(self.fleet.capacity), float(self.prompt_s[prefill])
-        self.view.handovers(
+        self.view.handoffs(
             self.num_tokens, self.hits.slots, *self.usable, prompt_s, ttft_s, handoffs_s
         )
         return handoffs_s

@@ -208,7 +208,7 @@ class Router:
     def _fit(self, outlook: Outlook, slots: Ints, near: OneNode) -> Ints:
         """Return the slots without nodes whose streams would cost their host more than they add."""
         limit_s = SAFETY * (outlook.request.slo.tpot_s or USUAL_TPOT_S)
-        unfit = self._books.neighbours.better_not(near.slots.tolist(), outlook.newcomer, limit_s)
+        unfit = self._books.neighbours.better_not(outlook.view, near.slots, limit_s)
         return np.setdiff1d(slots, unfit) if unfit else slots
 
     def _pick(self, job: Job, outlook: Outlook, slots: Ints, cost: Floats, load: Ints) -> int:

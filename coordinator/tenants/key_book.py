@@ -48,7 +48,7 @@ def parse_key_file(text: str, classes: Collection[str]) -> dict[str, Tenant]:
     try:
         tenants = msgspec.convert(tomllib.loads(text), _File).tenants
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"not TOML: {error}") from error
+        raise ConfigError(f"not valid TOML: {error}") from error
     except msgspec.ValidationError as error:
         raise ConfigError(str(error).replace(" - at `$.", " for `")) from error
     owners: dict[str, Tenant] = {}
@@ -57,7 +57,9 @@ def parse_key_file(text: str, classes: Collection[str]) -> dict[str, Tenant]:
         _check(tenant, classes)
         for key_hash in tenant.keys:
             if key_hash in owners:
-                raise ConfigError(f"{name} and {owners[key_hash].name} have the key {key_hash}")
+                raise ConfigError(
+                    f"{name} and {owners[key_hash].name} have the same key {key_hash}"
+                )
             owners[key_hash] = tenant
     return owners
 
@@ -75,7 +77,9 @@ def _check(tenant: Tenant, classes: Collection[str]) -> None:
             )
     for name in [*tenant.classes, *filter(None, [tenant.default_class])]:
         if name not in classes:
-            raise ConfigError(f"{tenant.name}: {name!r} is none of {', '.join(classes)}")
+            raise ConfigError(
+                f"{tenant.name}: there is no service class {name!r}, only {', '.join(classes)}"
+            )
     if tenant.classes and tenant.default_class not in tenant.classes:
         raise ConfigError(f"{tenant.name}: default_class must be one of {tenant.classes}")
 

@@ -34,8 +34,8 @@ def open_tenants(
     key = environment.get(API_KEY_VARIABLE, "")
     if not (key or config.key_file or _is_loopback(host)):
         raise ConfigError(
-            f"whoever can reach {host} could use this cluster: give --key-file FILE, set "
-            f"{API_KEY_VARIABLE}, or listen on 127.0.0.1"
+            f"without API keys, everyone who can reach {host} could use this cluster: give "
+            f"--key-file FILE, set {API_KEY_VARIABLE}, or listen on 127.0.0.1"
         )
     keys: KeyBook | None = None
     if key or config.key_file:

@@ -44,7 +44,8 @@ class Quota:
         limit = self._tokens.per_minute
         if 0 < limit < num_tokens:
             raise RateLimited(
-                f"the prompt has {num_tokens} tokens, and {self._name!r} may use {limit} a minute"
+                f"the prompt has {num_tokens} tokens, but {self._name!r} may use only {limit} a "
+                "minute"
             )
         wait_s = self._tokens.wait_s(num_tokens, now_s)
         if wait_s > 0:

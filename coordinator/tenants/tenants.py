@@ -46,7 +46,7 @@ class Tenants:
             raise Unauthorized("an API key is needed: send it as 'Authorization: Bearer KEY'")
         owner = self._keys.owner(key)
         if owner is None:
-            raise Unauthorized("the API key is nobody's here")
+            raise Unauthorized("this API key is unknown here")
         tenant, key_hash = owner
         return Admitted(tenant, key_id(key_hash), self._quota(tenant))
 

@@ -76,7 +76,9 @@ class ChatTemplate:
                 f"chat_template_kwargs cannot set {min(reserved)!r}", "chat_template_kwargs"
             )
         if conversation.documents and "documents" not in self.source:
-            raise InvalidRequest("this model's chat template knows of no documents", "documents")
+            raise InvalidRequest(
+                "this model's chat template does not support documents", "documents"
+            )
         messages = list(conversation.messages)
         if not conversation.continue_final_message:
             return self._render(conversation, messages, limit_s)

@@ -1,16 +1,18 @@
-// Paged attention for one work item: the one kernel for prefill chunks and decode steps.
+// Paged attention for one work item. The same kernel serves prefill chunks and decode steps.
+// query [num_tokens, num_heads, head_dim], KV pool as in layer.h, out like query.
 //
-// Flash attention over tiles of 64 keys at aligned positions. A tile is processed as:
-//   gather    pointers to its K and V rows, through the block table
-//   bring     keys into the form that scores read: transposed_keys.h, or quads.h
-// and then for a few queries at a time:
-//   score     queries x keys
-//   weigh     the mask, then one step of the online softmax, in float32
-//   add       weights x values onto the running sums
-// Meanwhile the next tile is asked for from memory. Queries are (row, head of the group) pairs, so
-// each K and V row is read once for all of them.
+// FlashAttention (Dao et al.) over paged KV (vLLM), in tiles of 64 keys at aligned positions. For
+// each tile:
+//   gather    look up pointers to its K and V rows in the block table
+//   bring     put the keys into the layout for scoring: transposed_keys.h, or quads.h
+// then for a few queries at a time:
+//   score     multiply queries by keys
+//   weigh     apply the mask, then one step of the online softmax, in float32
+//   add       add weights x values to the running sums
+// Meanwhile the next tile is prefetched. A query is a pair (row, query head of a KV head's group),
+// so each K and V row is read once for the whole group (grouped-query attention).
 //
-// Never checks anything: the launchers have.
+// The launchers have checked all arguments.
 #pragma once
 
 #include <type_traits>
@@ -26,7 +28,7 @@ namespace {
 
 constexpr float kLog2E = 1.44269504088896341f;
 
-// How T's keys are scored.
+// The layout in which keys of type T are scored.
 template <class T>
 struct KeyForm {
     using type = TransposedKeys<T>;
@@ -57,7 +59,7 @@ public:
         __builtin_memset(scratch_.zero_row, 0, padded_dim_ * sizeof(float));
     }
 
-    // Into `states`, if there is such, else into the output.
+    // Writes the state of each run to `states`; with null, writes the attention output.
     void run(float* states) {
         TileRows<T> tiles[2];
         TileRows<T>*current = &tiles[0], *next = &tiles[1];
@@ -86,7 +88,7 @@ public:
         }
     }
 
-    // The output, from the states of all runs, of which the item's is the first.
+    // Writes the output from the states of all runs; the item must be the whole one, with all runs.
     void run_folded(const float* states) {
         reset(result_, num_queries_, padded_dim_);
         float* at = const_cast<float*>(states);
@@ -169,7 +171,7 @@ private:
             (seeing.last - seeing.first + kQueriesAtOnce - 1) / kQueriesAtOnce);
         for_queries(seeing.first, seeing.last, [&](int q, auto num_queries) {
             constexpr int kQueries = num_queries.value;
-            // No query here sees a later key.
+            // No query here sees a key from last_seen on. num_keys is rounded up to whole vectors.
             const int last_seen = seeing_.position(q + kQueries - 1) + 1 - tile_start;
             const int last = last_seen < tile.last ? last_seen : tile.last;
             const int num_keys = (last + kTransposeSize - 1) / kTransposeSize * kTransposeSize;
@@ -189,7 +191,7 @@ private:
         });
     }
 
-    // Of the keys of a tile that its item sees, those that a query sees.
+    // The keys of a tile that this query sees, limited to those that the item sees.
     PDSERVE_INLINE Range keys_of(int q, const TileRows<T>& tile, int tile_start) const {
         Range keys = seeing_.keys(q, tile_start);
         if (keys.first < tile.first) keys.first = tile.first;
@@ -203,7 +205,8 @@ private:
         return a.first == b.first && a.last == b.last;
     }
 
-    // Queries [first, last), which see different keys: a weight of 0 would not hide a NaN.
+    // For queries [first, last) that see different keys: row by row, each over its own keys only.
+    // Giving the other keys weight 0 is not enough, since 0 x NaN is NaN.
     template <class Values>
     PDSERVE_INLINE void add_by_rows(int first, int last, const TileRows<T>& tile, int tile_start,
         const Values& values, Prefetcher& next) {
@@ -218,7 +221,8 @@ private:
         }
     }
 
-    // For Q queries that see the same keys of the tile; the first is scored in row `row`.
+    // For Q queries that see the same keys of the tile. The scores of the first query are in row
+    // `row`.
     template <int Q, class Values>
     PDSERVE_INLINE void add(int q, int row, const TileRows<T>& tile, int tile_start,
         const Values& values, Prefetcher& next) {

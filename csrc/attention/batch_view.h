@@ -18,7 +18,8 @@ struct BatchView {
     BatchView(nanobind::handle query_start_object, nanobind::handle context_lens_object,
         nanobind::handle block_tables_object);
 
-    // Raises ValueError: rows, lengths or block ids that would lead a kernel out of its arrays.
+    // Raises ValueError: row counts, lengths or block ids with which a kernel would read out of
+    // bounds.
     void check_values(int64_t num_tokens, const PoolView& pool) const;
 
 private:
@@ -27,7 +28,7 @@ private:
     void check_request(int64_t request, const PoolView& pool) const;
 };
 
-// Raises TypeError or ValueError: not rows of the batch, ascending, so that each is there once.
+// Raises TypeError or ValueError unless the rows are rows of the batch, ascending and distinct.
 void check_rows(const TensorView& rows, int64_t num_tokens, const char* name);
 
 }  // namespace pdserve::attention

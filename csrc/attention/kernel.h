@@ -1,4 +1,4 @@
-// What the attention kernels are told, and what the launcher may ask of each build of them.
+// The arguments of the attention kernels, and the functions that each build of them provides.
 // No inline functions here; see element.h for why.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace pdserve::attention {
 
-// One call. Strides count elements; everything is checked before it comes here.
+// One call. Strides are in elements. All fields have been checked.
 struct Call {
     const void* query;  // [num_tokens, num_heads, head_dim]
     int64_t query_row_stride;
@@ -46,8 +46,8 @@ struct WorkItem {
 };
 
 // `scratch` is aligned to 64 bytes, and as large as scratch.h says for the item's queries.
-// `states` gets what each run of the item comes to, one after the other; null: all is folded and
-// written out.
+// `states` receives the state of each run of the item, one after the other. With null, the runs are
+// folded and the output is written instead.
 using AttendFunction = void (*)(
     const Call& call, const WorkItem& item, void* scratch, float* states);
 

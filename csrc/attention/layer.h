@@ -1,4 +1,4 @@
-// What the decoder asks of attention, layer by layer: arguments were checked once for the step.
+// Attention for the decoder, layer by layer. The arguments were checked once for the whole step.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,7 @@ struct Step {
     const int64_t* slots;  // [num_tokens]
 };
 
-// Rows of the batch, ascending.
+// A choice of rows of the batch, ascending.
 struct RowChoice {
     const int64_t* rows = nullptr;
     int64_t num_rows = -1;  // -1: all of them
@@ -44,18 +44,21 @@ struct QueryRows {
     int64_t head_stride;
 };
 
-// How a step's attention is shared out: the same for all layers of one sliding window. Borrows the
-// arrays of the step and of the choice. Made once a step; making it again reuses its memory.
+// How the attention of a step is divided among threads; the same for all layers with the same
+// sliding window. Borrows the arrays of the step and of the choice. Made once a step; making it
+// again reuses its memory.
 class Plan {
 public:
-    // Only the chosen rows will be attended: the last layer needs no others than those sampled.
+    // With a choice, only these rows are computed: the last layer needs only the rows that are
+    // sampled.
     void make(const Step& step, const Pool& pool, int num_heads, int sliding_window,
         RowChoice choice = {});
 
 private:
     friend void attend(Plan&, int, const QueryRows&, void*, float, Variant);
 
-    // An item whose runs are shared out: whoever finishes the last part folds all of them.
+    // An item whose runs are divided among threads. The thread that finishes the last part folds
+    // the states of all runs.
     struct SharedItem {
         WorkItem whole;
         int32_t first_run;
@@ -85,13 +88,13 @@ private:
     size_t scratch_bytes_;  // of the largest item
 };
 
-// Attention of the plan's rows, into those rows of out [num_tokens, num_heads, head_dim],
-// contiguous. One call at a time for a plan. The bits of a row's result depend on that row and its
-// request's KV alone.
+// Computes attention for the plan's rows, into the same rows of out [num_tokens, num_heads,
+// head_dim], contiguous. A plan can be used by one call at a time. A row's result depends, bit for
+// bit, only on that row and its request's KV.
 void attend(Plan& plan, int layer, const QueryRows& query, void* out, float scale,
     Variant variant);
 
-// What is done to the output of the QKV product before attention, in one pass over it.
+// The step between the QKV product and attention, done in one pass.
 struct QkvRows {
     void* qkv;       // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], of the pool's type
     int64_t stride;  // elements between rows
@@ -102,8 +105,9 @@ struct QkvRows {
     const float* cos_sin;  // [num_tokens, head_dim]: head_dim / 2 cosines, then the sines
 };
 
-// Normalises and turns queries (in place) and keys, and writes keys and values to their slots.
-// head_dim is even. Rounds once, at the end; the bits of a token's result are its own.
+// Normalises and rotates (RoPE) queries in place and keys, and writes keys and values to their
+// slots. head_dim is even. Rounds once, at the end. The result for a token does not depend on other
+// tokens.
 void rotate_and_write(
     const Step& step, const Pool& pool, int layer, const QkvRows& rows, Variant variant);
 

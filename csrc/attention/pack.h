@@ -1,4 +1,4 @@
-// A tile's keys and values in the order that the inner products read them.
+// Copies a tile's keys and values into the layout in which the inner products read them.
 #pragma once
 
 #include "tile.h"
@@ -7,8 +7,8 @@
 namespace pdserve::attention {
 namespace {
 
-// packed[d * kTileKeys + k] = element d of keys[k], for the 16 keys at `keys`. Meanwhile the next
-// tile's memory is asked for.
+// packed[d * kTileKeys + k] = element d of keys[k], for the 16 keys at `keys`. Prefetches the next
+// tile meanwhile.
 template <int kLinesAtOnce, class T>
 void pack_16_keys(
     const T* const* keys, int head_dim, Prefetcher& next, float* packed) {

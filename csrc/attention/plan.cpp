@@ -1,4 +1,4 @@
-// The split of a step's attention into work items, and their sharing among threads.
+// Divides the attention of a step into work items, and the items among threads.
 
 #include <algorithm>
 #include <numeric>
@@ -14,8 +14,9 @@ namespace pdserve::attention {
 
 namespace {
 
-// Enough queries a work item that packing its keys costs little beside using them; few enough that
-// their sums stay in the L2 cache. The fewest is for when there would be too few items to share.
+// Queries per work item: enough that packing the keys costs little compared with using them, and
+// few enough that the running sums stay in the L2 cache. The lower limit applies if there would be
+// too few items for all threads.
 constexpr int kMostQueriesPerItem = 192;
 constexpr int kFewestQueriesPerItem = 24;
 constexpr int64_t kItemsPerThread = 4;
@@ -57,8 +58,8 @@ void Plan::make(
     }
     rows_per_item_ = std::max(1, queries / (num_heads / pool.num_kv_heads));
 
-    // What is costliest comes first, so that no thread is left with it at the end: the requests
-    // with the longest contexts, and of each request the rows that see most.
+    // The most expensive items come first, so that no thread begins one at the end: requests with
+    // the longest contexts first, and within a request the last rows, which see the most keys.
     requests_.resize(step.num_requests);
     std::iota(requests_.begin(), requests_.end(), 0);
     std::sort(requests_.begin(), requests_.end(), [&](int32_t a, int32_t b) {
@@ -104,8 +105,8 @@ void Plan::add_rows(int32_t request, int32_t first_row, int32_t last_row) {
     }
 }
 
-// Into no more items than are wanted: an item of several heads asks for the next one's memory while
-// it computes. Heads are shared out first, then runs.
+// Divides the chunks into no more items than are wanted, since an item of several heads can
+// prefetch the next head while it computes. Heads are divided first, then runs.
 void Plan::share_out(int num_threads) {
     items_.clear();
     shared_.clear();

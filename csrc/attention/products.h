@@ -1,8 +1,9 @@
-// The inner products of attention are done for a few queries at a time, so that sums stay in
-// registers: scores in quads.h and transposed_keys.h, weights times values here.
+// Attention multiplies for a few queries at a time, so that the sums stay in registers: scores in
+// quads.h and transposed_keys.h, weights x values here.
 //
-// What a sum adds up, and in which order, never depends on how many queries or columns are done
-// together: that is what makes a row's result independent of its batch and of its chunk.
+// The terms of a sum and their order never depend on how many queries or columns are computed
+// together. So a row's result does not depend on its batch or on how its prompt is split into
+// chunks.
 #pragma once
 
 #include <type_traits>
@@ -14,7 +15,7 @@
 namespace pdserve::attention {
 namespace {
 
-// Vectors of sums for each of the queries that are done together: what the registers hold.
+// Number of vectors of sums for each of Q queries: as many as fit into the registers.
 constexpr int kQueriesAtOnce = kLanes == 4 ? 4 : kMaxQueries;
 constexpr int columns_for(int num_queries) {
     return kLanes == 16 || num_queries <= 2 ? 4 : num_queries <= 4 && kLanes == 8 ? 3 : 2;
@@ -45,7 +46,8 @@ PDSERVE_INLINE void for_queries(int first, int last, const Body& body) {
     }
 }
 
-// Calls body(column, Count<n>) over num_columns vectors, n at a time as long as that many are left.
+// Calls body(column, Count<n>) for num_columns vectors: n at a time, then the rest in smaller
+// steps.
 template <int N, int kFewest = 1, class Body>
 PDSERVE_INLINE void for_columns(int num_columns, const Body& body) {
     int column = 0;
@@ -61,7 +63,7 @@ PDSERVE_INLINE void for_columns(int num_columns, const Body& body) {
     }
 }
 
-// Values that were packed.
+// Values copied by pack_values.
 template <class U>
 struct PackedValues {
     const U* start;
@@ -74,7 +76,7 @@ struct PackedValues {
     }
 };
 
-// Values where they are in the pool, for few queries.
+// Values read directly from the pool, for few queries.
 template <class T>
 struct ValuesInPlace {
     const T* const* rows;
@@ -99,9 +101,10 @@ struct ValuesInPlace {
     }
 };
 
-// sums[q * sum_stride + d] is multiplied by decays[q], and gets the sum over `keys` k of
-// weights[q][k] * value[k][d] added, for Q queries and C vectors of dimensions d, keys in ascending
-// order. Of a pair that is not all among the keys the other value is taken for 0: it may be NaN.
+// For Q queries and C vectors of dimensions d:
+//     sums[q * sum_stride + d] = sums[q * sum_stride + d] * decays[q]
+//                              + sum over k in `keys`, ascending, of weights[q][k] * value[k][d].
+// If only one key of a pair is in `keys`, the value of the other counts as 0, since it may be NaN.
 template <int Q, int C, class U, class Values>
 PDSERVE_INLINE void add_values(const U* weights, const Values& values, Range keys,
     Prefetcher& next, int64_t column, const float* decays, float* sums, int64_t sum_stride) {

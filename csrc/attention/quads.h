@@ -1,9 +1,10 @@
-// Keys and queries as pairs of bfloat16: scores without transposing the keys.
+// Scores from pairs of bfloat16, with AVX512-BF16's dot product, without transposing the keys.
 //
-// 4 pairs are a quad. A quad of 16 keys is 4 vectors: vector r has, in its 128-bit lane L, the
-// quad of key 4 L + r, so that loads alone put it there. Multiplied by the query's quad in every
-// lane, it adds to 4 partial scores of each key, which are summed up at the end, always in the same
-// order. Few queries read keys where they are in the pool; many read them packed, quad by quad.
+// A quad is 4 pairs: 8 consecutive elements of a key, 128 bits. The quads of 16 keys are loaded
+// into 4 vectors: vector r holds, in its 128-bit lane L, the quad of key 4 L + r. So loads alone
+// place them. The query's quad is broadcast to all lanes. The product adds to 4 partial scores of
+// each key, which are summed at the end, always in the same order. With few queries, keys are read
+// directly from the pool; with many, they are first packed, quad by quad.
 #pragma once
 
 #include "scratch.h"
@@ -21,8 +22,9 @@ struct Quad {
     PairLanes of_keys[4];
 };
 
-// 16 rows at even distance. They are gone through side by side, an order in which no core foresees
-// memory: so the next group's lines are brought into the L1 cache meanwhile, one after the other.
+// Reads the quads of 16 rows at equal distances. The hardware prefetcher does not recognise this
+// access pattern, so the lines of the next group are prefetched into the L1 cache, a few with each
+// quad.
 class KeyRows {
 public:
     KeyRows(const BFloat16* first, int64_t stride, const BFloat16* next_group)
@@ -39,7 +41,7 @@ public:
                 return _mm_loadu_si128(
                     reinterpret_cast<const __m128i*>(starts_[lane] + r * stride_));
             };
-            // Under masks these are loads; inserts would be shuffles besides.
+            // Masked broadcasts compile to plain loads; inserts would need additional shuffles.
             __m512i lanes = _mm512_castsi128_si512(of_row(0));
             lanes = _mm512_mask_broadcast_i32x4(lanes, 0x00f0, of_row(1));
             lanes = _mm512_mask_broadcast_i32x4(lanes, 0x0f00, of_row(2));
@@ -62,7 +64,7 @@ private:
     const char* next_;
 };
 
-// The quads of 16 keys one after the other.
+// Reads the packed quads of 16 keys.
 class PackedKeys {
 public:
     explicit PackedKeys(const uint32_t* start) : at_(start) {}
@@ -89,7 +91,7 @@ PDSERVE_INLINE FloatLanes sum_of_partials(const FloatLanes (&partials)[4]) {
         (__m512)_mm512_unpacklo_pd(low, high), (__m512)_mm512_unpackhi_pd(low, high));
 }
 
-// scores[q * kTileKeys + k] = queries[q] times key k, for Q queries and 16 keys.
+// scores[q * kTileKeys + k] = dot product of queries[q] and key k, for Q queries and 16 keys.
 template <int Q, class Keys>
 PDSERVE_INLINE void score_16_keys(const uint32_t* queries, int64_t query_stride, Keys keys,
     int num_quads, Prefetcher& next, float* scores) {
@@ -112,7 +114,7 @@ PDSERVE_INLINE void score_16_keys(const uint32_t* queries, int64_t query_stride,
     for (int q = 0; q < Q; ++q) store(scores + q * kTileKeys, sum_of_partials(partials[q]));
 }
 
-// The keys of one tile after the other.
+// The keys of the current tile.
 class QuadKeys {
 public:
     QuadKeys(const Call& call, const Scratch& scratch)
@@ -162,7 +164,7 @@ private:
 
     uint32_t* packed_at(int k) const { return packed_ + k * padded_dim_ / 2; }
 
-    // Rows that do not lie side by side, or are not whole quads.
+    // For rows that are not adjacent in memory, or not a multiple of quads long.
     const BFloat16* copied(const BFloat16* const* keys, int k) const {
         BFloat16* rows = rows_ + k * padded_dim_;
         for (int i = 0; i < kGroupKeys; ++i) {

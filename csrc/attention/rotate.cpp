@@ -1,7 +1,8 @@
-// Queries and keys normalised and turned, keys and values stored: one pass over the QKV product.
+// Normalises and rotates (RoPE) queries and keys, and stores keys and values, in one pass over the
+// output of the QKV product, [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim].
 //
-// Head by head, in float32 from the load to the one rounding of the store. Every element is
-// computed alike whatever else is in the batch, so the bits of a token's result are its own.
+// Works head by head, in float32 from the load to the rounding store. The result for a token does
+// not depend on the rest of the batch.
 
 #include "../build_name.h"
 #include "../simd.h"
@@ -10,7 +11,7 @@
 namespace pdserve::attention {
 namespace {
 
-// 1 / root mean square of a head; without a norm heads keep their size.
+// 1 / root mean square of a head; 1 if the model has no norm for heads.
 template <class T>
 PDSERVE_INLINE float norm_of(const T* head, int head_dim, float eps) {
     FloatLanes squares = {};
@@ -24,7 +25,7 @@ PDSERVE_INLINE float norm_of(const T* head, int head_dim, float eps) {
     return 1.0f / __builtin_sqrtf(sum / static_cast<float>(head_dim) + eps);
 }
 
-// Turns each pair (head[i], head[i + half]); `target` may be `head`.
+// Rotates each pair (head[i], head[i + half]); `target` may be `head`.
 template <bool kHasNorm, class T>
 PDSERVE_INLINE void rotate_head(const T* head, int head_dim, const float* norm, float eps,
     const float* cosines, T* target) {

@@ -1,4 +1,4 @@
-// What the kernel that turns queries and keys is told.
+// The arguments of the kernel that rotates queries and keys.
 // No inline functions here; see element.h for why.
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace pdserve::attention {
 
-// Strides count elements; everything is checked before it comes here.
+// Strides are in elements. All fields have been checked.
 struct RotateCall {
     void* qkv;  // [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
     int64_t row_stride;
@@ -27,7 +27,7 @@ struct RotateCall {
     const int64_t* slots;  // [num_tokens]
 };
 
-// Tokens [first, last).
+// Processes tokens [first, last).
 using RotateFunction = void (*)(const RotateCall& call, int64_t first, int64_t last);
 
 struct RotateKernels {

@@ -1,4 +1,5 @@
-// The launchers of the kernel that turns queries and keys: the decoder's, and the checked one.
+// The launchers of rotate_and_write: the unchecked one for the decoder, and the checked one for
+// Python.
 
 #include "rotate_launch.h"
 

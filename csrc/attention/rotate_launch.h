@@ -1,4 +1,4 @@
-// rotate_and_write for Python: the one of layer.h behind checks of every argument.
+// rotate_and_write for Python: checks every argument, then calls the function in layer.h.
 #pragma once
 
 #include <cstdint>

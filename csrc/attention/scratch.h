@@ -8,7 +8,8 @@ namespace {
 
 constexpr int kMaxQueries = 6;  // that are done together
 
-// More of them have keys and values packed; fewer use them where they are, if that can be.
+// With more queries than this, keys and values are packed; with fewer, they are read in place where
+// possible.
 constexpr int kMostQueriesInPlace = 2 * kMaxQueries;
 
 struct Scratch {
@@ -23,7 +24,7 @@ struct Scratch {
     float* result;       // state of all runs
     size_t num_bytes;
 
-    // With a null buffer, only num_bytes means anything.
+    // With a null buffer, only num_bytes is valid.
     Scratch(void* buffer, int num_queries, int head_dim) : num_bytes(0) {
         const size_t padded_dim = padded_head_dim(head_dim);
         const auto carve = [&](size_t count) {

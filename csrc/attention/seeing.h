@@ -1,4 +1,5 @@
-// Who sees what: causal attention, perhaps through a sliding window, of consecutive rows.
+// Which keys each query may see: causal attention, perhaps with a sliding window, for consecutive
+// rows.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +39,7 @@ struct Seeing {
 
     PDSERVE_INLINE int position(int query) const { return first_position + query / group_size; }
 
-    // Those that see at least one of the keys [first, last): no softmax step is empty.
+    // The queries that see at least one of the keys [first, last). So no softmax step is empty.
     Range queries(int first, int last) const {
         Range rows{first - first_position, num_rows};
         if (rows.first < 0) rows.first = 0;
@@ -49,7 +50,7 @@ struct Seeing {
         return {rows.first * group_size, rows.last * group_size};
     }
 
-    // Keys of a tile that a query sees, from where the tile starts.
+    // The keys of a tile that a query sees, counted from the start of the tile.
     PDSERVE_INLINE Range keys(int query, int tile_start) const {
         const int last = position(query) + 1 - tile_start;
         return {window > 0 ? last - window : 0, last};

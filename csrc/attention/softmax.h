@@ -1,4 +1,5 @@
-// The online softmax: scores to weights tile by tile, and folding the states of runs.
+// The online softmax (Milakov and Gimelshein): turns scores into weights tile by tile, and folds
+// the states of runs.
 #pragma once
 
 #include "scratch.h"
@@ -9,16 +10,16 @@ namespace {
 
 constexpr float kMinusInfinity = -__builtin_inff();
 
-// Hides the keys of a tile that a query must not see: all but [first, last).
+// Masks all keys of a tile except [first, last), which the query may see.
 PDSERVE_INLINE void mask(float* scores, int first, int last, int num_keys) {
     for (int k = 0; k < first; ++k) scores[k] = kMinusInfinity;
     for (int k = last; k < num_keys; ++k) scores[k] = kMinusInfinity;
 }
 
 #if defined(__AVX512BF16__)
-// 2**x for x <= 0 that is to be rounded to bfloat16: its error is a sixteenth of that rounding's.
-// The exponent is added to the bits: what comes out below 2**-126 is rounded to 0, since the
-// conversion takes denormals for zero. NaN stays NaN: its low bits are zero, as bfloat16's are.
+// 2**x for x <= 0, to be rounded to bfloat16. Its error is a sixteenth of that rounding error. The
+// exponent is added to the bits. Results below 2**-126 become 0, since the conversion treats
+// denormals as zero. NaN stays NaN: its low bits are zero, as those of a bfloat16 are.
 PDSERVE_INLINE FloatLanes exp2_for_pairs(FloatLanes x) {
     const auto clamped = (FloatLanes)_mm512_max_ps(_mm512_set1_ps(-127.0f), (__m512)x);
     const FloatLanes shifted = clamped + splat(12582912.0f);  // see exp2_of_nonpositive
@@ -31,8 +32,9 @@ PDSERVE_INLINE FloatLanes exp2_for_pairs(FloatLanes x) {
 }
 #endif
 
-// The weights of 16 lanes' worth of keys after `k`, added to `totals`; they take the scores' place.
-// As pairs they are rounded before they are added, so that what is divided by is what was weighed.
+// Replaces the scores of one query by weights, and adds the weights to `totals`. As pairs of
+// bfloat16, weights are rounded before they are added, so that the denominator matches the weights
+// that are used.
 template <bool kAsPairs>
 PDSERVE_INLINE void weigh_query(float* scores, FloatLanes maximum, int num_keys, float* totals,
     FloatLanes decay, Prefetcher& next) {
@@ -67,8 +69,8 @@ PDSERVE_INLINE void weigh_query(float* scores, FloatLanes maximum, int num_keys,
     }
 }
 
-// Turns the scores of Q queries into weights: 2 ** (score * scale - maximum), and the queries'
-// maxima and totals into those with this tile. Memory must not idle meanwhile.
+// Turns the scores of Q queries into weights 2 ** (score * scale - maximum), and updates the
+// queries' maxima and totals with this tile. Prefetches the next tile meanwhile.
 template <int Q, bool kAsPairs>
 PDSERVE_INLINE void weigh(float* scores, float factor, int num_keys, float* maxima, float* totals,
     float* decays, Prefetcher& next) {
@@ -101,8 +103,8 @@ PDSERVE_INLINE void weigh(float* scores, float factor, int num_keys, float* maxi
     }
 }
 
-// Folds a run's state into the one of all runs before, for one query. Never inlined: the same bits
-// whoever calls it.
+// Folds the state of a run into the state of all runs before it, for one query. Never inlined, so
+// that the result has the same bits for every caller.
 [[gnu::noinline]] void fold_query(const State& run, const State& result, int q, int padded_dim) {
     const FloatLanes before = splat(result.maxima[q]), now = splat(run.maxima[q]);
     const FloatLanes maximum = max_of(before, now);

@@ -1,8 +1,8 @@
-// What attention over some keys comes to, for some queries: the state of an online softmax.
+// The state of an online softmax: the partial result of attention over some of the keys.
 //
-// Keys are gone through in runs of kRunKeys at aligned positions. Every run begins with an empty
-// state, and the states of the runs are folded in ascending order: so runs can be shared among
-// threads and the bits of the result stay what they are.
+// Keys are processed in runs of kRunKeys at aligned positions. Every run begins with an empty
+// state, and the states of the runs are folded in ascending order. So runs can be divided among
+// threads, and the result still has the same bits.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ constexpr int kTileKeys = 64;  // keys between two steps of the online softmax; 
 constexpr int kRunKeys = 512;  // a multiple of kTileKeys
 constexpr int kSumLanes = 16;  // of a softmax denominator, whatever the CPU's vectors
 
-// head_dim in whole vectors of any instruction set.
+// head_dim rounded up to whole vectors of any instruction set.
 [[maybe_unused]] int padded_head_dim(int head_dim) { return (head_dim + 15) / 16 * 16; }
 
 struct State {
@@ -24,7 +24,7 @@ struct State {
     float* maxima;  // [num_queries], largest score so far
 };
 
-// In floats, so that states stand aligned to 64 bytes one after the other.
+// In floats. A multiple of 64 bytes, so that consecutive states stay aligned.
 [[maybe_unused]] size_t state_size(int num_queries, int head_dim) {
     const size_t maxima = (num_queries + 15) / 16 * 16;
     return static_cast<size_t>(num_queries) * (padded_head_dim(head_dim) + kSumLanes) + maxima;

@@ -1,4 +1,4 @@
-// One tile of keys and values: where its rows lie in the paged pool.
+// One tile of keys and values: pointers to its rows in the paged pool, and its prefetcher.
 #pragma once
 
 #include "kernel.h"
@@ -8,7 +8,7 @@
 namespace pdserve::attention {
 namespace {
 
-// What a score or a sum multiplies: pairs of bfloat16 where the CPU can, else float32.
+// The operand of scores and sums: pairs of bfloat16 if the CPU can multiply them, else float32.
 template <class T>
 struct Unit {
     using type = float;
@@ -26,7 +26,7 @@ PDSERVE_INLINE uint32_t pair_of(BFloat16 low, BFloat16 high) {
     return low.bits | static_cast<uint32_t>(high.bits) << 16;
 }
 
-// Which tile of which KV head.
+// A tile of a KV head.
 struct Place {
     int head;
     int tile_start;
@@ -34,10 +34,11 @@ struct Place {
 
 constexpr int kLineBytes = 64;
 
-// How many lines of the next tile are asked for at a time, at an even pace for few queries, which
-// have most to wait for: in each quarter of a block of keys that is transposed, with each unit of
-// head_dim, or quad of 16 keys, that is scored, with each vector of scores that is scaled or made
-// pairs of weights, with each unit of values that is added.
+// How many cache lines of the next tile are prefetched at a time, in each stage of the current one.
+// They are spread evenly over the work of few queries, which waits for memory most. A stage
+// prefetches once for: each quarter of a block of keys that is transposed; each unit of head_dim,
+// or quad of 16 keys, that is scored; each vector of scores that is scaled or turned into weights;
+// each unit of values that is added.
 constexpr int kLinesAtPackingForOne = 5;
 constexpr int kLinesAtPacking = 2;
 constexpr int kLinesAtScoring = 3;
@@ -45,8 +46,8 @@ constexpr int kLinesAtQuad = 3;
 constexpr int kLinesAtWeighing = 4;
 constexpr int kLinesAtAdding = 3;
 
-// Asks for the memory of a tile, a few lines at a time: when all were asked for at once, the core
-// would wait for its few misses in flight instead of computing.
+// Prefetches a tile, a few lines at a time. If all lines were requested at once, the core would
+// stall: it can have only a few cache misses in flight.
 class Prefetcher {
 public:
     void reset() {
@@ -54,8 +55,8 @@ public:
         set_pace(1);
     }
 
-    // From now on only every so many calls ask: as often as queries go through the tile, a few at a
-    // time.
+    // From now on only one in `num_calls` calls prefetches: the queries are processed a few at a
+    // time, and each group passes over the whole tile.
     void set_pace(int num_calls) { pace_ = calls_left_ = num_calls; }
 
     void add(const void* start, int64_t num_bytes) {
@@ -81,7 +82,7 @@ private:
         if (at_ < end_ || next_ < count_) ask_slowly(num_lines);
     }
 
-    // From one span to the next.
+    // Also moves on to the next span.
     [[gnu::noinline]] void ask_slowly(int num_lines) {
         for (; num_lines > 0; --num_lines) {
             if (at_ >= end_) {
@@ -110,14 +111,15 @@ private:
 
 template <class T>
 struct TileRows {
-    // Keys that nobody sees may be anything that is there; values that nobody sees, zeros.
+    // Pointers for keys that no query sees are arbitrary valid ones; those for such values point to
+    // zeros.
     const T* keys[kTileKeys];
     const T* values[kTileKeys];
     int first;  // keys [first, last) of the tile are seen by at least one query
     int last;
     Prefetcher prefetcher;
 
-    // `first_key` and `last_key` are the positions that are seen.
+    // The item sees the positions [first_key, last_key).
     void gather(const Call& call, int request, Place place, int first_key, int last_key,
         const T* zero_row) {
         const int start = place.tile_start;

@@ -1,5 +1,5 @@
-// Transposes 16 rows of 16 units of 32 bits (a float32, or two bfloat16) of keys: a score is a sum
-// over head_dim, and with keys side by side in the lanes it needs no sum across lanes.
+// Transposes 16 rows of 16 units of 32 bits (a float32, or two bfloat16) of keys. A score is a sum
+// over head_dim; with one key per lane it needs no sum across lanes.
 #pragma once
 
 #include "../simd.h"
@@ -18,8 +18,8 @@ PDSERVE_INLINE void transpose16(
 #pragma GCC unroll 4
     for (int u = 0; u < 16; u += 4) {
         meanwhile();
-        // a[r] gets, in 128-bit lane L, the units u .. u + 3 of row 4L + r: loads place the lanes,
-        // so that the shuffles below need not cross them.
+        // a[r] holds, in 128-bit lane L, units u .. u + 3 of row 4 L + r. The loads place the
+        // lanes, so that the shuffles below need not cross them.
         __m512i a[4];
 #pragma GCC unroll 4
         for (int r = 0; r < 4; ++r) {

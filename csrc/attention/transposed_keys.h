@@ -1,4 +1,4 @@
-// Keys as float32, transposed before they are scored: a score is then one chain of multiply-adds,
+// Keys as float32, transposed before they are scored. Then a score is one chain of multiply-adds,
 // and needs no sum across lanes.
 #pragma once
 
@@ -33,7 +33,7 @@ PDSERVE_INLINE void score_keys(const float* queries, int64_t query_stride, const
     }
 }
 
-// The keys of one tile after the other.
+// The keys of the current tile.
 template <class T>
 class TransposedKeys {
 public:

@@ -1,4 +1,4 @@
-// The checked launcher of write_kv and its kernel, which only copies: one build serves every CPU.
+// The checked launcher of write_kv, and its kernel. It only copies, so one build serves every CPU.
 
 #include "write_kv.h"
 

@@ -1,4 +1,5 @@
-// pdserve._native.Decoder: checks with the interpreter lock held, the whole step without it.
+// pdserve._native.Decoder: checks arguments with the interpreter lock held, and computes the whole
+// step without it.
 
 #include "bind.h"
 
@@ -50,7 +51,7 @@ public:
     size_t workspace_bytes() const { return forward_.workspace_bytes(); }
 
 private:
-    // There is one workspace. Taken and given back with the interpreter lock held.
+    // There is one workspace. It is acquired and released with the interpreter lock held.
     class Turn {
     public:
         explicit Turn(bool& is_running) : is_running_(is_running) {

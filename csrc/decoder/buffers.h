@@ -1,4 +1,4 @@
-// The activations of a step, carved out of one piece of memory that is kept from step to step.
+// The activations of a step, in one piece of memory that is kept between steps.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ struct Buffers {
     int32_t* positions;  // [num_tokens]
     size_t num_bytes;
 
-    // With null memory, only num_bytes means anything.
+    // With null memory, only num_bytes is valid.
     Buffers(void* memory, const Sizes& sizes, int64_t num_tokens, size_t element_bytes)
         : num_bytes(0) {
         const auto carve = [&](int64_t row_width, size_t width_bytes) -> void* {

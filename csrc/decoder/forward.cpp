@@ -1,6 +1,6 @@
-// The residual stream is float32 throughout, so that only what products and attention read is
-// rounded to the model's type. In the last layer only keys and values are computed for all rows;
-// the rest is for the rows that are sampled, or whose states are wanted.
+// The residual stream is float32 throughout; only the inputs of products and of attention are
+// rounded to the model's type. In the last layer, all rows need keys and values; the rest is
+// computed only for rows that are sampled or whose states are needed.
 
 #include "forward.h"
 
@@ -100,7 +100,8 @@ void Forward::attend(int index, attention::Plan& plan) {
         plan, index, query, buffers_.attended, static_cast<float>(scale), variant_);
 }
 
-// Moves the rows to the front of what the rest of the layer reads. They are ascending.
+// Moves these rows, which are ascending, to the front of the buffers that the rest of the layer
+// reads.
 void Forward::keep_rows(const attention::RowChoice& rows) {
     const size_t hidden_bytes = model_.sizes.hidden * sizeof(float);
     const size_t attended_bytes = model_.sizes.query_width() * element_bytes_;
@@ -123,7 +124,7 @@ void Forward::finish_layer(const Layer& layer) {
     multiply(layer.down, buffers_.inner, Result::kAdd, buffers_.hidden);
 }
 
-// Not rounded to the model's type: nothing is multiplied by them.
+// Not rounded to the model's type, since they are not the input of a product.
 void Forward::compute_states(const std::vector<int64_t>& rows, float* out) {
     const int64_t size = model_.sizes.hidden;
     for (size_t first = 0, end = 0; first < rows.size(); first = end) {

@@ -26,15 +26,16 @@ struct Inputs {
     float* states_out;                        // [states.num_rows, hidden], normalised
 };
 
-// Called after each layer whose keys and values were written, with the number of layers so far.
+// Called with the number of completed layers whenever the keys and values of a layer have been
+// written.
 using Written = std::function<void(int64_t num_layers)>;
 
-// Computes steps, one at a time. What it needs besides the model is kept from step to step.
+// Computes steps, one at a time. Its working memory is kept between steps.
 class Forward {
 public:
     Forward(const Model& model, Variant variant);
 
-    // The bits of a row of logits, or of states, depend on that row and its request's KV alone.
+    // A row of logits or states depends, bit for bit, only on that row and its request's KV.
     void run(const Inputs& inputs, const Written& written);
 
     size_t workspace_bytes() const { return memory_.num_bytes(); }
@@ -64,7 +65,7 @@ private:
     std::vector<WindowPlan> plans_;  // one for each sliding window that the model has
     attention::Plan last_plan_;      // of the last layer: only the rows that are kept
 
-    // Of the step that is running.
+    // Only valid while a step is running.
     Buffers buffers_;
     attention::Step step_;
     attention::Pool pool_;

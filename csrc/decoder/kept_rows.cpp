@@ -9,7 +9,7 @@ using attention::RowChoice;
 
 namespace {
 
-// Where the chosen rows are in `rows`, which has them all. Both are ascending.
+// The indices of the chosen rows in `rows`, which contains all of them. Both are ascending.
 std::vector<int64_t> places_in(const std::vector<int64_t>& rows, const RowChoice& chosen) {
     std::vector<int64_t> places;
     places.reserve(chosen.num_rows);

@@ -1,4 +1,4 @@
-// The rows that the last layer goes on with behind its keys and values, and what each is for.
+// The rows for which the last layer computes more than keys and values, and the purpose of each.
 #pragma once
 
 #include <cstdint>
@@ -8,19 +8,20 @@
 
 namespace pdserve::decoder {
 
-// Ascending rows of a step that are wanted for logits, for their final states, or for both.
+// The rows of a step, ascending, whose logits or final states are needed, or both.
 class KeptRows {
 public:
-    // Borrows `sampled` where no states are wanted: the usual step costs nothing here.
+    // Borrows `sampled` if no states are needed, so the usual step costs nothing here.
     KeptRows(attention::RowChoice sampled, attention::RowChoice states);
 
-    // Either kind, of the step's rows.
+    // All kept rows, as rows of the step.
     attention::RowChoice all() const { return all_; }
 
-    // Places among all() of those whose states are wanted.
+    // Indices into all() of the rows whose states are needed.
     const std::vector<int64_t>& states() const { return states_; }
 
-    // Whether there may be others than the sampled ones; and if so, their places among all().
+    // Whether rows other than the sampled ones may be kept; if so, the indices of the sampled ones
+    // in all().
     bool is_mixed() const { return !states_.empty(); }
     attention::RowChoice sampled() const;
 

@@ -1,4 +1,4 @@
-// Computed anew for each step: a table for 128 Ki positions would take 64 MiB, and would save
+// Computed anew for each step: a table for 128 Ki positions would take 64 MiB and save only
 // microseconds.
 
 #include "positions.h"
@@ -35,7 +35,7 @@ void turn(const Model& model, const int32_t* positions, int64_t num_tokens, floa
         float* cosines = cos_sin + token * 2 * num_angles;
         float* sines = cosines + num_angles;
         for (int64_t i = 0; i < num_angles; ++i) {
-            // The angle itself is rounded, as it is where the models were trained.
+            // The angle is rounded to float32 first, as in the models' training code.
             const float angle = static_cast<float>(positions[token]) * model.inverse_frequencies[i];
             cosines[i] = static_cast<float>(std::cos(double{angle}) * model.rope_scale);
             sines[i] = static_cast<float>(std::sin(double{angle}) * model.rope_scale);

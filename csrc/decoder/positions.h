@@ -1,4 +1,5 @@
-// Where the tokens of a step stand: in their sequences, in the pool, and on the rotary circles.
+// The positions of a step's tokens in their sequences, their slots in the pool, and their RoPE
+// angles.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@ namespace pdserve::decoder {
 void locate(const attention::Step& step, int block_size, int32_t* positions, int64_t* slots);
 
 // cos_sin[t] = head_dim / 2 cosines of the row's angles, then the sines.
-// In float64, so that every machine rounds to the same float32.
+// Computed in float64, so that every machine rounds to the same float32.
 void turn(const Model& model, const int32_t* positions, int64_t num_tokens, float* cos_sin);
 
 }  // namespace pdserve::decoder

@@ -17,7 +17,7 @@ namespace pdserve::decoder {
 
 namespace {
 
-// Reads tensors, and keeps each one that something points into.
+// Reads tensors, and keeps a reference to each one that the model points into.
 class Reader {
 public:
     explicit Reader(std::vector<nb::object>& owners) : owners_(owners) {}

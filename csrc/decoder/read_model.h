@@ -1,4 +1,5 @@
-// Reads a model from Python: NativeWeights (pdserve/engine/native/weights.py) and what else it is.
+// Reads a model from Python: NativeWeights (pdserve/engine/native/weights.py), and its other
+// settings.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,7 @@
 
 namespace pdserve::decoder {
 
-// What the weights do not say of themselves.
+// The settings that the weights do not contain.
 struct ModelArguments {
     nanobind::handle weights;
     int64_t num_heads;
@@ -22,7 +23,7 @@ struct ModelArguments {
     double rope_scale;
 };
 
-// A model whose tensors stay where they are, and are kept whatever becomes of the weights object.
+// A model that owns references to its tensors, so it stays valid without the weights object.
 struct OwnedModel {
     Model model;
     std::vector<nanobind::object> owners;

@@ -1,4 +1,4 @@
-// Nothing that a kernel of the step reads is checked again later.
+// Everything that the kernels of a step read is checked here, and not again later.
 
 #include "step_view.h"
 

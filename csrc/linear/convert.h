@@ -1,4 +1,4 @@
-// Rows of x in the form that the products read, where they are not in it already.
+// Converts rows of x to the form that the products read.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 namespace pdserve::linear {
 namespace {
 
-// Rows of float32, the last unit completed by zeros.
+// To float32, padded with zeros to a whole unit.
 template <class T>
 void widen_rows(const Rows& rows, int64_t num_in, int64_t padded, void* target) {
     for (int64_t r = 0; r < rows.count; ++r) {
@@ -22,7 +22,7 @@ void widen_rows(const Rows& rows, int64_t num_in, int64_t padded, void* target) 
     }
 }
 
-// Rows of bfloat16, the last unit completed by zeros.
+// To bfloat16, padded with zeros to a whole unit.
 [[maybe_unused]] void pad_rows(
     const Rows& rows, int64_t num_in, int64_t padded, void* target) {
     for (int64_t r = 0; r < rows.count; ++r) {

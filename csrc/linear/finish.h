@@ -1,4 +1,4 @@
-// What becomes of finished sums: scale, bias, and one of the Results.
+// The end of a product: scale, bias, and storing as one of the Results.
 #pragma once
 
 #include "kernel.h"
@@ -28,13 +28,13 @@ PDSERVE_INLINE void put(T* target, FloatLanes lanes, int64_t count) {
     }
 }
 
-// The part of a result that belongs to one chunk of panels. Rows are gone through innermost, so
-// that the CPU can overlap them.
+// Writes the part of a result that belongs to one chunk of panels. The loop over rows is innermost,
+// so that the CPU can overlap them.
 class Finish {
 public:
     explicit Finish(const Call& call) : call_(call) {}
 
-    // sums: [num_rows][kSumStride], of the chunk's panels, of the rows from first_row on.
+    // sums: [num_rows][kSumStride], for the panels of the chunk and the rows from first_row on.
     void run(float* sums, int64_t first_row, int num_rows, int64_t first_panel,
         int num_panels) const {
         const int64_t first_lane = first_panel * kPanelOutputs;
@@ -109,7 +109,7 @@ private:
         }
     }
 
-    // Two panels become one panel's columns.
+    // Gated: a pair of panels (gate, up) becomes the columns of one panel.
     template <class T>
     void put_gated(const Part& part) const {
         for (int i = 0; i < part.num_lanes / 2; i += kLanes) {

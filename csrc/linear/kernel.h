@@ -1,4 +1,4 @@
-// What the product kernels are told, and what the launcher may ask of each build of them.
+// The arguments of the product kernels, and the functions that each build of them provides.
 // No inline functions here; see ../element.h for why.
 #pragma once
 
@@ -10,12 +10,13 @@
 
 namespace pdserve::linear {
 
-// Panels whose products are finished together. Even if the matrix is gated: gate and up.
+// Number of panels whose products are finished together. Even for gated matrices, to keep gate and
+// up together.
 constexpr int kMaxChunkPanels = 4;
 
-// One call. Everything is checked before it comes here.
+// One call. All fields have been checked.
 struct Call {
-    // Rows of float32, or of pairs of bfloat16; zeros up to a whole unit.
+    // Rows of float32, or of pairs of bfloat16, padded with zeros to a whole unit.
     const void* x;
     int64_t x_row_bytes;
 
@@ -31,7 +32,7 @@ struct Call {
     int64_t num_columns;  // of out
 };
 
-// The unit of work: some rows, for some consecutive panels; first_panel is even.
+// The unit of work: some rows, times some consecutive panels; first_panel is even.
 struct WorkItem {
     int64_t first_row;
     int64_t num_rows;
@@ -39,12 +40,12 @@ struct WorkItem {
     int64_t num_panels;
 };
 
-// `scratch` is aligned to 64 bytes. Where weights have to be widened, it has room for a chunk with
-// a unit for each input: kMaxChunkPanels * num_units * unit_inputs * 64 bytes.
+// `scratch` is aligned to 64 bytes. If weights have to be widened, it holds a chunk with one unit
+// per input: kMaxChunkPanels * num_units * unit_inputs * 64 bytes.
 using MultiplyFunction = void (*)(const Call& call, const WorkItem& item, uint8_t* scratch);
 
-// Rows as the kernels read them, from rows as they are: target is [rows.count, padded], where
-// `padded` is num_in in whole units.
+// Converts rows for the kernels: target is [rows.count, padded], where `padded` is num_in rounded
+// up to whole units.
 struct Rows {
     const void* start;
     int64_t stride;  // in elements

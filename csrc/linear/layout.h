@@ -1,14 +1,14 @@
 // The order of a packed matrix, the same for all instruction sets.
 //
-// 16 outputs make a panel, in which they stand side by side, so that a vector of weights meets one
-// element of x (or one pair) and every output has a lane of its own. A unit is the cache line that
-// holds 1, 2 or 4 consecutive inputs of them:
+// A panel is 16 outputs, side by side: a vector of weights is multiplied by one element of x (or
+// one pair), and each output has its own lane. A unit is the cache line that holds 1, 2 or 4
+// consecutive inputs of a panel:
 //     float32   [panels][num_in][16]
 //     bfloat16  [panels][num_in / 2][16][2]
 //     int8      [panels][num_in / 4][2][16][2]
-// What is not there is zero: outputs up to a whole panel, inputs up to a whole unit.
-// Gated: panel 2i holds 16 outputs of the upper half (gate), panel 2i + 1 the same 16 of the lower
-// half (up), each half padded to whole panels.
+// Padded with zeros: outputs to a whole panel, inputs to a whole unit. In a gated matrix, panel 2i
+// holds 16 outputs of the upper half (gate), panel 2i + 1 the same 16 of the lower half (up). Each
+// half is padded to whole panels.
 //
 // No inline functions with external linkage here; see ../element.h for why.
 #pragma once

@@ -1,4 +1,5 @@
-// Products with packed weight matrices: what the decoder asks, checked nowhere but by its callers.
+// Products with packed weight matrices, for the decoder. Unchecked: the callers have checked all
+// arguments.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +32,8 @@ struct Product {
     int64_t out_stride;  // elements between rows
 };
 
-// Shares the work among the ThreadPool. The bits of a row of the result depend on that row of x
-// alone: not on how many rows there are, nor on the threads.
+// Uses the ThreadPool. A row of the result depends, bit for bit, only on the same row of x: not on
+// the number of rows or threads.
 void multiply(const Product& product, Variant variant);
 
 }  // namespace pdserve::linear

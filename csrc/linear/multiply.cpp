@@ -1,4 +1,4 @@
-// Shares a product among the threads, and brings x into the form that the kernels read.
+// Divides a product among the threads, and converts x to the form that the kernels read.
 
 #include <algorithm>
 
@@ -12,15 +12,16 @@ namespace pdserve::linear {
 
 namespace {
 
-// Rows that use a chunk of panels while it is in the L2 cache.
+// Number of rows that use a chunk of panels while it is in the L2 cache.
 constexpr int64_t kMostRowsPerItem = 192;
 constexpr int64_t kFewestRowsPerItem = 48;
 
-// Enough items that threads end together; not so few bytes each that taking one costs anything.
+// Items per thread: enough that all threads end at nearly the same time. Bytes per item: enough
+// that the cost of fetching an item is negligible.
 constexpr int64_t kItemsPerThread = 4;
 constexpr int64_t kFewestBytesPerItem = 64 << 10;
 
-// Rows a thread converts at a time, where there are many.
+// Number of rows that a thread converts at a time.
 constexpr int64_t kConvertRows = 32;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -48,7 +49,7 @@ Form form_of(const Product& product, const Layout& layout, const ProductKernels&
     return {multiply, kernels.widen_float32, has_whole_units, widens, 4};
 }
 
-// x as the kernels read it, in `scratch` if it has to be converted.
+// x in the form that the kernels read; in `scratch` if it has to be converted.
 void bring_x(const Product& product, const Form& form, ScratchBuffer& scratch, Call& call) {
     if (form.is_in_place) {
         call.x = product.x;
@@ -70,7 +71,7 @@ void bring_x(const Product& product, const Form& form, ScratchBuffer& scratch, C
     call.x_row_bytes = row_bytes;
 }
 
-// Items of a product: all combinations of a run of rows with a run of panels.
+// The items of a product: each combination of a range of rows and a range of panels.
 struct Split {
     int64_t num_rows;
     int64_t num_panels;
@@ -102,7 +103,7 @@ struct Split {
         return item;
     }
 
-    // Whole chunks to a run, but for the last.
+    // Each range consists of whole chunks, except the last one.
     int64_t run_start(int64_t run) const {
         const int64_t chunks = ceil_div(num_panels, kMaxChunkPanels);
         return std::min(chunks * run / panel_runs * kMaxChunkPanels, num_panels);

@@ -1,4 +1,4 @@
-// Packing is done once a checkpoint: plain loops, as fast as memory on a few cores.
+// Packing happens once per checkpoint: plain loops, which reach memory bandwidth on a few cores.
 
 #include "pack.h"
 
@@ -16,7 +16,7 @@ namespace {
 void copy(BFloat16& target, BFloat16 value) { target = value; }
 void copy(BFloat16& target, float value) { assign(target, value); }
 
-// Consecutive rows of the matrix that stand in one panel.
+// Consecutive rows of the matrix that are in one panel.
 struct PanelRows {
     int64_t panel;
     int lane;          // of the first row
@@ -33,7 +33,7 @@ public:
           half_(target.is_gated ? target.num_out / 2 : target.num_out),
           first_(first),
           last_(last) {
-        // A gated matrix is two halves, and panels end at the end of a half.
+        // A gated matrix has two halves, and the last panel of a half may be partly filled.
         split_ = is_gated_ ? std::clamp(half_, first, last) : last;
         num_in_first_ = split_ > first_ ? num_runs(first_, split_) : 0;
         count_ = num_in_first_ + (last_ > split_ ? num_runs(split_ - half_, last_ - half_) : 0);
@@ -68,7 +68,7 @@ private:
     int64_t count_;
 };
 
-// One panel's part of the source, written lane by lane of each unit.
+// Writes the rows of one panel, lane by lane within each unit.
 template <class T>
 class PackPanel {
 public:
@@ -100,7 +100,7 @@ public:
     }
 
 private:
-    // kInputs inputs of an output stand together in a unit: all of them, or one pair of two.
+    // kInputs inputs of an output are together in a unit: all of them, or one pair of two.
     template <class Packed, int kInputs, class Convert>
     void pack(const Convert& convert) {
         constexpr int64_t kGroupBytes = kPanelOutputs * kInputs * sizeof(Packed);
@@ -111,7 +111,7 @@ private:
             auto* lanes = reinterpret_cast<Packed*>(panel_ + group * kGroupBytes);
             const int64_t k = group * kInputs;
             if (group < num_whole && rows_.count == kPanelOutputs) {
-                // Almost always: a loop without conditions.
+                // The usual case, without conditions in the loop.
                 for (int i = 0; i < kPanelOutputs; ++i) {
                     for (int j = 0; j < kInputs; ++j) {
                         convert(lanes[i * kInputs + j], sources_[i][k + j], i);
@@ -135,7 +135,7 @@ private:
         float divisors[kPanelOutputs];
         bool is_finite = true;
         for (int i = 0; i < rows_.count; ++i) {
-            // Magnitudes are ordered as their bits are, infinity and NaN at the end.
+            // Magnitudes have the same order as their bits, with infinity and NaN at the end.
             int32_t largest_bits = 0;
             for (int64_t k = 0; k < target_.num_in; ++k) {
                 const auto bits = __builtin_bit_cast(int32_t, to_float(sources_[i][k]));
@@ -150,7 +150,7 @@ private:
         for (int lane = rows_.lane + rows_.count; lane < end_lane_; ++lane) scales[lane] = 0.0f;
         if (!is_finite) return false;
         pack<int8_t, 2>([&](int8_t& packed, T value, int i) {
-            // A scale so small that it has lost digits could ask for more than 127.
+            // A denormal scale has lost digits, and could lead to values above 127.
             const float ratio = std::clamp(to_float(value) / divisors[i], -127.0f, 127.0f);
             // Adding 1.5 * 2**23 rounds to an integer, ties to even.
             packed = static_cast<int8_t>((ratio + 12582912.0f) - 12582912.0f);

@@ -16,7 +16,7 @@ struct PackTarget {
     float* scales;  // [panels * 16] or null
 };
 
-// Rows of num_in elements that stand side by side.
+// Rows of num_in contiguous elements.
 struct PackSource {
     const void* rows;
     bool is_bfloat16;  // else float32
@@ -24,11 +24,10 @@ struct PackSource {
     int64_t num_rows;
 };
 
-// Packs the rows of `source` as rows first_row, first_row + 1, ... of the matrix, zeros where a
-// panel has no more rows. int8: w ~ scale * round(w / scale), scale = max |w| / 127, for each row.
-// Shares the work among the ThreadPool.
-// Returns the first row of the matrix that holds a value that is not finite, which int8 cannot
-// express (the result is then of no use), or -1.
+// Packs the rows of `source` as rows first_row, first_row + 1, ... of the matrix, with zeros where
+// a panel has fewer rows. int8: w ~ scale * round(w / scale), scale = max |w| / 127, for each row.
+// Uses the ThreadPool. Returns the first row of the matrix with a value that is not finite, which
+// int8 cannot represent (the matrix is then unusable), or -1.
 int64_t pack_rows(const PackSource& source, const PackTarget& target, int64_t first_row);
 
 }  // namespace pdserve::linear

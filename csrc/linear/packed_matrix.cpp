@@ -1,4 +1,4 @@
-// The checks of a packed matrix, once for all that use it.
+// The checks of a packed matrix, for all its users.
 
 #include "packed_matrix.h"
 
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kAlignment = 64;
 
-// A dimension beyond this is a mistake, and products of two of them still fit into int64.
+// A larger dimension is a mistake. The product of two dimensions up to this fits into int64.
 constexpr int64_t kMostOutputs = int64_t{1} << 30;
 
 const float* lane_values(

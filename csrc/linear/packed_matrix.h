@@ -8,8 +8,8 @@
 
 namespace pdserve::linear {
 
-// A matrix with the tensors that it points into: what the object it was read from holds later does
-// not matter. Like any reference, they are given up with the interpreter lock held.
+// A matrix, with the tensors that it points into: changes to the Python object it was read from do
+// not affect it. Like any references, the tensors must be released with the interpreter lock held.
 struct OwnedMatrix {
     PackedMatrix matrix;
     nanobind::object weights;
@@ -26,7 +26,7 @@ OwnedMatrix read_packed(
 // "float32", "bfloat16" or "int8". Raises ValueError.
 WeightType weight_type_from(const char* kind);
 
-// Raises ValueError: sizes that no matrix has.
+// Raises ValueError: impossible sizes.
 void check_sizes(int64_t num_out, int64_t num_in, bool is_gated);
 
 }  // namespace pdserve::linear

@@ -1,10 +1,12 @@
-// Products of one work item: some rows of x by some panels, a chunk of panels at a time.
+// The product of one work item: out [num_rows, num_out] = x [num_rows, num_in] times a packed
+// matrix (layout.h), for some rows and panels, a chunk of panels at a time.
 //
-// Few rows stream: memory decides how long they take, and it is enough to look a little ahead. Many
-// rows find a chunk in the cache, and while they use it the next one is fetched, so that memory
-// never waits for arithmetic. If there are so many that it pays, weights are widened only once.
+// With few rows, memory bandwidth is the limit: weights are streamed once, prefetching a little
+// ahead. With many rows, a chunk of panels is used from the L2 cache by all of them, and the next
+// chunk is fetched meanwhile (cache blocking as in GotoBLAS). With enough rows, weights are widened
+// only once.
 //
-// Never checks anything: launch.cpp has.
+// launch.cpp has checked all arguments.
 #pragma once
 
 #include "finish.h"
@@ -14,16 +16,16 @@
 namespace pdserve::linear {
 namespace {
 
-// Two chunks, and rows of x, are to fit into the L2 cache.
+// Two chunks and some rows of x should fit into the L2 cache.
 constexpr int64_t kMaxChunkBytes = 400 << 10;
 
-// Rows that are done faster in one pass of 2 panels than in two passes of 4: measured. What has to
-// be widened takes long enough at it that the second pass never pays.
+// Numbers of rows for which one pass over 2 panels is faster than two passes over 4, as measured.
+// Weights that must be widened take so long that a second pass never pays off.
 constexpr int64_t kMinNarrowRows = kMaxStreamingRows + 1;
 template <class Reader>
 constexpr int64_t kMaxNarrowRows = Reader::kSteps == 1 ? 9 : 12;
 
-// The lines of the next chunk, two for each unit of this one until they are all on their way.
+// Prefetches the next chunk: two lines for each unit of this one, until all have been requested.
 class Fetch {
 public:
     Fetch(const uint8_t* chunk, int64_t chunk_bytes)
@@ -41,7 +43,7 @@ private:
     const uint8_t* const end_;
 };
 
-// A chunk as its tiles read it.
+// A chunk of panels, as its tiles read it.
 struct Chunk {
     int64_t first_panel;
     int num_panels;
@@ -52,7 +54,7 @@ struct Chunk {
 
 template <class Reader>
 class Multiply {
-    // Of many rows.
+    // The reader for many rows, whose weights have been widened.
     using WideReader = typename OneStep<typename Reader::Scalar>::Reader;
 
 public:
@@ -80,7 +82,7 @@ public:
     }
 
 private:
-    // 4, 2 or 1: even where the matrix is gated.
+    // 4, 2 or 1 panels per tile; even if the matrix is gated.
     int chunk_panels(int64_t panels_left) const {
         const bool suits_rows =
             item_.num_rows < kMinNarrowRows || item_.num_rows > kMaxNarrowRows<Reader>;
@@ -97,8 +99,8 @@ private:
         }
     }
 
-    // The first rows widen the weights as they use them, beside the products' arithmetic; the
-    // others use what those have left in the cache.
+    // The first piece of rows widens the weights while it uses them; the other pieces use the
+    // widened weights from the cache.
     void widen_chunk(const Chunk& chunk, Fetch& fetch) const {
         const Chunk wide{chunk.first_panel, chunk.num_panels, scratch_,
             chunk.panel_bytes * Reader::kSteps, chunk.num_units * Reader::kSteps};
@@ -109,7 +111,7 @@ private:
         }
     }
 
-    // Of rows, as many as a tile holds.
+    // Number of pieces of rows, each of which fits into a tile.
     int64_t pieces_for(const Chunk& chunk) const {
         const int max_rows = max_tile_rows(tile_panels(chunk));
         return (item_.num_rows + max_rows - 1) / max_rows;

@@ -1,9 +1,9 @@
-// What a product does with what it has computed.
+// The possible results of a product.
 #pragma once
 
 namespace pdserve::linear {
 
-// What becomes of y = x . matrix^T + bias. "Same type" is that of x.
+// How y = x . matrix^T + bias is stored. "Same type": the type of x.
 enum class Result {
     kStore,       // out = y, same type
     kStoreFloat,  // out = y, float32

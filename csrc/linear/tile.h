@@ -1,7 +1,8 @@
-// The inner product: a few rows of x by a few panels, sums in registers.
+// The inner product of a few rows of x and a few panels, with the sums in registers.
 //
-// An output's sum runs over the inputs in ascending order, in one chain of multiply-adds, however
-// many rows and panels are done together. That makes a row's bits independent of all other rows.
+// The sum of an output runs over the inputs in ascending order, in one chain of multiply-adds,
+// however many rows and panels are computed together. So a row's result does not depend on other
+// rows, bit for bit.
 #pragma once
 
 #include <utility>
@@ -12,19 +13,19 @@
 namespace pdserve::linear {
 namespace {
 
-// Panels done together: what the registers hold of sums, a unit of weights, and an element of x in
-// all lanes. 6 rows x 4 panels are less troubled than 12 x 2 by rows of x that lie a multiple of
-// 4 KiB apart.
+// Panels computed together: the registers must hold the sums, a unit of weights, and an element of
+// x in all lanes. 6 rows x 4 panels suffer less than 12 x 2 from cache conflicts between rows of x
+// that are a multiple of 4 KiB apart.
 constexpr int kWidestTile = kLanes == 16 ? 4 : 1;
 constexpr int max_tile_rows(int num_panels) {
     return kLanes == 16 ? (num_panels > 2 ? 6 : 12) : kLanes == 8 ? 6 : 2;
 }
 constexpr int kMaxTileRows = max_tile_rows(1);
 
-// Sums of a tile stand in rows of this many.
+// The row stride of a tile's sums.
 constexpr int kSumStride = kMaxChunkPanels * kPanelOutputs;
 
-// Rows that are so few that memory decides how long they take.
+// Up to this many rows, memory bandwidth is the limit.
 constexpr int kMaxStreamingRows = 6;
 constexpr int64_t kStreamDistance = 1024;
 
@@ -49,15 +50,16 @@ struct Tile {
     float* sums;  // [rows][kSumStride]
 };
 
-// Pointers to every third row: the rows between are reached by adding a stride or two, which costs
-// no register.
+// Keeps a pointer to every third row. The rows between are addressed with one or two strides, which
+// takes no further registers.
 template <int kRows>
 class RowCursor {
 public:
     RowCursor(const uint8_t* x, int64_t row_bytes) : row_bytes_(row_bytes) {
         for (int i = 0; i < kBases; ++i) {
             bases_[i] = x + i * 3 * row_bytes;
-            // Else the compiler sees that they differ by a constant, and computes each of 12.
+            // Otherwise the compiler would see that they differ by a constant, and compute 12
+            // addresses.
             asm("" : "+r"(bases_[i]));
         }
     }

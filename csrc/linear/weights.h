@@ -1,7 +1,7 @@
-// How the kernels read packed weights: one unit of a panel at a time, as vectors that x multiplies.
+// Reads packed weights: one unit of a panel at a time, as vectors to be multiplied by x.
 //
-// A reader makes kSteps steps of a unit: an input each, widened to float32 if need be, or a pair of
-// inputs where the CPU multiplies pairs.
+// A reader reads a unit in kSteps steps. A step is one input, widened to float32 if necessary, or a
+// pair of inputs if the CPU multiplies pairs.
 #pragma once
 
 #include "../simd.h"
@@ -62,7 +62,7 @@ struct ReadInt8 {
     }
 };
 
-// The reader of panels that a reader of several steps has been through, a unit for each step.
+// The reader for panels that another reader has widened, one unit per step.
 template <class Scalar>
 struct OneStep {
     using Reader = ReadFloat32;
@@ -80,8 +80,8 @@ struct ReadBFloat16Pairs {
     }
 };
 
-// Every int8 is a bfloat16, so this is exact; the scale waits until the sum is done. (Looking the
-// bytes up, by VBMI, is no faster.)
+// Every int8 is exactly a bfloat16; the scale is applied to the finished sum. (A table lookup with
+// VBMI is no faster.)
 struct ReadInt8Pairs {
     using Lanes = PairLanes;
     using Scalar = uint32_t;

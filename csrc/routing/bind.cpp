@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fleet_view.h"
+#include "hosts.h"
 #include "one_node.h"
 
 namespace nb = nanobind;
@@ -38,7 +39,7 @@ nb::list list_of(const std::vector<int64_t>& slots) {
     return list;
 }
 
-// Who holds how much of a prompt.
+// Which nodes hold how much of a prompt.
 struct Hits {
     Ints slots, held, in_pool;  // [num_hits]; the last two in tokens
 
@@ -60,7 +61,8 @@ struct Hits {
     }
 };
 
-// Where the prompt is computed, or brought over as far as somebody holds it.
+// For each node, the time until it has the prompt's KV: computed, or fetched as far as some node
+// holds it.
 void prompts(const FleetView& view, int64_t num_tokens, const Hits& hits, nb::handle out_array) {
     const auto& [slots, held, in_pool] = hits;
     const FloatsOut out(out_array, "out");
@@ -90,7 +92,7 @@ void prompts(const FleetView& view, int64_t num_tokens, const Hits& hits, nb::ha
     }
 }
 
-// With the newcomer in the batches of a moment.
+// Step times with the newcomer in the batches of a moment.
 void paces(const FleetView& view, double in_s, double full_s, nb::handle out_array) {
     const FloatsOut out(out_array, "out");
     out.expect_size(view.num_slots(), "out");
@@ -104,10 +106,10 @@ void paces(const FleetView& view, double in_s, double full_s, nb::handle out_arr
     }
 }
 
-// What of the KV's way to each node is left when another one has prefilled the prompt, which takes
-// `prompt_s` of the `ttft_s` until then. Chunks are pulled while the next ones are computed, and
-// what a node holds is not pulled; it brings up what is in its tier meanwhile.
-void handovers(const FleetView& view, int64_t num_tokens, const Hits& hits, double prompt_s,
+// How much of the KV transfer to each node is left when another node has prefilled the prompt. The
+// prefill takes `prompt_s` of the `ttft_s` until then. Chunks are pulled while the next ones are
+// computed. What a node holds already is not pulled, and is loaded from its tier meanwhile.
+void handoffs(const FleetView& view, int64_t num_tokens, const Hits& hits, double prompt_s,
     double ttft_s, nb::handle out_array) {
     const FloatsOut out(out_array, "out");
     out.expect_size(view.num_slots(), "out");
@@ -145,8 +147,8 @@ void on_one_node_each(const FleetView& view, nb::handle slots_array, nb::handle 
     }
 }
 
-// The first place from a moment on: who is to join later has been sent there earlier, and goes
-// before the newcomer.
+// The first free place from a moment on. Requests that are to join later were sent there earlier,
+// and come before the newcomer.
 nb::tuple place(const FleetView& view, int64_t slot, double ready_s) {
     check_slot(slot, view.num_slots());
     const Node node = view.node(slot);
@@ -163,7 +165,7 @@ nb::tuple place(const FleetView& view, int64_t slot, double ready_s) {
     return nb::make_tuple((first - ready) * view.bucket_s(), with_s(first));
 }
 
-// Those of the slots whose costs are as good as the least, and of these the least loaded.
+// The slots whose costs are about equal to the lowest, and of these the least loaded.
 nb::list cheapest(
     nb::handle costs_array, nb::handle loads_array, nb::handle slots_array, double equal) {
     const Floats costs(costs_array, "costs");
@@ -183,7 +185,7 @@ nb::list cheapest(
     return list_of(found);
 }
 
-// Those few of the slots that cost least, in ascending order.
+// The `most` slots with the lowest costs, in ascending order.
 nb::list least(nb::handle costs_array, nb::handle slots_array, int64_t most) {
     const Floats costs(costs_array, "costs");
     const Ints slots(slots_array, "slots");
@@ -204,7 +206,20 @@ nb::list least(nb::handle costs_array, nb::handle slots_array, int64_t most) {
     return list_of(found);
 }
 
-// When one of these nodes first has a place, and keeps a pace.
+nb::list better_not_list(const FleetView& view, nb::handle near_array, nb::handle decodes_array,
+    nb::handle prefills_array, nb::handle host_array, nb::handle apart_array,
+    nb::handle beside_array, double limit_s) {
+    const Ints near(near_array, "near");
+    const Ints decodes(decodes_array, "decodes"), prefills(prefills_array, "prefills");
+    const Hosts hosts{{host_array, "host"}, {apart_array, "apart"}, {beside_array, "beside"}};
+    hosts.host.expect_size(view.num_slots(), "host");
+    hosts.apart.expect_size(view.num_slots(), "apart");
+    hosts.beside.expect_size(view.num_slots(), "beside");
+    for (const Ints* slots : {&near, &decodes, &prefills}) check_slots(*slots, view.num_slots());
+    return list_of(better_not(view, hosts, near, decodes, prefills, limit_s));
+}
+
+// When one of these nodes first has a place at this pace.
 nb::object within(const FleetView& view, nb::handle slots_array, double tpot_s) {
     const Ints slots(slots_array, "slots");
     check_slots(slots, view.num_slots());
@@ -248,10 +263,10 @@ void bind_routing(nb::module_& m) {
             arg("num_tokens"), arg("slots"), arg("held"), arg("in_pool"), arg("out"))
         .def("paces", &paces, arg("in_s"), arg("full_s"), arg("out"))
         .def(
-            "handovers",
+            "handoffs",
             [](const FleetView& view, int64_t num_tokens, nb::handle slots, nb::handle held,
                 nb::handle in_pool, double prompt_s, double ttft_s, nb::handle out) {
-                handovers(view, num_tokens, {view, num_tokens, slots, held, in_pool}, prompt_s,
+                handoffs(view, num_tokens, {view, num_tokens, slots, held, in_pool}, prompt_s,
                     ttft_s, out);
             },
             arg("num_tokens"), arg("slots"), arg("held"), arg("in_pool"), arg("prompt_s"),
@@ -266,6 +281,8 @@ void bind_routing(nb::module_& m) {
             },
             arg("slots"), arg("queue_s"), arg("prompt_s"), arg("num_prompts"), arg("ttft_s"),
             arg("tpot_s"), arg("output_tokens"), arg("out"))
+        .def("better_not", &better_not_list, arg("near"), arg("decodes"), arg("prefills"),
+            arg("host"), arg("apart"), arg("beside"), arg("limit_s"))
         .def("place", &place, arg("slot"), arg("ready_s"))
         .def("within", &within, arg("slots"), arg("tpot_s"));
     m.def("cheapest", &cheapest, arg("costs"), arg("loads"), arg("slots"), arg("equal"));

@@ -1,4 +1,4 @@
-// The router's arithmetic over all nodes, which a decision does in microseconds.
+// The router's arithmetic over all nodes, a few microseconds per decision.
 #pragma once
 
 #include <nanobind/nanobind.h>

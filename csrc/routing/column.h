@@ -1,5 +1,5 @@
-// An array of the router's, borrowed as long as this lives. Cheaper than nb::ndarray by far: a
-// decision reads two dozen of them.
+// A borrowed array of the router. Much cheaper than nb::ndarray: a decision reads two dozen of
+// them.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,8 @@ class Column {
         std::is_same_v<std::remove_const_t<T>, int64_t>);
 
 public:
-    // Raises TypeError: not a contiguous array of T with so many axes, or read-only unless T is.
+    // Raises TypeError unless it is a contiguous array of T with this many dimensions, writable
+    // unless T is const.
     Column(nanobind::handle array, const char* name, int num_dims = 1) {
         const int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT;
         const int access = std::is_const_v<T> ? flags : flags | PyBUF_WRITABLE;

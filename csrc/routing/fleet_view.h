@@ -1,5 +1,5 @@
-// All nodes at one moment, as one request sees them. Slots are checked when they come in: `node`
-// and `batch` trust them.
+// All nodes at one moment, from the view of one request. `node` and `batch` do not check slots: the
+// entry points have.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,9 @@ namespace pdserve::routing {
 
 class FleetView {
 public:
-    // Reads what the protocols in _native.pyi name.
-    // Raises TypeError and ValueError: an array is not of its type or size, or points outside.
+    // Reads the attributes that the protocols in _native.pyi list.
+    // Raises TypeError or ValueError: an array has a wrong type or size, or an index is out of
+    // range.
     FleetView(nanobind::handle tables, nanobind::handle nodes, nanobind::handle loads,
         nanobind::handle calendar, double now_s, const Newcomer& newcomer);
 
@@ -45,22 +46,23 @@ public:
         };
     }
 
-    // What a node decodes so many buckets from now; those beyond the last one are like it.
+    // What a node is expected to decode `ahead` buckets from now; after the last bucket, the same
+    // as in it.
     Batch batch(int64_t slot, int64_t ahead) const {
         const int64_t bucket = (present_ + std::min(ahead, num_buckets() - 1)) % num_buckets();
         const int64_t at = bucket * num_slots() + slot;
         return {requests_[at] + others_[slot], tokens_[at] + others_context_[slot]};
     }
 
-    // The bucket that is so many seconds from now, counted from the present one.
+    // The bucket that is `seconds` from now, counted from the present one.
     int64_t bucket_in(double seconds) const {
         const double moment_s = now_s_ + seconds;
-        // As Python's //, by which the calendar is kept.
+        // Python's floor division, which the calendar uses.
         const double bucket = std::round((moment_s - std::fmod(moment_s, bucket_s_)) / bucket_s_);
         return nearest_bucket(bucket - present_);
     }
 
-    // The last bucket is as good for all that is later, and for what is no number the first.
+    // The nearest bucket: the last one for everything later, the first one for NaN.
     int64_t nearest_bucket(double ahead) const {
         return static_cast<int64_t>(std::fmin(std::fmax(ahead, 0.0), num_buckets() - 1.0));
     }

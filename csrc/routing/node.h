@@ -1,4 +1,4 @@
-// What one node can do, and what it has to do: `pdserve.perf_model.PerfModel`'s formulas.
+// The capacity of one node and its step times, by the formulas of `pdserve.perf_model.PerfModel`.
 #pragma once
 
 #include <algorithm>
@@ -6,13 +6,13 @@
 
 namespace pdserve::routing {
 
-// What a node decodes together at a moment.
+// The requests that a node decodes together at a moment.
 struct Batch {
     int64_t requests;
     int64_t context;  // tokens
 };
 
-// What a request takes of a batch, and asks of it.
+// What a new request would add to a batch, and the step time that it requires.
 struct Newcomer {
     int64_t context;  // tokens that it reads at each step, on average over its life
     int64_t num_tokens;  // of KV at its end
@@ -33,7 +33,7 @@ struct Node {
     double decode_ratio;
     int64_t kv_tokens;  // that there is room for
 
-    // A prompt alone, in chunks of the budget.
+    // Time of a prompt alone, in chunks of the budget.
     double prompt_s(int64_t uncached, int64_t cached) const {
         const int64_t full = uncached / token_budget, rest = uncached % token_budget;
         const int64_t pairs = uncached * cached + uncached * (uncached + 1) / 2;
@@ -41,7 +41,7 @@ struct Node {
         return raw_s * prefill_ratio;
     }
 
-    // A step of a batch. Those beyond the most that it takes have to take turns.
+    // Time of a decode step. If the batch is larger than max_batch, its requests take turns.
     double decode_s(const Batch& batch) const {
         const int64_t rows = std::clamp<int64_t>(batch.requests, 0, max_batch);
         double raw_s = seconds[rows] + sampled_s * rows;
@@ -49,19 +49,31 @@ struct Node {
         return (raw_s + context_s * batch.context) * decode_ratio;
     }
 
-    // A step of a batch that the newcomer has joined.
+    // Time of a decode step with the newcomer in the batch.
     double with_s(const Batch& batch, const Newcomer& newcomer) const {
         return decode_s({batch.requests + 1, batch.context + newcomer.context});
     }
 
-    // Whether it may join; a request alone may. `step_s`: `with_s` of the two.
+    // Whether the newcomer may join; a request alone always may. `step_s`: `with_s` of the same
+    // two.
     bool has_place(const Batch& batch, const Newcomer& newcomer, double step_s) const {
         if (batch.requests == 0) return true;
         return batch.requests < max_batch && step_s <= newcomer.limit_s &&
             batch.context + newcomer.num_tokens <= kv_tokens;
     }
 
-    // The most tokens whose tabulated part takes no longer; 0 if none do.
+    // The most requests of this context that one step within the limit decodes; 0 if not even one.
+    int64_t most_requests(int64_t each_context, double limit_s) const {
+        const double each_s = sampled_s + context_s * each_context;
+        int64_t fits = 0, too_many = max_batch + 1;
+        while (too_many - fits > 1) {
+            const int64_t middle = (fits + too_many) / 2;
+            (rising[middle] + each_s * middle <= limit_s ? fits : too_many) = middle;
+        }
+        return fits;
+    }
+
+    // The most tokens whose tabulated time is within the limit; 0 if none.
     int64_t most_tokens(double limit_s) const {
         const double* end = rising + num_tabulated + 1;
         return std::max<int64_t>(std::upper_bound(rising, end, limit_s) - rising - 1, 0);

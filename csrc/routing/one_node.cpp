@@ -7,10 +7,10 @@ namespace pdserve::routing {
 
 namespace {
 
-// Tokens: so many a prompt gets that has begun, whatever streams were promised.
+// Tokens that a prompt that has begun gets in any case, whatever was promised to streams.
 constexpr int64_t kLeastChunk = 16;
 
-// A step with a chunk of a prompt beside a batch.
+// A step of a batch of streams with a chunk of a prompt.
 struct MixedStep {
     int64_t rows;  // of streams
     int64_t context;  // of theirs
@@ -18,7 +18,7 @@ struct MixedStep {
     double without_s;  // the same without the chunk
     double alone_s;  // the chunk's part of a step of prompts only
 
-    // What a second of it brings.
+    // The progress of the prompt per second, relative to a node without streams.
     double speed() const { return alone_s / step_s; }
 };
 
@@ -31,7 +31,7 @@ int64_t largest_chunk(const Node& node, int64_t rows, double beside_s, double li
 
 MixedStep mixed_step(const Node& node, const Batch& batch, double limit_s) {
     const int64_t rows = std::clamp<int64_t>(batch.requests, 0, node.max_batch - 1);
-    // What the streams add, besides their tokens.
+    // The time that the streams add, apart from their number of tokens.
     const double beside_s = node.sampled_s * rows + node.context_s * batch.context;
     const int64_t chunk = largest_chunk(node, rows, beside_s, limit_s);
     const double full_s = node.full_step_s * node.prefill_ratio;
@@ -44,8 +44,8 @@ MixedStep mixed_step(const Node& node, const Batch& batch, double limit_s) {
     };
 }
 
-// How prompts get on at a node: with the speed of the present moment, then of the next, and with
-// that of the last one from there on.
+// The progress of prompts at a node: with the speed of the present moment, then of each later one;
+// the speed of the last moment holds from there on.
 class Progress {
 public:
     Progress(const FleetView& view, const Node& node, int64_t slot)
@@ -60,7 +60,8 @@ public:
         return at(view_.nearest_bucket(seconds / view_.bucket_s()) / kStride);
     }
 
-    // Seconds until what would take so long alone is done; not less than in the call before.
+    // Seconds until prompts are done that would take `alone_s` on a node without streams. `alone_s`
+    // must not be less than in the previous call.
     double takes_s(double alone_s) {
         double left_s = alone_s - done_s_;
         while (moment_ + 1 < num_moments() && left_s >= step_.speed() * moment_s()) {
@@ -94,7 +95,7 @@ Outcome on_one_node(
     outcome.begins_s = progress.takes_s(prompt.queue_s);
     const double ends_s = progress.takes_s(prompt.queue_s + prompt.prompt_s);
     const MixedStep step = progress.in(outcome.begins_s);
-    // A step at least, however small the prompt.
+    // It takes at least one step, however small the prompt is.
     const double first_s = std::min(step.step_s, prompt.prompt_s + step.without_s);
     outcome.ttft_s = std::max(ends_s, outcome.begins_s + first_s);
 
@@ -102,8 +103,8 @@ Outcome on_one_node(
     const double with_s = node.with_s(batch, newcomer);
     outcome.is_full = !node.has_place(batch, newcomer, with_s);
     const double stall_s = step.rows > 0 ? std::max(step.step_s - with_s, 0.0) : 0.0;
-    // Steps with chunks among those of its life: as many as there are before its prompt, for all we
-    // know of prompts to come. Its own are over when its token 1 is there.
+    // Share of its steps that will contain chunks of other prompts. Future prompts are unknown, so
+    // as many are expected as were queued before it. Its own chunks are done before its token 1.
     const double share = outcome.begins_s / step.step_s / promise.output_tokens;
     outcome.stalled_s = std::min(share, 1.0) * stall_s;
     outcome.tpot_s = with_s + outcome.stalled_s;
@@ -112,8 +113,8 @@ Outcome on_one_node(
     const double stalls_s = step.rows * stall_s * outcome.num_steps / promise.output_tokens;
     outcome.harm = stalls_s / promise.tpot_s;
     if (prompt.num_queued > 0) {
-        // Of each step this stream takes its part, which prompts lose: the first stream takes most.
-        // Of a queue that is longer than the promise, the end is late in any case.
+        // This stream slows queued prompts down: the first stream of a node most. If the queue is
+        // longer than the promise, its end is late anyway, so only the part in time counts.
         const Batch with_it{step.rows + 1, step.context + newcomer.context};
         const double slower = mixed_step(node, with_it, newcomer.limit_s).speed();
         const double lost = std::max(step.speed() - slower, 0.0);

@@ -1,12 +1,11 @@
-// What becomes of a request that one node does alone, and of the others there.
+// Predicts the outcome of a request that one node does alone, and its effect on others there.
 //
-// Its prompt is computed beside streams: in chunks, which are as large as the token budget and the
-// TPOT that it was promised allow (Sarathi-Serve); the same is taken to hold for the prompts that
-// are queued there. A batch that is full leaves next to nothing to prompts, but not for long, since
-// its streams end. So what counts are the batches to come, and not the one of now. And each step
-// with a chunk in it makes streams wait, while each stream takes its part of the steps from
-// prompts: who places a request where it is best for the request alone makes it worse for all
-// (`harm`).
+// Its prompt is computed beside streams, in chunks as large as the token budget and its promised
+// TPOT allow (Sarathi-Serve); the same is assumed of the prompts that are queued there. A full
+// batch leaves little time to prompts, but its streams end soon, so the expected batches of the
+// next buckets count, not only the present one. Each step with a chunk makes streams wait, and each
+// stream takes some of the time of steps from prompts. So the best place for the request alone may
+// be worse for all; `harm` measures this.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +14,7 @@
 
 namespace pdserve::routing {
 
-// Buckets of the calendar between two looks at it.
+// The calendar is sampled every kStride buckets.
 constexpr int64_t kStride = 8;
 
 // A request's prompt, at one node.
@@ -25,7 +24,7 @@ struct Prompt {
     int64_t num_queued;  // prompts there
 };
 
-// What is promised, or usual where nothing is, and how long the answer will be.
+// The promised latencies, or usual ones without a promise, and the expected output length.
 struct Promise {
     double ttft_s;
     double tpot_s;

@@ -1,4 +1,4 @@
-// What the row kernels are told. No inline functions here; see element.h for why.
+// The arguments of the row kernels. No inline functions here; see element.h for why.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,8 @@
 
 namespace pdserve::rows {
 
-// Rows of x, scaled to a root mean square of 1 and then by `weight`; rounded once, at the end.
+// RMSNorm: scales rows of x [num_rows, size] to a root mean square of 1, then by `weight`. Rounds
+// once, at the end.
 struct Norm {
     const float* x;  // [num_rows, size], contiguous
     const float* weight;  // [size]
@@ -16,7 +17,7 @@ struct Norm {
     void* out;  // [num_rows, size], contiguous, bfloat16 or float32
 };
 
-// Rows of a table, widened to float32.
+// Copies rows of a table, widened to float32.
 struct Lookup {
     const void* table;  // [num_entries, size], contiguous, bfloat16 or float32
     const int64_t* ids;  // [num_rows], all below num_entries
@@ -24,7 +25,7 @@ struct Lookup {
     float* out;  // [num_rows, size], contiguous
 };
 
-// The rows [first, last).
+// Processes the rows [first, last).
 using NormFunction = void (*)(const Norm& norm, int64_t first, int64_t last);
 using LookupFunction = void (*)(const Lookup& lookup, int64_t first, int64_t last);
 

@@ -17,7 +17,7 @@ namespace rows {
 
 namespace {
 
-// Some microseconds of work: below this, handing it over is not worth it.
+// Below this the work takes a few microseconds, and dividing it does not pay.
 constexpr int64_t kElementsPerItem = 16 * 1024;
 
 template <class Task>

@@ -1,4 +1,4 @@
-// What is done to the rows of the residual stream between the products.
+// The operations on rows of the residual stream between the products.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace rows {
 // Raises ValueError: an id is not in [0, num_entries); `name` is that of the array.
 void check_ids(const int64_t* ids, int64_t num_rows, int64_t num_entries, const char* name);
 
-// Not checked here. The rows are shared among the ThreadPool.
+// Arguments are not checked here. The rows are divided among the ThreadPool.
 void normalise(const Norm& norm, int64_t num_rows, bool to_bfloat16, Variant variant);
 void look_up(const Lookup& lookup, int64_t num_rows, bool from_bfloat16, Variant variant);
 

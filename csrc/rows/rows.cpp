@@ -1,4 +1,5 @@
-// The row kernels, once for each instruction set. What a row becomes depends on that row alone.
+// The row kernels, once for each instruction set. Each row of the result depends only on its own
+// input.
 
 #include "../build_name.h"
 #include "../simd.h"

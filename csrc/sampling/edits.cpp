@@ -1,4 +1,5 @@
-// Takes time by the tokens so far, not by the vocabulary, and remembers nothing between steps.
+// Takes time in proportion to the tokens so far, not to the vocabulary, and keeps no state between
+// steps.
 
 #include "edits.h"
 

@@ -21,8 +21,8 @@ struct Edits {
     double presence_penalty;
 };
 
-// In this order: forbidden tokens, biases, repetition penalty, the other penalties. Ids without a
-// logit are passed over. counts: [vocab_size] zeros, and zeros again afterwards.
+// Applied in this order: forbidden tokens, biases, repetition penalty, the other penalties. Ids
+// outside of the vocabulary are ignored. counts: [vocab_size] zeros, and zeros again afterwards.
 void apply(const Edits& edits, float* logits, int64_t vocab_size, int32_t* counts);
 
 }  // namespace pdserve::sampling

@@ -1,7 +1,7 @@
-// 2**x for the weights of sampling, rounded alike by every build and by torch.
+// 2**x for the weights of sampling, with the same rounding in every build and in torch.
 //
-// Compiled without fused multiply-adds (CMakeLists.txt): each operation rounds on its own, as each
-// torch operation does. pdserve/engine/sampling/weights.py is the same, line by line.
+// Compiled without fused multiply-adds (CMakeLists.txt), so that each operation is rounded
+// separately, as in torch. pdserve/engine/sampling/weights.py does the same, line by line.
 #pragma once
 
 #include "../simd.h"
@@ -11,7 +11,8 @@ namespace {
 
 constexpr float kLog2E = 1.44269504088896341f;
 
-// x <= 0. To about one unit in the last place; exactly 1 at 0; 2**-126 from there down.
+// For x <= 0. Accurate to about one unit in the last place; exactly 1 at 0; 2**-126 for all x below
+// -126.
 PDSERVE_INLINE FloatLanes exp2_rounded_alike(FloatLanes x) {
     const FloatLanes lowest = splat(-126.0f);
     const FloatLanes clamped = x < lowest ? lowest : x;
@@ -30,7 +31,7 @@ PDSERVE_INLINE FloatLanes exp2_rounded_alike(FloatLanes x) {
     return p * power;
 }
 
-// Rounds a number in [0, 1] to a multiple of 2**-34, which those from 2**-11 up are.
+// Rounds a number in [0, 1] to a multiple of 2**-34. Numbers from 2**-11 on are multiples already.
 PDSERVE_INLINE FloatLanes to_units(FloatLanes x) {
     const FloatLanes limit = splat(0x1p-11f);
     const FloatLanes rounded = (x + limit) - limit;

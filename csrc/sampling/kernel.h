@@ -1,5 +1,5 @@
-// What sampling asks of each build of its kernels: passes over one row of logits or weights.
-// No inline functions with external linkage here; see ../element.h for why.
+// The functions that each build of the sampling kernels provides: passes over one row of logits or
+// weights. No inline functions with external linkage here; see ../element.h for why.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,8 @@
 
 namespace pdserve::sampling {
 
-// A weight is a probability over that of the likeliest token: in [0, 1], and a multiple of this. So
-// a float64 sum of them is exact, whatever the order, the vector width, or the device.
+// A weight is a probability divided by that of the likeliest token: in [0, 1], and a multiple of
+// this. So a float64 sum of weights is exact, whatever the order, the vector width or the device.
 constexpr double kWeightUnit = 1.0 / (int64_t{1} << 34);
 constexpr int64_t kMaxVocabSize = int64_t{1} << 19;  // then 53 bits hold any sum
 
@@ -32,13 +32,14 @@ struct Peak {
 struct Kernels {
     Peak (*peak_of)(const float* logits, int64_t vocab_size);
 
-    // The logits whose bit in `mask` is set (bit i % 32 of word i / 32), -inf for the others.
+    // Copies the logits whose bit in `mask` is set (bit i % 32 of word i / 32); the others become
+    // -inf.
     void (*mask)(const float* logits, int64_t vocab_size, const uint32_t* mask, float* masked);
 
     // weights[i] = 2 ** ((logits[i] - peak) * scale), rounded to units; zeros in the padding.
     void (*weigh)(const float* logits, int64_t vocab_size, float peak, float scale, float* weights);
 
-    // The sum of the weights from `floor` up: of each block, and of the row.
+    // Sums the weights that are at least `floor`: for each block, and for the row.
     double (*sum)(const float* weights, int64_t vocab_size, float floor, double* block_sums);
 
     // The largest weight of every kSmallBlock tokens.

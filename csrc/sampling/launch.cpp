@@ -1,4 +1,4 @@
-// The checked launcher of sampling: arguments from Python, threads, results to Python.
+// The checked launcher of sampling: reads arguments, runs the rows in threads, returns results.
 
 #include "launch.h"
 
@@ -22,7 +22,7 @@ namespace sampling {
 
 namespace {
 
-// Below so many logits to be passed over, a worker takes longer to wake than the caller to do all.
+// With fewer logits than this, waking a worker takes longer than doing the work.
 constexpr int64_t kFewLogits = 1 << 18;
 constexpr int64_t kPassesOfDraw = 8;  // and of log-probabilities: what they take, in peaks
 
@@ -77,7 +77,7 @@ std::vector<int64_t> ids_from(nb::handle field) {
     const auto list = field_as<nb::list>(field, "lists of ids");
     std::vector<int64_t> ids(list.size());
     for (size_t i = 0; i < ids.size(); ++i) {
-        // Not by the caster: histories are long.
+        // Converted by hand, since histories are long and the type caster is slow.
         ids[i] = PyLong_AsLongLong(PyList_GET_ITEM(list.ptr(), i));
         if (ids[i] == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
     }
@@ -113,7 +113,7 @@ int64_t row_from(nb::handle number, const char* argument, size_t num_rows) {
     return row;
 }
 
-// Has the rows point to their masks, which the view must outlive.
+// Makes the rows point to their masks; the view must outlive them.
 void attach_masks(const TensorView& masks, nb::list numbers, std::vector<Row>& rows) {
     masks.expect_type({ElementType::kInt32});
     const int64_t num_masks = nb::len(numbers);
@@ -126,7 +126,7 @@ void attach_masks(const TensorView& masks, nb::list numbers, std::vector<Row>& r
     }
 }
 
-// The edits, which the rows then point to.
+// Reads the edits, and makes the rows point to them.
 std::vector<Edits> attach_edits(nb::list fields, std::vector<Row>& rows) {
     std::vector<Edits> edits;
     edits.reserve(fields.size());  // so that they stay where they are

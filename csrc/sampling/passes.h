@@ -1,6 +1,6 @@
 // Passes over one row: each reads it once, from front to back, at the speed of memory.
 //
-// Never checks anything: launch.cpp has.
+// launch.cpp has checked all arguments.
 #pragma once
 
 #include "exp2.h"
@@ -56,7 +56,7 @@ PDSERVE_INLINE bool any(IntLanes lanes) {
 #endif
 }
 
-// Calls body(first, lanes) for all vectors of a row, what is missing in the last one being -inf.
+// Calls body(first, lanes) for each vector of a row; the last one is padded with -inf.
 template <class Body>
 PDSERVE_INLINE void for_vectors(const float* row, int64_t size, const Body& body) {
     int64_t i = 0;
@@ -90,7 +90,7 @@ PDSERVE_INLINE float largest_in(const float* block, int64_t size, IntLanes& nan)
     return largest_of(max_of(max_of(largest[0], largest[1]), max_of(largest[2], largest[3])));
 }
 
-// Where in [start, end) the value stands first; it does.
+// The first index in [start, end) with this value, which must be there.
 PDSERVE_INLINE int64_t first_of(float value, const float* logits, int64_t start, int64_t end) {
     const FloatLanes wanted = splat(value);
     while (start + kLanes <= end && !any(load(logits + start) == wanted)) start += kLanes;

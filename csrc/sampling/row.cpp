@@ -1,6 +1,6 @@
-// The mask, edits, then the likeliest token; unless greedy: weights at the temperature, min-p,
-// top-k, top-p, and one number into the inverse CDF. All sums are exact (kWeightUnit), so "where
-// the running sum exceeds the number" is one token, however the sum is taken.
+// Applies the mask and the edits. Greedy: takes the likeliest token. Otherwise: weights at the
+// temperature, min-p, top-k, top-p, then the inverse CDF of one random number. All sums are exact
+// (kWeightUnit), so the token does not depend on the order of summation.
 
 #include "row.h"
 
@@ -24,7 +24,7 @@ float kth_largest(int64_t k, int64_t vocab_size, const Kernels& kernels, Workspa
     const int64_t num_blocks = (vocab_size + kSmallBlock - 1) / kSmallBlock;
     float least = 0.0f;
     if (k <= num_blocks) {
-        // So many blocks have a weight like this or larger.
+        // At least this many blocks contain such a weight or a larger one.
         kernels.block_maxima(workspace.weights.data(), vocab_size, maxima);
         std::nth_element(maxima, maxima + k - 1, maxima + num_blocks, std::greater<float>());
         least = maxima[k - 1];
@@ -33,20 +33,21 @@ float kth_largest(int64_t k, int64_t vocab_size, const Kernels& kernels, Workspa
         static_cast<double>(k), workspace.spare.data());
 }
 
-// The least weight of the fewest likeliest tokens that make up `top_p` of those from `floor` up.
+// The smallest weight among the fewest, likeliest tokens whose weights sum to `top_p` of all
+// weights from `floor` up.
 float nucleus(double top_p, float floor, int64_t vocab_size, const Kernels& kernels,
     Workspace& workspace) {
     const float* weights = workspace.weights.data();
     const double kept = kernels.sum(weights, vocab_size, floor, workspace.block_sums.data());
     const double wanted = std::max(top_p * kept, kWeightUnit);
-    // All tokens below this together weigh less than what need not be kept.
+    // The tokens below this weigh less in total than what may be dropped.
     const double expendable = 0.99 * (kept - wanted) / static_cast<double>(vocab_size);
     const float least = std::max(floor, static_cast<float>(expendable));
     return select(
         kernels, weights, vocab_size, least, Amount::kWeight, wanted, workspace.spare.data());
 }
 
-// The least weight that the filters keep. Equals are kept or dropped together.
+// The smallest weight that passes the filters. Equal weights are kept or dropped together.
 float floor_of(const RowParams& params, int64_t vocab_size, const Kernels& kernels,
     Workspace& workspace) {
     float floor = static_cast<float>(params.min_p);
@@ -75,7 +76,8 @@ int64_t locate(const Workspace& workspace, float floor, double target) {
 
 int64_t draw(const RowParams& params, const float* logits, int64_t vocab_size, float peak,
     const Kernels& kernels, Workspace& workspace) {
-    // Neither infinite, which the peak's 0 would make a NaN, nor subnormal.
+    // Limits the factor: if it were infinite, the 0 of the peak would become NaN; it must not be
+    // subnormal either.
     constexpr double kLeast = std::numeric_limits<float>::min();
     constexpr double kMost = std::numeric_limits<float>::max();
     const auto scale = static_cast<float>(std::clamp(kLog2E / params.temperature, kLeast, kMost));
@@ -87,7 +89,7 @@ int64_t draw(const RowParams& params, const float* logits, int64_t vocab_size, f
     return locate(workspace, floor, target);
 }
 
-// Of the model's own distribution: before edits, at temperature 1.
+// Log-probabilities of the model's own distribution: before edits, at temperature 1.
 void add_logprobs(const Row& row, const Kernels& kernels, Choice& choice) {
     const float peak = kernels.peak_of(row.logits, row.vocab_size).logit;
     const double log_sum = std::log(kernels.exp_sum(row.logits, row.vocab_size, peak));

@@ -9,7 +9,7 @@
 
 namespace pdserve::sampling {
 
-// As packed by pdserve/engine/sampling/native.py.
+// In the binary layout that pdserve/engine/sampling/native.py packs.
 struct RowParams {
     double temperature;  // 0: greedy
     double top_p;  // 1: off
@@ -37,7 +37,7 @@ struct Choice {
     std::vector<float> top_logprobs;
 };
 
-// What a thread needs beside the row itself. Grows to the largest vocabulary it has seen.
+// The working memory of a thread. Grows to the largest vocabulary so far.
 class Workspace {
 public:
     void reserve(int64_t vocab_size);
@@ -49,7 +49,7 @@ public:
     std::vector<double> block_sums;
 };
 
-// A pure function of the row: the workspace only lends memory.
+// A pure function of the row; the workspace carries no state between calls.
 Choice choose(const Row& row, const Kernels& kernels, Workspace& workspace);
 
 }  // namespace pdserve::sampling

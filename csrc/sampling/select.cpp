@@ -1,6 +1,7 @@
-// Weights above 0 are ordered like their bits. Three levels of buckets look at the upper bits, then
-// the middle, then the last ones, each only at the weights in the bucket that the one above found;
-// a few weights are sorted instead. Bucket sums are exact, so neither shows in the result.
+// Radix selection: weights above 0 have the same order as their bits. Three levels of buckets look
+// at the upper, the middle and the lowest bits; each level looks only at the weights in the bucket
+// that the level above found. If few weights are left, they are sorted instead. Bucket sums are
+// exact, so both ways give the same result.
 
 #include "select.h"
 
@@ -15,14 +16,16 @@ namespace {
 constexpr uint32_t kLowest = std::bit_cast<uint32_t>(static_cast<float>(kWeightUnit));
 constexpr uint32_t kHighest = std::bit_cast<uint32_t>(1.0f);
 
-// Bits below each level's own: an octave makes 64 buckets, each of these 2048, and those 64.
+// Number of bits below each level: an octave has 64 buckets, each of these 2048, and each of those
+// 64.
 constexpr int kLevels[] = {17, 6, 0};
 constexpr int64_t kMaxBuckets = (kHighest >> kLevels[0]) - (kLowest >> kLevels[0]) + 1;
 static_assert(kMaxBuckets >= 1 << (kLevels[0] - kLevels[1]));
 
 constexpr int64_t kFewWeights = 128;
 
-// Neighbours go to different copies: additions to one bucket wait for one another.
+// Neighbouring weights use different copies, since consecutive additions to one bucket would wait
+// for each other.
 constexpr int64_t kCopies = 4;
 
 template <Amount amount>
@@ -30,7 +33,7 @@ double amount_of(float weight) {
     return amount == Amount::kOne ? 1.0 : static_cast<double>(weight);
 }
 
-// Amounts of the weights whose bits are in [low, high), in buckets of 2**shift.
+// Sums the weights whose bits are in [low, high), in buckets of 2**shift.
 template <Amount amount>
 class Buckets {
 public:
@@ -43,8 +46,8 @@ public:
         }
     }
 
-    // From the last bucket down the one that brings `above` to `wanted`; -1: none does. `above` is
-    // then the amount of those behind it.
+    // Searches from the last bucket down for the one with which `above` reaches `wanted`; -1 if
+    // none. `above` is then the sum of the buckets after it.
     int64_t find(double wanted, double& above) const {
         for (int64_t bucket = last_; bucket >= 0; --bucket) {
             double sum = 0.0;

@@ -7,14 +7,14 @@
 
 namespace pdserve::sampling {
 
-// What a token counts for: 1, or its weight.
+// What is added up for a token: 1, or its weight.
 enum class Amount { kOne, kWeight };
 
-// The largest weight v such that the tokens with weights from v up amount to `wanted` or more; 0 if
-// even all tokens with weights above 0 do not.
+// Returns the largest weight v such that the tokens with weights of at least v amount to `wanted`
+// or more; 0 if all tokens with weights above 0 amount to less.
 //
-// weights: [num], zeros included or not; least: v is not below it, as the caller knows; wanted:
-// above 0; spare: room for num + 16, overwritten.
+// weights: [num], may include zeros; least: a known lower bound of v; wanted: above 0; spare: room
+// for num + 16, overwritten.
 float select(const Kernels& kernels, const float* weights, int64_t num, float least, Amount amount,
     double wanted, float* spare);
 

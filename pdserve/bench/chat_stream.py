@@ -131,7 +131,7 @@ class ChatTarget:
         """Raises ConfigError: the URL is not one of plain HTTP."""
         parts = urlsplit(url)
         if parts.scheme != "http" or parts.hostname is None:
-            raise ConfigError(f"{url!r} is no server's URL: write it as http://host:port")
+            raise ConfigError(f"{url!r} is not the URL of a server: write it as http://host:port")
         self.url = url.rstrip("/").removesuffix("/v1")
         self.model = model
         self._host, self._port = parts.hostname, parts.port or 80

@@ -80,7 +80,7 @@ def promise_of(
         tpot_s = scale * min(unloaded.median_tpot_s for unloaded in best)
         if not tpot_s:
             raise ConfigError(
-                f"{subject.name}: most answers are one token long, so no TPOT follows from them; "
+                f"{subject.name}: TPOT cannot be measured, as most answers are one token long; "
                 "give --tpot-s, or a larger --length-scale"
             )
         parts.append(f"TPOT {scale:g} times the median of an idle cluster")

@@ -108,7 +108,7 @@ class Bout:
         served = [outcome for outcome in burst if outcome.end == "finished"]
         if not served:
             raise ClusterError(
-                f"of {len(burst)} requests that came together an idle cluster served none within "
+                f"an idle cluster served none of {len(burst)} simultaneous requests within "
                 f"{_IDLE_S:g} s"
             )
         last_s = max(outcome.arrivals_s[-1] for outcome in served)

@@ -93,8 +93,8 @@ async def measure_overhead(
         raise failure
     if len(looks) < 2:
         raise ClusterError(
-            f"{batch} streams of {num_tokens} tokens were never together in the batch for long: "
-            "take more tokens"
+            f"{batch} streams of {num_tokens} tokens were never in the batch together for long: "
+            "use more tokens"
         )
     return _row(batch, looks[0], looks[-1])
 

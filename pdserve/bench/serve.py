@@ -134,9 +134,9 @@ async def _first_model(session: aiohttp.ClientSession, url: str) -> str:
         ):
             models = msgspec.json.decode(await response.read(), type=_Models).data
     except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
-        raise ClusterError(f"{url} does not say what models it has: {error}") from error
+        raise ClusterError(f"{url} does not list its models: {error}") from error
     if not models:
-        raise ClusterError(f"{url} has no model")
+        raise ClusterError(f"{url} lists no model")
     return models[0].id
 
 
@@ -155,6 +155,6 @@ async def _warm_client(
             await client.one_by_one([request], "warm-up", plan.round_s)
         except ClusterError as error:
             raise ClusterError(
-                f"{url} serves neither token ids ({refusal}) nor text ({error})"
+                f"{url} answers neither a prompt of token ids ({refusal}) nor one of text ({error})"
             ) from error
     return client

@@ -58,12 +58,12 @@ def read_trace(path: Path, seed: int) -> list[TraceRow]:
         rows = _azure_rows(path, lines)
     else:
         raise ConfigError(
-            f"{path} is no trace: its first line should be a JSON object (Mooncake) or "
+            f"{path} is not a trace: its first line must be a JSON object (Mooncake) or "
             f"{','.join(_AZURE_COLUMNS)} (Azure)"
         )
     rows.sort(key=lambda row: row.at_s)
     if len(rows) < 2 or rows[-1].at_s == rows[0].at_s:
-        raise ConfigError(f"{path} has no rate: it needs requests at two times at least")
+        raise ConfigError(f"{path} has no rate: it needs requests at two or more times")
     first_s = rows[0].at_s
     return [TraceRow(row.at_s - first_s, *_lengths(row), row.blocks) for row in rows]
 
@@ -96,7 +96,7 @@ def _mooncake_rows(path: Path, lines: list[str], seed: int) -> list[TraceRow]:
             raise ConfigError(f"{path}, line {number}: {error}") from error
         if len(read.hash_ids) != -(-read.input_length // MOONCAKE_BLOCK):
             raise ConfigError(
-                f"{path}, line {number}: {len(read.hash_ids)} hash_ids do not make up "
+                f"{path}, line {number}: {len(read.hash_ids)} hash_ids cannot stand for "
                 f"{read.input_length} tokens in blocks of {MOONCAKE_BLOCK}"
             )
         at_s = read.timestamp / 1e3 + rng.uniform(0, MOONCAKE_TICK_S)

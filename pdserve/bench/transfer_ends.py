@@ -142,7 +142,7 @@ class _ExporterEnd:
             case AskCpu():
                 return Cpu(time.process_time())
             case _:
-                raise ClusterError(f"an exporter was asked for {request}")
+                raise ClusterError(f"an exporter does not support {request}")
 
     async def close(self) -> None:
         if self._exporter is not None:
@@ -194,7 +194,7 @@ class _PullerEnd:
             case Measure():
                 return await self._measure(request)
             case _:
-                raise ClusterError(f"a puller was asked for {request}")
+                raise ClusterError(f"a puller does not support {request}")
 
     async def close(self) -> None:
         if self._link is not None:

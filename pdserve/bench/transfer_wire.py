@@ -162,7 +162,7 @@ class Conversation:
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             if length > _MAX_BYTES:
-                raise ClusterError(f"a message of {length} bytes is none of the benchmark's")
+                raise ClusterError(f"a message of {length} bytes exceeds the limit of {_MAX_BYTES}")
             return await self._reader.readexactly(length)
         except (OSError, asyncio.IncompleteReadError) as error:
             raise ClusterError("the other process has ended") from error
@@ -176,4 +176,4 @@ def _decode(body: bytes, decoder: msgspec.msgpack.Decoder[M]) -> M:
     try:
         return decoder.decode(body)
     except msgspec.DecodeError as error:
-        raise ClusterError(f"the other process said something else: {error}") from error
+        raise ClusterError(f"the other process sent an unexpected message: {error}") from error

@@ -80,7 +80,7 @@ class TransferConfig(ConfigStruct, frozen=True):
         most = _QUICK_BLOCK_KIB if self.quick else max(self.block_kib)
         kept = [size << 10 for size in self.block_kib if size <= most]
         if not kept:
-            raise ConfigError(f"--quick leaves no block size: give one of up to {most} KiB")
+            raise ConfigError(f"--quick needs at least one block size of up to {most} KiB")
         return kept
 
     @property
@@ -93,7 +93,7 @@ class TransferConfig(ConfigStruct, frozen=True):
         most = _QUICK_BLOCKS if self.quick else max(self.blocks)
         kept = [count for count in self.blocks if count <= most]
         if not kept:
-            raise ConfigError(f"--quick leaves no number of blocks: give one of up to {most}")
+            raise ConfigError(f"--quick needs at least one number of blocks of up to {most}")
         return kept
 
 
@@ -155,6 +155,9 @@ class RouterBenchConfig(ConfigStruct, frozen=True):
     """Config of `pdserve bench router`."""
 
     nodes: Annotated[int, Meta(ge=2, description="nodes in total, half in each pool")] = 1000
+    nodes_per_host: Annotated[
+        Count, Meta(description="nodes that share a host, of both pools in turns")
+    ] = 8
     blocks: Annotated[Count, Meta(description="cached blocks in the prefix index")] = 1_000_000
     prompt_tokens: Annotated[list[Count], Meta(description="prompt lengths to place")] = (
         msgspec.field(default_factory=lambda: [512, 4096, 32768])

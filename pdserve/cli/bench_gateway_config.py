@@ -61,7 +61,7 @@ class CoordinatorBenchConfig(ConfigStruct, frozen=True):
         if self.rate:
             cases.append(Chats(words, self.rate_tokens, Load(rate=self.rate)))
         if not cases:
-            raise ConfigError("--output-tokens and --rate leave nothing to measure")
+            raise ConfigError("there is nothing to measure: give --output-tokens, --rate or both")
         return GatewayPlan(
             cases=cases,
             duration_s=min(self.duration_s, _QUICK_S) if self.quick else self.duration_s,

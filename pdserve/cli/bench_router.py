@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group
 from rich.table import Table
 
-from coordinator.bench_router import RouterBench, measure_router
+from coordinator.bench.router import RouterBench, measure_router
 from pdserve.cli.bench_config import RouterBenchConfig
 from pdserve.cli.bench_output import print_json, print_tables
 from pdserve.cli.exit_codes import OK
@@ -13,7 +13,9 @@ from pdserve.cli.exit_codes import OK
 
 def run(config: RouterBenchConfig) -> int:
     """Measure and print; the exit code."""
-    report = measure_router(config.nodes, config.blocks, config.prompt_tokens, config.decisions)
+    report = measure_router(
+        config.nodes, config.nodes_per_host, config.blocks, config.prompt_tokens, config.decisions
+    )
     if config.json:
         print_json(report)
     else:
@@ -23,7 +25,8 @@ def run(config: RouterBenchConfig) -> int:
 
 def _render(report: RouterBench) -> Group:
     table = Table(
-        title=f"a decision among {report.nodes} nodes, {report.blocks} cached blocks (microseconds)"
+        title=f"a decision among {report.nodes} nodes, {report.nodes_per_host} a host, "
+        f"{report.blocks} cached blocks (microseconds)"
     )
     for column in ("router", "mode"):
         table.add_column(column)

@@ -59,7 +59,7 @@ class StepBenchConfig(ConfigStruct, frozen=True):
             [tokens for tokens in self.prompts if tokens == _QUICK_PROMPT],
         )
         if not list(grid.cases()):
-            raise ConfigError("--quick leaves nothing of these batches, contexts and prompts")
+            raise ConfigError("--quick measures none of these batches, contexts and prompts")
         return grid
 
     @property
@@ -116,7 +116,7 @@ class ServeBenchConfig(ConfigStruct, frozen=True):
         loads = [Load(rate=rate) for rate in self.rate]
         loads = loads or [Load(concurrency=count) for count in self.concurrency]
         if len(set(loads)) < len(loads):
-            raise ConfigError("--concurrency or --rate: each load can be named once")
+            raise ConfigError("--concurrency and --rate must not name a load twice")
         return Plan(
             loads=loads,
             prompt_tokens=self.prompt_tokens,

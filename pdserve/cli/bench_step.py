@@ -66,10 +66,10 @@ def _measure(config: StepBenchConfig) -> StepReport:
     use_cores(engine)
     plan = plan_model(node)
     if plan.device.type != "cpu":
-        raise ConfigError("the limits that steps are held against here are a CPU's: --device cpu")
+        raise ConfigError("steps are compared with a CPU's limits, so this needs --device cpu")
     cases, skipped = with_room(grid.cases(), plan.layout, plan.max_model_len, kv_bytes)
     if not cases:
-        raise ConfigError(f"there is room for none of these steps: {skipped[0].reason}")
+        raise ConfigError(f"there is not enough room for any of these steps: {skipped[0].reason}")
     most_blocks = max(case.num_blocks(plan.layout) for case in cases)
     plan = replace(plan, num_blocks=max(most_blocks, plan.layout.blocks_for(WARMUP_TOKENS)))
     bench = StepBench(plan, _native.num_threads())

@@ -76,11 +76,12 @@ class ClusterConfig(ConfigStruct, frozen=True):
             return 0 if colocated else 1
         if colocated and self.prefill:
             raise ConfigError(
-                f"--prefill {self.prefill} with --mode colocated: decode nodes prefill for "
-                "themselves there; leave --prefill out"
+                f"--prefill {self.prefill} with --mode colocated: in that mode each node prefills "
+                "its own requests; leave --prefill out"
             )
         if not colocated and not self.prefill:
             raise ConfigError(
-                f"--prefill 0 with --mode {self.mode}: nobody would prefill; use --mode colocated"
+                f"--prefill 0 with --mode {self.mode}: that mode needs prefill nodes; use --mode "
+                "colocated"
             )
         return self.prefill

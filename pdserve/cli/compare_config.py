@@ -112,7 +112,7 @@ class CompareConfig(ConfigStruct, frozen=True):
         """
         for flag, names in (("--modes", self.modes), ("--scenarios", self.scenarios)):
             if len(set(names)) < len(names):
-                raise ConfigError(f"{flag} {','.join(names)}: each can be named once")
+                raise ConfigError(f"{flag} {','.join(names)}: must not name anything twice")
         if self.shape not in SHAPES:
             raise ConfigError(f'--shape "{self.shape}": there are {", ".join(SHAPES)}')
         if sorted(set(self.rates)) != self.rates:

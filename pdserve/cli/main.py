@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -136,7 +137,10 @@ def _up(arguments: argparse.Namespace) -> int:
 
 def _coordinator(arguments: argparse.Namespace) -> int:
     config = _process_config(arguments, CoordinatorConfig)
-    from coordinator.main import run
+    from pdserve.cli.placement import usable_cores
+
+    os.sched_setaffinity(0, usable_cores(config.cpus))
+    from coordinator.main import run  # here, because imports may start threads
 
     run(config)
     return OK

@@ -1,4 +1,4 @@
-"""Assigns cores and GPUs to the nodes of a cluster."""
+"""Assigns cores to the processes of a cluster, and GPUs to its nodes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from pdserve.config import EngineConfig
 from pdserve.config_values import format_cpus, parse_cpus
 from pdserve.errors import ConfigError
+from pdserve.node.cores import CorePlan
 
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
 _COUNT_GPUS_S = 60.0  # importing torch from a cold disk
@@ -29,6 +29,17 @@ def assign_cores(num_nodes: int, cores: Sequence[int]) -> list[list[int]]:
     return [list(cores[a:b]) for a, b in pairwise(bounds)]
 
 
+def coordinator_cores(nodes: Sequence[CorePlan], cores: Sequence[int]) -> list[int]:
+    """The cores of the coordinator, out of all `cores` of the cluster.
+
+    If nodes keep their services off their compute cores, it runs where their services run, since a
+    step takes as long as its slowest thread. Otherwise it may run anywhere: nobody knows better
+    than the kernel which core is free, and a fixed one, even a prefill node's, is often busy.
+    """
+    spare = {core for node in nodes if node.has_spare_cores for core in node.service}
+    return sorted(spare) or list(cores)
+
+
 def assign_device(device: str, index: int, num_gpus: int) -> str:
     """The device of node `index`: GPUs in turn, unless the config names one."""
     if device in ("auto", "cuda") and num_gpus > 0:
@@ -36,19 +47,19 @@ def assign_device(device: str, index: int, num_gpus: int) -> str:
     return device
 
 
-def usable_cores(engine: EngineConfig) -> list[int]:
+def usable_cores(cpus: str) -> list[int]:
     """The cores that `--cpus` names, or else all that this process may use.
 
     Raises:
         ConfigError: `--cpus` names a core that this process may not use.
     """
     allowed = sorted(os.sched_getaffinity(0))
-    wanted = sorted(set(parse_cpus(engine.cpus)))
+    wanted = sorted(set(parse_cpus(cpus)))
     unusable = [core for core in wanted if core not in allowed]
     if unusable:
         raise ConfigError(
-            f"--cpus {engine.cpus}: core {unusable[0]} is not usable here; "
-            f"the usable ones are {format_cpus(allowed)}"
+            f"--cpus {cpus}: this process may not use core {unusable[0]}, only "
+            f"{format_cpus(allowed)}"
         )
     return wanted or allowed
 

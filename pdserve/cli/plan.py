@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pdserve.cli.cluster_config import ClusterConfig
 from pdserve.cli.flags import as_flags
-from pdserve.cli.placement import assign_cores, assign_device
+from pdserve.cli.placement import assign_cores, assign_device, coordinator_cores
 from pdserve.cli.ports import reachable
 from pdserve.config import CoordinatorConfig, EngineConfig, NodeConfig
 from pdserve.config_values import format_cpus
@@ -51,26 +51,34 @@ def plan_cluster(
     Raises:
         ConfigError: the numbers of nodes contradict the mode.
     """
-    coordinator = _coordinator_config(config, http_port, grpc_port)
-    plans = [ProcessPlan(COORDINATOR, "coordinator", coordinator)]
     prefill: list[Kind] = ["prefill"] * config.num_prefill
     decode: list[Kind] = ["decode"] * config.decode
     kinds = prefill + decode
     shares = assign_cores(len(kinds), machine.cores)
+    engines = [
+        _placed(config.engine, number, cores, machine.num_gpus)
+        for number, cores in enumerate(shares)
+    ]
+    core_plans = [plan_cores(engine, machine.cores) for engine in engines]
+    cpus = format_cpus(coordinator_cores(core_plans, machine.cores))
+    coordinator = _coordinator_config(config, http_port, grpc_port, cpus)
+    plans = [ProcessPlan(COORDINATOR, "coordinator", coordinator)]
     coordinator_address = reachable(config.host, grpc_port)
-    for number, (kind, cores) in enumerate(zip(kinds, shares, strict=True)):
+    for number, (kind, engine) in enumerate(zip(kinds, engines, strict=True)):
         name = f"{kind}-{kinds[:number].count(kind)}"
-        engine = _placed(config.engine, number, cores, machine.num_gpus)
         node = _node_config(config, name, coordinator_address, engine)
         plans.append(ProcessPlan(name, kind, node))
     return plans
 
 
-def _coordinator_config(config: ClusterConfig, http_port: int, grpc_port: int) -> CoordinatorConfig:
+def _coordinator_config(
+    config: ClusterConfig, http_port: int, grpc_port: int, cpus: str
+) -> CoordinatorConfig:
     return CoordinatorConfig(
         host=config.host,
         port=http_port,
         grpc_port=grpc_port,
+        cpus=cpus,
         mode=config.mode,
         max_inflight=config.max_inflight,
         checkpoint=config.checkpoint,

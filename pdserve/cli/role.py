@@ -60,7 +60,7 @@ async def _post(url: str, body: dict[str, object], timeout_s: float) -> _Answer:
         failure = msgspec.json.decode(content, type=_Failure).error
     except msgspec.DecodeError as error:
         raise ClusterError(
-            f"{url}/admin/role answers {code}, but not as a coordinator does: {error}"
+            f"{url}/admin/role answers {code}, but not in a coordinator's form: {error}"
         ) from error
     raise from_code(failure.code or "cluster_error", failure.message)
 

@@ -140,7 +140,7 @@ class Cluster:
         """
         config = self.config
         machine = self._machine or Machine(
-            usable_cores(config.engine), await asyncio.to_thread(count_gpus)
+            usable_cores(config.engine.cpus), await asyncio.to_thread(count_gpus)
         )
         self._ports = [ReservedPort(config.host, config.port)]
         self._ports.append(ReservedPort(config.host))
@@ -174,7 +174,7 @@ class Cluster:
             ClusterError: it is still running, or the coordinator does not answer.
         """
         if self.is_running(name):
-            raise ClusterError(f"{name} is running: kill it before starting it again")
+            raise ClusterError(f"{name} is still running: kill it before starting it again")
         former = (await self.status()).node(name)
         self._start(name)
 

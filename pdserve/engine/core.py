@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from pdserve.clock import Clock
-from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Policy, Queues
 from pdserve.engine.stopping import finish
@@ -21,12 +19,10 @@ from pdserve.protocol import FinishReason
 class EngineCore:
     """Runs requests over one KV pool, one step at a time."""
 
-    def __init__(
-        self, pool: BlockPool, policy: Policy, clock: Clock, eos_token_ids: frozenset[int]
-    ) -> None:
-        self.pool = pool
+    def __init__(self, queues: Queues, policy: Policy, eos_token_ids: frozenset[int]) -> None:
+        self.pool = queues.pool
         self.policy = policy  # may be replaced between steps
-        self.queues = Queues(pool, clock)
+        self.queues = queues
         self._eos_token_ids = eos_token_ids
         self._requests: dict[str, Request] = {}
         self._in_step: set[Request] = set()

@@ -24,12 +24,10 @@ from functools import partial
 from math import inf
 from typing import Protocol, TypeVar
 
-from pdserve.clock import Clock
-from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.core import EngineCore
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Request, SampledToken, Scheduled
-from pdserve.engine.scheduler import Policy
+from pdserve.engine.scheduler import Policy, Queues
 from pdserve.engine.step_shape import shape_of
 from pdserve.engine.step_thread import StepThread
 from pdserve.errors import (
@@ -133,16 +131,14 @@ class StepObserver(Protocol):
 class Engine(EngineCore):
     """Runs requests over one model and one KV pool."""
 
-    def __init__(
-        self, pool: BlockPool, policy: Policy, clock: Clock, eos_token_ids: frozenset[int]
-    ) -> None:
-        super().__init__(pool, policy, clock, eos_token_ids)
+    def __init__(self, queues: Queues, policy: Policy, eos_token_ids: frozenset[int]) -> None:
+        super().__init__(queues, policy, eos_token_ids)
         self.step_time_s = 0.0  # moving average
         self.num_steps = 0
         self._last_end_s: float | None = None  # end of the previous step; None after idling
-        self._clock = clock
+        self._clock = queues.clock
         self._wake = asyncio.Event()
-        pool.on_release(self._wake.set)
+        self.pool.on_release(self._wake.set)
         self._thread: StepThread | None = None  # from its first use to the end of `run`
         self._unreported: StepReport | None = None  # of the last step, if deferred
         self._unfit: list[tuple[Request, PdserveError]] = []  # not reported yet

@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from pdserve.config import Headroom
+from pdserve.config import Headroom, PolicyConfig
+from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.request import Request
 
 GUESS_TOKENS: Final = 256.0  # initial guess of the output length
@@ -117,6 +118,12 @@ class KvHeadroom:
             return 0
         grown = [*streams, newcomer] if newcomer is not None else streams
         return self._growth(grown, self.estimate, self._block_size) + self._num_watermark_blocks
+
+
+def make_headroom(policy: PolicyConfig, pool: BlockPool) -> KvHeadroom:
+    """Make the strategy that `policy.kv_headroom` names, for this pool."""
+    num_watermark_blocks = int(policy.watermark * pool.num_blocks)
+    return KvHeadroom(pool.block_size, policy.kv_headroom, num_watermark_blocks)
 
 
 def _num_held(request: Request, block_size: int) -> int:

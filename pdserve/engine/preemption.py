@@ -33,21 +33,24 @@ class PreemptionStatistics:
         return self.for_blocks + self.for_priority
 
 
-def _nobody(_: Request) -> bool:
-    """Default for `recall`: for engines whose node does not fetch KV."""
+Recall = Callable[[Request], bool]
+"""Called when there is room again for a preempted request. Returns True if its KV is being fetched;
+the request is then submitted again afterwards."""
+
+
+def recomputed(_: Request) -> bool:
+    """The `Recall` of an engine whose node does not fetch KV."""
     return False
 
 
 class Preemptions:
     """The preempted requests of one engine."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, recall: Recall) -> None:
         self.statistics = PreemptionStatistics()
-        self.recall: Callable[[Request], bool] = _nobody
-        """Called when there is room again for a preempted request. Returns True if its KV is being
-        fetched; the request is then submitted again afterwards."""
         self.away: set[Request] = set()  # being recalled: in no queue, without blocks
         self._unasked: set[Request] = set()  # `recall` not called since their last preemption
+        self._recall = recall
         self._block_size = block_size
         self._num_closed_steps = 0
         self._closed_priority = 0
@@ -90,7 +93,7 @@ class Preemptions:
         if request not in self._unasked:
             return False
         self._unasked.discard(request)
-        if not self.recall(request):
+        if not self._recall(request):
             return False
         self.statistics.recalls += 1
         self.away.add(request)

@@ -21,7 +21,7 @@ from typing import Protocol
 from pdserve.clock import Clock, Stopwatch
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.kv_headroom import KvHeadroom
-from pdserve.engine.preemption import Preemptions
+from pdserve.engine.preemption import Preemptions, Recall, recomputed
 from pdserve.engine.prompts.uncached import num_uncached
 from pdserve.engine.request import Request, Scheduled, one_token_each
 from pdserve.engine.victims import Victims
@@ -38,18 +38,33 @@ class Policy(Protocol):
 class Queues:
     """Requests waiting and running over one block pool."""
 
-    def __init__(self, pool: BlockPool, clock: Clock) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        clock: Clock,
+        headroom: KvHeadroom | None = None,
+        victims: Victims | None = None,
+        recall: Recall = recomputed,
+    ) -> None:
+        """
+        Args:
+            pool: the blocks.
+            clock: the engine's.
+            headroom: how many blocks admission leaves free; None: one for each stream.
+            victims: whom to preempt; None: the rule with its default setting.
+            recall: fetches the KV of preempted requests, where that is faster than computing it.
+        """
         self.pool = pool
+        self.clock = clock
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # oldest first
         self.kept_out: Request | None = None  # next in line, but not admitted at the last plan
         self.claims: list[Request] = []  # being handed off to this node, no room for them yet
         self.arriving: set[Request] = set()  # being handed off: blocks reserved, KV in transfer
-        self.headroom = KvHeadroom(pool.block_size)
-        self.victims = Victims()
-        self.preemptions = Preemptions(pool.block_size)
+        self.headroom = headroom or KvHeadroom(pool.block_size)
+        self.victims = victims or Victims()
+        self.preemptions = Preemptions(pool.block_size, recall)
         self.held_back = Stopwatch(clock)  # runs while a policy, not the pool, keeps a prompt out
-        self._clock = clock
 
     @property
     def streams(self) -> list[Request]:
@@ -122,7 +137,7 @@ class Queues:
         self.waiting.remove(request)
         self.running.append(request)
         if request.lifecycle.scheduled_s is None:
-            request.lifecycle.scheduled_s = self._clock.now()
+            request.lifecycle.scheduled_s = self.clock.now()
         return True
 
     def reserve(

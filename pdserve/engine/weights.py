@@ -11,12 +11,10 @@ from collections.abc import Callable
 import torch
 
 from pdserve.checkpoint import Checkpoint
-from pdserve.engine.attention import attention_backend
 from pdserve.engine.checkpoint_tensors import open_tensors
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.models.parameters import DecoderWeights, allocate_weights, tensor_slots
-from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.native.decoder import NativeDecoder
 from pdserve.engine.native.linear import WeightKind
 from pdserve.engine.native.load import load_native_weights
@@ -62,18 +60,6 @@ def load_decoder(
     kind = WeightKind.INT8 if is_int8 else _KINDS[dtype]
     tell = on_progress or (lambda _: None)
     return NativeDecoder(config, load_native_weights(checkpoint, config, dtype, kind, cache, tell))
-
-
-def load_torch_decoder(
-    checkpoint: Checkpoint,
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    on_progress: Progress | None = None,
-) -> TorchDecoder:
-    """Load the plain torch decoder on any device. Arguments and errors as for load_decoder."""
-    weights = load_torch_weights(checkpoint, config, dtype, device, on_progress)
-    return TorchDecoder(config, weights, attention_backend(device))
 
 
 def load_torch_weights(

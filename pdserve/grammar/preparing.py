@@ -51,7 +51,7 @@ def _translated(document: str) -> str:
 def _size_fault(grammar: str) -> str:
     if len(grammar) <= MAX_GRAMMAR_CHARS:
         return excess(grammar) or ""
-    return f"it makes a grammar of {len(grammar)} characters; at most {MAX_GRAMMAR_CHARS} are taken"
+    return f"its grammar has {len(grammar)} characters; at most {MAX_GRAMMAR_CHARS} are allowed"
 
 
 def _fault(vocabulary: Vocabulary, grammar: str) -> str:
@@ -61,7 +61,7 @@ def _fault(vocabulary: Vocabulary, grammar: str) -> str:
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
         check(matcher)
         if not mask:
-            return "no token can begin it"
+            return "no token of the model can begin such an answer"
         matcher.consume_token((mask & -mask).bit_length() - 1)
         if not matcher.is_stopped():
             matcher.compute_bitmask()

@@ -28,11 +28,13 @@ def make_vocabulary(
         TokenizerError: `end_ids` is empty, or the tokens cannot be expressed as bytes.
     """
     if not end_ids:
-        raise TokenizerError("the model has no end-of-sequence token, so no grammar can end")
+        raise TokenizerError(
+            "the model has no end-of-sequence token, which answers with a grammar need to end"
+        )
     try:
         return llguidance.LLTokenizer(tokenizer_json, n_vocab=num_ids, eos_token=sorted(end_ids))
     except ValueError as error:
-        raise TokenizerError(f"no grammars with this tokenizer: {error}") from error
+        raise TokenizerError(f"grammars cannot be used with this tokenizer: {error}") from error
 
 
 def load_vocabulary(folder: Path, num_ids: int, end_ids: Collection[int]) -> Vocabulary:

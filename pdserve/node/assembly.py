@@ -14,20 +14,22 @@ from kv_transfer.puller import Puller
 from kv_transfer.tier import FileBlocks
 from kv_transfer.transports.catalog import choose_kinds
 from pdserve.clock import Clock, SystemClock
-from pdserve.config import NodeConfig
+from pdserve.config import NodeConfig, PolicyConfig
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.engine import Engine
+from pdserve.engine.kv_headroom import make_headroom
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
+from pdserve.engine.victims import Victims
 from pdserve.metrics import NodeMetrics
 from pdserve.node.cost import Costs
-from pdserve.node.gauges import watch_prefix_fetches, watch_transfers
+from pdserve.node.gauges import watch_preemptions, watch_prefix_fetches, watch_transfers
 from pdserve.node.grammar_queue import GrammarQueue
 from pdserve.node.headroom import Headroom, num_spoken_for
 from pdserve.node.host_tier import make_tier
 from pdserve.node.legs import Legs
 from pdserve.node.model import NodeModel, grammar_compiler
-from pdserve.node.prefix_fetch import PrefixFetcher
+from pdserve.node.prefix_fetch import Fetched, PrefixFetcher
 from pdserve.node.prefix_parts import FetchParts
 from pdserve.node.prefix_queue import PrefixQueue
 from pdserve.node.roles import NodeParts
@@ -64,7 +66,9 @@ def make_parts(
         prefix_cache=config.engine.prefix_cache,
         bump_generations=memory.bump,
     )
-    engine = Engine(pool, NoPolicy(), clock, model.config.eos_token_ids)
+    engine = make_engine(
+        config.policy, pool, clock, model.config.eos_token_ids, metrics, lambda: prefixes
+    )
     exporter, puller = _make_transfer_ends(config, node_id, incarnation, identity, memory, clock)
     watch_transfers(metrics, exporter.statistics, puller.statistics)
     sessions = Sessions(node_id, incarnation, identity, puller, clock, config.timeouts)
@@ -83,6 +87,7 @@ def make_parts(
         headroom=headroom,
     )
     grammars = GrammarQueue(grammar_compiler(model), engine)
+    prefixes = make_prefix_queue(config, fetch_parts, grammars.submit, metrics)
     return NodeParts(
         config=config,
         node_id=node_id,
@@ -93,7 +98,7 @@ def make_parts(
         legs=Legs(),
         sessions=sessions,
         grammars=grammars,
-        prefixes=make_prefix_queue(config, fetch_parts, grammars.submit, metrics),
+        prefixes=prefixes,
         max_model_len=model.max_model_len,
         vocab_size=model.config.vocab_size,
         identity=identity,
@@ -130,6 +135,34 @@ def _make_transfer_ends(
     )
     puller = Puller(memory, identity, host_id(), kinds, name=f"{node_id}@{incarnation}")
     return exporter, puller
+
+
+def make_engine(
+    policy: PolicyConfig,
+    pool: BlockPool,
+    clock: Clock,
+    eos_token_ids: frozenset[int],
+    metrics: NodeMetrics,
+    prefixes: Callable[[], PrefixQueue],
+) -> Engine:
+    """The engine, whose queues follow the config.
+
+    `prefixes` returns the queue that fetches the KV of preempted requests. It is made later, since
+    it submits requests to this engine.
+    """
+
+    def recall(request: Request) -> bool:
+        return prefixes().recall(request, recalled)
+
+    def recalled(fetched: Fetched) -> None:
+        statistics.swapped_tokens += fetched.from_tier
+        statistics.pulled_tokens += fetched.from_nodes
+
+    headroom, victims = make_headroom(policy, pool), Victims(policy.max_preemptions)
+    queues = Queues(pool, clock, headroom, victims, recall)
+    statistics = queues.preemptions.statistics
+    watch_preemptions(metrics, statistics)
+    return Engine(queues, NoPolicy(), eos_token_ids)
 
 
 def make_prefix_queue(

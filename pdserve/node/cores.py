@@ -27,13 +27,18 @@ class CorePlan:
     compute: tuple[int, ...]  # core numbers
     service: tuple[int, ...]  # equal to `compute` if there are none to spare
 
+    @property
+    def has_spare_cores(self) -> bool:
+        """Whether services have cores on which nothing computes."""
+        return self.service != self.compute
+
     def describe(self) -> str:
         """One line for logs, including a shortage of cores."""
         text = f"{self.num_threads} compute threads on cores {format_cpus(self.compute)}"
-        if self.service == self.compute:
-            text += ", which the node's services share"
-        else:
+        if self.has_spare_cores:
             text += f", services on {format_cpus(self.service)}"
+        else:
+            text += ", which the node's services share"
         if self.num_threads > len(self.compute):
             text += f"; they take turns: {self.num_threads} threads, {len(self.compute)} cores"
         return text

@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 
 WARMUP_TOKENS = 32
 AUTO_KV_BYTES = 4 << 30
+LEAST_BLOCK_TOKENS = 16  # of an automatic block size
+MOST_BLOCK_TOKENS = 64  # likewise: prefixes are reused in whole blocks
+RUN_BYTES = 8 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +72,10 @@ def plan_model(config: NodeConfig) -> NodeModel:
     )
     model = load_model_config(checkpoint)
     dtype = model.default_dtype if engine.dtype == "auto" else KvDtype(engine.dtype)
-    layout = model.kv_layout(engine.block_size, dtype)
     max_model_len = _max_model_len(engine, model)
     device = _device(engine.device)
+    block_size = engine.block_size or auto_block_size(model.head_dim, dtype, device)
+    layout = model.kv_layout(block_size, dtype)
     if engine.quantization != "none" and device.type != "cpu":
         raise ConfigError(
             f"quantization {engine.quantization} is for CPUs, and this node computes on {device}: "
@@ -90,6 +94,19 @@ def plan_model(config: NodeConfig) -> NodeModel:
     return NodeModel(
         checkpoint, model, device, layout, num_blocks, max_model_len, engine.quantization
     )
+
+
+def auto_block_size(head_dim: int, dtype: KvDtype, device: torch.device) -> int:
+    """Tokens per KV block.
+
+    In a block, the keys of a head lie together, and so do its values. A CPU reads scattered blocks
+    faster if these runs are longer; beyond RUN_BYTES it gains little.
+    """
+    if device.type != "cpu":
+        return LEAST_BLOCK_TOKENS
+    run_tokens = RUN_BYTES // (head_dim * dtype.itemsize)
+    power_of_two = 1 << run_tokens.bit_length() >> 1  # kernels process 64 keys at a time
+    return min(max(power_of_two, LEAST_BLOCK_TOKENS), MOST_BLOCK_TOKENS)
 
 
 def packed_cache(engine: EngineConfig, timeouts: Timeouts) -> PackedCache | None:

@@ -49,8 +49,8 @@ class PerfReport(Message, frozen=True):
         """
         if not all(0 < size <= _MOST_ROWS for size in (self.token_budget, self.max_batch_size)):
             raise MalformedMessage(
-                f"PerfReport: a step of {self.token_budget} tokens and {self.max_batch_size} "
-                f"requests at most, instead of 1 to {_MOST_ROWS}"
+                f"PerfReport: token_budget {self.token_budget} and max_batch_size "
+                f"{self.max_batch_size} must be from 1 to {_MOST_ROWS}"
             )
         step = self.step
         knots = step.knot_tokens
@@ -58,9 +58,13 @@ class PerfReport(Message, frozen=True):
             knots and len(knots) == len(step.knot_s) and all(a < b for a, b in pairwise(knots))
         )
         if not (is_line and knots[0] > 0):
-            raise MalformedMessage(f"PerfReport: no line through the knots of {step}")
+            raise MalformedMessage(
+                f"PerfReport: the knots must be positive and rise, each with a time: {step}"
+            )
         above_0 = [*step.knot_s, *(costs.bytes_per_s for costs in self.transfers)]
         others = [step.sampled_s, step.pair_s, step.context_s]
         others += [costs.fixed_s for costs in self.transfers]
         if not (all(0 < x < inf for x in above_0) and all(0 <= x < inf for x in others)):
-            raise MalformedMessage(f"PerfReport: costs that are no times or speeds: {self}")
+            raise MalformedMessage(
+                f"PerfReport: costs must be finite, and times of steps and speeds above 0: {self}"
+            )

@@ -133,7 +133,7 @@ class TokenBatch(Message, frozen=True):
             MalformedMessage: the columns differ in length; raised before the first event.
         """
         if not len(self.request_ids) == len(self.indices) == len(self.token_ids):
-            raise MalformedMessage("TokenBatch: columns of different lengths")
+            raise MalformedMessage("TokenBatch: its columns differ in length")
         yield from self.events
         for request_id, index, token_id in zip(
             self.request_ids, self.indices, self.token_ids, strict=True

@@ -113,7 +113,7 @@ class LoadReport(Message, frozen=True):
             self.decode_ratio,
         )
         if not all(0 <= number < inf for number in numbers):
-            raise MalformedMessage(f"LoadReport: neither counts nor times: {self}")
+            raise MalformedMessage(f"LoadReport: numbers must be finite and not negative: {self}")
 
 
 class KvTier(IntEnum):

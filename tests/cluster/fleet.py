@@ -138,7 +138,13 @@ def fleet_config(checkpoint: Path, **fields: Any) -> ClusterConfig:
     Every node gets its share, whatever it is predicted to be worth, and a slow machine must not
     have anybody refused: neither is what most of these tests are about.
     """
-    engine = {"dtype": "float32", "device": "cpu", "threads": 1, "kv_memory": "64MiB"}
+    engine = {
+        "dtype": "float32",
+        "device": "cpu",
+        "threads": 1,
+        "kv_memory": "64MiB",
+        "block_size": 16,  # short prompts are to have several blocks
+    }
     return ClusterConfig(
         port=0,
         start_s=START_S,

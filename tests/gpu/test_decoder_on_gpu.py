@@ -13,7 +13,6 @@ if not torch.cuda.is_available():
 
 from pdserve.checkpoint import resolve_checkpoint
 from pdserve.engine.attention.reference import ReferenceAttention
-from pdserve.engine.batch import build_batch
 from pdserve.engine.cuda.decoder import CudaDecoder
 from pdserve.engine.cuda.graphs import Recorder
 from pdserve.engine.cuda.load import cuda_decoder
@@ -25,6 +24,7 @@ from pdserve.engine.models.config import ModelConfig, load_model_config
 from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.request import Request, Scheduled
 from tests.checkpoints import make_checkpoint
+from tests.plain_batch import build_batch
 from tests.unit.engine_cuda.decoders import make_node, random_weights
 from tests.unit.engine_cuda.replayed import Recorded
 from tests.unit.engine_cuda.test_staging import make_batch, tensors

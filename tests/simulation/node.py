@@ -15,8 +15,9 @@ from decode_node.policies import DecodePolicy, make_decode_policy
 from pdserve.config import HandoffConfig, PolicyConfig
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.core import EngineCore
-from pdserve.engine.kv_headroom import KvHeadroom
+from pdserve.engine.kv_headroom import make_headroom
 from pdserve.engine.request import Request, SampledToken, Scheduled
+from pdserve.engine.scheduler import Queues
 from pdserve.engine.step_shape import shape_of
 from pdserve.engine.victims import Victims
 from pdserve.node.role_policy import PrefillRolePolicy
@@ -59,6 +60,7 @@ class Node:
         believed: PerfModel | None = None,
         noise: Callable[[], float] = lambda: 1.0,
         host: Host | None = None,
+        victims: Victims | None = None,
     ) -> None:
         """Make an idle node.
 
@@ -66,6 +68,7 @@ class Node:
             believed: the initial performance model; by default the true one.
             noise: draws a factor on each step's time.
             host: steps take longer beside those of other nodes of this host; by default its own.
+            victims: the preemption rule; by default as `policy` says.
         """
         self.name = name
         self.role = role
@@ -96,12 +99,15 @@ class Node:
             most_pinned,
         )
         is_prefill = role is NodeRole.PREFILL
-        self.core = EngineCore(
-            self.pool, prefill_policy if is_prefill else self.decode_policy, clock, frozenset()
+        queues = Queues(
+            self.pool,
+            clock,
+            make_headroom(policy, self.pool),
+            victims or Victims(policy.max_preemptions),
         )
-        queues, num_watermark = self.core.queues, int(policy.watermark * self.pool.num_blocks)
-        queues.headroom = KvHeadroom(self.pool.block_size, policy.kv_headroom, num_watermark)
-        queues.victims = Victims(policy.max_preemptions)
+        self.core = EngineCore(
+            queues, prefill_policy if is_prefill else self.decode_policy, frozenset()
+        )
 
     def submit(self, request: Request) -> None:
         """Submit a request, to be prefilled here."""

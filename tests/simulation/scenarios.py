@@ -76,8 +76,9 @@ def decode_only(
     """Run one decode node that receives prefilled prompts; `victims` replaces its own rule."""
     events = Events()
     source = Node("source", NodeRole.PREFILL, INSTANT, events, PolicyConfig())
-    node = Node("decode", NodeRole.DECODE, machine, events, policy, believed=believed)
-    node.core.queues.victims = victims or node.core.queues.victims
+    node = Node(
+        "decode", NodeRole.DECODE, machine, events, policy, believed=believed, victims=victims
+    )
     cluster = Cluster(events, [source, node])
     return Run(cluster.run(Straight(cluster, source, node), calls), node)
 

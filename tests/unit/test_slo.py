@@ -44,16 +44,16 @@ def test_token_one_may_be_held_back_to_save_a_tpot(text: str, hold_s: float) -> 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "begins with its name"),
-        ("ttft=1", "begins with its name"),
-        ("a/b ttft=1", "begins with its name"),
-        ("x" * 65, "begins with its name"),
-        ("a ttft", "'ttft' is not a number for one of ttft, tpot, hold, priority, weight"),
-        ("a ttft=", "'ttft=' is not a number"),
-        ("a ttft=soon", "'ttft=soon' is not a number"),
-        ("a ttft=nan", "'ttft=nan' is not a number"),
-        ("a ttft=inf", "'ttft=inf' is not a number"),
-        ("a latency=1", "'latency=1' is not a number for one of"),
+        ("", "must begin with a name"),
+        ("ttft=1", "must begin with a name"),
+        ("a/b ttft=1", "must begin with a name"),
+        ("x" * 65, "must begin with a name"),
+        ("a ttft", "'ttft' must be NAME=NUMBER, with each of ttft, tpot, hold, priority, weight"),
+        ("a ttft=", "'ttft=' must be NAME=NUMBER"),
+        ("a ttft=soon", "'ttft=soon' must be NAME=NUMBER"),
+        ("a ttft=nan", "'ttft=nan' must be NAME=NUMBER"),
+        ("a ttft=inf", "'ttft=inf' must be NAME=NUMBER"),
+        ("a latency=1", "'latency=1' must be NAME=NUMBER"),
         ("a ttft=1 ttft=2", "'ttft=2' .* at most once"),
         ("a ttft=-1", ">= 0.0 for `ttft_s`"),
         ("a tpot=90000", "<= 86400.0 for `tpot_s`"),
@@ -93,7 +93,7 @@ def test_two_classes_of_one_name() -> None:
 
 
 def test_a_default_that_is_no_class() -> None:
-    with pytest.raises(ConfigError, match='default_class "c" is none of a, b'):
+    with pytest.raises(ConfigError, match='default_class "c" must be one of a, b'):
         parse_slo_classes(["a", "b"], "c")
 
 

@@ -17,6 +17,7 @@ from coordinator.api.embeddings_api.objects import Embedding, EmbeddingList, Emb
 from coordinator.api.embeddings_api.requests import MAX_INPUTS, EmbeddingRequest
 from coordinator.api.embeddings_api.run import PromptRun
 from coordinator.api.endpoint import admit
+from coordinator.api.generations import generation
 from coordinator.api.limits import truncated
 from coordinator.api.prompts import PromptParameter
 from coordinator.api.terms import ServiceTerms, service_terms
@@ -44,7 +45,7 @@ async def embeddings(request: web.Request) -> web.Response:
         embedder = _embedder(context, trace, terms, index, prompts[index])
         return context.generator.start(embedder)
 
-    async with PromptRun(start, len(prompts), context.clock) as run:
+    async with PromptRun(start, len(prompts), context.clock, context.pace) as run:
         try:
             events = await run.events()
         finally:
@@ -62,7 +63,7 @@ async def _prompts(body: EmbeddingRequest, context: ApiContext) -> list[list[int
     max_model_len = context.max_model_len()
     inputs = _INPUT.split(body.input, max_model_len)
     if "" in inputs:
-        raise InvalidRequest("'input' cannot have an empty string", "input")
+        raise InvalidRequest("'input' must not contain an empty string", "input")
     prompts = await _INPUT.encode(
         inputs,
         context.tokenizer,
@@ -73,8 +74,8 @@ async def _prompts(body: EmbeddingRequest, context: ApiContext) -> list[list[int
     for index, token_ids in enumerate(prompts):
         if len(token_ids) > max_model_len:
             raise ContextLengthExceeded(
-                f"this model's maximum context length is {max_model_len} tokens, but number "
-                f"{index} of 'input' has {len(token_ids)}",
+                f"this model's maximum context length is {max_model_len} tokens, but input {index} "
+                f"(counted from 0) has {len(token_ids)}",
                 "input",
             )
     return prompts
@@ -84,15 +85,8 @@ def _embedder(
     context: ApiContext, trace: RequestTrace, terms: ServiceTerms, index: int, token_ids: list[int]
 ) -> GenerationRequest:
     now_s = context.clock.now()  # this prompt may have waited for others of the call
-    return GenerationRequest(
-        request_id=f"embd-{trace.unique}-{index}",
-        token_ids=token_ids,
-        sampling=SamplingParams(max_tokens=0, pooling=context.embedding_model.pooling),
-        cache_salt=terms.cache_salt,
-        slo=terms.slo,
-        waited_s=terms.waited_s(now_s),
-        deadline_s=terms.deadline_s(now_s),
-    )
+    sampling = SamplingParams(max_tokens=0, pooling=context.embedding_model.pooling)
+    return generation(f"embd-{trace.unique}-{index}", token_ids, sampling, terms, now_s)
 
 
 def _account(

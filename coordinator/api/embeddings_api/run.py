@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from coordinator.api.arrivals import Arrivals
+from coordinator.api.pace import Pace
 from coordinator.generation import Generation, Route
 from pdserve.clock import Clock
 from pdserve.errors import Overloaded, PdserveError
@@ -21,13 +22,15 @@ class PromptRun:
     ends. If none runs, the refusal fails the call; usually only the first prompts meet that.
     """
 
-    def __init__(self, start: Callable[[int], Generation], num_prompts: int, clock: Clock) -> None:
+    def __init__(
+        self, start: Callable[[int], Generation], num_prompts: int, clock: Clock, pace: Pace
+    ) -> None:
         """`start` starts the prompt of the given index."""
         self._start = start
         self._num_prompts = num_prompts
         self.found: dict[int, TokenEvent] = {}  # prompt index |-> its only event, so far
         self._generations: list[Generation] = []  # started so far, in order of prompts
-        self._arrivals = Arrivals((), clock)
+        self._arrivals = Arrivals((), clock, pace)
 
     async def __aenter__(self) -> PromptRun:
         return self

@@ -16,21 +16,21 @@ from pdserve import __version__
 
 _REF = "#/components/schemas/{name}"
 _ERRORS = {
-    400: "The request cannot be served as it stands; `param` names what is wrong with it.",
-    401: "No API key, or nobody's.",
-    403: "The API key is not good for this.",
-    404: "What the request names is not here.",
-    408: "The request's body did not arrive in time.",
-    409: "It cannot be done now.",
-    413: "The request's body is too large.",
-    415: "The request's body is no JSON.",
-    417: "What the request expects is not 100-continue.",
-    426: "This is for WebSockets.",
-    429: "Too much is asked for now, by this tenant or by all.",
-    500: "A fault of the server.",
+    400: "The request is invalid; `param` names the parameter.",
+    401: "The API key is missing or unknown.",
+    403: "The API key does not permit this, or the web page's origin is not allowed.",
+    404: "The model, response, conversation, item or node does not exist.",
+    408: "The request body did not arrive in time.",
+    409: "The node cannot change its role now.",
+    413: "The request body is too large.",
+    415: "The request body is not JSON, or is compressed.",
+    417: "The `Expect` header is not `100-continue`.",
+    426: "The request is not a WebSocket handshake.",
+    429: "The cluster is too busy, or the tenant has reached a rate limit.",
+    500: "An internal error.",
     502: "A node failed while it worked on the request.",
-    503: "No node can serve the request now, or the server is about to stop.",
-    504: "The time that the request was given is over.",
+    503: "No node can serve the request now, or the server is shutting down.",
+    504: "The request was not complete before its deadline.",
 }
 _LATER = (429, 503)  # statuses with a Retry-After header
 
@@ -44,7 +44,7 @@ def openapi_document() -> bytes:
             "info": {
                 "title": "pdserve",
                 "version": __version__,
-                "description": "OpenAI's API in front of prefill and decode nodes.",
+                "description": "The OpenAI API, served by separate prefill and decode nodes.",
             },
             "servers": [{"url": "/"}],
             "security": [{}, {"key": []}],
@@ -55,7 +55,7 @@ def openapi_document() -> bytes:
                     "key": {
                         "type": "http",
                         "scheme": "bearer",
-                        "description": "An API key, where keys are in use.",
+                        "description": "An API key, if the server requires one.",
                     }
                 },
             },
@@ -90,7 +90,9 @@ def _answers(operation: Operation) -> dict[str, Any]:
     content: dict[str, Any] = {operation.media: {"schema": _answer_schema(operation)}}
     if operation.events is not None:
         content[EVENTS] = {"schema": _event_schema(operation.events)}
-    headers = {"x-request-id": _header("The request's id, for the log.", {"type": "string"})}
+    headers = {
+        "x-request-id": _header("The request's id, as in the server's log.", {"type": "string"})
+    }
     answer = {"description": operation.summary, "headers": headers, "content": content}
     return {str(status): answer for status in (200, *operation.also)}
 
@@ -108,7 +110,7 @@ def _event_schema(events: Any) -> dict[str, Any]:
     """
     data = {"anyOf": [_schema(events), _schema(ErrorBody)]}
     text = {"type": "string", "contentMediaType": JSON, "contentSchema": data}
-    last = {"const": DONE_DATA, "description": "The end, where there is no event for it."}
+    last = {"const": DONE_DATA, "description": "The end of the stream, unless an event marks it."}
     return {
         "type": "object",
         "properties": {"event": {"type": "string"}, "data": {"anyOf": [last, text]}},
@@ -124,7 +126,7 @@ def _errors(operation: Operation) -> dict[str, Any]:
         content = {JSON: {"schema": _schema(ErrorBody)}}
         described[str(status)] = {"description": _ERRORS[status], "content": content}
         if status in _LATER:
-            wait = _header("Seconds to wait.", {"type": "integer", "minimum": 1})
+            wait = _header("Seconds to wait before a retry.", {"type": "integer", "minimum": 1})
             described[str(status)]["headers"] = {"Retry-After": wait}
     return described
 
@@ -169,8 +171,8 @@ def _close(body: dict[str, Any]) -> None:
     """Add the ignored and the neutral parameters to a body's schema, and forbid all others."""
     properties = body["properties"]
     for name in sorted(IGNORED - set(properties)):
-        properties[name] = {"description": "Accepted, without effect."}
+        properties[name] = {"description": "Accepted and ignored."}
     for name in sorted(set(NEUTRAL) - set(properties) - IGNORED):
         allowed = [*NEUTRAL[name], None]
-        properties[name] = {"enum": allowed, "description": "Not supported other than so."}
+        properties[name] = {"enum": allowed, "description": "Only these values are supported."}
     body["additionalProperties"] = False

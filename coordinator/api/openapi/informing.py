@@ -6,7 +6,7 @@ from functools import partial
 
 from coordinator.api.admin import RoleAnswer, RoleRequest
 from coordinator.api.information import Health, Version
-from coordinator.api.openapi.operation import HTML, METRICS, READS_BODY, Operation, Parameter
+from coordinator.api.openapi.operation import HTML, METRICS, READS_BODY, Operation, in_path
 from coordinator.api.responses import Model, ModelList
 from coordinator.api.responses_api.objects import InputTokens
 from coordinator.api.responses_api.requests import ResponseRequest
@@ -18,7 +18,7 @@ from coordinator.api.tokens import (
     TokenizerInfo,
 )
 
-_MODEL = Parameter("path", "model", {"type": "string"}, "A name of the model; may have slashes.")
+_MODEL = in_path("model", "A name of the model; it may contain slashes.")
 _counts = partial(Operation, method="post", errors=(*READS_BODY, 429))
 _tokens = partial(_counts, tag="Models")
 _of_models = partial(Operation, method="get", tag="Models")
@@ -30,7 +30,7 @@ INFORMING = (
         path="/v1/responses/input_tokens",
         name="countInputTokens",
         tag="Generation",
-        summary="How many tokens the model would read.",
+        summary="Count the input tokens of a createResponse request.",
         body=ResponseRequest,
         examples=({"model": "M", "input": "Hi"},),
         answer=InputTokens,
@@ -38,13 +38,13 @@ INFORMING = (
     _of_models(
         path="/v1/models",
         name="listModels",
-        summary="All names of the model that is served.",
+        summary="List the names of the served model.",
         answer=ModelList,
     ),
     _of_models(
         path="/v1/models/{model}",
         name="getModel",
-        summary="One name of the model.",
+        summary="Get the model by one of its names.",
         answer=Model,
         errors=(401, 404),
         parameters=(_MODEL,),
@@ -52,7 +52,7 @@ INFORMING = (
     _tokens(
         path="/tokenize",
         name="tokenize",
-        summary="The tokens of a text or of a conversation.",
+        summary="Convert a text or a conversation to tokens.",
         body=TokenizeRequest,
         examples=({"prompt": "Once upon", "return_token_strs": True},),
         answer=TokenizeAnswer,
@@ -60,7 +60,7 @@ INFORMING = (
     _tokens(
         path="/detokenize",
         name="detokenize",
-        summary="The text of tokens.",
+        summary="Convert tokens to text.",
         body=DetokenizeRequest,
         examples=({"tokens": [1, 2, 3]},),
         answer=DetokenizeAnswer,
@@ -68,41 +68,43 @@ INFORMING = (
     _of_models(
         path="/tokenizer_info",
         name="getTokenizerInfo",
-        summary="The special tokens and the chat template.",
+        summary="Get the special tokens and the chat template.",
         answer=TokenizerInfo,
         errors=(401, 503),
     ),
     _of_cluster(
-        path="/version", name="getVersion", summary="The version of pdserve.", answer=Version
+        path="/version", name="getVersion", summary="Get the version of pdserve.", answer=Version
     ),
     _of_cluster(
         path="/health",
         name="getHealth",
-        summary="Whether a request could be served now: 200, else 503.",
+        summary="Check whether requests can be served now: 200 if so, else 503.",
         answer=Health,
         also=(503,),
     ),
     _of_cluster(
         path="/metrics",
         name="getMetrics",
-        summary="Metrics in Prometheus' text format.",
+        summary="Get metrics in Prometheus' text format.",
         media=METRICS,
     ),
     _of_cluster(
         path="/status",
         name="getStatus",
-        summary="The cluster as the coordinator sees it, for people and scripts.",
+        summary="Get the state of the cluster: its nodes, loads and requests.",
     ),
     _of_cluster(
         method="post",
         path="/admin/role",
         name="changeRole",
-        summary="Turn a node over to the other pool.",
+        summary="Move a node to the other pool.",
         body=RoleRequest,
         examples=({"node": "prefill-0", "role": "decode"},),
         answer=RoleAnswer,
         errors=(400, 401, 403, 404, 408, 409, 413, 415, 417, 502, 503, 504),
     ),
-    _of_description(path="/openapi.json", name="getOpenapi", summary="This document."),
-    _of_description(path="/docs", name="getDocs", summary="This document as a page.", media=HTML),
+    _of_description(path="/openapi.json", name="getOpenapi", summary="Get this document."),
+    _of_description(
+        path="/docs", name="getDocs", summary="Get this document as a web page.", media=HTML
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import Struct
@@ -19,14 +19,14 @@ READS_BODY = (400, 401, 404, 408, 413, 415, 417, 503)
 GENERATES = (400, 401, 403, 404, 408, 413, 415, 417, 429, 500, 502, 503, 504)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A parameter in the path, the query or a header."""
+    """A parameter of an operation outside of its body."""
 
-    where: str
+    where: str  # "path", "query" or "header"
     name: str
-    schema: dict[str, Any]
     description: str
+    schema: dict[str, Any] = field(default_factory=lambda: {"type": "string"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +48,27 @@ class Operation:
     parameters: tuple[Parameter, ...] = ()
 
 
+def in_path(name: str, description: str) -> Parameter:
+    """Return a parameter that is a segment of the path."""
+    return Parameter(where="path", name=name, description=description)
+
+
+def in_query(name: str, description: str, **schema: Any) -> Parameter:
+    """Return a parameter in the query; `schema` are keywords of JSON schema."""
+    return Parameter(where="query", name=name, description=description, schema=schema)
+
+
+def in_header(name: str, description: str, **schema: Any) -> Parameter:
+    """Return a parameter in a header; `schema` are keywords of JSON schema."""
+    return Parameter(where="header", name=name, description=description, schema=schema)
+
+
 TERMS = (
-    Parameter("header", CLASS_HEADER, {"type": "string"}, "The service class."),
-    Parameter(
-        "header",
+    in_header(CLASS_HEADER, "The name of a service class.", type="string"),
+    in_header(
         TIMEOUT_HEADER,
-        {"type": "number", "exclusiveMinimum": 0},
-        "Seconds after which the answer is of no use any more.",
+        "The deadline: seconds after which the answer is of no use to the client.",
+        type="number",
+        exclusiveMinimum=0,
     ),
 )

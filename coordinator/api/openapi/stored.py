@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import get_args
 
-from coordinator.api.openapi.operation import READS_BODY, Operation, Parameter
+from coordinator.api.openapi.operation import READS_BODY, Operation, in_path, in_query
 from coordinator.api.responses_api.events import StreamEvent
 from coordinator.api.responses_api.items import KeptItem
 from coordinator.api.responses_api.kept import MAX_SEQUENCE_NUMBER
@@ -24,41 +24,48 @@ from coordinator.api.responses_api.requests import (
     NewItems,
 )
 
-_RESPONSE = Parameter("path", "response", {"type": "string"}, "The response's id.")
-_CONVERSATION = Parameter("path", "conversation", {"type": "string"}, "The conversation's id.")
-_ITEM = Parameter("path", "item", {"type": "string"}, "The item's id.")
+_RESPONSE = in_path("response", "The response's id.")
+_CONVERSATION = in_path("conversation", "The conversation's id.")
+_ITEM = in_path("item", "The item's id.")
 _INCLUDE = tuple(
-    Parameter("query", name, {"enum": list(get_args(Includable))}, "Is shown anyway, if there.")
+    in_query(
+        name,
+        "Accepted and ignored: all that is stored is always shown.",
+        enum=list(get_args(Includable)),
+    )
     for name in INCLUDE
 )
 _PAGE = (
-    Parameter(
-        "query",
+    in_query(
         "limit",
-        {"type": "integer", "minimum": 1, "maximum": MAX_ITEMS, "default": DEFAULT_ITEMS},
-        "Items of a page.",
+        "The maximum number of items on a page.",
+        type="integer",
+        minimum=1,
+        maximum=MAX_ITEMS,
+        default=DEFAULT_ITEMS,
     ),
-    Parameter(
-        "query",
+    in_query(
         "order",
-        {"enum": ["asc", "desc"], "default": "desc"},
-        "The oldest or the newest first.",
+        "Whether the oldest or the newest items come first.",
+        enum=["asc", "desc"],
+        default="desc",
     ),
-    Parameter("query", "after", {"type": "string"}, "The id of the last page's last item."),
+    in_query("after", "The id of the last item on the page before.", type="string"),
     *_INCLUDE,
 )
 _STREAM = (
-    Parameter(
-        "query",
+    in_query(
         "stream",
-        {"enum": ["true", "false"], "default": "false"},
-        "Its events, if it was asked for with `background` and `stream`.",
+        "Whether to stream the events of a response created with `background` and `stream`.",
+        enum=["true", "false"],
+        default="false",
     ),
-    Parameter(
-        "query",
+    in_query(
         "starting_after",
-        {"type": "integer", "minimum": 0, "maximum": MAX_SEQUENCE_NUMBER},
-        "The number of the last event that is not wanted again.",
+        "The sequence number of an event: the stream begins with the next one.",
+        type="integer",
+        minimum=0,
+        maximum=MAX_SEQUENCE_NUMBER,
     ),
     *_INCLUDE,
 )
@@ -74,14 +81,14 @@ STORED = (
         path="/v1/responses",
         name="respondOverWebsocket",
         tag="Generation",
-        summary="A WebSocket: every message is a createResponse, and answered by its events.",
+        summary="Open a WebSocket: each message is a createResponse, answered by its events.",
         errors=(401, 403, 426),
     ),
     _of_response(
         method="get",
         path="/v1/responses/{response}",
         name="getResponse",
-        summary="A response that was stored, or is being made in the background.",
+        summary="Get a response that is stored or is being made in the background.",
         answer=Response,
         events=StreamEvent,
         parameters=(_RESPONSE, *_STREAM),
@@ -90,7 +97,7 @@ STORED = (
         method="delete",
         path="/v1/responses/{response}",
         name="deleteResponse",
-        summary="Keep a response no longer.",
+        summary="Delete a stored response.",
         answer=DeletedResponse,
         errors=(401, 404),
     ),
@@ -98,7 +105,7 @@ STORED = (
         method="get",
         path="/v1/responses/{response}/input_items",
         name="listInputItems",
-        summary="The conversation that a stored response answers, in pages.",
+        summary="List the input items of a stored response, page by page.",
         answer=ItemList,
         parameters=(_RESPONSE, *_PAGE),
     ),
@@ -106,14 +113,14 @@ STORED = (
         method="post",
         path="/v1/responses/{response}/cancel",
         name="cancelResponse",
-        summary="Have a response in the background made no further.",
+        summary="Cancel a background response.",
         answer=Response,
     ),
     _of_conversation(
         method="post",
         path="/v1/conversations",
         name="createConversation",
-        summary="Begin a conversation that responses add to.",
+        summary="Create a conversation, to which responses can add items.",
         body=ConversationRequest,
         examples=({"items": [_MESSAGE], "metadata": {"topic": "rain"}},),
         answer=Conversation,
@@ -124,7 +131,7 @@ STORED = (
         method="get",
         path="/v1/conversations/{conversation}",
         name="getConversation",
-        summary="A conversation, without its items.",
+        summary="Get a conversation, without its items.",
         answer=Conversation,
     ),
     _of_conversation(
@@ -141,7 +148,7 @@ STORED = (
         method="delete",
         path="/v1/conversations/{conversation}",
         name="deleteConversation",
-        summary="Keep a conversation no longer.",
+        summary="Delete a conversation.",
         answer=DeletedConversation,
     ),
     _of_conversation(
@@ -159,7 +166,7 @@ STORED = (
         method="get",
         path="/v1/conversations/{conversation}/items",
         name="listConversationItems",
-        summary="The items of a conversation, in pages.",
+        summary="List the items of a conversation, page by page.",
         answer=ItemList,
         errors=(400, 401, 404),
         parameters=(_CONVERSATION, *_PAGE),
@@ -168,7 +175,7 @@ STORED = (
         method="get",
         path="/v1/conversations/{conversation}/items/{item}",
         name="getConversationItem",
-        summary="An item of a conversation.",
+        summary="Get an item of a conversation.",
         answer=KeptItem,
         errors=(400, 401, 404),
         parameters=(_CONVERSATION, _ITEM, *_INCLUDE),
@@ -177,7 +184,7 @@ STORED = (
         method="delete",
         path="/v1/conversations/{conversation}/items/{item}",
         name="deleteConversationItem",
-        summary="Take an item out of a conversation.",
+        summary="Delete an item from a conversation.",
         answer=Conversation,
         parameters=(_CONVERSATION, _ITEM),
     ),

@@ -98,7 +98,7 @@ def asked_by(
 
 def _check_background(body: ResponseRequest) -> None:
     if body.background and body.store is False:
-        raise InvalidRequest("background can only be used when `store` is true", "background")
+        raise InvalidRequest("'background' needs 'store' to be true", "background")
 
 
 def _conversation(
@@ -109,7 +109,7 @@ def _conversation(
         return None
     if body.previous_response_id is not None:
         raise InvalidRequest(
-            "'conversation' and 'previous_response_id' exclude each other", "conversation"
+            "'conversation' and 'previous_response_id' cannot be combined", "conversation"
         )
     conversation_id = named if isinstance(named, str) else named.id
     return store.get_conversation(conversation_id, owner, "conversation")

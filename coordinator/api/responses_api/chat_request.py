@@ -46,7 +46,9 @@ def chat_request(body: ResponseRequest, messages: Sequence[Message]) -> ChatRequ
     """Return the chat request for a body and its messages. Raises InvalidRequest."""
     shows_logprobs = LOGPROBS in (body.include or [])
     if body.top_logprobs and not shows_logprobs:
-        raise InvalidRequest(f"'top_logprobs' needs 'include' to have {LOGPROBS!r}", "top_logprobs")
+        raise InvalidRequest(
+            f"'top_logprobs' needs 'include' to contain {LOGPROBS!r}", "top_logprobs"
+        )
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("'stream_options' needs 'stream' to be true", "stream_options")
     values: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
@@ -121,5 +123,5 @@ def _format(text: TextConfig | None) -> dict[str, Any] | None:
         return {"type": wanted.type}
     for name in ("name", "schema"):
         if schema[name] is None:
-            raise InvalidRequest(f"'text.format' has no {name!r}", f"text.format.{name}")
+            raise InvalidRequest(f"'text.format' needs {name!r}", f"text.format.{name}")
     return {"type": wanted.type, "json_schema": schema}

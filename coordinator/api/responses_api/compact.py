@@ -39,7 +39,7 @@ async def compact_conversation(request: web.Request) -> web.StreamResponse:
     check_items(values, "input")
     body = convert_request(values, CompactRequest)
     if body.input is None and body.previous_response_id is None:
-        raise InvalidRequest("give 'input', 'previous_response_id' or both", "input")
+        raise InvalidRequest("the request needs 'input', 'previous_response_id' or both", "input")
     asked = asked_by(values | {"input": with_task(values.get("input"))}, context, trace)
     terms = service_terms(body, request.headers, context, trace)
     answer_id = RESPONSE_ID.format(trace.unique)

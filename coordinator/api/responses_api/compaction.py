@@ -38,4 +38,6 @@ def summary_of(content: str, param: str) -> str:
     try:
         return base64.b64decode(content, validate=True).decode()
     except (binascii.Error, UnicodeDecodeError, ValueError) as error:
-        raise InvalidRequest(f"{param!r} is none that was made here", param) from error
+        raise InvalidRequest(
+            f"{param!r} is not from this server's /v1/responses/compact", param
+        ) from error

@@ -52,7 +52,9 @@ def _check_parts(parts: list[Any], where: str) -> None:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind in _NO_TEXT:
             param = f"{where}[{i}].type"
-            raise InvalidRequest(f"{param!r} is {kind!r}, but this model takes only text", param)
+            raise InvalidRequest(
+                f"{param!r} is of type {kind!r}, but this model takes only text", param
+            )
 
 
 def items_of(
@@ -84,7 +86,9 @@ def items_of(
             called.add(item.call_id)
         elif isinstance(item, CallOutputItem) and item.call_id not in called:
             raise InvalidRequest(
-                f"no call before it has the 'call_id' {item.call_id[:128]!r}", f"{where}.call_id"
+                f"{where} is the output of {item.call_id[:128]!r}, but no earlier call has that "
+                "'call_id'",
+                f"{where}.call_id",
             )
         items.append(item)
     return items
@@ -96,7 +100,9 @@ def _check_is_new(item_id: str | None, referred: set[str | None], where: str) ->
     Raises InvalidRequest.
     """
     if item_id in referred:
-        raise InvalidRequest(f"{where} is there twice: {str(item_id)[:128]!r}", f"{where}.id")
+        raise InvalidRequest(
+            f"{where} refers to item {str(item_id)[:128]!r} for the second time", f"{where}.id"
+        )
     referred.add(item_id)
 
 
@@ -131,7 +137,7 @@ def _item(item: InputItem, where: str, unique: str, find: Find, reader: JsonRead
             if found is None:
                 param = f"{where}.id"
                 raise InvalidRequest(
-                    f"no item has the 'id' {str(item.id)[:128]!r} here, or no longer", param
+                    f"there is no stored item with the 'id' {str(item.id)[:128]!r}", param
                 )
             return found
 
@@ -179,4 +185,4 @@ def _needed(value: T | None, name: str, where: str) -> T:
 
 
 def _missing(name: str, where: str) -> InvalidRequest:
-    return InvalidRequest(f"{where} has no {name!r}", f"{where}.{name}")
+    return InvalidRequest(f"{where} needs {name!r}", f"{where}.{name}")

@@ -28,8 +28,8 @@ async def get_response(request: web.Request) -> web.StreamResponse:
         return web.Response(body=stored.body, content_type=_JSON)
     if stored.log is None:
         raise InvalidRequest(
-            f"{stored.id!r} cannot be streamed: only what was asked for with 'background' and "
-            "'stream' can be streamed again",
+            f"{stored.id!r} cannot be streamed: only a response that was created with 'background' "
+            "and 'stream' can be streamed again",
             "stream",
         )
     return await follow(request, stored.log, first)
@@ -53,7 +53,7 @@ async def cancel_response(request: web.Request) -> web.Response:
     stored = _stored(request)
     if not stored.is_background:
         raise InvalidRequest(
-            "Cannot cancel a synchronous response: only those in the background can be.",
+            "Cannot cancel a synchronous response: only one created with 'background' can be.",
             "response_id",
         )
     if stored.making is not None and stored.is_being_made:
@@ -80,7 +80,9 @@ def _first_event(request: web.Request) -> int | None:
     """
     stream, after = request.query.get("stream", "false"), request.query.get("starting_after")
     if stream.lower() not in ("true", "false"):
-        raise InvalidRequest(f"'stream' is {stream[:64]!r}, not 'true' or 'false'", "stream")
+        raise InvalidRequest(
+            f"'stream' is {stream[:64]!r}, but must be 'true' or 'false'", "stream"
+        )
     if stream.lower() == "false":
         if after is not None:
             raise InvalidRequest("'starting_after' needs 'stream' to be true", "starting_after")

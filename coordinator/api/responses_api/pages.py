@@ -21,14 +21,16 @@ def page_of(kept: Sequence[KeptItem], query: Mapping[str, str]) -> ItemList:
     check_include(query)
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
-        raise InvalidRequest(f"'order' is {order[:64]!r}, not 'asc' or 'desc'", "order")
+        raise InvalidRequest(f"'order' is {order[:64]!r}, but must be 'asc' or 'desc'", "order")
     items = list(kept)
     if order == "desc":
         items.reverse()
     if (after := query.get("after")) is not None:
         begin = next((i + 1 for i, item in enumerate(items) if item.id == after), None)
         if begin is None:
-            raise InvalidRequest(f"'after' is {after[:128]!r}, which is none of the items", "after")
+            raise InvalidRequest(
+                f"'after' is {after[:128]!r}, which is not the id of an item in this list", "after"
+            )
         items = items[begin:]
     page = items[: _limit(query.get("limit"))]
     return whole_page(page, has_more=len(items) > len(page))
@@ -52,7 +54,7 @@ def check_include(query: Mapping[str, str]) -> None:
     for name in INCLUDE:
         if (wanted := query.get(name)) is not None and wanted not in _INCLUDABLE:
             known = " or ".join(sorted(map(repr, _INCLUDABLE)))
-            raise InvalidRequest(f"'include' is {wanted[:64]!r}, not {known}", "include")
+            raise InvalidRequest(f"'include' is {wanted[:64]!r}, but must be {known}", "include")
 
 
 def whole_number(name: str, text: str, least: int, most: int) -> int:
@@ -60,7 +62,7 @@ def whole_number(name: str, text: str, least: int, most: int) -> int:
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else least - 1
     if not least <= number <= most:
         raise InvalidRequest(
-            f"{name!r} is {text[:64]!r}, not a number from {least} to {most}", name
+            f"{name!r} is {text[:64]!r}, but must be a number from {least} to {most}", name
         )
     return number
 

@@ -29,13 +29,13 @@ def refusal(reply: ErrorReply) -> bytes:
 def body_of(values: Any) -> dict[str, Any]:
     """Return the request body in a `response.create` message. Raises InvalidRequest."""
     if not isinstance(values, dict):
-        raise InvalidRequest("the message is no JSON object")
+        raise InvalidRequest("the message must be a JSON object")
     kind = values.pop("type", None)
     if kind != "response.create":
-        raise InvalidRequest(f"'type' is {str(kind)[:64]!r}, not 'response.create'", "type")
+        raise InvalidRequest(f"'type' is {str(kind)[:64]!r}, but must be 'response.create'", "type")
     for name in _HTTP_ONLY:
         if values.get(name) is not None:
-            raise InvalidRequest(f"{name!r} makes no sense over a WebSocket", name)
+            raise InvalidRequest(f"{name!r} is not supported over a WebSocket", name)
     return values
 
 

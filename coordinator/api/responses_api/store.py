@@ -93,7 +93,8 @@ class ResponseStore:
             )
         if not stored.is_answer:
             raise InvalidRequest(
-                f"{stored.id!r} has no answer to go on from: it is not complete", param
+                f"{stored.id!r} cannot be continued: only a response with a complete answer can be",
+                param,
             )
         return stored
 

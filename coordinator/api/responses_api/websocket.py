@@ -38,7 +38,9 @@ async def respond_over_websocket(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
     socket = web.WebSocketResponse(max_msg_size=context.config.max_body_bytes, autoping=False)
     if not socket.can_prepare(request).ok:
-        raise web.HTTPUpgradeRequired(text=f"GET {request.path} is for WebSockets")
+        raise web.HTTPUpgradeRequired(
+            text=f"GET {request.path} opens a WebSocket and needs its handshake"
+        )
     check_socket_origin(request, context.config.cors_origins)
     await socket.prepare(request)
     session = _Session(request, context, socket)

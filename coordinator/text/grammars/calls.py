@@ -93,14 +93,14 @@ def check_format(tool_format: ToolFormat, *, has_output: bool) -> None:
     """
     if tool_format is ToolFormat.LLAMA3 and has_output:
         raise InvalidRequest(
-            "this model's tool calls are JSON without a mark, which cannot be told from structured "
-            "output: with that, 'tool_choice' must be 'none' or 'required'",
+            "this model writes tool calls as plain JSON, which cannot be told from structured "
+            "output; with structured output, 'tool_choice' must be 'none' or 'required'",
             "tool_choice",
         )
     if tool_format is ToolFormat.PYTHONIC:
         raise InvalidRequest(
-            "this model writes tool calls as Python, which no grammar is made for: 'tool_choice' "
-            "must be 'auto' without structured output, or 'none'",
+            "this model writes tool calls as Python, which pdserve cannot enforce: 'tool_choice' "
+            "must be 'none', or 'auto' without structured output",
             "tool_choice",
         )
 

@@ -77,7 +77,9 @@ class GrammarChecker:
         task = self._under_way.get(document)
         if task is None:
             if len(self._under_way) >= _MAX_WAITING:
-                raise Overloaded(f"{_MAX_WAITING} other grammars are being prepared")
+                raise Overloaded(
+                    f"{_MAX_WAITING} other grammars are being prepared; try again later"
+                )
             task = asyncio.create_task(self._prepare(document))
             self._under_way[document] = task
             task.add_done_callback(lambda _: self._under_way.pop(document))
@@ -85,7 +87,9 @@ class GrammarChecker:
             async with asyncio.timeout(_WAIT_S):
                 return await asyncio.shield(task)
         except TimeoutError:
-            raise Overloaded("too many other grammars are being prepared") from None
+            raise Overloaded(
+                "too many other grammars are being prepared; try again later"
+            ) from None
 
     async def _prepare(self, document: str) -> Prepared:
         try:

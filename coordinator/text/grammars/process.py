@@ -68,7 +68,9 @@ class GrammarProcess:
                     *argv, stdin=PIPE, stdout=PIPE, limit=_MAX_LINE_BYTES
                 )
             except OSError as error:
-                raise Overloaded(f"no process for grammars: {error}") from error
+                raise Overloaded(
+                    f"the process that checks grammars cannot be started: {error}"
+                ) from error
             await self._introduce(self._process)
         return self._process
 
@@ -82,7 +84,7 @@ class GrammarProcess:
         )
         line = await self._answer(process, msgspec.json.encode(beginning), _BEGIN_S)
         if not line:
-            raise Overloaded("the process for grammars ended before it could begin")
+            raise Overloaded("the process that checks grammars ended before it was ready")
         if fault := msgspec.json.decode(line, type=Ready).fault:
             await self._end(process)
             raise TokenizerError(fault)

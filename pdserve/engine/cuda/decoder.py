@@ -58,11 +58,6 @@ class CudaDecoder:
         """Dtype of weights, activations and KV."""
         return self._weights.embedding.dtype
 
-    @property
-    def attention_name(self) -> str:
-        """Name of the backend that computes steps with chunks of prompts."""
-        return self._attention.name
-
     @torch.inference_mode()
     def logits(
         self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None = None

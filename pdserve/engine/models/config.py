@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from pdserve.checkpoint import Checkpoint
 from pdserve.engine.models.families import (
-    FAMILIES,
     Family,
     Windows,
     find_family,
@@ -121,11 +120,6 @@ def parse_model_config(
         stored_dtype=fields.text("dtype", fields.text("torch_dtype", "float32")),
         eos_token_ids=eos_token_ids or _token_ids(fields.raw("eos_token_id")),
     )
-
-
-def supported_architectures() -> list[str]:
-    """Return the names of the supported architectures, as written in config.json."""
-    return list(FAMILIES)
 
 
 def _head_dim(fields: JsonFields, family: Family, num_heads: int) -> int:

@@ -73,7 +73,9 @@ async def test_only_steps_of_the_whole_batch_count() -> None:
 async def test_a_batch_that_was_never_together_is_told() -> None:
     async with Server(running=[1, 2]).serving() as address:
         node = WatchedNode(address, os.getpid())
-        with pytest.raises(ClusterError, match="2 streams of 1000 tokens were never together"):
+        with pytest.raises(
+            ClusterError, match="2 streams of 1000 tokens were never in the batch together"
+        ):
             await measure_overhead(f"http://{address}", "m", node, 2, 1000, 20)
 
 

@@ -111,13 +111,15 @@ async def test_a_server_that_serves_neither_is_told() -> None:
         return web.json_response({"error": {"message": "no"}}, status=500)
 
     async with FakeServer(answer).running() as server:
-        with pytest.raises(ClusterError, match=r"neither token ids \(.*500 no\) nor text"):
+        with pytest.raises(
+            ClusterError, match=r"neither a prompt of token ids \(.*500 no\) nor one of text"
+        ):
             async with open_targets([server.url], ["m"], plan()):
                 pass
 
 
 async def test_a_server_that_is_not_there_is_told() -> None:
-    with pytest.raises(ClusterError, match="does not say what models it has"):
+    with pytest.raises(ClusterError, match="does not list its models"):
         async with open_targets(["http://127.0.0.1:1"], [], plan()):
             pass
 

@@ -57,9 +57,9 @@ def test_mooncake_blocks_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("a,b\n1,2\n", "is no trace"),
-        ("", "is no trace"),
-        (mooncake((0, 513, 5, [0])), "line 1: 1 hash_ids do not make up 513"),
+        ("a,b\n1,2\n", "is not a trace"),
+        ("", "is not a trace"),
+        (mooncake((0, 513, 5, [0])), "line 1: 1 hash_ids cannot stand for 513"),
         (mooncake((0, 5, 5, [0])) + "{\n", "line 2"),
         (AZURE + "soon,1,2\n", "line 5"),
         (AZURE + "2023-11-16 18:15:46.6805900,1\n", "line 5"),

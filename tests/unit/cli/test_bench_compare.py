@@ -49,8 +49,8 @@ def test_quick_does_not_override_what_is_quicker_still() -> None:
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (["--modes=adaptive,adaptive"], "each can be named once"),
-        (["--scenarios=conversation,conversation"], "each can be named once"),
+        (["--modes=adaptive,adaptive"], "must not name anything twice"),
+        (["--scenarios=conversation,conversation"], "must not name anything twice"),
         (["--rates=2,1"], "must rise"),
         (["--shape=7b"], "there are demo-14m, 25m"),
         (["--trace=/nowhere/trace.csv"], "cannot read the trace"),

@@ -31,13 +31,13 @@ def test_a_comparison_has_several_rounds() -> None:
 
 
 def test_a_load_that_is_named_twice_is_the_users_fault() -> None:
-    with pytest.raises(ConfigError, match="named once"):
+    with pytest.raises(ConfigError, match="not name a load twice"):
         loads(concurrency=[4, 4])
 
 
 def test_nobody_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "serve", "--url", "http://127.0.0.1:1"]) == 1
-    assert "does not say what models it has" in capsys.readouterr().err
+    assert "does not list its models" in capsys.readouterr().err
 
 
 async def run_against(*answers: Answer, as_json: bool) -> int:

@@ -77,7 +77,7 @@ def test_people_see_what_was_left_out(folder: Path, capsys: pytest.CaptureFixtur
     ("flags", "complaint"),
     [
         (["--shape=7b"], "neither a directory nor one of demo-14m"),
-        (["--quick", "--batches=2", "--prompts=128"], "--quick leaves nothing"),
+        (["--quick", "--batches=2", "--prompts=128"], "--quick measures none"),
         (["--kv-memory=much"], "is not a size"),
     ],
 )

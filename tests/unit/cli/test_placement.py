@@ -7,12 +7,14 @@ from hypothesis import strategies as st
 from pdserve.cli.placement import (
     assign_cores,
     assign_device,
+    coordinator_cores,
     count_gpus,
     usable_cores,
 )
 from pdserve.config import EngineConfig
 from pdserve.config_values import format_cpus, parse_cpus
 from pdserve.errors import ConfigError
+from pdserve.node.cores import plan_cores
 
 CORES = st.lists(st.integers(0, 300), min_size=1, max_size=64, unique=True).map(sorted)
 
@@ -44,6 +46,32 @@ def test_examples(num_nodes, cores, shares):
     assert assign_cores(num_nodes, cores) == shares
 
 
+@pytest.mark.parametrize(
+    ("num_nodes", "threads", "cores", "expected"),
+    [
+        (1, 0, [0], [0]),
+        (2, 0, [0], [0]),  # more nodes than cores
+        (2, 0, [0, 1], [0, 1]),  # no core to spare: no core is better than the others
+        (2, 0, [4, 5, 6, 7], [4, 5, 6, 7]),
+        (1, 1, [0, 1], [1]),  # services apart from the compute thread
+        (2, 1, [0, 1, 2, 3], [1, 3]),
+        (2, 1, [0, 1, 2], [2]),  # only the second node has one
+        (2, 3, [0, 1, 2, 3], [0, 1, 2, 3]),  # more threads than cores
+        (2, 0, range(16), [7, 15]),  # from 8 cores on, a node keeps one for its services
+        (2, 0, range(15), [14]),
+    ],
+)
+def test_the_coordinator_keeps_off_compute_cores_if_there_are_others(
+    num_nodes, threads, cores, expected
+):
+    engines = [
+        EngineConfig(cpus=format_cpus(share), threads=threads)
+        for share in assign_cores(num_nodes, cores)
+    ]
+    nodes = [plan_cores(engine, cores) for engine in engines]
+    assert coordinator_cores(nodes, cores) == expected
+
+
 def test_devices_go_round_robin_unless_one_was_asked_for():
     assert [assign_device("auto", i, 2) for i in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
     assert assign_device("cuda", 1, 2) == "cuda:1"
@@ -64,10 +92,10 @@ def test_format_is_short():
 
 def test_usable_cores_follow_the_flag_within_the_affinity():
     allowed = sorted(os.sched_getaffinity(0))
-    assert usable_cores(EngineConfig()) == allowed
-    assert usable_cores(EngineConfig(cpus=str(allowed[-1]))) == [allowed[-1]]
-    with pytest.raises(ConfigError, match="core 9999 is not usable here; the usable ones are"):
-        usable_cores(EngineConfig(cpus="9999"))
+    assert usable_cores("") == allowed
+    assert usable_cores(str(allowed[-1])) == [allowed[-1]]
+    with pytest.raises(ConfigError, match="may not use core 9999, only"):
+        usable_cores("9999")
 
 
 def test_without_a_driver_there_are_no_gpus_and_nobody_is_asked(tmp_path):

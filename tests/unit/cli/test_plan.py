@@ -31,6 +31,12 @@ def test_nodes_share_the_cores_and_see_for_themselves_how_many_threads_that_make
     assert [e.threads for e in engines] == [0, 0, 0]
 
 
+def test_the_coordinator_is_told_its_cores():
+    assert plan(ClusterConfig())[0].config.cpus == "0-3"
+    spared = ClusterConfig(engine=EngineConfig(threads=1))
+    assert plan(spared)[0].config.cpus == "1,3"
+
+
 def test_too_few_cores_are_said_with_numbers():
     cores = [4, 6, 7]
     plans = plan(ClusterConfig(prefill=2, decode=2), Machine(cores))
@@ -61,7 +67,7 @@ def test_co_located_has_no_prefill_node():
 
 @pytest.mark.parametrize(
     ("mode", "prefill", "complaint"),
-    [("colocated", 1, "leave --prefill out"), ("disaggregated", 0, "nobody would prefill")],
+    [("colocated", 1, "leave --prefill out"), ("disaggregated", 0, "needs prefill nodes")],
 )
 def test_a_number_of_prefill_nodes_that_contradicts_the_mode(mode, prefill, complaint):
     with pytest.raises(ConfigError, match=complaint):

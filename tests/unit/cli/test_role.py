@@ -97,7 +97,7 @@ async def test_a_refusal_is_the_error_that_it_is(error):
 
 async def test_somebody_else_answers():
     async with coordinator(404, b"<html>", []) as url:
-        with pytest.raises(ClusterError, match="answers 404, but not as a coordinator does"):
+        with pytest.raises(ClusterError, match="answers 404, but not in a coordinator's form"):
             await change(url, "a")
 
 

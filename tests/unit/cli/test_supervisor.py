@@ -48,7 +48,7 @@ async def test_a_killed_node_comes_back_as_a_new_life(fake_command):
         node = (await cluster.status()).node("decode-0")
         assert node is not None
         assert node.incarnation == str(cluster.pid("decode-0")) != str(pid)
-        with pytest.raises(ClusterError, match="decode-0 is running"):
+        with pytest.raises(ClusterError, match="decode-0 is still running"):
             await cluster.start_node("decode-0")
 
 

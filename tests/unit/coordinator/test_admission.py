@@ -79,7 +79,7 @@ def test_a_ttft_that_would_be_missed_is_refused_until_the_queue_has_drained() ->
     door = Door()
     late = queued(3.0)  # with 1.5 s of room
     error = refused(door.decide(INTERACTIVE, late))
-    assert "token 1 is promised within 2 s to class 'interactive'" in error.message
+    assert "token 1 must be within 2 s for class 'interactive'" in error.message
     assert "3.5 s are predicted" in error.message
     drained = queued(3.0 - error.retry_after_s)  # a queue gets shorter by a second a second
     assert isinstance(door.decide(INTERACTIVE, queued(3.0 - error.retry_after_s + 0.01)), Refuse)
@@ -249,7 +249,7 @@ def test_a_looser_tpot_does_not_slow_the_batches_of_those_who_go_before() -> Non
     slow = Predicted(tpot_s=0.15)
     assert isinstance(door.decide(STANDARD, slow), Admit)
     door.decide(INTERACTIVE, IDLE)
-    assert "promised within 0.1 s" in refused(door.decide(STANDARD, slow)).message
+    assert "must be within 0.1 s" in refused(door.decide(STANDARD, slow)).message
     long = Predicted(tpot_s=0.15, idle_tpot_s=0.12)  # in no batch would it be faster than that
     assert isinstance(door.decide(STANDARD, long), Admit)
 

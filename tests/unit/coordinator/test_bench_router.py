@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from coordinator.bench_router import HIT_SHARES, KINDS, measure_router
+from coordinator.bench.router import HIT_SHARES, KINDS, measure_router
 
 
 def test_a_few_nodes_are_measured_as_well() -> None:
-    report = measure_router(num_nodes=2, num_blocks=64, prompt_tokens=[64], decisions=2)
+    report = measure_router(
+        num_nodes=2, nodes_per_host=1, num_blocks=64, prompt_tokens=[64], decisions=2
+    )
     assert len(report.decisions) == len(KINDS) * len(HIT_SHARES)
 
 
 def test_every_kind_of_decision_is_measured() -> None:
-    report = measure_router(num_nodes=64, num_blocks=4096, prompt_tokens=[512], decisions=3)
+    report = measure_router(
+        num_nodes=64, nodes_per_host=8, num_blocks=4096, prompt_tokens=[512], decisions=3
+    )
     assert [(row.policy, row.mode) for row in report.decisions[:: len(HIT_SHARES)]] == KINDS
     assert all(0 < row.p50_us <= row.p99_us for row in report.decisions)
     assert [row.prompt_tokens for row in report.hashing] == [512]

@@ -160,7 +160,7 @@ async def test_columns_of_different_lengths_are_refused_as_a_whole(nodes: Nodes)
     decode = nodes.join("d", NodeRole.DECODE)
     running = nodes.start()
     batch = TokenBatch(events=[token(0)], request_ids=["r"], indices=[1], token_ids=[101, 102])
-    with pytest.raises(MalformedMessage, match="different lengths"):
+    with pytest.raises(MalformedMessage, match="differ in length"):
         nodes.flow.tokens(batch, decode)
     assert running.num_tokens == 0
     running.cancel("done")

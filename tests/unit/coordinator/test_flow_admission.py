@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator import flow as flow_module
+from coordinator import line_keeper
 from coordinator.admission import Admission, Admit, Refuse, Wait, WaitingLine
 from coordinator.admission.decisions import Decision, Predicted
 from coordinator.flow import Flow
@@ -132,7 +132,7 @@ class Nodes:
 
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
-    monkeypatch.setattr(flow_module, "LINE_GAP_S", 0.0)
+    monkeypatch.setattr(line_keeper, "LINE_GAP_S", 0.0)
     return Nodes()
 
 

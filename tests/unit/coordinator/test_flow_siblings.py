@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from coordinator import flow as flow_module
+from coordinator import line_keeper
 from coordinator.generation import GenerationRequest
 from coordinator.running import RunningRequest
 from pdserve.errors import NodeLost, Overloaded, StaleTicket
@@ -152,7 +152,7 @@ async def test_who_decodes_on_a_lost_node_is_lost(nodes: Nodes) -> None:
 async def test_more_than_may_ever_be_in_flight_are_refused() -> None:
     nodes = Nodes(max_inflight=2)
     nodes.join("p", PREFILL), nodes.join("d", DECODE)
-    with pytest.raises(Overloaded, match="this one adds 3"):
+    with pytest.raises(Overloaded, match="this call adds 3"):
         start(nodes)
     assert nodes.flow.num_inflight == 0
 
@@ -193,7 +193,7 @@ async def test_those_that_follow_have_what_is_left_of_the_time() -> None:
 
 
 async def test_they_wait_for_room_together(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flow_module, "LINE_GAP_S", 0.0)
+    monkeypatch.setattr(line_keeper, "LINE_GAP_S", 0.0)
     prefill, _ = nodes.join("p", PREFILL), nodes.join("d", DECODE)
     others = [nodes.start(f"other {i}") for i in range(6)]  # of 8 that may be in flight
     running = start(nodes)

@@ -174,9 +174,9 @@ async def test_it_is_told_when_the_class_allows_no_more(pair: Pair) -> None:
     told = pair.start("r", Slo(ttft_s=1.0, tpot_s=0.1, hold_s=0.05), waited_s=0.04)
     pair.token("r", 0)
     assert told == []
-    timer = pair.running["r"]._held
-    assert timer is not None
-    await _until(timer.timer.when())
+    hold = pair.running["r"]._showing._hold
+    assert hold is not None
+    await _until(hold.timer.when())
     assert told == [0]
     late = pair.start("late", Slo(ttft_s=1.0, tpot_s=0.1, hold_s=0.05), waited_s=0.05)
     pair.token("late", 0)

@@ -160,7 +160,7 @@ def test_another_salt_is_another_prefix() -> None:
 
 
 def test_what_is_no_hash_is_refused() -> None:
-    with pytest.raises(MalformedMessage, match="3 bytes"):
+    with pytest.raises(MalformedMessage, match="16 bytes, not 3"):
         PrefixIndex().apply(make_member("n"), KvEvents(tier=KvTier.POOL, stored=[b"abc"]))
 
 

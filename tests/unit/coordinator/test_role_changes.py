@@ -141,7 +141,7 @@ async def test_an_order_is_taken_back_before_it_was_carried_out() -> None:
     report(bench.registry, bench.d0, P)
     report(bench.registry, bench.d0, D)
     assert await back is True
-    with pytest.raises(RoleRefused, match="was told otherwise"):
+    with pytest.raises(RoleRefused, match="was given another role"):
         await first
 
 

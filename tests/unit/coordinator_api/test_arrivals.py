@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
 from coordinator.api.arrivals import Arrivals
+from coordinator.api.pace import Pace
 from coordinator.generation import GenerationRequest
-from pdserve.clock import ManualClock
+from pdserve.clock import Clock, ManualClock
 from pdserve.errors import NodeLost
 from pdserve.protocol import SamplingParams
 from tests.unit.coordinator_api.fakes import FakeGeneration, Pause, Step, Tokens
@@ -21,9 +23,14 @@ def generation(*steps: Step) -> FakeGeneration:
     return FakeGeneration(request, list(steps))
 
 
+def merged(*generations: FakeGeneration, clock: Clock | None = None) -> Arrivals:
+    clock = clock or ManualClock()
+    return Arrivals(generations, clock, Pace(clock))
+
+
 async def test_everything_that_is_there_comes_in_one_go() -> None:
     clock = ManualClock(5.0)
-    arrivals = Arrivals([generation(Tokens([1]), Tokens([2])), generation(Tokens([3]))], clock)
+    arrivals = merged(generation(Tokens([1]), Tokens([2])), generation(Tokens([3])), clock=clock)
     taken = await arrivals.take()
     assert sorted((a.index, a.event.token_ids) for a in taken) == [(0, [1]), (0, [2]), (1, [3])]
     assert {a.at_s for a in taken} == {5.0}
@@ -31,7 +38,7 @@ async def test_everything_that_is_there_comes_in_one_go() -> None:
 
 
 async def test_an_error_comes_after_what_came_before_it() -> None:
-    arrivals = Arrivals([generation(Tokens([1]), NodeLost("gone"))], ManualClock())
+    arrivals = merged(generation(Tokens([1]), NodeLost("gone")))
     assert len(await arrivals.take()) == 1
     for _ in range(2):
         with pytest.raises(NodeLost):
@@ -40,7 +47,7 @@ async def test_an_error_comes_after_what_came_before_it() -> None:
 
 
 async def test_a_timeout_of_a_generation_is_not_the_readers() -> None:
-    arrivals = Arrivals([generation(TimeoutError("theirs"))], ManualClock())
+    arrivals = merged(generation(TimeoutError("theirs")))
     with pytest.raises(TimeoutError, match="theirs"):
         await arrivals.take(10.0)
     arrivals.close()
@@ -48,7 +55,7 @@ async def test_a_timeout_of_a_generation_is_not_the_readers() -> None:
 
 async def test_nothing_in_time() -> None:
     gate = asyncio.Event()
-    arrivals = Arrivals([generation(Tokens([1]), Pause(until=gate), Tokens([2]))], ManualClock())
+    arrivals = merged(generation(Tokens([1]), Pause(until=gate), Tokens([2])))
     assert len(await arrivals.take(0.01)) == 1
     for _ in range(2):
         assert await arrivals.take(0.01) == []
@@ -60,8 +67,31 @@ async def test_nothing_in_time() -> None:
 async def test_a_stopped_generation_may_end_as_it_likes() -> None:
     gate = asyncio.Event()
     stubborn = generation(NodeLost("while stopping"), Tokens([1]))
-    arrivals = Arrivals([stubborn, generation(Pause(until=gate), Tokens([7]))], ManualClock())
+    arrivals = merged(stubborn, generation(Pause(until=gate), Tokens([7])))
     arrivals.stop(0)
     gate.set()
     assert [a.event.token_ids for a in await arrivals.take()] == [[7]]
+    arrivals.close()
+
+
+class HeldPace(Pace):
+    """A turn comes when the test says so."""
+
+    def wake(self, reader: Callable[[], None]) -> None:
+        self.reader = reader
+
+
+async def test_after_the_first_event_all_until_the_readers_turn_come_together() -> None:
+    clock, pace, gate = ManualClock(), HeldPace(ManualClock()), asyncio.Event()
+    script = generation(Tokens([1]), Pause(until=gate), Tokens([2]), Pause(), Tokens([3]))
+    arrivals = Arrivals([script], clock, pace)
+    assert [a.event.token_ids for a in await arrivals.take()] == [[1]]
+    reading = asyncio.create_task(arrivals.take())
+    await asyncio.sleep(0)
+    gate.set()
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert not reading.done()
+    pace.reader()
+    assert [a.event.token_ids for a in await reading] == [[2], [3]]
     arrivals.close()

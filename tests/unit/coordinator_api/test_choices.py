@@ -166,7 +166,7 @@ async def test_more_answers_than_may_ever_be_in_flight() -> None:
             async with ask(**body) as response:
                 error = (await response.json())["error"]
             assert (response.status, error["param"]) == (400, param), error
-            assert "for 4 answers, but at most 3" in error["message"]
+            assert "for 4 answers, but this server generates at most 3" in error["message"]
         assert api.generator.generations == []
         async with api.chat(n=3) as response:
             assert response.status == 200

@@ -125,7 +125,7 @@ async def test_a_refused_prompt_ends_the_others() -> None:
         ({}, "must be"),
         ([1, "a"], "must be"),
         ([True], "must be"),
-        ([[]], "no tokens"),
+        ([[]], "at least one token"),
         ([1, 10**9], "token id 1000000000"),
         ([-1], "token id -1"),
         (["x"] * 65, "at most 64"),

@@ -80,5 +80,5 @@ def test_what_no_browser_would_call_an_origin_is_refused() -> None:
     good = ("*", PAGE, "http://localhost:3000")
     assert parse_origins(good) == good
     for bad in ("", "page.example", f"{PAGE}/", f"{PAGE}/app", "HTTPS://page.example"):
-        with pytest.raises(ConfigError, match="no origin"):
+        with pytest.raises(ConfigError, match="is not an origin"):
             parse_origins([*good, bad])

@@ -95,7 +95,10 @@ def test_special_tokens_as_plain_text(tmp_path: Path) -> None:
     [
         ({}, "no tokenizer.json"),
         ({"tokenizer.json": "{"}, "cannot be read"),
-        ({"tokenizer.json": made.byte_level_json(), "tokenizer_config.json": "{"}, "not JSON"),
+        (
+            {"tokenizer.json": made.byte_level_json(), "tokenizer_config.json": "{"},
+            "not valid JSON",
+        ),
         ({"tokenizer.json": made.byte_level_json(), "tokenizer_config.json": "[]"}, "object"),
         ({"tokenizer.json": made.byte_level_json(), "chat_template.jinja": "{% if %}"}, "compiled"),
         (

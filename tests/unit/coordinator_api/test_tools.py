@@ -207,7 +207,10 @@ async def test_reasoning_is_left_out_or_in_if_the_client_wants_it(
 
 
 async def test_a_model_whose_calls_are_not_understood_takes_no_tools() -> None:
-    for template, said in (("{{ messages }}", "no tools"), ("{{ tools }}", "--tool-format")):
+    for template, said in (
+        ("{{ messages }}", "does not support tools"),
+        ("{{ tools }}", "--tool-format"),
+    ):
         async with (
             served(None, tool_tokenizer(template)) as api,
             api.chat(tools=TOOLS) as response,
@@ -242,7 +245,7 @@ async def test_only_allowed_tools_are_there() -> None:
         assert not api.generator.last.request.sampling.grammar
         assert "rain" not in prompt_of(api)
         choice["allowed_tools"]["tools"][0]["function"]["name"] = "snow"
-        with pytest.raises(openai.BadRequestError, match="'snow', which is none of the tools"):
+        with pytest.raises(openai.BadRequestError, match="'snow', which is not one of 'tools'"):
             await client.chat.completions.create(
                 model=MODEL, messages=MESSAGES, tools=tools, tool_choice=choice
             )

@@ -156,7 +156,7 @@ def test_kv_is_pulled_or_brought_up_while_the_prompt_is_computed(
     columns = np.array(hits, np.int64).reshape(-1, 2).T.copy()
     out, ttft_s = world.empty(), queue_s + prompt_s
     view = world.view(Newcomer(0, 0, 0.0))
-    view.handovers(num_tokens, np.arange(len(hits)), columns[0], columns[1], prompt_s, ttft_s, out)
+    view.handoffs(num_tokens, np.arange(len(hits)), columns[0], columns[1], prompt_s, ttft_s, out)
     for slot, (perf, (held, in_pool)) in enumerate(zip(reports, [*hits, (0, 0)], strict=True)):
         pull, tier = perf.transfers
         copies_s = (num_tokens - held) * TOKEN_BYTES / pull.bytes_per_s
@@ -300,9 +300,9 @@ def test_what_would_read_or_write_elsewhere_is_refused() -> None:
     with pytest.raises(ValueError, match="held: expected 0 <= in_pool <= held < 10, found 0, 10"):
         view.prompts(10, slots, np.array([10]), none, out)
     with pytest.raises(ValueError, match=f"slots: expected below {n}, found {n}"):
-        view.handovers(10, beyond, none, none, 0.0, 0.0, out)
+        view.handoffs(10, beyond, none, none, 0.0, 0.0, out)
     with pytest.raises(ValueError, match="held: expected 0 <= in_pool <= held < 10, found 3, 2"):
-        view.handovers(10, slots, np.array([2]), np.array([3]), 0.0, 0.0, out)
+        view.handoffs(10, slots, np.array([2]), np.array([3]), 0.0, 0.0, out)
     with pytest.raises(ValueError, match="out: expected 64 elements"):
         view.paces(0.0, 0.0, np.empty(3))
     with pytest.raises(TypeError, match="out: expected 1 axes of float64, found 1 of f"):

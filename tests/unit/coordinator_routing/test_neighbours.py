@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from coordinator.registry import Member
+from coordinator.routing.waiting import Newcomer
 from pdserve.protocol import NodeRole, Slo
 from tests.unit.coordinator_routing.nodes import Nodes, names, send_to
 
@@ -97,3 +99,22 @@ def test_what_was_seen_is_forgotten_with_the_node() -> None:
     nodes.join("prefill", NodeRole.PREFILL, host="h")
     send_to(nodes, decode, 1, max_tokens=2000).progressed(1)
     assert not helps(nodes)
+
+
+def test_four_nodes_of_a_host_are_judged_together_and_other_hosts_by_themselves() -> None:
+    """Decode nodes lose more to two prefill nodes than these bring, or not: 18 places, or 12."""
+    nodes = Nodes("adaptive")
+    roles = (NodeRole.PREFILL, NodeRole.PREFILL, NodeRole.DECODE, NodeRole.DECODE)
+    h, i = (
+        [nodes.join(f"{host}{n}", role, host=host) for n, role in enumerate(roles)] for host in "hi"
+    )
+    neighbours, fleet = nodes.router._books.neighbours, nodes.router.fleet
+    for members, beside in ((h, 3.0), (i, 1.5)):
+        for member in members:
+            neighbours.apart[member.slot], neighbours.beside[member.slot] = 1.0, beside
+    view = Newcomer(5, 10, 0.0).view(fleet, nodes.router._books.decodes, nodes.clock.now())
+    h_first, both = np.array([h[0].slot]), np.array([h[3].slot, i[3].slot])
+    unfit = [h[0].slot, h[1].slot]
+    assert neighbours.better_not(view, h_first, 0.009) == unfit
+    assert neighbours.better_not(view, both, 0.009) == unfit
+    assert neighbours.better_not(view, np.array([i[0].slot]), 0.009) == []

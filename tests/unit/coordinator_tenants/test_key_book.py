@@ -53,7 +53,7 @@ def test_a_file_describes_tenants() -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("[tenants", "not TOML"),
+        ("[tenants", "not valid TOML"),
         ("[tenant.a]", "`tenant`"),
         ("[tenants.a]\nkey = []", "key"),
         ("[tenants.a]\nkeys = ['pds-plain']", "pdserve key a"),

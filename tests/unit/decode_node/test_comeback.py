@@ -9,6 +9,7 @@ import pytest_asyncio
 from pdserve.clock import ManualClock
 from pdserve.engine.core import EngineCore
 from pdserve.engine.request import Request
+from pdserve.engine.scheduler import Queues
 from pdserve.node.prefix_fetch import Fetched
 from pdserve.node.prefix_queue import PrefixQueue
 from pdserve.protocol import PrefixSource
@@ -34,12 +35,13 @@ class Bench:
         self.node = PrefixNode("d", pull="auto", tier_blocks=20)
         self.source = PrefixNode("p")
         steps_take(self.node, 10.0)  # computing never pays
-        self.core = EngineCore(self.node.pool, decode_policy(512, 8), ManualClock(), frozenset())
-        self.prefixes = PrefixQueue(self.node.fetcher, BLOCK, self.core.submit)
         self.fetched: list[Fetched] = []
-        self.core.queues.preemptions.recall = lambda request: self.prefixes.recall(
-            request, self.fetched.append
-        )
+        queues = Queues(self.node.pool, ManualClock(), recall=self.recall)
+        self.core = EngineCore(queues, decode_policy(512, 8), frozenset())
+        self.prefixes = PrefixQueue(self.node.fetcher, BLOCK, self.core.submit)
+
+    def recall(self, request: Request) -> bool:
+        return self.prefixes.recall(request, self.fetched.append)
 
     def adopted(self, sources: list[PrefixSource]) -> Request:
         """It has decoded ten tokens."""

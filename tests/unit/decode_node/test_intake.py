@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from decode_node.announced_pulls import AnnouncedPulls
 from decode_node.intake import Intake
+from decode_node.room import RoomQueue
 from kv_transfer.puller import PullResult
 from kv_transfer.ticket import read_ticket
 from pdserve.clock import ManualClock
 from pdserve.config import Timeouts
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.engine import Engine
+from pdserve.engine.scheduler import Queues
 from pdserve.errors import MalformedMessage, PeerLost, RequestCancelled, StaleTicket
 from pdserve.metrics import NodeMetrics
 from pdserve.node.prefix_parts import Prefix
@@ -82,20 +85,19 @@ class Bench:
         self.pool = BlockPool(NUM_BLOCKS, BLOCK, bump_generations=self._check_not_written)
         self.clock = ManualClock()
         policy = decode_policy(16, 8)
-        self.engine = Engine(self.pool, policy, self.clock, frozenset())
+        self.engine = Engine(Queues(self.pool, self.clock), policy, frozenset())
         self.puller = ScriptedPuller(self.clock)
         self.exporter = ScriptedExporter(self.clock, host_id)
         self.prefixes = ScriptedFetcher(self.pool)
         self.metrics = NodeMetrics()
+        self.room = RoomQueue(self.engine, policy)
+        self.pulls = AnnouncedPulls(self.puller, self.clock, TIMEOUTS, HOST)  # type: ignore[arg-type]
         self.intake = Intake(
             self.engine,
-            policy,
+            self.room,
             self.prefixes,  # type: ignore[arg-type]
             self.exporter,  # type: ignore[arg-type]
-            self.puller,  # type: ignore[arg-type]
-            self.clock,
-            TIMEOUTS,
-            HOST,
+            self.pulls,
             self.metrics,
         )
         self.announce = self.exporter.announce
@@ -152,7 +154,7 @@ def check_ended(bench: Bench) -> None:
     for request in list(bench.engine.queues.running):
         bench.engine.cancel(request.request_id)
     assert bench.pool.num_free == NUM_BLOCKS, "blocks were lost"
-    assert bench.intake.num_waiting == 0
+    assert len(bench.room) == 0
     bench.pool.check_integrity()
 
 
@@ -209,7 +211,7 @@ async def test_without_room_the_kv_waits_where_it_is(bench: Bench) -> None:
     await turn()
     bench.announce(0, 3, request_id="second")
     await turn()
-    assert bench.intake.num_waiting == 2  # the second would fit, but it is not its turn
+    assert len(bench.room) == 2  # the second would fit, but it is not its turn
     assert bench.puller.pulled == []
     bench.pool.release(taken)
     await turn()
@@ -286,7 +288,7 @@ async def test_a_handoff_that_ends_is_heard_while_waiting_for_room(bench: Bench)
     await turn()
     bench.announce(0, 10)
     await turn()
-    assert bench.intake.num_waiting == 1
+    assert len(bench.room) == 1
     bench.exporter.say(
         HandoffEnded(request_id="r", code=RequestCancelled.code, message="cancelled")
     )

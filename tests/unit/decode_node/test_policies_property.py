@@ -16,6 +16,7 @@ from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.core import EngineCore
 from pdserve.engine.kv_headroom import KvHeadroom, OutputEstimate
 from pdserve.engine.request import Request
+from pdserve.engine.scheduler import Queues
 from pdserve.engine.step_shape import shape_of
 from pdserve.engine.victims import Victims
 from pdserve.lifecycle import Targets
@@ -195,13 +196,12 @@ def test_all_get_their_tokens_and_no_block_is_lost(
 ) -> None:
     clock = ManualClock()
     pool = BlockPool(NUM_BLOCKS, BLOCK, prefix_cache=prefix_cache)
-    core = EngineCore(pool, decode_policy(20, 6, policy, linear_perf(), clock), clock, frozenset())
-    queues = core.queues
-    queues.headroom = KvHeadroom(BLOCK, headroom, num_watermark_blocks)
-    queues.headroom.estimate = OutputEstimate(mean_tokens)
-    queues.victims = CheckedVictims(max_preemptions)
+    kept_free = KvHeadroom(BLOCK, headroom, num_watermark_blocks)
+    kept_free.estimate = OutputEstimate(mean_tokens)
+    victims = CheckedVictims(max_preemptions)
+    queues = Queues(pool, clock, kept_free, victims, lambda request: world.recall(request))
+    core = EngineCore(queues, decode_policy(20, 6, policy, linear_perf(), clock), frozenset())
     world = World(core, random.Random(seed), clock)
-    queues.preemptions.recall = world.recall
     for request in run(world, arrivals, FakeRunner(BLOCK)):
         assert request.output_token_ids == expected_output(request)
     assert pool.num_free == NUM_BLOCKS

@@ -13,6 +13,7 @@ from decode_node.room import Room, RoomQueue
 from pdserve.config import DecodePolicyName
 from pdserve.engine.engine import Engine
 from pdserve.engine.request import Request
+from pdserve.engine.scheduler import Queues
 from pdserve.errors import DeadlineExceeded, PeerLost
 from pdserve.lifecycle import Targets
 from pdserve.node.subscription import Notice, Subscription
@@ -29,9 +30,9 @@ class Bench(Batch):
     ) -> None:
         super().__init__(num_blocks)
         self.policy = decode_policy(64, max_batch_size, name, self.perf, self.clock)
-        self.engine = Engine(self.pool, self.policy, self.clock, frozenset())
+        self.engine = Engine(Queues(self.pool, self.clock), self.policy, frozenset())
         self.queues = self.engine.queues
-        self.room = RoomQueue(self.engine, self.policy, self.clock)
+        self.room = RoomQueue(self.engine, self.policy)
         self.tasks: dict[Request, asyncio.Task[Room]] = {}
         self.subscriptions: dict[Request, Subscription] = {}
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
 from decode_node.service import DecodeNode
 from kv_transfer.memory import ExportedPool
 from pdserve.config import NodeConfig
+from pdserve.engine.request import Request
 from pdserve.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -17,6 +18,7 @@ from pdserve.errors import (
     RequestEnded,
 )
 from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.node.prefix_fetch import Fetched
 from pdserve.node.roles import ServiceFactories
 from pdserve.node.services import Services
 from pdserve.protocol import (
@@ -49,6 +51,7 @@ class Bench:
         self.puller = parts.puller
         self.clock = parts.clock
         self.legs = parts.legs
+        self.prefixes = parts.prefixes
         self.metrics = parts.metrics
         self.decode = DecodeNode(parts)
         factories = ServiceFactories(prefill=PrefillNode, decode=lambda _: self.decode)
@@ -131,10 +134,10 @@ async def test_a_cancelled_prompt_gives_its_turn_to_who_waits_behind_it(bench: B
     record = HandoffRecord(request_id="handed off", num_tokens=3, token_ids=[4])
     bench.exporter.say(record)  # with nothing to pull, for the sake of the test
     await turn()
-    assert bench.decode._intake.num_waiting == 1, "nobody goes past a prompt that waits"
+    assert bench.decode.num_waiting == 1, "nobody goes past a prompt that waits"
     bench.node.cancel_leg("local", "cancelled")
     await turn()
-    assert bench.decode._intake.num_waiting == 0
+    assert bench.decode.num_waiting == 0
 
 
 async def test_so_does_one_whose_deadline_has_passed(bench: Bench) -> None:
@@ -145,7 +148,7 @@ async def test_so_does_one_whose_deadline_has_passed(bench: Bench) -> None:
     late = bench.node.engine.drop_expired(bench.clock.now() + 2.0)
     bench.node.requests_failed(late, DeadlineExceeded("too late"))
     await turn()
-    assert bench.decode._intake.num_waiting == 0
+    assert bench.decode.num_waiting == 0
     assert "local" not in bench.legs
 
 
@@ -161,12 +164,22 @@ async def test_a_prompt_is_prefilled_and_decoded_to_its_end(bench: Bench) -> Non
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_the_engine_is_set_up_as_the_config_says(bench: Bench) -> None:
+async def test_the_engine_is_set_up_as_the_config_says(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Blocks are kept for streams, victims spared, and preempted requests fetched."""
     queues, config = bench.node.engine.queues, NodeConfig().policy
     assert queues.victims.max_preemptions == config.max_preemptions
     stream = make_request(3, max_tokens=9, output_token_ids=[1])
     stream.block_table = [0]
     assert queues.headroom.num_kept_free([stream], None) > 1, "more than greedy keeps"
-    assert not queues.preemptions.recall(stream), "there is nothing to be fetched"
-    assert "pdserve_swapped_in_tokens_total 0.0" in bench.metrics.exposition().decode()
+    monkeypatch.setattr(bench.prefixes, "recall", fetch_from_tier)
+    queues.preemptions.preempted(stream, for_priority=False)
+    assert queues.preemptions.calls_back(stream)
+    assert "pdserve_swapped_in_tokens_total 3.0" in bench.metrics.exposition().decode()
+
+
+def fetch_from_tier(request: Request, fetched: Callable[[Fetched], None]) -> bool:
+    """In place of PrefixQueue.recall: finds three tokens in the host tier."""
+    fetched(Fetched(from_tier=3))
+    return True

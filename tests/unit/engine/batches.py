@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from pdserve.engine.batch import Batch, build_batch
+from pdserve.engine.batch import Batch
 from pdserve.engine.request import Scheduled
 from pdserve.engine.step_batches import StepBatches
+from tests.plain_batch import build_batch
 
 BLOCK = 4
 CPU = torch.device("cpu")

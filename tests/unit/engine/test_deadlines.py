@@ -11,6 +11,7 @@ from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.core import EngineCore
 from pdserve.engine.engine import Engine
 from pdserve.engine.request import Request, SampledToken
+from pdserve.engine.scheduler import Queues
 from pdserve.errors import DeadlineExceeded
 from pdserve.lifecycle import Targets
 from tests.unit.engine.fakes import FakeRunner, decode_policy, make_request, prefill_policy
@@ -36,7 +37,7 @@ def step(core: EngineCore) -> list[Request]:
 def test_expired_in_any_state_it_is_gone_and_its_blocks_are_free(state: str) -> None:
     pool = BlockPool(11, BLOCK)
     policy = decode_policy(20, 8) if state == "decoding" else prefill_policy(20, 8)
-    core = EngineCore(pool, policy, ManualClock(), frozenset())
+    core = EngineCore(Queues(pool, ManualClock()), policy, frozenset())
     if state == "waiting":
         core.submit(due(9.0))
         assert step(core)
@@ -57,7 +58,7 @@ def test_expired_in_any_state_it_is_gone_and_its_blocks_are_free(state: str) -> 
 
 async def test_the_observer_hears_of_it() -> None:
     pool, clock = BlockPool(20, BLOCK), ManualClock()
-    engine = Engine(pool, decode_policy(16, 8), clock, frozenset())
+    engine = Engine(Queues(pool, clock), decode_policy(16, 8), frozenset())
     runner, observer = FakeRunner(BLOCK), Observer()
     in_time, too_late = due(10.0, 5), due(2.0, 6)
     clock.advance(3.0)
@@ -77,7 +78,7 @@ async def test_it_is_heard_of_while_nothing_runs() -> None:
     """There is no room, and nothing else that would wake the engine."""
     pool, clock = BlockPool(10, BLOCK), SystemClock()
     taken = pool.allocate(10)
-    engine = Engine(pool, prefill_policy(16, 8), clock, frozenset())
+    engine = Engine(Queues(pool, clock), prefill_policy(16, 8), frozenset())
     observer = Observer()
     task = asyncio.create_task(engine.run(FakeRunner(BLOCK), observer))
     engine.submit(due(clock.now() + 0.01))

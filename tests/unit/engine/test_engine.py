@@ -81,7 +81,7 @@ async def running_engine(
     num_blocks: int, budget: int = 16, batch: int = 8, *, prefix_cache: bool = True
 ) -> AsyncIterator[tuple[Engine, FakeRunner, Observer]]:
     pool = BlockPool(num_blocks, BLOCK, prefix_cache=prefix_cache)
-    engine = Engine(pool, decode_policy(budget, batch), ManualClock(), frozenset())
+    engine = Engine(Queues(pool, ManualClock()), decode_policy(budget, batch), frozenset())
     runner, observer = FakeRunner(BLOCK), Observer()
     task = asyncio.create_task(engine.run(runner, observer))
     try:
@@ -235,7 +235,7 @@ async def test_a_step_fails_only_the_requests_that_are_named(
 
 async def test_a_prefill_leg_ends_with_token_one_and_its_blocks_can_be_kept() -> None:
     pool = BlockPool(10, BLOCK)
-    engine = Engine(pool, prefill_policy(16, 8), ManualClock(), frozenset())
+    engine = Engine(Queues(pool, ManualClock()), prefill_policy(16, 8), frozenset())
     kept: list[int] = []
 
     class Keeper(Observer):
@@ -353,7 +353,7 @@ async def test_nothing_stays_unreported_when_no_step_follows() -> None:
 
 
 async def test_nothing_stays_unreported_when_the_engine_is_stopped() -> None:
-    engine = Engine(BlockPool(20, BLOCK), decode_policy(16, 8), ManualClock(), frozenset())
+    engine = Engine(Queues(BlockPool(20, BLOCK), ManualClock()), decode_policy(16, 8), frozenset())
     runner, observer = FakeRunner(BLOCK), Observer()
     stopping = asyncio.get_running_loop().create_future()
     prepare = runner.prepare
@@ -390,7 +390,7 @@ async def test_what_was_sampled_is_heard_before_a_deadline_passes() -> None:
             return super().execute(rows, progress)
 
     clock, observer = ManualClock(), Slow()
-    engine = Engine(BlockPool(20, BLOCK), decode_policy(16, 8), clock, frozenset())
+    engine = Engine(Queues(BlockPool(20, BLOCK), clock), decode_policy(16, 8), frozenset())
     request = make_request(5, max_tokens=100, targets=Targets(deadline_s=2.5))
     engine.submit(request)
     task = asyncio.create_task(engine.run(LateRunner(BLOCK), observer))
@@ -426,7 +426,7 @@ async def test_a_step_that_cannot_be_prepared_fails_its_requests_after_the_repor
 
 
 async def test_the_engine_s_thread_is_one_before_and_while_it_runs() -> None:
-    engine = Engine(BlockPool(20, BLOCK), decode_policy(16, 8), ManualClock(), frozenset())
+    engine = Engine(Queues(BlockPool(20, BLOCK), ManualClock()), decode_policy(16, 8), frozenset())
     before = await engine.in_thread(threading.get_ident)
     assert before != threading.get_ident()
 

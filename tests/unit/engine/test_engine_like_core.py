@@ -19,6 +19,7 @@ from pdserve.engine.core import EngineCore
 from pdserve.engine.engine import Engine, StepReport
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Request, SampledToken, Scheduled
+from pdserve.engine.scheduler import Queues
 from pdserve.errors import PdserveError, UnusableLogits
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import SamplingParams
@@ -205,7 +206,8 @@ def test_the_same_plans_tokens_and_blocks(
     first: list[Event], events: list[list[Event]], num_blocks: int, budget: int
 ) -> None:
     def made(kind: type[EngineCore]) -> EngineCore:
-        return kind(BlockPool(num_blocks, BLOCK), decode_policy(budget, 6), ManualClock(), ENDINGS)
+        queues = Queues(BlockPool(num_blocks, BLOCK), ManualClock())
+        return kind(queues, decode_policy(budget, 6), ENDINGS)
 
     core, engine = made(EngineCore), made(Engine)
     assert isinstance(engine, Engine)

@@ -90,8 +90,8 @@ def test_the_estimate_follows_answers_that_end_and_no_others() -> None:
 
 
 def test_admission_leaves_what_is_kept_free() -> None:
-    queues = Queues(BlockPool(20, BLOCK), ManualClock())
-    queues.headroom = KvHeadroom(BLOCK, "reserve-static")
+    headroom = KvHeadroom(BLOCK, "reserve-static")
+    queues = Queues(BlockPool(20, BLOCK), ManualClock(), headroom)
     first, second = make_request(8, 12), make_request(8, 12)
     for request in (first, second):
         queues.submit(request)
@@ -110,8 +110,8 @@ def test_what_is_on_its_way_here_will_grow_too() -> None:
 
 
 def test_a_prefill_leg_needs_no_room_to_grow() -> None:
-    queues = Queues(BlockPool(10, BLOCK), ManualClock())
-    queues.headroom = KvHeadroom(BLOCK, "reserve-static")
+    headroom = KvHeadroom(BLOCK, "reserve-static")
+    queues = Queues(BlockPool(10, BLOCK), ManualClock(), headroom)
     queues.running.append(stream(4, 4, max_tokens=4))  # has got all its tokens
     leg, local = make_request(36, 8, leg_token_limit=1), make_request(36, 8)
     assert queues.num_missing(leg) == 0

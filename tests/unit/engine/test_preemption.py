@@ -103,14 +103,11 @@ class Recalled:
     """A core with a preempted request whose KV is being fetched, and a stream beside it."""
 
     def __init__(self) -> None:
-        self.core = EngineCore(
-            BlockPool(20, BLOCK), decode_policy(64, 8), ManualClock(), frozenset()
-        )
+        self.queues = Queues(BlockPool(20, BLOCK), ManualClock(), recall=self.recall)
+        self.core = EngineCore(self.queues, decode_policy(64, 8), frozenset())
         self.asked: list[Request] = []
-        queues = self.queues = self.core.queues
-        queues.preemptions.recall = self.recall
         self.stream, self.victim = (self.adopt() for _ in range(2))
-        queues.preempt(self.victim, for_priority=True)
+        self.queues.preempt(self.victim, for_priority=True)
 
     def recall(self, request: Request) -> bool:
         self.asked.append(request)

@@ -9,6 +9,7 @@ from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.core import EngineCore
 from pdserve.engine.prompts.uncached import num_uncached
 from pdserve.engine.request import Request, SampledToken
+from pdserve.engine.scheduler import Queues
 from pdserve.engine.step_shape import shape_of
 from pdserve.protocol import FinishReason, TokenLogprobs
 from tests.unit.engine.fakes import make_request, prefill_policy
@@ -19,7 +20,7 @@ PROMPT = 22
 
 def make_core() -> EngineCore:
     pool = BlockPool(40, BLOCK)
-    return EngineCore(pool, prefill_policy(10, 8), ManualClock(), frozenset())
+    return EngineCore(Queues(pool, ManualClock()), prefill_policy(10, 8), frozenset())
 
 
 def scored_request(max_tokens: int = 2) -> Request:

@@ -10,6 +10,7 @@ from pdserve.engine.batch import Batch
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.core import EngineCore
 from pdserve.engine.request import Request, Scheduled
+from pdserve.engine.scheduler import Queues
 from tests.unit.engine.batches import BLOCK, assert_same, plain_batch, step_batches
 from tests.unit.engine.fakes import FakeRunner, decode_policy, make_request
 
@@ -19,7 +20,9 @@ class Steps:
 
     def __init__(self, num_blocks: int, budget: int = 16, batch: int = 8) -> None:
         self.core = EngineCore(
-            BlockPool(num_blocks, BLOCK), decode_policy(budget, batch), ManualClock(), frozenset()
+            Queues(BlockPool(num_blocks, BLOCK), ManualClock()),
+            decode_policy(budget, batch),
+            frozenset(),
         )
         self.batches = step_batches()
         self.runner = FakeRunner(BLOCK)

@@ -25,6 +25,7 @@ from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.engine import Engine, StepReport
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Request, SampledToken, Scheduled
+from pdserve.engine.scheduler import Queues
 from pdserve.engine.step_batches import StepBatches
 from pdserve.engine.step_shape import shape_of
 from pdserve.kv_layout import KvDtype, KvLayout
@@ -217,7 +218,7 @@ async def test_callbacks_of_the_event_loop_for_a_step(monkeypatch: pytest.Monkey
     count("call_soon")
     count("call_soon_threadsafe")
     pool = BlockPool(NUM_BLOCKS, LAYOUT.block_size)
-    engine = Engine(pool, decode_policy(64, 8), ManualClock(), frozenset())
+    engine = Engine(Queues(pool, ManualClock()), decode_policy(64, 8), frozenset())
     for number in range(8):
         engine.adopt(made_stream(f"r{number}", engine))
     observer = _Silent()

@@ -9,6 +9,7 @@ from pdserve.clock import ManualClock
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.engine import Engine, StepReport
 from pdserve.engine.request import Request, Scheduled
+from pdserve.engine.scheduler import Queues
 from pdserve.errors import PdserveError
 from pdserve.perf_model import StepRow, StepShape
 from tests.unit.engine.fakes import FakeRunner, decode_policy, make_request
@@ -38,7 +39,7 @@ class Shapes:
 
 
 async def test_chunks_then_decodes() -> None:
-    engine = Engine(BlockPool(64, 4), decode_policy(8, 4), ManualClock(), frozenset())
+    engine = Engine(Queues(BlockPool(64, 4), ManualClock()), decode_policy(8, 4), frozenset())
     shapes = Shapes()
     task = asyncio.create_task(engine.run(FakeRunner(4), shapes))
     engine.submit(make_request(13, max_tokens=3))

@@ -10,17 +10,19 @@ from typing import Any
 
 import torch
 
-from pdserve.checkpoint import resolve_checkpoint
-from pdserve.engine.batch import build_batch
+from pdserve.checkpoint import Checkpoint, resolve_checkpoint
+from pdserve.engine.attention import attention_backend
 from pdserve.engine.kv_cache import TORCH_DTYPES, KvCache
 from pdserve.engine.model_runner import ModelRunner
-from pdserve.engine.models.config import load_model_config
+from pdserve.engine.models.config import ModelConfig, load_model_config
 from pdserve.engine.models.decoder import Decoder
+from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.request import Request, SampledToken, Scheduled
-from pdserve.engine.weights import load_decoder, load_torch_decoder
+from pdserve.engine.weights import Progress, load_decoder, load_torch_weights
 from pdserve.kv_layout import KvDtype
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import SamplingParams
+from tests.plain_batch import build_batch
 
 CPU = torch.device("cpu")
 
@@ -30,6 +32,18 @@ class DecoderKind(Enum):
 
     SERVED = "served"  # that of a node: native on a CPU
     TORCH = "torch"
+
+
+def load_torch_decoder(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_progress: Progress | None = None,
+) -> TorchDecoder:
+    """The plain decoder on any device: the oracle of the others."""
+    weights = load_torch_weights(checkpoint, config, dtype, device, on_progress)
+    return TorchDecoder(config, weights, attention_backend(device))
 
 
 def make_request(

@@ -19,9 +19,9 @@ from pdserve.engine.models.parameters import DecoderWeights, allocate_weights
 from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.native.decoder import NativeDecoder
 from pdserve.engine.native.linear import WeightKind
-from pdserve.engine.native.pack import pack_weights
 from pdserve.engine.native.weights import NativeWeights
 from pdserve.kv_layout import KvDtype
+from tests.packed_weights import pack_weights
 
 CPU = torch.device("cpu")
 KINDS = {torch.float32: WeightKind.FLOAT32, torch.bfloat16: WeightKind.BFLOAT16}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pdserve.engine.batch import build_batch
 from pdserve.engine.request import Request, Scheduled
+from tests.plain_batch import build_batch
 from tests.unit.engine_model.harness import CPU, make_request
 
 BLOCK = 4

@@ -110,7 +110,7 @@ def test_not_cached_and_no_network(hub_cache: Path) -> None:
 
 
 def test_neither_path_nor_hub_id(hub_cache: Path) -> None:
-    with pytest.raises(ConfigError, match="neither a directory nor a hub id"):
+    with pytest.raises(ConfigError, match="neither a directory nor the id of a model"):
         resolve_checkpoint("bad id!")
 
 
@@ -141,10 +141,10 @@ def test_other_safetensors_are_named(model: Path) -> None:
 @pytest.mark.parametrize(
     ("index", "complaint"),
     [
-        ({"weight_map": {"a": "model-00001-of-00001.safetensors"}}, "not there"),
+        ({"weight_map": {"a": "model-00001-of-00001.safetensors"}}, "does not exist"),
         ({"weight_map": {"a": "../model.safetensors"}}, "outside"),
         ({}, "no weight_map"),
-        ([], "a JSON list"),
+        ([], "a JSON object, not a list"),
     ],
 )
 def test_bad_index(index: object, complaint: str, model: Path) -> None:

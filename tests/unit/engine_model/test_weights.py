@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file
 from pdserve.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.models.decoder import Decoder
-from pdserve.engine.weights import load_decoder, load_torch_decoder
+from pdserve.engine.weights import load_decoder
 from pdserve.errors import MisshapedTensor, MissingTensor, ModelError
 from tests.checkpoints import edit_config, make_checkpoint
+from tests.unit.engine_model.harness import load_torch_decoder
 
 Tensors = dict[str, torch.Tensor]
 UP = "model.layers.1.mlp.up_proj.weight"

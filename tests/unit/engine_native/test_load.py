@@ -18,12 +18,12 @@ from pdserve.engine.models.config import load_model_config
 from pdserve.engine.models.parameters import allocate_weights, tensor_slots
 from pdserve.engine.native.linear import WeightKind
 from pdserve.engine.native.load import load_native_weights
-from pdserve.engine.native.pack import pack_weights
 from pdserve.engine.native.packed_cache import PackedCache
 from pdserve.engine.native.packed_folder import packed_files
 from pdserve.engine.native.weights import NativeWeights
 from pdserve.errors import MissingTensor, ModelError
 from tests.checkpoints import make_checkpoint
+from tests.packed_weights import pack_weights
 
 FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"attention_bias": True, "mlp_bias": True}),

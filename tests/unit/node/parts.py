@@ -14,13 +14,12 @@ from pdserve.cli.node import SERVICES
 from pdserve.clock import SystemClock
 from pdserve.config import NodeConfig
 from pdserve.engine.block_pool import BlockPool
-from pdserve.engine.engine import Engine
 from pdserve.engine.grammar import GrammarCompiler
 from pdserve.errors import TokenizerError
 from pdserve.grammar import Vocabulary
 from pdserve.kv_layout import KvLayout
 from pdserve.metrics import NodeMetrics
-from pdserve.node.assembly import NoPolicy, make_prefix_queue
+from pdserve.node.assembly import make_engine, make_prefix_queue
 from pdserve.node.cost import Costs
 from pdserve.node.grammar_queue import GrammarQueue
 from pdserve.node.headroom import Headroom
@@ -47,7 +46,7 @@ def made_parts(
     clock = SystemClock()
     metrics = NodeMetrics()
     pool = BlockPool(memory.num_blocks, layout.block_size, bump_generations=memory.bump)
-    engine = Engine(pool, NoPolicy(), clock, frozenset())
+    engine = make_engine(config.policy, pool, clock, frozenset(), metrics, lambda: prefixes)
     puller = Puller(memory, identity, host_id(), [])
     sessions = Sessions(node_id, "1", identity, puller, clock, config.timeouts)
     perf = PerfModel()
@@ -64,6 +63,7 @@ def made_parts(
         headroom=headroom,
     )
     grammars = GrammarQueue(GrammarCompiler(_no_vocabulary), engine)
+    prefixes = make_prefix_queue(config, fetch_parts, grammars.submit, metrics)
     return NodeParts(
         config=config,
         node_id=node_id,
@@ -74,7 +74,7 @@ def made_parts(
         legs=Legs(),
         sessions=sessions,
         grammars=grammars,
-        prefixes=make_prefix_queue(config, fetch_parts, grammars.submit, metrics),
+        prefixes=prefixes,
         max_model_len=memory.num_blocks * layout.block_size,
         vocab_size=VOCAB_SIZE,
         identity=identity,

@@ -15,6 +15,7 @@ from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.engine import Engine
 from pdserve.engine.grammar import GrammarCompiler
 from pdserve.engine.request import Request
+from pdserve.engine.scheduler import Queues
 from pdserve.errors import GrammarFailed
 from pdserve.grammar import CompiledGrammar, Vocabulary
 from pdserve.node.grammar_queue import GrammarQueue
@@ -44,7 +45,8 @@ class Bench:
     def __init__(self) -> None:
         self.slow = SlowCompiler()
         self.pool = BlockPool(64, BLOCK)
-        self.engine = Engine(self.pool, decode_policy(16, 8), ManualClock(), frozenset())
+        queues = Queues(self.pool, ManualClock())
+        self.engine = Engine(queues, decode_policy(16, 8), frozenset())
         compiler = GrammarCompiler(lambda: None, compile_one=self.slow)  # type: ignore[arg-type,return-value]
         self.queue = GrammarQueue(compiler, self.engine)
         self.observer = Observer()

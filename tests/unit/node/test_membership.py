@@ -249,18 +249,21 @@ LOAD = LoadReport(state=NodeState.READY, role=NodeRole.DECODE)
 @pytest.mark.parametrize(
     ("report", "complaint"),
     [
-        (replace(PERF, token_budget=0), "a step of 0 tokens"),
-        (replace(PERF, max_batch_size=2**31 - 1), "2147483647 requests at most"),
-        (replace(PERF, step=replace(COSTS, knot_s=[0.001])), "no line"),
-        (replace(PERF, step=replace(COSTS, knot_tokens=[8, 8])), "no line"),
-        (replace(PERF, step=replace(COSTS, knot_tokens=[], knot_s=[])), "no line"),
-        (replace(PERF, step=replace(COSTS, knot_s=[0.0, 0.002])), "no times"),
-        (replace(PERF, step=replace(COSTS, pair_s=nan)), "no times"),
-        (replace(PERF, step=replace(COSTS, context_s=-1.0)), "no times"),
-        (replace(PERF, transfers=[TransferCosts("shm", 0.0, inf)]), "no times"),
-        (replace(LOAD, prefill_ratio=nan), "neither counts nor times"),
-        (replace(LOAD, decode_ratio=inf), "neither counts nor times"),
-        (replace(LOAD, queued_tokens=-1), "neither counts nor times"),
+        (replace(PERF, token_budget=0), "token_budget 0"),
+        (replace(PERF, max_batch_size=2**31 - 1), "max_batch_size 2147483647"),
+        (replace(PERF, step=replace(COSTS, knot_s=[0.001])), "the knots must be positive"),
+        (replace(PERF, step=replace(COSTS, knot_tokens=[8, 8])), "the knots must be positive"),
+        (
+            replace(PERF, step=replace(COSTS, knot_tokens=[], knot_s=[])),
+            "the knots must be positive",
+        ),
+        (replace(PERF, step=replace(COSTS, knot_s=[0.0, 0.002])), "costs must be finite"),
+        (replace(PERF, step=replace(COSTS, pair_s=nan)), "costs must be finite"),
+        (replace(PERF, step=replace(COSTS, context_s=-1.0)), "costs must be finite"),
+        (replace(PERF, transfers=[TransferCosts("shm", 0.0, inf)]), "costs must be finite"),
+        (replace(LOAD, prefill_ratio=nan), "must be finite and not negative"),
+        (replace(LOAD, decode_ratio=inf), "must be finite and not negative"),
+        (replace(LOAD, queued_tokens=-1), "must be finite and not negative"),
     ],
 )
 def test_a_report_that_cannot_be_true_is_refused(
@@ -278,7 +281,7 @@ async def test_who_reports_what_cannot_be_true_is_cut_off(coordinator: Coordinat
         await stream.write(FROM_NODE.wrap(hello()))
         await stream.read()
         await stream.write(FROM_NODE.wrap(replace(PERF, token_budget=0)))
-        with pytest.raises(grpc.aio.AioRpcError, match="PerfReport: a step of 0 tokens"):
+        with pytest.raises(grpc.aio.AioRpcError, match="PerfReport: token_budget 0"):
             await stream.read()
     await until(lambda: coordinator.num_members == 0)
 

@@ -10,10 +10,11 @@ import torch
 from kv_transfer.handshake import KvIdentity
 from pdserve.config import EngineConfig, NodeConfig, Timeouts
 from pdserve.errors import ConfigError, LayoutMismatch
-from pdserve.node.model import NodeModel, packed_cache, plan_model
+from pdserve.kv_layout import KvDtype
+from pdserve.node.model import NodeModel, auto_block_size, packed_cache, plan_model
 
 
-def planned(**engine: str) -> NodeModel:
+def planned(**engine: str | int) -> NodeModel:
     return plan_model(NodeConfig(engine=EngineConfig(**({"device": "cpu"} | engine))))
 
 
@@ -34,6 +35,31 @@ def test_quantisation_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ConfigError, match=r"int8 is for CPUs, .* cuda:1"):
         planned(device="cuda:1", kv_memory="64MiB", quantization="int8")
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "device", "block_size"),
+    [
+        (64, KvDtype.BFLOAT16, "cpu", 64),
+        (64, KvDtype.FLOAT32, "cpu", 32),
+        (128, KvDtype.BFLOAT16, "cpu", 32),
+        (96, KvDtype.BFLOAT16, "cpu", 32),
+        (256, KvDtype.BFLOAT16, "cpu", 16),
+        (256, KvDtype.FLOAT32, "cpu", 16),
+        (1 << 14, KvDtype.FLOAT32, "cpu", 16),
+        (8, KvDtype.BFLOAT16, "cpu", 64),
+        (64, KvDtype.BFLOAT16, "cuda:1", 16),
+    ],
+)
+def test_a_cpu_reads_kv_in_long_runs(
+    head_dim: int, dtype: KvDtype, device: str, block_size: int
+) -> None:
+    assert auto_block_size(head_dim, dtype, torch.device(device)) == block_size
+
+
+def test_a_block_size_that_is_named_is_taken() -> None:
+    assert planned().layout.block_size == 64  # the demo model
+    assert planned(block_size=24).layout.block_size == 24
 
 
 def test_where_packed_weights_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.clock import ManualClock
-from pdserve.engine.batch import build_batch
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import SampledToken, Scheduled
 from pdserve.engine.step_batches import StepBatches
@@ -23,6 +22,7 @@ from pdserve.node.profile_steps import StepLimits, steps_to_profile, work
 from pdserve.node.profile_timer import MOST_ROUNDS, StepTimer
 from pdserve.perf_model import PerfModel, StepRow, StepShape
 from pdserve.protocol import StepCosts
+from tests.plain_batch import build_batch
 from tests.unit.engine.batches import CPU, assert_same
 from tests.unit.engine.fakes import FakeRunner
 

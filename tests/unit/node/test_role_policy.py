@@ -6,6 +6,7 @@ from pdserve.clock import ManualClock
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.core import EngineCore
 from pdserve.engine.request import Request, SampledToken, Scheduled
+from pdserve.engine.scheduler import Queues
 from pdserve.engine.step_shape import shape_of
 from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.node.role_policy import PrefillRolePolicy
@@ -32,7 +33,7 @@ class Bench:
             lambda: sum(map(len, self.pinned)),
             MOST_PINNED,
         )
-        self.core = EngineCore(self.pool, policy, clock, frozenset())
+        self.core = EngineCore(Queues(self.pool, clock), policy, frozenset())
 
     def submit(self, name: str, num_tokens: int, *, is_leg: bool, max_tokens: int = 50) -> Request:
         request = Request(

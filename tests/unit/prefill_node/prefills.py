@@ -11,6 +11,7 @@ from pdserve.config import PrefillPolicyName
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.core import EngineCore
 from pdserve.engine.request import Request, SampledToken
+from pdserve.engine.scheduler import Queues
 from pdserve.engine.step_shape import shape_of
 from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.perf_model import PerfModel
@@ -60,7 +61,7 @@ class Prefills:
             num_kept_free=num_kept_free,
             num_pinned=num_pinned,
         )
-        self.core = EngineCore(self.pool, policy, self.clock, frozenset())
+        self.core = EngineCore(Queues(self.pool, self.clock), policy, frozenset())
         self.finished: list[Request] = []
         self.steps: list[list[tuple[Request, int]]] = []
 

@@ -40,9 +40,10 @@ _SLO = Slo(name="standard", ttft_s=10.0, tpot_s=0.25, priority=1)
 class MadeUpNodes:
     """A registry full of members, with the reports that such nodes would send."""
 
-    def __init__(self, num_nodes: int) -> None:
+    def __init__(self, num_nodes: int, nodes_per_host: int) -> None:
         self.registry = Registry()
         self._random = Random(0)
+        self._nodes_per_host = nodes_per_host
         self.members = [self._join(number) for number in range(num_nodes)]
 
     def router(self, policy: RouterName, mode: Mode) -> Router:
@@ -100,13 +101,14 @@ class MadeUpNodes:
     def _join(self, number: int) -> Member:
         chance = self._random
         role = NodeRole.PREFILL if number % 2 else NodeRole.DECODE
+        host = number // self._nodes_per_host
         hello = NodeHello(
             node_id=f"node-{number}",
             incarnation=f"{number}-1",
             role=role,
             state=NodeState.READY,
-            session_address=f"10.0.0.{number}:1",
-            metrics_address=f"10.0.0.{number}:2",
+            session_address=f"10.0.0.{host}:1",
+            metrics_address=f"10.0.0.{host}:2",
             model_id="m",
             revision="r",
             layout=_LAYOUT,

@@ -1,4 +1,4 @@
-"""Packs weights that are already in memory as torch tensors."""
+"""Packs weights that are in memory as torch tensors, for decoders without a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Measures the cost of a routing decision among very many simulated nodes.
 
 Times are CPU times of this thread, so that other processes do not count.
-
-This file is here because it needs parts of the coordinator; `pdserve.bench` is a floor below.
 """
 
 from __future__ import annotations
@@ -16,8 +14,8 @@ from typing import get_args
 
 import msgspec
 
+from coordinator.bench.made_up_nodes import BLOCK_SIZE, MadeUpNodes
 from coordinator.generation import GenerationRequest
-from coordinator.made_up_nodes import BLOCK_SIZE, MadeUpNodes
 from coordinator.prompt_hashes import PromptHashes
 from coordinator.routing import Router
 from pdserve.block_hash import hash_chain
@@ -54,6 +52,7 @@ class RouterBench(msgspec.Struct, frozen=True):
     """All results of `pdserve bench router`."""
 
     nodes: int
+    nodes_per_host: int
     blocks: int
     index_bytes: int
     events_per_s: float  # stored or evicted blocks that the index applies
@@ -63,10 +62,14 @@ class RouterBench(msgspec.Struct, frozen=True):
 
 
 def measure_router(
-    num_nodes: int, num_blocks: int, prompt_tokens: Sequence[int], decisions: int
+    num_nodes: int,
+    nodes_per_host: int,
+    num_blocks: int,
+    prompt_tokens: Sequence[int],
+    decisions: int,
 ) -> RouterBench:
     """Fill a router's books and index, and time each kind of decision."""
-    fleet = MadeUpNodes(num_nodes)
+    fleet = MadeUpNodes(num_nodes, nodes_per_host)
     prompts = {
         (num_tokens, share): fleet.tokens(num_tokens)
         for num_tokens in prompt_tokens
@@ -85,6 +88,7 @@ def measure_router(
             rows.append(DecisionRow(policy, mode, num_tokens, share, median(times_us), p99_us))
     return RouterBench(
         nodes=num_nodes,
+        nodes_per_host=nodes_per_host,
         blocks=num_blocks,
         index_bytes=index_bytes,
         events_per_s=events_per_s,

@@ -1,0 +1,1 @@
+"""What measures parts of the coordinator. It is here since `pdserve.bench` is a floor below."""

@@ -1,0 +1,57 @@
+"""Serves the line of waiting requests whenever something has changed."""
+
+from __future__ import annotations
+
+import asyncio
+
+from coordinator.admission import Admission, Admit
+from coordinator.dispatcher import Dispatcher
+from coordinator.running import RunningRequest
+from pdserve.clock import Clock
+from pdserve.errors import NoNodeAvailable
+from pdserve.metrics import CoordinatorMetrics
+
+LINE_GAP_S = 0.005  # from the first event to serving the line; events in between share one pass
+
+
+class LineKeeper:
+    """Dispatches the head of admission's line for as long as there is room for it."""
+
+    def __init__(
+        self,
+        admission: Admission[RunningRequest],
+        dispatcher: Dispatcher,
+        metrics: CoordinatorMetrics,
+        clock: Clock,
+    ) -> None:
+        self._admission = admission
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._clock = clock
+        self._next_look: asyncio.TimerHandle | None = None  # when the line is served next
+
+    def look(self) -> None:
+        """Serve the line soon: a prefill or a request has ended, or a node has reported."""
+        if len(self._admission.line) and self._next_look is None:
+            loop = asyncio.get_running_loop()
+            self._next_look = loop.call_later(LINE_GAP_S, self._serve)
+
+    def _serve(self) -> None:
+        self._next_look = None
+        line = self._admission.line
+        while (running := line.head) is not None:
+            try:
+                placement = self._dispatcher.place(running.request, running.prompt)
+            except NoNodeAvailable:
+                return  # the request waits for a node to return, until its deadline
+            now_s = self._clock.now()
+            num_answers = 1 + len(running.siblings_to_begin)
+            decision = self._admission.reconsider(
+                running.slo_left(now_s), placement, now_s, num_answers
+            )
+            if not isinstance(decision, Admit):
+                return
+            line.leave(running.request.request_id)
+            waited = self._metrics.class_waited.labels(slo_class=running.request.slo.name)
+            waited.observe(running.waited_s(now_s))
+            self._dispatcher.dispatch(running, placement, decision.slo)

@@ -1,0 +1,174 @@
+"""A coordinator's life: its parts are made, listen, serve, drain and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from secrets import token_hex
+
+from aiohttp import web
+
+from coordinator.admission import Admission, WaitingLine
+from coordinator.api import ApiConfig, HttpServer, create_app
+from coordinator.api.admin import add_admin_routes
+from coordinator.api.config import parse_origins
+from coordinator.api.context import CONTEXT
+from coordinator.flow import Flow
+from coordinator.measure import MetricsObserver
+from coordinator.pool_loads import PoolLoads
+from coordinator.rebalancer import Rebalancer
+from coordinator.registry import Registry
+from coordinator.role_changes import RoleChanges, rebalance
+from coordinator.routing import Router
+from coordinator.running import RunningRequest
+from coordinator.served_model import ServedModel
+from coordinator.service import CoordinatorService
+from coordinator.tenants import Tenants
+from coordinator.text.parts import ToolFormat
+from pdserve.clock import SystemClock
+from pdserve.collector import freeze_loaded_objects
+from pdserve.config import CoordinatorConfig
+from pdserve.metrics import CoordinatorMetrics
+from pdserve.protocol import Welcome
+from pdserve.signals import StopSignals
+from pdserve.slo import ServiceClasses
+from pdserve.wire import coordinator_pb2_grpc
+from pdserve.wire.channel import Server
+
+log = logging.getLogger(__name__)
+
+
+class Coordinator:
+    """The parts of one coordinator. It is made and run in the same event loop."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        model: ServedModel,
+        classes: ServiceClasses,
+        tenants: Tenants,
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._registry = Registry()
+        self._metrics = CoordinatorMetrics()
+        admission = Admission(
+            WaitingLine[RunningRequest](config.routing.max_waiting),
+            max_inflight=config.max_inflight,
+            refuses=config.routing.admission,
+            lowest_priority=classes.lowest.priority,
+        )
+        router = Router(self._registry, config.mode, config.routing.router)
+        self._flow = Flow(
+            self._registry,
+            router,
+            admission,
+            self._metrics,
+            model=model.name,
+            request_s=config.timeouts.request_s,
+        )
+        self._loads = PoolLoads(
+            self._registry,
+            admission,
+            lambda member: router.node_outlook(member).queue_s,
+            SystemClock(),
+        )
+        self._loads.watch(self._metrics)
+        self._changes = RoleChanges(self._registry, config.mode, self._metrics)
+        self._app = self._make_app(classes, tenants)
+
+    async def run(self, signals: StopSignals) -> None:
+        """Serve until a signal asks to stop, then let requests in flight finish.
+
+        Raises:
+            ConfigError: an address cannot be listened on.
+        """
+        config = self._config
+        self._app[CONTEXT].grammars.begin()  # while nodes are still loading the model
+        http = HttpServer(self._app, host=config.host, port=config.port)
+        nodes = self._make_node_server()
+        grpc_port = await nodes.start(config.host, config.grpc_port)
+        try:
+            await http.start()
+            await nodes.set_serving(True)
+            async with self._rebalancing():
+                freeze_loaded_objects()
+                name, host = self._model.name, config.host
+                log.info("%s at %s, nodes attach to %s:%d", name, http.url, host, grpc_port)
+                await signals.drain.wait()
+                log.info("draining %d requests", self._flow.num_inflight)
+                await _stop(http, signals, config.timeouts.drain_s)
+        finally:
+            await nodes.stop(grace_s=0.1)
+
+    # ---- parts ---------------------------------------------------------------------------------
+
+    def _make_app(self, classes: ServiceClasses, tenants: Tenants) -> web.Application:
+        """Return the application that clients talk to."""
+        app = create_app(
+            self._flow,
+            self._model.tokenizer,
+            [self._model.name],
+            config=_api_config(self._config),
+            observer=MetricsObserver(self._metrics),
+            metrics=self._metrics.exposition,
+            classes=classes,
+            tenants=tenants,
+            embedding_model=self._model.embedding,
+        )
+        add_admin_routes(app, self._changes)
+        return app
+
+    def _make_node_server(self) -> Server:
+        """Return the server that nodes attach to."""
+        config, timeouts = self._config, self._config.timeouts
+        welcome = Welcome(
+            coordinator_id=f"{config.host}:{config.grpc_port}", incarnation=token_hex(8)
+        )
+        service = CoordinatorService(
+            self._registry, self._flow, self._model.model_id, welcome, timeouts
+        )
+        nodes = Server(timeouts.liveness_s)
+        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, nodes.grpc)
+        return nodes
+
+    @asynccontextmanager
+    async def _rebalancing(self) -> AsyncIterator[None]:
+        """Move nodes between the pools meanwhile, if the configuration says so."""
+        if not self._config.routing.rebalance:
+            yield
+            return
+        rebalancer = Rebalancer(SystemClock())
+        task = asyncio.create_task(
+            rebalance(
+                lambda: rebalancer.tick(self._loads.look()),
+                self._changes,
+                self._config.timeouts.heartbeat_s,
+            )
+        )
+        try:
+            yield
+        finally:
+            task.cancel()
+
+
+def _api_config(config: CoordinatorConfig) -> ApiConfig:
+    wanted = config.answers.tool_format
+    return ApiConfig(
+        tool_format=None if wanted == "auto" else ToolFormat(wanted),
+        splits_reasoning=config.answers.split_reasoning,
+        cors_origins=parse_origins(config.access.cors_origins),
+    )
+
+
+async def _stop(http: HttpServer, signals: StopSignals, drain_s: float) -> None:
+    """Let requests in flight end, but not beyond `drain_s` or a second signal."""
+    stopping = asyncio.create_task(http.stop(drain_s))
+    hurry = asyncio.create_task(signals.now.wait())
+    await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
+    hurry.cancel()
+    if not stopping.done():
+        stopping.cancel()
+        await asyncio.gather(stopping, return_exceptions=True)

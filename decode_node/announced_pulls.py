@@ -1,0 +1,87 @@
+"""Pulls the KV of handed-off requests part by part, as it is announced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from decode_node.arrival import Arrival
+from kv_transfer.puller import Puller
+from pdserve.clock import Clock
+from pdserve.config import Timeouts
+from pdserve.errors import MalformedMessage
+from pdserve.node.session_client import Session
+from pdserve.node.subscription import Notice, Subscription
+from pdserve.protocol import Announcement, HandoffRecord
+
+_OLD: Final = 0.5  # share of its lifetime after which a ticket is renewed
+
+
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    """A request whose KV has arrived completely."""
+
+    record: HandoffRecord
+    prefill_end_s: float  # on this node's clock
+
+
+class AnnouncedPulls:
+    """Follows announcements from the first one to the handoff record, and pulls each part."""
+
+    def __init__(self, puller: Puller, clock: Clock, timeouts: Timeouts, host_id: str) -> None:
+        self.num_renewals = 0  # of tickets that had become old
+        self._puller = puller
+        self._clock = clock
+        self._timeouts = timeouts
+        self._host_id = host_id
+
+    async def receive(
+        self, first: Notice, subscription: Subscription, session: Session, arrival: Arrival
+    ) -> Handoff:
+        """Pull all of a request's KV; `first` is the first notice of its subscription.
+
+        Raises:
+            MalformedMessage: the handoff record does not match the leg or the announcements.
+            PdserveError: the handoff ended, or a pull failed; as Arrival.pull.
+        """
+        notice = first
+        while True:
+            message = notice.message
+            if message.ticket and self._is_old(notice):
+                self.num_renewals += 1
+                notice = await subscription.renew()
+                continue
+            if isinstance(message, Announcement) and message.is_restart:
+                arrival.restart()
+            if message.ticket:
+                transfer_s = self._timeouts.transfer_s
+                await arrival.pull(self._puller, message.ticket, self._clock, transfer_s)
+            if isinstance(message, HandoffRecord):
+                _check_record(message, arrival)
+                return Handoff(message, self._prefill_end_s(message, notice, session))
+            notice = await subscription.next()
+
+    def _is_old(self, notice: Notice) -> bool:
+        age_s = self._clock.now() - notice.received_s
+        return age_s > self._timeouts.ticket_s * _OLD
+
+    def _prefill_end_s(self, record: HandoffRecord, notice: Notice, session: Session) -> float:
+        """Return when the prefill ended; on another host, whose clock differs: when it was told."""
+        if session.link.welcome.host_id != self._host_id:
+            return notice.received_s
+        return min(record.prefill_end_s, notice.received_s)
+
+
+def _check_record(record: HandoffRecord, arrival: Arrival) -> None:
+    """Check that the record matches the leg and the announcements before it."""
+    num_tokens = arrival.num_tokens
+    if record.num_tokens != num_tokens or len(record.token_ids) != 1:
+        raise MalformedMessage(
+            f"{record.request_id} was handed off with {record.num_tokens} prompt tokens and "
+            f"{len(record.token_ids)} of output, not {num_tokens} and 1"
+        )
+    if arrival.num_announced_tokens != num_tokens:
+        raise MalformedMessage(
+            f"{record.request_id} was announced up to token {arrival.num_announced_tokens}, its "
+            f"handoff record says {num_tokens}"
+        )
