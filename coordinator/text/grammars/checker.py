@@ -18,8 +18,8 @@ from coordinator.text.tokenizer import Tokenizer
 from pdserve.errors import GrammarFailed, InvalidRequest, Overloaded, TokenizerError
 from pdserve.grammar import Prepared
 
-# Usually a millisecond; a quarter of a second for the largest legitimate grammars. A node takes the
-# same time again, and its whole step waits for that.
+# Usually a millisecond; a quarter of a second for the largest legitimate grammars. Each node takes
+# the same time again for a grammar that it has not had lately.
 CHECK_CPU_S = 0.5
 _WAIT_S = 15.0  # including the queue, in which most grammars take almost no time
 _MAX_WAITING = 64
