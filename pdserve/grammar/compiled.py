@@ -12,10 +12,14 @@ from pdserve.grammar.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompiledGrammar:
-    """A grammar over a vocabulary. Answers share it; each follows a copy of the matcher."""
+    """A grammar over a vocabulary, for one answer.
+
+    Copies of a matcher share the states that they have found, whose number is limited. So if
+    answers shared one, those of many would make it fail for all later ones.
+    """
 
     vocabulary: Vocabulary
-    matcher: llguidance.LLMatcher  # at the beginning of an answer; a copy takes microseconds
+    matcher: llguidance.LLMatcher  # at the beginning of the answer
     is_light: bool  # no mask can take long
 
 

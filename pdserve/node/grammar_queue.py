@@ -10,7 +10,6 @@ from pdserve.engine.engine import Engine
 from pdserve.engine.grammar import GrammarCompiler
 from pdserve.engine.request import Request
 from pdserve.errors import PdserveError
-from pdserve.grammar import CompiledGrammar
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +20,7 @@ class GrammarQueue:
     def __init__(self, compiler: GrammarCompiler, engine: Engine) -> None:
         self.compiler = compiler
         self._engine = engine
-        self._tasks: dict[str, asyncio.Task[CompiledGrammar | None]] = {}  # by request id
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by request id
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -31,7 +30,7 @@ class GrammarQueue:
         if not request.sampling.grammar or request.grammar is not None:
             self._engine.submit(request)
             return
-        task = asyncio.create_task(self.compiler.compiled(request.sampling.grammar))
+        task = asyncio.create_task(self._compile(request))
         self._tasks[request.request_id] = task
         task.add_done_callback(partial(self._compiled, request))
 
@@ -47,9 +46,12 @@ class GrammarQueue:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self.compiler.close()
 
-    def _compiled(self, request: Request, task: asyncio.Task[CompiledGrammar | None]) -> None:
+    async def _compile(self, request: Request) -> None:
+        for answer in request.answers:
+            answer.grammar = await self.compiler.compiled(request.sampling.grammar)
+
+    def _compiled(self, request: Request, task: asyncio.Task[None]) -> None:
         if self._tasks.get(request.request_id) is not task:
             return  # cancelled, perhaps just before its end
         del self._tasks[request.request_id]
@@ -57,8 +59,6 @@ class GrammarQueue:
             return  # by `close`
         error = task.exception()
         if error is None:
-            for answer in request.answers:
-                answer.grammar = task.result()
             self._engine.submit(request)
             return
         if not isinstance(error, PdserveError):

@@ -18,8 +18,8 @@ from coordinator.text.tokenizer import Tokenizer
 from pdserve.errors import GrammarFailed, InvalidRequest, Overloaded, TokenizerError
 from pdserve.grammar import Prepared
 
-# Usually a millisecond; a quarter of a second for the largest legitimate grammars. Each node takes
-# the same time again for a grammar that it has not had lately.
+# Usually a millisecond; a quarter of a second for the largest legitimate grammars. Each node of an
+# answer takes the same time again.
 CHECK_CPU_S = 0.5
 _WAIT_S = 15.0  # including the queue, in which most grammars take almost no time
 _MAX_WAITING = 16  # for each tenant

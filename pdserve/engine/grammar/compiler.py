@@ -7,7 +7,6 @@ other work on this machine may make it long.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -16,7 +15,6 @@ from pdserve.grammar import CompiledGrammar, DeepThreads, Vocabulary, compile_gr
 
 COMPILE_S = 10.0  # limit for one grammar, with the time it waits for others
 _NAME = "grammar-compiler"
-_MAX_KEPT = 64  # grammars; most requests of an application have the same one
 
 
 class GrammarCompiler:
@@ -42,7 +40,6 @@ class GrammarCompiler:
         # light ones.
         self._turns = {kind: asyncio.Lock() for kind in (True, False)}
         self._threads = {kind: DeepThreads(1, _NAME) for kind in (True, False)}
-        self._kept: OrderedDict[str, asyncio.Task[CompiledGrammar]] = OrderedDict()
 
     def load(self) -> None:
         """Load the vocabulary in advance, in any thread.
@@ -53,34 +50,13 @@ class GrammarCompiler:
             self._vocabulary = self._load_vocabulary()
 
     async def compiled(self, grammar: str) -> CompiledGrammar | None:
-        """Return the grammar compiled, at once if it was before; None if it is empty.
+        """Return a grammar compiled for one answer; None if it is empty.
 
         Raises:
             GrammarFailed: it is invalid, exceeds a limit, or was not compiled in time.
         """
         if not grammar:
             return None
-        task = self._kept.get(grammar)
-        if task is None:
-            task = self._kept[grammar] = asyncio.create_task(self._compile(grammar))
-            task.add_done_callback(lambda task: self._forget_failed(grammar, task))
-            if len(self._kept) > _MAX_KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(grammar)
-        return await asyncio.shield(task)  # others may wait for the same one
-
-    async def close(self) -> None:
-        """Give up the grammars that are being compiled."""
-        tasks = list(self._kept.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _forget_failed(self, grammar: str, task: asyncio.Task[CompiledGrammar]) -> None:
-        if (task.cancelled() or task.exception()) and self._kept.get(grammar) is task:
-            del self._kept[grammar]
-
-    async def _compile(self, grammar: str) -> CompiledGrammar:
         kind = is_light(grammar)
         try:
             async with asyncio.timeout(self._compile_s), self._turns[kind]:
