@@ -58,6 +58,7 @@ class Engine(EngineCore):
         self.pool.on_release(self._wake.set)
         self._thread: StepThread | None = None  # from its first use to the end of `run`
         self._unreported: StepReport | None = None  # of the last step, if deferred
+        self._unfit: list[tuple[Request, PdserveError]] = []  # not reported yet
 
     # ---- verbs: those of the core, which also wake the loop --------------------------------------
 
@@ -77,6 +78,11 @@ class Engine(EngineCore):
         self._wake.set()
         return was_here
 
+    def fail(self, request: Request, error: PdserveError) -> None:
+        """Report a request as failed that cannot even be submitted."""
+        self._unfit.append((request, error))
+        self._wake.set()
+
     def wake(self) -> None:
         """Make the loop plan again: something that the policy depends on has changed."""
         self._wake.set()
@@ -90,6 +96,7 @@ class Engine(EngineCore):
             while True:
                 self._wake.clear()
                 planned_at = self._clock.now()
+                self._drop_unfit(observer)
                 self._drop_expired(planned_at, observer)
                 rows = self.begin_step()
                 if rows:
@@ -118,6 +125,11 @@ class Engine(EngineCore):
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s if wait_s < inf else None):
                 await self._wake.wait()
+
+    def _drop_unfit(self, observer: StepObserver) -> None:
+        unfit, self._unfit = self._unfit, []
+        for request, error in unfit:
+            observer.requests_failed([request], error)
 
     def _drop_expired(self, now_s: float, observer: StepObserver) -> None:
         if now_s >= self.next_deadline_s:

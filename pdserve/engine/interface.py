@@ -86,7 +86,7 @@ class StepObserver(Protocol):
         ...
 
     def requests_failed(self, requests: list[Request], error: PdserveError) -> None:
-        """Handle requests whose step raised or whose deadline passed.
+        """Handle requests whose step raised, whose deadline passed, or that cannot be submitted.
 
         Their blocks are free when this returns.
         """

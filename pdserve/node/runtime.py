@@ -192,6 +192,7 @@ class Node:
             growth = MemoryGrowth(self._memory)
             await growth.begin()
             self._parts.pool.on_first_use(growth.used)
+        await asyncio.to_thread(self._parts.grammars.compiler.load)
         runner, costs = await self._services.engine.in_thread(self.loading.run)
         self._parts.perf.costs = costs
         self._perf_feed.tell()
