@@ -410,12 +410,13 @@ class FleetView:
         ttft_s: float,  # promised, or usual
         tpot_s: float,
         output_tokens: int,
-        out: NDArray[np.float64],  # [7, slots]
+        out: NDArray[np.float64],  # [8, slots]
     ) -> None:
         """What becomes of a request that a node does alone, beside its streams.
 
         Rows of `out`: when the prompt begins, TTFT, TPOT, how much of it is behind prompts, harm to
-        others, steps that the prompt takes part in, and 1 if there is no place for the stream.
+        others, steps that the prompt takes part in, and 1 if there is no place for the stream: when
+        token 1 is there, and at some time from then to its end.
         """
 
     def better_not(
