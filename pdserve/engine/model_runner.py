@@ -27,7 +27,7 @@ from pdserve.protocol import SamplingParams
 
 
 class ModelRunner:
-    """Runs a model over a KV pool. Implements `pdserve.engine.engine.Runner`."""
+    """Runs a model over a KV pool. Implements `pdserve.engine.interface.Runner`."""
 
     def __init__(
         self,

@@ -60,12 +60,7 @@ def make_parts(
     clock = SystemClock()
     metrics = NodeMetrics()
     identity = KvIdentity(model.checkpoint.model_id, model.revision, model.layout)
-    pool = BlockPool(
-        model.num_blocks,
-        model.layout.block_size,
-        prefix_cache=config.engine.prefix_cache,
-        bump_generations=memory.bump,
-    )
+    pool = _make_pool(config, model, memory)
     engine = make_engine(
         config.policy, pool, clock, model.config.eos_token_ids, metrics, lambda: prefixes
     )
@@ -110,6 +105,16 @@ def make_parts(
         costs=costs,
         headroom=headroom,
         tier=tier,
+    )
+
+
+def _make_pool(config: NodeConfig, model: NodeModel, memory: KvPool) -> BlockPool:
+    """The blocks of the KV memory, whose generations change when a block is reused."""
+    return BlockPool(
+        model.num_blocks,
+        model.layout.block_size,
+        prefix_cache=config.engine.prefix_cache,
+        bump_generations=memory.bump,
     )
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from pdserve.engine.engine import Engine, StepReport
+from pdserve.engine.engine import Engine
+from pdserve.engine.interface import StepReport
 from pdserve.engine.request import Request, Scheduled
 from pdserve.errors import PdserveError
 from pdserve.node.legs import Legs
