@@ -37,11 +37,14 @@ class JsonSchemaFormat(Struct, kw_only=True, rename={"schema_": "schema"}):
     strict: bool | None = None
 
 
-class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
+class ResponseFormat(
+    Struct, kw_only=True, forbid_unknown_fields=True, rename={"schema_": "schema"}
+):
     """The format required of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
+    schema_: dict[str, Any] | None = None  # of a `json_object`, as in llama.cpp and Together
 
 
 MAX_ANSWERS = 4096  # alternatives of a choice constraint

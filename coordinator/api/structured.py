@@ -85,10 +85,20 @@ def _check_size(output: Output | None, calls: CallGrammar | None) -> None:
 
 def _by_format(body: GenerationFields) -> list[Output]:
     wanted = body.response_format
-    if wanted is None or wanted.type == "text":
+    if wanted is None:
+        return []
+    if wanted.schema_ is not None and wanted.type != "json_object":
+        raise InvalidRequest(
+            "'schema' belongs to 'response_format' of type 'json_object'; that of type "
+            "'json_schema' is in 'json_schema.schema'",
+            "response_format.schema",
+        )
+    if wanted.type == "text":
         return []
     if wanted.type == "json_object":
-        return [Output(OutputKind.JSON, _ANY_OBJECT, "response_format")]
+        if wanted.schema_ is None:
+            return [Output(OutputKind.JSON, _ANY_OBJECT, "response_format")]
+        return [Output(OutputKind.JSON, wanted.schema_, "response_format.schema")]
     if wanted.json_schema is None:
         raise InvalidRequest(
             "'response_format' of type 'json_schema' needs 'json_schema'",

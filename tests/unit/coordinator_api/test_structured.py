@@ -60,6 +60,7 @@ def sent(api: Harness) -> str:
 
 WANTED: list[tuple[dict[str, Any], list[str], list[str]]] = [
     ({"response_format": {"type": "json_object"}}, ['{"a": [1, null]}', "{}"], ["[]", "{} "]),
+    ({"response_format": {"type": "json_object", "schema": POINT}}, ['{"x": 1}'], ["{}"]),
     ({"response_format": FORMAT}, ['{"x": 1}', '{\n  "x": 1\n}'], ['{"x": "1"}', "{}"]),
     ({"guided_json": POINT}, ['{"x":1}'], ['{"x":  1}']),
     ({"guided_json": json.dumps(POINT)}, ['{"x":1}'], ["1"]),
@@ -129,6 +130,7 @@ SCHEMA = "response_format.json_schema.schema"
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema", "json_object"),
     ({"response_format": schema_of(uniqueItems=True, type="array")}, SCHEMA, "'uniqueItems'"),
     ({"response_format": schema_of(**{"not": {}, "if": {}})}, SCHEMA, "'if', 'not'"),
     ({"response_format": schema_of(oneOf=[{}, {}])}, SCHEMA, "'oneOf'"),
