@@ -432,13 +432,13 @@ class FleetView:
         ttft_s: float,  # promised, or usual
         tpot_s: float,
         output_tokens: int,
-        out: NDArray[np.float64],  # [7, slots]
+        out: NDArray[np.float64],  # [8, slots]
     ) -> None:
         """Predict a request that a node does alone, beside its streams.
 
         Rows of `out`: when the prompt begins, TTFT, TPOT, the part of TPOT spent waiting for chunks
         of other prompts, harm to others, number of steps with a chunk of the prompt, and 1 if there
-        is no place for the stream.
+        is no place for the stream: when token 1 is there, and at some time from then to its end.
         """
 
     def better_not(
@@ -451,7 +451,7 @@ class FleetView:
         beside: NDArray[np.float64],  # and if both do; 0: not seen yet
         limit_s: float,  # of a step
     ) -> list[int]:
-        """Prefill nodes, on the hosts of `near`, with which these would not decode more requests.
+        """Return the prefill nodes on the hosts of `near` that would not raise their hosts' places.
 
         Until a ratio is seen: apart, the mean of the host's decode nodes; beside, twice that.
         """

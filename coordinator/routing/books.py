@@ -18,9 +18,9 @@ from coordinator.routing.neighbours import Neighbours
 from coordinator.routing.placement import Placement
 from coordinator.routing.prefill_queues import PendingPrompt, PrefillQueues, ServiceClass
 from pdserve.clock import Clock
-from pdserve.protocol import Slo
 
 UNKNOWN_TPOT_S = 0.05  # assumed for nodes that have not reported a profile
+_PATIENCE = 4.0  # in full steps: after a longer wait, a handed-off request waits for a place
 
 
 class Booking:
@@ -135,11 +135,13 @@ class Books:
             return False
         if not slo.tpot_s or not self._is_member(decode):
             return False
-        return self.makes_wait(decode.slot, slo) or not self._has_place(booking, decode.slot, plan)
+        longest_s = self.handoffs.longest_s(decode.slot, self._clock.now())
+        return makes_wait(slo, longest_s) or not self._has_place(booking, decode.slot, plan)
 
-    def makes_wait(self, slot: int, slo: Slo) -> bool:
-        """Return whether a decode node makes handed-off requests wait; see `holding.py`."""
-        return makes_wait(slo, self.handoffs.longest_s(slot, self._clock.now()))
+    def is_overloaded(self, slot: int) -> bool:
+        """Return whether a handed-off request waits at a node, and not just for a step to end."""
+        longest_s = self.handoffs.longest_s(slot, self._clock.now())
+        return longest_s > _PATIENCE * self._fleet.full_step_s(slot)
 
     def _has_place(self, booking: Booking, slot: int, plan: Plan) -> bool:
         """Return whether the current batch has a place for a request that is planned there."""

@@ -73,12 +73,13 @@ class Fleet(SlotArrays):
         assert member is not None
         return member
 
+    def full_step_s(self, slot: int) -> float:
+        """Return the seconds of a node's step of prompts with the full token budget."""
+        return float(self.tables.full_step_s[self.row[slot]] * self.prefill_ratio[slot])
+
     def token_s(self, slot: int) -> float:
         """Return a node's prefill seconds per prompt token, in steps of the full token budget."""
-        row = self.row[slot]
-        return float(
-            self.tables.full_step_s[row] * self.prefill_ratio[slot] / self.tables.token_budget[row]
-        )
+        return self.full_step_s(slot) / int(self.tables.token_budget[self.row[slot]])
 
     def decode_one_s(self, slot: int, num_requests: int, num_context: int) -> float:
         """Return `PerfModel.decode_s` of a batch at one node; `num_context` is its total context.

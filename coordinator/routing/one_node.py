@@ -20,7 +20,7 @@ class OneNode:
         self._slots = slots
         self._outlook = outlook
         slo = outlook.request.slo
-        outcomes = np.empty((7, len(slots)))
+        outcomes = np.empty((8, len(slots)))
         outlook.view.on_one_node(
             self.slots,
             outlook.queue_s,
@@ -38,11 +38,19 @@ class OneNode:
         self.harm: Floats = outcomes[4]  # to other requests, in units of their promises
         self.num_steps: Floats = outcomes[5]  # steps that the prompt takes part in
         self._is_full: Floats = outcomes[6]  # 1: no place in the batch when token 1 is there
+        self._crowds: Floats = outcomes[7]  # 1: none at some time until its end
 
     @property
     def ttft_or_full_s(self) -> Floats:
         """`ttft_s`, plus a large penalty where there is no place in the batch."""
         return self.ttft_s + NO_PLACE_S * self._is_full
+
+    def has_place(self, index: int) -> bool:
+        """Return whether the batch has a place from token 1 to the end.
+
+        Else the request would wait, or take a place that another one on its way there needs.
+        """
+        return not self._crowds[index]
 
     def index(self, slot: int) -> int | None:
         """Return the index of a slot in `slots`; None if it is not among them."""

@@ -18,7 +18,7 @@ from coordinator.routing.one_node import OneNode
 from coordinator.routing.outlook import Outlook, Times
 from coordinator.routing.placement import Placement
 from coordinator.routing.policies import make_policy
-from coordinator.routing.sides import SAFETY, USUAL_TPOT_S, choose, score
+from coordinator.routing.sides import SAFETY, USUAL_TPOT_S, OnOneNode, choose, score
 from coordinator.routing.slots import Floats, Ints
 from coordinator.routing.waiting import tpot_within_s
 from pdserve._native import least
@@ -137,7 +137,7 @@ class Router:
 
     def _local(self, outlook: Outlook, slots: Ints) -> Placement:
         near = OneNode(outlook, least(outlook.rough_cost, slots, FEW))
-        return self._on_one_node(outlook, slots, near)[0]
+        return self._on_one_node(outlook, slots, near).placement
 
     def _adaptive(self, outlook: Outlook) -> Placement:
         """Choose between one node of either pool and a handoff as in disaggregated mode."""
@@ -153,16 +153,14 @@ class Router:
             *least(outlook.pace_now_s, decodes, FEW),
         }
         near = OneNode(outlook, sorted(looked_at))
-        local, harm, num_steps = self._on_one_node(
-            outlook, self._fit(outlook, anywhere, near), near
-        )
+        one = self._on_one_node(outlook, self._fit(outlook, anywhere, near), near)
         # Prefill nodes may have decode streams, and decode nodes may have prompts.
         ttft_s, begins_s = outlook.ttft_s.copy(), outlook.queue_s.copy()
         ttft_s[near.slots], begins_s[near.slots] = near.ttft_s, near.begins_s
         cost_s = outlook.ttft_s + FAR_S
         cost_s[near.slots] = near.ttft_s
         pair = self._handed_off(outlook, cost_s, ttft_s, begins_s)
-        return choose(outlook.request.slo, pair, local, harm, num_steps)
+        return choose(outlook.request.slo, pair, one)
 
     def _handed_off(
         self, outlook: Outlook, cost_s: Floats, ttft_s: Floats, begins_s: Floats
@@ -184,12 +182,9 @@ class Router:
         times, idle_tpot_s = then.times(decode), then.idle_tpot_s(decode)
         return self._placement(outlook, prefill, decode, times, idle_tpot_s)
 
-    def _on_one_node(
-        self, outlook: Outlook, slots: Ints, near: OneNode
-    ) -> tuple[Placement, float, float]:
+    def _on_one_node(self, outlook: Outlook, slots: Ints, near: OneNode) -> OnOneNode:
         """Choose one node for all of the request.
 
-        Returns (placement, harm to other requests, number of steps that the prompt takes part in).
         `near` holds the most promising nodes, which were evaluated in full.
         """
         legs = self._books.decodes.legs_with_others()
@@ -203,7 +198,9 @@ class Router:
         if outlook.request.sampling.max_tokens <= 1:
             times, idle_tpot_s = Times(times.ttft_s, 0.0), 0.0
         placement = self._placement(outlook, None, slot, times, idle_tpot_s)
-        return placement, float(near.harm[index]), float(near.num_steps[index])
+        harm, num_steps = float(near.harm[index]), float(near.num_steps[index])
+        has_place = near.has_place(index) and not self._books.is_overloaded(slot)
+        return OnOneNode(placement, harm, num_steps, has_place)
 
     def _fit(self, outlook: Outlook, slots: Ints, near: OneNode) -> Ints:
         """Return the slots without nodes whose streams would cost their host more than they add."""

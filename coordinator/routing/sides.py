@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from coordinator.routing.placement import Placement
 from coordinator.routing.slots import Floats
@@ -20,6 +20,15 @@ HARMLESS = 0.05  # harm in units of others' promises
 MISS = 10.0  # weight of time beyond a promise; time within it has weight 1
 
 
+class OnOneNode(NamedTuple):
+    """One node for all of a request."""
+
+    placement: Placement
+    harm: float  # to other requests there, in units of their promises
+    num_steps: float  # of that node, which the prompt would take part in
+    has_place: bool  # in its batch, from token 1 to the end
+
+
 def score(slo: Slo, ttft_s: F, tpot_s: F) -> F:
     """Return TTFT plus TPOT in units of their promises, with extra weight on excess; lower is
     better."""
@@ -31,44 +40,54 @@ def score(slo: Slo, ttft_s: F, tpot_s: F) -> F:
     return total
 
 
-def choose(slo: Slo, pair: Placement, local: Placement, harm: float, num_steps: float) -> Placement:
-    """Choose between a handoff (`pair`) and one node for all of the request (`local`).
+def choose(slo: Slo, pair: Placement, one: OnOneNode) -> Placement:
+    """Choose between a handoff (`pair`) and one node for all of the request.
 
     A request with a promise is handed off while that keeps the promise within SAFETY.
-    Otherwise one node serves all of it, unless only the pair keeps the promise, or `harm` to others
-    is more than the request's own promise is worth. If one node also keeps the promise and harms
-    hardly anybody, the request stays there where a handoff gains little (`_stays`). A request
-    without a promise goes where its score is better, counting its harm to others.
+    Otherwise one node serves all of it, unless only the pair keeps the promise, or the harm to
+    others is more than the request's own promise is worth. If one node also keeps the promise and
+    harms hardly anybody, the request stays there where a handoff gains little (`_stays`).
 
     Streams, running and future ones, are slowed by a prompt that is computed beside them. A prefill
     pool spares them that, and a token that comes sooner than promised gains nothing.
 
-    If both ways would break the promise, the cluster is overloaded. A local request then waits
-    before token 1, where its node can put off requests that are late already; a pair waits when
-    half of its work is done.
+    Where the node has no place for it, or others on their way there need that place, the request is
+    handed off as well. One whose prompt is computed goes before one whose prompt is not, so the
+    prompt would wait for much longer than is predicted.
 
-    `num_steps` is the number of steps of the local node that the prompt would take part in. With
-    one step, a handoff is more work than the computation itself, for both nodes.
+    If nothing was promised, or both ways would break the promise, the request goes where its score
+    is better, counting its harm to others.
+
+    With a prompt of one step, a handoff is more work than the computation itself, for both nodes.
     """
+    local = one.placement
     if not (slo.ttft_s or slo.tpot_s):
-        pair_score = score(slo, pair.ttft_s, pair.tpot_s)
-        is_better = score(slo, local.ttft_s, local.tpot_s) + harm < pair_score
-        return local if num_steps <= 1 or is_better else pair
-    if _keeps(slo, pair, SAFETY):
-        is_harmless = harm <= HARMLESS and _keeps(slo, local, SAFETY)
-        return local if is_harmless and _stays(slo, pair, local, num_steps) else pair
-    if harm > 1:  # more than its own promise is worth
+        return local if one.num_steps <= 1 or _scores_better(slo, pair, one) else pair
+    if not one.has_place:
         return pair
-    return local if _keeps(slo, local) or not _keeps(slo, pair) else pair
+    if _keeps(slo, pair, SAFETY):
+        is_harmless = one.harm <= HARMLESS and _keeps(slo, local, SAFETY)
+        return local if is_harmless and _stays(slo, pair, one) else pair
+    if one.harm > 1:  # more than its own promise is worth
+        return pair
+    if _keeps(slo, local) or _keeps(slo, pair):
+        return local if _keeps(slo, local) else pair
+    return local if _scores_better(slo, pair, one) else pair
 
 
-def _stays(slo: Slo, pair: Placement, local: Placement, num_steps: float) -> bool:
+def _scores_better(slo: Slo, pair: Placement, one: OnOneNode) -> bool:
+    local_score = score(slo, one.placement.ttft_s, one.placement.tpot_s) + one.harm
+    return local_score < score(slo, pair.ttft_s, pair.tpot_s)
+
+
+def _stays(slo: Slo, pair: Placement, one: OnOneNode) -> bool:
     """Return whether a handoff costs more than it gains, if a local prompt harms nobody."""
+    local = one.placement
     is_cached = 2 * local.idle_ttft_s < pair.idle_ttft_s
     is_risky = SPARE * slo.ttft_s < pair.ttft_s > local.ttft_s
     is_brief = local.tpot_s * local.output_tokens < BRIEF * local.idle_ttft_s
     prefills_anyway = local.decode is pair.prefill
-    return num_steps <= 1 or is_cached or is_risky or (is_brief and prefills_anyway)
+    return one.num_steps <= 1 or is_cached or is_risky or (is_brief and prefills_anyway)
 
 
 def _keeps(slo: Slo, placement: Placement, share: float = 1.0) -> bool:

@@ -84,6 +84,18 @@ private:
     double done_s_ = 0.0;  // before it
 };
 
+// Whether a batch lacks a place for the newcomer at some time, `from_s` to `until_s` from now.
+bool is_crowded(
+    const FleetView& view, const Node& node, int64_t slot, double from_s, double until_s) {
+    const int64_t last = view.bucket_in(until_s);
+    for (int64_t ahead = view.bucket_in(from_s); ahead <= last; ahead += kStride) {
+        const Batch batch = view.batch(slot, ahead);
+        const double with_s = node.with_s(batch, view.newcomer());
+        if (!node.has_place(batch, view.newcomer(), with_s)) return true;
+    }
+    return false;
+}
+
 }  // namespace
 
 Outcome on_one_node(
@@ -108,6 +120,8 @@ Outcome on_one_node(
     const double share = outcome.begins_s / step.step_s / promise.output_tokens;
     outcome.stalled_s = std::min(share, 1.0) * stall_s;
     outcome.tpot_s = with_s + outcome.stalled_s;
+    const double ends_life_s = outcome.ttft_s + promise.output_tokens * outcome.tpot_s;
+    outcome.crowds = is_crowded(view, node, slot, outcome.ttft_s, ends_life_s);
 
     outcome.num_steps = prompt.prompt_s / step.alone_s;
     const double stalls_s = step.rows * stall_s * outcome.num_steps / promise.output_tokens;

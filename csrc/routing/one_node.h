@@ -39,6 +39,7 @@ struct Outcome {
     double harm;  // added to the TTFT and TPOT of others, in units of what they were promised
     double num_steps;  // that the prompt takes part in
     bool is_full;  // there is no place in the batch when token 1 is there
+    bool crowds;  // there is none at some time of its life: others are on their way there
 };
 
 Outcome on_one_node(
