@@ -450,6 +450,41 @@ def test_when_nothing_can_be_kept_a_request_stays_on_one_node() -> None:
     assert nodes.place(800, slo=INTERACTIVE).side == "local"
 
 
+def with_late_pairs() -> tuple[Nodes, Callable[[], Booking]]:
+    """A long prefill queue, and a decode node that has two places; sends pairs to these."""
+    nodes = Nodes("adaptive", p=1, d=1)
+    nodes.report(nodes.prefill[0], queued_tokens=50_000)
+    for _ in range(8):
+        send_to(nodes, nodes.decode[0], 1, max_tokens=200).progressed(1)
+
+    def send_pair() -> Booking:
+        request = nodes.request(1, max_tokens=200)
+        placement = nodes.router.place(request)
+        pair = replace(placement, prefill=nodes.prefill[0], decode=nodes.decode[0], ttft_s=0.3)
+        return nodes.router.dispatched(request, replace(pair, tpot_s=0.010))
+
+    return nodes, send_pair
+
+
+def test_adaptive_does_not_take_a_place_that_one_on_its_way_needs() -> None:
+    nodes, send_pair = with_late_pairs()
+    for side in ("local", "local", "pair"):
+        assert nodes.place(100, max_tokens=300, slo=INTERACTIVE).side == side
+        send_pair()
+
+
+def test_adaptive_sends_no_prompt_behind_requests_that_wait_for_a_place() -> None:
+    """They go first, as often as there is a place, since their prompts are computed."""
+    nodes, send_pair = with_late_pairs()
+    booking = send_pair()
+    booking.progressed(1)
+    for waited_s, side in ((0.3, "local"), (0.2, "pair")):  # four full steps take 0.4 s
+        nodes.clock.advance(waited_s)
+        assert nodes.place(100, max_tokens=100, slo=INTERACTIVE).side == side
+    booking.progressed(2)
+    assert nodes.place(100, max_tokens=100, slo=INTERACTIVE).side == "local"
+
+
 def test_adaptive_serves_without_prefill_nodes() -> None:
     nodes = Nodes("adaptive", d=1)
     assert nodes.router.can_route()
