@@ -65,7 +65,7 @@ class EngineConfig(ConfigStruct, frozen=True):
     cpus: Annotated[str, Meta(description='cores to run on, such as "0,2-3"; empty: all')] = ""
     block_size: Annotated[
         int,
-        Meta(ge=0, description="tokens per KV block; 0: 16, on CPUs up to 64 by head size"),
+        Meta(ge=0, description="tokens per KV block; 0: 16, on CPUs 16 to 64 by model"),
     ] = 0
     kv_memory: Annotated[
         str,

@@ -23,10 +23,16 @@ MIN_CHUNK: Final = 16  # tokens: a prompt that has begun progresses, whatever th
 class LentTime:
     """Moves time between the streams of a node and the first of its prompts."""
 
-    def __init__(self, pace: Pace, line: Line) -> None:
-        """`pace` knows the promised latencies, `line` which request yields to which."""
+    def __init__(self, pace: Pace, line: Line, token_budget: int) -> None:
+        """
+        Args:
+            pace: predicted step times and promised latencies.
+            line: which request yields to which.
+            token_budget: most tokens of a step.
+        """
         self._pace = pace
         self._line = line
+        self._token_budget = token_budget
 
     def limit_s(
         self,
@@ -43,8 +49,8 @@ class LentTime:
 
         If a payer floods the node, with prompts that wait and streams that run, a prompt of another
         payer progresses nearly as if it were alone: its steps may be as long as all streams can
-        make up for. The flooding payer bears the cost: its prompts wait until the streams of other
-        payers are back on schedule, however urgent these prompts are.
+        make up for. The flooding payer bears the cost: its own prompts leave time to the streams of
+        other payers (`_of_flood_s`), however urgent these prompts are.
         """
         first, request = prompts[0], prompts[0].request
         if limit_s == inf or request.output_token_ids:
@@ -62,7 +68,26 @@ class LentTime:
         flooded = {p for p, one in of_payers.items() if self._line.yields_to(request, one)}
         theirs = [stream for stream in streams if _payer(stream) in flooded]
         among_equals_s = self._among_equals_s(first, usual_chunk, streams, limit_s, queues)
-        return min(among_equals_s, self._until_due_s(theirs, queues))
+        return min(among_equals_s, self._of_flood_s(streams, theirs, queues))
+
+    def _of_flood_s(
+        self, streams: Sequence[Request], theirs: Sequence[Request], queues: Queues
+    ) -> float:
+        """Return the limit for a prompt of a flood beside `theirs`, the streams of other payers.
+
+        They lend it no time: it waits until they are back on schedule. Then it gets half of the
+        time that they have to spare, until they are ahead by the longest possible step. So far
+        ahead, they can lend the next prompt of their own payer all it needs. Streams that cannot
+        catch up any more are ignored.
+        """
+        theirs = self._catching_up(theirs, queues)
+        if not theirs:
+            return inf
+        spared_s = self._pace.tightest_s(theirs)
+        longest_s = self._pace.perf.prefill_s(self._token_budget, 0, self._token_budget)
+        if self._pace.least_in_hand_s(theirs) < longest_s:
+            spared_s = (spared_s + self._pace.decode_s(streams)) / 2
+        return min(spared_s, self._pace.least_in_hand_s(theirs))
 
     def _among_equals_s(
         self,
@@ -87,16 +112,12 @@ class LentTime:
             return max(limit_s, SAFETY * in_hand_s)
         if needed_s > SAFETY * due_s or in_hand_s >= limit_s:
             return limit_s
-        return min(limit_s, self._until_due_s(streams, queues))
+        return min(limit_s, self._pace.least_in_hand_s(self._catching_up(streams, queues)))
 
-    def _until_due_s(self, streams: Iterable[Request], queues: Queues) -> float:
-        """Return the seconds until the next token of these streams is due.
-
-        Streams that cannot catch up any more are ignored.
-        """
+    def _catching_up(self, streams: Iterable[Request], queues: Queues) -> list[Request]:
+        """Return the streams that can still keep their TPOT."""
         remaining = queues.headroom.estimate.remaining
-        catching_up = [r for r in streams if self._pace.catches_up(r, remaining(r))]
-        return self._pace.least_in_hand_s(catching_up)
+        return [r for r in streams if self._pace.catches_up(r, remaining(r))]
 
 
 def _payer(request: Request) -> tuple[int, str]:

@@ -42,7 +42,7 @@ class LocalPrompts:
         """
         self._pace = pace
         self._line = line
-        self._lent_time = LentTime(pace, line)
+        self._lent_time = LentTime(pace, line, token_budget)
         self._token_budget = token_budget
         self._max_batch_size = max_batch_size
         self._local_chunk = local_chunk

@@ -12,7 +12,7 @@ from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 from pdserve.perf_model import PerfModel
 
-MADE_UP_WITHIN: Final = 0.1  # of a stream's remaining tokens: they make up for a stall
+MADE_UP_WITHIN: Final = 0.25  # of a stream's remaining tokens: they make up for a stall
 
 
 class Pace:

@@ -36,7 +36,8 @@ log = logging.getLogger(__name__)
 WARMUP_TOKENS = 32
 AUTO_KV_BYTES = 4 << 30
 LEAST_BLOCK_TOKENS = 16  # of an automatic block size
-MOST_BLOCK_TOKENS = 64  # likewise: prefixes are reused in whole blocks
+MOST_BLOCK_TOKENS = 64  # likewise
+LEAST_BLOCKS = 64  # of the longest context
 RUN_BYTES = 8 << 10
 
 
@@ -74,7 +75,7 @@ def plan_model(config: NodeConfig) -> NodeModel:
     dtype = model.default_dtype if engine.dtype == "auto" else KvDtype(engine.dtype)
     max_model_len = _max_model_len(engine, model)
     device = _device(engine.device)
-    block_size = engine.block_size or auto_block_size(model.head_dim, dtype, device)
+    block_size = engine.block_size or auto_block_size(model.head_dim, dtype, device, max_model_len)
     layout = model.kv_layout(block_size, dtype)
     if engine.quantization != "none" and device.type != "cpu":
         raise ConfigError(
@@ -96,16 +97,17 @@ def plan_model(config: NodeConfig) -> NodeModel:
     )
 
 
-def auto_block_size(head_dim: int, dtype: KvDtype, device: torch.device) -> int:
+def auto_block_size(head_dim: int, dtype: KvDtype, device: torch.device, max_model_len: int) -> int:
     """Tokens per KV block.
 
     In a block, the keys of a head lie together, and so do its values. A CPU reads scattered blocks
-    faster if these runs are longer; beyond RUN_BYTES it gains little.
+    faster if these runs are longer; beyond RUN_BYTES it gains little. But prefixes are reused in
+    whole blocks, so the longest context is to have LEAST_BLOCKS of them.
     """
     if device.type != "cpu":
         return LEAST_BLOCK_TOKENS
-    run_tokens = RUN_BYTES // (head_dim * dtype.itemsize)
-    power_of_two = 1 << run_tokens.bit_length() >> 1  # kernels process 64 keys at a time
+    num_tokens = min(RUN_BYTES // (head_dim * dtype.itemsize), max_model_len // LEAST_BLOCKS)
+    power_of_two = 1 << num_tokens.bit_length() >> 1  # kernels process 64 keys at a time
     return min(max(power_of_two, LEAST_BLOCK_TOKENS), MOST_BLOCK_TOKENS)
 
 

@@ -37,7 +37,7 @@ TENANTS = tuple(
     Slo(name="standard", tenant=tenant, ttft_s=2.0, tpot_s=0.1) for tenant in ("alice", "bob")
 )
 CLASSES = tuple(Slo(name=name, ttft_s=2.0, tpot_s=0.1) for name in ("alice", "bob"))
-SEEDS = (1, 2, 3, 4)
+SEEDS = (13, 14, 15, 16)
 
 
 @cache
@@ -93,7 +93,7 @@ def test_a_flood_of_an_equal_does_not_delay_another_in_any_mode(
     calm, flooded = equals(payers, mode, 1), equals(payers, mode, 10)
     alice_calm, alice_flooded = (score.where(is_alices) for score in (calm, flooded))
     assert alice_flooded.ttft_s(99) < ROBBED * alice_calm.ttft_s(99)
-    assert alice_flooded.attainment > 0.98
+    assert alice_flooded.attainment > 0.99
     assert flooded.goodput > 2 * calm.goodput, "what is free is Bob's, and kept in time"
 
 

@@ -242,11 +242,11 @@ def flooded(batch: Batch) -> DecodePolicy:
 def test_a_prompt_of_others_in_a_flood_gets_what_streams_can_soon_make_up_for(
     streams: str, first: str, behind: str, num_tokens: int
 ) -> None:
-    """0.3 s are in hand, and a tenth of the 10 tokens to come can win back 0.09 s: 9 tenths of it
-    are a step of 351 ms, with 341 tokens beside the decode."""
+    """0.3 s are in hand, and one of the 4 tokens to come can win back 0.09 s: 9 tenths of it are a
+    step of 351 ms, with 341 tokens beside the decode."""
     batch = Batch()
     policy = flooded(batch)
-    batch.decoding(10, num_outputs=4, tpot_s=0.1, first_token_s=99.9, max_tokens=14, payer=streams)
+    batch.decoding(10, num_outputs=4, tpot_s=0.1, first_token_s=99.9, max_tokens=8, payer=streams)
     prompt = batch.begun(500, ttft_s=60.0, payer=first)
     batch.waiting(500, ttft_s=90.0, payer=behind)
     assert tokens_of(prompt, policy.plan(batch.queues)) == num_tokens
@@ -264,14 +264,25 @@ def test_streams_of_a_higher_priority_are_not_stalled_for_a_flooded_prompt() -> 
     assert tokens_of(prompt, policy.plan(batch.queues)) == 79
 
 
-@pytest.mark.parametrize(("streams", "num_tokens"), [("flood", 80), ("other", 30)])
-def test_urgent_prompts_of_a_flood_wait_for_streams_of_others_that_are_behind(
-    streams: str, num_tokens: int
+@pytest.mark.parametrize(
+    ("streams", "in_hand_s", "num_tokens"),
+    [
+        pytest.param("flood", 0.04, 80, id="its own stream: it would be late and does not wait"),
+        pytest.param("flood", 0.53, 467, id="its own stream lends it time"),
+        pytest.param("other", -99.0, 80, id="too late to catch up: ignored"),
+        pytest.param("other", 0.04, 30, id="behind: what is in hand"),
+        pytest.param("other", 0.10, 40, id="on schedule: half of the 80 ms to spare"),
+        pytest.param("other", 0.52, 40, id="not ahead by the longest step, which takes 521 ms"),
+        pytest.param("other", 0.53, 80, id="ahead by the longest step: all, but lent nothing"),
+    ],
+)
+def test_prompts_of_a_flood_leave_time_to_the_streams_of_others(
+    streams: str, in_hand_s: float, num_tokens: int
 ) -> None:
-    """40 ms are in hand. Among equals a prompt that would be late does not wait for that."""
     batch = Batch()
     policy = flooded(batch)
-    batch.decoding(10, num_outputs=4, tpot_s=0.1, first_token_s=99.64, payer=streams)
+    next_due_s = batch.clock.now() + in_hand_s
+    batch.decoding(10, num_outputs=4, tpot_s=0.1, first_token_s=next_due_s - 0.4, payer=streams)
     prompt = batch.begun(500, ttft_s=0.6, payer="flood")
     assert tokens_of(prompt, policy.plan(batch.queues)) == num_tokens
 

@@ -38,27 +38,30 @@ def test_quantisation_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "dtype", "device", "block_size"),
+    ("head_dim", "dtype", "device", "max_model_len", "block_size"),
     [
-        (64, KvDtype.BFLOAT16, "cpu", 64),
-        (64, KvDtype.FLOAT32, "cpu", 32),
-        (128, KvDtype.BFLOAT16, "cpu", 32),
-        (96, KvDtype.BFLOAT16, "cpu", 32),
-        (256, KvDtype.BFLOAT16, "cpu", 16),
-        (256, KvDtype.FLOAT32, "cpu", 16),
-        (1 << 14, KvDtype.FLOAT32, "cpu", 16),
-        (8, KvDtype.BFLOAT16, "cpu", 64),
-        (64, KvDtype.BFLOAT16, "cuda:1", 16),
+        (64, KvDtype.BFLOAT16, "cpu", 1 << 17, 64),
+        (64, KvDtype.FLOAT32, "cpu", 1 << 17, 32),
+        (128, KvDtype.BFLOAT16, "cpu", 1 << 17, 32),
+        (96, KvDtype.BFLOAT16, "cpu", 1 << 17, 32),
+        (256, KvDtype.BFLOAT16, "cpu", 1 << 17, 16),
+        (256, KvDtype.FLOAT32, "cpu", 1 << 17, 16),
+        (1 << 14, KvDtype.FLOAT32, "cpu", 1 << 17, 16),
+        (8, KvDtype.BFLOAT16, "cpu", 1 << 17, 64),
+        (64, KvDtype.BFLOAT16, "cpu", 4096, 64),
+        (64, KvDtype.BFLOAT16, "cpu", 2048, 32),
+        (64, KvDtype.BFLOAT16, "cpu", 256, 16),
+        (64, KvDtype.BFLOAT16, "cuda:1", 1 << 17, 16),
     ],
 )
 def test_a_cpu_reads_kv_in_long_runs(
-    head_dim: int, dtype: KvDtype, device: str, block_size: int
+    head_dim: int, dtype: KvDtype, device: str, max_model_len: int, block_size: int
 ) -> None:
-    assert auto_block_size(head_dim, dtype, torch.device(device)) == block_size
+    assert auto_block_size(head_dim, dtype, torch.device(device), max_model_len) == block_size
 
 
 def test_a_block_size_that_is_named_is_taken() -> None:
-    assert planned().layout.block_size == 64  # the demo model
+    assert planned().layout.block_size == 32  # the demo model's context is short
     assert planned(block_size=24).layout.block_size == 24
 
 
