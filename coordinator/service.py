@@ -58,7 +58,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         try:
             hello = FROM_NODE.unwrap(await self._first(context))
             if not isinstance(hello, NodeHello):
-                raise MalformedMessage(f"{type(hello).__name__} instead of a hello")
+                raise MalformedMessage(f"a node sends NodeHello first, not {type(hello).__name__}")
             hello.layout.check()
             check_key(hello.introduction_key)
             self._check_model(hello)
@@ -115,7 +115,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             case KvEvents():
                 self._flow.kv_events(message, member)
             case other:
-                raise MalformedMessage(f"{type(other).__name__} in mid-stream")
+                raise MalformedMessage(f"a node cannot send {type(other).__name__} after its hello")
 
     def _check_model(self, hello: NodeHello) -> None:
         """Check that the node serves our model, with the same weights as the other members.
@@ -149,9 +149,9 @@ async def _read(context: Context) -> NodeMessages | None:
     try:
         proto = await context.read()
     except DecodeError as error:
-        raise MalformedMessage("no NodeMessages") from error
+        raise MalformedMessage("a message cannot be decoded as NodeMessages") from error
     return None if proto is grpc.aio.EOF else proto
 
 
 def _heard_nothing(within_s: float) -> MalformedMessage:
-    return MalformedMessage(f"nothing was heard for {within_s} s")
+    return MalformedMessage(f"no message arrived for {within_s} s")

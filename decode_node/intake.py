@@ -18,6 +18,7 @@ from decode_node.prompt_pulls import PromptPulls
 from decode_node.room import RoomQueue
 from pdserve.engine.engine import Engine
 from pdserve.engine.request import Request
+from pdserve.grammar import CompiledGrammar
 from pdserve.metrics import NodeMetrics
 from pdserve.node.prefix_fetch import PrefixFetcher
 from pdserve.node.prefix_parts import Prefix
@@ -48,7 +49,9 @@ class Intake:
         self._clock = engine.queues.clock
         self._turns = PromptPulls()
 
-    async def take(self, leg: DecodeLeg, source: NodeAddress) -> None:
+    async def take(
+        self, leg: DecodeLeg, source: NodeAddress, grammar: CompiledGrammar | None = None
+    ) -> None:
         """Pull the leg's KV from `source` and hand the request to the engine.
 
         However this ends, no block is leaked or written to later: `Puller.pull` does not return or
@@ -58,6 +61,7 @@ class Intake:
             PdserveError: the exporter is lost, the handoff ended, or a pull failed.
         """
         request = self._expected(leg, source)
+        request.grammar = grammar
         session = await self._sessions.get(source)
         async with (
             session.subscribed(leg.request_id, at_end=leg.prompt_id in self._turns) as subscription,

@@ -12,13 +12,14 @@ are those of all layers, and the block is copied as a whole. Adjacent spans are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kv_transfer.box import BlockRun, KvBox
+from kv_transfer.shards import check_compatible
 from pdserve.errors import LayoutMismatch
 from pdserve.kv_layout import KvLayout
 
@@ -27,124 +28,6 @@ Spans = NDArray[np.int64]
 _MAX_ROWS = 4 << 20  # per plan; planning this many takes about a second and 0.5 GiB
 _PART_ROWS = 1 << 20  # per plan, if a box is split
 _QUICK_ROWS = 8192  # planned in one or two milliseconds
-
-
-@dataclass(frozen=True, slots=True)
-class KvBox:
-    """Which KV of a request: tokens x layers x KV heads of the model, each a half-open range."""
-
-    begin: int  # token
-    end: int
-    first_layer: int
-    end_layer: int
-    first_head: int
-    end_head: int
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the box contains nothing."""
-        return (
-            self.begin >= self.end
-            or self.first_layer >= self.end_layer
-            or self.first_head >= self.end_head
-        )
-
-    @property
-    def num_heads(self) -> int:
-        """Number of KV heads."""
-        return self.end_head - self.first_head
-
-
-def whole_box(layout: KvLayout, begin: int, end: int) -> KvBox:
-    """The box of everything that a pool of this layout has of tokens [begin, end)."""
-    return KvBox(begin, end, 0, layout.num_layers, layout.first_kv_head, layout.end_kv_head)
-
-
-@dataclass(frozen=True, slots=True)
-class BlockRun:
-    """Consecutive blocks of one request in one pool.
-
-    Block `block_ids[i]` holds the tokens from `(first_block + i) * layout.block_size` on.
-    """
-
-    layout: KvLayout
-    block_ids: NDArray[np.int64]
-    first_block: int = 0
-
-    def check_covers(self, box: KvBox) -> None:
-        """Check that the blocks hold the whole box. Raises ValueError."""
-        layout = self.layout
-        first = self.first_block * layout.block_size
-        last = first + len(self.block_ids) * layout.block_size
-        if box.begin < first or box.end > last:
-            raise ValueError(
-                f"tokens {box.begin}..{box.end} are not all in blocks for {first}..{last}"
-            )
-        if box.first_layer < 0 or box.end_layer > layout.num_layers:
-            raise ValueError(
-                f"layers {box.first_layer}..{box.end_layer} are not all in 0..{layout.num_layers}"
-            )
-        if box.first_head < layout.first_kv_head or box.end_head > layout.end_kv_head:
-            raise ValueError(
-                f"KV heads {box.first_head}..{box.end_head} are not all in "
-                f"{layout.first_kv_head}..{layout.end_kv_head}"
-            )
-
-
-def check_compatible(source: KvLayout, destination: KvLayout) -> None:
-    """Check that KV can be converted from one layout to the other.
-
-    Block sizes may differ, and each side may have only some of the heads.
-
-    Raises:
-        LayoutMismatch: the models differ, or they have no KV head in common; with both layouts.
-    """
-    _check_model(source, destination)
-    if not common_heads(source, destination):
-        raise LayoutMismatch(
-            f"({source.describe()}) and ({destination.describe()}) have no KV head in common"
-        )
-
-
-def common_heads(source: KvLayout, destination: KvLayout) -> range:
-    """The model's KV heads that both pools hold."""
-    return range(
-        max(source.first_kv_head, destination.first_kv_head),
-        min(source.end_kv_head, destination.end_kv_head),
-    )
-
-
-def choose_shards(
-    sources: Sequence[KvLayout], destination: KvLayout, rank: int = 0
-) -> list[tuple[int, range]]:
-    """Choose which heads to pull from which tensor-parallel rank, each head once.
-
-    Returns (index of the source, KV heads of the model), ascending by head. If several sources have
-    the same heads, pullers of different `rank` choose different ones.
-
-    Raises:
-        LayoutMismatch: a source has another model, or no source has some of the heads.
-    """
-    for source in sources:
-        _check_model(source, destination)
-    chosen: list[tuple[int, range]] = []
-    head = destination.first_kv_head
-    while head < destination.end_kv_head:
-        holders = [
-            index
-            for index, source in enumerate(sources)
-            if source.first_kv_head <= head < source.end_kv_head
-        ]
-        if not holders:
-            described = "; ".join(source.describe() for source in sources)
-            raise LayoutMismatch(
-                f"KV head {head} of ({destination.describe()}) is in none of ({described})"
-            )
-        index = holders[rank % len(holders)]
-        end = common_heads(sources[index], destination).stop
-        chosen.append((index, range(head, end)))
-        head = end
-    return chosen
 
 
 def is_quick(source: KvLayout, destination: KvLayout, box: KvBox) -> bool:
@@ -324,17 +207,6 @@ def _locate(
     rank = tokens // run.layout.block_size - run.first_block
     block_bytes = run.layout.block_bytes
     return rank * block_bytes, run.block_ids[rank] * block_bytes, tokens % run.layout.block_size
-
-
-def _check_model(source: KvLayout, destination: KvLayout) -> None:
-    if _model_shape(source) != _model_shape(destination):
-        raise LayoutMismatch(
-            f"KV of ({source.describe()}) cannot be laid out as ({destination.describe()})"
-        )
-
-
-def _model_shape(layout: KvLayout) -> tuple[int, int, int, str]:
-    return (layout.num_layers, layout.total_kv_heads, layout.head_dim, layout.dtype)
 
 
 def _coalesce(spans: Spans) -> Spans:

@@ -18,19 +18,13 @@ from functools import partial
 
 import numpy as np
 
+from kv_transfer.box import BlockRun, KvBox
 from kv_transfer.checksum import check_arrived
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.link import Link, open_link
 from kv_transfer.memory import KvPool, cpu_pool
-from kv_transfer.plan import (
-    BlockRun,
-    KvBox,
-    Spans,
-    common_heads,
-    is_quick,
-    plan_spans,
-    split_box,
-)
+from kv_transfer.plan import Spans, is_quick, plan_spans, split_box
+from kv_transfer.shards import common_heads
 from kv_transfer.statistics import PullerStatistics
 from kv_transfer.threads import CancelFlag, CopyThreads
 from kv_transfer.ticket import Ticket, read_ticket
@@ -114,8 +108,8 @@ class Puller:
 
         Block `block_table[i]` holds the request's tokens from i * block_size on: the table begins
         at token 0, whatever the ticket covers. `heads` are the KV heads to pull from this exporter,
-        if several have them (`plan.choose_shards`); None: all that both sides have. After an error
-        the content of these tokens' slots is undefined. Once this has returned or raised, also by
+        if several have them (`choose_shards`); None: all that both sides have. After an error the
+        content of these tokens' slots is undefined. Once this has returned or raised, also by
         cancellation, nothing writes to the blocks any more.
 
         Raises:

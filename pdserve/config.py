@@ -79,10 +79,10 @@ class EngineConfig(ConfigStruct, frozen=True):
     ] = False
     max_model_len: Annotated[
         int,
-        Meta(ge=0, description="most prompt + output tokens of a request; 0: the model's limit"),
+        Meta(ge=0, description="maximum prompt + output tokens per request; 0: the model's limit"),
     ] = 0
-    token_budget: Annotated[Count, Meta(description="most tokens computed in one step")] = 512
-    max_batch_size: Annotated[Count, Meta(description="most requests in one step")] = 64
+    token_budget: Annotated[Count, Meta(description="maximum tokens computed in a step")] = 512
+    max_batch_size: Annotated[Count, Meta(description="maximum requests in a step")] = 64
     packed_dir: Annotated[
         str,
         Meta(description="cache of packed weights; empty: ~/.cache/pdserve/weights"),
@@ -143,12 +143,13 @@ class PolicyConfig(ConfigStruct, frozen=True):
 
 
 class HandoffConfig(ConfigStruct, frozen=True):
-    """How a prefill node hands KV over to decode nodes."""
+    """How a prefill node hands requests off to decode nodes."""
 
     announce_bytes: Annotated[
         int,
         Meta(
-            ge=0, description="from this much KV on, announce a step's KV layer by layer; 0: never"
+            ge=0,
+            description="announce KV layer by layer if a step has at least this much; 0: never",
         ),
     ] = 1 << 20
     pinned_limit: Annotated[
@@ -252,7 +253,7 @@ class RoutingConfig(ConfigStruct, frozen=True):
         DEFAULT_CLASS
     )
     max_waiting: Annotated[
-        Count, Meta(description="most requests without a promise that may wait for capacity")
+        Count, Meta(description="maximum requests without a promise that wait for capacity")
     ] = 1024
     rebalance: Annotated[
         bool,
@@ -309,7 +310,7 @@ class CoordinatorConfig(ConfigStruct, frozen=True):
         Meta(description="which nodes compute prompts; colocated: decode nodes; adaptive: either"),
     ] = "disaggregated"
     max_inflight: Annotated[
-        Count, Meta(description="most requests on the nodes at a time; more are refused or wait")
+        Count, Meta(description="maximum requests on the nodes; others wait or are refused")
     ] = 1024
     checkpoint: ModelConfig = ModelConfig()
     answers: AnswerConfig = AnswerConfig()

@@ -119,6 +119,7 @@ class PrefillNode:
 
     def _stop(self, request_id: str) -> None:
         self._parts.prefixes.cancel(request_id)
+        self._parts.grammars.cancel(request_id)
         self._parts.engine.cancel(request_id)
 
     def _watch(self) -> None:

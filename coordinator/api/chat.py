@@ -82,7 +82,9 @@ async def plan_chat(
     token_ids = truncated(await encode_chat(body, context), body, requested or 1, max_model_len)
     max_tokens = output_limit(len(token_ids), requested, None, max_model_len)
     parts = plan_parts(body, token_ids, context.tokenizer, context.parts)
-    sampling = await _sampling(body, context, len(token_ids), max_tokens, parts.thinking)
+    sampling = await _sampling(
+        body, context, terms.slo.tenant, len(token_ids), max_tokens, parts.thinking
+    )
     head = answer_head(context, answer_id, body.model)
     first = generation(head.id, token_ids, sampling, terms, context.clock.now())
     num_choices = body.n or 1
@@ -123,6 +125,7 @@ def _check_logprobs(body: ChatRequest) -> None:
 async def _sampling(
     body: ChatRequest,
     context: ApiContext,
+    tenant: str,
     num_prompt_tokens: int,
     max_tokens: int,
     thinking: Thinking | None,
@@ -132,6 +135,7 @@ async def _sampling(
         check_scores(num_prompt_tokens, body.prompt_logprobs, "prompt_logprobs")
     grammar = await answer_grammar(
         context,
+        tenant,
         wanted_output(body),
         *call_grammar(body, context.tokenizer, context.parts),
         thinking=thinking,

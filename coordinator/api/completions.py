@@ -51,7 +51,7 @@ async def _plan(
     given = _PROMPT.split(body.prompt, max_model_len)
     num_shown, num_per_prompt = body.n or 1, _num_generated(body, len(given))
     prompts = await _encoded(given, body, context, max_model_len)
-    grammar = await answer_grammar(context, wanted_output(body))
+    grammar = await answer_grammar(context, terms.slo.tenant, wanted_output(body))
     head = answer_head(context, f"cmpl-{trace.unique}", body.model)
     requests: list[GenerationRequest] = []
     for i, token_ids in enumerate(prompts):

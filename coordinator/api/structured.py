@@ -46,6 +46,7 @@ def wanted_output(body: GenerationFields) -> Output | None:
 
 async def answer_grammar(
     context: ApiContext,
+    tenant: str,
     output: Output | None,
     calls: CallGrammar | None = None,
     must_call: bool = False,
@@ -64,7 +65,7 @@ async def answer_grammar(
     if calls is not None:
         check_format(calls.tool_format, has_output=output is not None)
     answer = AnswerGrammar(output, calls, thinking)
-    return await context.grammars.checked(answer.text, param)
+    return await context.grammars.checked(answer.text, param, tenant)
 
 
 def _check_size(output: Output | None, calls: CallGrammar | None) -> None:

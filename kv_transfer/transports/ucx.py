@@ -29,8 +29,9 @@ from kv_transfer.transports.interface import Read, Reader
 from kv_transfer.transports.pull_client import dial
 from kv_transfer.transports.sockets import has_ended, receive_exactly
 from kv_transfer.transports.ucx_agent import NixlAgent, Region, pid_namespace, rdma_devices
-from kv_transfer.transports.ucx_driver import Peer, UcxDriver
+from kv_transfer.transports.ucx_driver import UcxDriver
 from kv_transfer.transports.ucx_offer import CONNECTED, UcxOffer, blocks_of
+from kv_transfer.transports.ucx_transfer import Peer
 from pdserve.errors import PeerLost
 from pdserve.protocol import ExporterWelcome, TransportOffer
 

@@ -22,91 +22,27 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kv_transfer.lone_thread import carry_out
-from kv_transfer.pieces import cut_pieces
 from kv_transfer.plan import Spans
 from kv_transfer.transports.ucx_agent import Agent, NothingPosted, Region
+from kv_transfer.transports.ucx_transfer import Peer, Transfer, cut_slices
 from pdserve.errors import PeerLost, TransportUnavailable
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-SLICE_BYTES = 16 << 20  # a few milliseconds: how long a cancellation has to wait
-_SPAN_COST_BYTES = 16 << 10  # posting a span takes about as long as copying this many bytes
 _SLICES_AHEAD = 2  # one is copied while the next one is posted
 _PAD_ENTRIES = 4096
 _BUSY_POLLS = 200  # polls without progress before the thread sleeps between polls
 _POLL_S = 0.0005
 QUARANTINE_S = 2.0  # time for an abandoned transfer to end by itself
-
-
-def cut_slices(spans: Spans, slice_bytes: int = SLICE_BYTES) -> list[Spans]:
-    """The same copies in slices: runs of spans that take about as long as copying `slice_bytes`."""
-    spans = cut_pieces(spans, slice_bytes)
-    cost = np.cumsum(spans[:, 2] + _SPAN_COST_BYTES)
-    borders = np.flatnonzero(np.diff(cost // slice_bytes)) + 1
-    return [part for part in np.split(spans, borders) if len(part)]
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """An exporter's agent that is known to our agent; it is forgotten when ours is destroyed."""
-
-    name: str
-    epoch: int  # number of our agent
-
-
-@dataclass(slots=True, eq=False)
-class _Transfer:
-    """One transfer: slices that are not posted yet, handles of those in flight, and its end."""
-
-    peer: Peer
-    source: Region
-    destination: Region
-    slices: deque[Spans] = field(default_factory=deque)
-    ended: Future[None] = field(default_factory=Future)
-    posted: deque[Any] = field(default_factory=deque)
-    error: PeerLost | None = None
-    abandoned_s: float | None = None  # since when only its slices in flight are waited for
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing is in flight or still to be posted."""
-        return not self.posted and not self.slices
-
-    def post(self, agent: Agent) -> None:
-        """Post the next slice. Raises PeerLost."""
-        spans = self.slices.popleft()
-        local = self.destination.describe(spans[:, 1], spans[:, 2])
-        remote = self.source.describe(spans[:, 0], spans[:, 2])
-        self.posted.append(
-            agent.post_read(
-                self.peer.name, local, self.destination.segment, remote, self.source.segment
-            )
-        )
-
-    def poll(self, agent: Agent) -> bool:
-        """Whether the oldest posted slice has ended. Raises PeerLost: it failed."""
-        handle = self.posted.popleft()
-        if agent.is_done(handle):
-            return True
-        self.posted.appendleft(handle)
-        return False
-
-    def end(self) -> None:
-        """Wake those who wait for the end."""
-        if self.error is not None:
-            self.ended.set_exception(self.error)
-        else:
-            self.ended.set_result(None)
 
 
 class UcxDriver:
@@ -134,7 +70,7 @@ class UcxDriver:
         self._agent: Agent | None = None
         self._epoch = 0  # how many agents have been destroyed
         self._peers: dict[str, int] = {}  # name |-> number of channels that use it
-        self._active: list[_Transfer] = []
+        self._active: list[Transfer] = []
         self._stopped: Future[None] | None = None  # set once the thread is to end
 
     async def connect(self, name: str, metadata: bytes) -> Peer:
@@ -164,7 +100,7 @@ class UcxDriver:
         Raises:
             PeerLost: the peer is gone, or the agent had to be destroyed.
         """
-        transfer = _Transfer(peer, source, destination)
+        transfer = Transfer(peer, source, destination)
         self._command(partial(self._begin, transfer, spans))
         try:
             await _look_at(transfer.ended)
@@ -290,7 +226,7 @@ class UcxDriver:
         # With the array, to keep it alive: the caller may have been cancelled meanwhile.
         self._regions.append((region, pad))
 
-    def _begin(self, transfer: _Transfer, spans: Spans) -> None:
+    def _begin(self, transfer: Transfer, spans: Spans) -> None:
         self._active.append(transfer)
         if transfer.peer.epoch != self._epoch:
             transfer.error = PeerLost(f"UCX is not connected to {transfer.peer.name!r} any more")
@@ -300,7 +236,7 @@ class UcxDriver:
         except Exception as error:  # noqa: BLE001 - passed on to the waiting side
             transfer.error = PeerLost(_describe(error))
 
-    def _abandon(self, transfer: _Transfer) -> None:
+    def _abandon(self, transfer: Transfer) -> None:
         transfer.slices.clear()
         transfer.abandoned_s = transfer.abandoned_s or time.monotonic()
 
@@ -317,7 +253,7 @@ class UcxDriver:
                 moved = True
         return moved
 
-    def _advance(self, transfer: _Transfer) -> bool:
+    def _advance(self, transfer: Transfer) -> bool:
         agent = self._agent
         if agent is None or transfer.is_over:
             return False

@@ -117,7 +117,10 @@ class UcxServer:
         await asyncio.get_running_loop().sock_sendall(sock, CONNECTED)
 
     async def _poll(self) -> None:
-        """Poll while any puller connects: without its own thread, UCX offers no event."""
+        """Poll while any puller connects.
+
+        NIXL passes on neither UCX's event descriptor nor any other means to wait.
+        """
         agent = self._agent
         try:
             while agent is not None and self._num_connecting:

@@ -7,9 +7,9 @@ added TTFT is the difference between neighbouring rounds: of the two medians, an
 percentiles. It includes the coordinator's messages to and from its nodes.
 
 Throughput is also given per CPU second of the gateway's process, which other work on the machine
-disturbs least. A gateway that falls behind puts several tokens into one event, and so does less
-work per token: `tokens_per_event` shows this. The client and the simulated servers share the cores
-that the gateway does not have; their CPU time and the client's lag are reported.
+disturbs least. A busy gateway may put several tokens into one event, and so do less work per token:
+`tokens_per_event` shows this. The client and the simulated servers share the cores that the gateway
+does not have; their CPU time and the client's lag are reported.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class GatewayRow(msgspec.Struct, frozen=True, kw_only=True):
     starved_share: float | None  # share of the time in which it was runnable without a core
     requests_per_core_s: float | None  # per CPU second of the gateway
     tokens_per_core_s: float | None
-    tokens_per_event: float  # above 1: it fell behind, and combined tokens
+    tokens_per_event: float  # above 1: it was busy, and combined tokens
     ttft_ms: Percentiles
     direct_ttft_ms: Percentiles  # the same load without the gateway
     added_ttft_ms: AddedTtft

@@ -18,6 +18,7 @@ import msgspec
 import pdserve
 from pdserve.bench.checkpoint_shapes import SHAPES
 from pdserve.bench.compare import compare
+from pdserve.bench.compare_plan import ComparePlan
 from pdserve.bench.compare_report import CompareReport
 from pdserve.bench.contest import RunRecord
 from pdserve.bench.plot import save_plots
@@ -42,40 +43,12 @@ def run(config: CompareConfig) -> int:
     Raises:
         PdserveError: nothing could be measured, or the settings contradict each other.
     """
-    plan = config.plan
+    plan = config.plan  # checks settings, before anything is written
     make_subjects = subject_maker(config)
     conditions = setup(config)
     folder = Path(config.out)
     with ExitStack() as stack:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            requests = stack.enter_context((folder / "requests.jsonl").open("wb"))
-            log = stack.enter_context((folder / "processes.log").open("w", buffering=1))
-        except OSError as error:
-            raise ConfigError(f"--out {config.out}: cannot write there: {error}") from error
-        model = config.model
-        if not model:
-            temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="pdserve-bench-"))
-            weights = Path(temporary) / f"random-weights-{config.shape}"
-            model = str(write_random_checkpoint(weights, shape=SHAPES[config.shape]))
-
-        def keep(record: RunRecord) -> None:
-            requests.write(msgspec.json.encode(record) + b"\n")
-
-        def tell(text: str) -> None:
-            log.write(f"---- {text}\n")
-            say(text)
-
-        def on_line(name: str, line: str) -> None:
-            log.write(f"{name}: {line}\n")
-
-        stage = Stage(
-            plan=plan,
-            launch=Clusters(config, model, on_line).launch,
-            clock=SystemClock(),
-            keep=keep,
-            tell=tell,
-        )
+        stage = _stage(config, plan, folder, stack)
         modes, scenarios = asyncio.run(compare(stage, make_subjects))
     report = CompareReport(modes, scenarios, stage.failures, conditions)
     (folder / "report.json").write_bytes(msgspec.json.encode(report) + b"\n")
@@ -86,6 +59,46 @@ def run(config: CompareConfig) -> int:
         print_tables(tables(report), [f"plots: {', '.join(map(str, plots))}"])
     sys.stdout.flush()
     return FAILED if stage.failures else OK
+
+
+def _stage(config: CompareConfig, plan: ComparePlan, folder: Path, stack: ExitStack) -> Stage:
+    """The stage whose raw results and logs go to files in `folder`, which `stack` closes.
+
+    Raises:
+        ConfigError: nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        requests = stack.enter_context((folder / "requests.jsonl").open("wb"))
+        log = stack.enter_context((folder / "processes.log").open("w", buffering=1))
+    except OSError as error:
+        raise ConfigError(f"--out {config.out}: cannot write there: {error}") from error
+
+    def keep(record: RunRecord) -> None:
+        requests.write(msgspec.json.encode(record) + b"\n")
+
+    def tell(text: str) -> None:
+        log.write(f"---- {text}\n")
+        say(text)
+
+    def on_line(name: str, line: str) -> None:
+        log.write(f"{name}: {line}\n")
+
+    model = config.model or _random_weights(config.shape, stack)
+    return Stage(
+        plan=plan,
+        launch=Clusters(config, model, on_line).launch,
+        clock=SystemClock(),
+        keep=keep,
+        tell=tell,
+    )
+
+
+def _random_weights(shape: str, stack: ExitStack) -> str:
+    """A checkpoint directory, which `stack` removes."""
+    temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="pdserve-bench-"))
+    folder = Path(temporary) / f"random-weights-{shape}"
+    return str(write_random_checkpoint(folder, shape=SHAPES[shape]))
 
 
 def subject_maker(config: CompareConfig) -> Callable[[int], Sequence[Subject]]:

@@ -48,9 +48,7 @@ class TransferConfig(ConfigStruct, frozen=True):
     ] = msgspec.field(default_factory=lambda: [1, 16, 256, 2048])
     memory: Annotated[
         str,
-        Meta(
-            description="most memory per pool; there are three: one exporter's, two of the puller"
-        ),
+        Meta(description="maximum memory per pool; the exporter has one pool, the puller two"),
     ] = "1GiB"
     small_pages: Annotated[bool, Meta(description="pools without huge pages")] = False
     quick: Annotated[

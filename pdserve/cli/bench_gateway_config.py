@@ -18,34 +18,34 @@ _QUICK_S = 2.0
 class CoordinatorBenchConfig(ConfigStruct, frozen=True):
     """Config of `pdserve bench coordinator`."""
 
-    streams: Annotated[Count, Meta(description="of a closed loop, which is full load")] = 128
+    streams: Annotated[Count, Meta(description="streams at a time in a closed loop")] = 128
     step_ms: Annotated[
-        float, Meta(gt=0, description="between two tokens of a stream, as simulated nodes have it")
+        float, Meta(gt=0, description="time between two tokens of a simulated node's stream")
     ] = 4.0
     output_tokens: Annotated[
-        list[Count], Meta(description="of an answer at full load; each is measured by itself")
+        list[Count], Meta(description="answer lengths in the closed loop, each a load of its own")
     ] = msgspec.field(default_factory=lambda: [256, 2])
     rate: Annotated[
-        float, Meta(ge=0, description="requests/s of an open loop, for added TTFT; 0: none")
+        float, Meta(ge=0, description="requests/s of the open loop that measures TTFT; 0: none")
     ] = 250.0
-    rate_tokens: Annotated[Count, Meta(description="of an answer at that rate")] = 40
-    prompt_words: Annotated[Count, Meta(description="of each prompt")] = 64
-    duration_s: Annotated[Seconds, Meta(description="of each load")] = 5.0
-    rounds: Annotated[Count, Meta(description="of each load")] = 3
-    quick: Annotated[bool, Meta(description="one round, and 2 s a load")] = False
+    rate_tokens: Annotated[Count, Meta(description="answer length in the open loop")] = 40
+    prompt_words: Annotated[Count, Meta(description="words per prompt")] = 64
+    duration_s: Annotated[Seconds, Meta(description="duration of each load")] = 5.0
+    rounds: Annotated[Count, Meta(description="repetitions of each load")] = 3
+    quick: Annotated[bool, Meta(description="one round, and 2 s per load")] = False
     against: Annotated[
-        str, Meta(description="URL of another gateway, to be measured in the same run")
+        str, Meta(description="URL of another gateway to measure in the same run")
     ] = ""
-    against_model: Annotated[str, Meta(description="what to ask it for")] = "simulated"
+    against_model: Annotated[str, Meta(description="name of its model")] = "simulated"
     against_pid: Annotated[
-        int, Meta(ge=0, description="its process, for what it computes; 0: only by time")
+        int, Meta(ge=0, description="its process id, to measure its CPU time; 0: do not")
     ] = 0
     upstream_port: Annotated[
         int,
-        Meta(ge=0, le=65535, description="where a simulated OpenAI API stands behind it; 0: any"),
+        Meta(ge=0, le=65535, description="port of the simulated OpenAI API behind it; 0: any"),
     ] = 0
-    drain_s: Annotated[Seconds, Meta(description="for what still runs when a load is over")] = 60.0
-    start_s: Annotated[Seconds, Meta(description="for everything to be ready")] = 60.0
+    drain_s: Annotated[Seconds, Meta(description="time for streams to end after a load")] = 60.0
+    start_s: Annotated[Seconds, Meta(description="deadline for everything to be ready")] = 60.0
     json: Annotated[bool, Meta(description="print JSON")] = False
     checkpoint: ModelConfig = ModelConfig()
 

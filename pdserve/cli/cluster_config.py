@@ -43,7 +43,7 @@ class ClusterConfig(ConfigStruct, frozen=True):
     host: Annotated[str, Meta(description="address that the coordinator listens on")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="HTTP port of the coordinator; 0: any free port")] = 8000
     max_inflight: Annotated[
-        Count, Meta(description="most requests on the nodes at a time; more are refused or wait")
+        Count, Meta(description="maximum requests on the nodes; others wait or are refused")
     ] = 1024
     transports: Annotated[
         list[TransportName],

@@ -58,7 +58,7 @@ class CompareConfig(ConfigStruct, frozen=True):
         list[Seconds],
         Meta(description="request rates, per second; empty: found around the modes' capacity"),
     ] = msgspec.field(default_factory=list)
-    most_rates: Annotated[Count, Meta(description="most rates to measure, if time allows")] = 9
+    most_rates: Annotated[Count, Meta(description="maximum number of rates to measure")] = 9
     duration_s: Annotated[Seconds, Meta(description="duration of each run")] = 30.0
     ttft_s: Annotated[
         Scale, Meta(description="TTFT promise; 0: a multiple of an idle cluster's")

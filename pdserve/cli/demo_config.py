@@ -19,7 +19,7 @@ class DemoConfig(ConfigStruct, frozen=True):
     """One prefill and one decode node, and some questions."""
 
     prompt: Annotated[str, Meta(description="question to ask; empty: three built-in ones")] = ""
-    max_tokens: Annotated[Count, Meta(description="most output tokens per answer")] = 128
+    max_tokens: Annotated[Count, Meta(description="maximum output tokens per answer")] = 128
     deadline_s: Annotated[Seconds, Meta(description="deadline for the whole demo")] = 300.0
     checkpoint: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()

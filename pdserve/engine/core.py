@@ -126,17 +126,14 @@ class EngineCore:
             output.append(token.token_id)
             if len(output) == 1:
                 request.lifecycle.first_token_s = now_s
-            # Usually none of these conditions holds, so this check saves the call of `finish`.
+            # `finish` would find out as much, but is not called for tokens that cannot be the last.
             if (
                 len(output) >= sampling.max_tokens
                 or token.token_id in eos_token_ids
                 or token.token_id in sampling.stop_token_ids
                 or request.leg_token_limit is not None
             ):
-                finish(request, eos_token_ids)
-                for sibling, first in zip(request.siblings, token.siblings, strict=True):
-                    sibling.output_token_ids.append(first.token_id)
-                    finish(sibling, eos_token_ids)
+                self._finish(request, token)
                 if request.is_done:
                     done.append(request)
         for request in done:
@@ -165,6 +162,13 @@ class EngineCore:
     def _add(self, request: Request) -> None:
         self._requests[request.request_id] = request
         self.next_deadline_s = min(self.next_deadline_s, request.targets.deadline_s)
+
+    def _finish(self, request: Request, token: SampledToken) -> None:
+        """Finish the request if its newest token is its last; with token 1, also its siblings."""
+        finish(request, self._eos_token_ids)
+        for sibling, first in zip(request.siblings, token.siblings, strict=True):
+            sibling.output_token_ids.append(first.token_id)
+            finish(sibling, self._eos_token_ids)
 
     def _publish_full_blocks(self, request: Request, computed_before: int) -> None:
         """Publish newly full blocks to the prefix cache, those with output tokens included."""

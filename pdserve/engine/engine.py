@@ -19,14 +19,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from pdserve.engine.core import EngineCore
+from pdserve.engine.interface import Runner, Sampled, StepObserver, StepReport
 from pdserve.engine.layer_progress import LayerProgress
-from pdserve.engine.request import Request, SampledToken, Scheduled
+from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Policy, Queues
 from pdserve.engine.step_shape import shape_of
 from pdserve.engine.step_thread import StepThread
@@ -37,95 +37,12 @@ from pdserve.errors import (
     PdserveError,
     RequestsFailed,
 )
-from pdserve.perf_model import StepShape
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 STEP_TIME_WEIGHT = 0.1  # of the newest step in the moving average
-
-
-Sampled = list[SampledToken | None]  # one entry per row; None if nothing was sampled for it
-
-
-class Runner(Protocol):
-    """Computes steps, one at a time."""
-
-    model_s: float  # total time spent in the model itself, over all steps
-
-    def prepare(
-        self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
-    ) -> Callable[[], Sampled]:
-        """Prepare a step; return the function that computes it.
-
-        Called on the event loop. The returned function is called once, from a worker thread, before
-        the next step is prepared. With `progress`, each of the layer counts in `progress.ends` is
-        reported once the KV of all rows is in the pool for that many layers.
-        """
-        ...
-
-    def foresee(self, rows: Sequence[Scheduled]) -> None:
-        """Prepare for the next step as far as possible, before its plan is known.
-
-        Called on the event loop while a step of these rows is being computed.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """What one step did.
-
-    Finished requests still hold their blocks while the report is being handled; use
-    `BlockPool.retain` to keep the blocks longer.
-    """
-
-    rows: list[Scheduled]
-    sampled: Sampled
-    started_s: float  # when its execution began, on the engine's clock
-    model_s: float  # time spent in the model itself
-    overhead_s: float  # all other time since the previous step ended, or since idling ended
-    shape: StepShape  # as it was planned
-
-    @property
-    def period_s(self) -> float:
-        """Time from the end of the previous step, or of idling, to the end of this step."""
-        return self.model_s + self.overhead_s
-
-
-class StepObserver(Protocol):
-    """Receives the results of steps. The node implements it and turns them into messages."""
-
-    def step_planned(self, rows: Sequence[Scheduled]) -> Sequence[int]:
-        """Return the layer counts, ascending, after which to call `layers_done`; empty for never.
-
-        Called on the event loop before each step.
-        """
-        ...
-
-    def layers_done(self, rows: Sequence[Scheduled], num_layers: int) -> None:
-        """Handle that the KV of the rows' tokens is in the pool for the first `num_layers` layers.
-
-        Called on the event loop, normally while the step runs. The requests are still as they were
-        before the step.
-        """
-        ...
-
-    def step_done(self, report: StepReport) -> None:
-        """Handle the report of a step. Called on the event loop after each step.
-
-        For a step of decodes only, none of which finished, the call may come once the next step is
-        running. It always comes before any call about the end of a later step.
-        """
-        ...
-
-    def requests_failed(self, requests: list[Request], error: PdserveError) -> None:
-        """Handle requests whose step raised or whose deadline passed.
-
-        Their blocks are free when this returns.
-        """
-        ...
 
 
 class Engine(EngineCore):
@@ -141,6 +58,7 @@ class Engine(EngineCore):
         self.pool.on_release(self._wake.set)
         self._thread: StepThread | None = None  # from its first use to the end of `run`
         self._unreported: StepReport | None = None  # of the last step, if deferred
+        self._unfit: list[tuple[Request, PdserveError]] = []  # not reported yet
 
     # ---- verbs: those of the core, which also wake the loop --------------------------------------
 
@@ -160,6 +78,11 @@ class Engine(EngineCore):
         self._wake.set()
         return was_here
 
+    def fail(self, request: Request, error: PdserveError) -> None:
+        """Report a request as failed that cannot even be submitted."""
+        self._unfit.append((request, error))
+        self._wake.set()
+
     def wake(self) -> None:
         """Make the loop plan again: something that the policy depends on has changed."""
         self._wake.set()
@@ -173,6 +96,7 @@ class Engine(EngineCore):
             while True:
                 self._wake.clear()
                 planned_at = self._clock.now()
+                self._drop_unfit(observer)
                 self._drop_expired(planned_at, observer)
                 rows = self.begin_step()
                 if rows:
@@ -201,6 +125,11 @@ class Engine(EngineCore):
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s if wait_s < inf else None):
                 await self._wake.wait()
+
+    def _drop_unfit(self, observer: StepObserver) -> None:
+        unfit, self._unfit = self._unfit, []
+        for request, error in unfit:
+            observer.requests_failed([request], error)
 
     def _drop_expired(self, now_s: float, observer: StepObserver) -> None:
         if now_s >= self.next_deadline_s:

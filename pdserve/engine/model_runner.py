@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pdserve.engine.batch import Batch
 from pdserve.engine.fan_out import fan_in, fan_out
-from pdserve.engine.grammar import GrammarProgress, no_vocabulary
+from pdserve.engine.grammar import GrammarProgress
 from pdserve.engine.kv_cache import KvCache
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.decoder import Decoder
@@ -27,7 +27,7 @@ from pdserve.protocol import SamplingParams
 
 
 class ModelRunner:
-    """Runs a model over a KV pool. Implements `pdserve.engine.engine.Runner`."""
+    """Runs a model over a KV pool. Implements `pdserve.engine.interface.Runner`."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class ModelRunner:
             kv_cache: with the model's layout.
             eos_token_ids: tokens that `min_tokens` suppresses; None for those of the model config.
             scored_logits_bytes: maximum size of logits at a time, in steps that score prompts.
-            grammars: over the model's vocabulary; None makes requests with a grammar fail.
+            grammars: computes the masks of answers that have a grammar.
         """
         layout = model.config.kv_layout(kv_cache.layout.block_size, kv_cache.layout.dtype)
         assert layout == kv_cache.layout, "the pool was laid out for another model"
@@ -54,7 +54,7 @@ class ModelRunner:
         self._model = model
         self._kv_cache = kv_cache
         self._scored_logits_bytes = scored_logits_bytes
-        self._grammars = grammars or GrammarProgress(no_vocabulary)
+        self._grammars = grammars or GrammarProgress()
         self._eos_token_ids = model.config.eos_token_ids if eos_token_ids is None else eos_token_ids
 
     def prepare(

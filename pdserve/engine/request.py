@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdserve.block_hash import extend_hashes
+from pdserve.grammar import CompiledGrammar
 from pdserve.lifecycle import NO_TARGETS, Lifecycle, Targets
 from pdserve.protocol import FinishReason, PrefixSource, SamplingParams, TokenLogprobs
 
@@ -31,6 +32,7 @@ class Request:
     sampling: SamplingParams
     lifecycle: Lifecycle
     cache_salt: str = ""
+    grammar: CompiledGrammar | None = None  # of `sampling.grammar`; set before it is submitted
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens whose KV came from the prefix cache

@@ -7,6 +7,7 @@ apply them during decoding; both use this package, with the same limits.
 
 from __future__ import annotations
 
+from pdserve.grammar.compiled import CompiledGrammar, compile_grammar
 from pdserve.grammar.deep_threads import DeepThreads
 from pdserve.grammar.matching import MAX_GRAMMAR_CHARS, is_light, new_matcher
 from pdserve.grammar.preparing import Prepared
@@ -14,9 +15,11 @@ from pdserve.grammar.vocabulary import Vocabulary, load_vocabulary, make_vocabul
 
 __all__ = [
     "MAX_GRAMMAR_CHARS",
+    "CompiledGrammar",
     "DeepThreads",
     "Prepared",
     "Vocabulary",
+    "compile_grammar",
     "is_light",
     "load_vocabulary",
     "make_vocabulary",

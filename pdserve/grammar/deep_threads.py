@@ -30,6 +30,10 @@ class DeepThreads:
         finally:
             threading.stack_size(before_bytes)
 
+    def retire(self) -> None:
+        """Accept no more work; the threads end when what has been submitted is done."""
+        self._pool.shutdown(wait=False)
+
     def abandon(self) -> None:
         """Accept no more work, and cancel work that has not started."""
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -24,10 +24,11 @@ from pdserve.engine.victims import Victims
 from pdserve.metrics import NodeMetrics
 from pdserve.node.cost import Costs
 from pdserve.node.gauges import watch_preemptions, watch_prefix_fetches, watch_transfers
+from pdserve.node.grammar_queue import GrammarQueue
 from pdserve.node.headroom import Headroom, num_spoken_for
 from pdserve.node.host_tier import make_tier
 from pdserve.node.legs import Legs
-from pdserve.node.model import NodeModel
+from pdserve.node.model import NodeModel, grammar_compiler
 from pdserve.node.prefix_fetch import Fetched, PrefixFetcher
 from pdserve.node.prefix_parts import FetchParts
 from pdserve.node.prefix_queue import PrefixQueue
@@ -59,12 +60,7 @@ def make_parts(
     clock = SystemClock()
     metrics = NodeMetrics()
     identity = KvIdentity(model.checkpoint.model_id, model.revision, model.layout)
-    pool = BlockPool(
-        model.num_blocks,
-        model.layout.block_size,
-        prefix_cache=config.engine.prefix_cache,
-        bump_generations=memory.bump,
-    )
+    pool = _make_pool(config, model, memory)
     engine = make_engine(
         config.policy, pool, clock, model.config.eos_token_ids, metrics, lambda: prefixes
     )
@@ -85,7 +81,8 @@ def make_parts(
         clock=clock,
         headroom=headroom,
     )
-    prefixes = make_prefix_queue(config, fetch_parts, engine, metrics)
+    grammars = GrammarQueue(grammar_compiler(model), engine)
+    prefixes = make_prefix_queue(config, fetch_parts, grammars.submit, metrics)
     return NodeParts(
         config=config,
         node_id=node_id,
@@ -95,6 +92,7 @@ def make_parts(
         engine=engine,
         legs=Legs(),
         sessions=sessions,
+        grammars=grammars,
         prefixes=prefixes,
         max_model_len=model.max_model_len,
         vocab_size=model.config.vocab_size,
@@ -107,6 +105,16 @@ def make_parts(
         costs=costs,
         headroom=headroom,
         tier=tier,
+    )
+
+
+def _make_pool(config: NodeConfig, model: NodeModel, memory: KvPool) -> BlockPool:
+    """The blocks of the KV memory, whose generations change when a block is reused."""
+    return BlockPool(
+        model.num_blocks,
+        model.layout.block_size,
+        prefix_cache=config.engine.prefix_cache,
+        bump_generations=memory.bump,
     )
 
 
@@ -163,10 +171,13 @@ def make_engine(
 
 
 def make_prefix_queue(
-    config: NodeConfig, parts: FetchParts, engine: Engine, metrics: NodeMetrics
+    config: NodeConfig,
+    parts: FetchParts,
+    submit: Callable[[Request], None],
+    metrics: NodeMetrics,
 ) -> PrefixQueue:
-    """The queue through which requests reach the engine once their prefixes are fetched."""
+    """The queue through which requests are submitted once their prefixes are fetched."""
     pull = config.prefix.prefix_pull if config.engine.prefix_cache else "never"
     fetcher = PrefixFetcher(parts, pull, config.timeouts.prefix_s)
     watch_prefix_fetches(metrics, fetcher.statistics)
-    return PrefixQueue(fetcher, parts.pool.block_size, engine.submit)
+    return PrefixQueue(fetcher, parts.pool.block_size, submit)

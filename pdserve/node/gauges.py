@@ -5,7 +5,7 @@ from __future__ import annotations
 from kv_transfer.statistics import ExporterStatistics, PullerStatistics
 from kv_transfer.tier import HostTier
 from pdserve.engine.block_pool import BlockPool
-from pdserve.engine.engine import StepReport
+from pdserve.engine.interface import StepReport
 from pdserve.engine.preemption import PreemptionStatistics
 from pdserve.metrics import NodeMetrics
 from pdserve.node.prefix_exports import PrefixExports

@@ -159,7 +159,9 @@ class CoordinatorLink:
                 await stream.write(FROM_NODE.wrap(self._hello()))
                 welcome = FROM_COORDINATOR.unwrap(await self._read(stream))
             if not isinstance(welcome, Welcome):
-                raise MalformedMessage(f"{type(welcome).__name__} instead of a welcome")
+                raise MalformedMessage(
+                    f"a coordinator sends Welcome first, not {type(welcome).__name__}"
+                )
             log.info("attached to coordinator %s (%s)", welcome.coordinator_id, self.address)
             self._stream = stream
             self._drain_seen.clear()
@@ -193,7 +195,8 @@ class CoordinatorLink:
             case DrainSeen():
                 self._drain_seen.set()
             case other:
-                raise MalformedMessage(f"{type(other).__name__} in mid-stream")
+                name = type(other).__name__
+                raise MalformedMessage(f"a coordinator cannot send {name} after its welcome")
 
     async def _read(self, stream: Stream) -> CoordinatorMessages:
         proto: CoordinatorMessages = await stream.read()

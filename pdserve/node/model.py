@@ -18,7 +18,7 @@ from pdserve.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.config import EngineConfig, NodeConfig, Quantization, Timeouts
 from pdserve.config_values import parse_bytes
 from pdserve.demo_model import CHECKPOINT_PATH
-from pdserve.engine.grammar import GrammarProgress
+from pdserve.engine.grammar import GrammarCompiler, GrammarProgress
 from pdserve.engine.kv_cache import TORCH_DTYPES, DeviceBuffer, KvCache
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import ModelConfig, load_model_config
@@ -148,18 +148,20 @@ def load_runner(
         cache=cache,
     )
     kv_cache = KvCache(plan.layout, plan.num_blocks, plan.device, buffer)
-    model = plan.config
-    vocabulary = partial(
-        load_vocabulary, plan.checkpoint.path, model.vocab_size, model.eos_token_ids
-    )
-    grammars = GrammarProgress(vocabulary, _native.num_threads())
-    grammars.load()
-    runner = ModelRunner(decoder, kv_cache, grammars=grammars)
+    runner = ModelRunner(decoder, kv_cache, grammars=GrammarProgress(_native.num_threads()))
     loaded_s = time.perf_counter()
     runner.warmup(min(WARMUP_TOKENS, plan.max_model_len))
     warm_s = time.perf_counter()
     log.info("weights in %.2f s, warm in %.2f s", loaded_s - started_s, warm_s - loaded_s)
     return runner
+
+
+def grammar_compiler(plan: NodeModel) -> GrammarCompiler:
+    """Return the compiler of grammars over the model's vocabulary, which is loaded later."""
+    model = plan.config
+    return GrammarCompiler(
+        partial(load_vocabulary, plan.checkpoint.path, model.vocab_size, model.eos_token_ids)
+    )
 
 
 def use_cores(config: EngineConfig) -> None:

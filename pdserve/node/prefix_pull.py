@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kv_transfer.plan import common_heads
+from kv_transfer.shards import common_heads
 from kv_transfer.ticket import read_ticket
 from pdserve.block_hash import hash_chain
 from pdserve.errors import LayoutMismatch, MalformedMessage, OutOfBlocks, StaleTicket

@@ -16,7 +16,7 @@ import torch
 import pdserve
 from pdserve.config import EngineConfig, ProfileConfig
 from pdserve.engine.attention import attention_backend
-from pdserve.engine.engine import Runner
+from pdserve.engine.interface import Runner
 from pdserve.node.model import NodeModel
 from pdserve.node.processor import processor_name
 from pdserve.node.profile_cache import (

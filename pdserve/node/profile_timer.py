@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
-from pdserve.engine.engine import Runner
+from pdserve.engine.interface import Runner
 from pdserve.engine.request import Request, Scheduled
 from pdserve.lifecycle import Lifecycle
 from pdserve.node.core_waits import core_waits

@@ -22,6 +22,7 @@ from pdserve.engine.scheduler import Policy
 from pdserve.errors import ContextLengthExceeded, InvalidRequest, NoNodeAvailable, PdserveError
 from pdserve.metrics import NodeMetrics
 from pdserve.node.cost import Costs
+from pdserve.node.grammar_queue import GrammarQueue
 from pdserve.node.headroom import Headroom
 from pdserve.node.host_tier import NodeTier
 from pdserve.node.legs import Legs
@@ -45,7 +46,8 @@ class NodeParts:
     engine: Engine
     legs: Legs
     sessions: Sessions  # for pulling KV
-    prefixes: PrefixQueue  # through which requests reach the engine
+    grammars: GrammarQueue  # through which requests reach the engine ...
+    prefixes: PrefixQueue  # ... after their prefixes have been fetched
     max_model_len: int
     vocab_size: int
     identity: KvIdentity

@@ -23,11 +23,11 @@ from kv_transfer.memory import ExportedPool
 from kv_transfer.tier import FileBlocks
 from pdserve.collector import freeze_loaded_objects
 from pdserve.config import NodeConfig
-from pdserve.engine.engine import StepReport
+from pdserve.engine.interface import StepReport
 from pdserve.engine.model_runner import ModelRunner
-from pdserve.errors import ConfigError, RequestCancelled
+from pdserve.errors import ConfigError
 from pdserve.node.assembly import make_parts
-from pdserve.node.cores import CorePlan, plan_cores, use_compute_cores, use_service_cores
+from pdserve.node.cores import CorePlan, plan_cores, use_service_cores
 from pdserve.node.gauges import (
     load_report,
     observe_step,
@@ -40,21 +40,20 @@ from pdserve.node.host_tier import make_tier_blocks
 from pdserve.node.kv_events import KvEventFeed
 from pdserve.node.kv_memory import (
     commit_if_asked,
-    engine_buffer,
     make_kv_memory,
     prefill_refusal,
 )
 from pdserve.node.link import CoordinatorLink
+from pdserve.node.loading import Loading
 from pdserve.node.memory_growth import MemoryGrowth
 from pdserve.node.metrics_server import MetricsServer
-from pdserve.node.model import NodeModel, load_runner, packed_cache, plan_model, set_threads
+from pdserve.node.model import NodeModel, plan_model, set_threads
 from pdserve.node.perf_feed import PerfFeed
 from pdserve.node.prefix_exports import PrefixExports
-from pdserve.node.profile import step_costs
 from pdserve.node.roles import ServiceFactories
 from pdserve.node.services import Services
 from pdserve.node.session_server import SessionServer
-from pdserve.protocol import KvTier, LoadReport, NodeHello, NodeRole, NodeState, StepCosts
+from pdserve.protocol import KvTier, LoadReport, NodeHello, NodeRole, NodeState
 from pdserve.signals import StopSignals
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.channel import Server
@@ -97,7 +96,7 @@ async def _live(
         await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
         if signals.drain.is_set():
-            node.abandon_loading()
+            node.loading.abandon()
             await asyncio.gather(loading, return_exceptions=True)
         else:
             await node.serve(await loading, signals)
@@ -118,13 +117,11 @@ class Node:
         make: ServiceFactories,
     ) -> None:
         self._config = config
-        self._cores = cores
         self._model = model
         self._state = NodeState.LOADING
-        self._loading_progress = 0.0
-        self._abandons_loading = False
         self._server = Server(config.timeouts.liveness_s)
         self._memory = memory = make_kv_memory(config, role, model)
+        self.loading = Loading(config, cores, model, memory)
         self._parts = parts = make_parts(
             config, role, model, memory, tier_blocks, lambda: self._state
         )
@@ -195,26 +192,11 @@ class Node:
             growth = MemoryGrowth(self._memory)
             await growth.begin()
             self._parts.pool.on_first_use(growth.used)
-        runner, costs = await self._services.engine.in_thread(self._loaded)
+        await asyncio.to_thread(self._parts.grammars.compiler.load)
+        runner, costs = await self._services.engine.in_thread(self.loading.run)
         self._parts.perf.costs = costs
         self._perf_feed.tell()
         return runner
-
-    def _loaded(self) -> tuple[ModelRunner, StepCosts]:
-        """Runs in the engine's thread; the kernels' workers start here and inherit its cores."""
-        config, model = self._config, self._model
-        use_compute_cores(self._cores)
-        runner = load_runner(
-            model,
-            engine_buffer(self._memory),
-            self._set_progress,
-            packed_cache(config.engine, config.timeouts),
-        )
-        return runner, step_costs(config.profile, config.engine, model, runner, self._check_wanted)
-
-    def abandon_loading(self) -> None:
-        """Make `load` raise at the next tensor, or at the next profiled step."""
-        self._abandons_loading = True
 
     async def serve(self, runner: ModelRunner, signals: StopSignals) -> None:
         """Accept legs until SIGTERM, then finish those in progress, within `drain_s`."""
@@ -277,17 +259,7 @@ class Node:
         )
 
     def _load_report(self) -> LoadReport:
-        return load_report(self._services, self._parts.perf, self._state, self._loading_progress)
-
-    def _set_progress(self, fraction: float) -> None:
-        """Called in the loading thread after each tensor; the next heartbeat reports it."""
-        self._check_wanted()
-        self._loading_progress = fraction
-
-    def _check_wanted(self) -> None:
-        """Called often in the loading thread."""
-        if self._abandons_loading:
-            raise RequestCancelled("the node was stopped while it was loading")
+        return load_report(self._services, self._parts.perf, self._state, self.loading.progress)
 
     def _attached(self, link: CoordinatorLink) -> None:
         self._perf_feed.attached(link)

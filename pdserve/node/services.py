@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from pdserve.engine.engine import Engine, StepReport
+from pdserve.engine.engine import Engine
+from pdserve.engine.interface import StepReport
 from pdserve.engine.request import Request, Scheduled
 from pdserve.errors import PdserveError
 from pdserve.node.legs import Legs
@@ -84,8 +85,8 @@ class Services:
     def num_waiting(self) -> int:
         """Legs that wait for room."""
         parts = self._parts
-        in_engine = len(parts.prefixes) + len(parts.engine.queues.waiting)
-        return in_engine + self._prefill.num_waiting + self._decode.num_waiting
+        queued = len(parts.prefixes) + len(parts.grammars) + len(parts.engine.queues.waiting)
+        return queued + self._prefill.num_waiting + self._decode.num_waiting
 
     def on_step(self, listener: Callable[[StepReport], None]) -> None:
         """Call `listener` after each step, once its tokens have been sent."""
@@ -110,6 +111,7 @@ class Services:
         """As LegReceiver.cancel_leg; its blocks are freed once the running step has ended."""
         self.legs.close(request_id)
         self._parts.prefixes.cancel(request_id)
+        self._parts.grammars.cancel(request_id)
         self.engine.cancel(request_id)
         self._prefill.cancel(request_id, reason)
         self._decode.cancel(request_id, reason)
@@ -164,7 +166,7 @@ class Services:
         self._decode.step_done(decodes)
 
     def requests_failed(self, requests: list[Request], error: PdserveError) -> None:
-        """As StepObserver.requests_failed: a step raised, or their deadline has passed."""
+        """As StepObserver.requests_failed."""
         prefills = [request for request in requests if _is_prefill_leg(request)]
         decodes = [request for request in requests if not _is_prefill_leg(request)]
         self._prefill.requests_failed(prefills, error)
@@ -175,10 +177,11 @@ class Services:
                 self.legs.fail(answer.request_id, error)
 
     async def close(self) -> None:
-        """Stop both services and all fetches, and close the sessions."""
+        """Stop both services, all fetches and grammars, and close the sessions."""
         await self._prefill.close()
         await self._decode.close()
         await self._parts.prefixes.close()
+        await self._parts.grammars.close()
         await self.sessions.close()
 
     def _follow_policy(self) -> None:

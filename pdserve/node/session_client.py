@@ -117,7 +117,8 @@ class Session:
                 answer.set_result(message)
             return
         if not isinstance(message, Announcement | HandoffRecord | HandoffEnded):
-            raise MalformedMessage(f"{type(message).__name__} in mid-session")
+            name = type(message).__name__
+            raise MalformedMessage(f"an exporter cannot send {name} after its welcome")
         subscription = self._subscriptions.get(message.subscription_id)
         if subscription is None:
             return
@@ -235,7 +236,9 @@ class Sessions:
                 await stream.write(FROM_PULLER.wrap(self._hello(peer)))
                 welcome = FROM_EXPORTER.unwrap(await self._read(stream))
                 if not isinstance(welcome, ExporterWelcome):
-                    raise MalformedMessage(f"{type(welcome).__name__} instead of a welcome")
+                    raise MalformedMessage(
+                        f"an exporter sends ExporterWelcome first, not {type(welcome).__name__}"
+                    )
                 link = await self._puller.connect(welcome, self._timeouts.connect_s)
             outbox = Outbox()
             session = Session(peer, link, outbox, self._clock)

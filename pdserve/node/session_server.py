@@ -86,7 +86,9 @@ class SessionServer(session_pb2_grpc.KvSessionServicer):
             async with asyncio.timeout(self._hello_timeout_s):
                 hello = FROM_PULLER.unwrap(await _read(context))
             if not isinstance(hello, PullerHello):
-                raise MalformedMessage(f"{type(hello).__name__} instead of a hello")
+                raise MalformedMessage(
+                    f"a puller sends PullerHello first, not {type(hello).__name__}"
+                )
             self._exporter.check_hello(hello)
         except TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello in time")
@@ -135,7 +137,8 @@ class _Subscriptions:
 
     def open(self, message: Subscribe) -> None:
         if self._announcer is None or message.subscription_id in self._opened:
-            raise MalformedMessage(f"subscription {message.subscription_id!r} is not possible here")
+            why = "this node hands nothing off" if self._announcer is None else "the id is in use"
+            raise MalformedMessage(f"cannot subscribe as {message.subscription_id!r}: {why}")
         subscriber = partial(self._send_to, message.subscription_id)
         self._opened[message.subscription_id] = message.request_id, subscriber
         self._announcer.subscribe(message.request_id, subscriber, at_end=message.at_end)
@@ -174,12 +177,13 @@ def _receive(
         case Renew(subscription_id=subscription_id):
             subscriptions.renew(subscription_id)
         case other:
-            raise MalformedMessage(f"{type(other).__name__} in mid-session")
+            name = type(other).__name__
+            raise MalformedMessage(f"a puller cannot send {name} after its hello")
 
 
 async def _read(context: Context) -> PullerMessages | None:
     try:
         proto = await context.read()
     except DecodeError as error:
-        raise MalformedMessage("no PullerMessages") from error
+        raise MalformedMessage("a message cannot be decoded as PullerMessages") from error
     return None if proto is grpc.aio.EOF else proto

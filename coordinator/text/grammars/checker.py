@@ -7,7 +7,7 @@ ends if it takes too long (pdserve/grammar/child.py), and the result is cached.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -18,11 +18,11 @@ from coordinator.text.tokenizer import Tokenizer
 from pdserve.errors import GrammarFailed, InvalidRequest, Overloaded, TokenizerError
 from pdserve.grammar import Prepared
 
-# Usually a millisecond; a quarter of a second for the largest legitimate grammars. A node takes the
-# same time again, and its whole step waits for that.
+# Usually a millisecond; a quarter of a second for the largest legitimate grammars. Each node of an
+# answer takes the same time again.
 CHECK_CPU_S = 0.5
 _WAIT_S = 15.0  # including the queue, in which most grammars take almost no time
-_MAX_WAITING = 64
+_MAX_WAITING = 16  # for each tenant
 _MAX_REMEMBERED = 256
 
 
@@ -33,6 +33,7 @@ class GrammarChecker:
         self._process = GrammarProcess(tokenizer, check_cpu_s)
         self._verdicts: OrderedDict[str, Prepared] = OrderedDict()  # by document
         self._under_way: dict[str, asyncio.Task[Prepared]] = {}
+        self._num_waiting: Counter[str] = Counter()  # documents under way, by tenant
         self._beginning: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -49,18 +50,20 @@ class GrammarChecker:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._process.close()
 
-    async def checked(self, make: Callable[[], str], param: str) -> str:
+    async def checked(self, make: Callable[[], str], param: str, tenant: str) -> str:
         """Return the checked grammar of the document that `make` returns; `make` runs in a thread.
+
+        Tenants take turns, so one tenant's slow grammars do not hold up those of others.
 
         Raises:
             InvalidRequest: the grammar cannot be enforced; says why, and names `param`.
-            Overloaded: too many other grammars are being prepared.
+            Overloaded: too many other grammars of this tenant are being prepared.
         """
         document = await asyncio.to_thread(make)
         prepared = self._verdicts.get(document)
         if prepared is None:
             try:
-                prepared = await self._prepared(document)
+                prepared = await self._prepared(document, tenant)
             except TokenizerError as error:
                 raise _unenforceable(param, error.message) from error
             self._remember(document, prepared)
@@ -72,17 +75,18 @@ class GrammarChecker:
         with suppress(TokenizerError, Overloaded):  # requests that need it try again
             await self._process.begin()
 
-    async def _prepared(self, document: str) -> Prepared:
+    async def _prepared(self, document: str, tenant: str) -> Prepared:
         """Prepare a document once for all concurrent callers; cancelling one affects no other."""
         task = self._under_way.get(document)
         if task is None:
-            if len(self._under_way) >= _MAX_WAITING:
+            if self._num_waiting[tenant] >= _MAX_WAITING:
                 raise Overloaded(
                     f"{_MAX_WAITING} other grammars are being prepared; try again later"
                 )
-            task = asyncio.create_task(self._prepare(document))
+            task = asyncio.create_task(self._prepare(document, tenant))
             self._under_way[document] = task
-            task.add_done_callback(lambda _: self._under_way.pop(document))
+            self._num_waiting[tenant] += 1
+            task.add_done_callback(lambda _: self._done(document, tenant))
         try:
             async with asyncio.timeout(_WAIT_S):
                 return await asyncio.shield(task)
@@ -91,9 +95,13 @@ class GrammarChecker:
                 "too many other grammars are being prepared; try again later"
             ) from None
 
-    async def _prepare(self, document: str) -> Prepared:
+    def _done(self, document: str, tenant: str) -> None:
+        del self._under_way[document]
+        self._num_waiting -= Counter([tenant])  # drops what is 0
+
+    async def _prepare(self, document: str, tenant: str) -> Prepared:
         try:
-            return await self._process.prepare(document)
+            return await self._process.prepare(document, tenant)
         except GrammarFailed as error:
             return Prepared(fault=error.message)
 

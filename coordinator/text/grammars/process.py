@@ -8,6 +8,7 @@ from asyncio.subprocess import PIPE, Process
 
 import msgspec
 
+from coordinator.text.grammars.turns import Turns
 from coordinator.text.tokenizer import Tokenizer
 from pdserve.errors import GrammarFailed, Overloaded, TokenizerError
 from pdserve.grammar.child import Beginning, Ready
@@ -19,13 +20,13 @@ _PREPARE_S = 15.0  # far more than its CPU time, on a busy machine
 
 
 class GrammarProcess:
-    """The process for one tokenizer. It prepares one grammar at a time; other callers wait."""
+    """The process for one tokenizer. It prepares one grammar at a time; tenants take turns."""
 
     def __init__(self, tokenizer: Tokenizer, cpu_s: float) -> None:
         self._tokenizer = tokenizer
         self._cpu_s = cpu_s  # for a grammar
         self._process: Process | None = None
-        self._turn = asyncio.Lock()
+        self._turns = Turns()
 
     async def begin(self) -> None:
         """Start the process if it is not running.
@@ -34,17 +35,17 @@ class GrammarProcess:
             TokenizerError: grammars cannot be enforced with this tokenizer.
             Overloaded: the process cannot be started now.
         """
-        async with self._turn:
+        async with self._turns.of(""):
             await self._running()
 
-    async def prepare(self, document: str) -> Prepared:
-        """Prepare a document (see pdserve.grammar.preparing).
+    async def prepare(self, document: str, tenant: str) -> Prepared:
+        """Prepare a document (see pdserve.grammar.preparing) in a turn of this tenant's.
 
         Raises:
             GrammarFailed: it took too much time or memory.
             TokenizerError, Overloaded: see `begin`.
         """
-        async with self._turn:
+        async with self._turns.of(tenant):
             process = await self._running()
             line = await self._answer(process, msgspec.json.encode(document), _PREPARE_S)
         if not line:

@@ -6,7 +6,8 @@ tokens, on whichever node they were sampled.
 
 from __future__ import annotations
 
+from pdserve.engine.grammar.compiler import GrammarCompiler
 from pdserve.engine.grammar.masks import TokenMasks
-from pdserve.engine.grammar.progress import GrammarProgress, no_vocabulary
+from pdserve.engine.grammar.progress import GrammarProgress
 
-__all__ = ["GrammarProgress", "TokenMasks", "no_vocabulary"]
+__all__ = ["GrammarCompiler", "GrammarProgress", "TokenMasks"]

@@ -10,26 +10,22 @@ import numpy.typing as npt
 
 from pdserve.engine.grammar.masks import WORD_BITS
 from pdserve.errors import GrammarFailed
-from pdserve.grammar import Vocabulary, new_matcher
+from pdserve.grammar import CompiledGrammar
 from pdserve.grammar.matching import check
 
 
 class Position:
     """A matcher and the number of tokens it has consumed. Used by one thread at a time."""
 
-    def __init__(self, vocabulary: Vocabulary, grammar: str, end_ids: Collection[int]) -> None:
+    def __init__(self, grammar: CompiledGrammar, end_ids: Collection[int]) -> None:
         """Start at the beginning of an answer.
 
         Args:
-            vocabulary: of the model's tokenizer. It allows its own end tokens at an end already.
-            grammar: see pdserve/grammar.
-            end_ids: further tokens to allow where the grammar is complete: stop tokens.
-
-        Raises:
-            GrammarFailed: the grammar is invalid or exceeds a limit.
+            grammar: its vocabulary's own end tokens are allowed where it is complete.
+            end_ids: further tokens to allow there: stop tokens.
         """
-        self._matcher: llguidance.LLMatcher = new_matcher(vocabulary, grammar)
-        self._end_ids = [i for i in end_ids if i < vocabulary.vocab_size]
+        self._matcher: llguidance.LLMatcher = grammar.matcher.deep_copy()
+        self._end_ids = [i for i in end_ids if i < grammar.vocabulary.vocab_size]
         self.num_tokens = 0
 
     def advance(self, token_ids: list[int]) -> None:

@@ -1,16 +1,15 @@
 """The positions of all constrained answers, kept between steps, or rebuilt from an answer's tokens.
 
-Grammars come from clients. The library bounds most of the cost of a grammar, but not all: so
-positions are created in separate threads, and positions in grammars that are not clearly light are
-also advanced there. An answer whose mask is not ready in time fails, without affecting others. Its
-thread ends by itself when its computation is done; other answers do not wait for it.
+Grammars come from clients. The library bounds most of the cost of a mask, but not all: so positions
+in grammars that are not clearly light are advanced in separate threads. An answer whose mask is not
+ready in time fails, without affecting others. Its thread ends by itself when its computation is
+done; other answers do not wait for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,49 +19,31 @@ import numpy.typing as npt
 from pdserve.engine.grammar.masks import WORD_BITS, TokenMasks
 from pdserve.engine.grammar.position import Position
 from pdserve.engine.request import Request
-from pdserve.errors import GrammarFailed, TokenizerError
-from pdserve.grammar import DeepThreads, Vocabulary, is_light
+from pdserve.errors import GrammarFailed
+from pdserve.grammar import CompiledGrammar, DeepThreads
 
 MASK_S = 2.0  # limit for one answer in one step; usually it takes microseconds, at worst 20 ms
 _NAME = "grammar"
 
 
-def no_vocabulary() -> Vocabulary:
-    """Raise TokenizerError: the loader for an engine without a tokenizer."""
-    raise TokenizerError("this engine was given no vocabulary to follow grammars over")
-
-
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Answer:
-    """One request's position; None before the first token."""
+    """A request and its position."""
 
     request: Request
-    is_light: bool
-    position: Position | None = None
-
-    @property
-    def moves_at_once(self) -> bool:
-        """Whether computing its mask takes less time than waking a thread."""
-        return self.is_light and self.position is not None
+    position: Position
+    is_light: bool  # computing its mask takes less time than waking a thread
 
 
 class GrammarProgress:
     """Computes the masks of each step. Called from one thread, that of the engine."""
 
-    def __init__(
-        self,
-        load_vocabulary: Callable[[], Vocabulary],
-        num_threads: int = 1,
-        mask_s: float = MASK_S,
-    ) -> None:
+    def __init__(self, num_threads: int = 1, mask_s: float = MASK_S) -> None:
         """
         Args:
-            load_vocabulary: slow; called by `load`, or with the first request that has a grammar.
             num_threads: number of threads that compute masks at the same time.
             mask_s: time limit for one mask, in seconds.
         """
-        self._load_vocabulary = load_vocabulary
-        self._vocabulary: Vocabulary | None = None
         self._num_threads = num_threads
         self._mask_s = mask_s
         self._threads = DeepThreads(num_threads, _NAME)
@@ -73,19 +54,11 @@ class GrammarProgress:
         """Number of positions that are kept."""
         return len(self._answers)
 
-    def load(self) -> None:
-        """Load the vocabulary in advance.
-
-        If that fails, nothing is raised here; only requests that have a grammar will fail.
-        """
-        with suppress(TokenizerError):
-            self._vocabulary = self._load_vocabulary()
-
     def masks(self, requests: Sequence[Request]) -> TokenMasks | None:
         """Return the masks of all answers that have a grammar; None if no answer has one.
 
         Args:
-            requests: the rows that are sampled; only read.
+            requests: the rows that are sampled; only read. Their grammars are compiled.
 
         Raises:
             GrammarFailed: the masks of some requests cannot be computed; names these requests.
@@ -94,10 +67,10 @@ class GrammarProgress:
         self._forget_ended()
         if not rows:
             return None
-        vocabulary = self._loaded([requests[row].request_id for row in rows])
-        bits = np.zeros((len(rows), -(-vocabulary.vocab_size // WORD_BITS)), dtype=np.int32)
+        vocab_size = _grammar_of(requests[rows[0]]).vocabulary.vocab_size
+        bits = np.zeros((len(rows), -(-vocab_size // WORD_BITS)), dtype=np.int32)
         answers = [self._answer(requests[row]) for row in rows]
-        self._fill(vocabulary, list(zip(answers, bits, strict=True)))
+        self._fill(list(zip(answers, bits, strict=True)))
         return TokenMasks(rows, bits)
 
     # ---- parts ---------------------------------------------------------------------------------
@@ -115,29 +88,21 @@ class GrammarProgress:
         """
         answer = self._answers.get(request.request_id)
         if answer is None or answer.request is not request:
-            answer = _Answer(request, is_light(request.sampling.grammar))
+            grammar = _grammar_of(request)
+            position = Position(grammar, request.sampling.stop_token_ids)
+            answer = _Answer(request, position, grammar.is_light)
             self._answers[request.request_id] = answer
         return answer
 
-    def _loaded(self, request_ids: list[str]) -> Vocabulary:
-        if self._vocabulary is None:
-            try:
-                self._vocabulary = self._load_vocabulary()
-            except TokenizerError as error:
-                raise GrammarFailed(error.message, request_ids) from error
-        return self._vocabulary
-
-    def _fill(
-        self, vocabulary: Vocabulary, rows: list[tuple[_Answer, npt.NDArray[np.int32]]]
-    ) -> None:
+    def _fill(self, rows: list[tuple[_Answer, npt.NDArray[np.int32]]]) -> None:
         """Write the masks of all rows. Raises GrammarFailed."""
         failures: dict[str, str] = {}
         for row in rows:
-            if row[0].moves_at_once:
-                _move_at_once(vocabulary, *row, failures)
-        rows = [row for row in rows if not row[0].moves_at_once]
+            if row[0].is_light:
+                _move_at_once(*row, failures)
+        rows = [row for row in rows if not row[0].is_light]
         while rows:
-            started = {self._threads.submit(partial(_move, vocabulary, *row)): row for row in rows}
+            started = {self._threads.submit(partial(_move, *row)): row for row in rows}
             _, late = wait(started, timeout=self._mask_s)
             rows = []
             if late:
@@ -158,23 +123,21 @@ class GrammarProgress:
             raise GrammarFailed(f"the grammar cannot be followed: {said}", list(failures))
 
 
-def _move(vocabulary: Vocabulary, answer: _Answer, bits: npt.NDArray[np.int32]) -> None:
+def _grammar_of(request: Request) -> CompiledGrammar:
+    assert request.grammar is not None, "a request is submitted with its grammar compiled"
+    return request.grammar
+
+
+def _move(answer: _Answer, bits: npt.NDArray[np.int32]) -> None:
     """Advance the answer's position by its new tokens, and write its mask."""
-    sampling = answer.request.sampling
-    if answer.position is None:
-        answer.position = Position(vocabulary, sampling.grammar, sampling.stop_token_ids)
-    answer.position.advance(answer.request.output_token_ids[answer.position.num_tokens :])
-    answer.position.fill(bits)
+    position = answer.position
+    position.advance(answer.request.output_token_ids[position.num_tokens :])
+    position.fill(bits)
 
 
-def _move_at_once(
-    vocabulary: Vocabulary,
-    answer: _Answer,
-    bits: npt.NDArray[np.int32],
-    failures: dict[str, str],
-) -> None:
+def _move_at_once(answer: _Answer, bits: npt.NDArray[np.int32], failures: dict[str, str]) -> None:
     try:
-        _move(vocabulary, answer, bits)
+        _move(answer, bits)
     except GrammarFailed as error:
         failures[answer.request.request_id] = error.message
 

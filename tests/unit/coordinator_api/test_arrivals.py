@@ -12,7 +12,7 @@ from coordinator.api.pace import Pace
 from coordinator.generation import GenerationRequest
 from pdserve.clock import Clock, ManualClock
 from pdserve.errors import NodeLost
-from pdserve.protocol import SamplingParams
+from pdserve.protocol import FinishReason, SamplingParams
 from tests.unit.coordinator_api.fakes import FakeGeneration, Pause, Step, Tokens
 
 
@@ -94,4 +94,16 @@ async def test_after_the_first_event_all_until_the_readers_turn_come_together() 
     assert not reading.done()
     pace.reader()
     assert [a.event.token_ids for a in await reading] == [[2], [3]]
+    arrivals.close()
+
+
+async def test_the_last_event_does_not_wait_for_a_turn() -> None:
+    gate = asyncio.Event()
+    last = Tokens([2], FinishReason.STOP)
+    script = generation(Tokens([1]), Pause(until=gate), last)
+    arrivals = Arrivals([script], ManualClock(), HeldPace(ManualClock()))
+    assert len(await arrivals.take()) == 1
+    gate.set()
+    async with asyncio.timeout(5):
+        assert [a.event.token_ids for a in await arrivals.take()] == [[2]]
     arrivals.close()

@@ -345,19 +345,19 @@ async def test_a_grammar_that_takes_too_long_is_ended_and_remembered(
     slow = regex("(a{400}){450}")
     for _ in range(2):
         with pytest.raises(InvalidRequest, match="too long"):
-            await checker.checked(slow, "guided_regex")
+            await checker.checked(slow, "guided_regex", "t")
         assert checker._process._process is None, "nothing goes on computing"
-    quick = await checker.checked(regex("a+"), "guided_regex")
+    quick = await checker.checked(regex("a+"), "guided_regex", "t")
     assert takes(quick, "aaa")
 
 
 async def test_a_process_that_was_killed_is_begun_anew(checker: GrammarChecker) -> None:
-    await checker.checked(regex("a+"), "guided_regex")
+    await checker.checked(regex("a+"), "guided_regex", "t")
     process = checker._process._process
     assert process is not None
     process.kill()
     await process.wait()
-    assert takes(await checker.checked(regex("b+"), "guided_regex"), "bb")
+    assert takes(await checker.checked(regex("b+"), "guided_regex", "t"), "bb")
 
 
 async def test_who_asks_for_the_same_waits_for_one_answer(
@@ -366,22 +366,23 @@ async def test_who_asks_for_the_same_waits_for_one_answer(
     asked: list[str] = []
     prepare = checker._process.prepare
 
-    async def count(document: str) -> Prepared:
+    async def count(document: str, tenant: str) -> Prepared:
         asked.append(document)
-        return await prepare(document)
+        return await prepare(document, tenant)
 
     monkeypatch.setattr(checker._process, "prepare", count)
     monkeypatch.setattr(checker_module, "_MAX_WAITING", 1)
-    same = [asyncio.create_task(checker.checked(regex("a+"), "p")) for _ in range(3)]
+    same = [asyncio.create_task(checker.checked(regex("a+"), "p", "t")) for _ in range(3)]
     while not checker._under_way:
         await asyncio.sleep(0)
     with pytest.raises(Overloaded, match="other grammars"):
-        await checker.checked(regex("b+"), "p")
+        await checker.checked(regex("b+"), "p", "t")
+    assert takes(await checker.checked(regex("c+"), "p", "another"), "cc")
     same[0].cancel()
     _, second, third = await asyncio.gather(*same, return_exceptions=True)
     assert second == third
-    assert len(asked) == 1
-    assert takes(await checker.checked(regex("b+"), "p"), "bb"), "who went away left no answer"
+    assert len(asked) == 2
+    assert takes(await checker.checked(regex("b+"), "p", "t"), "bb"), "who went away left no answer"
 
 
 async def test_a_tokenizer_that_cannot_be_told_as_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,6 +391,6 @@ async def test_a_tokenizer_that_cannot_be_told_as_bytes(monkeypatch: pytest.Monk
     checker = GrammarChecker(tokenizer)
     try:
         with pytest.raises(InvalidRequest, match="cannot be used with this tokenizer"):
-            await checker.checked(regex("a"), "guided_regex")
+            await checker.checked(regex("a"), "guided_regex", "t")
     finally:
         await checker.close()

@@ -26,7 +26,7 @@ def next_token(token_ids: Sequence[int]) -> int:
 
 
 class PlainRunner:
-    """A runner (`pdserve.engine.engine.Runner`) that prepares nothing: all is in `execute`."""
+    """A runner (`pdserve.engine.interface.Runner`) that prepares nothing: all is in `execute`."""
 
     model_s = 0.0
 

@@ -17,12 +17,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from kv_transfer.box import BlockRun, whole_box
 from kv_transfer.memory import ExportedPool
-from kv_transfer.plan import BlockRun, plan_spans, whole_box
+from kv_transfer.plan import plan_spans
 from pdserve.clock import ManualClock
 from pdserve.config import NodeConfig
 from pdserve.engine.block_pool import BlockPool
-from pdserve.engine.engine import Engine, StepReport
+from pdserve.engine.engine import Engine
+from pdserve.engine.interface import StepReport
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues

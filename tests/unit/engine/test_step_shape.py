@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from pdserve.clock import ManualClock
 from pdserve.engine.block_pool import BlockPool
-from pdserve.engine.engine import Engine, StepReport
+from pdserve.engine.engine import Engine
+from pdserve.engine.interface import StepReport
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.errors import PdserveError

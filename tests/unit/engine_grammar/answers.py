@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, partial
 
 from tokenizers import Tokenizer
 
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.stopping import finish
+from pdserve.grammar import compile_grammar, load_vocabulary
 from pdserve.protocol import FinishReason
 from tests.unit.engine_model.harness import Node, make_request
 
@@ -24,13 +26,17 @@ class DemoModel:
         self.tokenizer = Tokenizer.from_file(str(CHECKPOINT_PATH / "tokenizer.json"))
         self._prompt = self.ids(PROMPT)
         self._eos = self.node.model.config.eos_token_ids
+        self.vocabulary = load_vocabulary(CHECKPOINT_PATH, 2048, self._eos)
+        self._compile = cache(partial(compile_grammar, self.vocabulary))
 
     def ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def request(self, grammar: str, seed: int, request_id: str, **sampling: object) -> Request:
         wanted = {"temperature": 1.0, "max_tokens": MAX_TOKENS, "seed": seed} | sampling
-        return make_request(self._prompt, request_id=request_id, grammar=grammar, **wanted)
+        request = make_request(self._prompt, request_id=request_id, grammar=grammar, **wanted)
+        request.grammar = self._compile(grammar) if grammar else None
+        return request
 
     def run(self, requests: Sequence[Request]) -> None:
         """To their ends, which are reached at different times."""

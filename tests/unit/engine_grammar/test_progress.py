@@ -16,8 +16,8 @@ from pdserve.engine.grammar import GrammarProgress, TokenMasks
 from pdserve.engine.grammar import progress as progress_module
 from pdserve.engine.grammar.masks import mask_logits
 from pdserve.engine.request import Request, Scheduled
-from pdserve.errors import GrammarFailed, TokenizerError
-from pdserve.grammar import Vocabulary, is_light, load_vocabulary
+from pdserve.errors import GrammarFailed
+from pdserve.grammar import compile_grammar, is_light, load_vocabulary
 from pdserve.protocol import FinishReason
 from tests.unit.engine_grammar.answers import DemoModel
 
@@ -32,15 +32,6 @@ AB = "start: /ab?/"
 END = frozenset({5, 0})
 
 
-@pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return load_vocabulary(CHECKPOINT_PATH, 2048, END)
-
-
-def fresh(vocabulary: Vocabulary, **options: Any) -> GrammarProgress:
-    return GrammarProgress(lambda: vocabulary, **options)
-
-
 def allowed(masks: TokenMasks | None, row: int = 0) -> set[int]:
     assert masks is not None
     tokens = masks.allowed(2048, torch.device("cpu"))[row]
@@ -53,8 +44,8 @@ def again(request: Request, num_tokens: int) -> Request:
     return dataclasses.replace(request, output_token_ids=output, finish_reason=None)
 
 
-def test_what_may_come_is_what_the_grammar_says(demo: DemoModel, vocabulary: Vocabulary) -> None:
-    progress = fresh(vocabulary)
+def test_what_may_come_is_what_the_grammar_says(demo: DemoModel) -> None:
+    progress = GrammarProgress()
     request = demo.request(AB, 0, "ab")
     texts = {demo.tokenizer.decode([i]) for i in allowed(progress.masks([request]))}
     assert texts == {"a", "ab"}
@@ -65,16 +56,16 @@ def test_what_may_come_is_what_the_grammar_says(demo: DemoModel, vocabulary: Voc
     assert allowed(progress.masks([request])) == END, "nothing but an end can follow"
 
 
-def test_stop_tokens_may_end_what_is_complete(demo: DemoModel, vocabulary: Vocabulary) -> None:
-    progress = fresh(vocabulary)
+def test_stop_tokens_may_end_what_is_complete(demo: DemoModel) -> None:
+    progress = GrammarProgress()
     request = demo.request(AB, 0, "ab", stop_token_ids=[77, 10**6])
     assert 77 not in allowed(progress.masks([request]))
     request.output_token_ids += demo.ids("ab")
     assert allowed(progress.masks([request])) == {77, *END}
 
 
-def test_masks_are_for_the_rows_that_want_them(demo: DemoModel, vocabulary: Vocabulary) -> None:
-    progress = fresh(vocabulary, num_threads=2)
+def test_masks_are_for_the_rows_that_want_them(demo: DemoModel) -> None:
+    progress = GrammarProgress(num_threads=2)
     plain = demo.request("", 0, "plain")
     assert progress.masks([plain]) is None
     assert progress.num_answers == 0
@@ -89,19 +80,17 @@ def test_masks_are_for_the_rows_that_want_them(demo: DemoModel, vocabulary: Voca
     assert not logits.any(), "logits stay as they are"
 
 
-def test_an_answer_goes_on_from_its_tokens_wherever_it_is(
-    demo: DemoModel, vocabulary: Vocabulary
-) -> None:
+def test_an_answer_goes_on_from_its_tokens_wherever_it_is(demo: DemoModel) -> None:
     """Handed off, preempted, resumed: the masks are those of the node that saw every token."""
     request = demo.request(OBJECT, 3, "whole")
-    kept = fresh(vocabulary)
+    kept = GrammarProgress()
     wanted = []
     while request.finish_reason is None:
         wanted.append(allowed(kept.masks([request])))
         demo.step([request])
     assert len(wanted) > 10
     for num_tokens, tokens in enumerate(wanted):
-        elsewhere = fresh(vocabulary)
+        elsewhere = GrammarProgress()
         assert allowed(elsewhere.masks([again(request, num_tokens)])) == tokens
         if num_tokens % 5 == 0:  # and on from there, from step to step
             resumed = again(request, num_tokens)
@@ -131,8 +120,8 @@ def test_answers_to_one_prompt_follow_their_grammars_from_token_one_on(demo: Dem
     assert found == [request.output_token_ids[0] for request in alone]
 
 
-def test_nothing_is_kept_of_requests_that_are_done(demo: DemoModel, vocabulary: Vocabulary) -> None:
-    progress = fresh(vocabulary)
+def test_nothing_is_kept_of_requests_that_are_done(demo: DemoModel) -> None:
+    progress = GrammarProgress()
     requests = [demo.request(AB, 0, str(i)) for i in range(3)]
     progress.masks(requests)
     assert progress.num_answers == 3
@@ -142,8 +131,8 @@ def test_nothing_is_kept_of_requests_that_are_done(demo: DemoModel, vocabulary: 
     assert progress.num_answers == 1
 
 
-def test_an_id_that_comes_again_is_another_answer(demo: DemoModel, vocabulary: Vocabulary) -> None:
-    progress = fresh(vocabulary)
+def test_an_id_that_comes_again_is_another_answer(demo: DemoModel) -> None:
+    progress = GrammarProgress()
     first, second = demo.request(AB, 0, "same"), demo.request("start: /cd/", 0, "same")
     first.output_token_ids += demo.ids("a")
     progress.masks([first])
@@ -151,26 +140,23 @@ def test_an_id_that_comes_again_is_another_answer(demo: DemoModel, vocabulary: V
     assert texts == {"c"}
 
 
-@pytest.mark.parametrize(
-    ("grammar", "output"),
-    [("start: /(/", ""), (AB, "x"), ('{"grammars": [{"json_schema": {"not": {}}}]}', "")],
-)
+@pytest.mark.parametrize("is_light", [True, False])
 def test_a_grammar_that_cannot_be_followed_fails_its_request_alone(
-    demo: DemoModel, vocabulary: Vocabulary, grammar: str, output: str
+    demo: DemoModel, is_light: bool
 ) -> None:
-    good, bad = demo.request(AB, 0, "good"), demo.request(grammar, 0, "bad")
-    bad.output_token_ids += demo.ids(output)
-    progress = fresh(vocabulary)
+    good, bad = demo.request(AB, 0, "good"), demo.request(AB, 0, "bad")
+    assert bad.grammar is not None
+    bad.grammar = dataclasses.replace(bad.grammar, is_light=is_light)
+    bad.output_token_ids += demo.ids("x")
+    progress = GrammarProgress()
     with pytest.raises(GrammarFailed) as caught:
         progress.masks([good, bad])
     assert caught.value.request_ids == ["bad"]
     assert allowed(progress.masks([good])), "the others go on"
 
 
-def test_one_that_comes_to_a_dead_end_later_fails_alone(
-    demo: DemoModel, vocabulary: Vocabulary
-) -> None:
-    progress = fresh(vocabulary)
+def test_one_that_comes_to_a_dead_end_later_fails_alone(demo: DemoModel) -> None:
+    progress = GrammarProgress()
     good, bad = demo.request(AB, 0, "good"), demo.request(AB, 0, "bad")
     progress.masks([good, bad])
     bad.output_token_ids += demo.ids("x")
@@ -197,21 +183,24 @@ def test_grammars_that_may_be_heavy_are_told(grammar: str, expected: bool) -> No
 
 
 def test_one_that_takes_too_long_fails_alone(
-    demo: DemoModel, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+    demo: DemoModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is still at it when the others have their masks."""
     release = threading.Event()
     move = progress_module._move
 
-    def stuck(vocabulary: Vocabulary, answer: Any, bits: np.ndarray) -> None:
+    def stuck(answer: Any, bits: np.ndarray) -> None:
         if answer.request.request_id == "slow":
             release.wait(60)
         else:
-            move(vocabulary, answer, bits)
+            move(answer, bits)
 
     monkeypatch.setattr(progress_module, "_move", stuck)
-    progress = fresh(vocabulary, mask_s=0.05)
+    progress = GrammarProgress(mask_s=0.05)
     rows = [demo.request(AB, 0, name) for name in ("slow", "behind", "too")]
+    for row in rows:
+        assert row.grammar is not None
+        row.grammar = dataclasses.replace(row.grammar, is_light=False)
     try:
         with pytest.raises(GrammarFailed) as caught:
             progress.masks(rows)
@@ -222,29 +211,10 @@ def test_one_that_takes_too_long_fails_alone(
         release.set()
 
 
-@pytest.mark.parametrize("chain", ["a", "A"])
-def test_a_long_chain_of_rules_overflows_no_stack(
-    demo: DemoModel, vocabulary: Vocabulary, chain: str
-) -> None:
-    rules = "".join(f"{chain}{i}: {chain}{i + 1}\n" for i in range(4000))
-    grammar = f'start: {chain}0\n{rules}{chain}4000: "ab"'
-    masks = fresh(vocabulary, mask_s=60).masks([demo.request(grammar, 0, "deep")])
-    assert {demo.tokenizer.decode([i]) for i in allowed(masks)} == {"ab"}
-
-
-def test_a_tokenizer_without_bytes_fails_the_requests_that_need_it(demo: DemoModel) -> None:
-    def no_vocabulary() -> Vocabulary:
-        raise TokenizerError("it has no tokenizer.json")
-
-    progress = GrammarProgress(no_vocabulary)
-    with pytest.raises(GrammarFailed, match=r"no tokenizer\.json") as caught:
-        progress.masks([demo.request("", 0, "plain"), demo.request(AB, 0, "ab")])
-    assert caught.value.request_ids == ["ab"]
-
-
 def test_logits_beyond_the_tokenizer_are_never_chosen(demo: DemoModel) -> None:
-    padded = load_vocabulary(CHECKPOINT_PATH, 2100, END)
-    masks = fresh(padded).masks([demo.request(OBJECT, 0, "object")])
+    request = demo.request(OBJECT, 0, "object")
+    request.grammar = compile_grammar(load_vocabulary(CHECKPOINT_PATH, 2100, END), OBJECT)
+    masks = GrammarProgress().masks([request])
     assert masks is not None
     assert not masks.allowed(2100, torch.device("cpu"))[:, 2048:].any()
     assert masks.words_of(2100).shape == (1, 66)

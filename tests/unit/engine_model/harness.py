@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 
 from pdserve.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.engine.attention import attention_backend
-from pdserve.engine.grammar import GrammarProgress
 from pdserve.engine.kv_cache import TORCH_DTYPES, KvCache
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import ModelConfig, load_model_config
@@ -21,7 +19,6 @@ from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.weights import Progress, load_decoder, load_torch_weights
-from pdserve.grammar import load_vocabulary
 from pdserve.kv_layout import KvDtype
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import SamplingParams
@@ -94,11 +91,7 @@ class Node:
         kv_cache = KvCache(config.kv_layout(block_size, dtype), num_blocks, device)
         # What a block held before must never matter.
         kv_cache.pool.fill_(float("nan"))
-        grammars = GrammarProgress(
-            partial(load_vocabulary, path, config.vocab_size, config.eos_token_ids)
-        )
-        runner = ModelRunner(model, kv_cache, grammars=grammars)
-        return cls(model, kv_cache, runner, list(range(num_blocks)))
+        return cls(model, kv_cache, ModelRunner(model, kv_cache), list(range(num_blocks)))
 
     def step(self, rows: Sequence[Scheduled]) -> list[SampledToken | None]:
         """One step as the engine does it: blocks, execute, advance."""

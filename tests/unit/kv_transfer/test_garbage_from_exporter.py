@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from kv_transfer.box import KvBox
 from kv_transfer.link import Link
 from kv_transfer.memory import ExportedPool
-from kv_transfer.plan import KvBox
 from kv_transfer.puller import Puller
 from kv_transfer.transports.frames import GarbledFrame, Verdict
 from kv_transfer.transports.interface import Read

@@ -10,18 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from kv_transfer.plan import (
-    BlockRun,
-    KvBox,
-    Spans,
-    _count_rows,
-    check_compatible,
-    is_quick,
-    plan_spans,
-    source_ranges,
-    split_box,
-    whole_box,
-)
+from kv_transfer.box import BlockRun, KvBox, whole_box
+from kv_transfer.plan import Spans, _count_rows, is_quick, plan_spans, source_ranges, split_box
+from kv_transfer.shards import check_compatible
 from pdserve.errors import LayoutMismatch
 from pdserve.kv_layout import KvDtype, KvLayout
 from tests.unit.kv_transfer.pairs import SMALL, make_pool, tokens_of

@@ -25,9 +25,9 @@ from kv_transfer.transports import ucx, ucx_agent, ucx_offer
 from kv_transfer.transports.interface import Reader
 from kv_transfer.transports.ucx import UcxChannel, UcxTransport
 from kv_transfer.transports.ucx_agent import NixlAgent, Region, missing, rdma_devices
-from kv_transfer.transports.ucx_driver import Peer
 from kv_transfer.transports.ucx_offer import UcxOffer
 from kv_transfer.transports.ucx_server import UcxServer
+from kv_transfer.transports.ucx_transfer import Peer
 from pdserve.errors import PeerLost, StaleTicket
 from pdserve.protocol import ExporterWelcome, TransportOffer
 from tests.unit.kv_transfer.pairs import (

@@ -10,7 +10,7 @@ from kv_transfer.memory import ExportedPool
 from kv_transfer.transports.catalog import KINDS
 from pdserve.cli.node import SERVICES
 from pdserve.config import EngineConfig, NodeConfig
-from pdserve.engine.engine import StepReport
+from pdserve.engine.interface import StepReport
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.step_shape import shape_of
 from pdserve.kv_layout import KvDtype, KvLayout

@@ -14,10 +14,14 @@ from pdserve.cli.node import SERVICES
 from pdserve.clock import SystemClock
 from pdserve.config import NodeConfig
 from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.grammar import GrammarCompiler
+from pdserve.errors import TokenizerError
+from pdserve.grammar import Vocabulary
 from pdserve.kv_layout import KvLayout
 from pdserve.metrics import NodeMetrics
 from pdserve.node.assembly import make_engine, make_prefix_queue
 from pdserve.node.cost import Costs
+from pdserve.node.grammar_queue import GrammarQueue
 from pdserve.node.headroom import Headroom
 from pdserve.node.legs import Legs
 from pdserve.node.prefix_parts import FetchParts
@@ -58,7 +62,8 @@ def made_parts(
         clock=clock,
         headroom=headroom,
     )
-    prefixes = make_prefix_queue(config, fetch_parts, engine, metrics)
+    grammars = GrammarQueue(GrammarCompiler(_no_vocabulary), engine)
+    prefixes = make_prefix_queue(config, fetch_parts, grammars.submit, metrics)
     return NodeParts(
         config=config,
         node_id=node_id,
@@ -68,6 +73,7 @@ def made_parts(
         engine=engine,
         legs=Legs(),
         sessions=sessions,
+        grammars=grammars,
         prefixes=prefixes,
         max_model_len=memory.num_blocks * layout.block_size,
         vocab_size=VOCAB_SIZE,
@@ -80,6 +86,10 @@ def made_parts(
         costs=costs,
         headroom=headroom,
     )
+
+
+def _no_vocabulary() -> Vocabulary:
+    raise TokenizerError("these nodes have no tokenizer")
 
 
 def made_services(parts: NodeParts, role: NodeRole) -> Services:

@@ -372,5 +372,5 @@ async def test_another_message_instead_of_a_hello_is_refused(pair: Pair) -> None
     async with open_channel(pair.peer.session_address, 60) as channel:
         stream = KvSessionStub(channel).Open()
         await stream.write(FROM_PULLER.wrap(Subscribe(request_id="r", subscription_id="1")))
-        with pytest.raises(grpc.aio.AioRpcError, match="Subscribe instead of a hello"):
+        with pytest.raises(grpc.aio.AioRpcError, match="PullerHello first, not Subscribe"):
             await stream.read()

@@ -11,7 +11,7 @@ import msgspec
 from kv_transfer.memory import ExportedPool
 from kv_transfer.transports.catalog import KINDS
 from pdserve.config import EngineConfig, HandoffConfig, NodeConfig
-from pdserve.engine.engine import Runner
+from pdserve.engine.interface import Runner
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import SampledToken, Scheduled
 from pdserve.kv_layout import KvDtype, KvLayout

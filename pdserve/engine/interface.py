@@ -1,0 +1,93 @@
+"""The two sides of the step loop: what computes steps, and what receives their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pdserve.engine.layer_progress import LayerProgress
+from pdserve.engine.request import Request, SampledToken, Scheduled
+from pdserve.errors import PdserveError
+from pdserve.perf_model import StepShape
+
+Sampled = list[SampledToken | None]  # one entry per row; None if nothing was sampled for it
+
+
+class Runner(Protocol):
+    """Computes steps, one at a time."""
+
+    model_s: float  # total time spent in the model itself, over all steps
+
+    def prepare(
+        self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
+    ) -> Callable[[], Sampled]:
+        """Prepare a step; return the function that computes it.
+
+        Called on the event loop. The returned function is called once, from a worker thread, before
+        the next step is prepared. With `progress`, each of the layer counts in `progress.ends` is
+        reported once the KV of all rows is in the pool for that many layers.
+        """
+        ...
+
+    def foresee(self, rows: Sequence[Scheduled]) -> None:
+        """Prepare for the next step as far as possible, before its plan is known.
+
+        Called on the event loop while a step of these rows is being computed.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one step did.
+
+    Finished requests still hold their blocks while the report is being handled; use
+    `BlockPool.retain` to keep the blocks longer.
+    """
+
+    rows: list[Scheduled]
+    sampled: Sampled
+    started_s: float  # when its execution began, on the engine's clock
+    model_s: float  # time spent in the model itself
+    overhead_s: float  # all other time since the previous step ended, or since idling ended
+    shape: StepShape  # as it was planned
+
+    @property
+    def period_s(self) -> float:
+        """Time from the end of the previous step, or of idling, to the end of this step."""
+        return self.model_s + self.overhead_s
+
+
+class StepObserver(Protocol):
+    """Receives the results of steps. The node implements it and turns them into messages."""
+
+    def step_planned(self, rows: Sequence[Scheduled]) -> Sequence[int]:
+        """Return the layer counts, ascending, after which to call `layers_done`; empty for never.
+
+        Called on the event loop before each step.
+        """
+        ...
+
+    def layers_done(self, rows: Sequence[Scheduled], num_layers: int) -> None:
+        """Handle that the KV of the rows' tokens is in the pool for the first `num_layers` layers.
+
+        Called on the event loop, normally while the step runs. The requests are still as they were
+        before the step.
+        """
+        ...
+
+    def step_done(self, report: StepReport) -> None:
+        """Handle the report of a step. Called on the event loop after each step.
+
+        For a step of decodes only, none of which finished, the call may come once the next step is
+        running. It always comes before any call about the end of a later step.
+        """
+        ...
+
+    def requests_failed(self, requests: list[Request], error: PdserveError) -> None:
+        """Handle requests whose step raised, whose deadline passed, or that cannot be submitted.
+
+        Their blocks are free when this returns.
+        """
+        ...

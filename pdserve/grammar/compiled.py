@@ -1,0 +1,34 @@
+"""A grammar that is ready to be followed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import llguidance
+
+from pdserve.grammar.matching import is_light, new_matcher
+from pdserve.grammar.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompiledGrammar:
+    """A grammar over a vocabulary, for one answer.
+
+    Copies of a matcher share the states that they have found, whose number is limited. So if
+    answers shared one, those of many would make it fail for all later ones.
+    """
+
+    vocabulary: Vocabulary
+    matcher: llguidance.LLMatcher  # at the beginning of the answer
+    is_light: bool  # no mask can take long
+
+
+def compile_grammar(vocabulary: Vocabulary, grammar: str) -> CompiledGrammar:
+    """Compile a grammar; large ones take a good part of a second.
+
+    Needs a deep stack (`DeepThreads`), unless the grammar is light.
+
+    Raises:
+        GrammarFailed: the grammar is invalid or exceeds a limit; says why.
+    """
+    return CompiledGrammar(vocabulary, new_matcher(vocabulary, grammar), is_light(grammar))

@@ -1,0 +1,127 @@
+"""Compiling grammars: for each answer alone, in bounded time, no light one behind a heavy one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable
+
+import pytest
+from msgspec import structs
+
+from pdserve.engine.grammar import GrammarCompiler, GrammarProgress
+from pdserve.errors import GrammarFailed, TokenizerError
+from pdserve.grammar import CompiledGrammar, Vocabulary, compile_grammar, is_light
+from tests.unit.engine_grammar.answers import DemoModel
+
+AB = "start: /ab?/"
+CD = "start: /cd?/"
+HEAVY = ["start: /(a{1000}){1000}/", "start: /(b{1000}){1000}/"]
+
+
+class SlowCompiler:
+    """Compiles heavy grammars as if they were AB, when it may."""
+
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+        self.began: list[str] = []
+
+    def __call__(self, vocabulary: Vocabulary, grammar: str) -> CompiledGrammar:
+        self.began.append(grammar)
+        if not is_light(grammar):
+            assert self.may_end.wait(60)
+        return compile_grammar(vocabulary, AB if grammar in HEAVY else grammar)
+
+
+@pytest.fixture
+def slow() -> SlowCompiler:
+    return SlowCompiler()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("grammar", ["start: /(/", '{"grammars": [{"json_schema": {"not": {}}}]}'])
+async def test_an_invalid_grammar_is_refused(demo: DemoModel, grammar: str) -> None:
+    compiler = GrammarCompiler(lambda: demo.vocabulary)
+    with pytest.raises(GrammarFailed):
+        await compiler.compiled(grammar)
+    assert await compiler.compiled(AB) is not None
+    assert await compiler.compiled("") is None
+
+
+async def test_a_tokenizer_without_bytes_fails_the_requests_that_need_it() -> None:
+    def no_vocabulary() -> Vocabulary:
+        raise TokenizerError("it has no tokenizer.json")
+
+    compiler = GrammarCompiler(no_vocabulary)
+    compiler.load()
+    with pytest.raises(GrammarFailed, match=r"no tokenizer\.json"):
+        await compiler.compiled(AB)
+
+
+async def test_who_gives_up_holds_nobody_up(demo: DemoModel, slow: SlowCompiler) -> None:
+    compiler = GrammarCompiler(lambda: demo.vocabulary, compile_one=slow)
+    first, second = [asyncio.create_task(compiler.compiled(grammar)) for grammar in HEAVY]
+    await until(lambda: bool(slow.began))
+    first.cancel()
+    await until(lambda: len(slow.began) == 2)
+    slow.may_end.set()
+    assert await second is not None
+
+
+async def test_an_answer_leaves_its_states_to_no_other(demo: DemoModel) -> None:
+    """Those of three answers like this are more than a matcher may have."""
+    grammar = "start: /[a-c]*a[a-c]{20}/"
+    letters = [token_id for letter in "abc" for token_id in demo.ids(letter)]
+    compiler = GrammarCompiler(lambda: demo.vocabulary)
+    for seed in range(3):
+        request = demo.request("", 0, "r")
+        request.sampling = structs.replace(request.sampling, grammar=grammar)
+        request.grammar = await compiler.compiled(grammar)
+        request.output_token_ids = random.Random(seed).choices(letters, k=9000)
+        assert GrammarProgress().masks([request]) is not None
+
+
+async def test_light_grammars_do_not_wait_for_heavy_ones(
+    demo: DemoModel, slow: SlowCompiler
+) -> None:
+    compiler = GrammarCompiler(lambda: demo.vocabulary, compile_one=slow)
+    waiting = [asyncio.create_task(compiler.compiled(grammar)) for grammar in HEAVY]
+    await until(lambda: bool(slow.began))
+    assert await compiler.compiled(AB) is not None
+    assert await compiler.compiled(CD) is not None
+    assert slow.began == [HEAVY[0], AB, CD], "heavy ones take turns"
+    slow.may_end.set()
+    assert all(await asyncio.gather(*waiting))
+
+
+async def test_one_that_takes_too_long_fails_alone(demo: DemoModel, slow: SlowCompiler) -> None:
+    compiler = GrammarCompiler(lambda: demo.vocabulary, compile_s=0.05, compile_one=slow)
+    try:
+        with pytest.raises(GrammarFailed, match=r"not compiled within 0\.05 s"):
+            await compiler.compiled(HEAVY[0])
+        compiler._compile_s = 60.0
+        released = SlowCompiler()
+        released.may_end.set()
+        compiler._compile_one = released
+        assert await compiler.compiled(HEAVY[1]) is not None, "there is a new thread"
+    finally:
+        slow.may_end.set()
+
+
+@pytest.mark.parametrize("chain", ["a", "A"])
+async def test_a_long_chain_of_rules_overflows_no_stack(demo: DemoModel, chain: str) -> None:
+    rules = "".join(f"{chain}{i}: {chain}{i + 1}\n" for i in range(4000))
+    grammar = f'start: {chain}0\n{rules}{chain}4000: "ab"'
+    request = demo.request("", 0, "deep")
+    request.sampling = structs.replace(request.sampling, grammar=grammar)
+    request.grammar = await GrammarCompiler(lambda: demo.vocabulary, compile_s=60).compiled(grammar)
+    masks = GrammarProgress(mask_s=60).masks([request])
+    assert masks is not None
+    allowed = masks.allowed(2048, demo.node.model.device)[0].nonzero()[:, 0].tolist()
+    assert {demo.tokenizer.decode([i]) for i in allowed} == {"ab"}
