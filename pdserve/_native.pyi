@@ -451,7 +451,7 @@ class FleetView:
         beside: NDArray[np.float64],  # and if both do; 0: not seen yet
         limit_s: float,  # of a step
     ) -> list[int]:
-        """Prefill nodes, on the hosts of `near`, with which these would not decode more requests.
+        """Return the prefill nodes on the hosts of `near` that would not raise their hosts' places.
 
         Until a ratio is seen: apart, the mean of the host's decode nodes; beside, twice that.
         """
