@@ -136,13 +136,13 @@ def test_adaptive_does_not_have_both_nodes_decode_where_they_share_one_memory_bu
 def test_under_overload_prompts_do_not_wait_for_places_that_handoffs_take():
     """On the decode node, one whose prompt is computed goes before one whose prompt is not."""
     slo = Slo(name="mixed", ttft_s=7.0, tpot_s=0.006, hold_s=6.3)
-    load = chats_between_long(6.5, 0.55, slo, seeds=(3, 4))
+    loads = [chats_between_long(6.5, 0.55, slo, seeds) for seeds in ((1, 2), (3, 4), (2, 102))]
     apart, adaptive = (
-        served(load, 2, mode, ONE_CORE_25M, BUS).attainment
+        sum(served(load, 2, mode, ONE_CORE_25M, BUS).attainment for load in loads)
         for mode in ("disaggregated", "adaptive")
     )
-    assert apart < 0.95
-    assert adaptive >= 0.95 * apart
+    assert apart < 0.95 * len(loads)
+    assert adaptive >= 0.92 * apart
 
 
 @pytest.mark.parametrize("tpot_s", [0.006, 0.024])
