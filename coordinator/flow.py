@@ -1,4 +1,4 @@
-"""The only place where a request is dispatched, finished, failed or cancelled.
+"""All requests in flight: begins, fails and cancels them, and passes nodes' messages to them.
 
 The router places each arriving request and predicts its latency. From the prediction, admission
 decides whether both legs are sent at once (`dispatcher`), the request waits in line

@@ -39,7 +39,7 @@ class Arrivals:
         self._error: Exception | None = None
         self._heeded: set[int] = set()
         self._num_added = 0
-        self._is_due = False  # whether the reader waits for its turn
+        self._is_due = False  # whether a turn was asked for and has not come
         self._waiter: asyncio.Future[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None  # fires at `_quiet_until_s` or earlier
         self._quiet_until_s = 0.0  # end of the current wait, on the event loop's clock

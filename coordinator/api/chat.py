@@ -28,7 +28,7 @@ from coordinator.api.limits import check_num_chars, check_scores, output_limit, 
 from coordinator.api.logprobs import TokenNames
 from coordinator.api.messages import conversation, echoed_text
 from coordinator.api.requests import ChatRequest
-from coordinator.api.sampling import sampling_params, text_options
+from coordinator.api.sampling import bad_words, sampling_params, text_options
 from coordinator.api.structured import answer_grammar, wanted_output
 from coordinator.api.terms import ServiceTerms, service_terms
 from coordinator.text.grammars import Thinking
@@ -43,7 +43,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     body = with_functions_as_tools(await read_request(request, ChatRequest, context.config))
     context.check_model(body.model)
     terms = service_terms(body, request.headers, context, trace)
-    usage = usage_shown(body)
+    usage, echoed = usage_shown(body), echoed_text(body)
 
     def make_format(head: AnswerHead, parts: PartsPlan, prompt: Sequence[int]) -> ChatFormat:
         prompts = PromptsShown(
@@ -59,7 +59,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
             prompts,
             shows_logprobs=bool(body.logprobs),
             usage_shown=usage,
-            echoed=echoed_text(body),
+            echoed=echoed,
         )
 
     plan = await plan_chat(body, context, terms, f"chatcmpl-{trace.unique}", make_format)
@@ -143,6 +143,7 @@ async def _sampling(
     sampling = sampling_params(
         body,
         context.tokenizer,
+        bad_words=await bad_words(body, context.tokenizer),
         max_tokens=max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         grammar=grammar,

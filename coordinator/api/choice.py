@@ -131,12 +131,13 @@ class Choice:
         while self._unshown and (shows_all or self._unshown[0].offset < self._num_shown_chars):
             tokens.append(self._unshown.popleft())
         token_ids, self._untold_ids = self._untold_ids, []
+        scores, self._prompt_logprobs = self._prompt_logprobs or (), None
         return ChoiceDelta(
             self.index,
             text,
             tokens,
             self.finish_reason,
-            prompt_logprobs=self._prompt_logprobs or (),
+            prompt_logprobs=scores,
             token_offsets=self._token_offsets,
             stop_reason=self._matcher.matched or self._stop_reason,
             token_ids=token_ids,

@@ -19,12 +19,12 @@ from coordinator.api.limits import check_scores, output_limit, truncated
 from coordinator.api.logprobs import TokenNames
 from coordinator.api.prompts import Prompt, PromptParameter
 from coordinator.api.requests import CompletionRequest
-from coordinator.api.sampling import TextOptions, sampling_params, text_options
+from coordinator.api.sampling import TextOptions, bad_words, sampling_params, text_options
 from coordinator.api.structured import answer_grammar, wanted_output
 from coordinator.api.terms import ServiceTerms, service_terms
 from coordinator.generation import GenerationRequest
 from pdserve.errors import InvalidRequest
-from pdserve.protocol import SamplingParams
+from pdserve.protocol import BadWord, SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
 MAX_GENERATED = 256  # answers generated for one request
@@ -54,8 +54,9 @@ async def _plan(
     grammar = await answer_grammar(context, terms.slo.tenant, wanted_output(body))
     head = answer_head(context, f"cmpl-{trace.unique}", body.model)
     requests: list[GenerationRequest] = []
+    banned = await bad_words(body, context.tokenizer)
     for i, token_ids in enumerate(prompts):
-        sampling = _sampling(body, context, len(token_ids), max_model_len, grammar)
+        sampling = _sampling(body, context, banned, len(token_ids), max_model_len, grammar)
         first = generation(f"{head.id}-{i}", token_ids, sampling, terms, context.clock.now())
         requests += answers_like(first, num_per_prompt)
     return CallPlan(
@@ -87,6 +88,8 @@ def _check_prompt_options(body: CompletionRequest) -> None:
         raise InvalidRequest(
             "'max_tokens' can be 0 only with 'echo' or 'prompt_logprobs'", "max_tokens"
         )
+    if body.logprob_token_ids and body.logprobs is None:
+        raise InvalidRequest("'logprob_token_ids' needs 'logprobs'", "logprob_token_ids")
     if body.logprob_token_ids and body.echo:
         raise InvalidRequest(
             "'logprob_token_ids' are listed for tokens of the answer, not for an echoed prompt: "
@@ -164,6 +167,7 @@ def _text_options(body: CompletionRequest, given: Sequence[Prompt]) -> TextOptio
 def _sampling(
     body: CompletionRequest,
     context: ApiContext,
+    banned: list[BadWord],
     num_prompt_tokens: int,
     max_model_len: int,
     grammar: str,
@@ -177,6 +181,7 @@ def _sampling(
     sampling = sampling_params(
         body,
         context.tokenizer,
+        bad_words=banned,
         max_tokens=max_tokens,
         logprobs=_num_logprobs(body),
         grammar=grammar,

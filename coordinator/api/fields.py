@@ -17,7 +17,7 @@ MAX_LOGPROBS = 20  # listed per token
 NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 MAX_ALLOWED_IDS = 16384
 MAX_BAD_WORDS = 128  # all are looked for at every token
-BadWord = Annotated[str, Meta(min_length=1, max_length=64)]
+BadWordText = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
 class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -98,7 +98,7 @@ class GenerationFields(CallFields, kw_only=True):
     allowed_token_ids: (
         Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED_IDS)] | None
     ) = None
-    bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
+    bad_words: Annotated[list[BadWordText], Meta(max_length=MAX_BAD_WORDS)] | None = None
     logprob_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_LOGPROBS)] | None = None
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = None  # SGLang's name for include_stop_str_in_output

@@ -12,6 +12,8 @@ from coordinator.api.requests import ChatRequest, Message, ToolCall
 from coordinator.text import Conversation
 from pdserve.errors import InvalidRequest
 
+MAX_ECHOED_CHARS = 1 << 20  # in all choices together: prompts may be truncated, echoes are not
+
 _TEMPLATE_ROLES = {"developer": "system"}
 
 
@@ -42,12 +44,23 @@ def conversation(request: ChatRequest) -> Conversation:
 
 
 def echoed_text(request: ChatRequest) -> str:
-    """Return what the answer begins with: with `echo`, the message of its own that it continues."""
+    """Return what the answer begins with: with `echo`, the message of its own that it continues.
+
+    Raises InvalidRequest: all choices together would repeat too much.
+    """
     position = len(request.messages) - 1
     last = request.messages[position]
     if not (request.echo and request.continue_final_message and last.role == "assistant"):
         return ""
-    return _text(last, f"messages[{position}]", may_be_empty=True)
+    text = _text(last, f"messages[{position}]", may_be_empty=True)
+    num_chars = len(text) * (request.n or 1)
+    if num_chars > MAX_ECHOED_CHARS:
+        raise InvalidRequest(
+            f"'echo' would repeat {num_chars} characters in all choices together; at most "
+            f"{MAX_ECHOED_CHARS} are repeated",
+            "echo",
+        )
+    return text
 
 
 def _hints(request: ChatRequest) -> dict[str, Any]:

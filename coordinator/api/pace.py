@@ -18,6 +18,7 @@ from pdserve.clock import Clock
 _NUM_PER_TURN = 8  # readers; after them, the event loop looks for requests and messages
 _REST = 1.0  # seconds of rest for a second of turns
 _SHORTEST_REST_S = 0.001  # timers of event loops are no finer
+_LONGEST_REST_S = 0.05  # a process that had no core was not busy writing
 
 
 class Pace:
@@ -56,8 +57,9 @@ class Pace:
         self._begun_s = self._clock.now()
 
     def _end(self) -> None:
-        took_s = self._clock.now() - self._begun_s
-        self._next_s = max(self._next_s, self._begun_s) + (1 + _REST) * took_s
+        now_s = self._clock.now()
+        next_s = max(self._next_s, self._begun_s) + (1 + _REST) * (now_s - self._begun_s)
+        self._next_s = min(next_s, now_s + _LONGEST_REST_S)
         self._is_set = False
         if self._due:
             self._set()

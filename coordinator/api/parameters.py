@@ -28,15 +28,17 @@ IGNORED = frozenset(
         "rid",
         "safety_identifier",
         "session_id",  # the prefix cache recognises a conversation by its prefix
-        "stream_interval",  # tokens are sent as they arrive
+        "stream_interval",  # the load decides how many tokens go into an event
         "user",
     }
 )
 
 # Known but not supported: accepted only with these values (or null).
 NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids": ([],),
     "audio": (),
     "background": (False,),
+    "bad_words": ([],),
     "best_of": (1,),  # in chat requests
     "chat_template": (),
     "chat_template_kwargs": ({},),  # in completion requests
@@ -44,11 +46,13 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "conversation": (),
     "custom_logit_processor": (),
     "ec_transfer_params": (),
+    "echo": (False,),
     "extra_key": (),
     "input_ids": (),
     "kv_transfer_params": (),
     "length_penalty": (1.0, 1),
     "logits_processors": ([],),
+    "logprob_token_ids": ([],),
     "lora_path": (),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),

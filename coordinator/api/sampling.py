@@ -57,17 +57,26 @@ def choice_seed(seed: int, choice: int) -> int:
     return (seed + choice * _SEED_STEP) % (1 << _SEED_BITS)
 
 
+async def bad_words(fields: GenerationFields, tokenizer: Tokenizer) -> list[BadWord]:
+    """Return how each bad word is tokenised at the beginning of a text, and after a space."""
+    words = [word.lstrip(" ") for word in fields.bad_words or []]
+    texts = list(dict.fromkeys(space + word for word in words for space in ("", " ")))
+    encoded = await tokenizer.encode_texts(texts, add_special_tokens=False)
+    return [BadWord(token_ids=token_ids) for token_ids in encoded if token_ids]
+
+
 def sampling_params(
     fields: GenerationFields,
     tokenizer: Tokenizer,
     *,
+    bad_words: list[BadWord],
     max_tokens: int,
     logprobs: int | None,
     grammar: str,
 ) -> SamplingParams:
     """Return sampling parameters with defaults filled in, a seed drawn and token ids checked.
 
-    Raises InvalidRequest.
+    `bad_words` are the tokenised ones. Raises InvalidRequest.
     """
     _check_ends(fields, grammar)
     min_tokens = fields.min_tokens or 0
@@ -89,7 +98,7 @@ def sampling_params(
         repetition_penalty=_or(fields.repetition_penalty, 1.0),
         logit_bias=_logit_bias(fields.logit_bias or {}, tokenizer),
         allowed_token_ids=_ids(fields, "allowed_token_ids", tokenizer),
-        bad_words=_bad_words(fields.bad_words or [], tokenizer),
+        bad_words=bad_words,
         seed=seed % 2**_SEED_BITS,
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -116,13 +125,6 @@ def _ids(fields: GenerationFields, param: str, tokenizer: Tokenizer) -> list[int
     token_ids: list[int] = getattr(fields, param) or []
     check_token_ids(token_ids, tokenizer, param)
     return list(dict.fromkeys(token_ids))
-
-
-def _bad_words(words: list[str], tokenizer: Tokenizer) -> list[BadWord]:
-    """Return how each word is tokenised at the beginning of a text, and after a space."""
-    texts = dict.fromkeys(space + word.lstrip() for word in words for space in ("", " "))
-    encoded = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
-    return [BadWord(token_ids=token_ids) for token_ids in encoded if token_ids]
 
 
 def _logit_bias(bias: dict[str, float], tokenizer: Tokenizer) -> dict[int, float]:

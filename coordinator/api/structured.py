@@ -93,12 +93,17 @@ def _by_format(body: GenerationFields) -> list[Output]:
             "'json_schema' is in 'json_schema.schema'",
             "response_format.schema",
         )
+    if wanted.json_schema is not None and wanted.type != "json_schema":
+        raise InvalidRequest(
+            f"'json_schema' belongs to 'response_format' of that type, not of type {wanted.type!r}",
+            "response_format.json_schema",
+        )
     if wanted.type == "text":
         return []
     if wanted.type == "json_object":
         if wanted.schema_ is None:
             return [Output(OutputKind.JSON, _ANY_OBJECT, "response_format")]
-        return [Output(OutputKind.JSON, wanted.schema_, "response_format.schema")]
+        return [Output(OutputKind.JSON, _ANY_OBJECT | wanted.schema_, "response_format.schema")]
     if wanted.json_schema is None:
         raise InvalidRequest(
             "'response_format' of type 'json_schema' needs 'json_schema'",

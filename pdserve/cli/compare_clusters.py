@@ -128,5 +128,7 @@ async def _max_model_len(url: str, model: str) -> int:
         ):
             listed = msgspec.json.decode(await response.read(), type=_Models)
     except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
-        raise ClusterError(f"{url}/v1/models has no context length: {error}") from error
+        raise ClusterError(
+            f"cannot read the context length from {url}/v1/models: {error!r}"
+        ) from error
     return next(entry.max_model_len for entry in listed.data if entry.id == model)

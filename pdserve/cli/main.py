@@ -137,9 +137,10 @@ def _up(arguments: argparse.Namespace) -> int:
 
 def _coordinator(arguments: argparse.Namespace) -> int:
     config = _process_config(arguments, CoordinatorConfig)
-    from pdserve.cli.placement import usable_cores
+    if config.cpus:
+        from pdserve.cli.placement import usable_cores
 
-    os.sched_setaffinity(0, usable_cores(config.cpus))
+        os.sched_setaffinity(0, usable_cores(config.cpus))
     from coordinator.main import run  # here, because imports may start threads
 
     run(config)

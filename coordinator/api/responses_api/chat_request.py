@@ -120,7 +120,7 @@ def _format(text: TextConfig | None) -> dict[str, Any] | None:
         "strict": wanted.strict,
     }
     if wanted.type == "json_object":
-        return {"type": wanted.type}
+        return {"type": wanted.type, "schema": wanted.schema_}
     for name in ("name", "schema"):
         if schema[name] is None:
             raise InvalidRequest(f"'text.format' needs {name!r}", f"text.format.{name}")

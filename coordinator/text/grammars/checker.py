@@ -32,7 +32,7 @@ class GrammarChecker:
     def __init__(self, tokenizer: Tokenizer, check_cpu_s: float = CHECK_CPU_S) -> None:
         self._process = GrammarProcess(tokenizer, check_cpu_s)
         self._verdicts: OrderedDict[str, Prepared] = OrderedDict()  # by document
-        self._under_way: dict[str, asyncio.Task[Prepared]] = {}
+        self._under_way: dict[tuple[str, str], asyncio.Task[Prepared]] = {}  # tenant, document
         self._num_waiting: Counter[str] = Counter()  # documents under way, by tenant
         self._beginning: asyncio.Task[None] | None = None
 
@@ -66,7 +66,7 @@ class GrammarChecker:
                 prepared = await self._prepared(document, tenant)
             except TokenizerError as error:
                 raise _unenforceable(param, error.message) from error
-            self._remember(document, prepared)
+        self._remember(document, prepared)
         if prepared.fault:
             raise _unenforceable(param, explain(prepared.fault))
         return prepared.grammar
@@ -76,15 +76,16 @@ class GrammarChecker:
             await self._process.begin()
 
     async def _prepared(self, document: str, tenant: str) -> Prepared:
-        """Prepare a document once for all concurrent callers; cancelling one affects no other."""
-        task = self._under_way.get(document)
+        """Prepare a document once for all callers of a tenant; cancelling one affects no other."""
+        key = tenant, document
+        task = self._under_way.get(key)
         if task is None:
             if self._num_waiting[tenant] >= _MAX_WAITING:
                 raise Overloaded(
-                    f"{_MAX_WAITING} other grammars are being prepared; try again later"
+                    f"{_MAX_WAITING} other grammars of yours are being prepared; try again later"
                 )
             task = asyncio.create_task(self._prepare(document, tenant))
-            self._under_way[document] = task
+            self._under_way[key] = task
             self._num_waiting[tenant] += 1
             task.add_done_callback(lambda _: self._done(document, tenant))
         try:
@@ -96,7 +97,7 @@ class GrammarChecker:
             ) from None
 
     def _done(self, document: str, tenant: str) -> None:
-        del self._under_way[document]
+        del self._under_way[tenant, document]
         self._num_waiting -= Counter([tenant])  # drops what is 0
 
     async def _prepare(self, document: str, tenant: str) -> Prepared:
@@ -107,6 +108,7 @@ class GrammarChecker:
 
     def _remember(self, document: str, prepared: Prepared) -> None:
         self._verdicts[document] = prepared
+        self._verdicts.move_to_end(document)
         if len(self._verdicts) > _MAX_REMEMBERED:
             self._verdicts.popitem(last=False)
 

@@ -132,6 +132,7 @@ async def test_the_best_are_shown(n: int | None, shown: list[str]) -> None:
         ({"n": 129}, "n"),
         ({"best_of": 2, "n": 3}, "best_of"),
         ({"best_of": 2, "stream": True}, "best_of"),
+        ({"best_of": 2, "logprob_token_ids": [1]}, "logprob_token_ids"),
         ({"best_of": 128, "prompt": ["a", "b", "c"]}, "n"),
     ],
 )

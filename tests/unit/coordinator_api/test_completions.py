@@ -198,7 +198,7 @@ async def test_extensions_reach_the_nodes() -> None:
         "ignore_eos": True,
         "stop_token_ids": [7, 8, 7],
         "allowed_token_ids": [9, 7, 9],
-        "bad_words": ["ab", " ab", " "],
+        "bad_words": ["ab", " ab", " ", "\n"],
         "logprobs": 1,
         "logprob_token_ids": [5, 6],
         "cache_salt": "tenant",
@@ -216,7 +216,7 @@ async def test_extensions_reach_the_nodes() -> None:
     assert sampling.stop_token_ids == [7, 8]
     assert sampling.allowed_token_ids == [9, 7]
     words = [tiny_tokenizer().decode(word.token_ids) for word in sampling.bad_words]
-    assert words == ["ab", " ab", " "], "at the beginning of a text, and after a space"
+    assert words == ["ab", " ab", " ", "\n", " \n"], "at the beginning of a text, and after a space"
     assert sampling.logprob_token_ids == [5, 6]
     assert sent.cache_salt == "tenant"
     assert 4.0 < sent.deadline_s < 5.0  # less what passed since receipt

@@ -164,6 +164,19 @@ async def test_no_node_yet() -> None:
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
+        (
+            {"response_format": {"type": "text", "json_schema": {"name": "a", "schema": {}}}},
+            "response_format.json_schema",
+        ),
+        (
+            {
+                "messages": [{"role": "assistant", "content": "x" * 10_000}],
+                "continue_final_message": True,
+                "echo": True,
+                "n": 128,
+            },
+            "echo",
+        ),
         ({"service_tier": "fastest"}, "service_tier"),
         ({"reasoning_effort": "some"}, "reasoning_effort"),
         ({"verbosity": "some"}, "verbosity"),

@@ -55,15 +55,25 @@ async def test_other_work_is_done_between_turns() -> None:
 
 
 async def test_a_rest_lasts_as_long_as_the_turn_took() -> None:
-    readers = Readers(work_s=0.01)
+    readers = Readers(work_s=0.005)
     readers.ask(*range(A_FEW))
     await turns_of_the_loop(5)
-    readers.ask(99)  # its turn is 8 x 10 ms later
+    readers.ask(99)  # its turn is 8 x 5 ms later
     await turns_of_the_loop(50)
     assert 99 not in readers.woken
     async with asyncio.timeout(5):
         while 99 not in readers.woken:
             await asyncio.sleep(0.01)
+
+
+async def test_a_turn_that_stalled_delays_the_next_one_by_little() -> None:
+    readers = Readers(work_s=1.0)
+    readers.ask(*range(A_FEW))
+    await turns_of_the_loop(5)
+    readers.clock.advance(0.05)
+    readers.ask(99)
+    await turns_of_the_loop(2)
+    assert readers.woken[-1] == 99
 
 
 async def test_a_rest_that_nobody_needed_is_forgotten() -> None:

@@ -44,6 +44,11 @@ async def test_the_sdk_parses_what_it_asked_for() -> None:
         ({"text": {"format": {"type": "text"}}}, None, None),
         ({"text": {}}, None, None),
         ({"text": {"format": {"type": "json_object"}}}, '{"a": 1}', "[]"),
+        (
+            {"text": {"format": {"type": "json_object", "schema": SCHEMA["schema"]}}},
+            '{"x": 1}',
+            "{}",
+        ),
         ({"text": {"format": SCHEMA}}, '{"x": 1}', "{}"),
         ({"structured_outputs": {"regex": "a|b"}}, "a", "ab"),
         ({"tools": TOOLS}, None, None),

@@ -387,6 +387,25 @@ async def test_who_asks_for_the_same_waits_for_one_answer(
     assert takes(await checker.checked(regex("b+"), "p", "t"), "bb"), "who went away left no answer"
 
 
+async def test_nobody_waits_for_the_turn_of_another_tenant_who_asks_for_the_same(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare = checker._process.prepare
+
+    async def late_for_one(document: str, tenant: str) -> Prepared:
+        if tenant == "late":
+            await asyncio.Event().wait()
+        return await prepare(document, tenant)
+
+    monkeypatch.setattr(checker._process, "prepare", late_for_one)
+    late = asyncio.create_task(checker.checked(regex("a+"), "p", "late"))
+    while not checker._under_way:
+        await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        assert takes(await checker.checked(regex("a+"), "p", "another"), "aa")
+    late.cancel()
+
+
 async def test_a_tokenizer_that_cannot_be_told_as_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tiny_tokenizer()
     monkeypatch.setattr(tokenizer, "to_json", lambda: '{"model": {}}')
