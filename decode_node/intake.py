@@ -3,11 +3,12 @@
     subscribe ──► host tier ──► first notice ──► wait for room
               ──► pull, announcement by announcement ──► handoff record ──► settle, adopt
 
-Subscribing comes first: it tells the prefill node that the blocks will be pulled, and this node is
-notified at once if the handoff ends without KV to pull. During the prefill, this node's own host
-tier is searched for blocks of the prompt, which then need not be pulled. The KV stays on the
-prefill node until the decode policy has a place for the request and the pool has room. Tickets that
-have become old by then are renewed.
+The grammar, if there is one, is compiled first, as the prefill node does meanwhile. Subscribing
+tells the prefill node that the blocks will be pulled, and this node is notified at once if the
+handoff ends without KV to pull. During the prefill, this node's own host tier is searched for
+blocks of the prompt, which then need not be pulled. The KV stays on the prefill node until the
+decode policy has a place for the request and the pool has room. Tickets that have become old by
+then are renewed.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from decode_node.arrival import Arrival
 from decode_node.prompt_pulls import PromptPulls
 from decode_node.room import RoomQueue
 from pdserve.engine.engine import Engine
+from pdserve.engine.grammar import GrammarCompiler
 from pdserve.engine.request import Request
-from pdserve.grammar import CompiledGrammar
 from pdserve.metrics import NodeMetrics
 from pdserve.node.prefix_fetch import PrefixFetcher
 from pdserve.node.prefix_parts import Prefix
@@ -38,6 +39,7 @@ class Intake:
         prefixes: PrefixFetcher,
         sessions: Sessions,
         pulls: AnnouncedPulls,
+        compiler: GrammarCompiler,
         metrics: NodeMetrics,
     ) -> None:
         self._engine = engine
@@ -45,23 +47,22 @@ class Intake:
         self._prefixes = prefixes
         self._sessions = sessions
         self._pulls = pulls
+        self._compiler = compiler
         self._metrics = metrics
         self._clock = engine.queues.clock
         self._turns = PromptPulls()
 
-    async def take(
-        self, leg: DecodeLeg, source: NodeAddress, grammar: CompiledGrammar | None = None
-    ) -> None:
+    async def take(self, leg: DecodeLeg, source: NodeAddress) -> None:
         """Pull the leg's KV from `source` and hand the request to the engine.
 
         However this ends, no block is leaked or written to later: `Puller.pull` does not return or
         raise while anything may still write to its destination.
 
         Raises:
-            PdserveError: the exporter is lost, the handoff ended, or a pull failed.
+            PdserveError: the exporter is lost, the handoff ended, a pull or the grammar failed.
         """
         request = self._expected(leg, source)
-        request.grammar = grammar
+        request.grammar = await self._compiler.compiled(leg.sampling.grammar)
         session = await self._sessions.get(source)
         async with (
             session.subscribed(leg.request_id, at_end=leg.prompt_id in self._turns) as subscription,

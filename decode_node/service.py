@@ -27,7 +27,7 @@ from pdserve.engine.request import Request
 from pdserve.errors import PdserveError, RequestEnded
 from pdserve.node.roles import NodeParts, Sampled
 from pdserve.node.translation import request_of, token_event
-from pdserve.protocol import DecodeLeg, NodeAddress
+from pdserve.protocol import DecodeLeg
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,7 @@ class DecodeNode:
             parts.prefixes.fetcher,
             parts.sessions,
             pulls,
+            parts.grammars.compiler,
             parts.metrics,
         )
         parts.metrics.watch(
@@ -74,14 +75,9 @@ class DecodeNode:
             request = request_of(leg, self._parts.clock.now(), leg.prefix_sources)
             self._parts.prefixes.submit(request, leg.prefix_sources)
         else:
-            task = asyncio.create_task(self._take(leg, leg.source))
+            task = asyncio.create_task(self._intake.take(leg, leg.source))
             self._intakes[leg.request_id] = task
             task.add_done_callback(partial(self._intake_done, leg.request_id))
-
-    async def _take(self, leg: DecodeLeg, source: NodeAddress) -> None:
-        """Compile the leg's grammar, as the prefill node does meanwhile; then take the leg in."""
-        grammar = await self._parts.grammars.compiler.compiled(leg.sampling.grammar)
-        await self._intake.take(leg, source, grammar)
 
     def cancel(self, request_id: str, reason: str) -> None:
         """Stop the request's intake, and let the next waiting request check for room."""

@@ -65,8 +65,8 @@ class LentTime:
                 self._pace.longest_stall_s(stalled, queues), self._pace.step_limit_s(above, queues)
             )
             return max(limit_s, bears_s)
-        flooded = {p for p, one in of_payers.items() if self._line.yields_to(request, one)}
-        theirs = [stream for stream in streams if _payer(stream) in flooded]
+        others = {p for p, one in of_payers.items() if self._line.yields_to(request, one)}
+        theirs = [stream for stream in streams if _payer(stream) in others]
         among_equals_s = self._among_equals_s(first, usual_chunk, streams, limit_s, queues)
         return min(among_equals_s, self._of_flood_s(streams, theirs, queues))
 

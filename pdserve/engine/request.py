@@ -33,6 +33,7 @@ class Request:
     lifecycle: Lifecycle
     cache_salt: str = ""
     grammar: CompiledGrammar | None = None  # of `sampling.grammar`; set before it is submitted
+    allowed_words: npt.NDArray[np.int32] | None = None  # mask of `sampling.allowed_token_ids`
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens whose KV came from the prefix cache

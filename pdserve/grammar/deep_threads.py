@@ -14,6 +14,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _STACK_BYTES = 512 << 20
+_STARTING = threading.Lock()  # the size of stacks is a setting of the whole process
 
 
 class DeepThreads:
@@ -24,11 +25,12 @@ class DeepThreads:
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         """Run `work` in a thread of the pool."""
-        before_bytes = threading.stack_size(_STACK_BYTES)
-        try:
-            return self._pool.submit(work)
-        finally:
-            threading.stack_size(before_bytes)
+        with _STARTING:
+            before_bytes = threading.stack_size(_STACK_BYTES)
+            try:
+                return self._pool.submit(work)
+            finally:
+                threading.stack_size(before_bytes)
 
     def retire(self) -> None:
         """Accept no more work; the threads end when what has been submitted is done."""

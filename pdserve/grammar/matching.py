@@ -30,9 +30,9 @@ _LIMITS = llguidance.LLParserLimits(
 
 _LIGHT_CHARS = 4096  # reference chains in grammars up to this size fit into an ordinary stack
 _LIGHT_REPETITIONS = 200_000
-_COUNTED = re.compile(  # {3} {3,} {,4} {3,4}, and Lark's ~3 ~3..4
-    r"\{\s*(\d+)?\s*(?:,\s*(\d+)?\s*)?\}|~\s*(\d+)(?:\s*\.\.\s*(\d+))?"
-)
+# {3} {3,} {,4} {3,4}, and Lark's ~3 ~3..4. Possessive quantifiers: a text of spaces must not make
+# the search backtrack, which would hold the interpreter lock for minutes.
+_COUNTED = re.compile(r"\{\s*+(\d*+)\s*+(?:,\s*+(\d*+)\s*+)?\}|~\s*+(\d++)(?:\s*+\.\.\s*+(\d++))?")
 
 
 def is_light(grammar: str) -> bool:

@@ -1,7 +1,7 @@
-"""Compiles grammars in threads of their own, so that no step and no other request waits for one.
+"""Compiles grammars in threads of their own, so that no step and no light grammar waits for one.
 
 Grammars come from clients. Coordinators have checked that they can be compiled in bounded time, but
-other work on this machine may make it long.
+other work on this machine may make it long. Heavy grammars wait for each other.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import suppress
 from pdserve.errors import GrammarFailed, TokenizerError
 from pdserve.grammar import CompiledGrammar, DeepThreads, Vocabulary, compile_grammar, is_light
 
-COMPILE_S = 10.0  # limit for one grammar, with the time it waits for others
+COMPILE_S = 10.0  # limit for one grammar, once it is its turn
 _NAME = "grammar-compiler"
 
 
@@ -52,26 +52,27 @@ class GrammarCompiler:
     async def compiled(self, grammar: str) -> CompiledGrammar | None:
         """Return a grammar compiled for one answer; None if it is empty.
 
+        The wait for its turn ends with the request: whoever ends that cancels this.
+
         Raises:
             GrammarFailed: it is invalid, exceeds a limit, or was not compiled in time.
         """
         if not grammar:
             return None
         kind = is_light(grammar)
-        try:
-            async with asyncio.timeout(self._compile_s), self._turns[kind]:
-                future = self._threads[kind].submit(lambda: self._compile_here(grammar))
-                try:
+        async with self._turns[kind]:
+            # The thread may still be at one that was cancelled: the limit bounds both together.
+            future = self._threads[kind].submit(lambda: self._compile_here(grammar))
+            try:
+                async with asyncio.timeout(self._compile_s):
                     return await asyncio.wrap_future(future)
-                finally:
-                    if not future.done():  # the thread ends by itself, when it is done
-                        self._threads[kind].retire()
-                        self._threads[kind] = DeepThreads(1, _NAME)
-        except TimeoutError:
-            raise GrammarFailed(
-                f"the grammar was not compiled within {self._compile_s:g} s: make it smaller, or "
-                "try again when there is less load"
-            ) from None
+            except TimeoutError:
+                self._threads[kind].retire()  # its thread ends by itself, when it is done
+                self._threads[kind] = DeepThreads(1, _NAME)
+                raise GrammarFailed(
+                    f"the grammar was not compiled within {self._compile_s:g} s: make it smaller, "
+                    "or try again when there is less load"
+                ) from None
 
     def _compile_here(self, grammar: str) -> CompiledGrammar:
         """Compile in the calling thread. Raises GrammarFailed."""

@@ -48,7 +48,10 @@ def with_allowed_ids(
     if masks is not None:
         bits[[place[row] for row in masks.rows]] = masks.words_of(vocab_size)
     for row in limited:
-        bits[place[row]] &= _words(requests[row].sampling.allowed_token_ids, vocab_size)
+        request = requests[row]
+        if request.allowed_words is None:
+            request.allowed_words = _words(request.sampling.allowed_token_ids, vocab_size)
+        bits[place[row]] &= request.allowed_words
     return TokenMasks(rows, bits)
 
 

@@ -17,8 +17,17 @@ from pdserve.clock import ManualClock
 from pdserve.config import Timeouts
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.engine import Engine
+from pdserve.engine.grammar import GrammarCompiler
 from pdserve.engine.scheduler import Queues
-from pdserve.errors import MalformedMessage, PeerLost, RequestCancelled, StaleTicket
+from pdserve.errors import (
+    GrammarFailed,
+    MalformedMessage,
+    PeerLost,
+    RequestCancelled,
+    StaleTicket,
+    TokenizerError,
+)
+from pdserve.grammar import Vocabulary
 from pdserve.metrics import NodeMetrics
 from pdserve.node.prefix_parts import Prefix
 from pdserve.protocol import DecodeLeg, HandoffEnded, HandoffRecord, SamplingParams
@@ -29,6 +38,10 @@ NUM_BLOCKS = 8
 TIMEOUTS = Timeouts(transfer_s=5.0, ticket_s=30.0)
 
 Part = tuple[int, int, int, int]  # first token, end, first layer, end
+
+
+def no_vocabulary() -> Vocabulary:
+    raise TokenizerError("it has no tokenizer.json")
 
 
 @dataclass
@@ -98,6 +111,7 @@ class Bench:
             self.prefixes,  # type: ignore[arg-type]
             self.exporter,  # type: ignore[arg-type]
             self.pulls,
+            GrammarCompiler(no_vocabulary),
             self.metrics,
         )
         self.announce = self.exporter.announce
@@ -106,12 +120,16 @@ class Bench:
         assert not self.puller.is_writing, "blocks were freed under a running pull"
 
     def take(
-        self, request_id: str = "r", num_tokens: int = 10, sibling_of: str = ""
+        self,
+        request_id: str = "r",
+        num_tokens: int = 10,
+        sibling_of: str = "",
+        grammar: str = "",
     ) -> asyncio.Task[None]:
         leg = DecodeLeg(
             request_id=request_id,
             token_ids=list(range(num_tokens)),
-            sampling=SamplingParams(max_tokens=4),
+            sampling=SamplingParams(max_tokens=4, grammar=grammar),
             source=SOURCE,
             sibling_of=sibling_of,
         )
@@ -249,6 +267,11 @@ async def test_losing_the_exporter_ends_the_intake(bench: Bench, stage: str) -> 
     with pytest.raises(PeerLost, match="p is gone"):
         await asyncio.wait_for(taking, 1)
     bench.pool.release(blocked)
+
+
+async def test_a_grammar_that_fails_ends_the_intake(bench: Bench) -> None:
+    with pytest.raises(GrammarFailed, match=r"no tokenizer\.json"):
+        await asyncio.wait_for(bench.take(grammar="start: /a/"), 10)
 
 
 async def test_a_stale_ticket_ends_the_intake(bench: Bench) -> None:

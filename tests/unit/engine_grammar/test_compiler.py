@@ -64,14 +64,36 @@ async def test_a_tokenizer_without_bytes_fails_the_requests_that_need_it() -> No
         await compiler.compiled(AB)
 
 
-async def test_who_gives_up_holds_nobody_up(demo: DemoModel, slow: SlowCompiler) -> None:
+async def test_who_gives_up_leaves_one_thread_to_the_others(
+    demo: DemoModel, slow: SlowCompiler
+) -> None:
     compiler = GrammarCompiler(lambda: demo.vocabulary, compile_one=slow)
     first, second = [asyncio.create_task(compiler.compiled(grammar)) for grammar in HEAVY]
     await until(lambda: bool(slow.began))
     first.cancel()
-    await until(lambda: len(slow.began) == 2)
+    await asyncio.gather(first, return_exceptions=True)
+    assert await compiler.compiled(AB) is not None, "time for a second one to begin"
+    assert slow.began == [HEAVY[0], AB]
     slow.may_end.set()
     assert await second is not None
+
+
+async def test_waiting_for_others_does_not_count_as_compiling(demo: DemoModel) -> None:
+    """The answers to one prompt compile the same grammar one after another."""
+    compiler = GrammarCompiler(lambda: demo.vocabulary, compile_s=0.01)
+    async with compiler._turns[True]:
+        waiting = asyncio.create_task(compiler.compiled(AB))
+        await asyncio.sleep(0.05)
+        compiler._compile_s = 60.0
+    assert await waiting is not None
+
+
+def test_a_search_for_repetitions_never_backtracks() -> None:
+    assert is_light("{" + " " * 1300 + "," + " " * 2700)
+    for heavy in ("(a{1000}){ 1000 , }", "(a{,1000}){ 3 , 1000 }", "s: (a ~ 3 .. 1000) ~1000"):
+        assert not is_light(heavy)
+    for light in ("(a{1000}){ 10 , 20 }", "s: a ~ 3 .. 1000"):
+        assert is_light(light)
 
 
 async def test_an_answer_leaves_its_states_to_no_other(demo: DemoModel) -> None:
