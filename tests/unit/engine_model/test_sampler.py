@@ -153,6 +153,7 @@ def test_only_allowed_tokens_are_chosen_whatever_the_grammar_allows_besides() ->
     narrowed = sample(logits, requests, EOS, TokenMasks([2, 3], bits))
     assert [token.token_id for token in narrowed] == [7, chosen[1], 7, 40, 7, chosen[5]]
     requests[3].sampling.allowed_token_ids[:] = [3]
+    requests[3].allowed_words = None  # kept from the steps before
     with pytest.raises(NoTokenLeft, match="allowed_token_ids"):
         sample(logits, requests, EOS, TokenMasks([2, 3], bits))
 
