@@ -52,8 +52,15 @@ class Intake:
         self._clock = engine.queues.clock
         self._turns = PromptPulls()
 
-    async def take(self, leg: DecodeLeg, source: NodeAddress) -> None:
-        """Pull the leg's KV from `source` and hand the request to the engine.
+    def expected(self, leg: DecodeLeg, source: NodeAddress) -> Request:
+        """Make the request of a leg that has just arrived, without KV or token 1 yet."""
+        sources = [PrefixSource(node=source, num_tokens=len(leg.token_ids))]
+        request = request_of(leg, self._clock.now(), sources)
+        request.extend_hashes(request.num_tokens, self._engine.pool.block_size)
+        return request
+
+    async def take(self, request: Request, prompt_id: str, source: NodeAddress) -> None:
+        """Pull the request's KV from `source` and hand it to the engine.
 
         However this ends, no block is leaked or written to later: `Puller.pull` does not return or
         raise while anything may still write to its destination.
@@ -61,23 +68,15 @@ class Intake:
         Raises:
             PdserveError: the exporter is lost, the handoff ended, a pull or the grammar failed.
         """
-        request = self._expected(leg, source)
         session = await self._sessions.get(source)
-        at_end = leg.prompt_id in self._turns
-        async with session.subscribed(leg.request_id, at_end=at_end) as subscription:
-            request.grammar = await self._compiler.compiled(leg.sampling.grammar)
-            async with self._turns.turn(leg.prompt_id, subscription):
+        at_end = prompt_id in self._turns
+        async with session.subscribed(request.request_id, at_end=at_end) as subscription:
+            request.grammar = await self._compiler.compiled(request.sampling.grammar)
+            async with self._turns.turn(prompt_id, subscription):
                 await self._receive(request, session, subscription)
                 subscription.was_pulled = True
                 request.lifecycle.adopted_s = self._clock.now()
                 self._engine.adopt(request)
-
-    def _expected(self, leg: DecodeLeg, source: NodeAddress) -> Request:
-        """Make the leg's request, without KV or token 1 yet."""
-        sources = [PrefixSource(node=source, num_tokens=len(leg.token_ids))]
-        request = request_of(leg, self._clock.now(), sources)
-        request.extend_hashes(request.num_tokens, self._engine.pool.block_size)
-        return request
 
     async def _receive(
         self, request: Request, session: Session, subscription: Subscription

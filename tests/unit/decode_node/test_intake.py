@@ -134,7 +134,8 @@ class Bench:
             source=SOURCE,
             sibling_of=sibling_of,
         )
-        return asyncio.create_task(self.intake.take(leg, SOURCE))
+        request = self.intake.expected(leg, SOURCE)
+        return asyncio.create_task(self.intake.take(request, leg.prompt_id, SOURCE))
 
     def record(
         self,
