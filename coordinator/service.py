@@ -74,7 +74,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             await self._attached(hello, context)
         except MalformedMessage as error:
             log.warning("%s: %s", hello.node_id, error)
-            # A node that hangs may never read this. Giving up ends its stream all the same.
+            # A node that hangs may never read this, and until it has, abort does not return.
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._timeouts.liveness_s):
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
