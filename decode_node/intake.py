@@ -75,28 +75,39 @@ class Intake:
         Raises:
             PdserveError: the exporter is lost, the handoff ended, a pull or the grammar failed.
         """
+        if not request.sampling.grammar:
+            await self._take(request, prompt_id, source)
+            return
         try:
             async with asyncio.TaskGroup() as tasks:  # the failure of either ends both
-                grammar = self._compiler.compiled(request.sampling.grammar)
-                await self._take(request, prompt_id, source, tasks.create_task(grammar))
+                compiling = tasks.create_task(self._compiler.compiled(request.sampling.grammar))
+                await self._take(request, prompt_id, source, compiling)
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
 
     async def _take(
-        self, request: Request, prompt_id: str, source: NodeAddress, grammar: Compiling
+        self,
+        request: Request,
+        prompt_id: str,
+        source: NodeAddress,
+        compiling: Compiling | None = None,
     ) -> None:
         session = await self._sessions.get(source)
         async with (
             session.subscribed(request.request_id, at_end=prompt_id in self._turns) as subscription,
             self._turns.turn(prompt_id, subscription),
         ):
-            await self._receive(request, session, subscription, grammar)
+            await self._receive(request, session, subscription, compiling)
             subscription.was_pulled = True
             request.lifecycle.adopted_s = self._clock.now()
             self._engine.adopt(request)
 
     async def _receive(
-        self, request: Request, session: Session, subscription: Subscription, grammar: Compiling
+        self,
+        request: Request,
+        session: Session,
+        subscription: Subscription,
+        compiling: Compiling | None,
     ) -> None:
         """Receive the prompt's KV into blocks of this node, token 1 with it, and the grammar."""
         prefix = Prefix(request.prompt_token_ids, request.cache_salt, request.block_hashes)
@@ -108,7 +119,8 @@ class Intake:
         )
         try:
             handoff = await self._pulls.receive(first, subscription, session, arrival)
-            request.grammar = await grammar
+            if compiling is not None:
+                request.grammar = await compiling
         except BaseException:
             self._room.leave(request)
             arrival.release()
