@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +25,7 @@ from pdserve.errors import (
     MalformedMessage,
     PeerLost,
     RequestCancelled,
+    RequestEnded,
     StaleTicket,
     TokenizerError,
 )
@@ -334,6 +336,30 @@ async def test_a_stale_ticket_ends_the_intake(bench: Bench) -> None:
     with pytest.raises(StaleTicket):
         await asyncio.wait_for(taking, 1)
     assert bench.exporter.settled == [False]
+
+
+@pytest.mark.usefixtures("collector_off")
+@pytest.mark.parametrize("end", ["adopted", "ended", "cancelled"])
+async def test_a_handoff_leaves_no_cycle_behind(bench: Bench, end: str) -> None:
+    """What it leaves is freed with its last reference, not by the garbage collector."""
+    bench.puller.gate.set()
+    for _ in range(10):
+        taking = bench.take()
+        await turn()
+        match end:
+            case "adopted":
+                bench.announce(0, 10)
+                bench.record()
+            case "ended":
+                code = RequestEnded.code
+                bench.exporter.say(HandoffEnded(request_id="r", code=code, message="so soon"))
+            case "cancelled":
+                taking.cancel()
+        await asyncio.wait({taking})
+        assert taking.cancelled() or isinstance(taking.exception(), RequestEnded | None)
+        bench.engine.cancel("r")
+        del taking
+    assert gc.collect() < 10
 
 
 async def test_an_ended_handoff_ends_the_intake(bench: Bench) -> None:
