@@ -1,6 +1,6 @@
 """Takes over a request from a prefill node while its prompt is still being prefilled.
 
-    subscribe ──► host tier ──► first notice ──► wait for room
+    subscribe ──► grammar ──► host tier ──► first notice ──► wait for room
               ──► pull, announcement by announcement ──► handoff record ──► settle, adopt
 
 Subscribing tells the prefill node that the blocks will be pulled, and this node is notified at once
@@ -9,7 +9,8 @@ for blocks of the prompt, which then need not be pulled. The KV stays on the pre
 decode policy has a place for the request and the pool has room. Tickets that have become old by
 then are renewed.
 
-The grammar, if there is one, is compiled beside all this. If that fails, nothing more is pulled.
+The grammar, if there is one, is compiled beside all this: it may have to wait for its turn, and the
+KV of a request without a subscriber has a lease. If it fails, nothing more is pulled.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from pdserve.errors import (
 from pdserve.grammar import CompiledGrammar, Vocabulary
 from pdserve.metrics import NodeMetrics
 from pdserve.node.prefix_parts import Prefix
-from pdserve.protocol import DecodeLeg, HandoffEnded, HandoffRecord, SamplingParams
+from pdserve.protocol import DecodeLeg, HandoffEnded, HandoffRecord, SamplingParams, Subscribe
 from tests.unit.decode_node.scripted import BLOCK, HOST, SOURCE, ScriptedExporter, make_ticket
 from tests.unit.engine.fakes import decode_policy
 
@@ -105,6 +105,7 @@ class Bench:
         self.exporter = ScriptedExporter(self.clock, host_id)
         self.prefixes = ScriptedFetcher(self.pool)
         self.metrics = NodeMetrics()
+        self.compiler = GrammarCompiler(no_vocabulary)
         self.room = RoomQueue(self.engine, policy)
         self.pulls = AnnouncedPulls(self.puller, self.clock, TIMEOUTS, HOST)  # type: ignore[arg-type]
         self.intake = Intake(
@@ -113,7 +114,7 @@ class Bench:
             self.prefixes,  # type: ignore[arg-type]
             self.exporter,  # type: ignore[arg-type]
             self.pulls,
-            GrammarCompiler(no_vocabulary),
+            self.compiler,
             self.metrics,
         )
         self.announce = self.exporter.announce
@@ -325,6 +326,21 @@ async def test_the_end_of_the_handoff_ends_the_compiling(bench: Bench) -> None:
     with pytest.raises(PeerLost):
         await asyncio.wait_for(taking, 1)
     assert slow.result.cancelled()
+
+
+async def test_a_handoff_has_its_subscriber_while_a_grammar_waits_for_its_turn(
+    bench: Bench,
+) -> None:
+    """Without one its lease runs, which is for decode nodes that never come."""
+    turns = bench.compiler._turns
+    async with turns[True], turns[False]:
+        taking = bench.take(grammar="start: /a/")
+        await turn()
+        (subscribed,) = bench.exporter.outbox.sent
+        assert isinstance(subscribed, Subscribe)
+    with pytest.raises(GrammarFailed):
+        await asyncio.wait_for(taking, 10)
+    assert bench.exporter.settled == [False]
 
 
 async def test_a_stale_ticket_ends_the_intake(bench: Bench) -> None:
