@@ -182,16 +182,15 @@ async def test_each_message_is_a_call_of_its_own_to_its_tenant(
     def remaining(key: str) -> str:
         return tenants.headers(tenants.identify(key))["x-ratelimit-remaining-tokens"]
 
-    async with served(tenants=tenants) as api:
-        async with connected(api, headers=bearer("acme-1")) as socket:
-            assert (await turn(socket))[-1]["type"] == "response.completed"
-            after_one = remaining("acme-1")
-            assert int(after_one) < 1000
-            assert error_of(await turn(socket, temperature=-1))[0] == 400
-            assert remaining("acme-1") == after_one, "only its own prompt is given back"
-            (tmp_path / "keys.toml").write_text(f'[tenants.a]\nkeys = ["{hash_key("a")}"]')
-            clock.advance(LOOK_S)
-            assert error_of(await turn(socket))[:2] == (401, "invalid_api_key")
+    async with served(tenants=tenants) as api, connected(api, headers=bearer("acme-1")) as socket:
+        assert (await turn(socket))[-1]["type"] == "response.completed"
+        after_one = remaining("acme-1")
+        assert int(after_one) < 1000
+        assert error_of(await turn(socket, temperature=-1))[0] == 400
+        assert remaining("acme-1") == after_one, "only its own prompt is given back"
+        (tmp_path / "keys.toml").write_text(f'[tenants.a]\nkeys = ["{hash_key("a")}"]')
+        clock.advance(LOOK_S)
+        assert error_of(await turn(socket))[:2] == (401, "invalid_api_key")
 
 
 async def test_pages_of_other_origins_are_kept_out() -> None:
