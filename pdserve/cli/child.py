@@ -94,6 +94,7 @@ class Child:
         return not self._end.done()
 
     def _open(self, argv: Sequence[str], pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:
+        """Start the program; both its outputs are its `stdout`."""
         return subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,

@@ -1,8 +1,8 @@
 """Processes of a cluster that are forked from one that has imported everything already.
 
-Half of what these tests cost was the import of torch, a hundred times over. What is forked is
-`pdserve`'s own `main` with its own flags, in a session and with output of its own; only the way
-there is another one. Where that way matters, clusters are started as the supervisor starts them.
+Half of what these tests cost was the import of torch, a hundred times over. What a forked process
+runs is `pdserve`'s own `main` with its flags, in a session and with output of its own. Where it
+matters how Python starts or ends, tests have the supervisor start their processes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class _Process:
     def __init__(self, words: list[str]) -> None:
         context = _fork_server()
         self.stdout, output = context.Pipe(duplex=False)
-        self._process = context.Process(target=_run, args=(words, dict(os.environ), output))
+        arguments = (words, dict(os.environ), output)
+        self._process = context.Process(target=_run, args=arguments, daemon=True)
         self._process.start()
         output.close()
         assert self._process.pid is not None
