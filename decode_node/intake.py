@@ -1,14 +1,14 @@
 """Takes over a request from a prefill node while its prompt is still being prefilled.
 
-    subscribe ──► host tier ──► first notice ──► wait for room
+    subscribe ──► grammar ──► host tier ──► first notice ──► wait for room
               ──► pull, announcement by announcement ──► handoff record ──► settle, adopt
 
-The grammar, if there is one, is compiled first, as the prefill node does meanwhile. Subscribing
-tells the prefill node that the blocks will be pulled, and this node is notified at once if the
-handoff ends without KV to pull. During the prefill, this node's own host tier is searched for
-blocks of the prompt, which then need not be pulled. The KV stays on the prefill node until the
-decode policy has a place for the request and the pool has room. Tickets that have become old by
-then are renewed.
+Subscribing tells the prefill node that the blocks will be pulled, and this node is notified at once
+if the handoff ends without KV to pull. It comes first: the KV of a request without a subscriber has
+a lease, and a grammar may have to wait for its turn for longer than that. During the prefill, this
+node's own host tier is searched for blocks of the prompt, which then need not be pulled. The KV
+stays on the prefill node until the decode policy has a place for the request and the pool has room.
+Tickets that have become old by then are renewed.
 """
 
 from __future__ import annotations
@@ -52,8 +52,15 @@ class Intake:
         self._clock = engine.queues.clock
         self._turns = PromptPulls()
 
-    async def take(self, leg: DecodeLeg, source: NodeAddress) -> None:
-        """Pull the leg's KV from `source` and hand the request to the engine.
+    def expected(self, leg: DecodeLeg, source: NodeAddress) -> Request:
+        """Make the request of a leg that has just arrived, without KV or token 1 yet."""
+        sources = [PrefixSource(node=source, num_tokens=len(leg.token_ids))]
+        request = request_of(leg, self._clock.now(), sources)
+        request.extend_hashes(request.num_tokens, self._engine.pool.block_size)
+        return request
+
+    async def take(self, request: Request, prompt_id: str, source: NodeAddress) -> None:
+        """Pull the request's KV from `source` and hand it to the engine.
 
         However this ends, no block is leaked or written to later: `Puller.pull` does not return or
         raise while anything may still write to its destination.
@@ -61,24 +68,15 @@ class Intake:
         Raises:
             PdserveError: the exporter is lost, the handoff ended, a pull or the grammar failed.
         """
-        request = self._expected(leg, source)
-        request.grammar = await self._compiler.compiled(leg.sampling.grammar)
         session = await self._sessions.get(source)
-        async with (
-            session.subscribed(leg.request_id, at_end=leg.prompt_id in self._turns) as subscription,
-            self._turns.turn(leg.prompt_id, subscription),
-        ):
-            await self._receive(request, session, subscription)
-            subscription.was_pulled = True
-            request.lifecycle.adopted_s = self._clock.now()
-            self._engine.adopt(request)
-
-    def _expected(self, leg: DecodeLeg, source: NodeAddress) -> Request:
-        """Make the leg's request, without KV or token 1 yet."""
-        sources = [PrefixSource(node=source, num_tokens=len(leg.token_ids))]
-        request = request_of(leg, self._clock.now(), sources)
-        request.extend_hashes(request.num_tokens, self._engine.pool.block_size)
-        return request
+        at_end = prompt_id in self._turns
+        async with session.subscribed(request.request_id, at_end=at_end) as subscription:
+            request.grammar = await self._compiler.compiled(request.sampling.grammar)
+            async with self._turns.turn(prompt_id, subscription):
+                await self._receive(request, session, subscription)
+                subscription.was_pulled = True
+                request.lifecycle.adopted_s = self._clock.now()
+                self._engine.adopt(request)
 
     async def _receive(
         self, request: Request, session: Session, subscription: Subscription

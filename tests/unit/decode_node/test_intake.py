@@ -30,7 +30,7 @@ from pdserve.errors import (
 from pdserve.grammar import Vocabulary
 from pdserve.metrics import NodeMetrics
 from pdserve.node.prefix_parts import Prefix
-from pdserve.protocol import DecodeLeg, HandoffEnded, HandoffRecord, SamplingParams
+from pdserve.protocol import DecodeLeg, HandoffEnded, HandoffRecord, SamplingParams, Subscribe
 from tests.unit.decode_node.scripted import BLOCK, HOST, SOURCE, ScriptedExporter, make_ticket
 from tests.unit.engine.fakes import decode_policy
 
@@ -103,6 +103,7 @@ class Bench:
         self.exporter = ScriptedExporter(self.clock, host_id)
         self.prefixes = ScriptedFetcher(self.pool)
         self.metrics = NodeMetrics()
+        self.compiler = GrammarCompiler(no_vocabulary)
         self.room = RoomQueue(self.engine, policy)
         self.pulls = AnnouncedPulls(self.puller, self.clock, TIMEOUTS, HOST)  # type: ignore[arg-type]
         self.intake = Intake(
@@ -111,7 +112,7 @@ class Bench:
             self.prefixes,  # type: ignore[arg-type]
             self.exporter,  # type: ignore[arg-type]
             self.pulls,
-            GrammarCompiler(no_vocabulary),
+            self.compiler,
             self.metrics,
         )
         self.announce = self.exporter.announce
@@ -133,7 +134,8 @@ class Bench:
             source=SOURCE,
             sibling_of=sibling_of,
         )
-        return asyncio.create_task(self.intake.take(leg, SOURCE))
+        request = self.intake.expected(leg, SOURCE)
+        return asyncio.create_task(self.intake.take(request, leg.prompt_id, SOURCE))
 
     def record(
         self,
@@ -272,6 +274,21 @@ async def test_losing_the_exporter_ends_the_intake(bench: Bench, stage: str) -> 
 async def test_a_grammar_that_fails_ends_the_intake(bench: Bench) -> None:
     with pytest.raises(GrammarFailed, match=r"no tokenizer\.json"):
         await asyncio.wait_for(bench.take(grammar="start: /a/"), 10)
+
+
+async def test_a_handoff_has_its_subscriber_while_a_grammar_waits_for_its_turn(
+    bench: Bench,
+) -> None:
+    """Without one its lease runs, which is for decode nodes that never come."""
+    turns = bench.compiler._turns
+    async with turns[True], turns[False]:
+        taking = bench.take(grammar="start: /a/")
+        await turn()
+        (subscribed,) = bench.exporter.outbox.sent
+        assert isinstance(subscribed, Subscribe)
+    with pytest.raises(GrammarFailed):
+        await asyncio.wait_for(taking, 10)
+    assert bench.exporter.settled == [False]
 
 
 async def test_a_stale_ticket_ends_the_intake(bench: Bench) -> None:
