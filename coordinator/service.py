@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TypeAlias
 
 import grpc.aio
@@ -69,16 +70,23 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             await self._serve(hello, context)
 
     async def _serve(self, hello: NodeHello, context: Context) -> None:
+        try:
+            await self._attached(hello, context)
+        except MalformedMessage as error:
+            log.warning("%s: %s", hello.node_id, error)
+            # A node that hangs may never read this, and until it has, abort does not return.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._timeouts.liveness_s):
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+
+    async def _attached(self, hello: NodeHello, context: Context) -> None:
+        """Serve a member until it is none any more. Raises as `_listen`."""
         outbox = Outbox()
         outbox.send(self._welcome)
         member = self._registry.add(hello, outbox)  # no await since the check
-
         try:
             async with running(outbox.pump(context, FROM_COORDINATOR)):
                 await self._listen(member, context)
-        except MalformedMessage as error:
-            log.warning("%s: %s", hello.node_id, error)
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
         finally:
             self._registry.remove(member)
 

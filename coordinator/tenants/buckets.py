@@ -20,9 +20,12 @@ class Bucket:
         self._at_s = now_s
 
     def resized(self, per_minute: int, now_s: float) -> Bucket:
-        """Return a bucket of another size with the same amount missing."""
+        """Return a bucket of another size with the same amount missing.
+
+        Nothing is missing from an unlimited one.
+        """
         bucket = Bucket(per_minute, now_s)
-        bucket._level -= self.per_minute - self.level(now_s)
+        bucket.take(self.per_minute - self.level(now_s), now_s)
         return bucket
 
     def level(self, now_s: float) -> float:
@@ -45,4 +48,5 @@ class Bucket:
 
     def take(self, amount: float, now_s: float) -> None:
         """Take an amount out; a negative amount is put back."""
-        self._level = min(self.level(now_s) - amount, float(self.per_minute))
+        if self.per_minute:
+            self._level = min(self.level(now_s) - amount, float(self.per_minute))

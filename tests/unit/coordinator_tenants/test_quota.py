@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,7 +81,7 @@ def test_a_prompt_that_never_fits_is_told_so() -> None:
     quota = Quota(Tenant(name="a", tokens_per_minute=600), 0.0)
     with pytest.raises(RateLimited, match=r"601 tokens.*600 a minute") as refused:
         quota.take_tokens(601, 0.0)
-    assert refused.value.retry_after_s == 0.0
+    assert refused.value.retry_after_s == math.inf
 
 
 def test_new_limits_do_not_forget_what_was_used() -> None:
@@ -90,6 +92,22 @@ def test_new_limits_do_not_forget_what_was_used() -> None:
     assert quota.headers(0.0)["x-ratelimit-remaining-requests"] == "10"
     quota.follow(Tenant(name="a", requests_per_minute=5), 0.0)
     assert quota.headers(0.0)["x-ratelimit-remaining-requests"] == "0"
+
+
+def test_a_new_limit_does_not_count_what_was_used_without_one() -> None:
+    unlimited, limited = (
+        Tenant(name="a", requests_per_minute=10, tokens_per_minute=limit) for limit in (0, 600)
+    )
+    quota = Quota(unlimited, 0.0)
+    quota.take_tokens(10**6, 0.0)
+    quota.charge(10**6, 0.0)
+    quota.follow(limited, 0.0)
+    assert quota.headers(0.0)["x-ratelimit-remaining-tokens"] == "600"
+    quota.take_tokens(600, 0.0)
+    quota.follow(unlimited, 0.0)
+    quota.take_tokens(10**6, 0.0)
+    quota.follow(limited, 60.0)
+    quota.take_request(60.0)
 
 
 def test_headers_are_openais() -> None:

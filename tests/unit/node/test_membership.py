@@ -225,6 +225,21 @@ async def test_a_silent_node_is_lost_within_the_liveness_deadline(coordinator: C
             await stream.read()
 
 
+async def test_a_node_that_hangs_is_lost_even_if_it_never_reads_that(
+    coordinator: Coordinator,
+) -> None:
+    """Its gRPC threads still answer pings, so its connection is sound."""
+    async with open_channel(f"127.0.0.1:{coordinator.port}", 60) as channel:
+        stream = CoordinatorStub(channel).Attach()
+        await stream.write(FROM_NODE.wrap(hello()))
+        await until(lambda: coordinator.num_members == 1)
+        (member,) = coordinator.registry
+        long = DecodeLeg(request_id="r", token_ids=[2**30] * 50_000, sampling=SamplingParams())
+        for _ in range(20):  # far more than fits between two processes
+            member.send(long)
+        await until(lambda: coordinator.num_members == 0, TIMEOUTS.liveness_s + 3)
+
+
 async def test_a_connection_without_a_hello_is_cut(coordinator: Coordinator) -> None:
     async with open_channel(f"127.0.0.1:{coordinator.port}", 60) as channel:
         stream = CoordinatorStub(channel).Attach()
