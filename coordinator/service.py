@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from typing import TypeAlias
 
 import grpc.aio
@@ -74,10 +73,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             await self._attached(hello, context)
         except MalformedMessage as error:
             log.warning("%s: %s", hello.node_id, error)
-            # A node that hangs may never read this. Giving up ends its stream all the same.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._timeouts.liveness_s):
-                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+            # It is no member any more: a node that hangs reads this late, or never.
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
 
     async def _attached(self, hello: NodeHello, context: Context) -> None:
         """Serve a member until it is none any more. Raises as `_listen`."""
