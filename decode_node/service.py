@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from functools import partial
 
 from decode_node.announced_pulls import AnnouncedPulls
 from decode_node.intake import Intake
@@ -25,6 +24,7 @@ from decode_node.room import RoomQueue
 from kv_transfer.host import host_id
 from pdserve.engine.request import Request
 from pdserve.errors import PdserveError, RequestEnded
+from pdserve.node.request_tasks import RequestTasks
 from pdserve.node.roles import NodeParts, Sampled
 from pdserve.node.translation import request_of, token_event
 from pdserve.protocol import DecodeLeg
@@ -60,7 +60,7 @@ class DecodeNode:
             "Requests for which tickets had become old",
             lambda: pulls.num_renewals,
         )
-        self._intakes: dict[str, asyncio.Task[None]] = {}  # request_id |-> its intake
+        self._intakes: RequestTasks[None] = RequestTasks()
 
     @property
     def num_waiting(self) -> int:
@@ -75,15 +75,13 @@ class DecodeNode:
             request = request_of(leg, self._parts.clock.now(), leg.prefix_sources)
             self._parts.prefixes.submit(request, leg.prefix_sources)
         else:
-            task = asyncio.create_task(self._intake.take(leg, leg.source))
-            self._intakes[leg.request_id] = task
-            task.add_done_callback(partial(self._intake_done, leg.request_id))
+            request = self._intake.expected(leg, leg.source)
+            intake = self._intake.take(request, leg.prompt_id, leg.source)
+            self._intakes.start(request, intake, self._intake_done)
 
     def cancel(self, request_id: str, reason: str) -> None:
         """Stop the request's intake, and let the next waiting request check for room."""
-        intake = self._intakes.get(request_id)
-        if intake is not None:
-            intake.cancel(reason)
+        self._intakes.cancel(request_id)
         self._room.offer()  # without blocks it frees none, but it may have blocked others
 
     # ---- what the engine reports ---------------------------------------------------------------
@@ -116,18 +114,13 @@ class DecodeNode:
 
     async def close(self) -> None:
         """Cancel every intake."""
-        intakes = list(self._intakes.values())
-        for task in intakes:
-            task.cancel()
-        await asyncio.gather(*intakes, return_exceptions=True)
+        await self._intakes.close()
 
-    def _intake_done(self, request_id: str, task: asyncio.Task[None]) -> None:
-        if self._intakes.get(request_id) is task:  # the id may have been reused meanwhile
-            del self._intakes[request_id]
-        error = None if task.cancelled() else task.exception()
+    def _intake_done(self, request: Request, task: asyncio.Task[None]) -> None:
+        error = task.exception()
         if error is None:
             return
-        legs = self._parts.legs
+        legs, request_id = self._parts.legs, request.request_id
         if type(error) is RequestEnded:  # none of its subclasses: nothing is left to decode
             legs.close(request_id)  # the coordinator learns of the end with token 1
             return

@@ -2,6 +2,8 @@
 
 A block's hash covers its own tokens and, through its parent's hash, every token before them, so
 equal hashes mean equal KV. The chain starts at a salt: requests with different salts share nothing.
+Clients choose salts, so a salt is hashed first. In plain, it could be the hash of some block, and
+the prompt's first block would pass for one after that block, whose KV is for other positions.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ def extend_hashes(
     `token_slice(start, end)` returns the tokens at these positions; it is called for new ones only.
     """
     for index in range(len(hashes), num_tokens // block_size):
-        parent = hashes[-1] if hashes else salt.encode()
+        parent = hashes[-1] if hashes else _root(salt)
         tokens = array("q", token_slice(index * block_size, (index + 1) * block_size))
         digest = hashlib.blake2b(tokens.tobytes(), digest_size=HASH_BYTES)
         digest.update(parent)
@@ -35,7 +37,7 @@ def extend_hashes(
 
 def iter_hashes(token_ids: Sequence[int], block_size: int, salt: str) -> Iterator[bytes]:
     """The hashes of the full blocks of `token_ids`, computed lazily."""
-    parent = salt.encode()
+    parent = _root(salt)
     block_bytes = block_size * 8
     stride = block_size * _BLOCKS_PER_PART
     for first in range(0, len(token_ids), stride):
@@ -50,3 +52,8 @@ def iter_hashes(token_ids: Sequence[int], block_size: int, salt: str) -> Iterato
 def hash_chain(token_ids: Sequence[int], block_size: int, salt: str) -> list[bytes]:
     """The hashes of the full blocks of `token_ids`."""
     return list(iter_hashes(token_ids, block_size, salt))
+
+
+def _root(salt: str) -> bytes:
+    """What stands in for the parent of a chain's first block."""
+    return hashlib.blake2b(salt.encode(), digest_size=HASH_BYTES, person=b"salt").digest()

@@ -14,9 +14,9 @@ from coordinator.api.context import CONTEXT, ApiContext
 from coordinator.api.headers import label
 from coordinator.api.middleware import answer_everything
 from coordinator.api.observer import NullObserver, Observer
-from coordinator.api.pace import Pace
 from coordinator.api.responses_api.store import ResponseStore
 from coordinator.api.routes import ROUTES
+from coordinator.api.write_turns import WriteTurns
 from coordinator.embedding_model import EmbeddingModel
 from coordinator.generation import Generator
 from coordinator.tenants import Tenants
@@ -67,7 +67,7 @@ def create_app(
         parts=PartsOptions(config.tool_format or tokenizer.tool_format, config.splits_reasoning),
         grammars=GrammarChecker(tokenizer),
         clock=clock,
-        pace=Pace(clock),
+        write_turns=WriteTurns(clock),
         stored=ResponseStore(config.max_stored_responses, config.max_stored_bytes),
         embedding_model=embedding_model or EmbeddingModel(),
     )

@@ -2,9 +2,9 @@
 
 Events are recorded and timestamped on arrival, while a node's message is being processed; the
 single reader of `Arrivals` is woken once and takes all pending events: at once for the first and
-the last of a generation, otherwise when it is its turn (`pace`). So a token needs no task and no
-queue, and slow clients and busy coordinators see fewer, larger chunks. The backlog is bounded by
-the requests' max_tokens.
+the last of a generation, otherwise when it is its turn (`write_turns.py`). So a token needs no task
+and no queue, and slow clients and busy coordinators see fewer, larger chunks. The backlog is
+bounded by the requests' max_tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 
 import msgspec
 
-from coordinator.api.pace import Pace
+from coordinator.api.write_turns import WriteTurns
 from coordinator.generation import Generation
 from pdserve.clock import Clock
 from pdserve.protocol import TokenEvent
@@ -32,9 +32,9 @@ class Arrival(msgspec.Struct, frozen=True):
 class Arrivals:
     """The merged events of several generations. Has one reader, which must close it."""
 
-    def __init__(self, generations: Sequence[Generation], clock: Clock, pace: Pace) -> None:
+    def __init__(self, generations: Sequence[Generation], clock: Clock, turns: WriteTurns) -> None:
         self._clock = clock
-        self._pace = pace
+        self._turns = turns
         self._ready: list[Arrival] = []
         self._error: Exception | None = None
         self._heeded: set[int] = set()
@@ -88,7 +88,7 @@ class Arrivals:
             self._wake()
         elif self._waiter is not None and not self._is_due:
             self._is_due = True
-            self._pace.wake(self._take_turn)
+            self._turns.wake(self._take_turn)
 
     async def _wait(self, timeout_s: float | None) -> None:
         loop = asyncio.get_running_loop()

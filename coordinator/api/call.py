@@ -94,7 +94,7 @@ class Call:
         finally:
             if len(self._generations) < len(self._plan.requests):
                 self._cancel_rest("another prompt of the same call was refused")
-        self._arrivals = Arrivals(self._generations, self._context.clock, self._context.pace)
+        self._arrivals = Arrivals(self._generations, self._context.clock, self._context.write_turns)
 
     def close(self, error: BaseException | None) -> None:
         """Cancel generations that still run; `error` is what ended the call, if anything did."""

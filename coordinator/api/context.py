@@ -14,9 +14,9 @@ from coordinator.api.config import ApiConfig
 from coordinator.api.formats import AnswerFormat
 from coordinator.api.in_flight import InFlight
 from coordinator.api.observer import Observer, RequestSummary
-from coordinator.api.pace import Pace
 from coordinator.api.responses_api.store import ResponseStore
 from coordinator.api.sse import SseStream
+from coordinator.api.write_turns import WriteTurns
 from coordinator.embedding_model import EmbeddingModel
 from coordinator.generation import Generator
 from coordinator.tenants import Admitted, Tenants
@@ -45,7 +45,7 @@ class ApiContext:
     parts: PartsOptions
     grammars: GrammarChecker
     clock: Clock
-    pace: Pace
+    write_turns: WriteTurns
     stored: ResponseStore
     embedding_model: EmbeddingModel
     tokenizing: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, 1))

@@ -146,9 +146,9 @@ async def obtain_pool(endpoint: str, welcome: ExporterWelcome) -> SharedPool:
         PeerLost: nobody listens, another user, no access, or a pool other than in the welcome.
     """
     with ExitStack() as undo:
-        sock = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        sock.setblocking(False)
         try:
+            sock = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            sock.setblocking(False)
             await asyncio.get_running_loop().sock_connect(sock, f"\0{endpoint}")
             _check_same_user(sock)
             await send_access(sock, welcome.access)

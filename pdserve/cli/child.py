@@ -75,15 +75,7 @@ class Child:
         self._unfinished = b""  # the line being written
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[Exit] = self._loop.create_future()
-        self._process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            start_new_session=True,
-            pass_fds=pass_fds,
-        )
+        self._process = self._open(argv, pass_fds)
         assert self._process.stdout is not None
         self._output = self._process.stdout
         os.set_blocking(self._output.fileno(), False)
@@ -100,6 +92,18 @@ class Child:
     def is_running(self) -> bool:
         """Whether its end has not been observed yet."""
         return not self._end.done()
+
+    def _open(self, argv: Sequence[str], pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:
+        """Start the program; both its outputs are its `stdout`."""
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            start_new_session=True,
+            pass_fds=pass_fds,
+        )
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal, unless the child has ended."""

@@ -44,6 +44,7 @@ class Cluster:
         *,
         on_line: LineSink = lambda name, line: None,
         command: Sequence[str] = OWN_COMMAND,
+        make_child: Callable[..., Child] = Child,
         machine: Machine | None = None,
         stop_margin_s: float = 3.0,
     ) -> None:
@@ -53,6 +54,7 @@ class Cluster:
             config: what to start; port 0 stands for any free port.
             on_line: called with (process name, line) for every line that a child writes.
             command: the program that understands `coordinator|prefill|decode FLAGS`.
+            make_child: what runs such a command, called as `Child` is.
             machine: the resources to use; default: all that this process may use.
             stop_margin_s: time for a process to exit after its drain deadline.
         """
@@ -60,6 +62,7 @@ class Cluster:
         self.crowding = ""  # a warning if there are too few cores; set by `spawn`
         self._on_line = on_line
         self._command = list(command)
+        self._make_child = make_child
         self._machine = machine
         self._stop_margin_s = stop_margin_s
         self._ports: list[ReservedPort] = []  # HTTP, gRPC
@@ -199,7 +202,7 @@ class Cluster:
 
     def _start(self, name: str) -> None:
         argv = [*self.command_line(name), f"--die-with-parent={os.getpid()}"]
-        self._children[name] = Child(name, argv, self._on_line, self._exits.put_nowait)
+        self._children[name] = self._make_child(name, argv, self._on_line, self._exits.put_nowait)
 
     async def _wait_until(
         self, is_ready: Callable[[ClusterStatus], bool], children: Sequence[Child]

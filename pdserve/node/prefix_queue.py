@@ -10,24 +10,22 @@ from functools import partial
 from pdserve.engine.request import Request
 from pdserve.node.prefix_fetch import Fetched, PrefixFetcher
 from pdserve.node.prefix_parts import Prefix
+from pdserve.node.request_tasks import RequestTasks
 from pdserve.protocol import PrefixSource
 
 log = logging.getLogger(__name__)
 
 
-class PrefixQueue:
+class PrefixQueue(RequestTasks[Fetched]):
     """Requests whose prefix is being fetched."""
 
     def __init__(
         self, fetcher: PrefixFetcher, block_size: int, submit: Callable[[Request], None]
     ) -> None:
+        super().__init__()
         self.fetcher = fetcher
         self._block_size = block_size
         self._submit = submit
-        self._tasks: dict[str, asyncio.Task[Fetched]] = {}  # by request id
-
-    def __len__(self) -> int:
-        return len(self._tasks)
 
     def submit(self, request: Request, sources: Sequence[PrefixSource]) -> None:
         """Submit the request, now or after fetching its prefix."""
@@ -42,19 +40,6 @@ class PrefixQueue:
             fetched: called with the result, just before the request is submitted.
         """
         return self._fetch(request, request.prefix_sources, fetched)
-
-    def cancel(self, request_id: str) -> None:
-        """Stop fetching for a request, which is then not submitted. Unknown ids are ignored."""
-        task = self._tasks.pop(request_id, None)
-        if task is not None:
-            task.cancel()
-
-    async def close(self) -> None:
-        """Cancel all fetches, and wait until they have ended."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _fetch(
         self,
@@ -72,22 +57,12 @@ class PrefixQueue:
         )
         if not self.fetcher.could_fetch(prefix, sources):
             return False
-        task = asyncio.create_task(self.fetcher.fetch(prefix, sources))
-        self._tasks[request.request_id] = task
-        task.add_done_callback(partial(self._fetched, request, fetched))
+        self.start(request, self.fetcher.fetch(prefix, sources), partial(self._fetched, fetched))
         return True
 
     def _fetched(
-        self,
-        request: Request,
-        fetched: Callable[[Fetched], None],
-        task: asyncio.Task[Fetched],
+        self, fetched: Callable[[Fetched], None], request: Request, task: asyncio.Task[Fetched]
     ) -> None:
-        if self._tasks.get(request.request_id) is not task:
-            return  # cancelled, perhaps just before its end
-        del self._tasks[request.request_id]
-        if task.cancelled():
-            return  # by `close`
         error = task.exception()
         if error is not None:
             log.error("fetching a prefix for %s failed", request.request_id, exc_info=error)

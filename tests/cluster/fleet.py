@@ -30,10 +30,15 @@ from pdserve.config import (
 )
 from pdserve.errors import ClusterError
 from tests.cluster.client import MODEL
+from tests.cluster.forked import ForkedChild
 
 START_S = 90.0
+LONG_S = {"drain_s": 60.0, "liveness_s": 30.0, "lease_s": 60.0, "transfer_s": 60.0}
 PROFILE_S = 0.2  # of a tiny model
-SETTLE_S = 3.0  # until what a request held must be free again
+# Events, however late a busy machine lets anybody see them. Nothing here comes of a deadline: those
+# that would end a request in the end anyway are far longer (`fleet_config`).
+SETTLE_S = 10.0  # until what a request held must be free again
+HEARD_S = 10.0  # until a client is told that a process it needs has gone
 _TICK_S = 0.02
 
 # Gauges of a node that are 0 when it holds nothing for anybody.
@@ -45,10 +50,18 @@ _LINES_SHOWN = 40
 
 
 class Fleet(Cluster):
-    """A cluster that remembers what its processes wrote; `flags` change single ones of them."""
+    """A cluster that remembers what its processes wrote; `flags` change single ones of them.
 
-    def __init__(self, config: ClusterConfig, flags: dict[str, list[str]] | None = None) -> None:
-        super().__init__(config, on_line=self._remember)
+    Its processes are forked, unless `make_child` is the supervisor's own Child.
+    """
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        flags: dict[str, list[str]] | None = None,
+        make_child: type[Child] = ForkedChild,
+    ) -> None:
+        super().__init__(config, on_line=self._remember, make_child=make_child)
         self.lines: list[tuple[str, str]] = []  # (process, line)
         self._flags = flags or {}
 
@@ -103,7 +116,7 @@ class Fleet(Cluster):
         await poll(look, within_s, lambda: f"{in_flight} requests are still in flight")
         await assert_free((await self.metrics_addresses()).values(), within_s)
 
-    async def wait_gone(self, name: str, within_s: float = 2.0) -> None:
+    async def wait_gone(self, name: str, within_s: float = HEARD_S) -> None:
         """Until the coordinator has noticed that a node is not there any more."""
 
         async def look() -> bool:
@@ -111,7 +124,7 @@ class Fleet(Cluster):
 
         await poll(look, within_s, lambda: f"{name} is still attached")
 
-    async def wait_back(self, within_s: float = 5.0) -> None:
+    async def wait_back(self, within_s: float = 20.0) -> None:
         """Until every node is a ready member again."""
         missing = ""
 
@@ -152,7 +165,7 @@ def fleet_config(checkpoint: Path, **fields: Any) -> ClusterConfig:
         engine=EngineConfig(**(engine | fields.pop("engine", {}))),
         profile=ProfileConfig(profile_s=PROFILE_S),
         routing=fields.pop("routing", RoutingConfig(router="least-loaded", admission=False)),
-        timeouts=Timeouts(**({"drain_s": 20.0} | fields.pop("timeouts", {}))),
+        timeouts=Timeouts(**(LONG_S | fields.pop("timeouts", {}))),
         **fields,
     )
 
@@ -183,6 +196,7 @@ class SecondCoordinator:
             port=self._ports[0].port,
             grpc_port=self._ports[1].port,
             checkpoint=ModelConfig(model=str(checkpoint), served_model_name=MODEL),
+            timeouts=Timeouts(**LONG_S),
             **fields,
         )
         self.url = f"http://127.0.0.1:{self._ports[0].port}"
@@ -192,7 +206,7 @@ class SecondCoordinator:
     async def __aenter__(self) -> SecondCoordinator:
         argv = [*OWN_COMMAND, COORDINATOR, *as_flags(self._config)]
         ends: list[Exit] = []
-        self.child = Child(
+        self.child = ForkedChild(
             "coordinator-2",
             [*argv, f"--die-with-parent={os.getpid()}"],
             lambda _, line: self.lines.append(line),

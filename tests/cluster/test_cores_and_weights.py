@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pdserve.checkpoint import resolve_checkpoint
+from pdserve.cli.child import Child
 from pdserve.engine.kv_cache import KvCache
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import load_model_config
@@ -42,10 +43,14 @@ def packed_maps(pid: int) -> list[tuple[str, ...]]:
 async def test_one_thread_computes_on_its_core_and_all_others_stay_off_it(
     tiny_checkpoint: Path,
 ) -> None:
+    """Not forked, since imports start threads."""
     compute, service = sorted(os.sched_getaffinity(0))[:2]
     engine = {"threads": 1, "cpus": f"{compute},{service}"}
     config = fleet_config(tiny_checkpoint, mode="colocated", engine=engine)
-    async with running(Fleet(config)) as fleet, Client(fleet.url) as client:
+    async with (
+        running(Fleet(config, make_child=Child)) as fleet,
+        Client(fleet.url) as client,
+    ):
         await client.complete(make_prompt(40), NUM_OUTPUT)
         pid = fleet.pid("decode-0")
         threads = threads_of(pid)

@@ -7,7 +7,6 @@ Tickets are good for a quarter of a second.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,11 +15,12 @@ import pytest_asyncio
 from pdserve.config import HandoffConfig, RoutingConfig
 from tests.cluster.checkpoints import Reference, make_prompt
 from tests.cluster.client import Client, Follower
-from tests.cluster.fleet import Fleet, fleet_config, read_gauges, running
+from tests.cluster.fleet import HEARD_S, SETTLE_S, Fleet, fleet_config, read_gauges, running
 
-GONE_S = 2.0  # until a client hears that its request is lost
 PROMPT = 120  # tokens: eight blocks, so two fit
 LIMIT = 240  # tokens of output that keep the decode node full for a while
+FEW = 15  # requests: more than have room, and soon done
+MANY = 60  # requests that are not done before a test has seen them wait, however busy the machine
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -55,31 +55,16 @@ async def client(narrow: Fleet) -> AsyncIterator[Client]:
     await narrow.assert_baseline()
 
 
-async def fill(narrow: Fleet, client: Client, num_waiting: int = 3) -> list[Follower]:
-    """Requests of which two or three decode, and the others' KV waits on the prefill node.
-
-    More than need to wait, so that enough still do when a busy machine has had its look.
-    """
-    followers = [Follower(client, make_prompt(PROMPT, i), LIMIT) for i in range(num_waiting + 12)]
-    await narrow.wait_for("decode-0", lambda gauges: gauges["waiting_requests"] >= num_waiting)
-    await narrow.wait_for("prefill-0", lambda gauges: gauges["pinned_blocks"] >= 8 * num_waiting)
+async def fill(narrow: Fleet, client: Client) -> list[Follower]:
+    """Requests of which two or three decode, and three others' KV waits on the prefill node."""
+    followers = [Follower(client, make_prompt(PROMPT, i), LIMIT) for i in range(MANY)]
+    await narrow.wait_for("decode-0", lambda gauges: gauges["waiting_requests"] >= 3)
+    await narrow.wait_for("prefill-0", lambda gauges: gauges["pinned_blocks"] >= 8 * 3)
     return followers
 
 
-async def test_requests_wait_their_turn_and_all_are_exact(
-    narrow: Fleet, client: Client, tiny_checkpoint: Path
-) -> None:
-    followers = await fill(narrow, client)
-    assert (await narrow.gauges("decode-0"))["running_requests"] <= 3  # 24 blocks hold no more
-    outputs = [(await follower.end()).tokens for follower in followers]
-    reference = Reference(tiny_checkpoint)
-    for i, tokens in enumerate(outputs):
-        assert len(tokens) == LIMIT
-        assert reference.is_greedy(make_prompt(PROMPT, i), tokens)
-
-
 async def test_kv_that_waits_keeps_new_prompts_out(narrow: Fleet, client: Client) -> None:
-    followers = [Follower(client, make_prompt(PROMPT, i), LIMIT) for i in range(48)]
+    followers = [Follower(client, make_prompt(PROMPT, i), LIMIT) for i in range(MANY)]
     gauges = await narrow.wait_for("prefill-0", lambda gauges: gauges["throttled"] == 1)
     assert gauges["pinned_blocks"] <= 0.15 * gauges["blocks"]
     await narrow.wait_for("decode-0", lambda gauges: gauges["room_waiting_requests"] > 0)
@@ -89,11 +74,12 @@ async def test_kv_that_waits_keeps_new_prompts_out(narrow: Fleet, client: Client
     assert (await narrow.gauges("prefill-0"))["throttled_seconds"] > 0
 
 
-async def test_tickets_that_expire_while_kv_waits_are_renewed(
+async def test_requests_wait_their_turn_and_all_are_exact(
     narrow: Fleet, client: Client, tiny_checkpoint: Path
 ) -> None:
+    """Tickets that expire meanwhile are renewed."""
     before = await narrow.gauges("decode-0")
-    followers = [Follower(client, make_prompt(PROMPT, i), LIMIT) for i in range(6)]
+    followers = [Follower(client, make_prompt(PROMPT, i), LIMIT) for i in range(FEW)]
     outputs = [(await follower.end()).tokens for follower in followers]
     after = await narrow.gauges("decode-0")
     assert after["ticket_renewals"] > before["ticket_renewals"]
@@ -105,7 +91,7 @@ async def test_tickets_that_expire_while_kv_waits_are_renewed(
 
 async def test_token_one_does_not_wait_for_room(narrow: Fleet, client: Client) -> None:
     followers = await fill(narrow, client)
-    for follower in followers:
+    for follower in followers[:FEW]:
         await follower.reached(1)
     assert (await narrow.gauges("decode-0"))["waiting_requests"] > 0
     for follower in followers:
@@ -155,7 +141,7 @@ async def test_preempted_requests_are_exact(
 async def test_a_client_that_goes_while_its_kv_waits(narrow: Fleet, client: Client) -> None:
     followers = await fill(narrow, client)
     await asyncio.gather(*(follower.hang_up() for follower in followers[2:]))
-    await narrow.wait_for("prefill-0", lambda gauges: gauges["pinned_blocks"] == 0, within_s=3.0)
+    await narrow.wait_for("prefill-0", lambda gauges: gauges["pinned_blocks"] == 0, SETTLE_S)
     await narrow.wait_for("decode-0", lambda gauges: gauges["waiting_requests"] == 0)
     for follower in followers[:2]:
         assert len((await follower.end()).tokens) == LIMIT
@@ -165,20 +151,16 @@ async def test_the_prefill_node_is_killed_while_kv_waits_on_it(
     narrow: Fleet, client: Client
 ) -> None:
     followers = await fill(narrow, client)
-    await asyncio.gather(*(follower.reached(1) for follower in followers))
+    await asyncio.gather(*(follower.reached(1) for follower in followers[:FEW]))
     await narrow.kill_node("prefill-0")
-    killed_s = time.monotonic()
     # Some were handed off before; the others' KV is lost, and their clients hear of it.
-    outputs = [await follower.end() for follower in followers if len(follower.output.token_ids) < 2]
-    assert outputs
-    assert time.monotonic() - killed_s < GONE_S
-    for output in outputs:
-        assert output.error is not None
+    outputs = await asyncio.gather(*(follower.end(HEARD_S) for follower in followers))
+    lost = [output for output in outputs if output.error is not None]
+    assert any(len(output.token_ids) == 1 for output in lost)
+    for output in lost:
         assert output.error["type"] == "server_error"
         assert output.error["code"] in ("peer_lost", "node_lost")
-    for follower in followers:
-        output = await follower.end()
-        assert output.error or len(output.tokens) == LIMIT
+    assert all(len(output.tokens) == LIMIT for output in outputs if output not in lost)
     await narrow.start_node("prefill-0")
     assert (await client.complete(make_prompt(50), 5)).tokens
 
@@ -188,10 +170,10 @@ async def test_the_decode_node_is_killed_while_kv_waits_for_it(
 ) -> None:
     followers = await fill(narrow, client)
     await narrow.kill_node("decode-0")
-    outputs = await asyncio.gather(*(follower.end(GONE_S) for follower in followers))
+    outputs = await asyncio.gather(*(follower.end(HEARD_S) for follower in followers))
     for output in outputs:
         assert output.error is not None
         assert output.error["code"] == "node_lost"
-    await narrow.wait_for("prefill-0", lambda gauges: gauges["pinned_blocks"] == 0, within_s=3.0)
+    await narrow.wait_for("prefill-0", lambda gauges: gauges["pinned_blocks"] == 0, SETTLE_S)
     await narrow.start_node("decode-0")
     assert (await client.complete(make_prompt(50), 5)).tokens

@@ -11,9 +11,10 @@ import pytest_asyncio
 from coordinator.api.sampling import choice_seed
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Follower
-from tests.cluster.fleet import Fleet, fleet_config, running
+from tests.cluster.fleet import HEARD_S, Fleet, fleet_config, running
 
 PROMPT = 1003  # tokens: the last block is not full
+LONG = 30_000  # tokens of a prompt that is not done before a test has seen it
 BLOCK, TOKEN_BYTES = 16, 256
 NUM_ANSWERS = 4
 SEED = 2**62 + 5
@@ -74,21 +75,21 @@ async def test_a_lost_node_ends_the_call_and_nothing_is_left(
 ) -> None:
     """As of a call with one answer; the fixture looks for what is still held."""
     is_prefill = victim == "prefill-0"
-    length = 12_000 if is_prefill else PROMPT
+    length = LONG if is_prefill else PROMPT
     follower = Follower(client, make_prompt(length, f"lost {victim}"), 2500, n=NUM_ANSWERS)
     if is_prefill:
         await trio.wait_for(victim, lambda gauges: gauges["pinned_blocks"] > 0)
     else:
         await follower.reached(10 * NUM_ANSWERS)
     await trio.kill_node(victim)
-    output = await follower.end(5.0)
+    output = await follower.end(HEARD_S)
     assert output.error is not None
     assert output.error["code"] in ("node_lost", "peer_lost")
     assert victim in output.error["message"]
 
 
 async def test_hanging_up_in_mid_prompt_frees_everything(trio: Fleet, client: Client) -> None:
-    follower = Follower(client, make_prompt(12_000, "hang up"), 20, n=NUM_ANSWERS)
+    follower = Follower(client, make_prompt(LONG, "hang up"), 20, n=NUM_ANSWERS)
     held = await trio.wait_for("prefill-0", lambda gauges: gauges["pinned_blocks"] > 0)
     assert held["handoffs"] == NUM_ANSWERS
     await follower.hang_up()

@@ -15,7 +15,7 @@ from tests.cluster.client import Client, Follower, Output
 from tests.cluster.fleet import SETTLE_S, Fleet
 from tests.conftest import MAX_INFLIGHT
 
-LONG = 6000  # tokens of a prompt that takes a while
+LONG = 12_000  # tokens of a prompt that takes a while
 
 
 async def test_any_mix_at_random_moments(fleet: Fleet, client: Client) -> None:

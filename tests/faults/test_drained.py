@@ -10,10 +10,11 @@ from pathlib import Path
 import aiohttp
 import pytest_asyncio
 
+from pdserve.cli.child import Child
 from pdserve.cli.plan import COORDINATOR
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Follower, Output
-from tests.cluster.fleet import Fleet, fleet_config, poll, running
+from tests.cluster.fleet import HEARD_S, Fleet, fleet_config, poll, running
 
 STREAMED = 2500
 LONG = 12_000
@@ -21,8 +22,9 @@ LONG = 12_000
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def quartet(tiny_checkpoint: Path) -> AsyncIterator[Fleet]:
+    """Not forked, since how Python ends is part of it."""
     config = fleet_config(tiny_checkpoint, prefill=2, decode=2, engine={"token_budget": 64})
-    async with running(Fleet(config)) as fleet:
+    async with running(Fleet(config, make_child=Child)) as fleet:
         yield fleet
 
 
@@ -53,7 +55,7 @@ async def wait_state(fleet: Fleet, name: str, state: str) -> None:
         node = (await fleet.status()).node(name)
         return node is not None and node.state == state
 
-    await poll(look, 2.0, lambda: f"{name} is not {state}")
+    await poll(look, HEARD_S, lambda: f"{name} is not {state}")
 
 
 async def test_every_process_drains_under_load(quartet: Fleet) -> None:
@@ -105,7 +107,7 @@ async def coordinator_drains(fleet: Fleet, client: Client) -> None:
         except aiohttp.ClientConnectionError:
             return True
 
-    await poll(refuses, 2.0, lambda: "a draining coordinator takes requests")
+    await poll(refuses, HEARD_S, lambda: "a draining coordinator takes requests")
     for follower in streams:
         assert len((await follower.end()).tokens) == STREAMED
     end = await fleet.drain_node(COORDINATOR)

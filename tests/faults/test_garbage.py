@@ -23,7 +23,7 @@ from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import MODEL, Client
 from tests.cluster.fleet import Fleet
 
-SERVED_S = 5.0  # a request in the midst of it all
+SERVED_S = 20.0  # a request in the midst of it all
 _NOISE = random.Random(7)
 
 GARBAGE: dict[str, bytes] = {

@@ -45,7 +45,7 @@ async def embeddings(request: web.Request) -> web.Response:
         embedder = _embedder(context, trace, terms, index, prompts[index])
         return context.generator.start(embedder)
 
-    async with PromptRun(start, len(prompts), context.clock, context.pace) as run:
+    async with PromptRun(start, len(prompts), context.clock, context.write_turns) as run:
         try:
             events = await run.events()
         finally:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from coordinator.api.arrivals import Arrivals
-from coordinator.api.pace import Pace
+from coordinator.api.write_turns import WriteTurns
 from coordinator.generation import Generation, Route
 from pdserve.clock import Clock
 from pdserve.errors import Overloaded, PdserveError
@@ -23,14 +23,14 @@ class PromptRun:
     """
 
     def __init__(
-        self, start: Callable[[int], Generation], num_prompts: int, clock: Clock, pace: Pace
+        self, start: Callable[[int], Generation], num_prompts: int, clock: Clock, turns: WriteTurns
     ) -> None:
         """`start` starts the prompt of the given index."""
         self._start = start
         self._num_prompts = num_prompts
         self.found: dict[int, TokenEvent] = {}  # prompt index |-> its only event, so far
         self._generations: list[Generation] = []  # started so far, in order of prompts
-        self._arrivals = Arrivals((), clock, pace)
+        self._arrivals = Arrivals((), clock, turns)
 
     async def __aenter__(self) -> PromptRun:
         return self

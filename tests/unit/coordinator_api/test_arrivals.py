@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from coordinator.api.arrivals import Arrivals
-from coordinator.api.pace import Pace
+from coordinator.api.write_turns import WriteTurns
 from coordinator.generation import GenerationRequest
 from pdserve.clock import Clock, ManualClock
 from pdserve.errors import NodeLost
@@ -25,7 +25,7 @@ def generation(*steps: Step) -> FakeGeneration:
 
 def merged(*generations: FakeGeneration, clock: Clock | None = None) -> Arrivals:
     clock = clock or ManualClock()
-    return Arrivals(generations, clock, Pace(clock))
+    return Arrivals(generations, clock, WriteTurns(clock))
 
 
 async def test_everything_that_is_there_comes_in_one_go() -> None:
@@ -74,7 +74,7 @@ async def test_a_stopped_generation_may_end_as_it_likes() -> None:
     arrivals.close()
 
 
-class HeldPace(Pace):
+class HeldTurns(WriteTurns):
     """A turn comes when the test says so."""
 
     def wake(self, reader: Callable[[], None]) -> None:
@@ -82,9 +82,9 @@ class HeldPace(Pace):
 
 
 async def test_after_the_first_event_all_until_the_readers_turn_come_together() -> None:
-    clock, pace, gate = ManualClock(), HeldPace(ManualClock()), asyncio.Event()
+    clock, turns, gate = ManualClock(), HeldTurns(ManualClock()), asyncio.Event()
     script = generation(Tokens([1]), Pause(until=gate), Tokens([2]), Pause(), Tokens([3]))
-    arrivals = Arrivals([script], clock, pace)
+    arrivals = Arrivals([script], clock, turns)
     assert [a.event.token_ids for a in await arrivals.take()] == [[1]]
     reading = asyncio.create_task(arrivals.take())
     await asyncio.sleep(0)
@@ -92,7 +92,7 @@ async def test_after_the_first_event_all_until_the_readers_turn_come_together() 
     for _ in range(9):
         await asyncio.sleep(0)
     assert not reading.done()
-    pace.reader()
+    turns.reader()
     assert [a.event.token_ids for a in await reading] == [[2], [3]]
     arrivals.close()
 
@@ -101,7 +101,7 @@ async def test_the_last_event_does_not_wait_for_a_turn() -> None:
     gate = asyncio.Event()
     last = Tokens([2], FinishReason.STOP)
     script = generation(Tokens([1]), Pause(until=gate), last)
-    arrivals = Arrivals([script], ManualClock(), HeldPace(ManualClock()))
+    arrivals = Arrivals([script], ManualClock(), HeldTurns(ManualClock()))
     assert len(await arrivals.take()) == 1
     gate.set()
     async with asyncio.timeout(5):

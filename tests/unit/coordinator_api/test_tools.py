@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.unit.coordinator_api.fakes import (
     MODEL,
     FakeGenerator,
     Harness,
+    Pause,
     Tokens,
     events_of,
     says,
@@ -37,6 +39,7 @@ TEMPLATE = (
     "{{ call.function.name }}({{ call.function.arguments.city }}){% endfor %}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% if thinks %}<think>\n{% endif %}{% endif %}"
 )
+DEADLINE_S = 30.0
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 
 
@@ -123,8 +126,26 @@ async def test_calls_are_streamed(per_event: int) -> None:
     assert {piece.index for piece in pieces} == {0, 1}
     assert len({piece.id for piece in pieces if piece.id}) == 2
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
-    if per_event == 1:
-        assert len(pieces) > 6, "arguments come as they are written"
+
+
+async def test_arguments_come_as_they_are_written() -> None:
+    """The rest of the call is not written before the client has a piece of its arguments."""
+    ids = tiny_tokenizer().encode(CALL, add_special_tokens=False)
+    half, has_a_piece = CALL.index("Paris"), asyncio.Event()
+    begun = tiny_tokenizer().encode(CALL[:half], add_special_tokens=False)
+    assert ids[: len(begun)] == begun
+    rest = Tokens(ids[len(begun) :], FinishReason.LENGTH)
+    generator = FakeGenerator(lambda _: [Tokens(begun), Pause(until=has_a_piece), rest])
+    arguments = ""
+    async with served(generator, tool_tokenizer()) as api, client_of(api) as client:
+        asked: Any = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS}
+        async with asyncio.timeout(DEADLINE_S):
+            async for chunk in await client.chat.completions.create(**asked, stream=True):
+                for piece in chunk.choices[0].delta.tool_calls or []:
+                    if piece.function and piece.function.arguments:
+                        arguments += piece.function.arguments
+                        has_a_piece.set()
+    assert json.loads(arguments) == {"city": "Paris"}
 
 
 async def test_one_call_at_a_time_if_that_is_wanted() -> None:

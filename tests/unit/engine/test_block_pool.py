@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
+from itertools import count
 
 import pytest
 from hypothesis import settings
@@ -145,6 +147,18 @@ def test_hash_chain_depends_on_every_token_before_and_on_the_salt() -> None:
     grown = hash_chain([1, 2], 2, "")
     extend_hashes(grown, lambda start, end: [1, 2, 3, 4][start:end], 4, 2, "")
     assert grown == hash_chain([1, 2, 3, 4], 2, "")
+
+
+def test_no_salt_makes_a_first_block_pass_for_a_later_one() -> None:
+    def with_hash_as_salt() -> tuple[int, str]:
+        """A token whose block has a hash that a client can send as a salt: one in 13,000."""
+        for token_id in count():
+            with suppress(UnicodeDecodeError):
+                return token_id, hash_chain([token_id], 1, "")[0].decode()
+        raise AssertionError("there is no such token")
+
+    first, salt = with_hash_as_salt()
+    assert hash_chain([5], 1, salt)[0] != hash_chain([first, 5], 1, "")[1]
 
 
 def test_blocks_that_others_hold_too_are_not_freed_by_one_release() -> None:

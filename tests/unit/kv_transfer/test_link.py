@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import secrets
 import socket
 import time
@@ -74,6 +75,18 @@ async def test_the_same_host_takes_shared_memory(
     assert "pulling from p0 by shm" in caplog.text
     assert exporter.statistics.pools_shared == 1
     await link.close()
+
+
+async def test_without_descriptors_there_is_no_transport(
+    exporter: Exporter, puller: Puller
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        with pytest.raises(PeerLost, match=r"shm: .*Too many open files"):
+            await puller.connect(exporter.welcome(), timeout_s=5)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 async def test_another_host_takes_tcp(exporter: Exporter, puller: Puller) -> None:

@@ -23,6 +23,7 @@ from coordinator.running import RunningRequest
 from coordinator.service import CoordinatorService
 from pdserve.config import Timeouts
 from pdserve.errors import MalformedMessage, NodeLost
+from pdserve.kv_layout import KvDtype
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.node.legs import Legs
 from pdserve.node.link import CoordinatorLink
@@ -56,8 +57,8 @@ TIMEOUTS = Timeouts(heartbeat_s=0.05, liveness_s=0.4, connect_s=0.4, reconnect_s
 RawContext: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 
 
-def hello(node_id: str = "d", model_id: str = "m", revision: str = "r") -> NodeHello:
-    return node_hello(node_id, state=NodeState.LOADING, model_id=model_id, revision=revision)
+def hello(node_id: str = "d", **changes: object) -> NodeHello:
+    return node_hello(node_id, state=NodeState.LOADING, **changes)
 
 
 class Coordinator:
@@ -303,7 +304,11 @@ async def test_who_reports_what_cannot_be_true_is_cut_off(coordinator: Coordinat
 
 @pytest.mark.parametrize(
     ("theirs", "message"),
-    [(hello(model_id="x"), "serves 'x'"), (hello("d2", revision="x"), "their weights differ")],
+    [
+        (hello(model_id="x"), "serves 'x'"),
+        (hello("d2", revision="x"), "their weights differ"),
+        (hello("d2", layout=replace(LAYOUT, dtype=KvDtype.BFLOAT16)), "with the same --dtype"),
+    ],
 )
 async def test_a_node_with_another_model_is_refused(
     coordinator: Coordinator, theirs: NodeHello, message: str

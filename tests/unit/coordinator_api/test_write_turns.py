@@ -1,11 +1,11 @@
-"""The pace at which streams are written: in turns of a few, with rests as long as the turns."""
+"""Streams are written in turns of a few, with rests as long as the turns."""
 
 from __future__ import annotations
 
 import asyncio
 from functools import partial
 
-from coordinator.api.pace import Pace
+from coordinator.api.write_turns import WriteTurns
 from pdserve.clock import ManualClock
 
 A_FEW = 8
@@ -16,13 +16,13 @@ class Readers:
 
     def __init__(self, work_s: float) -> None:
         self.clock = ManualClock()
-        self.pace = Pace(self.clock)
+        self.turns = WriteTurns(self.clock)
         self.woken: list[int] = []
         self._work_s = work_s
 
     def ask(self, *readers: int) -> None:
         for reader in readers:
-            self.pace.wake(partial(self._wake, reader))
+            self.turns.wake(partial(self._wake, reader))
 
     def _wake(self, reader: int) -> None:
         self.woken.append(reader)

@@ -1,4 +1,4 @@
-"""Wakes the readers of token events at a pace that leaves the event loop time for other work.
+"""Turns in which the readers of token events are woken, with time for other work in between.
 
 Waking a reader costs far more than one more token for a reader that is woken anyway: it encodes an
 event and writes to a socket. So readers are woken in turns of a few, and between turns is a rest
@@ -21,7 +21,7 @@ _SHORTEST_REST_S = 0.001  # timers of event loops are no finer
 _LONGEST_REST_S = 0.05  # a process that had no core was not busy writing
 
 
-class Pace:
+class WriteTurns:
     """The readers that are due, first come, first served; one for all calls."""
 
     def __init__(self, clock: Clock) -> None:

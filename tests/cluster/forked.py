@@ -1,0 +1,86 @@
+"""Processes of a cluster that are forked from one that has imported everything already.
+
+Half of what these tests cost was the import of torch, a hundred times over. What a forked process
+runs is `pdserve`'s own `main` with its flags, in a session and with output of its own. Where it
+matters how Python starts or ends, tests have the supervisor start their processes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+
+from pdserve.cli.child import Child
+from pdserve.cli.main import main
+from pdserve.cli.supervisor import OWN_COMMAND
+
+IMPORTED = ["pdserve.cli.node", "coordinator.main", "tests.cluster.forked"]
+
+
+class ForkedChild(Child):
+    """A Child that runs `python -m pdserve.cli ...`, and nothing else."""
+
+    def _open(self, argv: Sequence[str], pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:
+        command, words = tuple(argv[: len(OWN_COMMAND)]), list(argv[len(OWN_COMMAND) :])
+        assert command == OWN_COMMAND, command
+        assert not pass_fds
+        return _Process(words)  # type: ignore[return-value]
+
+
+class _Process:
+    """What Child asks of a subprocess.Popen."""
+
+    def __init__(self, words: list[str]) -> None:
+        context = _fork_server()
+        self.stdout, output = context.Pipe(duplex=False)
+        arguments = (words, dict(os.environ), output)
+        self._process = context.Process(target=_run, args=arguments, daemon=True)
+        self._process.start()
+        output.close()
+        assert self._process.pid is not None
+        self.pid: int = self._process.pid
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Nothing if it has ended."""
+        if self._process.exitcode is None:
+            os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        """Its exit code, or the negative signal that ended it."""
+        self._process.join()
+        code = self._process.exitcode
+        assert code is not None
+        return code
+
+
+@cache
+def _fork_server() -> ForkServerContext:
+    """It starts with the first process, and ends when this process does."""
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # gRPC is imported there, and does nothing yet
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    return context
+
+
+def _run(words: list[str], environment: dict[str, str], output: Connection) -> None:
+    """In the forked process: as if it had been started with these words."""
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environment)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    for number in (1, 2):
+        os.dup2(output.fileno(), number)
+    output.close()
+    # Among the others is the pipe by which the fork server knows that somebody needs it.
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1, closefd=False)
+    flags = [word for word in words if not word.startswith("--die-with-parent=")]
+    sys.exit(main([*flags, f"--die-with-parent={os.getppid()}"]))
