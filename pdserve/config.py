@@ -196,7 +196,7 @@ class Timeouts(ConfigStruct, frozen=True):
     ] = 2.0
     ticket_s: Annotated[Seconds, Meta(description="validity of a ticket for KV blocks")] = 30.0
     request_s: Annotated[
-        Seconds, Meta(description="deadline of a request, from receipt to its end")
+        Seconds, Meta(description="deadline of a generation, from its start to its end")
     ] = 600.0
     drain_s: Annotated[
         Seconds, Meta(description="time to finish running requests after SIGTERM")

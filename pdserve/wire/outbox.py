@@ -27,7 +27,7 @@ class Outbox:
     """An unbounded queue in front of a stream's `write`.
 
     It needs no bound: every sender is bounded itself (the tokens of a step, the chunks of a
-    request), and a peer that does not read is disconnected by the liveness deadline.
+    request), and a peer that hangs falls silent, so the liveness deadline disconnects it.
     """
 
     def __init__(self) -> None:
