@@ -16,7 +16,8 @@ a payer that is being served keeps its rank until nothing of it waits: payers do
 every chunk, which would make all of them late.
 
 The service of two payers that are active all the time, divided by their weights, differs by at most
-twice their bursts and largest charges (divided by their weights too), however long they run.
+two bursts, and their own bursts and largest charges divided by their weights, however long they
+run.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class FairShare:
         `waiting` is the service that the payer asks for now.
         """
         scale = self._scale(payer.priority)
-        return self._at(scale, payer) + min(waiting, self._burst) / payer.weight
+        return self._at(scale, payer) + min(waiting / payer.weight, self._burst)
 
     def is_owed(self, payer: Payer) -> bool:
         """Whether the payer's tag is behind `now`: others were served in its absence."""
