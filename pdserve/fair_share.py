@@ -67,10 +67,7 @@ class _Scale:
 
 
 class FairShare:
-    """The tags of all payers. Amounts can be in any unit; predicted seconds work best.
-
-    `burst` is in the same unit.
-    """
+    """The tags of all payers. Amounts can be in any unit; predicted seconds work best."""
 
     def __init__(self, burst: float = BURST_S) -> None:
         self._burst = burst

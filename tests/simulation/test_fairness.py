@@ -22,6 +22,7 @@ from tests.simulation.score import Score
 from tests.simulation.workload import Call, calls, lognormal, merged, poisson
 
 ROBBED = 1.2  # times the TTFT without the flood
+SEEDS = (13, 14, 15, 16)
 
 
 def two_tenants(flood: float, priority: int, slo: tuple[float, float]) -> list[Call]:
@@ -34,9 +35,6 @@ def two_tenants(flood: float, priority: int, slo: tuple[float, float]) -> list[C
         calls("alice", poisson(2.0, 40, seed=1), prompt, answer, alice),
         calls("bob", poisson(2.0 * flood, 40, seed=2), prompt, answer, bob),
     )
-
-
-SEEDS = (13, 14, 15, 16)
 
 
 @cache
@@ -69,18 +67,12 @@ def test_shares_hold_on_the_nodes_alone():
     assert flooded.attainment > 0.98
 
 
-@cache
-def equals(payers: tuple[Slo, Slo], mode: Mode, flood: float) -> Score:
-    """Return the score of several seeds together."""
-    return replay(payers, mode, flood, SEEDS)
-
-
 @pytest.mark.parametrize("mode", NODES)
 @pytest.mark.parametrize("payers", PAYERS.values(), ids=PAYERS)
 def test_a_flood_of_an_equal_does_not_delay_another_in_any_mode(
     payers: tuple[Slo, Slo], mode: Mode
 ):
-    calm, flooded = (equals(payers, mode, times).where(is_later) for times in (1, FLOOD))
+    calm, flooded = (replay(payers, mode, times, SEEDS).where(is_later) for times in (1, FLOOD))
     alice_calm, alice_flooded = (score.where(is_alices) for score in (calm, flooded))
     assert alice_flooded.ttft_s(99) < ROBBED * alice_calm.ttft_s(99)
     assert alice_flooded.attainment > 0.99
