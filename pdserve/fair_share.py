@@ -1,4 +1,4 @@
-"""Weighted fair queueing among payers of equal priority: the least service per weight goes next.
+"""Weighted fair queueing among payers of equal priority: who asks for least per weight goes next.
 
 Each payer has a *tag*: the service it has received, divided by its weight. The payers of one
 priority share a virtual time, *now*, which follows the lowest tag of the active payers and never
@@ -10,8 +10,14 @@ service, has no such bound: a payer that was away for a half-life can keep other
 The burst protects light users from a flood: with strict shares they would get just their share of
 the machine, whereas without the flood they had nearly all of it.
 
+What a payer asks for counts like what it received, up to a burst: its rank is its tag plus what
+waits for it now. So a flood is behind from its first moment, before anybody has received much. And
+a payer that is being served keeps its rank until nothing of it waits: payers do not take turns with
+every chunk, which would make all of them late.
+
 The service of two payers that are active all the time, divided by their weights, differs by at most
-their bursts, leads and largest charges (divided by their weights too), however long they run.
+two bursts, and their own bursts and largest charges divided by their weights, however long they
+run.
 """
 
 from __future__ import annotations
@@ -21,7 +27,6 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 BURST_S: Final = 2.0  # seconds of service
-LEAD_S: Final = 0.25  # how far the payer that is being served may get ahead
 FEW: Final = 64  # number of tags below which none is dropped
 MOST_SCALES: Final = 256  # maximum number of priorities to keep state for
 
@@ -59,19 +64,13 @@ class _Scale:
     now: float = 0.0
     tags: dict[str, _Tag] = field(default_factory=dict)
     most_tags: int = FEW  # old tags are dropped when there are more
-    served: str = ""  # the payer charged last
 
 
 class FairShare:
-    """The tags of all payers. Amounts can be in any unit; predicted seconds work best.
+    """The tags of all payers. Amounts can be in any unit; predicted seconds work best."""
 
-    `burst` and `lead` are in the same unit. The payer that is being served may get ahead by the
-    lead: if two payers took turns with every chunk, both would finish late.
-    """
-
-    def __init__(self, burst: float = BURST_S, lead: float = LEAD_S) -> None:
+    def __init__(self, burst: float = BURST_S) -> None:
         self._burst = burst
-        self._lead = lead
         self._scales: dict[int, _Scale] = {}  # by priority, least recently charged first
 
     def present(self, payers: Iterable[Payer]) -> None:
@@ -96,15 +95,16 @@ class FairShare:
             del self._scales[next(iter(self._scales))]
         at = self._at(scale, payer) + amount / payer.weight
         scale.tags[payer.payer] = _Tag(at, self._burst / payer.weight)
-        scale.served = payer.payer
         if len(scale.tags) > scale.most_tags:
             _forget(scale)
 
-    def rank(self, payer: Payer) -> float:
-        """Return the payer's rank among payers of equal priority: the smallest goes first."""
+    def rank(self, payer: Payer, waiting: float = 0.0) -> float:
+        """Return the payer's rank among payers of equal priority: the smallest goes first.
+
+        `waiting` is the service that the payer asks for now.
+        """
         scale = self._scale(payer.priority)
-        lead = self._lead / payer.weight if payer.payer == scale.served else 0.0
-        return self._at(scale, payer) - lead
+        return self._at(scale, payer) + min(waiting / payer.weight, self._burst)
 
     def is_owed(self, payer: Payer) -> bool:
         """Whether the payer's tag is behind `now`: others were served in its absence."""

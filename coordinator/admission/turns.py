@@ -26,7 +26,7 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._shares = FairShare(burst=0.0, lead=0.0)  # a lead would also change ranks
+        self._shares = FairShare(burst=0.0)
         self._heap: list[_Turn] = []
         self._current: dict[str, _Turn] = {}  # by payer
         self._num_given = 0

@@ -38,7 +38,7 @@ class Line:
         self._prompts = prompts
         self._shares = shares
         self._pace = pace
-        self._places = FairShare(burst=1.0, lead=0.0)  # between TPOT_LOST and TPOT_KEPT
+        self._places = FairShare(burst=1.0)  # between TPOT_LOST and TPOT_KEPT
         self._decoded: list[Request] = []  # requests decoded by the last step ...
         self._parts: list[tuple[Targets, float]] = []  # ... and each payer's share of that step
 

@@ -7,18 +7,22 @@ import pytest
 from coordinator.admission.policy import OUTPUT_COST
 from pdserve.config import Mode, PolicyConfig, PrefillPolicyName
 from pdserve.protocol import Slo
+from tests.simulation.compare_floods import (
+    FLOOD,
+    HAS_BEGUN_S,
+    NODES,
+    PAYERS,
+    POLICY,
+    is_alices,
+    is_later,
+    replay,
+)
 from tests.simulation.scenarios import fleet
 from tests.simulation.score import Score
 from tests.simulation.workload import Call, calls, lognormal, merged, poisson
 
 ROBBED = 1.2  # times the TTFT without the flood
-POLICY = PolicyConfig(prefill_policy="edf-slack", decode_policy="tpot-cap")
-NODES: dict[Mode, tuple[int, int]] = {
-    "disaggregated": (1, 1),
-    "colocated": (0, 2),
-    "adaptive": (1, 1),
-}
-HAS_BEGUN_S = 5.0  # until then no payer has a history, and both are served alike
+SEEDS = (13, 14, 15, 16)
 
 
 def two_tenants(flood: float, priority: int, slo: tuple[float, float]) -> list[Call]:
@@ -31,13 +35,6 @@ def two_tenants(flood: float, priority: int, slo: tuple[float, float]) -> list[C
         calls("alice", poisson(2.0, 40, seed=1), prompt, answer, alice),
         calls("bob", poisson(2.0 * flood, 40, seed=2), prompt, answer, bob),
     )
-
-
-TENANTS = tuple(
-    Slo(name="standard", tenant=tenant, ttft_s=2.0, tpot_s=0.1) for tenant in ("alice", "bob")
-)
-CLASSES = tuple(Slo(name=name, ttft_s=2.0, tpot_s=0.1) for name in ("alice", "bob"))
-SEEDS = (13, 14, 15, 16)
 
 
 @cache
@@ -70,31 +67,27 @@ def test_shares_hold_on_the_nodes_alone():
     assert flooded.attainment > 0.98
 
 
-@cache
-def equals(payers: tuple[Slo, Slo], mode: Mode, flood: float) -> Score:
-    """Return the score without the calls of the first seconds, of several seeds together."""
-    alice, bob = payers
-    outcomes = []
-    for seed in SEEDS:
-        prompt, answer = lognormal(600, 0.7, 3000), lognormal(20, 0.5, 60)
-        load = merged(
-            calls("alice", poisson(2.0, 30, seed), prompt, answer, alice),
-            calls("bob", poisson(2.0 * flood, 30, seed + 100), prompt, answer, bob),
-        )
-        outcomes += fleet(*NODES[mode], mode, load, POLICY, admission=True).score.outcomes
-    return Score(outcomes).where(lambda call: call.at_s > HAS_BEGUN_S)
-
-
 @pytest.mark.parametrize("mode", NODES)
-@pytest.mark.parametrize("payers", [TENANTS, CLASSES], ids=["tenants", "classes"])
+@pytest.mark.parametrize("payers", PAYERS.values(), ids=PAYERS)
 def test_a_flood_of_an_equal_does_not_delay_another_in_any_mode(
     payers: tuple[Slo, Slo], mode: Mode
 ):
-    calm, flooded = equals(payers, mode, 1), equals(payers, mode, 10)
+    calm, flooded = (replay(payers, mode, times, SEEDS).where(is_later) for times in (1, FLOOD))
     alice_calm, alice_flooded = (score.where(is_alices) for score in (calm, flooded))
     assert alice_flooded.ttft_s(99) < ROBBED * alice_calm.ttft_s(99)
     assert alice_flooded.attainment > 0.99
     assert flooded.goodput > 2 * calm.goodput, "what is free is Bob's, and kept in time"
+
+
+def test_a_flood_does_not_delay_another_in_its_first_seconds():
+    """Nobody has a history yet, but Bob has more prompts waiting."""
+    payers, seeds = PAYERS["class"], range(25, 32)
+    calm, flooded = (
+        replay(payers, "colocated", times, seeds, HAS_BEGUN_S).where(is_alices)
+        for times in (1, FLOOD)
+    )
+    assert flooded.ttft_s(99) < ROBBED * calm.ttft_s(99)
+    assert flooded.attainment == 1.0
 
 
 def test_tenants_without_promises_share_the_line_by_weight():
@@ -119,10 +112,6 @@ def cost_until(score: Score, tenant: str, end_s: float) -> float:
         if o.call.slo.tenant == tenant and o.token_times_s[-1] < end_s
     ]
     return sum(len(call.token_ids) + OUTPUT_COST * call.num_output for call in done)
-
-
-def is_alices(call: Call) -> bool:
-    return call.call_id.startswith("alice")
 
 
 def test_shares_go_by_weight():

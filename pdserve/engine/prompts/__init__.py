@@ -34,4 +34,4 @@ def make_prompt_order(
             rule = DueWithSlack(perf, token_budget, clock)
         case "buckets":
             rule = Buckets()
-    return PromptOrder(rule, shares or FairShare(), clock)
+    return PromptOrder(rule, shares or FairShare(), perf, clock, token_budget)

@@ -14,6 +14,7 @@ from pdserve.engine.prompts.uncached import num_uncached
 from pdserve.engine.request import Request, Scheduled
 from pdserve.fair_share import FairShare
 from pdserve.lifecycle import Targets
+from pdserve.perf_model import PerfModel
 
 UNPROMISED_S = 30.0  # time from receipt at which token 1 is due for requests without a TTFT target
 
@@ -44,13 +45,22 @@ class PromptOrder:
     """Decides which prompt is served next.
 
     The order is by priority; then requests that have output already, and lost their KV, go first;
-    then the payer with the least service per weight; then the rule decides.
+    then the payer that asks for least per weight; then the rule decides.
     """
 
-    def __init__(self, rule: PromptRule, shares: FairShare, clock: Clock) -> None:
+    def __init__(
+        self,
+        rule: PromptRule,
+        shares: FairShare,
+        perf: PerfModel,
+        clock: Clock,
+        token_budget: int,
+    ) -> None:
         self.rule = rule
         self._shares = shares
+        self._perf = perf
         self._clock = clock
+        self._token_budget = token_budget
         self._wanting: list[Request] = []  # active requests at the last step ...
         self._payers: list[Targets] = []  # ... and their payers, without duplicates
 
@@ -96,7 +106,13 @@ class PromptOrder:
     def _rank(self, group: list[Prompt]) -> tuple[int, bool, float]:
         request = group[0].request
         targets = request.targets
-        return (-targets.priority, not self._is_ahead(request), self._shares.rank(targets))
+        rank = self._shares.rank(targets, self._seconds(group))
+        return (-targets.priority, not self._is_ahead(request), rank)
+
+    def _seconds(self, group: list[Prompt]) -> float:
+        """Return the predicted time of these prompts in full steps, without their context."""
+        full_s = self._perf.prefill_s(self._token_budget, 0, self._token_budget)
+        return full_s * sum([prompt.num_uncached for prompt in group]) / self._token_budget
 
     def _is_ahead(self, request: Request) -> bool:
         """Whether a request precedes fair sharing.

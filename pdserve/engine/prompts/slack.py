@@ -23,7 +23,7 @@ LONG_S = 60.0  # above that, payers without a prompt for this long are dropped
 class _Late:
     """The late prompts of one payer."""
 
-    shares: FairShare = field(default_factory=lambda: FairShare(burst=0.0, lead=0.0))
+    shares: FairShare = field(default_factory=lambda: FairShare(burst=0.0))
     oldest_id: str = ""  # request id of the oldest late prompt
     ordered_s: float = 0.0  # when the payer last had prompts
 

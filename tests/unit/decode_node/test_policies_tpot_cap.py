@@ -296,6 +296,7 @@ def test_nobody_is_begun_before_whoever_comes_first() -> None:
     batch.decoding(3)
     claim = make_request(100)
     claim.lifecycle.received_s = 50.0
+    claim.lifecycle.prefill_end_s = 60.0
     batch.queues.claims.append(claim)
     prompt = batch.waiting(8)
     policy = tpot_cap(batch)

@@ -52,6 +52,13 @@ def test_priority_then_fair_share_then_the_rule(name: PrefillPolicyName) -> None
 
 
 @every_rule
+def test_who_asks_for_less_goes_first_before_anybody_has_a_history(name: PrefillPolicyName) -> None:
+    flood = [waiting(100, 1.0, payer="flood") for _ in range(3)]
+    other = waiting(200, 2.0, payer="other")
+    assert in_order(name, [*flood, other]) == [other, *flood]
+
+
+@every_rule
 def test_who_has_streamed_already_goes_first_in_its_priority(name: PrefillPolicyName) -> None:
     """A preempted request: somebody is reading its answer."""
     preempted = waiting(400, 5.0)
@@ -62,7 +69,7 @@ def test_who_has_streamed_already_goes_first_in_its_priority(name: PrefillPolicy
 
 @every_rule
 def test_a_step_is_charged_to_classes_by_their_tokens(name: PrefillPolicyName) -> None:
-    shares = FairShare(burst=0.0, lead=0.0)
+    shares = FairShare(burst=0.0)
     order = make_prompt_order(name, PerfModel(), ManualClock(), 512, shares)
     rows = [Scheduled(waiting(30, payer="a"), 30), Scheduled(waiting(10, payer="b"), 10)]
     order.charge(rows, 2.0)

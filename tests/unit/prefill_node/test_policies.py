@@ -260,12 +260,15 @@ def test_a_flood_of_one_class_does_not_keep_another_waiting(name: PrefillPolicyN
 
 @every_policy
 def test_classes_share_by_weight(name: PrefillPolicyName) -> None:
+    """Both always have two prompts waiting."""
     prefills = Prefills(name, prefill_chunk=64)
-    for _ in range(200):
-        prefills.submit(64, payer="large", weight=3.0)
-        prefills.submit(64, payer="small", weight=1.0)
-    for _ in range(200):
+    weights = {"large": 3.0, "small": 1.0}
+    for payer in 2 * [*weights]:
+        prefills.submit(64, payer=payer, weight=weights[payer])
+    for number in range(200):
         prefills.step()
+        payer = prefills.finished[number].targets.payer
+        prefills.submit(64, payer=payer, weight=weights[payer])
     num_large = sum(r.targets.payer == "large" for r in prefills.finished)
     assert 140 <= num_large <= 160
 
