@@ -20,7 +20,7 @@ from tests.cluster.fleet import HEARD_S, SETTLE_S, Fleet, fleet_config, read_gau
 PROMPT = 120  # tokens: eight blocks, so two fit
 LIMIT = 240  # tokens of output that keep the decode node full for a while
 FEW = 15  # requests: more than have room, and soon done
-MANY = 60  # requests that are not done before a test has seen them wait, however busy the machine
+MANY = 150  # requests that are not done before a test has seen them wait, however busy the machine
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
