@@ -15,6 +15,7 @@ from coordinator.api import ApiConfig, HttpServer, create_app
 from coordinator.api.admin import add_admin_routes
 from coordinator.api.config import parse_origins
 from coordinator.api.context import CONTEXT
+from coordinator.api.server import raise_file_limit
 from coordinator.flow import Flow
 from coordinator.measure import MetricsObserver
 from coordinator.pool_loads import PoolLoads
@@ -87,6 +88,7 @@ class Coordinator:
         """
         config = self._config
         self._app[CONTEXT].grammars.begin()  # while nodes are still loading the model
+        raise_file_limit(self._app[CONTEXT].config.max_connections)
         http = HttpServer(self._app, host=config.host, port=config.port)
         nodes = self._make_node_server()
         grpc_port = await nodes.start(config.host, config.grpc_port)

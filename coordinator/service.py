@@ -126,21 +126,27 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 raise MalformedMessage(f"a node cannot send {type(other).__name__} after its hello")
 
     def _check_model(self, hello: NodeHello) -> None:
-        """Check that the node serves our model, with the same weights as the other members.
+        """Check that the node serves our model, and that it could exchange KV with all members.
 
         Raises:
-            ConfigError: it serves another model or another revision.
+            ConfigError: it serves another model, or its weights or its data type differ.
         """
         if hello.model_id != self._model_id:
             raise ConfigError(
                 f"{hello.node_id} serves {hello.model_id!r}, this coordinator "
                 f"{self._model_id!r}: start both with the same --model"
             )
-        for member in self._registry:
-            if member.hello.revision != hello.revision and member.node_id != hello.node_id:
+        others = [m.hello for m in self._registry if m.node_id != hello.node_id]
+        for other in others:
+            if other.revision != hello.revision:
                 raise ConfigError(
                     f"{hello.node_id} serves revision {hello.revision!r} of {hello.model_id!r}, "
-                    f"{member.node_id} revision {member.hello.revision!r}: their weights differ"
+                    f"{other.node_id} revision {other.revision!r}: their weights differ"
+                )
+            if other.layout.model_shape != hello.layout.model_shape:
+                raise ConfigError(
+                    f"{hello.node_id} has KV of ({hello.layout.describe()}), {other.node_id} of "
+                    f"({other.layout.describe()}): start both with the same --dtype"
                 )
 
     async def _first(self, context: Context) -> NodeMessages | None:

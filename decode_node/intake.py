@@ -4,14 +4,19 @@
               ──► pull, announcement by announcement ──► handoff record ──► settle, adopt
 
 Subscribing tells the prefill node that the blocks will be pulled, and this node is notified at once
-if the handoff ends without KV to pull. It comes first: the KV of a request without a subscriber has
-a lease, and a grammar may have to wait for its turn for longer than that. During the prefill, this
-node's own host tier is searched for blocks of the prompt, which then need not be pulled. The KV
-stays on the prefill node until the decode policy has a place for the request and the pool has room.
-Tickets that have become old by then are renewed.
+if the handoff ends without KV to pull. During the prefill, this node's own host tier is searched
+for blocks of the prompt, which then need not be pulled. The KV stays on the prefill node until the
+decode policy has a place for the request and the pool has room. Tickets that have become old by
+then are renewed.
+
+The grammar, if there is one, is compiled beside all this: it may have to wait for its turn, and the
+KV of a request without a subscriber has a lease. If it fails, nothing more is pulled.
 """
 
 from __future__ import annotations
+
+import asyncio
+from typing import TypeAlias
 
 from decode_node.announced_pulls import AnnouncedPulls
 from decode_node.arrival import Arrival
@@ -20,6 +25,7 @@ from decode_node.room import RoomQueue
 from pdserve.engine.engine import Engine
 from pdserve.engine.grammar import GrammarCompiler
 from pdserve.engine.request import Request
+from pdserve.grammar import CompiledGrammar
 from pdserve.metrics import NodeMetrics
 from pdserve.node.prefix_fetch import PrefixFetcher
 from pdserve.node.prefix_parts import Prefix
@@ -27,6 +33,8 @@ from pdserve.node.session_client import Session, Sessions
 from pdserve.node.subscription import Subscription
 from pdserve.node.translation import request_of
 from pdserve.protocol import DecodeLeg, NodeAddress, PrefixSource
+
+Compiling: TypeAlias = asyncio.Task[CompiledGrammar | None]
 
 
 class Intake:
@@ -68,20 +76,41 @@ class Intake:
         Raises:
             PdserveError: the exporter is lost, the handoff ended, a pull or the grammar failed.
         """
+        if not request.sampling.grammar:
+            await self._take(request, prompt_id, source)
+            return
+        try:
+            async with asyncio.TaskGroup() as tasks:  # the failure of either ends both
+                compiling = tasks.create_task(self._compiler.compiled(request.sampling.grammar))
+                await self._take(request, prompt_id, source, compiling)
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    async def _take(
+        self,
+        request: Request,
+        prompt_id: str,
+        source: NodeAddress,
+        compiling: Compiling | None = None,
+    ) -> None:
         session = await self._sessions.get(source)
-        at_end = prompt_id in self._turns
-        async with session.subscribed(request.request_id, at_end=at_end) as subscription:
-            request.grammar = await self._compiler.compiled(request.sampling.grammar)
-            async with self._turns.turn(prompt_id, subscription):
-                await self._receive(request, session, subscription)
-                subscription.was_pulled = True
-                request.lifecycle.adopted_s = self._clock.now()
-                self._engine.adopt(request)
+        async with (
+            session.subscribed(request.request_id, at_end=prompt_id in self._turns) as subscription,
+            self._turns.turn(prompt_id, subscription),
+        ):
+            await self._receive(request, session, subscription, compiling)
+            subscription.was_pulled = True
+            request.lifecycle.adopted_s = self._clock.now()
+            self._engine.adopt(request)
 
     async def _receive(
-        self, request: Request, session: Session, subscription: Subscription
+        self,
+        request: Request,
+        session: Session,
+        subscription: Subscription,
+        compiling: Compiling | None,
     ) -> None:
-        """Receive the prompt's KV into blocks of this node, and token 1 with it."""
+        """Receive the prompt's KV into blocks of this node, token 1 with it, and the grammar."""
         prefix = Prefix(request.prompt_token_ids, request.cache_salt, request.block_hashes)
         await self._prefixes.fetch(prefix, ())  # only from the host tier
         first = await subscription.next()
@@ -91,6 +120,8 @@ class Intake:
         )
         try:
             handoff = await self._pulls.receive(first, subscription, session, arrival)
+            if compiling is not None:
+                request.grammar = await compiling
         except BaseException:
             self._room.leave(request)
             arrival.release()

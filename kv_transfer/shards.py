@@ -68,11 +68,7 @@ def choose_shards(
 
 
 def _check_model(source: KvLayout, destination: KvLayout) -> None:
-    if _model_shape(source) != _model_shape(destination):
+    if source.model_shape != destination.model_shape:
         raise LayoutMismatch(
             f"KV of ({source.describe()}) cannot be laid out as ({destination.describe()})"
         )
-
-
-def _model_shape(layout: KvLayout) -> tuple[int, int, int, str]:
-    return (layout.num_layers, layout.total_kv_heads, layout.head_dim, layout.dtype)

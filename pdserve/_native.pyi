@@ -449,11 +449,13 @@ class FleetView:
         host: NDArray[np.int64],  # numbers from 1; 0: unknown
         apart: NDArray[np.float64],  # real / profiled time of a step if one pool of a host decodes,
         beside: NDArray[np.float64],  # and if both do; 0: not seen yet
+        beside_step_s: NDArray[np.float64],  # profiled time of the steps that it was seen in
         limit_s: float,  # of a step
     ) -> list[int]:
         """Return the prefill nodes on the hosts of `near` that would not raise their hosts' places.
 
-        Until a ratio is seen: apart, the mean of the host's decode nodes; beside, twice that.
+        A node's step waits for as long as those were longer beside the other pool. Until a ratio is
+        seen: apart, the mean of the host's decode nodes; beside, a wait as long as a step of one.
         """
 
     def place(self, slot: int, ready_s: float) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES
 
-Seconds = Annotated[float, Meta(gt=0)]
+Seconds = Annotated[float, Meta(gt=0, le=1e6)]  # timers and gRPC count in limited integers
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
 Mode = Literal["disaggregated", "colocated", "adaptive"]
@@ -201,6 +201,14 @@ class Timeouts(ConfigStruct, frozen=True):
     drain_s: Annotated[
         Seconds, Meta(description="time to finish running requests after SIGTERM")
     ] = 30.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, which becomes a ConfigError, if sound nodes would be given up."""
+        if self.heartbeat_s >= self.liveness_s:
+            raise ValueError(
+                f"`heartbeat_s` is {self.heartbeat_s:g}, but must be less than `liveness_s` "
+                f"({self.liveness_s:g}): else every node counts as lost between two reports"
+            )
 
 
 class NodeConfig(ConfigStruct, frozen=True):

@@ -161,7 +161,8 @@ class OutOfBlocks(CapacityError):
 class Overloaded(CapacityError):
     """Refused before any work was done, because it could not be served in time.
 
-    `retry_after_s` is when a retry is predicted to succeed; 0 if that is unknown.
+    `retry_after_s` is when a retry is predicted to succeed; 0 if that is unknown, infinite if none
+    ever will.
     """
 
     code = "overloaded"

@@ -59,6 +59,11 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Index in the model of one past this pool's last KV head."""
         return self.first_kv_head + self.num_kv_heads
 
+    @property
+    def model_shape(self) -> tuple[int, int, int, KvDtype]:
+        """What pools must have in common to exchange KV: (layers, KV heads, head_dim, dtype)."""
+        return (self.num_layers, self.total_kv_heads, self.head_dim, self.dtype)
+
     def shard(self, rank: int, num_ranks: int) -> KvLayout:
         """The layout of one tensor-parallel rank, given the layout of the whole model.
 

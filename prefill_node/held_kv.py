@@ -43,10 +43,11 @@ class HeldKv:
     def __init__(self, request_id: str, exporter: Exporter, pinned: PinnedBlocks) -> None:
         self.block_ids: list[int] = []  # of the prompt, from the first token on
         self.request_id = request_id
+        self.num_layers = exporter.layout.num_layers
         self._exporter = exporter
         self._layout = exporter.layout
         self._pinned = pinned
-        self._progress = Progress(self._layout.num_layers)
+        self._progress = Progress(self.num_layers)
         self._states = BlockStates(EXPORTER, request_id)
 
     def missing(self, request: Request, num_computed: int, num_layers: int) -> list[KvPart]:
@@ -71,7 +72,7 @@ class HeldKv:
             self._states.move(blocks, ExporterMove.HOLD)
             self._pinned.hold(blocks)
             self.block_ids += blocks
-        is_whole = part.end_layer == self._layout.num_layers
+        is_whole = part.end_layer == self.num_layers
         move = ExporterMove.ANNOUNCE if is_whole else ExporterMove.ANNOUNCE_PART
         self._states.move(self._blocks_of(part), move)
 
@@ -92,10 +93,10 @@ class HeldKv:
             part.layers,
         )
 
-    def num_bytes(self, part: KvPart) -> int:
-        """Return the size of a part's KV."""
-        num_tokens = part.end_token - part.first_token
-        return num_tokens * self._layout.token_bytes * len(part.layers) // self._layout.num_layers
+    def num_bytes(self, parts: Sequence[KvPart]) -> int:
+        """Return the size of the parts' KV."""
+        num_cells = sum((part.end_token - part.first_token) * len(part.layers) for part in parts)
+        return num_cells * self._layout.token_bytes // self.num_layers
 
     def release(self) -> None:
         """Release all held blocks."""

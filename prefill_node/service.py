@@ -6,7 +6,7 @@
    layers are announced as they are completed (`layers_done`).
 3. The last chunk: token 1 goes to the coordinator at once (`add_tokens`); then the handoff record
    is published (`step_done`). The engine drops the request; the handoff still holds its blocks.
-4. The decode node pulls and settles (`handoff.settle`): the blocks are freed.
+4. The decode node pulls and settles (`handoffs.settle`): the blocks are freed.
 
 A cancel, a failed step or a lost coordinator ends a request at any of these points. A node accepts
 prefill legs whatever its role (`pdserve.node.services`).
@@ -23,7 +23,7 @@ from pdserve.errors import PdserveError, RequestCancelled, RequestEnded
 from pdserve.node.roles import NodeParts, Sampled
 from pdserve.node.translation import request_of, token_event
 from pdserve.protocol import HandoffRecord, PrefillLeg
-from prefill_node.handoff import Handoffs
+from prefill_node.handoffs import Handoffs
 from prefill_node.policies import make_prefill_policy
 
 

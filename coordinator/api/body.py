@@ -50,10 +50,14 @@ def convert_request(values: dict[str, Any], schema: type[_T]) -> _T:
 
 
 def _check_head(request: web.Request, config: ApiConfig) -> None:
-    """Check the headers, to refuse a body before it is sent. Raises an aiohttp HTTP error."""
+    """Check the headers, to refuse a body before it is sent. Raises an aiohttp HTTP error.
+
+    Only a body that claims to be JSON makes a browser ask first whether its page may send it
+    (`headers.preflight`), so a browser has to claim that.
+    """
     kind = request.content_type
     is_json = kind == "application/json" or kind.endswith("+json")
-    if "Content-Type" in request.headers and not is_json:
+    if not is_json and ("Content-Type" in request.headers or "Origin" in request.headers):
         raise web.HTTPUnsupportedMediaType(
             text=f"the request body must be application/json, not {kind}"
         )

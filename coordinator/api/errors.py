@@ -82,7 +82,7 @@ def describe(error: BaseException, request_id: str, retry_after_s: int) -> Error
         if cls in _BY_CLASS and isinstance(error, errors.PdserveError):
             status, kind, is_retryable = _BY_CLASS[cls]
             param = error.param if isinstance(error, errors.RequestError) else None
-            headers = {"Retry-After": _retry_after(error, retry_after_s)} if is_retryable else {}
+            headers = _retry_headers(error, retry_after_s) if is_retryable else {}
             if status == web.HTTPUnauthorized.status_code:
                 headers["WWW-Authenticate"] = "Bearer"
             detail = ErrorDetail(_shortened(error.message), kind, param, error.code)
@@ -91,10 +91,15 @@ def describe(error: BaseException, request_id: str, retry_after_s: int) -> Error
     return ErrorReply(500, ErrorDetail(message, _SERVER, None, "internal_error"))
 
 
-def _retry_after(error: errors.PdserveError, default_s: int) -> str:
-    """Return the predicted wait in whole seconds, rounded up, or `default_s` if none is known."""
+def _retry_headers(error: errors.PdserveError, default_s: int) -> dict[str, str]:
+    """Return the predicted wait in whole seconds, rounded up, or `default_s` if none is known.
+
+    If no retry can succeed, OpenAI's clients are told so.
+    """
     predicted_s = error.retry_after_s if isinstance(error, errors.Overloaded) else 0.0
-    return str(math.ceil(predicted_s) if predicted_s > 0 else default_s)
+    if predicted_s == math.inf:
+        return {"x-should-retry": "false"}
+    return {"Retry-After": str(math.ceil(predicted_s) if predicted_s > 0 else default_s)}
 
 
 def describe_http(error: web.HTTPException, request: web.BaseRequest) -> ErrorReply:

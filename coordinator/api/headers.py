@@ -18,10 +18,10 @@ _API_VERSION = "2020-10-01"  # version of OpenAI's API
 _PREFLIGHT_S = 600  # how long a browser may cache a preflight answer
 _METHODS = "GET, POST, DELETE"
 _SHOWN = (
-    "openai-processing-ms, openai-version, retry-after, x-request-id, x-pdserve-decode-node, "
-    "x-pdserve-prefill-node, x-ratelimit-limit-requests, x-ratelimit-limit-tokens, "
-    "x-ratelimit-remaining-requests, x-ratelimit-remaining-tokens, x-ratelimit-reset-requests, "
-    "x-ratelimit-reset-tokens"
+    "openai-processing-ms, openai-version, retry-after, x-request-id, x-should-retry, "
+    "x-pdserve-decode-node, x-pdserve-prefill-node, x-ratelimit-limit-requests, "
+    "x-ratelimit-limit-tokens, x-ratelimit-remaining-requests, x-ratelimit-remaining-tokens, "
+    "x-ratelimit-reset-requests, x-ratelimit-reset-tokens"
 )
 ANY_ORIGIN = "*"
 

@@ -110,6 +110,19 @@ class HttpServer:
         await self.stop(grace_s=0.0)
 
 
+def raise_file_limit(num_connections: int) -> None:
+    """Let this process open files for so many client connections, as far as its hard limit allows.
+
+    The soft limit that it is started with is often 1024, fewer than a cluster serves requests.
+    """
+    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = num_connections + _OTHER_FILES
+    if hard_limit != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard_limit)
+    if soft_limit != resource.RLIM_INFINITY and soft_limit < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard_limit))
+
+
 def _num_free_files() -> int:
     """Return how many client connections the file limit allows, less files for nodes and logs."""
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

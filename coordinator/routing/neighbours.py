@@ -1,12 +1,17 @@
 """Nodes of one host share its memory bandwidth: does the host decode more if both pools decode?
 
-Decoding reads all weights at every step, so two nodes of a host that decode at once may each take
-nearly twice as long. Profiles do not show this, since nodes are measured alone. But every report
-contains the node's decode ratio (real / profiled step time), and the books say which nodes are
-decoding. So two averages of the ratio are kept per node: one while the host's other pool decoded
-nothing ("apart"), and one while it did ("beside"). Until a prefill node's ratio apart has been
-seen, that of its host's decode nodes is used (without any: the profile). Until a ratio beside has
-been seen, the two nodes are assumed to take turns.
+Decoding reads all weights at every step, so two nodes of a host that decode at once wait for each
+other's reads; small steps may take nearly twice as long. Profiles do not show this, since nodes are
+measured alone. But every report contains the node's decode ratio (real / profiled step time), and
+the books say which nodes are decoding. So two averages of the ratio are kept per node: one while
+the host's other pool decoded nothing ("apart"), and one while it did ("beside"). Until a prefill
+node's ratio apart has been seen, that of its host's decode nodes is used (without any: the
+profile).
+
+A step reads the weights once, however many streams it has. So what `beside` adds counts in seconds,
+of the steps in which it was seen: it is little in the large steps of a loose promise. Until it has
+been seen, nodes are assumed to take turns with the weights, so a step waits as long as a step of
+one stream takes.
 
 A prefill node decodes only if its host then has more places within the promise than its decode
 nodes have alone. A rule that looked only at one more request would never find this: while both
@@ -44,6 +49,7 @@ class Neighbours(SlotArrays):
         self.host: Ints = np.zeros(self.capacity, np.int64)  # number; 0: no node there
         self.apart: Floats = np.zeros(self.capacity)  # 0: not seen yet
         self.beside: Floats = np.zeros(self.capacity)
+        self.beside_step_s: Floats = np.zeros(self.capacity)  # profiled, while `beside` was seen
         self._was_beside: Bools = np.zeros(self.capacity, np.bool_)  # at the last report
         self._hosts: dict[str, _Host] = {}  # by name
         self._numbers = count(1)
@@ -62,7 +68,7 @@ class Neighbours(SlotArrays):
         if self.host[slot] != host.number:
             host.slots.append(slot)
             self.host[slot] = host.number
-            self.apart[slot] = self.beside[slot] = 0.0
+            self.apart[slot] = self.beside[slot] = self.beside_step_s[slot] = 0.0
         if len(host.slots) < 2:
             return
         other_pool = _other(member.role)
@@ -71,9 +77,12 @@ class Neighbours(SlotArrays):
             for other in host.slots
         )
         if is_beside == self._was_beside[slot] and self._decodes.has_requests(slot, now_s):
-            seen = self.beside if is_beside else self.apart
             ratio = member.load.decode_ratio
-            seen[slot] = ratio if seen[slot] == 0 else seen[slot] + _WEIGHT * (ratio - seen[slot])
+            if is_beside:
+                _average(self.beside, slot, ratio)
+                _average(self.beside_step_s, slot, self._profiled_s(slot, now_s))
+            else:
+                _average(self.apart, slot, ratio)
         self._was_beside[slot] = is_beside
 
     def lost(self, member: Member) -> None:
@@ -91,13 +100,26 @@ class Neighbours(SlotArrays):
         steps of `limit_s`.
         """
         prefills, decodes = (self._fleet.ready(role) for role in NodeRole)
-        return view.better_not(near, decodes, prefills, self.host, self.apart, self.beside, limit_s)
+        seen = self.apart, self.beside, self.beside_step_s
+        return view.better_not(near, decodes, prefills, self.host, *seen, limit_s)
+
+    def _profiled_s(self, slot: int, now_s: float) -> float:
+        """Return the time of a step of the current batch, as profiled."""
+        batch = self._decodes.at(now_s, now_s)
+        num_requests, context = int(batch.requests[slot]), int(batch.context[slot])
+        step_s = self._fleet.decode_one_s(slot, num_requests, context)
+        return step_s / float(self._fleet.decode_ratio[slot])
 
     def _host_of(self, member: Member) -> _Host:
         name = _name(member)
         if name not in self._hosts:
             self._hosts[name] = _Host(next(self._numbers))
         return self._hosts[name]
+
+
+def _average(seen: Floats, slot: int, new: float) -> None:
+    """Move an average towards a new value; the first one is taken as it is."""
+    seen[slot] += (_WEIGHT if seen[slot] else 1.0) * (new - seen[slot])
 
 
 def _other(role: NodeRole) -> NodeRole:

@@ -8,6 +8,8 @@ refused until the bucket is refilled.
 
 from __future__ import annotations
 
+import math
+
 from coordinator.tenants.buckets import Bucket
 from coordinator.tenants.identity import Tenant
 from pdserve.errors import RateLimited
@@ -45,7 +47,8 @@ class Quota:
         if 0 < limit < num_tokens:
             raise RateLimited(
                 f"the prompt has {num_tokens} tokens, but {self._name!r} may use only {limit} a "
-                "minute"
+                "minute",
+                math.inf,
             )
         wait_s = self._tokens.wait_s(num_tokens, now_s)
         if wait_s > 0:

@@ -1,13 +1,11 @@
 #include "hosts.h"
 
+#include <algorithm>
 #include <unordered_map>
 
 namespace pdserve::routing {
 
 namespace {
-
-// The slowdown of two nodes that take turns: decoding at once need not be slower than that.
-constexpr double kInTurns = 2.0;
 
 // One host, and its places for the newcomer.
 struct Places {
@@ -46,10 +44,13 @@ std::vector<int64_t> better_not(const FleetView& view, const Hosts& hosts,
         if (places == nullptr) return;
         const Node node = view.node(slot);
         const double apart = hosts.apart[slot] > 0 ? hosts.apart[slot] : places->usual_apart();
-        const double beside = hosts.beside[slot] > 0 ? hosts.beside[slot] : kInTurns * apart;
+        // Until it was seen: each step waits while another node reads the weights once.
+        const double wait_s = hosts.beside[slot] > 0
+            ? std::max(hosts.beside[slot] - apart, 0.0) * hosts.beside_step_s[slot]
+            : apart * node.seconds[1];
         const int64_t context = view.newcomer().context;
         if (is_decode) places->alone += node.most_requests(context, limit_s / apart);
-        places->together += node.most_requests(context, limit_s / beside);
+        places->together += node.most_requests(context, (limit_s - wait_s) / apart);
     };
     for (int64_t i = 0; i < decodes.size(); ++i) add(decodes[i], true);
     for (int64_t i = 0; i < prefills.size(); ++i) add(prefills[i], false);

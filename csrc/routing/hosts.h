@@ -14,6 +14,7 @@ struct Hosts {
     Column<const int64_t> host;  // 0: none
     Column<const double> apart;  // while the host's other pool decodes nothing
     Column<const double> beside;  // while it does
+    Column<const double> beside_step_s;  // profiled time of the steps that `beside` was seen in
 };
 
 // The prefill nodes on the hosts of `near` that should not decode: with them, their hosts would not

@@ -5,8 +5,8 @@ How an agent is configured, and why:
 * `TLS=^tcp`: otherwise UCX would emulate one-sided reads over TCP, slower than our own TCP and
   using the exporter's CPU. The setting applies to this agent's UCX context only, not to other users
   of UCX in the process.
-* No progress thread, since it would keep a core busy. The owner polls the agent while there is
-  something to wait for.
+* No progress thread: UCX's event descriptor misses events, so NIXL's thread polls every
+  millisecond, for ever. The owner polls the agent only while there is something to wait for.
 * Error handling "peer" with RDMA. Without RDMA, UCX uses shared memory for its own messages, for
   which it has no peer failure handling; a dead peer shows as an error of the next read.
 

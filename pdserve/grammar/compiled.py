@@ -12,10 +12,11 @@ from pdserve.grammar.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompiledGrammar:
-    """A grammar over a vocabulary, for one answer.
+    """A grammar over a vocabulary, for one answer, or for token 1 of several.
 
-    Copies of a matcher share the states that they have found, whose number is limited. So if
-    answers shared one, those of many would make it fail for all later ones.
+    Copies of a matcher share the states that they have found, whose number is limited. At the
+    beginning these are the same for all answers. But if whole answers shared one, those of many
+    would make it fail for all later ones.
     """
 
     vocabulary: Vocabulary

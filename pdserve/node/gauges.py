@@ -24,7 +24,7 @@ def load_report(
         state=state,
         role=services.role,
         loading_progress=loading_progress,
-        queued_tokens=engine.queues.queued_tokens,
+        queued_tokens=services.queued_tokens,
         running_requests=len(engine.queues.running),
         waiting_requests=services.num_waiting,
         free_blocks=engine.pool.num_free,
@@ -41,7 +41,7 @@ def watch_services(metrics: NodeMetrics, services: Services) -> None:
     """Requests and blocks."""
     engine, pool = services.engine, services.engine.pool
     watch = metrics.watch
-    watch("queue_tokens", "Prompt tokens not computed yet", lambda: engine.queues.queued_tokens)
+    watch("queue_tokens", "Prompt tokens not computed yet", lambda: services.queued_tokens)
     watch("running_requests", "Requests in the batch", lambda: len(engine.queues.running))
     watch("waiting_requests", "Requests that wait for room", lambda: services.num_waiting)
     watch("legs", "Legs in progress", lambda: len(services.legs))

@@ -30,8 +30,9 @@ class GrammarQueue(RequestTasks[None]):
             self._engine.submit(request)
 
     async def _compile(self, request: Request) -> None:
-        for answer in request.answers:
-            answer.grammar = await self.compiler.compiled(request.sampling.grammar)
+        grammar = await self.compiler.compiled(request.sampling.grammar)
+        for answer in request.answers:  # only token 1 of siblings is sampled here
+            answer.grammar = grammar
 
     def _compiled(self, request: Request, task: asyncio.Task[None]) -> None:
         error = task.exception()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from kv_transfer.shards import common_heads
 from kv_transfer.ticket import read_ticket
 from pdserve.block_hash import hash_chain
-from pdserve.errors import LayoutMismatch, MalformedMessage, OutOfBlocks, StaleTicket
+from pdserve.errors import MalformedMessage, OutOfBlocks, StaleTicket
 from pdserve.kv_layout import KvLayout
 from pdserve.node.headroom import Filling
 from pdserve.node.prefix_exports import MAX_HASHES
@@ -40,7 +39,6 @@ class SourcePuller:
         block_size = self._layout.block_size
         session = await self._parts.sessions.get(source.node)
         theirs = session.link.welcome.layout
-        _check_heads(theirs, self._layout)
         started_s = self._parts.clock.now()
         num_here = len(block_ids)
         num_wanted = self._filling.room(prefix.num_offered(source, block_size) - num_here)
@@ -88,19 +86,6 @@ class SourcePuller:
         if block_size == self._layout.block_size:
             return prefix.hashes
         return hash_chain(prefix.token_ids, block_size, prefix.cache_salt)
-
-
-def _check_heads(theirs: KvLayout, ours: KvLayout) -> None:
-    """Check that the source has all of our KV heads.
-
-    Raises:
-        LayoutMismatch: some heads are held by another tensor-parallel rank.
-    """
-    heads = common_heads(theirs, ours)
-    if (heads.start, heads.stop) != (ours.first_kv_head, ours.end_kv_head):
-        raise LayoutMismatch(
-            f"a prefix in ({theirs.describe()}) lacks heads of ({ours.describe()})"
-        )
 
 
 def _covered_tokens(

@@ -26,6 +26,11 @@ class RequestTasks(Generic[T]):
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def requests(self) -> list[Request]:
+        """The requests that wait."""
+        return [self._requests[task] for task in self._waiting.values()]
+
     def start(self, request: Request, work: Coroutine[Any, Any, T], follow_up: FollowUp[T]) -> None:
         """Begin `work` for a request, and call `follow_up` with the task when it is done."""
         task = asyncio.create_task(work)

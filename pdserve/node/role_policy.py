@@ -39,7 +39,8 @@ class PrefillRolePolicy:
             decode: plans while there are.
             num_pinned: returns the number of blocks that other nodes are to pull.
             most_pinned: limit on these blocks and those of running prefill legs, from which on no
-                prefill leg is started. One step may exceed it by the prompts that it starts.
+                prefill leg is started, unless there are none. One step may exceed it by the prompts
+                that it starts.
         """
         self._prefill = prefill
         self._decode = decode
@@ -66,7 +67,8 @@ class PrefillRolePolicy:
         if not legs:
             return []
         begun = (r for r in queues.running if r.leg_token_limit is not None)
-        if self._num_pinned() + sum(len(r.block_table) for r in begun) < self._most_pinned:
+        num_held = self._num_pinned() + sum(len(r.block_table) for r in begun)
+        if num_held == 0 or num_held < self._most_pinned:  # the limit may be less than a block
             return []
         for request in legs:
             queues.waiting.remove(request)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from pdserve.engine.engine import Engine
 from pdserve.engine.interface import StepReport
+from pdserve.engine.prompts.uncached import num_uncached
 from pdserve.engine.request import Request, Scheduled
 from pdserve.errors import PdserveError
 from pdserve.node.legs import Legs
@@ -87,6 +88,14 @@ class Services:
         parts = self._parts
         queued = len(parts.prefixes) + len(parts.grammars) + len(parts.engine.queues.waiting)
         return queued + self._prefill.num_waiting + self._decode.num_waiting
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens to compute, also of prompts that are not in the engine's queues yet."""
+        parts = self._parts
+        outside = parts.prefixes.requests + parts.grammars.requests
+        num_outside = sum(num_uncached(request, parts.pool) for request in outside)
+        return parts.engine.queues.queued_tokens + num_outside
 
     def on_step(self, listener: Callable[[StepReport], None]) -> None:
         """Call `listener` after each step, once its tokens have been sent."""

@@ -15,6 +15,7 @@ import msgspec
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.link import Link
 from kv_transfer.puller import Puller
+from kv_transfer.shards import choose_shards
 from pdserve.clock import Clock
 from pdserve.config import Timeouts
 from pdserve.errors import MalformedMessage, PdserveError, PeerLost, from_code
@@ -164,7 +165,7 @@ class Sessions:
 
         Raises:
             PeerLost: it cannot be reached in time.
-            LayoutMismatch, StaleIncarnation: the handshake was refused.
+            LayoutMismatch, StaleIncarnation: the handshake was refused, or it lacks KV heads.
         """
         opening = self._opening.get(peer.incarnation)
         if opening is None:
@@ -239,6 +240,8 @@ class Sessions:
                     raise MalformedMessage(
                         f"an exporter sends ExporterWelcome first, not {type(welcome).__name__}"
                     )
+                # A pull takes what both sides have: one exporter must have all of our heads.
+                choose_shards([welcome.layout], self._identity.layout)
                 link = await self._puller.connect(welcome, self._timeouts.connect_s)
             outbox = Outbox()
             session = Session(peer, link, outbox, self._clock)

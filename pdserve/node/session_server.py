@@ -39,7 +39,7 @@ Context: TypeAlias = grpc.aio.ServicerContext[PullerMessages, ExporterMessages]
 
 
 class Announcer(Protocol):
-    """Announces which KV of which request can be pulled (`prefill_node.handoff`)."""
+    """Announces which KV of which request can be pulled (`prefill_node.handoffs`)."""
 
     def subscribe(self, request_id: str, subscriber: Subscriber, *, at_end: bool = False) -> None:
         """Send all announcements of a request to `subscriber`: the past ones, then new ones.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 
 import msgspec
@@ -98,4 +99,4 @@ class Subscription:
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
-            raise self._failure
+            raise copy(self._failure)  # the traceback of the original would refer to itself

@@ -55,7 +55,7 @@ def shapes() -> st.SearchStrategy[Shape]:
         num_kv_heads=st.integers(1, 4),
         group_size=st.sampled_from([1, 2, 3, 4, 5, 7, 8, 12, 16]),
         head_dim=st.sampled_from([1, 8, 31, 32, 64, 80, 96, 128, 256]),
-        block_size=st.integers(1, 32),
+        block_size=st.one_of(st.integers(1, 32), st.sampled_from([48, 64, 100])),
         num_layers=st.integers(1, 3),
         dtype=st.sampled_from(DTYPES),
     )

@@ -1,4 +1,4 @@
-"""An exporter's handoffs: `prefill_node/handoff.py` in the small."""
+"""An exporter's handoffs: `prefill_node/handoffs.py` in the small."""
 
 from __future__ import annotations
 

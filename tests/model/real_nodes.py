@@ -27,7 +27,7 @@ from pdserve.errors import PdserveError
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import HandoffRecord, SamplingParams
-from prefill_node.handoff import Handoffs
+from prefill_node.handoffs import Handoffs
 from tests.model.steps import SteppedLoop
 
 NUM_BLOCKS = 6

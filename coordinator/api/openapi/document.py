@@ -126,7 +126,8 @@ def _errors(operation: Operation) -> dict[str, Any]:
         content = {JSON: {"schema": _schema(ErrorBody)}}
         described[str(status)] = {"description": _ERRORS[status], "content": content}
         if status in _LATER:
-            wait = _header("Seconds to wait before a retry.", {"type": "integer", "minimum": 1})
+            when = "Seconds to wait before a retry; absent if none can succeed."
+            wait = _header(when, {"type": "integer", "minimum": 1}, is_required=False)
             described[str(status)]["headers"] = {"Retry-After": wait}
     return described
 
@@ -141,8 +142,10 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
     }
 
 
-def _header(description: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"description": description, "required": True, "schema": schema}
+def _header(
+    description: str, schema: dict[str, Any], *, is_required: bool = True
+) -> dict[str, Any]:
+    return {"description": description, "required": is_required, "schema": schema}
 
 
 # ---- schemas -----------------------------------------------------------------------------------

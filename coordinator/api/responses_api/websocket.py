@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
+from coordinator.api import callers
 from coordinator.api.answer import new_events
 from coordinator.api.call import Call
 from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
@@ -141,6 +142,7 @@ class _Session:
 
     async def _plan(self, message: str | bytes, trace: RequestTrace) -> Planned:
         context = self._context
+        callers.identify(self._request, context, trace)  # a key or a limit may have changed
         begin_call(trace, self._request.path, context)
         text = message.encode() if isinstance(message, str) else message
         values = await JsonReader().read_long(text, "the message")
@@ -200,5 +202,4 @@ class _Session:
             unique=unique,
             request_id=f"req-{unique}",
             received_s=self._context.clock.now(),
-            caller=self._request[TRACE].caller,
         )

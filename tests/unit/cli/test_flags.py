@@ -130,6 +130,20 @@ def test_every_real_config_makes_flags_with_help(struct):
     assert read(struct) == struct()
 
 
+@pytest.mark.parametrize("struct", [NodeConfig, CoordinatorConfig, ClusterConfig])
+def test_reports_must_come_more_often_than_nodes_are_given_up(struct):
+    assert read(struct, "--heartbeat-s=2", "--liveness-s=3").timeouts.liveness_s == 3
+    with pytest.raises(ConfigError, match=r"`heartbeat_s` is 10, but must be less than .*\(5\)"):
+        read(struct, "--heartbeat-s=10")
+
+
+@pytest.mark.parametrize("seconds", ["inf", "nan", "1e300", "0", "-1"])
+def test_a_deadline_is_a_number_that_timers_can_count(seconds, capsys):
+    with pytest.raises(SystemExit):
+        read(CoordinatorConfig, f"--liveness-s={seconds}")
+    assert f'argument --liveness-s: "{seconds}": Expected `float` ' in capsys.readouterr().err
+
+
 def test_two_fields_of_one_name_are_refused():
     class Doubled(ConfigStruct, frozen=True):
         kv_memory: str = ""

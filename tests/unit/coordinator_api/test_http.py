@@ -41,15 +41,25 @@ async def test_unreadable_bodies(raw: bytes, headers: dict[str, str], status: in
             assert is_error_body(body)
 
 
-async def test_a_missing_content_type_is_taken_for_json() -> None:
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        # A page can send this to any server without asking first.
+        ({"Origin": "https://theirs.example"}, 415),
+    ],
+)
+async def test_a_missing_content_type_is_taken_for_json_but_not_from_a_page(
+    headers: dict[str, str], status: int
+) -> None:
     raw = json.dumps({"model": MODEL, "messages": MESSAGES}).encode()
-    async with (
-        served() as api,
-        api.client.post(
-            "/v1/chat/completions", data=raw, skip_auto_headers=["Content-Type"]
-        ) as response,
-    ):
-        assert response.status == 200
+    async with served() as api:
+        untyped = api.client.post(
+            "/v1/chat/completions", data=raw, headers=headers, skip_auto_headers=["Content-Type"]
+        )
+        async with untyped as response:
+            assert response.status == status
+        assert len(api.generator.generations) == (status == 200)
 
 
 async def test_unknown_paths_and_methods() -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
 from coordinator.api.responses_api import websocket
+from coordinator.tenants import Tenants
+from coordinator.tenants.key_book import LOOK_S
+from coordinator.tenants.keys import hash_key
+from pdserve.clock import ManualClock
 from pdserve.errors import NodeLost, Overloaded
 from tests.unit.coordinator_api.fakes import (
     MODEL,
@@ -169,6 +174,23 @@ async def test_it_is_for_those_with_a_key_and_for_sockets(tenants: Any) -> None:
             assert (await turn(socket))[-1]["type"] == "response.completed"
         async with api.client.get("/v1/responses", headers=bearer("acme-1")) as response:
             assert response.status == 426
+
+
+async def test_each_message_is_a_call_of_its_own_to_its_tenant(
+    tenants: Tenants, tmp_path: Path, clock: ManualClock
+) -> None:
+    def remaining(key: str) -> str:
+        return tenants.headers(tenants.identify(key))["x-ratelimit-remaining-tokens"]
+
+    async with served(tenants=tenants) as api, connected(api, headers=bearer("acme-1")) as socket:
+        assert (await turn(socket))[-1]["type"] == "response.completed"
+        after_one = remaining("acme-1")
+        assert int(after_one) < 1000
+        assert error_of(await turn(socket, temperature=-1))[0] == 400
+        assert remaining("acme-1") == after_one, "only its own prompt is given back"
+        (tmp_path / "keys.toml").write_text(f'[tenants.a]\nkeys = ["{hash_key("a")}"]')
+        clock.advance(LOOK_S)
+        assert error_of(await turn(socket))[:2] == (401, "invalid_api_key")
 
 
 async def test_pages_of_other_origins_are_kept_out() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import resource
 from typing import Any
 
 import aiohttp
 import pytest
 
 from coordinator.api import HttpServer, create_app
+from coordinator.api.server import raise_file_limit
 from pdserve.errors import ConfigError
 from tests.unit.coordinator_api.fakes import (
     MODEL,
@@ -144,6 +146,22 @@ async def test_a_client_with_one_connection_too_many_is_turned_away() -> None:
             assert await second.read_until_broken() == b""
         first.writer.write(request)
         assert b'"version"' in await first.reader.readuntil(b"}")
+
+
+def test_files_are_made_room_for_within_the_hard_limit() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = limits[1]
+    assert most == resource.RLIM_INFINITY or most > 1300
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1000, most))
+        for num_connections, soft_limit in ((500, 1000), (1000, 1256)):
+            raise_file_limit(num_connections)
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft_limit, most)
+        if most != resource.RLIM_INFINITY:
+            raise_file_limit(most)
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 async def test_long_answers_outlive_the_idle_limit() -> None:

@@ -184,6 +184,16 @@ async def test_tokens_of_prompt_and_answer_are_charged(tenants: Tenants) -> None
             assert int(response.headers["x-ratelimit-remaining-tokens"]) == left, "given back"
 
 
+async def test_nobody_is_told_to_retry_what_never_fits(tenants: Tenants) -> None:
+    async with (
+        served(tenants=tenants) as api,
+        api.embed(bearer("acme-1"), input=[[3] * 400, [4] * 400, [5] * 201]) as response,
+    ):
+        assert response.status == 429
+        assert "Retry-After" not in response.headers
+        assert response.headers["x-should-retry"] == "false"
+
+
 async def test_prompts_without_answers_are_charged_too(tenants: Tenants) -> None:
     generator = FakeGenerator(script=lambda request: [Tokens([])])
     async with served(generator, tenants=tenants) as api:

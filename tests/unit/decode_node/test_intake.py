@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
@@ -24,10 +25,11 @@ from pdserve.errors import (
     MalformedMessage,
     PeerLost,
     RequestCancelled,
+    RequestEnded,
     StaleTicket,
     TokenizerError,
 )
-from pdserve.grammar import Vocabulary
+from pdserve.grammar import CompiledGrammar, Vocabulary
 from pdserve.metrics import NodeMetrics
 from pdserve.node.prefix_parts import Prefix
 from pdserve.protocol import DecodeLeg, HandoffEnded, HandoffRecord, SamplingParams, Subscribe
@@ -271,9 +273,59 @@ async def test_losing_the_exporter_ends_the_intake(bench: Bench, stage: str) -> 
     bench.pool.release(blocked)
 
 
-async def test_a_grammar_that_fails_ends_the_intake(bench: Bench) -> None:
-    with pytest.raises(GrammarFailed, match=r"no tokenizer\.json"):
-        await asyncio.wait_for(bench.take(grammar="start: /a/"), 10)
+class SlowCompiler:
+    """In place of GrammarCompiler: compiles when the test says so, or fails."""
+
+    def __init__(self) -> None:
+        self.result: asyncio.Future[CompiledGrammar] = asyncio.get_running_loop().create_future()
+
+    async def compiled(self, grammar: str) -> CompiledGrammar:
+        return await self.result
+
+
+async def test_a_grammar_is_compiled_beside_the_pull(bench: Bench) -> None:
+    slow = bench.intake._compiler = SlowCompiler()  # type: ignore[assignment]
+    bench.puller.gate.set()
+    taking = bench.take(grammar="start: /a/")
+    await turn()
+    bench.announce(0, 10)
+    bench.record()
+    await turn()
+    assert bench.puller.parts == [(0, 10, 0, 4)]
+    assert not bench.engine.queues.running, "its grammar is missing"
+    grammar = CompiledGrammar(None, None, is_light=True)  # type: ignore[arg-type]
+    slow.result.set_result(grammar)
+    await asyncio.wait_for(taking, 1)
+    (request,) = bench.engine.queues.running
+    assert request.grammar is grammar
+    assert bench.exporter.settled == [True]
+
+
+@pytest.mark.parametrize("is_pulled", [False, True])
+async def test_a_grammar_that_fails_ends_the_intake(bench: Bench, is_pulled: bool) -> None:
+    slow = bench.intake._compiler = SlowCompiler()  # type: ignore[assignment]
+    taking = bench.take(grammar="start: /a/")
+    await turn()
+    bench.announce(0, 10)
+    if is_pulled:
+        bench.puller.gate.set()
+        bench.record()
+    await turn()
+    assert bench.puller.is_writing is not is_pulled
+    slow.result.set_exception(GrammarFailed("too large"))
+    with pytest.raises(GrammarFailed, match="too large"):
+        await asyncio.wait_for(taking, 1)
+    assert bench.exporter.settled == [False]
+
+
+async def test_the_end_of_the_handoff_ends_the_compiling(bench: Bench) -> None:
+    slow = bench.intake._compiler = SlowCompiler()  # type: ignore[assignment]
+    taking = bench.take(grammar="start: /a/")
+    await turn()
+    bench.exporter.say(HandoffEnded(request_id="r", code=PeerLost.code, message="p is gone"))
+    with pytest.raises(PeerLost):
+        await asyncio.wait_for(taking, 1)
+    assert slow.result.cancelled()
 
 
 async def test_a_handoff_has_its_subscriber_while_a_grammar_waits_for_its_turn(
@@ -300,6 +352,30 @@ async def test_a_stale_ticket_ends_the_intake(bench: Bench) -> None:
     with pytest.raises(StaleTicket):
         await asyncio.wait_for(taking, 1)
     assert bench.exporter.settled == [False]
+
+
+@pytest.mark.usefixtures("collector_off")
+@pytest.mark.parametrize("end", ["adopted", "ended", "cancelled"])
+async def test_a_handoff_leaves_no_cycle_behind(bench: Bench, end: str) -> None:
+    """What it leaves is freed with its last reference, not by the garbage collector."""
+    bench.puller.gate.set()
+    for _ in range(10):
+        taking = bench.take()
+        await turn()
+        match end:
+            case "adopted":
+                bench.announce(0, 10)
+                bench.record()
+            case "ended":
+                code = RequestEnded.code
+                bench.exporter.say(HandoffEnded(request_id="r", code=code, message="so soon"))
+            case "cancelled":
+                taking.cancel()
+        await asyncio.wait({taking})
+        assert taking.cancelled() or isinstance(taking.exception(), RequestEnded | None)
+        bench.engine.cancel("r")
+        del taking
+    assert gc.collect() < 10
 
 
 async def test_an_ended_handoff_ends_the_intake(bench: Bench) -> None:

@@ -231,12 +231,12 @@ async def test_an_agent_that_has_to_go_is_gone_before_the_failure_is_told() -> N
             assert peer.link._route is not None
             channel = peer.link._route.channel
             assert isinstance(channel, UcxChannel)
-            agent = channel._driver._agent
+            agent = channel._driver._thread._agent
             assert isinstance(agent, NixlAgent)
             agent.has_late_writes = True  # as with RDMA
             nixl = weakref.ref(agent._agent)
             task = await peer.start_endless()
-            read = next(iter(channel._driver._active))
+            read = next(iter(channel._driver._thread._active))
             left: queue.SimpleQueue[object] = queue.SimpleQueue()
             read.ended.add_done_callback(lambda _: left.put(nixl()))  # on the driver's thread
             del agent

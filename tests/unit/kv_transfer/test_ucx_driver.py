@@ -141,7 +141,7 @@ async def test_a_transfer_ends_with_its_last_slice(driver: UcxDriver, agents: Ag
 
 async def test_cancelling_posts_no_more_and_waits(driver: UcxDriver, agents: Agents) -> None:
     (agent,) = agents.made
-    driver._quarantine_s = 60
+    driver._thread._quarantine_s = 60
     task = asyncio.create_task(driver.transfer(P0, PEERS, POOL, MANY))
     await until_posted(agent, 2)
     task.cancel()
@@ -195,7 +195,7 @@ async def test_the_other_slices_of_a_failed_transfer_are_waited_for(
     driver: UcxDriver, agents: Agents
 ) -> None:
     (agent,) = agents.made
-    driver._quarantine_s = 60
+    driver._thread._quarantine_s = 60
     task = asyncio.create_task(driver.transfer(P0, PEERS, POOL, MANY))
     await until_posted(agent, 2)
     agent.failing = {0}
@@ -259,7 +259,7 @@ async def test_a_command_that_fails_ends_neither_the_thread_nor_the_wait(
 ) -> None:
     task = asyncio.create_task(driver.transfer(P0, PEERS, POOL, MANY))
     await until_posted(agents.made[0], 2)
-    driver._command(lambda: [].pop())
+    driver._thread.command(lambda: [].pop())
     with pytest.raises(PeerLost, match="pop from empty list"):
         await task
     await assert_alive(driver, agents)
@@ -363,7 +363,7 @@ async def test_scratch_that_was_cancelled_keeps_what_was_registered(agents: Agen
         pads.append(weakref.ref(pad))
         register(pad)
 
-    register, driver._register = driver._register, register_slowly
+    register, driver._thread.register = driver._thread.register, register_slowly
 
     async def use() -> None:
         async with driver.scratch(10):

@@ -20,6 +20,7 @@ from pdserve.protocol import (
     HandoffRecord,
     NodeRole,
     PrefillLeg,
+    PrefixSource,
     SamplingParams,
     Sibling,
     TokenBatch,
@@ -80,15 +81,18 @@ class Bench:
         siblings: Sequence[str] = (),
         is_heard: bool = True,
         max_tokens: int = MAX_TOKENS,
+        grammar: str = "",
+        prefix_sources: Sequence[PrefixSource] = (),
     ) -> None:
         """A prefill leg arrives; a decode node listens, if it `is_heard`."""
-        sampling = SamplingParams(max_tokens=max_tokens)
+        sampling = SamplingParams(max_tokens=max_tokens, grammar=grammar)
         leg = PrefillLeg(
             request_id=request_id,
             token_ids=list(range(num_tokens)),
             sampling=sampling,
             cache_salt=request_id,
             handoff=max_tokens > 1,
+            prefix_sources=list(prefix_sources),
             siblings=[Sibling(request_id=name, seed=i) for i, name in enumerate(siblings)],
         )
         if is_heard:

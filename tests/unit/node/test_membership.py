@@ -23,6 +23,7 @@ from coordinator.running import RunningRequest
 from coordinator.service import CoordinatorService
 from pdserve.config import Timeouts
 from pdserve.errors import MalformedMessage, NodeLost
+from pdserve.kv_layout import KvDtype
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.node.legs import Legs
 from pdserve.node.link import CoordinatorLink
@@ -56,14 +57,14 @@ TIMEOUTS = Timeouts(heartbeat_s=0.05, liveness_s=0.4, connect_s=0.4, reconnect_s
 RawContext: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 
 
-def hello(node_id: str = "d", model_id: str = "m", revision: str = "r") -> NodeHello:
-    return node_hello(node_id, state=NodeState.LOADING, model_id=model_id, revision=revision)
+def hello(node_id: str = "d", **changes: object) -> NodeHello:
+    return node_hello(node_id, state=NodeState.LOADING, **changes)
 
 
 class Coordinator:
     """The gRPC half of a coordinator."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeouts: Timeouts = TIMEOUTS) -> None:
         self.registry = Registry()
         self.flow = Flow(
             self.registry,
@@ -73,9 +74,9 @@ class Coordinator:
             model="m",
             request_s=60,
         )
-        self.server = Server(TIMEOUTS.liveness_s)
+        self.server = Server(timeouts.liveness_s)
         welcome = Welcome(coordinator_id="c", incarnation="1")
-        service = CoordinatorService(self.registry, self.flow, "m", welcome, TIMEOUTS)
+        service = CoordinatorService(self.registry, self.flow, "m", welcome, timeouts)
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, self.server.grpc)
         self.port = 0
 
@@ -303,7 +304,11 @@ async def test_who_reports_what_cannot_be_true_is_cut_off(coordinator: Coordinat
 
 @pytest.mark.parametrize(
     ("theirs", "message"),
-    [(hello(model_id="x"), "serves 'x'"), (hello("d2", revision="x"), "their weights differ")],
+    [
+        (hello(model_id="x"), "serves 'x'"),
+        (hello("d2", revision="x"), "their weights differ"),
+        (hello("d2", layout=replace(LAYOUT, dtype=KvDtype.BFLOAT16)), "with the same --dtype"),
+    ],
 )
 async def test_a_node_with_another_model_is_refused(
     coordinator: Coordinator, theirs: NodeHello, message: str
@@ -453,9 +458,9 @@ async def test_leaving_does_not_wait_for_a_coordinator_that_stopped_listening() 
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_nodes_of_different_weights_that_come_at_once_are_not_both_let_in(
-    coordinator: Coordinator,
-) -> None:
+async def test_nodes_of_different_weights_that_come_at_once_are_not_both_let_in() -> None:
+    coordinator = Coordinator(Timeouts())  # patient: they say no more than hello
+    await coordinator.start()
     async with open_channel(f"127.0.0.1:{coordinator.port}", 60) as channel:
         streams = [CoordinatorStub(channel).Attach() for _ in range(8)]
         await asyncio.gather(*(s.wait_for_connection() for s in streams))
@@ -463,6 +468,7 @@ async def test_nodes_of_different_weights_that_come_at_once_are_not_both_let_in(
         await asyncio.gather(*(s.write(h) for s, h in zip(streams, hellos, strict=True)))
         answers = await asyncio.gather(*(s.read() for s in streams), return_exceptions=True)
         assert sum(not isinstance(answer, Exception) for answer in answers) == 1
+    await coordinator.server.stop(0)
 
 
 async def test_a_draining_node_is_told_when_no_leg_can_follow(coordinator: Coordinator) -> None:

@@ -488,16 +488,6 @@ async def test_an_answer_that_does_not_fit_the_question_is_refused(kind: str) ->
         assert puller.pool.num_cached == 0
 
 
-async def test_a_source_without_all_heads_is_not_asked() -> None:
-    puller, source = PrefixNode("d"), PrefixNode("p")
-    async with started(puller, source):
-        scripted = ScriptedSource(puller, source)
-        scripted.layout = source.layout.shard(0, 2)
-        await scripted.fetcher.fetch(puller.prefix(), [scripted.hint])
-        assert scripted.fetcher.statistics.failed == 1
-        assert not scripted.asked.is_set()
-
-
 async def test_a_puller_that_hangs_up_lets_go_of_everything() -> None:
     puller, source = PrefixNode("d"), PrefixNode("p")
     async with started(puller, source):

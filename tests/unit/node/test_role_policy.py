@@ -23,7 +23,7 @@ PERF = PerfModel(StepCosts(knot_tokens=[1, 100], knot_s=[0.011, 0.110]))
 class Bench:
     """An engine whose steps a test takes one by one; prompts that are done stay pinned."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_pinned: int = MOST_PINNED) -> None:
         self.pool = BlockPool(NUM_BLOCKS, BLOCK)
         self.pinned: list[list[int]] = []
         clock = ManualClock()
@@ -31,7 +31,7 @@ class Bench:
             prefill_policy(100, 16, perf=PERF, clock=clock),
             decode_policy(100, 16, "tpot-cap", perf=PERF, clock=clock),
             lambda: sum(map(len, self.pinned)),
-            MOST_PINNED,
+            most_pinned,
         )
         self.core = EngineCore(Queues(self.pool, clock), policy, frozenset())
 
@@ -134,3 +134,19 @@ def test_kv_that_nobody_pulls_keeps_legs_out_beside_streams_but_not_the_streams(
     assert not bench.core.queues.running
     assert bench.pool.num_free == NUM_BLOCKS
     bench.pool.check_integrity()
+
+
+def test_a_limit_of_less_than_a_block_lets_one_leg_begin_at_a_time() -> None:
+    bench = Bench(most_pinned=0)
+    bench.submit("stream", 4, is_leg=False, max_tokens=100)
+    bench.step()
+    for number in range(2):
+        bench.submit(f"leg-{number}", 16, is_leg=True)
+    for _ in range(10):
+        bench.step()
+    assert len(bench.pinned) == 1
+    bench.pull()
+    for _ in range(10):
+        bench.step()
+    assert len(bench.pinned) == 1
+    assert not bench.core.queues.waiting

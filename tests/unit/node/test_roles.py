@@ -17,8 +17,10 @@ from pdserve.protocol import (
     HandoffEnded,
     HandoffRecord,
     LegFailed,
+    NodeAddress,
     NodeRole,
     NodeState,
+    PrefixSource,
     TokenBatch,
 )
 from tests.unit.node.one_node import LAYOUT, MAX_TOKENS, NUM_BLOCKS, Bench, Link
@@ -152,6 +154,25 @@ async def test_a_failed_step_fails_both_kinds() -> None:
     failed = [message for message in bench.link.sent if isinstance(message, LegFailed)]
     assert {message.request_id for message in failed} == {"p", "d"}
     assert any(isinstance(message, HandoffEnded) for message in bench.told)
+    bench.check_idle()
+    await bench.close()
+
+
+async def test_prompts_count_as_queued_before_the_engine_has_them() -> None:
+    bench = Bench(P)
+    elsewhere = NodeAddress(node_id="q", incarnation="1", session_address="127.0.0.1:9")
+    bench.prefill("in the engine", num_tokens=9)
+    bench.prefill("compiled first", num_tokens=20, grammar='start: "a"')
+    source = PrefixSource(node=elsewhere, num_tokens=16)
+    bench.prefill("fetched first", num_tokens=30, prefix_sources=[source])
+    report = load_report(bench.services, bench.parts.perf, NodeState.READY, 1.0)
+    assert len(bench.parts.engine.queues.waiting) == 1
+    assert (report.waiting_requests, report.queued_tokens) == (3, 9 + 20 + 30)
+    for name in ("compiled first", "fetched first"):
+        bench.services.cancel_leg(name, "cancelled")
+    assert bench.services.queued_tokens == 9
+    bench.run()
+    assert bench.services.queued_tokens == 0
     bench.check_idle()
     await bench.close()
 

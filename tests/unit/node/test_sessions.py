@@ -79,9 +79,11 @@ class ScriptedAnnouncer:
 class Pair:
     """An exporting node and a pulling node in one process."""
 
-    def __init__(self, puller_identity: KvIdentity = IDENTITY) -> None:
-        self.memory = ExportedPool(8, LAYOUT.block_bytes)
-        self.exporter = Exporter("p", "life-1", IDENTITY, self.memory, SystemClock())
+    def __init__(
+        self, puller_identity: KvIdentity = IDENTITY, exporter_identity: KvIdentity = IDENTITY
+    ) -> None:
+        self.memory = ExportedPool(8, exporter_identity.layout.block_bytes)
+        self.exporter = Exporter("p", "life-1", exporter_identity, self.memory, SystemClock())
         self.announcer = ScriptedAnnouncer()
         self.server = Server(TIMEOUTS.liveness_s)
         servicer = SessionServer(self.exporter, self.announcer, TIMEOUTS.connect_s)
@@ -299,6 +301,16 @@ async def test_kv_of_another_kind_is_refused(identity: KvIdentity, mentioned: st
     with pytest.raises(LayoutMismatch) as refusal:
         await pair.sessions.get(pair.peer)
     assert "'d'" in str(refusal.value) or mentioned in str(refusal.value)
+    await pair.close()
+
+
+async def test_a_shard_that_lacks_some_of_our_heads_is_refused() -> None:
+    """All of a request's KV comes from one exporter: the other heads would stay undefined."""
+    whole = replace(LAYOUT, num_kv_heads=2)
+    pair = Pair(KvIdentity("m", "r", whole), KvIdentity("m", "r", whole.shard(0, 2)))
+    await pair.start()
+    with pytest.raises(LayoutMismatch, match="KV head 1"):
+        await pair.sessions.get(pair.peer)
     await pair.close()
 
 

@@ -17,7 +17,7 @@ from pdserve.engine.request import SampledToken, Scheduled
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.node.gauges import watch_services
 from pdserve.protocol import NodeRole, PrefillLeg, SamplingParams
-from prefill_node.handoff import Handoffs
+from prefill_node.handoffs import Handoffs
 from tests.unit.engine.fakes import PlainRunner
 from tests.unit.node.parts import made_parts, made_services
 

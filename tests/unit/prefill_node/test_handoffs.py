@@ -20,7 +20,7 @@ from pdserve.errors import DeadlineExceeded, PdserveError, RequestCancelled
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import Announcement, HandoffEnded, HandoffRecord, SamplingParams
-from prefill_node.handoff import Handoffs
+from prefill_node.handoffs import Handoffs
 
 BLOCK = 4
 NUM_LAYERS = 4

@@ -1,0 +1,221 @@
+"""All handoffs of a prefill node, from the first chunk until settled.
+
+    open ──announce──► announced ──publish──► published ──settle──► gone
+      │                    │                     │
+      └────────────end (finished, failed, cancelled, lease over)──► gone
+
+Several answers to one prompt are handed off one by one, each under its own request id, when its
+decode node subscribes. Their handoffs hold the same blocks, which are freed when the last handoff
+ends. A subscriber that asks for everything at the end receives nothing before the end.
+
+KV is normally announced at the end of the step that computes it. If that is much KV, it is
+announced layer by layer while the step runs, so that little is left to pull after the last token.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from kv_transfer.exporter import Exporter
+from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.request import Request, Scheduled
+from pdserve.errors import DeadlineExceeded, PdserveError
+from pdserve.node.session_server import Subscriber
+from pdserve.protocol import HandoffRecord
+from prefill_node.handoff import Handoff
+from prefill_node.held_kv import HeldKv, PinnedBlocks
+
+log = logging.getLogger(__name__)
+
+_MAX_LAYER_GROUPS = 8  # per step: with more groups the last one would hardly be smaller
+
+
+class Handoffs:
+    """All handoffs of one node.
+
+    `on_settled` is called for handoffs that every subscriber is done with, `on_expired` for those
+    that nobody subscribed to within `lease_s`. During a step, KV is announced from `announce_bytes`
+    on; with 0, never.
+    """
+
+    def __init__(
+        self,
+        exporter: Exporter,
+        pool: BlockPool,
+        *,
+        on_settled: Callable[[str], None],
+        on_expired: Callable[[str, PdserveError], None],
+        lease_s: float,
+        announce_bytes: int,
+    ) -> None:
+        self._exporter = exporter
+        self._pinned = PinnedBlocks(pool)
+        self._on_settled = on_settled
+        self._on_expired = on_expired
+        self._lease_s = lease_s
+        self._announce_bytes = announce_bytes
+        self._num_layers = exporter.layout.num_layers
+        self._handoffs: dict[str, Handoff] = {}
+
+    @property
+    def num_pinned_blocks(self) -> int:
+        """Number of blocks held for decode nodes to pull."""
+        return len(self._pinned)
+
+    def __len__(self) -> int:
+        return len(self._handoffs)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._handoffs
+
+    # ---- the prefill leg's side ----------------------------------------------------------------
+
+    def open(self, request_id: str) -> None:
+        """Open the handoff of a prefill leg that has arrived."""
+        handoff = self._get_or_make(request_id)
+        handoff.is_open = True
+        handoff.stop_lease()  # started by a subscription that came first
+
+    def begin_step(self, rows: Sequence[Scheduled]) -> list[int]:
+        """Announce what the prefix cache has spared the step that is about to run.
+
+        Returns the layer counts, ascending, after which `layers_done` will have enough KV to
+        announce.
+        """
+        if not self._announce_bytes or not self._handoffs:
+            return []
+        most_bytes = 0
+        for row in rows:
+            for handoff in self._of(row.request):
+                computed = row.request.num_computed_tokens
+                handoff.announce_if(row.request, computed, self._num_layers, self._announce_bytes)
+                computed += row.num_tokens
+                to_come = handoff.held.missing(row.request, computed, self._num_layers)
+                most_bytes = max(most_bytes, handoff.held.num_bytes(to_come))
+        if most_bytes <= self._announce_bytes:
+            return []
+        enough = -(-self._num_layers * self._announce_bytes // most_bytes)
+        group = max(enough, -(-self._num_layers // _MAX_LAYER_GROUPS))
+        return list(range(group, self._num_layers, group))
+
+    def layers_done(self, rows: Sequence[Scheduled], num_layers: int) -> None:
+        """Announce what the running step has completed, `num_layers` layers, where it is enough."""
+        for row in rows:
+            if row.request.is_cancelled:
+                continue
+            for handoff in self._of(row.request):
+                computed = row.request.num_computed_tokens + row.num_tokens
+                handoff.announce_if(row.request, computed, num_layers, self._announce_bytes)
+
+    def announce(self, request: Request) -> None:
+        """Announce the blocks that a finished step has completed, as far as not announced yet."""
+        for handoff in self._of(request):
+            handoff.announce_if(request, request.num_computed_tokens, self._num_layers, 0)
+
+    def publish(self, request: Request, record: HandoffRecord) -> None:
+        """Publish that the prefill is over, in one message with the last part to announce.
+
+        `record` belongs to one of the request's answers. The lease starts, unless there is a
+        subscriber.
+        """
+        handoff = self._handoffs.get(record.request_id)
+        if handoff is None:
+            return
+        handoff.publish(request, record)
+        if not handoff.subscribers:
+            self._start_lease(record.request_id, handoff)
+
+    def end(self, request_id: str, reason: PdserveError) -> None:
+        """End a handoff and notify its subscribers; does nothing if there is none."""
+        handoff = self._handoffs.pop(request_id, None)
+        if handoff is not None:
+            handoff.end(reason)
+
+    # ---- the sessions' side --------------------------------------------------------------------
+
+    def subscribe(self, request_id: str, subscriber: Subscriber, *, at_end: bool = False) -> None:
+        """As Announcer.subscribe; the prefill leg may not have arrived yet."""
+        handoff = self._get_or_make(request_id)
+        # A subscriber that subscribed several times unsubscribes only once.
+        is_follower = handoff.subscribers.setdefault(subscriber, not at_end)
+        if is_follower or handoff.record is not None:
+            handoff.repeat(subscriber)
+        if handoff.is_open:
+            handoff.stop_lease()
+        elif not handoff.is_leased:
+            self._start_lease(request_id, handoff)  # bounds the wait for a leg that never comes
+
+    def renew(self, request_id: str, subscriber: Subscriber) -> None:
+        """Repeat all announcements with fresh tickets, for a subscriber whose tickets are old."""
+        handoff = self._handoffs.get(request_id)
+        if handoff is not None and subscriber in handoff.subscribers:
+            handoff.repeat(subscriber)
+
+    def unsubscribe(self, request_id: str, subscriber: Subscriber) -> None:
+        """Remove a subscriber whose session broke."""
+        handoff = self._leave(request_id, subscriber)
+        if handoff is None or handoff.subscribers:
+            return
+        if handoff.was_pulled:  # another subscriber has the KV, and this was the last one
+            self._settle(request_id)
+        else:
+            self._start_lease(request_id, handoff)
+
+    def settle(self, request_id: str, subscriber: Subscriber, *, was_pulled: bool) -> None:
+        """Remove a subscriber that has pulled the KV, or has given the request up.
+
+        The last subscriber to settle frees the blocks. A message from a node that is not a
+        subscriber is ignored: it belongs to an earlier handoff of the same request.
+        """
+        handoff = self._leave(request_id, subscriber)
+        if handoff is None:
+            return
+        handoff.was_pulled |= was_pulled
+        if not handoff.subscribers:
+            self._settle(request_id)
+
+    # ---- parts ---------------------------------------------------------------------------------
+
+    def _of(self, request: Request) -> Iterator[Handoff]:
+        """Yield the handoffs to announce to now: the request's own, and those of followed siblings.
+
+        Handoffs of the other siblings are announced at the end.
+        """
+        for answer in request.answers:
+            handoff = self._handoffs.get(answer.request_id)
+            if handoff is not None and (answer is request or handoff.is_followed):
+                yield handoff
+
+    def _get_or_make(self, request_id: str) -> Handoff:
+        handoff = self._handoffs.get(request_id)
+        if handoff is None:
+            held = HeldKv(request_id, self._exporter, self._pinned)
+            handoff = self._handoffs[request_id] = Handoff(held)
+        return handoff
+
+    def _leave(self, request_id: str, subscriber: Subscriber) -> Handoff | None:
+        handoff = self._handoffs.get(request_id)
+        if handoff is None or subscriber not in handoff.subscribers:
+            return None
+        del handoff.subscribers[subscriber]
+        return handoff
+
+    def _settle(self, request_id: str) -> None:
+        handoff = self._handoffs.pop(request_id)
+        log.debug("handoff of %s settled, pulled: %s", request_id, handoff.was_pulled)
+        handoff.end()
+        self._on_settled(request_id)
+
+    def _start_lease(self, request_id: str, handoff: Handoff) -> None:
+        handoff.start_lease(self._lease_s, partial(self._expire, request_id))
+
+    def _expire(self, request_id: str) -> None:
+        handoff = self._handoffs[request_id]
+        waited_for = "puller" if handoff.is_open else "prefill leg"
+        error = DeadlineExceeded(f"no {waited_for} of {request_id} came within {self._lease_s} s")
+        log.warning("%s", error)
+        self.end(request_id, error)
+        if handoff.is_open:
+            self._on_expired(request_id, error)

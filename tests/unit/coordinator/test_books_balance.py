@@ -1,0 +1,78 @@
+"""After thousands of requests that end in every way, nothing is counted that is not there."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator import line_keeper
+from pdserve.config import Mode
+from pdserve.protocol import TokenEvent
+from tests.unit.coordinator.played_cluster import PlayedCluster
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("mode", ["disaggregated", "colocated", "adaptive"])
+async def test_all_books_balance_in_the_end(
+    mode: Mode, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_keeper, "LINE_GAP_S", 0.0)
+    cluster = PlayedCluster(mode, seed)
+    for _ in range(10):
+        cluster.join()
+    await cluster.live(2000)
+    if seed == 0:  # else the nodes stay
+        while cluster.nodes:
+            cluster.lose()
+    for running, _ in cluster.told:
+        running.cancel("the end")
+    await cluster.settle()
+    assert len(cluster.told) > 100
+    assert cluster.num_refused > 50
+    assert_each_was_told_its_end_once(cluster)
+    assert_nothing_is_booked(cluster)
+    assert_nothing_is_admitted(cluster)
+
+
+def assert_each_was_told_its_end_once(cluster: PlayedCluster) -> None:
+    """Every listener heard its tokens in order, and then how it ended."""
+    num_finished = 0
+    for running, told in cluster.told:
+        *before, last = told
+        tokens = [event for event in told if isinstance(event, TokenEvent)]
+        indices = [event.index + i for event in tokens for i in range(len(event.token_ids))]
+        assert indices == list(range(running.num_tokens))
+        assert all(isinstance(e, TokenEvent) and e.finish_reason is None for e in before)
+        is_finished = isinstance(last, TokenEvent)
+        assert not is_finished or last.finish_reason is not None
+        num_finished += is_finished
+    assert 20 < num_finished < len(cluster.told), "some finished, some did not"
+
+
+def assert_nothing_is_booked(cluster: PlayedCluster) -> None:
+    """The router expects no prompt, no leg and no handoff any more."""
+    assert cluster.flow.num_inflight == 0
+    books = cluster.router._books
+    queues, decodes = books.queues, books.decodes
+    for booked in (
+        queues.num_prompts,
+        queues.tokens,
+        queues._seconds,
+        queues._head_s,
+        decodes.legs,
+        decodes._active,
+        decodes._active_context,
+        decodes.forecast.requests,
+        decodes.forecast.tokens,
+    ):
+        assert not booked.any()
+    assert not queues._columns
+    assert not any(queue.prompts for queue in queues._queues.values())
+    assert not any(books.handoffs._begun_s.values())
+
+
+def assert_nothing_is_admitted(cluster: PlayedCluster) -> None:
+    """Every place among the requests in flight, and in the line, is free again."""
+    admission = cluster.admission
+    assert admission._num_inflight == len(admission.line) == admission.line.num_payers == 0
+    assert not admission.line._num_waiting
+    assert all(entry.num_inflight == 0 for entry in admission._presence._classes.values())
