@@ -14,7 +14,7 @@ from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import HEARD_S, Fleet, fleet_config, running
 
 PROMPT = 1003  # tokens: the last block is not full
-LONG = 30_000  # tokens of a prompt that is not done before a test has seen it
+LONG = 30_000  # tokens of a prompt or an answer that is not done before a test has seen it
 BLOCK, TOKEN_BYTES = 16, 256
 NUM_ANSWERS = 4
 SEED = 2**62 + 5
@@ -75,8 +75,9 @@ async def test_a_lost_node_ends_the_call_and_nothing_is_left(
 ) -> None:
     """As of a call with one answer; the fixture looks for what is still held."""
     is_prefill = victim == "prefill-0"
-    length = LONG if is_prefill else PROMPT
-    follower = Follower(client, make_prompt(length, f"lost {victim}"), 2500, n=NUM_ANSWERS)
+    length, max_tokens = (LONG, 20) if is_prefill else (PROMPT, LONG)
+    prompt = make_prompt(length, f"lost {victim}")
+    follower = Follower(client, prompt, max_tokens, n=NUM_ANSWERS)
     if is_prefill:
         await trio.wait_for(victim, lambda gauges: gauges["pinned_blocks"] > 0)
     else:
