@@ -44,7 +44,7 @@ def choose(slo: Slo, pair: Placement, one: OnOneNode) -> Placement:
     """Choose between a handoff (`pair`) and one node for all of the request.
 
     A request with a promise is handed off while that keeps the promise within SAFETY.
-    Otherwise it goes to the side that keeps the promise, and never to one node where the harm to
+    Otherwise one node serves all of it, unless only the pair keeps the promise, or the harm to
     others is more than the request's own promise is worth. If one node also keeps the promise and
     harms hardly anybody, the request stays there where a handoff gains little (`_stays`).
 
@@ -55,8 +55,8 @@ def choose(slo: Slo, pair: Placement, one: OnOneNode) -> Placement:
     handed off as well. One whose prompt is computed goes before one whose prompt is not, so the
     prompt would wait for much longer than is predicted.
 
-    If nothing was promised, or both ways would break the promise or both just keep it, the request
-    goes where its score is better, counting its harm to others.
+    If nothing was promised, or both ways would break the promise, the request goes where its score
+    is better, counting its harm to others.
 
     With a prompt of one step, a handoff is more work than the computation itself, for both nodes.
     """
@@ -70,7 +70,7 @@ def choose(slo: Slo, pair: Placement, one: OnOneNode) -> Placement:
         return local if is_harmless and _stays(slo, pair, one) else pair
     if one.harm > 1:  # more than its own promise is worth
         return pair
-    if _keeps(slo, local) != _keeps(slo, pair):
+    if _keeps(slo, local) or _keeps(slo, pair):
         return local if _keeps(slo, local) else pair
     return local if _scores_better(slo, pair, one) else pair
 
