@@ -353,10 +353,6 @@ class _Loads(Protocol):
     def others(self) -> NDArray[np.int64]: ...
     @property
     def others_context(self) -> NDArray[np.int64]: ...
-    @property
-    def usual(self) -> NDArray[np.int64]: ...  # handed-off requests, averaged over some seconds
-    @property
-    def usual_context(self) -> NDArray[np.int64]: ...
 
 class _Calendar(Protocol):
     """The attributes of coordinator.routing.forecast.LoadForecast that are read.
@@ -440,7 +436,7 @@ class FleetView:
     ) -> None:
         """Predict a request that a node does alone, beside its streams.
 
-        Rows of `out`: when its turn comes, TTFT, TPOT, the part of TPOT spent waiting for chunks
+        Rows of `out`: when the prompt begins, TTFT, TPOT, the part of TPOT spent waiting for chunks
         of other prompts, harm to others, number of steps with a chunk of the prompt, and 1 if there
         is no place for the stream: when token 1 is there, and at some time from then to its end.
         """

@@ -103,7 +103,6 @@ class Books:
             return
         if is_first and placement.prefill is not None:
             self.decodes.activate(decode.slot, 1, _context(placement))
-            self.decodes.hand_off(decode.slot, 1, _context(placement))
             self.handoffs.begin(decode.slot, booking.request.request_id, now_s)
             booking.is_under_way = True
         forecast, is_early = self.decodes.forecast, False
@@ -126,8 +125,6 @@ class Books:
             self._end_handoff(booking, decode)
             if booking.is_prefilled or placement.prefill is None:
                 self.decodes.activate(decode.slot, -1, _context(placement))
-            if booking.is_prefilled and placement.prefill is not None:
-                self.decodes.hand_off(decode.slot, -1, _context(placement))
         if not booking.is_prefilled:
             self._end_prefill(booking, now_s)
 

@@ -9,10 +9,8 @@ import numpy as np
 from coordinator.registry import Member
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.forecast import LoadForecast
-from coordinator.routing.slots import Floats, Ints, SlotArrays
+from coordinator.routing.slots import Ints, SlotArrays
 from pdserve.protocol import NodeRole
-
-_NEWEST = 0.05  # weight of the present in the usual load; nodes report twice a second
 
 
 class Batch(NamedTuple):
@@ -32,12 +30,6 @@ class DecodeLoad(SlotArrays):
         self.legs: Ints = np.zeros(n, np.int64)  # our own, from dispatch to end
         self.others: Ints = np.zeros(n, np.int64)
         self.others_context: Ints = np.zeros(n, np.int64)
-        # Handed-off requests and their context: those of now, their average over some seconds, and
-        # that average rounded.
-        self._handed_off: Ints = np.zeros((n, 2), np.int64)
-        self._average: Floats = np.zeros((n, 2))
-        self.usual: Ints = np.zeros(n, np.int64)
-        self.usual_context: Ints = np.zeros(n, np.int64)
         # Our legs that the node counts among its requests, and their context in tokens.
         self._active: Ints = np.zeros(n, np.int64)
         self._active_context: Ints = np.zeros(n, np.int64)
@@ -66,16 +58,10 @@ class DecodeLoad(SlotArrays):
         self._active[slot] += sign
         self._active_context[slot] += sign * context
 
-    def hand_off(self, slot: int, sign: int, context: int) -> None:
-        """Count a handed-off request that decodes at the node (sign 1), or no longer (-1)."""
-        self._handed_off[slot] += sign, sign * context
-
     def reported(self, member: Member) -> None:
         """Attribute what a node reports beyond our own legs to other coordinators."""
         slot, load, hello = member.slot, member.load, member.hello
         self.reserve(slot)
-        self._average[slot] += _NEWEST * (self._handed_off[slot] - self._average[slot])
-        self.usual[slot], self.usual_context[slot] = self._average[slot].round()
         used_blocks = max(hello.num_blocks - load.free_blocks - load.pinned_blocks, 0)
         requests = load.running_requests + load.waiting_requests
         if member.role is NodeRole.PREFILL:
@@ -93,5 +79,3 @@ class DecodeLoad(SlotArrays):
         self.forecast.clear(slot)
         self.legs[slot] = self.others[slot] = self.others_context[slot] = 0
         self._active[slot] = self._active_context[slot] = 0
-        self._handed_off[slot] = self._average[slot] = 0
-        self.usual[slot] = self.usual_context[slot] = 0

@@ -31,12 +31,12 @@ class OneNode:
             outlook.output_tokens,
             outcomes,
         )
-        self.begins_s: Floats = outcomes[0]  # when the prompts before it are done
+        self.begins_s: Floats = outcomes[0]  # when the prompt's prefill begins
         self.ttft_s: Floats = outcomes[1]
         self.tpot_s: Floats = outcomes[2]
         self._stalled_s: Floats = outcomes[3]  # part of the TPOT spent behind chunks of prompts
         self.harm: Floats = outcomes[4]  # to other requests, in units of their promises
-        self.num_steps: Floats = outcomes[5]  # of the prompt, beside the streams it finds
+        self.num_steps: Floats = outcomes[5]  # steps that the prompt takes part in
         self._is_full: Floats = outcomes[6]  # 1: no place in the batch when token 1 is there
         self._crowds: Floats = outcomes[7]  # 1: none at some time until its end
 

@@ -27,8 +27,6 @@ FleetView::FleetView(nb::handle tables, nb::handle nodes, nb::handle loads, nb::
       tier_token_s_(nodes.attr("tier_token_s"), "tier_token_s"),
       others_(loads.attr("others"), "others"),
       others_context_(loads.attr("others_context"), "others_context"),
-      usual_(loads.attr("usual"), "usual"),
-      usual_context_(loads.attr("usual_context"), "usual_context"),
       requests_(calendar.attr("requests"), "requests", 2),
       tokens_(calendar.attr("tokens"), "tokens", 2),
       present_(nb::cast<int64_t>(calendar.attr("present"))),
@@ -53,7 +51,7 @@ void FleetView::check_tables() const {
 }
 
 void FleetView::check_slots() const {
-    for (const Ints* column : {&kv_tokens_, &others_, &others_context_, &usual_, &usual_context_}) {
+    for (const Ints* column : {&kv_tokens_, &others_, &others_context_}) {
         column->expect_size(num_slots(), "counts by slot");
     }
     for (const Floats* column : {&prefill_ratio_, &decode_ratio_, &pull_fixed_s_, &pull_token_s_,

@@ -54,9 +54,6 @@ public:
         return {requests_[at] + others_[slot], tokens_[at] + others_context_[slot]};
     }
 
-    // The handed-off requests that a node decoded lately, on average.
-    Batch usual(int64_t slot) const { return {usual_[slot], usual_context_[slot]}; }
-
     // The bucket that is `seconds` from now, counted from the present one.
     int64_t bucket_in(double seconds) const {
         const double moment_s = now_s_ + seconds;
@@ -92,7 +89,7 @@ private:
     Ints row_, kv_tokens_;
     Floats prefill_ratio_, decode_ratio_;
     Floats pull_fixed_s_, pull_token_s_, tier_fixed_s_, tier_token_s_;
-    Ints others_, others_context_, usual_, usual_context_;
+    Ints others_, others_context_;
     // The calendar, a ring of buckets: [num_buckets, num_slots].
     Ints requests_, tokens_;
     int64_t present_;

@@ -7,10 +7,8 @@ namespace pdserve::routing {
 
 namespace {
 
-// Tokens that a prompt that has begun gets in any case, whatever was promised to streams. It only
-// begins when there is time for so many, or when the rest of its TTFT is needed to compute it.
+// Tokens that a prompt that has begun gets in any case, whatever was promised to streams.
 constexpr int64_t kLeastChunk = 16;
-constexpr double kSafety = 0.9;  // share of a TTFT that nodes aim at
 
 // A step of a batch of streams with a chunk of a prompt.
 struct MixedStep {
@@ -19,105 +17,71 @@ struct MixedStep {
     double step_s;
     double without_s;  // the same without the chunk
     double alone_s;  // the chunk's part of a step of prompts only
-    int64_t fits;  // tokens of prompts with which the streams keep their TPOT; below 1: none
-    int64_t most;  // that the token budget leaves
-
-    // Whether a prompt of so many tokens would begin in it.
-    bool begins(int64_t num_tokens) const {
-        return fits >= std::min({num_tokens, kLeastChunk, most});
-    }
 
     // The progress of the prompt per second, relative to a node without streams.
     double speed() const { return alone_s / step_s; }
-
-    // By which the streams are stalled, all together, by work that takes `prompt_s` alone.
-    double stalls_s(double prompt_s) const {
-        return rows * (step_s - without_s) * prompt_s / alone_s;
-    }
 };
 
-// The most tokens of prompts with which a step stays within the limit; below 1 if none.
-int64_t fitting_chunk(
-    const Node& node, int64_t rows, double beside_s, double limit_s, int64_t most) {
+int64_t largest_chunk(const Node& node, int64_t rows, double beside_s, double limit_s) {
+    const int64_t most = std::max<int64_t>(node.token_budget - rows, 1);
     if (rows == 0 || std::isinf(limit_s)) return most;
-    return std::min(node.most_tokens(limit_s / node.prefill_ratio - beside_s) - rows, most);
+    const int64_t fits = node.most_tokens(limit_s / node.prefill_ratio - beside_s) - rows;
+    return std::min(std::max(fits, std::min(most, kLeastChunk)), most);
 }
 
 MixedStep mixed_step(const Node& node, const Batch& batch, double limit_s) {
     const int64_t rows = std::clamp<int64_t>(batch.requests, 0, node.max_batch - 1);
     // The time that the streams add, apart from their number of tokens.
     const double beside_s = node.sampled_s * rows + node.context_s * batch.context;
-    const int64_t most = std::max<int64_t>(node.token_budget - rows, 1);
-    const int64_t fits = fitting_chunk(node, rows, beside_s, limit_s, most);
-    const int64_t chunk = std::max(fits, std::min(most, kLeastChunk));
-    const double token_s = node.full_step_s * node.prefill_ratio / node.token_budget;
+    const int64_t chunk = largest_chunk(node, rows, beside_s, limit_s);
+    const double full_s = node.full_step_s * node.prefill_ratio;
     return {
         .rows = rows,
         .context = batch.context,
         .step_s = (node.seconds[chunk + rows] + beside_s) * node.prefill_ratio,
         .without_s = (node.seconds[rows] + beside_s) * node.prefill_ratio,
-        .alone_s = chunk * token_s,
-        .fits = fits,
-        .most = most,
+        .alone_s = chunk * (full_s / node.token_budget),
     };
 }
 
-// The work of a node on prompts, beside the streams of the present moment, then of each later one;
-// those of the last moment stay. Requests will be handed off to the node in the meantime, so later
-// moments have at least as many streams as usual.
+// The progress of prompts at a node: with the speed of the present moment, then of each later one;
+// the speed of the last moment holds from there on.
 class Progress {
 public:
     Progress(const FleetView& view, const Node& node, int64_t slot)
         : view_(view), node_(node), slot_(slot), step_(at(0)) {}
 
-    // The step at the time that was reached.
-    const MixedStep& step() const { return step_; }
-
-    // By which streams were stalled, all together, since the work began or waited.
-    double stalls_s() const { return stalls_s_; }
-
-    // Does what would take `alone_s` on a node without streams; returns when that is done.
-    double computes_s(double alone_s) {
-        while (!is_last() && alone_s >= step_.speed() * (next_s() - now_s_)) {
-            alone_s -= step_.speed() * (next_s() - now_s_);
-            stalls_s_ += step_.stalls_s(step_.speed() * (next_s() - now_s_));
-            now_s_ = next_s();
-            step_ = at(++moment_);
-        }
-        stalls_s_ += step_.stalls_s(alone_s);
-        return now_s_ += alone_s / step_.speed();
+    // The step at a moment.
+    MixedStep at(int64_t moment) const {
+        return mixed_step(node_, view_.batch(slot_, moment * kStride), view_.newcomer().limit_s);
     }
 
-    // Waits until the streams let a prompt of so many tokens begin, but not beyond `until_s`;
-    // returns when that is.
-    double waits_s(int64_t num_tokens, double until_s) {
-        stalls_s_ = 0.0;
-        while (!step_.begins(num_tokens) && now_s_ < until_s) {
-            now_s_ = is_last() ? until_s : std::min(next_s(), until_s);
-            if (!is_last()) step_ = at(++moment_);
+    MixedStep in(double seconds) const {
+        return at(view_.nearest_bucket(seconds / view_.bucket_s()) / kStride);
+    }
+
+    // Seconds until prompts are done that would take `alone_s` on a node without streams. `alone_s`
+    // must not be less than in the previous call.
+    double takes_s(double alone_s) {
+        double left_s = alone_s - done_s_;
+        while (moment_ + 1 < num_moments() && left_s >= step_.speed() * moment_s()) {
+            done_s_ += step_.speed() * moment_s();
+            left_s = alone_s - done_s_;
+            step_ = at(++moment_);
         }
-        return now_s_;
+        return moment_ * moment_s() + left_s / step_.speed();
     }
 
 private:
-    MixedStep at(int64_t moment) const {
-        Batch batch = view_.batch(slot_, moment * kStride);
-        const Batch usual = view_.usual(slot_);
-        if (moment > 0 && usual.requests > batch.requests) batch = usual;
-        return mixed_step(node_, batch, view_.newcomer().limit_s);
-    }
-    double next_s() const { return (moment_ + 1) * kStride * view_.bucket_s(); }
-    bool is_last() const {
-        return moment_ + 1 >= (view_.num_buckets() + kStride - 1) / kStride;
-    }
+    double moment_s() const { return kStride * view_.bucket_s(); }
+    int64_t num_moments() const { return (view_.num_buckets() + kStride - 1) / kStride; }
 
     const FleetView& view_;
     const Node& node_;
     int64_t slot_;
     int64_t moment_ = 0;
     MixedStep step_;  // at that moment
-    double now_s_ = 0.0;  // from the decision on
-    double stalls_s_ = 0.0;
+    double done_s_ = 0.0;  // before it
 };
 
 // Whether a batch lacks a place for the newcomer at some time, `from_s` to `until_s` from now.
@@ -140,18 +104,12 @@ Outcome on_one_node(
     const Newcomer& newcomer = view.newcomer();
     Progress progress(view, node, slot);
     Outcome outcome;
-    outcome.begins_s = progress.computes_s(prompt.queue_s);
-    const MixedStep found = progress.step();
-    outcome.num_steps = prompt.prompt_s / found.alone_s;
-    const double needed_s = prompt.prompt_s / found.speed();
-    const int64_t num_tokens = node.most_tokens(prompt.prompt_s / node.prefill_ratio);
-    const double until_s = kSafety * promise.ttft_s - needed_s;
-    const double starts_s = progress.waits_s(std::max<int64_t>(num_tokens, 1), until_s);
-    const MixedStep step = progress.step();
-    const double ends_s = progress.computes_s(prompt.prompt_s);
+    outcome.begins_s = progress.takes_s(prompt.queue_s);
+    const double ends_s = progress.takes_s(prompt.queue_s + prompt.prompt_s);
+    const MixedStep step = progress.in(outcome.begins_s);
     // It takes at least one step, however small the prompt is.
     const double first_s = std::min(step.step_s, prompt.prompt_s + step.without_s);
-    outcome.ttft_s = std::max(ends_s, starts_s + first_s);
+    outcome.ttft_s = std::max(ends_s, outcome.begins_s + first_s);
 
     const Batch batch = view.batch(slot, view.bucket_in(outcome.ttft_s));
     const double with_s = node.with_s(batch, newcomer);
@@ -165,7 +123,9 @@ Outcome on_one_node(
     const double ends_life_s = outcome.ttft_s + promise.output_tokens * outcome.tpot_s;
     outcome.crowds = is_crowded(view, node, slot, outcome.ttft_s, ends_life_s);
 
-    outcome.harm = progress.stalls_s() / promise.output_tokens / promise.tpot_s;
+    outcome.num_steps = prompt.prompt_s / step.alone_s;
+    const double stalls_s = step.rows * stall_s * outcome.num_steps / promise.output_tokens;
+    outcome.harm = stalls_s / promise.tpot_s;
     if (prompt.num_queued > 0) {
         // This stream slows queued prompts down: the first stream of a node most. If the queue is
         // longer than the promise, its end is late anyway, so only the part in time counts.

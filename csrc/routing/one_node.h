@@ -3,10 +3,9 @@
 // Its prompt is computed beside streams, in chunks as large as the token budget and its promised
 // TPOT allow (Sarathi-Serve); the same is assumed of the prompts that are queued there. A full
 // batch leaves little time to prompts, but its streams end soon, so the expected batches of the
-// next buckets count, not only the present one. Where streams leave no time for even a small chunk,
-// the node does not begin a prompt until its TTFT is at risk. Each step with a chunk makes streams
-// wait, and each stream takes some of the time of steps from prompts. So the best place for the
-// request alone may be worse for all; `harm` measures this.
+// next buckets count, not only the present one. Each step with a chunk makes streams wait, and each
+// stream takes some of the time of steps from prompts. So the best place for the request alone may
+// be worse for all; `harm` measures this.
 #pragma once
 
 #include <cstdint>
@@ -33,12 +32,12 @@ struct Promise {
 };
 
 struct Outcome {
-    double begins_s;  // the prompt, if streams leave time for it: those before it are done
+    double begins_s;  // the prompt
     double ttft_s;
     double tpot_s;  // without a wait for a place
     double stalled_s;  // of it: behind chunks of prompts
     double harm;  // added to the TTFT and TPOT of others, in units of what they were promised
-    double num_steps;  // that the prompt would take part in beside the streams it finds
+    double num_steps;  // that the prompt takes part in
     bool is_full;  // there is no place in the batch when token 1 is there
     bool crowds;  // there is none at some time of its life: others are on their way there
 };

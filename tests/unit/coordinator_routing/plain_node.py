@@ -29,7 +29,6 @@ class PlainNode:
     context: int  # of the newcomer, on average
     num_tokens: int  # of its KV at its end
     limit_s: float
-    usual: tuple[int, int]  # handed-off requests there lately, and their context
 
     @cached_property
     def model(self) -> PerfModel:
@@ -86,23 +85,11 @@ class PlainNode:
         most = max(self.perf.token_budget - rows, 1)
         if rows == 0 or self.limit_s == inf:
             return most
-        fits = self.fits(rows, context)
-        return min(max(fits, min(most, LEAST_CHUNK)), most)
-
-    def begins(self, moment: int, num_tokens: int) -> bool:
-        """Whether the streams leave time for a first chunk of a prompt."""
-        rows, context = self.streams(moment)
-        least = min(num_tokens, LEAST_CHUNK, max(self.perf.token_budget - rows, 1))
-        if rows == 0 or self.limit_s == inf:
-            return True
-        return self.fits(rows, context) >= least
-
-    def fits(self, rows: int, context: int) -> int:
-        """Tokens of prompts with which these streams keep their TPOT."""
         costs = self.perf.step
         beside_s = costs.sampled_s * rows + costs.context_s * context
         left_s = self.limit_s - beside_s * self.prefill_ratio
-        return sum(step_s <= left_s for step_s in self._longest_s) - rows
+        fits = sum(step_s <= left_s for step_s in self._longest_s) - rows
+        return min(max(fits, min(most, LEAST_CHUNK)), most)
 
     @cached_property
     def _longest_s(self) -> list[float]:
@@ -112,8 +99,6 @@ class PlainNode:
 
     def streams(self, moment: int) -> tuple[int, int]:
         requests, context = self.batch(moment * 8)
-        if moment and self.usual[0] > requests:
-            requests, context = self.usual
         return min(requests, self.perf.max_batch_size - 1), context
 
     def alone_s(self, chunk: int) -> float:
@@ -125,31 +110,13 @@ class PlainNode:
         chunk = self.chunk(rows, context)
         return self.alone_s(chunk) / self.mixed_s(rows, context, chunk)
 
-    def work(self, alone_s: float, from_s: float = 0.0, first: int = 0) -> tuple[float, int, float]:
-        """What would take so long alone: (when, moment) it is done, seconds of stalled streams."""
-        stalls_s = 0.0
-        for moment in range(first, NUM_MOMENTS):
-            rows, context = self.streams(moment)
-            chunk, speed = self.chunk(rows, context), self.speed(rows, context)
-            until_s = (moment + 1) * MOMENT_S
-            is_last = moment == NUM_MOMENTS - 1 or from_s + alone_s / speed < until_s
-            part_s = alone_s if is_last else speed * (until_s - from_s)
-            stall_s = self.mixed_s(rows, context, chunk) - self.mixed_s(rows, context, 0)
-            stalls_s += rows * stall_s * part_s / self.alone_s(chunk)
-            if is_last:
-                return from_s + alone_s / speed, moment, stalls_s
-            alone_s -= part_s
-            from_s = until_s
+    def takes_s(self, alone_s: float) -> float:
+        """Until what would take so long alone is done."""
+        done_s = 0.0
+        for moment in range(NUM_MOMENTS):
+            speed = self.speed(*self.streams(moment))
+            is_last = moment == NUM_MOMENTS - 1
+            if is_last or done_s + speed * MOMENT_S > alone_s:
+                return moment * MOMENT_S + (alone_s - done_s) / speed
+            done_s += speed * MOMENT_S
         raise AssertionError("the last moment has no end")
-
-    def starts_s(self, queue_s: float, prompt_s: float, ttft_s: float) -> tuple[float, int]:
-        """(when, moment) a prompt starts: when streams leave time for it, or its TTFT needs it."""
-        at_s, moment, _ = self.work(queue_s)
-        num_tokens = max(sum(step_s <= prompt_s for step_s in self._longest_s), 1)
-        until_s = 0.9 * ttft_s - prompt_s / self.speed(*self.streams(moment))
-        while at_s < until_s and not self.begins(moment, num_tokens):
-            if moment == NUM_MOMENTS - 1:
-                return until_s, moment
-            moment += 1
-            at_s = min(moment * MOMENT_S, until_s)
-        return at_s, moment

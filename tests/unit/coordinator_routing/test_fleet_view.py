@@ -69,7 +69,6 @@ class World:
         self.fleet = self.nodes.router.fleet
         self.decodes = self.nodes.router._books.decodes
         self.now_s = self.nodes.clock.now()
-        self.usual = 0, 0
         self.plans: list[list[Plan]] = []
         for slot in range(len(reports)):
             times = [(self.now_s + joins, self.now_s + joins + lasts) for joins, lasts, _ in legs]
@@ -79,11 +78,6 @@ class World:
                     for (join_s, end_s), (_, _, context) in zip(times, legs, strict=True)
                 ]
             )
-
-    def has_usual(self, requests: int, context: int) -> None:
-        """Every node had so many handed-off requests lately."""
-        self.usual = requests, context
-        self.decodes.usual[:], self.decodes.usual_context[:] = requests, context
 
     def view(self, newcomer: Newcomer) -> FleetView:
         return newcomer.view(self.fleet, self.decodes, self.now_s)
@@ -99,7 +93,6 @@ class World:
             context=newcomer.context,
             num_tokens=newcomer.num_tokens,
             limit_s=0.9 * newcomer.tpot_s or inf,
-            usual=self.usual,
         )
 
     def empty(self) -> np.ndarray:
@@ -229,7 +222,6 @@ def test_when_a_pace_is_kept_is_looked_for_at_every_node(
     num_prompts=st.integers(0, 3),
     tpot_s=st.sampled_from([0.0, 0.02, 0.2]),
     output_tokens=st.integers(1, 500),
-    usual=st.integers(0, 8),
 )
 def test_a_prompt_beside_streams_ends_when_its_chunks_are_done(
     reports: list[PerfReport],
@@ -240,10 +232,8 @@ def test_a_prompt_beside_streams_ends_when_its_chunks_are_done(
     num_prompts: int,
     tpot_s: float,
     output_tokens: int,
-    usual: int,
 ) -> None:
     world, newcomer = World(reports, ratio, legs), Newcomer(100, 200, tpot_s)
-    world.has_usual(usual, 100 * usual)
     slots, n = np.arange(len(reports)), world.fleet.capacity
     queues, prompts = np.full(n, queue_s), np.full(n, prompt_s)
     out = np.empty((8, len(slots)))
@@ -254,17 +244,13 @@ def test_a_prompt_beside_streams_ends_when_its_chunks_are_done(
         begins_s, ttft_s, pace_s, stalled_s, harm = out[:5, slot].tolist()
         num_steps, is_full, crowds = out[5:, slot].tolist()
         plain = world.plain(slot, newcomer)
-        plain_begins_s, found, _ = plain.work(queue_s)
-        assert begins_s == pytest.approx(plain_begins_s)
-        found_chunk = plain.chunk(*plain.streams(found))
-        assert num_steps == pytest.approx(prompt_s / plain.alone_s(found_chunk))
-        starts_s, moment = plain.starts_s(queue_s, prompt_s, 10.0)
+        assert begins_s == pytest.approx(plain.takes_s(queue_s))
+        moment = min(int(begins_s / (8 * BUCKET_S)), NUM_BUCKETS // 8 - 1)
         rows, context = plain.streams(moment)
         chunk = plain.chunk(rows, context)
         step_s = plain.mixed_s(rows, context, chunk)
-        at_least_s = starts_s + min(step_s, prompt_s + plain.mixed_s(rows, context, 0))
-        computed_s, _, stalls_s = plain.work(prompt_s, starts_s, moment)
-        assert ttft_s == pytest.approx(max(computed_s, at_least_s))
+        at_least_s = begins_s + min(step_s, prompt_s + plain.mixed_s(rows, context, 0))
+        assert ttft_s == pytest.approx(max(plain.takes_s(queue_s + prompt_s), at_least_s))
         ahead = min(int((world.now_s + ttft_s) // BUCKET_S) - plain.present, NUM_BUCKETS - 1)
         with_s = plain.with_s(ahead)
         assert bool(is_full) == (not plain.has_place(ahead))
@@ -275,7 +261,8 @@ def test_a_prompt_beside_streams_ends_when_its_chunks_are_done(
         ends_s = ttft_s + output_tokens * pace_s
         until = min(int((world.now_s + ends_s) // BUCKET_S) - plain.present, NUM_BUCKETS - 1)
         assert bool(crowds) != all(plain.has_place(at) for at in range(ahead, until + 1, 8))
-        waits = stalls_s / output_tokens / (tpot_s or 0.25)
+        assert num_steps == pytest.approx(prompt_s / plain.alone_s(chunk))
+        waits = rows * stall_s * num_steps / output_tokens / (tpot_s or 0.25)
         if num_prompts:
             slower = plain.speed(min(rows + 1, plain.perf.max_batch_size - 1), context + 100)
             lost_s = max(plain.speed(rows, context) - slower, 0.0) * output_tokens

@@ -318,9 +318,9 @@ def test_local_chunks_are_as_small_as_the_streams_need_them() -> None:
     for _ in range(9):
         nodes.send(1, max_tokens=800, slo=Slo(tpot_s=1.0)).progressed(1)
     loose = nodes.place(300)
-    tight = nodes.place(300, slo=Slo(tpot_s=0.030))
-    # Of each step, 18 of 27 tokens are the prompt's, and not 91 of 100.
-    assert tight.ttft_s == pytest.approx(300 * MS * 27 / 18, rel=0.02)
+    tight = nodes.place(300, slo=Slo(tpot_s=0.025))
+    # Of each step, 13 of 22 tokens are the prompt's, and not 91 of 100.
+    assert tight.ttft_s == pytest.approx(300 * MS * (16 + 9) / 16, rel=0.02)
     assert loose.ttft_s == pytest.approx(300 * MS * 100 / 91, rel=0.02)
     assert tight.tpot_s == pytest.approx(loose.tpot_s), "its own chunks are over by then"
     nodes.send(300)  # and others may come, as this one did
