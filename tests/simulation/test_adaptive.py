@@ -133,6 +133,19 @@ def test_adaptive_does_not_have_both_nodes_decode_where_they_share_one_memory_bu
     assert worst_of_two_kinds(3.0, 0.25, "adaptive", BUS) >= 0.95 * apart
 
 
+def test_a_loose_promise_has_both_nodes_decode_also_on_one_memory_bus():
+    """Large steps within a loose TPOT leave time for more places on two nodes than on one."""
+    slo = Slo(name="short", ttft_s=0.7, tpot_s=0.015, hold_s=0.63)
+    prompts, answers = lognormal(48, 0.4, 128), lognormal(96, 0.3, 192)
+    load = calls("s", poisson(30.0, 8, seed=1), prompts, answers, slo, most_output=1)
+    apart, together, adaptive = (
+        served(load, 2, mode, ONE_CORE_25M, BUS).attainment
+        for mode in ("disaggregated", "colocated", "adaptive")
+    )
+    assert apart < 0.9 * together
+    assert adaptive > 0.92 * together
+
+
 def test_under_overload_prompts_do_not_wait_for_places_that_handoffs_take():
     """On the decode node, one whose prompt is computed goes before one whose prompt is not."""
     slo = Slo(name="mixed", ttft_s=7.0, tpot_s=0.006, hold_s=6.3)
