@@ -5,23 +5,25 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from itertools import count
 from pathlib import Path
 
 import pytest_asyncio
 
 from pdserve.config import RoutingConfig
 from tests.cluster.checkpoints import Reference, make_prompt
-from tests.cluster.client import Client, Follower
-from tests.cluster.fleet import Fleet, fleet_config, running
+from tests.cluster.client import DEADLINE_S, Client, Follower, Output
+from tests.cluster.fleet import Fleet, fleet_config, poll, running
 
-LIMIT = 150  # tokens of output: a stream that lasts through a change or two
-LENGTHS = (5, 40, 130, 333, 700, 1100)
+LIMIT = 150  # tokens of output
+LENGTHS = (5, 40, 130, 333, 700, 1100, 1500)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def fleet(tiny_checkpoint: Path) -> AsyncIterator[Fleet]:
     engine = {"token_budget": 37, "max_model_len": 2048}
-    routing = RoutingConfig(admission=False)  # a slow machine must not have anybody refused
+    # Every node of a pool has its turn, and a slow machine has nobody refused.
+    routing = RoutingConfig(router="round-robin", admission=False)
     config = fleet_config(tiny_checkpoint, prefill=2, engine=engine, routing=routing)
     async with running(Fleet(config)) as fleet:
         yield fleet
@@ -60,12 +62,49 @@ async def begun(client: Client, salt: str) -> list[Follower]:
     return followers
 
 
+class Load:
+    """Streams one after another, for each length of prompt, so that some always run."""
+
+    def __init__(self, client: Client) -> None:
+        self.ended: list[tuple[str, int, Output]] = []  # phase it began in, prompt length
+        self._client = client
+        self._phase = "before"
+        self._salts = count()
+        self._streams = [asyncio.create_task(self._stream(length)) for length in LENGTHS]
+
+    async def enter(self, phase: str) -> list[Output]:
+        """Wait until streams that began in a new phase have ended, and return them."""
+        self._phase = phase
+
+        async def look() -> bool:
+            return len(self.of(phase)) >= 2 * len(LENGTHS)
+
+        await poll(look, DEADLINE_S, lambda: f"{phase}: {len(self.of(phase))} streams have ended")
+        return self.of(phase)
+
+    def of(self, phase: str) -> list[Output]:
+        """What has ended of the streams that began in this phase."""
+        return [output for began, _, output in self.ended if began == phase]
+
+    async def stop(self) -> None:
+        """Begin no further streams, and wait for those that run."""
+        self._phase = ""
+        await asyncio.gather(*self._streams)
+
+    async def _stream(self, length: int) -> None:
+        while self._phase:
+            salt = str(next(self._salts))  # so nothing is cached
+            phase = self._phase
+            follower = Follower(self._client, make_prompt(length), LIMIT, cache_salt=salt)
+            self.ended.append((phase, length, await follower.end()))
+
+
 async def test_a_node_goes_to_the_other_pool_and_comes_back_under_load(
     fleet: Fleet, client: Client, tiny_checkpoint: Path
 ) -> None:
-    followers = await begun(client, "before")
-    # These are being prefilled, on both nodes, when the role of one of them changes.
-    followers += [Follower(client, make_prompt(n), LIMIT, cache_salt="amid") for n in (1500, 1501)]
+    load = Load(client)
+    before = await load.enter("before")
+    assert {output.decode_node for output in before} == {"decode-0"}
 
     code, said = await change_role(fleet, "prefill-1", "decode")
     assert code == 0, said
@@ -76,22 +115,25 @@ async def test_a_node_goes_to_the_other_pool_and_comes_back_under_load(
         "prefill-1": "decode",
         "decode-0": "decode",
     }
-    during = await begun(client, "during")
-    assert {follower.output.prefill_node for follower in during} == {"prefill-0"}
-    assert "prefill-1" in {follower.output.decode_node for follower in during}
+    during = await load.enter("during")
+    assert {output.prefill_node for output in during} == {"prefill-0"}
+    assert {output.decode_node for output in during} == {"prefill-1", "decode-0"}
 
     code, said = await change_role(fleet, "prefill-1", "prefill")
     assert code == 0, said
     assert "prefill-1 is a prefill node now" in said
     assert (await roles(fleet))["prefill-1"] == "prefill"
-    after = await begun(client, "after")
-    assert {follower.output.decode_node for follower in after} == {"decode-0"}
+    after = await load.enter("after")
+    assert {output.decode_node for output in after} == {"decode-0"}
 
-    outputs = [await follower.end() for follower in [*followers, *during, *after]]
+    await load.stop()
     reference = Reference(tiny_checkpoint)
-    for length, output in zip([*LENGTHS, 1500, 1501, *LENGTHS, *LENGTHS], outputs, strict=True):
-        assert len(output.tokens) == LIMIT
-        assert reference.is_greedy(make_prompt(length), output.tokens)
+    tokens: dict[int, list[int]] = {}  # by prompt length
+    for _, length, output in load.ended:
+        assert output.tokens == tokens.setdefault(length, output.tokens)
+    for length in LENGTHS:
+        assert len(tokens[length]) == LIMIT
+        assert reference.is_greedy(make_prompt(length), tokens[length])
 
 
 async def test_the_last_node_of_a_pool_goes_by_force_only(fleet: Fleet, client: Client) -> None:
