@@ -54,10 +54,8 @@ class RequestTasks(Generic[T]):
     def _ended(self, follow_up: FollowUp[T], task: asyncio.Task[T]) -> None:
         request = self._requests.pop(task)
         request_id = request.request_id
-        is_awaited = self._waiting.get(request_id) is task  # the id may have come again
-        if is_awaited:
+        if self._waiting.get(request_id) is task:  # the id may have come again
             del self._waiting[request_id]
-        if is_awaited:
             follow_up(request, _outcome_of(task))
         elif not task.cancelled():
             # This retrieves the exception: asyncio complains about those that nobody asks for.
