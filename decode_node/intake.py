@@ -1,6 +1,6 @@
 """Takes over a request from a prefill node while its prompt is still being prefilled.
 
-    subscribe ──► grammar ──► host tier ──► first notice ──► wait for room
+    subscribe ──► host tier ──► first notice ──► grammar ──► wait for room
               ──► pull, announcement by announcement ──► handoff record ──► settle, adopt
 
 Subscribing tells the prefill node that the blocks will be pulled, and this node is notified at once
@@ -9,8 +9,9 @@ for blocks of the prompt, which then need not be pulled. The KV stays on the pre
 decode policy has a place for the request and the pool has room. Tickets that have become old by
 then are renewed.
 
-The grammar, if there is one, is compiled beside all this: it may have to wait for its turn, and the
-KV of a request without a subscriber has a lease. If it fails, nothing more is pulled.
+The grammar, if there is one, is compiled from the start, beside the prefill. It is awaited before
+room is: it may have to wait for its turn, and would keep blocks and a place in the batch from
+requests that need none. If it fails, nothing is pulled.
 """
 
 from __future__ import annotations
@@ -79,12 +80,12 @@ class Intake:
         if not request.sampling.grammar:
             await self._take(request, prompt_id, source)
             return
+        compiling = asyncio.create_task(self._compiler.compiled(request.sampling.grammar))
         try:
-            async with asyncio.TaskGroup() as tasks:  # the failure of either ends both
-                compiling = tasks.create_task(self._compiler.compiled(request.sampling.grammar))
-                await self._take(request, prompt_id, source, compiling)
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
+            await self._take(request, prompt_id, source, compiling)
+        finally:
+            compiling.cancel()
+            await asyncio.gather(compiling, return_exceptions=True)  # it does not outlive this
 
     async def _take(
         self,
@@ -110,18 +111,18 @@ class Intake:
         subscription: Subscription,
         compiling: Compiling | None,
     ) -> None:
-        """Receive the prompt's KV into blocks of this node, token 1 with it, and the grammar."""
+        """Receive the grammar, then the prompt's KV into blocks of this node, token 1 with it."""
         prefix = Prefix(request.prompt_token_ids, request.cache_salt, request.block_hashes)
         await self._prefixes.fetch(prefix, ())  # only from the host tier
         first = await subscription.next()
+        if compiling is not None:
+            request.grammar = await subscription.result_of(compiling)
         room = await self._room.take(subscription, request)
         arrival = Arrival(
             request.request_id, request.num_prompt_tokens, room, session, self._engine.pool
         )
         try:
             handoff = await self._pulls.receive(first, subscription, session, arrival)
-            if compiling is not None:
-                request.grammar = await compiling
         except BaseException:
             self._room.leave(request)
             arrival.release()

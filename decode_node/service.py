@@ -13,7 +13,6 @@ points. A node accepts decode legs whatever its role (`pdserve.node.services`).
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
 
@@ -116,8 +115,7 @@ class DecodeNode:
         """Cancel every intake."""
         await self._intakes.close()
 
-    def _intake_done(self, request: Request, task: asyncio.Task[None]) -> None:
-        error = task.exception()
+    def _intake_done(self, request: Request, error: BaseException | None) -> None:
         if error is None:
             return
         legs, request_id = self._parts.legs, request.request_id

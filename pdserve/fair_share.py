@@ -10,14 +10,13 @@ service, has no such bound: a payer that was away for a half-life can keep other
 The burst protects light users from a flood: with strict shares they would get just their share of
 the machine, whereas without the flood they had nearly all of it.
 
-What a payer asks for counts like what it received, up to a burst: its rank is its tag plus what
-waits for it now. So a flood is behind from its first moment, before anybody has received much. And
-a payer that is being served keeps its rank until nothing of it waits: payers do not take turns with
-every chunk, which would make all of them late.
+What a payer asks for counts like what it received, up to a burst of the heaviest active payer: its
+rank is its tag plus what waits for it now. So a payer that asks for more than others is behind them
+before anybody has received much.
 
 The service of two payers that are active all the time, divided by their weights, differs by at most
-two bursts, and their own bursts and largest charges divided by their weights, however long they
-run.
+two bursts of the heaviest one, and their own bursts and largest charges divided by their weights,
+however long they run.
 """
 
 from __future__ import annotations
@@ -62,6 +61,7 @@ class _Scale:
     """The virtual time and the tags of one priority."""
 
     now: float = 0.0
+    heaviest: float = 1.0  # weight of an active payer
     tags: dict[str, _Tag] = field(default_factory=dict)
     most_tags: int = FEW  # old tags are dropped when there are more
 
@@ -80,12 +80,15 @@ class FairShare:
         waiting.
         """
         lowest: dict[int, float] = {}
+        heaviest: dict[int, float] = {}
         for payer in payers:
-            at = self._at(self._scale(payer.priority), payer)
-            lowest[payer.priority] = min(at, lowest.get(payer.priority, at))
+            priority, at = payer.priority, self._at(self._scale(payer.priority), payer)
+            lowest[priority] = min(at, lowest.get(priority, at))
+            heaviest[priority] = max(payer.weight, heaviest.get(priority, 0.0))
         for priority, at in lowest.items():
             scale = self._scale(priority)
             scale.now = max(scale.now, at)
+            scale.heaviest = heaviest[priority]
 
     def charge(self, payer: Payer, amount: float) -> None:
         """Record service given to a payer; a negative amount corrects an earlier charge."""
@@ -101,10 +104,12 @@ class FairShare:
     def rank(self, payer: Payer, waiting: float = 0.0) -> float:
         """Return the payer's rank among payers of equal priority: the smallest goes first.
 
-        `waiting` is the service that the payer asks for now.
+        `waiting` is the service that the payer asks for now. It counts up to what no active payer
+        needs more than a burst of service to make up for.
         """
         scale = self._scale(payer.priority)
-        return self._at(scale, payer) + min(waiting / payer.weight, self._burst)
+        most = self._burst / scale.heaviest
+        return self._at(scale, payer) + min(waiting / payer.weight, most)
 
     def is_owed(self, payer: Payer) -> bool:
         """Whether the payer's tag is behind `now`: others were served in its absence."""

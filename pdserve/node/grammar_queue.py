@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 from pdserve.engine.engine import Engine
@@ -34,8 +33,7 @@ class GrammarQueue(RequestTasks[None]):
         for answer in request.answers:  # only token 1 of siblings is sampled here
             answer.grammar = grammar
 
-    def _compiled(self, request: Request, task: asyncio.Task[None]) -> None:
-        error = task.exception()
+    def _compiled(self, request: Request, error: BaseException | None) -> None:
         if error is None:
             self._engine.submit(request)
             return

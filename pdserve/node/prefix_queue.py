@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -61,13 +60,15 @@ class PrefixQueue(RequestTasks[Fetched]):
         return True
 
     def _fetched(
-        self, fetched: Callable[[Fetched], None], request: Request, task: asyncio.Task[Fetched]
+        self,
+        fetched: Callable[[Fetched], None],
+        request: Request,
+        outcome: Fetched | BaseException,
     ) -> None:
-        error = task.exception()
-        if error is not None:
-            log.error("fetching a prefix for %s failed", request.request_id, exc_info=error)
+        if isinstance(outcome, BaseException):
+            log.error("fetching a prefix for %s failed", request.request_id, exc_info=outcome)
         else:
-            fetched(task.result())
+            fetched(outcome)
         self._submit(request)
 
 

@@ -9,11 +9,12 @@ from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from pdserve.engine.request import Request
+from pdserve.errors import PdserveError
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-FollowUp: TypeAlias = Callable[[Request, asyncio.Task[T]], None]
+FollowUp: TypeAlias = Callable[[Request, T | BaseException], None]  # the result, or the failure
 
 
 class RequestTasks(Generic[T]):
@@ -32,7 +33,7 @@ class RequestTasks(Generic[T]):
         return [self._requests[task] for task in self._waiting.values()]
 
     def start(self, request: Request, work: Coroutine[Any, Any, T], follow_up: FollowUp[T]) -> None:
-        """Begin `work` for a request, and call `follow_up` with the task when it is done."""
+        """Begin `work` for a request, and call `follow_up` with its outcome when it is done."""
         task = asyncio.create_task(work)
         self._waiting[request.request_id] = task
         self._requests[task] = request
@@ -56,9 +57,14 @@ class RequestTasks(Generic[T]):
         is_awaited = self._waiting.get(request_id) is task  # the id may have come again
         if is_awaited:
             del self._waiting[request_id]
-        if task.cancelled():
-            return  # it was given up, or the event loop is ending
         if is_awaited:
-            follow_up(request, task)
-        else:
+            follow_up(request, _outcome_of(task))
+        elif not task.cancelled():
+            # This retrieves the exception: asyncio complains about those that nobody asks for.
             log.debug("%s was given up before its task ended: %r", request_id, task.exception())
+
+
+def _outcome_of(task: asyncio.Task[T]) -> T | BaseException:
+    if task.cancelled():  # not by `cancel`: then nobody would ask
+        return PdserveError("what the request waited for was cancelled; send it again")
+    return task.exception() or task.result()

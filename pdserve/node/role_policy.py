@@ -45,7 +45,7 @@ class PrefillRolePolicy:
         self._prefill = prefill
         self._decode = decode
         self._num_pinned = num_pinned
-        self._most_pinned = most_pinned
+        self._most_pinned = max(1, most_pinned)  # may be less than a block
 
     def plan(self, queues: Queues) -> list[Scheduled]:
         """As Policy.plan."""
@@ -68,7 +68,7 @@ class PrefillRolePolicy:
             return []
         begun = (r for r in queues.running if r.leg_token_limit is not None)
         num_held = self._num_pinned() + sum(len(r.block_table) for r in begun)
-        if num_held == 0 or num_held < self._most_pinned:  # the limit may be less than a block
+        if num_held < self._most_pinned:
             return []
         for request in legs:
             queues.waiting.remove(request)

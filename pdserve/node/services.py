@@ -94,7 +94,8 @@ class Services:
         """Prompt tokens to compute, also of prompts that are not in the engine's queues yet."""
         parts = self._parts
         outside = parts.prefixes.requests + parts.grammars.requests
-        num_outside = sum(num_uncached(request, parts.pool) for request in outside)
+        prompts = [request for request in outside if not request.output_token_ids]  # no recalls
+        num_outside = sum(num_uncached(request, parts.pool) for request in prompts)
         return parts.engine.queues.queued_tokens + num_outside
 
     def on_step(self, listener: Callable[[StepReport], None]) -> None:

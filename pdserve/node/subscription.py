@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
 from pdserve.errors import PdserveError
 from pdserve.protocol import Announcement, HandoffRecord, Renew
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,25 @@ class Subscription:
             for task in waits:
                 task.cancel()
         self._raise_failure()
+
+    async def result_of(self, task: asyncio.Task[T]) -> T:
+        """Wait for a task; the caller ends it if this raises.
+
+        Raises:
+            PdserveError: as next.
+            Exception: what the task failed with; a copy, since the task has the original, and a
+                traceback with this task in it would make that a cycle.
+        """
+        failed = asyncio.create_task(self._failed.wait())
+        try:
+            await asyncio.wait({task, failed}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            failed.cancel()
+        self._raise_failure()
+        error = task.exception()
+        if error is not None:
+            raise copy(error) from error
+        return task.result()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

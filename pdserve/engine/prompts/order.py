@@ -106,13 +106,19 @@ class PromptOrder:
     def _rank(self, group: list[Prompt]) -> tuple[int, bool, float]:
         request = group[0].request
         targets = request.targets
-        rank = self._shares.rank(targets, self._seconds(group))
+        rank = self._shares.rank(targets, self._waiting_s(group))
         return (-targets.priority, not self._is_ahead(request), rank)
 
-    def _seconds(self, group: list[Prompt]) -> float:
-        """Return the predicted time of these prompts in full steps, without their context."""
+    def _waiting_s(self, group: list[Prompt]) -> float:
+        """Return the predicted time of these prompts in full steps, without their context.
+
+        A prompt that has begun does not wait. So it puts its payer ahead until it is done: if
+        equals took turns with every chunk, all would be late.
+        """
         full_s = self._perf.prefill_s(self._token_budget, 0, self._token_budget)
-        return full_s * sum([prompt.num_uncached for prompt in group]) / self._token_budget
+        unbegun = [prompt for prompt in group if not prompt.request.block_table]
+        num_tokens = sum([prompt.num_uncached for prompt in unbegun])
+        return full_s * num_tokens / self._token_budget
 
     def _is_ahead(self, request: Request) -> bool:
         """Whether a request precedes fair sharing.

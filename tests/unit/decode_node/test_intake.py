@@ -274,58 +274,99 @@ async def test_losing_the_exporter_ends_the_intake(bench: Bench, stage: str) -> 
 
 
 class SlowCompiler:
-    """In place of GrammarCompiler: compiles when the test says so, or fails."""
+    """In place of GrammarCompiler: compiles when the test says so, or fails with `error`."""
 
-    def __init__(self) -> None:
-        self.result: asyncio.Future[CompiledGrammar] = asyncio.get_running_loop().create_future()
+    def __init__(self, bench: Bench) -> None:
+        self.gate = asyncio.Event()
+        self.error = ""
+        self.grammar = CompiledGrammar(None, None, is_light=True)  # type: ignore[arg-type]
+        self.is_compiling = False
+        bench.intake._compiler = self  # type: ignore[assignment]
 
     async def compiled(self, grammar: str) -> CompiledGrammar:
-        return await self.result
+        self.is_compiling = True
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            await turn()  # it takes a while to end
+            raise
+        finally:
+            self.is_compiling = False
+        if self.error:
+            raise GrammarFailed(self.error)
+        return self.grammar
 
 
-async def test_a_grammar_is_compiled_beside_the_pull(bench: Bench) -> None:
-    slow = bench.intake._compiler = SlowCompiler()  # type: ignore[assignment]
+async def test_a_grammar_is_compiled_during_the_prefill_and_there_before_room_is_taken(
+    bench: Bench,
+) -> None:
+    slow = SlowCompiler(bench)
     bench.puller.gate.set()
     taking = bench.take(grammar="start: /a/")
     await turn()
+    assert slow.is_compiling, "the prefill has announced nothing yet"
     bench.announce(0, 10)
     bench.record()
     await turn()
-    assert bench.puller.parts == [(0, 10, 0, 4)]
-    assert not bench.engine.queues.running, "its grammar is missing"
-    grammar = CompiledGrammar(None, None, is_light=True)  # type: ignore[arg-type]
-    slow.result.set_result(grammar)
+    assert bench.puller.pulled == []
+    assert bench.pool.num_free == NUM_BLOCKS
+    slow.gate.set()
     await asyncio.wait_for(taking, 1)
     (request,) = bench.engine.queues.running
-    assert request.grammar is grammar
+    assert request.grammar is slow.grammar
     assert bench.exporter.settled == [True]
 
 
-@pytest.mark.parametrize("is_pulled", [False, True])
-async def test_a_grammar_that_fails_ends_the_intake(bench: Bench, is_pulled: bool) -> None:
-    slow = bench.intake._compiler = SlowCompiler()  # type: ignore[assignment]
+async def test_requests_without_a_grammar_find_room_while_others_wait_for_theirs(
+    bench: Bench,
+) -> None:
+    slow = SlowCompiler(bench)
+    bench.puller.gate.set()
+    slow_names = ["a", "b", "c"]  # their prompts would fill the pool
+    waiting = [bench.take(name, grammar="start: /a/") for name in slow_names]
+    await turn()
+    for name in slow_names:
+        bench.announce(0, 10, request_id=name)
+        bench.record(name)
+    plain = bench.take("plain")
+    await turn()
+    bench.announce(0, 10, request_id="plain")
+    bench.record("plain")
+    await asyncio.wait_for(plain, 1)
+    assert [request.request_id for request in bench.engine.queues.running] == ["plain"]
+    bench.engine.cancel("plain")
+    slow.error = "too large"
+    slow.gate.set()
+    failures = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(failure, GrammarFailed) for failure in failures)
+
+
+async def test_a_grammar_that_fails_ends_the_intake(bench: Bench) -> None:
+    slow = SlowCompiler(bench)
+    slow.error = "too large"
+    slow.gate.set()
     taking = bench.take(grammar="start: /a/")
     await turn()
     bench.announce(0, 10)
-    if is_pulled:
-        bench.puller.gate.set()
-        bench.record()
-    await turn()
-    assert bench.puller.is_writing is not is_pulled
-    slow.result.set_exception(GrammarFailed("too large"))
     with pytest.raises(GrammarFailed, match="too large"):
         await asyncio.wait_for(taking, 1)
+    assert bench.puller.pulled == []
     assert bench.exporter.settled == [False]
 
 
-async def test_the_end_of_the_handoff_ends_the_compiling(bench: Bench) -> None:
-    slow = bench.intake._compiler = SlowCompiler()  # type: ignore[assignment]
+@pytest.mark.parametrize("is_announced", [False, True])
+async def test_the_end_of_the_handoff_ends_the_compiling(bench: Bench, is_announced: bool) -> None:
+    slow = SlowCompiler(bench)
     taking = bench.take(grammar="start: /a/")
     await turn()
+    if is_announced:
+        bench.announce(0, 10)
+        await turn()
+    assert slow.is_compiling
     bench.exporter.say(HandoffEnded(request_id="r", code=PeerLost.code, message="p is gone"))
     with pytest.raises(PeerLost):
         await asyncio.wait_for(taking, 1)
-    assert slow.result.cancelled()
+    assert not slow.is_compiling
 
 
 async def test_a_handoff_has_its_subscriber_while_a_grammar_waits_for_its_turn(
@@ -338,6 +379,7 @@ async def test_a_handoff_has_its_subscriber_while_a_grammar_waits_for_its_turn(
         await turn()
         (subscribed,) = bench.exporter.outbox.sent
         assert isinstance(subscribed, Subscribe)
+    bench.announce(0, 10)
     with pytest.raises(GrammarFailed):
         await asyncio.wait_for(taking, 10)
     assert bench.exporter.settled == [False]
@@ -355,12 +397,25 @@ async def test_a_stale_ticket_ends_the_intake(bench: Bench) -> None:
 
 
 @pytest.mark.usefixtures("collector_off")
-@pytest.mark.parametrize("end", ["adopted", "ended", "cancelled"])
-async def test_a_handoff_leaves_no_cycle_behind(bench: Bench, end: str) -> None:
+@pytest.mark.parametrize(
+    ("end", "grammar"),
+    [
+        *((end, grammar) for end in ("adopted", "ended", "cancelled") for grammar in ("", "a")),
+        ("grammar failed", "a"),
+    ],
+)
+async def test_a_handoff_leaves_no_cycle_behind(bench: Bench, end: str, grammar: str) -> None:
     """What it leaves is freed with its last reference, not by the garbage collector."""
+    slow = SlowCompiler(bench)
     bench.puller.gate.set()
+    match end:
+        case "adopted":
+            slow.gate.set()
+        case "grammar failed":
+            slow.error = "too large"
+            slow.gate.set()
     for _ in range(10):
-        taking = bench.take()
+        taking = bench.take(grammar=grammar)
         await turn()
         match end:
             case "adopted":
@@ -371,8 +426,11 @@ async def test_a_handoff_leaves_no_cycle_behind(bench: Bench, end: str) -> None:
                 bench.exporter.say(HandoffEnded(request_id="r", code=code, message="so soon"))
             case "cancelled":
                 taking.cancel()
+            case "grammar failed":
+                bench.announce(0, 10)
         await asyncio.wait({taking})
-        assert taking.cancelled() or isinstance(taking.exception(), RequestEnded | None)
+        is_known_end = RequestEnded | GrammarFailed | None
+        assert taking.cancelled() or isinstance(taking.exception(), is_known_end)
         bench.engine.cancel("r")
         del taking
     assert gc.collect() < 10

@@ -466,14 +466,16 @@ async def test_leaving_does_not_wait_for_a_coordinator_that_stopped_listening() 
 async def test_nodes_of_different_weights_that_come_at_once_are_not_both_let_in() -> None:
     coordinator = Coordinator(Timeouts())  # patient: they say no more than hello
     await coordinator.start()
-    async with open_channel(f"127.0.0.1:{coordinator.port}", 60) as channel:
-        streams = [CoordinatorStub(channel).Attach() for _ in range(8)]
-        await asyncio.gather(*(s.wait_for_connection() for s in streams))
-        hellos = [FROM_NODE.wrap(hello(f"d{i}", revision=f"r{i}")) for i in range(8)]
-        await asyncio.gather(*(s.write(h) for s, h in zip(streams, hellos, strict=True)))
-        answers = await asyncio.gather(*(s.read() for s in streams), return_exceptions=True)
-        assert sum(not isinstance(answer, Exception) for answer in answers) == 1
-    await coordinator.server.stop(0)
+    try:
+        async with open_channel(f"127.0.0.1:{coordinator.port}", 60) as channel:
+            streams = [CoordinatorStub(channel).Attach() for _ in range(8)]
+            await asyncio.gather(*(s.wait_for_connection() for s in streams))
+            hellos = [FROM_NODE.wrap(hello(f"d{i}", revision=f"r{i}")) for i in range(8)]
+            await asyncio.gather(*(s.write(h) for s, h in zip(streams, hellos, strict=True)))
+            answers = await asyncio.gather(*(s.read() for s in streams), return_exceptions=True)
+            assert sum(not isinstance(answer, Exception) for answer in answers) == 1
+    finally:
+        await coordinator.server.stop(0)
 
 
 async def test_a_draining_node_is_told_when_no_leg_can_follow(coordinator: Coordinator) -> None:

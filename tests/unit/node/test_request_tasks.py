@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from contextlib import suppress
 from functools import partial
 
 import pytest
 
 from pdserve.engine.request import Request
+from pdserve.errors import PdserveError
 from pdserve.node.request_tasks import RequestTasks
 from tests.unit.engine.fakes import make_request
 
@@ -38,8 +40,9 @@ class Bench:
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(0)
 
-    def _follow_up(self, request: Request, task: asyncio.Task[str]) -> None:
-        self.followed_up.append((request.request_id, task.result()))
+    def _follow_up(self, request: Request, outcome: str | BaseException) -> None:
+        assert isinstance(outcome, str)
+        self.followed_up.append((request.request_id, outcome))
 
 
 def request_named(request_id: str) -> Request:
@@ -101,9 +104,27 @@ async def test_a_failure_after_giving_up_is_nobodys_concern() -> None:
     tasks.start(request_named("r"), fail_when_cancelled(), partial(pytest.fail, "it was given up"))
     await turn()
     tasks.cancel("r")
-    await tasks.close()
     await turn()
+    gc.collect()  # asyncio complains about an exception when its task is freed
     assert unheard == []
+
+
+async def test_a_wait_that_is_cancelled_by_itself_fails_its_request() -> None:
+    outcomes: list[object] = []
+    tasks: RequestTasks[None] = RequestTasks()
+    waited_for: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    tasks.start(request_named("r"), wait_for(waited_for), lambda _, end: outcomes.append(end))
+    await turn()
+    waited_for.cancel()
+    await turn()
+    (outcome,) = outcomes
+    assert isinstance(outcome, PdserveError)
+    assert "was cancelled" in outcome.message
+    assert len(tasks) == 0
+
+
+async def wait_for(waited_for: asyncio.Future[None]) -> None:
+    await waited_for
 
 
 async def fail_when_cancelled() -> None:

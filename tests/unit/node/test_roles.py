@@ -23,6 +23,7 @@ from pdserve.protocol import (
     PrefixSource,
     TokenBatch,
 )
+from tests.unit.engine.fakes import make_request
 from tests.unit.node.one_node import LAYOUT, MAX_TOKENS, NUM_BLOCKS, Bench, Link
 
 P, D = NodeRole.PREFILL, NodeRole.DECODE
@@ -168,6 +169,10 @@ async def test_prompts_count_as_queued_before_the_engine_has_them() -> None:
     report = load_report(bench.services, bench.parts.perf, NodeState.READY, 1.0)
     assert len(bench.parts.engine.queues.waiting) == 1
     assert (report.waiting_requests, report.queued_tokens) == (3, 9 + 20 + 30)
+    stream = make_request(40, output_token_ids=[1], prefix_sources=[source])
+    assert bench.parts.prefixes.recall(stream, lambda _: None)
+    assert bench.services.queued_tokens == 9 + 20 + 30, "of a stream, no prompt is to be computed"
+    bench.parts.prefixes.cancel(stream.request_id)
     for name in ("compiled first", "fetched first"):
         bench.services.cancel_leg(name, "cancelled")
     assert bench.services.queued_tokens == 9

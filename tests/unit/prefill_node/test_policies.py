@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import get_args
 
 import pytest
@@ -256,6 +257,16 @@ def test_a_flood_of_one_class_does_not_keep_another_waiting(name: PrefillPolicyN
         assert calm.lifecycle.first_token_s is not None
         waits.append(calm.lifecycle.first_token_s - calm.lifecycle.received_s)
     assert max(waits) < 0.2, "its own time, and the step that it came in"
+
+
+def test_equals_do_not_take_turns_with_every_chunk() -> None:
+    """Chunks beside each other's contexts cost more than was predicted of the prompt."""
+    prefills = Prefills("edf-slack", prefill_chunk=50)
+    for payer in 5 * ["a", "b"]:
+        prefills.submit(200, payer=payer, ttft_s=5.0)
+    prefills.run()
+    served = [step[0][0].request_id for step in prefills.steps]
+    assert sum(a != b for a, b in pairwise(served)) == 9, "one prompt after the other"
 
 
 @every_policy
