@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from typing import TypeAlias
 
 import grpc.aio
@@ -16,6 +15,7 @@ from coordinator.registry import Member, Registry
 from pdserve.config import Timeouts
 from pdserve.errors import ConfigError, MalformedMessage, PdserveError
 from pdserve.introduction import check_key
+from pdserve.kv_layout import KvLayout
 from pdserve.protocol import (
     DrainSeen,
     KvEvents,
@@ -33,6 +33,7 @@ from pdserve.wire.envelopes import FROM_COORDINATOR, FROM_NODE
 from pdserve.wire.outbox import Outbox, running
 
 log = logging.getLogger(__name__)
+_MODEL_SHAPE = ("layers", "KV heads", "head_dim", "dtype")  # as in KvLayout.model_shape
 
 Context: TypeAlias = grpc.aio.ServicerContext[NodeMessages, CoordinatorMessages]
 
@@ -74,10 +75,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             await self._attached(hello, context)
         except MalformedMessage as error:
             log.warning("%s: %s", hello.node_id, error)
-            # A node that hangs may never read this, and until it has, abort does not return.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._timeouts.liveness_s):
-                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+            # It is no member any more. If it hangs, the stream ends when it reads again, or when
+            # its connection breaks.
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
 
     async def _attached(self, hello: NodeHello, context: Context) -> None:
         """Serve a member until it is none any more. Raises as `_listen`."""
@@ -146,7 +146,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             if other.layout.model_shape != hello.layout.model_shape:
                 raise ConfigError(
                     f"{hello.node_id} has KV of ({hello.layout.describe()}), {other.node_id} of "
-                    f"({other.layout.describe()}): start both with the same --dtype"
+                    f"({other.layout.describe()}): {_advice(hello.layout, other.layout)}"
                 )
 
     async def _first(self, context: Context) -> NodeMessages | None:
@@ -165,6 +165,15 @@ async def _read(context: Context) -> NodeMessages | None:
     except DecodeError as error:
         raise MalformedMessage("a message cannot be decoded as NodeMessages") from error
     return None if proto is grpc.aio.EOF else proto
+
+
+def _advice(one: KvLayout, other: KvLayout) -> str:
+    """What differs between the model shapes of two layouts, and how both get the same."""
+    pairs = zip(_MODEL_SHAPE, one.model_shape, other.model_shape, strict=True)
+    differing = [name for name, a, b in pairs if a != b]
+    if differing == ["dtype"]:
+        return "start both with the same --dtype"
+    return f"they differ in {', '.join(differing)}: start both with the same checkpoint"
 
 
 def _heard_nothing(within_s: float) -> MalformedMessage:

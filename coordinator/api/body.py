@@ -57,9 +57,14 @@ def _check_head(request: web.Request, config: ApiConfig) -> None:
     """
     kind = request.content_type
     is_json = kind == "application/json" or kind.endswith("+json")
-    if not is_json and ("Content-Type" in request.headers or "Origin" in request.headers):
+    if not is_json and "Content-Type" in request.headers:
         raise web.HTTPUnsupportedMediaType(
             text=f"the request body must be application/json, not {kind}"
+        )
+    if not is_json and "Origin" in request.headers:
+        raise web.HTTPUnsupportedMediaType(
+            text="a web page must say that the request body is application/json, but the request "
+            "has no Content-Type"
         )
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding.lower() not in ("identity", ""):

@@ -7,11 +7,14 @@ a browser on that machine could use the cluster.
 from __future__ import annotations
 
 from collections.abc import Collection
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from coordinator.api import callers
 from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
+from coordinator.tenants.loopback import is_loopback
+from pdserve.config import API_KEY_VARIABLE
 from pdserve.errors import PermissionDenied
 
 _API_VERSION = "2020-10-01"  # version of OpenAI's API
@@ -37,6 +40,21 @@ async def label(request: web.Request, response: web.StreamResponse) -> None:
     headers.update(_origin_headers(request, context.config.cors_origins))
     if "Access-Control-Allow-Origin" in headers:
         headers["Access-Control-Expose-Headers"] = _SHOWN
+
+
+def check_host(request: web.Request) -> None:
+    """Without keys, check that the request was sent to this machine. Raises PermissionDenied.
+
+    A page may point its own name at 127.0.0.1 (DNS rebinding): the browser then takes this server
+    for the page's own, and lets it do everything.
+    """
+    host = request.headers.get("Host")
+    if host is None or request.app[CONTEXT].tenants.need_keys or is_loopback(_without_port(host)):
+        return
+    raise PermissionDenied(
+        f"a cluster without API keys cannot be used as {host[:128]!r}: "
+        f"use localhost or 127.0.0.1, or start it with {API_KEY_VARIABLE} or --key-file"
+    )
 
 
 def preflight(request: web.Request, origins: Collection[str]) -> web.Response | None:
@@ -79,6 +97,14 @@ def _origin_headers(request: web.Request, origins: Collection[str]) -> dict[str,
     if origin is None or origin not in origins:
         return varies
     return varies | {"Access-Control-Allow-Origin": origin}
+
+
+def _without_port(host: str) -> str:
+    """Return the name or address in a Host header; empty if there is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:  # a bracket is missing
+        return ""
 
 
 def _waited_ms(context: ApiContext, trace: RequestTrace) -> int:

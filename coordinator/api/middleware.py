@@ -14,7 +14,7 @@ from coordinator.api import callers
 from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
 from coordinator.api.endpoint import CLIENT_GONE, conclude
 from coordinator.api.errors import ErrorReply, describe, describe_http
-from coordinator.api.headers import preflight
+from coordinator.api.headers import check_host, preflight
 from pdserve.errors import NodeDraining
 
 _log = logging.getLogger(__name__)
@@ -31,6 +31,7 @@ async def answer_everything(request: web.Request, handler: Handler) -> web.Strea
     retry_after_s = context.config.retry_after_s
     with context.in_flight.entered():
         try:
+            check_host(request)
             if (answer := preflight(request, context.config.cors_origins)) is not None:
                 return answer
             callers.identify(request, context, trace)

@@ -59,8 +59,8 @@ class Neighbours(SlotArrays):
     def reported(self, member: Member, now_s: float) -> None:
         """Average the ratio of a node's report.
 
-        It counts only if the other pool's state (decoding or not) is as at the last report, since
-        the ratio is about the steps in between.
+        It counts only if the node has seen one, and if the other pool's state (decoding or not) is
+        as at the last report, since the ratio is about the steps in between.
         """
         slot = member.slot
         self.reserve(slot)
@@ -76,8 +76,9 @@ class Neighbours(SlotArrays):
             self._fleet.role[other] == other_pool and self._decodes.has_requests(other, now_s)
             for other in host.slots
         )
-        if is_beside == self._was_beside[slot] and self._decodes.has_requests(slot, now_s):
-            ratio = member.load.decode_ratio
+        ratio = member.load.decode_ratio  # 0: not seen yet
+        is_same = is_beside == self._was_beside[slot]
+        if ratio > 0 and is_same and self._decodes.has_requests(slot, now_s):
             if is_beside:
                 _average(self.beside, slot, ratio)
                 _average(self.beside_step_s, slot, self._profiled_s(slot, now_s))

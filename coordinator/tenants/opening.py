@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from coordinator.tenants.identity import Tenant
 from coordinator.tenants.key_book import KeyBook
 from coordinator.tenants.keys import hash_key
 from coordinator.tenants.ledger import Ledger
+from coordinator.tenants.loopback import is_loopback
 from coordinator.tenants.tenants import Tenants
 from pdserve.clock import Clock
 from pdserve.config import API_KEY_VARIABLE, AccessConfig
@@ -32,7 +32,7 @@ def open_tenants(
         ConfigError: a file cannot be used, or there are no keys and `host` is not loopback.
     """
     key = environment.get(API_KEY_VARIABLE, "")
-    if not (key or config.key_file or _is_loopback(host)):
+    if not (key or config.key_file or is_loopback(host)):
         raise ConfigError(
             f"without API keys, everyone who can reach {host} could use this cluster: give "
             f"--key-file FILE, set {API_KEY_VARIABLE}, or listen on 127.0.0.1"
@@ -44,10 +44,3 @@ def open_tenants(
         keys = KeyBook(path, extra, classes, clock)
     ledger = Ledger(Path(config.usage_db)) if config.usage_db else None
     return Tenants(keys, ledger, model, clock)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -38,8 +38,8 @@ class Quota:
             raise self._limited("requests" if of_requests else "tokens", wait_s)
         self._requests.take(1, now_s)
 
-    def take_tokens(self, num_tokens: int, now_s: float) -> None:
-        """Charge the tokens of a prompt.
+    def take_tokens(self, num_tokens: int, now_s: float) -> int:
+        """Charge the tokens of a prompt; returns how many were charged: none without a limit.
 
         Raises RateLimited if the limit is reached, or the prompt is larger than the limit itself.
         """
@@ -54,6 +54,7 @@ class Quota:
         if wait_s > 0:
             raise self._limited("tokens", wait_s)
         self._tokens.take(num_tokens, now_s)
+        return num_tokens if limit else 0
 
     def charge(self, num_tokens: int, now_s: float) -> None:
         """Charge output tokens; a negative number returns prompt tokens that were not used."""

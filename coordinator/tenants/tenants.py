@@ -34,6 +34,11 @@ class Tenants:
         self._clock = clock
         self._quotas: dict[str, Quota] = {}  # by tenant
 
+    @property
+    def need_keys(self) -> bool:
+        """Whether callers need a key."""
+        return self._keys is not None
+
     def identify(self, key: str | None) -> Admitted:
         """Identify the tenant of a call by its key.
 
@@ -58,8 +63,8 @@ class Tenants:
     def take_prompt(self, admitted: Admitted, num_tokens: int) -> None:
         """Charge the prompt of a call. Raises RateLimited."""
         if admitted.quota is not None:
-            admitted.quota.take_tokens(num_tokens, self._clock.now())
-            admitted.num_charged = num_tokens
+            now_s = self._clock.now()
+            admitted.num_charged = admitted.quota.take_tokens(num_tokens, now_s)
 
     def headers(self, admitted: Admitted) -> dict[str, str]:
         """Return the rate limit headers for the call's tenant."""

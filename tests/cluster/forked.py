@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
@@ -21,6 +22,7 @@ from pdserve.cli.child import Child
 from pdserve.cli.main import main
 from pdserve.cli.supervisor import OWN_COMMAND
 
+_IMPORTED_BY = os.getpid()  # in a forked process: the fork server, which has imported this
 IMPORTED = ["pdserve.cli.node", "coordinator.main", "tests.cluster.forked"]
 
 
@@ -31,7 +33,9 @@ class ForkedChild(Child):
         command, words = tuple(argv[: len(OWN_COMMAND)]), list(argv[len(OWN_COMMAND) :])
         assert command == OWN_COMMAND, command
         assert not pass_fds
-        return _Process(words)  # type: ignore[return-value]
+        process = _Process(words)
+        self._loop.call_soon(process.begin)  # until then it cannot end: somebody has to see it
+        return process  # type: ignore[return-value]
 
 
 class _Process:
@@ -40,17 +44,25 @@ class _Process:
     def __init__(self, words: list[str]) -> None:
         context = _fork_server()
         self.stdout, output = context.Pipe(duplex=False)
-        arguments = (words, dict(os.environ), output)
+        beginning, self._begin = context.Pipe(duplex=False)
+        arguments = (words, dict(os.environ), output, beginning)
         self._process = context.Process(target=_run, args=arguments, daemon=True)
         self._process.start()
         output.close()
+        beginning.close()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
+
+    def begin(self) -> None:
+        """Let it run, unless it has been killed already."""
+        with suppress(BrokenPipeError), self._begin:
+            self._begin.send_bytes(b"b")
 
     def send_signal(self, number: signal.Signals) -> None:
         """Nothing if it has ended."""
         if self._process.exitcode is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it ended just now
+                os.kill(self.pid, number)
 
     def wait(self) -> int:
         """Its exit code, or the negative signal that ended it."""
@@ -69,8 +81,11 @@ def _fork_server() -> ForkServerContext:
     return context
 
 
-def _run(words: list[str], environment: dict[str, str], output: Connection) -> None:
+def _run(
+    words: list[str], environment: dict[str, str], output: Connection, beginning: Connection
+) -> None:
     """In the forked process: as if it had been started with these words."""
+    beginning.recv_bytes()
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
@@ -83,4 +98,4 @@ def _run(words: list[str], environment: dict[str, str], output: Connection) -> N
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1, closefd=False)
     flags = [word for word in words if not word.startswith("--die-with-parent=")]
-    sys.exit(main([*flags, f"--die-with-parent={os.getppid()}"]))
+    sys.exit(main([*flags, f"--die-with-parent={_IMPORTED_BY}"]))

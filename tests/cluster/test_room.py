@@ -15,7 +15,7 @@ import pytest_asyncio
 from pdserve.config import HandoffConfig, RoutingConfig
 from tests.cluster.checkpoints import Reference, make_prompt
 from tests.cluster.client import Client, Follower, Output
-from tests.cluster.fleet import HEARD_S, SETTLE_S, Fleet, fleet_config, read_gauges, running
+from tests.cluster.fleet import HEARD_S, SETTLE_S, Fleet, fleet_config, poll, read_gauges, running
 
 PROMPT = 120  # tokens: eight blocks, so two fit
 LIMIT = 240  # tokens of output that keep the decode node full for a while
@@ -58,9 +58,23 @@ async def client(narrow: Fleet) -> AsyncIterator[Client]:
 async def fill(narrow: Fleet, client: Client) -> list[Follower]:
     """Requests of which two or three decode, and three others' KV waits on the prefill node."""
     followers = [Follower(client, make_prompt(PROMPT, i), LIMIT) for i in range(MANY)]
+    await all_placed(narrow, followers)
     await narrow.wait_for("decode-0", lambda gauges: gauges["waiting_requests"] >= 3)
     await narrow.wait_for("prefill-0", lambda gauges: gauges["pinned_blocks"] >= 8 * 3)
     return followers
+
+
+async def all_placed(narrow: Fleet, followers: list[Follower]) -> None:
+    """None is still to come: a request that came while a pool is empty would be refused."""
+    num_placed = 0
+
+    async def look() -> bool:
+        nonlocal num_placed
+        num_ended = sum(follower.output.is_done for follower in followers)  # as seen before
+        num_placed = num_ended + (await narrow.status()).inflight
+        return num_placed == len(followers)
+
+    await poll(look, SETTLE_S, lambda: f"{num_placed} of {len(followers)} have been placed")
 
 
 async def ended(followers: list[Follower]) -> list[Output]:

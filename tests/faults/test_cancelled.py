@@ -122,7 +122,7 @@ async def test_the_connection_breaks_before_the_body_is_complete(
     fleet: Fleet, client: Client
 ) -> None:
     host, port = fleet.url.removeprefix("http://").split(":")
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{"
     for cut in (5, len(head) - 1, len(head)):
         _, writer = await asyncio.open_connection(host, int(port))
         writer.write(head[:cut])

@@ -34,7 +34,7 @@ GARBAGE: dict[str, bytes] = {
     "text": b"hello?\r\n" * 10,
     "a wrong access token": b"pdKV" + bytes(32),
     "half an access token": b"pdKV" + bytes(10),
-    "HTTP/1.1": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "HTTP/1.1": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "broken HTTP/1.1": b"POST /v1/completions HTTP/9\r\nContent-Length: -5\r\n: \x00\r\n\r\n",
     "HTTP/2 preface, then noise": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _NOISE.randbytes(5000),
     "HTTP/2 preface, then silence": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",

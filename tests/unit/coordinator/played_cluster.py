@@ -150,6 +150,18 @@ class PlayedCluster:
             if self.random.random() < 0.05:
                 await self.settle()
 
+    async def finish(self) -> None:
+        """Both pools have a node, and all nodes work until nothing is left, or nothing moves."""
+        self.nodes += [PlayedNode(self, f"last-{role.value}", role) for role in NodeRole]
+        for _ in range(2000):
+            if not self.flow.num_inflight:
+                return
+            for node in self.nodes:
+                node.work()
+                node.report()
+            self.clock.advance(0.05)
+            await self.settle()
+
     async def settle(self) -> None:
         """Let the line be served."""
         for _ in range(3):

@@ -6,6 +6,7 @@ import pytest
 
 from coordinator import line_keeper
 from pdserve.config import Mode
+from pdserve.errors import PdserveError
 from pdserve.protocol import TokenEvent
 from tests.unit.coordinator.played_cluster import PlayedCluster
 
@@ -20,31 +21,49 @@ async def test_all_books_balance_in_the_end(
     for _ in range(10):
         cluster.join()
     await cluster.live(2000)
-    if seed == 0:  # else the nodes stay
-        while cluster.nodes:
-            cluster.lose()
-    for running, _ in cluster.told:
-        running.cancel("the end")
-    await cluster.settle()
+    if seed == 0:
+        await end_without_nodes(cluster)
+    else:
+        await cluster.finish()
     assert len(cluster.told) > 100
     assert cluster.num_refused > 50
     assert_each_was_told_its_end_once(cluster)
+    errors = [told[-1] for _, told in cluster.told if isinstance(told[-1], PdserveError)]
+    assert {"peer_lost", "node_lost"} <= {error.code for error in errors}
     assert_nothing_is_booked(cluster)
     assert_nothing_is_admitted(cluster)
+
+
+async def end_without_nodes(cluster: PlayedCluster) -> None:
+    """Who had nodes hears that they are gone. Who waits in line would wait for others."""
+    while cluster.nodes:
+        cluster.lose()
+    await cluster.settle()
+    for running, told in cluster.told:
+        assert running.dispatch is None or has_ended(told)
+        running.cancel("the end")
+    await cluster.settle()
+
+
+def has_ended(told: list[TokenEvent | Exception]) -> bool:
+    return bool(told) and is_end(told[-1])
+
+
+def is_end(event: TokenEvent | Exception) -> bool:
+    return isinstance(event, Exception) or event.finish_reason is not None
 
 
 def assert_each_was_told_its_end_once(cluster: PlayedCluster) -> None:
     """Every listener heard its tokens in order, and then how it ended."""
     num_finished = 0
     for running, told in cluster.told:
+        assert has_ended(told), f"{running.request.request_id} was told {told}"
         *before, last = told
         tokens = [event for event in told if isinstance(event, TokenEvent)]
         indices = [event.index + i for event in tokens for i in range(len(event.token_ids))]
         assert indices == list(range(running.num_tokens))
-        assert all(isinstance(e, TokenEvent) and e.finish_reason is None for e in before)
-        is_finished = isinstance(last, TokenEvent)
-        assert not is_finished or last.finish_reason is not None
-        num_finished += is_finished
+        assert not any(is_end(event) for event in before)
+        num_finished += isinstance(last, TokenEvent)
     assert 20 < num_finished < len(cluster.told), "some finished, some did not"
 
 

@@ -24,7 +24,7 @@ def post(path: str, body: Any) -> bytes:
     """The bytes of a POST."""
     raw = json.dumps(body).encode()
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: test\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
     )
     return head.encode() + raw

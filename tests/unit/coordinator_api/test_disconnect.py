@@ -141,7 +141,8 @@ def floods(num_tokens: int) -> FakeGenerator:
 
 FLOOD = {"model": "alias", "prompt": "x", "stream": True, "max_tokens": 10**5}
 UPGRADE = (
-    b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"GET /v1/responses HTTP/1.1\r\nHost: localhost\r\n"
+    b"Upgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n"
 )
 

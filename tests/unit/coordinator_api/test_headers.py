@@ -12,6 +12,7 @@ from pdserve.clock import ManualClock
 from pdserve.config import AccessConfig
 from pdserve.errors import ConfigError
 from tests.unit.coordinator_api.fakes import MODEL, served
+from tests.unit.coordinator_api.raw_client import connected
 
 PAGE = "https://page.example"
 ASKS = {
@@ -74,6 +75,55 @@ async def test_pages_are_let_in_by_their_origin(
     wanted = None if allowed is None else ASKS["Access-Control-Request-Headers"]
     assert preflight.headers.get("Access-Control-Allow-Headers") == wanted
     assert ("POST" in preflight.headers.get("Access-Control-Allow-Methods", "")) == bool(allowed)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_ours"),
+    [
+        ("localhost", True),
+        ("LocalHost:8000", True),
+        ("cluster.localhost:8000", True),
+        ("127.0.0.1:8000", True),
+        ("127.9.9.9", True),
+        ("[::1]:8000", True),
+        ("[::1]", True),
+        ("", False),
+        ("evil.example:8000", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example:8000", False),
+        ("evillocalhost", False),
+        ("10.0.0.1:8000", False),
+        ("0.0.0.0:8000", False),
+        ("[::1", False),
+    ],
+)
+async def test_no_page_can_point_its_own_name_at_a_cluster_without_keys(
+    host: str, is_ours: bool
+) -> None:
+    """To a browser it is the page's own server then, so it would ask nothing before."""
+    page = {"Host": host, "Origin": f"http://{host}"}
+    async with served(cors_origins=(PAGE,)) as api:
+        async with api.chat(page) as response:
+            assert response.status == (200 if is_ours else 403)
+            assert is_ours or "use localhost or 127.0.0.1" in await response.text()
+        async with api.client.get("/status", headers=page) as response:
+            assert (response.status == 403) == (not is_ours)
+        async with api.client.options("/v1/models", headers=ASKS | {"Host": host}) as response:
+            assert response.status == (204 if is_ours else 403)
+    keyed = open_tenants(
+        AccessConfig(), "127.0.0.1", (), MODEL, {"PDSERVE_API_KEY": "secret"}, ManualClock()
+    )
+    async with (
+        served(tenants=keyed) as api,
+        api.chat(page | {"Authorization": "Bearer secret"}) as response,
+    ):
+        assert response.status == 200, "no page knows the key"
+
+
+async def test_who_names_no_host_is_no_browser() -> None:
+    async with served() as api, connected(api) as client:
+        client.writer.write(b"GET /v1/models HTTP/1.0\r\n\r\n")
+        assert (await client.read_until_broken()).startswith(b"HTTP/1.0 200")
 
 
 def test_what_no_browser_would_call_an_origin_is_refused() -> None:

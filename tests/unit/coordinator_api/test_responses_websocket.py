@@ -199,6 +199,10 @@ async def test_pages_of_other_origins_are_kept_out() -> None:
         with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
             await connected(api, origin="https://theirs.example")
         assert refused.value.status == 403
+        its_name = {"Host": "theirs.example:8000"}  # for this server
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await connected(api, origin="http://theirs.example:8000", headers=its_name)
+        assert refused.value.status == 403
         for origin in (*origins, api.server.url):
             async with connected(api, origin=origin) as socket:
                 assert (await turn(socket))[-1]["type"] == "response.completed"

@@ -113,7 +113,7 @@ async def test_slow_bodies() -> None:
 
 
 EXPECTING = (
-    "POST /v1/completions HTTP/1.1\r\nHost: x\r\nExpect: {expected}\r\n"
+    "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nExpect: {expected}\r\n"
     "Content-Type: {kind}\r\nContent-Length: {size}\r\n\r\n"
 )
 
@@ -137,7 +137,7 @@ async def test_bodies_are_refused_before_they_are_sent(
 
 
 async def test_a_client_with_one_connection_too_many_is_turned_away() -> None:
-    request = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+    request = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with served(max_connections=1) as api, connected(api) as first, asyncio.timeout(5):
         first.writer.write(request)
         assert (await first.reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
@@ -182,10 +182,11 @@ GARBAGE = [
     b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n",
     b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 1000 + b"\r\n",
     b"GET /health HTTP/1.1\r\nX: \xff\xfe\r\n\r\n",
-    b"GET /%ff%fe HTTP/1.1\r\nHost: x\r\n\r\n",
-    b"GET http://[::1 HTTP/1.1\r\nHost: x\r\n\r\n",
-    b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n",
-    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nExpect: miracles\r\nContent-Length: 0\r\n\r\n",
+    b"GET /%ff%fe HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET http://[::1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+    b"Expect: miracles\r\nContent-Length: 0\r\n\r\n",
 ]
 
 

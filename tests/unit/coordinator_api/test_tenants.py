@@ -220,7 +220,7 @@ async def test_what_was_computed_of_a_call_that_fails_is_charged(tenants: Tenant
 async def test_a_key_that_is_no_text_is_nobodys(tenants: Tenants) -> None:
     async with served(tenants=tenants) as api, connected(api) as client:
         client.writer.write(
-            b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\xfe\r\n\r\n"
+            b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer \xff\xfe\r\n\r\n"
         )
         answer = await client.read_until(b"}}")
     assert answer.startswith(b"HTTP/1.1 401 ")

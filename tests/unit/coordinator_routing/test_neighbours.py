@@ -91,6 +91,17 @@ def test_what_was_half_of_each_says_nothing() -> None:
     assert not helps(nodes)
 
 
+def test_a_node_that_has_measured_no_step_says_nothing() -> None:
+    nodes, prefill, decode = two_nodes("h", "h")
+    both_decode(nodes, prefill, decode, *[0.0] * 5)
+    neighbours, slots = nodes.router._books.neighbours, [prefill.slot, decode.slot]
+    assert not neighbours.beside[slots].any()
+    assert not neighbours.beside_step_s[slots].any()
+    both_decode(nodes, prefill, decode, 1.6, 1.6, *[0.0] * 5)
+    assert neighbours.beside[slots] == pytest.approx(1.6)
+    assert not helps(nodes)
+
+
 def test_other_hosts_are_none_of_its_business() -> None:
     nodes, prefill, decode = two_nodes("h", "i")
     both_decode(nodes, prefill, decode, 2.5, 2.5)

@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 
 from coordinator.tenants.buckets import Bucket
 from coordinator.tenants.identity import Tenant
+from coordinator.tenants.ledger import Amounts
 from coordinator.tenants.quota import Quota, format_wait
+from coordinator.tenants.tenants import Admitted, Tenants
+from pdserve.clock import ManualClock
 from pdserve.errors import RateLimited
 
 
@@ -99,15 +102,32 @@ def test_a_new_limit_does_not_count_what_was_used_without_one() -> None:
         Tenant(name="a", requests_per_minute=10, tokens_per_minute=limit) for limit in (0, 600)
     )
     quota = Quota(unlimited, 0.0)
-    quota.take_tokens(10**6, 0.0)
+    assert quota.take_tokens(10**6, 0.0) == 0
     quota.charge(10**6, 0.0)
     quota.follow(limited, 0.0)
     assert quota.headers(0.0)["x-ratelimit-remaining-tokens"] == "600"
-    quota.take_tokens(600, 0.0)
+    assert quota.take_tokens(600, 0.0) == 600
     quota.follow(unlimited, 0.0)
     quota.take_tokens(10**6, 0.0)
     quota.follow(limited, 60.0)
     quota.take_request(60.0)
+
+
+def test_a_prompt_that_was_not_charged_is_not_given_back() -> None:
+    """A limit was set while the call ran, and then the call failed."""
+    unlimited, limited = (
+        Tenant(name="a", requests_per_minute=10, tokens_per_minute=limit) for limit in (0, 600)
+    )
+    tenants = Tenants(None, None, "m", ManualClock())
+    quota = Quota(unlimited, 0.0)
+    before, after = (Admitted(tenant, "key", quota) for tenant in (unlimited, limited))
+    tenants.take_prompt(before, 500)
+    quota.follow(limited, 0.0)
+    tenants.take_prompt(after, 600)
+    tenants.end(before, Amounts())
+    assert quota.headers(0.0)["x-ratelimit-remaining-tokens"] == "0"
+    tenants.end(after, Amounts())
+    assert quota.headers(0.0)["x-ratelimit-remaining-tokens"] == "600"
 
 
 def test_headers_are_openais() -> None:

@@ -308,6 +308,11 @@ async def test_who_reports_what_cannot_be_true_is_cut_off(coordinator: Coordinat
         (hello(model_id="x"), "serves 'x'"),
         (hello("d2", revision="x"), "their weights differ"),
         (hello("d2", layout=replace(LAYOUT, dtype=KvDtype.BFLOAT16)), "with the same --dtype"),
+        (hello("d2", layout=replace(LAYOUT, head_dim=96)), "in head_dim: .* same checkpoint"),
+        (
+            hello("d2", layout=replace(LAYOUT, num_layers=99, dtype=KvDtype.BFLOAT16)),
+            "in layers, dtype: .* same checkpoint",
+        ),
     ],
 )
 async def test_a_node_with_another_model_is_refused(
