@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from pdserve.config import HandoffConfig
+from pdserve.config import HandoffConfig, PolicyConfig
 from tests.checkpoints import make_checkpoint
 from tests.cluster.checkpoints import MAX_MODEL_LEN, VOCAB_SIZE, Reference, make_prompt
 from tests.cluster.client import Client
@@ -58,6 +58,7 @@ async def served(
         path,
         decode=2,
         engine={"token_budget": request.param},
+        policy=PolicyConfig(prefill_chunk=request.param),  # whatever the profile recommends
         handoff=HandoffConfig(announce_bytes=1),
         checksums=True,
     )
