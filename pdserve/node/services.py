@@ -15,13 +15,14 @@ from pdserve.engine.interface import StepReport
 from pdserve.engine.prompts.uncached import num_uncached
 from pdserve.engine.request import Request, Scheduled
 from pdserve.errors import PdserveError
+from pdserve.node.leg_checks import check_leg
 from pdserve.node.legs import Legs
 from pdserve.node.link import CoordinatorLink
 from pdserve.node.role_policy import PrefillRolePolicy
-from pdserve.node.roles import NodeParts, Sampled, ServiceFactories, accepts
+from pdserve.node.roles import NodeParts, Sampled, ServiceFactories
 from pdserve.node.session_client import Sessions
 from pdserve.node.session_server import Announcer
-from pdserve.protocol import DecodeLeg, NodeRole, PrefillLeg
+from pdserve.protocol import DecodeLeg, LegFailed, NodeRole, PrefillLeg
 
 log = logging.getLogger(__name__)
 
@@ -106,15 +107,12 @@ class Services:
 
     def start_prefill(self, leg: PrefillLeg, link: CoordinatorLink) -> None:
         """As LegReceiver.start_prefill, in either role."""
-        if accepts(self._parts, leg, link):
-            for request_id in leg.request_ids:
-                self.legs.open(request_id, link)
+        if self._opens(leg, link):
             self._prefill.start(leg)
 
     def start_decode(self, leg: DecodeLeg, link: CoordinatorLink) -> None:
         """As LegReceiver.start_decode, in either role."""
-        if accepts(self._parts, leg, link):
-            self.legs.open(leg.request_id, link)
+        if self._opens(leg, link):
             self._decode.start(leg)
 
     def cancel_leg(self, request_id: str, reason: str) -> None:
@@ -193,6 +191,17 @@ class Services:
         await self._parts.prefixes.close()
         await self._parts.grammars.close()
         await self.sessions.close()
+
+    def _opens(self, leg: PrefillLeg | DecodeLeg, link: CoordinatorLink) -> bool:
+        """Add a new leg to the legs in progress; False if it cannot be run, and was refused."""
+        try:
+            check_leg(self._parts, leg)
+        except PdserveError as error:
+            link.send(LegFailed(request_id=leg.request_id, code=error.code, message=error.message))
+            return False
+        for request_id in leg.request_ids:
+            self.legs.open(request_id, link)
+        return True
 
     def _follow_policy(self) -> None:
         is_prefill = self.role is NodeRole.PREFILL
