@@ -163,8 +163,8 @@ class Services:
         for row, token in zip(report.rows, report.sampled, strict=True):
             request = row.request
             if not request.is_cancelled:
-                is_prefill_leg = request.leg_token_limit is not None  # inlined: runs for every row
-                (prefills if is_prefill_leg else decodes).append((request, token))
+                is_prefill = request.leg_token_limit is not None  # `is_prefill_leg`, inlined
+                (prefills if is_prefill else decodes).append((request, token))
         self._prefill.add_tokens(prefills, report.started_s)
         self._decode.add_tokens(decodes, report.started_s)
         self.legs.flush()
@@ -175,8 +175,8 @@ class Services:
 
     def requests_failed(self, requests: list[Request], error: PdserveError) -> None:
         """As StepObserver.requests_failed."""
-        prefills = [request for request in requests if _is_prefill_leg(request)]
-        decodes = [request for request in requests if not _is_prefill_leg(request)]
+        prefills = [request for request in requests if request.is_prefill_leg]
+        decodes = [request for request in requests if not request.is_prefill_leg]
         self._prefill.requests_failed(prefills, error)
         self._decode.requests_failed(decodes, error)
         for request in requests:
@@ -206,7 +206,3 @@ class Services:
     def _follow_policy(self) -> None:
         is_prefill = self.role is NodeRole.PREFILL
         self.engine.policy = self._prefill_role if is_prefill else self._decode.policy
-
-
-def _is_prefill_leg(request: Request) -> bool:
-    return request.leg_token_limit is not None
