@@ -19,7 +19,7 @@ from pdserve.errors import TokenizerError
 from pdserve.grammar import Vocabulary
 from pdserve.kv_layout import KvLayout
 from pdserve.metrics import NodeMetrics
-from pdserve.node.assembly import make_engine, make_prefix_queue
+from pdserve.node.assembly import make_engine, make_prefix_queue, recall_by
 from pdserve.node.cost import Costs
 from pdserve.node.grammar_queue import GrammarQueue
 from pdserve.node.headroom import Headroom
@@ -46,7 +46,7 @@ def made_parts(
     clock = SystemClock()
     metrics = NodeMetrics()
     pool = BlockPool(memory.num_blocks, layout.block_size, bump_generations=memory.bump)
-    engine = make_engine(config.policy, pool, clock, frozenset(), metrics, lambda: prefixes)
+    engine = make_engine(config.policy, pool, clock, frozenset(), metrics)
     puller = Puller(memory, identity, host_id(), [])
     sessions = Sessions(node_id, "1", identity, puller, clock, config.timeouts)
     perf = PerfModel()
@@ -64,6 +64,7 @@ def made_parts(
     )
     grammars = GrammarQueue(GrammarCompiler(_no_vocabulary), engine)
     prefixes = make_prefix_queue(config, fetch_parts, grammars.submit, metrics)
+    recall_by(prefixes, engine.queues.preemptions)
     return NodeParts(
         config=config,
         node_id=node_id,
