@@ -31,8 +31,8 @@ class Piece:
         return kinds[0] == kinds[1] and not is_mixed
 
 
-class ToldApart:
-    """Splits one answer."""
+class AnswerPieces:
+    """Splits one answer into its pieces."""
 
     def __init__(self, parts: AnswerParts) -> None:
         self._parts = parts
