@@ -23,7 +23,6 @@ from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.victims import Victims
 from pdserve.metrics import NodeMetrics
-from pdserve.node.cost import Costs
 from pdserve.node.gauges import watch_preemptions, watch_prefix_fetches, watch_transfers
 from pdserve.node.grammar_queue import GrammarQueue
 from pdserve.node.headroom import Headroom, num_spoken_for
@@ -33,6 +32,7 @@ from pdserve.node.model import NodeModel, grammar_compiler
 from pdserve.node.prefix_fetch import Fetched, PrefixFetcher
 from pdserve.node.prefix_parts import FetchParts
 from pdserve.node.prefix_queue import PrefixQueue
+from pdserve.node.pull_costs import PullCosts
 from pdserve.node.roles import NodeParts
 from pdserve.node.session_client import Sessions
 from pdserve.perf_model import PerfModel
@@ -68,7 +68,7 @@ def make_parts(
     sessions = Sessions(node_id, incarnation, identity, puller, clock, config.timeouts)
     tier = make_tier(tier_blocks, model.layout, memory, pool)
     perf = PerfModel()  # a guess, until the node has profiled itself
-    costs = Costs(perf, config.engine.token_budget)
+    pull_costs = PullCosts(perf, config.engine.token_budget)
     headroom = Headroom(pool, partial(num_spoken_for, engine.queues))
     fetch_parts = FetchParts(
         pool=pool,
@@ -76,7 +76,7 @@ def make_parts(
         puller=puller,
         sessions=sessions,
         tier=tier,
-        costs=costs,
+        pull_costs=pull_costs,
         clock=clock,
         headroom=headroom,
     )
@@ -102,7 +102,7 @@ def make_parts(
         metrics=metrics,
         state=state,
         perf=perf,
-        costs=costs,
+        pull_costs=pull_costs,
         headroom=headroom,
         tier=tier,
     )

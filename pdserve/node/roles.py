@@ -21,12 +21,12 @@ from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Policy
 from pdserve.errors import PdserveError
 from pdserve.metrics import NodeMetrics
-from pdserve.node.cost import Costs
 from pdserve.node.grammar_queue import GrammarQueue
 from pdserve.node.headroom import Headroom
 from pdserve.node.host_tier import NodeTier
 from pdserve.node.legs import Legs
 from pdserve.node.prefix_queue import PrefixQueue
+from pdserve.node.pull_costs import PullCosts
 from pdserve.node.session_client import Sessions
 from pdserve.node.session_server import Announcer
 from pdserve.perf_model import PerfModel
@@ -55,7 +55,7 @@ class NodeParts:
     metrics: NodeMetrics
     state: Callable[[], NodeState]
     perf: PerfModel  # of steps; a guess until the node has profiled itself
-    costs: Costs  # of pulls, compared with those of steps
+    pull_costs: PullCosts  # compared with those of computing
     headroom: Headroom  # of the pool, for prefixes
     tier: NodeTier | None = None  # None: evicted prefixes are lost
 

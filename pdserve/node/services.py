@@ -15,9 +15,9 @@ from pdserve.engine.interface import StepReport
 from pdserve.engine.prompts.uncached import num_uncached
 from pdserve.engine.request import Request, Scheduled
 from pdserve.errors import PdserveError
+from pdserve.node.coordinator_link import CoordinatorLink
 from pdserve.node.leg_checks import check_leg
 from pdserve.node.legs import Legs
-from pdserve.node.link import CoordinatorLink
 from pdserve.node.role_policy import PrefillRolePolicy
 from pdserve.node.roles import NodeParts, Sampled, ServiceFactories
 from pdserve.node.session_client import Sessions

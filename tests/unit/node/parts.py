@@ -20,11 +20,11 @@ from pdserve.grammar import Vocabulary
 from pdserve.kv_layout import KvLayout
 from pdserve.metrics import NodeMetrics
 from pdserve.node.assembly import make_engine, make_prefix_queue, recall_by
-from pdserve.node.cost import Costs
 from pdserve.node.grammar_queue import GrammarQueue
 from pdserve.node.headroom import Headroom
 from pdserve.node.legs import Legs
 from pdserve.node.prefix_parts import FetchParts
+from pdserve.node.pull_costs import PullCosts
 from pdserve.node.roles import NodeParts
 from pdserve.node.services import Services
 from pdserve.node.session_client import Sessions
@@ -50,7 +50,7 @@ def made_parts(
     puller = Puller(memory, identity, host_id(), [])
     sessions = Sessions(node_id, "1", identity, puller, clock, config.timeouts)
     perf = PerfModel()
-    costs = Costs(perf, config.engine.token_budget)
+    pull_costs = PullCosts(perf, config.engine.token_budget)
     headroom = Headroom(pool, lambda: 0)
     fetch_parts = FetchParts(
         pool=pool,
@@ -58,7 +58,7 @@ def made_parts(
         puller=puller,
         sessions=sessions,
         tier=None,
-        costs=costs,
+        pull_costs=pull_costs,
         clock=clock,
         headroom=headroom,
     )
@@ -84,7 +84,7 @@ def made_parts(
         metrics=metrics,
         state=lambda: NodeState.READY,
         perf=perf,
-        costs=costs,
+        pull_costs=pull_costs,
         headroom=headroom,
     )
 

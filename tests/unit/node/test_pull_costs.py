@@ -1,4 +1,4 @@
-"""Learning what pulling and computing cost."""
+"""What is learned of the cost of pulling KV, compared with computing it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.node.cost import (
+from pdserve.node.pull_costs import (
     PULL_BYTES_PER_S,
     PULL_FIXED_S,
-    Costs,
     Forecast,
     Line,
+    PullCosts,
     is_worth_pulling,
 )
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import StepCosts
 
 
-def made_costs() -> Costs:
-    return Costs(PerfModel(), token_budget=100)
+def made_costs() -> PullCosts:
+    return PullCosts(PerfModel(), token_budget=100)
 
 
 def test_before_anything_was_done_the_guess_counts() -> None:

@@ -6,7 +6,7 @@ import asyncio
 from typing import cast
 
 from pdserve.bench.beat import Beat
-from pdserve.node.link import CoordinatorLink
+from pdserve.node.coordinator_link import CoordinatorLink
 from pdserve.node.simulated import SimulatedNode
 from pdserve.protocol import (
     DecodeLeg,
