@@ -23,6 +23,7 @@ from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.victims import Victims
 from pdserve.metrics import NodeMetrics
+from pdserve.node.cost import PullCosts
 from pdserve.node.gauges import watch_preemptions, watch_prefix_fetches, watch_transfers
 from pdserve.node.grammar_queue import GrammarQueue
 from pdserve.node.headroom import Headroom, num_spoken_for
@@ -32,7 +33,6 @@ from pdserve.node.model import NodeModel, grammar_compiler
 from pdserve.node.prefix_fetch import Fetched, PrefixFetcher
 from pdserve.node.prefix_parts import FetchParts
 from pdserve.node.prefix_queue import PrefixQueue
-from pdserve.node.pull_costs import PullCosts
 from pdserve.node.roles import NodeParts
 from pdserve.node.session_client import Sessions
 from pdserve.perf_model import PerfModel

@@ -21,12 +21,12 @@ from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Policy
 from pdserve.errors import PdserveError
 from pdserve.metrics import NodeMetrics
+from pdserve.node.cost import PullCosts
 from pdserve.node.grammar_queue import GrammarQueue
 from pdserve.node.headroom import Headroom
 from pdserve.node.host_tier import NodeTier
 from pdserve.node.legs import Legs
 from pdserve.node.prefix_queue import PrefixQueue
-from pdserve.node.pull_costs import PullCosts
 from pdserve.node.session_client import Sessions
 from pdserve.node.session_server import Announcer
 from pdserve.perf_model import PerfModel

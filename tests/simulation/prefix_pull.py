@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pdserve.engine.request import Request
+from pdserve.node.cost import Forecast, is_worth_pulling
 from pdserve.node.headroom import Headroom, num_spoken_for
-from pdserve.node.pull_costs import Forecast, is_worth_pulling
 from tests.simulation.events import Events
 from tests.simulation.node import Node
 

@@ -20,11 +20,11 @@ from pdserve.grammar import Vocabulary
 from pdserve.kv_layout import KvLayout
 from pdserve.metrics import NodeMetrics
 from pdserve.node.assembly import make_engine, make_prefix_queue, recall_by
+from pdserve.node.cost import PullCosts
 from pdserve.node.grammar_queue import GrammarQueue
 from pdserve.node.headroom import Headroom
 from pdserve.node.legs import Legs
 from pdserve.node.prefix_parts import FetchParts
-from pdserve.node.pull_costs import PullCosts
 from pdserve.node.roles import NodeParts
 from pdserve.node.services import Services
 from pdserve.node.session_client import Sessions

@@ -22,12 +22,12 @@ from pdserve.config import PrefixPull, Timeouts
 from pdserve.engine.block_pool import BlockPool
 from pdserve.introduction import introduce
 from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.node.cost import PullCosts
 from pdserve.node.headroom import Headroom
 from pdserve.node.host_tier import NodeTier
 from pdserve.node.prefix_exports import PrefixExports
 from pdserve.node.prefix_fetch import PrefixFetcher
 from pdserve.node.prefix_parts import FetchParts, Prefix
-from pdserve.node.pull_costs import PullCosts
 from pdserve.node.session_client import Sessions
 from pdserve.node.session_server import SessionServer
 from pdserve.perf_model import PerfModel

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.node.pull_costs import (
+from pdserve.node.cost import (
     PULL_BYTES_PER_S,
     PULL_FIXED_S,
     Forecast,
