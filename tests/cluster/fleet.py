@@ -13,13 +13,13 @@ from typing import Any
 
 import aiohttp
 
-from pdserve.cli.child import Child, Exit
-from pdserve.cli.cluster_config import ClusterConfig
-from pdserve.cli.cluster_status import fetch_status
+from pdserve.cli.cluster.child import Child, Exit
+from pdserve.cli.cluster.config import ClusterConfig
+from pdserve.cli.cluster.plan import COORDINATOR
+from pdserve.cli.cluster.ports import ReservedPort
+from pdserve.cli.cluster.status import fetch_status
+from pdserve.cli.cluster.supervisor import OWN_COMMAND, Cluster
 from pdserve.cli.flags import as_flags
-from pdserve.cli.plan import COORDINATOR
-from pdserve.cli.ports import ReservedPort
-from pdserve.cli.supervisor import OWN_COMMAND, Cluster
 from pdserve.config import (
     CoordinatorConfig,
     EngineConfig,

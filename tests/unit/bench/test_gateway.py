@@ -23,7 +23,7 @@ from pdserve.bench.gateway_report import gateway_row
 from pdserve.bench.serve_plan import Load
 from pdserve.bench.slo_score import Outcome
 from pdserve.bench.sse_server import MODEL, SseServer
-from pdserve.cli.bench_gateway_config import CoordinatorBenchConfig
+from pdserve.cli.bench.gateway_config import CoordinatorBenchConfig
 from pdserve.errors import ClusterError, ConfigError
 
 NO_PROCESS = 1 << 30

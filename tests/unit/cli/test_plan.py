@@ -1,9 +1,9 @@
 import pytest
 
-from pdserve.cli.cluster_config import ClusterConfig
+from pdserve.cli.cluster.config import ClusterConfig
+from pdserve.cli.cluster.plan import Machine, crowding, plan_cluster
 from pdserve.cli.flags import config_from
 from pdserve.cli.main import build_parser
-from pdserve.cli.plan import Machine, crowding, plan_cluster
 from pdserve.config import EngineConfig, ModelConfig, Timeouts
 from pdserve.errors import ConfigError
 

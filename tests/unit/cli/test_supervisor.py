@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from pdserve.cli.cluster_config import ClusterConfig
+from pdserve.cli.cluster.config import ClusterConfig
+from pdserve.cli.cluster.plan import Machine
+from pdserve.cli.cluster.supervisor import Cluster
 from pdserve.cli.exit_codes import StartFailed
-from pdserve.cli.plan import Machine
-from pdserve.cli.supervisor import Cluster
 from pdserve.config import ModelConfig, Timeouts
 from pdserve.errors import ClusterError, ConfigError
 

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from pdserve.cli.finding import Finding, Verdict
+from pdserve.cli.doctor.finding import Finding, Verdict
 from pdserve.config import EngineConfig
 from pdserve.config_values import format_cpus
 from pdserve.node.cores import plan_cores

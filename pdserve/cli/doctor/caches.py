@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pdserve.cli.finding import Finding, Verdict
+from pdserve.cli.doctor.finding import Finding, Verdict
 from pdserve.engine.native.packed_folder import packed_files
 from pdserve.user_cache import cache_folder
 

@@ -6,8 +6,8 @@ from rich.console import Group
 from rich.table import Table
 
 from coordinator.bench.router import RouterBench, measure_router
-from pdserve.cli.bench_config import RouterBenchConfig
-from pdserve.cli.bench_output import print_json, print_tables
+from pdserve.cli.bench.config import RouterBenchConfig
+from pdserve.cli.bench.output import print_json, print_tables
 from pdserve.cli.exit_codes import OK
 
 

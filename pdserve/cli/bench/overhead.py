@@ -7,11 +7,11 @@ import asyncio
 from rich.table import Table
 
 from pdserve.bench.overhead import OverheadRow, WatchedNode, measure_overhead
-from pdserve.cli.bench_config import OverheadConfig
-from pdserve.cli.bench_output import print_json, print_tables
-from pdserve.cli.cluster_config import ClusterConfig
+from pdserve.cli.bench.config import OverheadConfig
+from pdserve.cli.bench.output import print_json, print_tables
+from pdserve.cli.cluster.config import ClusterConfig
+from pdserve.cli.cluster.supervisor import Cluster
 from pdserve.cli.exit_codes import OK
-from pdserve.cli.supervisor import Cluster
 
 
 def run(config: OverheadConfig) -> int:

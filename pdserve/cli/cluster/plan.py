@@ -8,10 +8,10 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from pdserve.cli.cluster_config import ClusterConfig
+from pdserve.cli.cluster.config import ClusterConfig
+from pdserve.cli.cluster.placement import assign_cores, assign_device, coordinator_cores
+from pdserve.cli.cluster.ports import reachable
 from pdserve.cli.flags import as_flags
-from pdserve.cli.placement import assign_cores, assign_device, coordinator_cores
-from pdserve.cli.ports import reachable
 from pdserve.config import CoordinatorConfig, EngineConfig, NodeConfig
 from pdserve.config_values import format_cpus
 from pdserve.node.cores import plan_cores

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from pdserve.bench.contest import Contender, Server
 from pdserve.bench.slo_score import Promise
-from pdserve.cli.child import LineSink
-from pdserve.cli.cluster_config import ClusterConfig
-from pdserve.cli.compare_config import CompareConfig
-from pdserve.cli.supervisor import Cluster
+from pdserve.cli.bench.compare_config import CompareConfig
+from pdserve.cli.cluster.child import LineSink
+from pdserve.cli.cluster.config import ClusterConfig
+from pdserve.cli.cluster.supervisor import Cluster
 from pdserve.config import EngineConfig, ModelConfig, RoutingConfig
 from pdserve.config_values import parse_bytes
 from pdserve.errors import ClusterError

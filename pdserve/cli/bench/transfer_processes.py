@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pdserve.bench.transfer import Case, R
 from pdserve.bench.transfer_ends import Role
 from pdserve.bench.transfer_wire import Conversation, Ready, Request
-from pdserve.cli.bench_network import Network
-from pdserve.cli.child import Child
-from pdserve.cli.supervisor import OWN_COMMAND
+from pdserve.cli.bench.network import Network
+from pdserve.cli.cluster.child import Child
+from pdserve.cli.cluster.supervisor import OWN_COMMAND
 from pdserve.errors import ClusterError
 
 _EXIT_S = 3.0  # from the end of the conversation to the end of the process

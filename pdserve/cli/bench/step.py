@@ -28,10 +28,10 @@ from pdserve.bench.step import (
     observe,
 )
 from pdserve.bench.step_cases import with_room
-from pdserve.cli.bench_output import print_json, print_tables
-from pdserve.cli.bench_speed_config import StepBenchConfig
+from pdserve.cli.bench.output import print_json, print_tables
+from pdserve.cli.bench.speed_config import StepBenchConfig
+from pdserve.cli.bench.step_table import step_remarks, step_table
 from pdserve.cli.exit_codes import OK
-from pdserve.cli.step_table import step_remarks, step_table
 from pdserve.config import ModelConfig, NodeConfig
 from pdserve.config_values import parse_bytes
 from pdserve.errors import ConfigError

@@ -15,7 +15,7 @@ from kv_transfer.host import host_id
 from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller
 from kv_transfer.transports.catalog import KINDS, TransportKind
-from pdserve.cli.finding import Finding, Verdict
+from pdserve.cli.doctor.finding import Finding, Verdict
 from pdserve.clock import SystemClock
 from pdserve.errors import PdserveError
 from pdserve.kv_layout import KvDtype, KvLayout

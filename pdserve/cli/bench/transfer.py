@@ -17,10 +17,10 @@ from pdserve.bench.transfer import (
     measure_transport,
 )
 from pdserve.bench.transfer_ends import layout_of
-from pdserve.cli.bench_config import NetworkName, TransferConfig
-from pdserve.cli.bench_ends import start_ends
-from pdserve.cli.bench_network import NETWORKS
-from pdserve.cli.bench_output import print_json, print_tables
+from pdserve.cli.bench.config import NetworkName, TransferConfig
+from pdserve.cli.bench.network import NETWORKS
+from pdserve.cli.bench.output import print_json, print_tables
+from pdserve.cli.bench.transfer_processes import start_ends
 from pdserve.cli.exit_codes import OK
 
 _PULL_S = 60.0

@@ -7,8 +7,8 @@ import time
 from rich.table import Table
 
 from pdserve.bench.perf_model import HeldOut, PerfModelReport, measure_held_out, phase_errors
-from pdserve.cli.bench_config import PerfModelConfig
-from pdserve.cli.bench_output import print_json, print_tables
+from pdserve.cli.bench.config import PerfModelConfig
+from pdserve.cli.bench.output import print_json, print_tables
 from pdserve.cli.exit_codes import OK
 from pdserve.config import NodeConfig
 from pdserve.node.model import load_runner, plan_model, use_cores

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from types import ModuleType
 
 import pdserve
-from pdserve.cli.finding import Finding, Verdict
+from pdserve.cli.doctor.finding import Finding, Verdict
 
 _REMEDY = "run `make env` in the source tree, or `pip install` the wheel"
 

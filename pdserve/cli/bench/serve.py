@@ -10,8 +10,8 @@ from pdserve.bench.serve import open_targets, serve
 from pdserve.bench.serve_plan import Load
 from pdserve.bench.serve_report import ServeRatio, ServeReport, ServeRow
 from pdserve.bench.slo_score import Percentiles
-from pdserve.cli.bench_output import print_json, print_tables, say
-from pdserve.cli.bench_speed_config import ServeBenchConfig
+from pdserve.cli.bench.output import print_json, print_tables, say
+from pdserve.cli.bench.speed_config import ServeBenchConfig
 from pdserve.cli.credentials import key_headers
 from pdserve.cli.exit_codes import FAILED, OK
 

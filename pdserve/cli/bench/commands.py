@@ -1,6 +1,6 @@
 """The subcommands of `pdserve bench`, one row each.
 
-`pdserve bench NAME` is `run(config)` in the module `bench_NAME.py`. The module is loaded when the
+`pdserve bench NAME` is `run(config)` in the module `NAME.py` beside this. It is loaded when the
 command runs and not before: most benchmarks need torch, a cluster, or both.
 """
 
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 
-from pdserve.cli.bench_config import (
+from pdserve.cli.bench.compare_config import CompareConfig
+from pdserve.cli.bench.config import (
     HandoffBenchConfig,
     OverheadConfig,
     PerfModelConfig,
     RouterBenchConfig,
     TransferConfig,
 )
-from pdserve.cli.bench_gateway_config import CoordinatorBenchConfig
-from pdserve.cli.bench_speed_config import ServeBenchConfig, StepBenchConfig
-from pdserve.cli.compare_config import CompareConfig
+from pdserve.cli.bench.gateway_config import CoordinatorBenchConfig
+from pdserve.cli.bench.speed_config import ServeBenchConfig, StepBenchConfig
+from pdserve.cli.cluster.parent_death import die_with_parent
 from pdserve.cli.exit_codes import OK
 from pdserve.cli.flags import FlagParser, add_flags, config_from
-from pdserve.cli.parent_death import die_with_parent
 from pdserve.config import ConfigStruct
 
 
@@ -40,7 +40,7 @@ class Bench:
     @property
     def module(self) -> str:
         """Where its `run` is."""
-        return f"pdserve.cli.bench_{self.name.replace('-', '_')}"
+        return f"pdserve.cli.bench.{self.name.replace('-', '_')}"
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Run the benchmark; the exit code."""
@@ -91,7 +91,7 @@ def _add_simulated_nodes(parser: FlagParser) -> None:
 
 def _run_simulated_nodes(arguments: argparse.Namespace) -> int:
     die_with_parent(arguments.die_with_parent)
-    from pdserve.cli.simulated_nodes import NodesPlan, run
+    from pdserve.cli.bench.simulated_nodes import NodesPlan, run
 
     run(NodesPlan(arguments.coordinator, arguments.port, arguments.model_id, arguments.step_ms))
     return OK

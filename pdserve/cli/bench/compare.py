@@ -26,12 +26,12 @@ from pdserve.bench.random_checkpoint import write_random_checkpoint
 from pdserve.bench.stage import Stage
 from pdserve.bench.subject import Subject, made_up, replayed
 from pdserve.bench.traces import read_trace
-from pdserve.cli.bench_output import print_json, print_tables, say
-from pdserve.cli.compare_clusters import Clusters
-from pdserve.cli.compare_config import CompareConfig
-from pdserve.cli.compare_table import tables
-from pdserve.cli.doctor_machine import machine_findings
-from pdserve.cli.doctor_software import required_packages
+from pdserve.cli.bench.compare_clusters import Clusters
+from pdserve.cli.bench.compare_config import CompareConfig
+from pdserve.cli.bench.compare_table import tables
+from pdserve.cli.bench.output import print_json, print_tables, say
+from pdserve.cli.doctor.machine import machine_findings
+from pdserve.cli.doctor.software import required_packages
 from pdserve.cli.exit_codes import FAILED, OK
 from pdserve.clock import SystemClock
 from pdserve.errors import ConfigError

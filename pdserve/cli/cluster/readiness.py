@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from pdserve.cli.child import Child, Exit
-from pdserve.cli.cluster_status import ClusterStatus, fetch_status
+from pdserve.cli.cluster.child import Child, Exit
+from pdserve.cli.cluster.plan import COORDINATOR
+from pdserve.cli.cluster.status import ClusterStatus, fetch_status
 from pdserve.cli.exit_codes import FAILED, StartFailed
-from pdserve.cli.plan import COORDINATOR
 from pdserve.errors import ClusterError
 
 _TICK_S = 0.1  # between two requests for /status

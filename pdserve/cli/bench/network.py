@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from pdserve.cli.bench_config import NetworkName
+from pdserve.cli.bench.config import NetworkName
 from pdserve.errors import ClusterError
 
 _COMMAND_S = 10.0

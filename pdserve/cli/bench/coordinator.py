@@ -22,18 +22,18 @@ from pdserve.bench.serve_plan import Load
 from pdserve.bench.slo_score import Percentiles
 from pdserve.bench.sse_server import MODEL
 from pdserve.checkpoint import resolve_checkpoint
-from pdserve.cli.bench_gateway_config import CoordinatorBenchConfig
-from pdserve.cli.bench_output import print_json, print_tables, say
-from pdserve.cli.child import Child, Exit
-from pdserve.cli.cluster_status import fetch_status
+from pdserve.cli.bench.gateway_config import CoordinatorBenchConfig
+from pdserve.cli.bench.output import print_json, print_tables, say
+from pdserve.cli.bench.simulated_nodes import NODE_IDS, SIMULATED, NodesPlan
+from pdserve.cli.cluster.child import Child, Exit
+from pdserve.cli.cluster.plan import COORDINATOR
+from pdserve.cli.cluster.ports import ReservedPort
+from pdserve.cli.cluster.readiness import wait_until
+from pdserve.cli.cluster.status import fetch_status
+from pdserve.cli.cluster.supervisor import OWN_COMMAND
 from pdserve.cli.credentials import key_headers
 from pdserve.cli.exit_codes import FAILED, OK
 from pdserve.cli.flags import as_flags
-from pdserve.cli.plan import COORDINATOR
-from pdserve.cli.ports import ReservedPort
-from pdserve.cli.readiness import wait_until
-from pdserve.cli.simulated_nodes import NODE_IDS, SIMULATED, NodesPlan
-from pdserve.cli.supervisor import OWN_COMMAND
 from pdserve.config import CoordinatorConfig
 from pdserve.demo_model import CHECKPOINT_PATH
 

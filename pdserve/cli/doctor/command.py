@@ -10,13 +10,13 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pdserve.cli.doctor_caches import cache_findings
-from pdserve.cli.doctor_devices import attention_findings, gpu_findings, rdma_findings
-from pdserve.cli.doctor_machine import machine_findings
-from pdserve.cli.doctor_software import native_findings, software_findings
-from pdserve.cli.doctor_transports import transport_findings
+from pdserve.cli.doctor.caches import cache_findings
+from pdserve.cli.doctor.devices import attention_findings, gpu_findings, rdma_findings
+from pdserve.cli.doctor.finding import Finding, Verdict
+from pdserve.cli.doctor.machine import machine_findings
+from pdserve.cli.doctor.software import native_findings, software_findings
+from pdserve.cli.doctor.transports import transport_findings
 from pdserve.cli.exit_codes import FAILED, OK
-from pdserve.cli.finding import Finding, Verdict
 
 _MARKS = {
     Verdict.OK: Text("ok", "green"),

@@ -19,13 +19,13 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from pdserve.cli.child import Child, Exit, LineSink
-from pdserve.cli.cluster_config import ClusterConfig
-from pdserve.cli.cluster_status import ClusterStatus, fetch_status
-from pdserve.cli.placement import count_gpus, usable_cores
-from pdserve.cli.plan import COORDINATOR, Machine, ProcessPlan, crowding, plan_cluster
-from pdserve.cli.ports import ReservedPort, reachable
-from pdserve.cli.readiness import wait_until
+from pdserve.cli.cluster.child import Child, Exit, LineSink
+from pdserve.cli.cluster.config import ClusterConfig
+from pdserve.cli.cluster.placement import count_gpus, usable_cores
+from pdserve.cli.cluster.plan import COORDINATOR, Machine, ProcessPlan, crowding, plan_cluster
+from pdserve.cli.cluster.ports import ReservedPort, reachable
+from pdserve.cli.cluster.readiness import wait_until
+from pdserve.cli.cluster.status import ClusterStatus, fetch_status
 from pdserve.errors import ClusterError
 
 OWN_COMMAND = (sys.executable, "-m", "pdserve.cli")

@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 
-from pdserve.cli.finding import Finding, Verdict
+from pdserve.cli.doctor.finding import Finding, Verdict
 
 _GPU = "GPUs"
 _ATTENTION = "attention on GPUs"
