@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kv_transfer.memory import ExportedPool
-from pdserve.bench.floor_read import StreamingRead
-from pdserve.bench.step import StepTime
+from pdserve.bench.step.floor_read import StreamingRead
+from pdserve.bench.step.measurement import StepTime
 from pdserve.engine.kv_cache import TORCH_DTYPES
 from pdserve.node.model import NodeModel, load_runner
 from pdserve.node.profile_timer import StepTimer
@@ -24,7 +24,7 @@ _RANDOM_BYTES = 8 << 20
 
 
 class StepBench:
-    """Implements `pdserve.bench.step.Bench` on the CPU."""
+    """Implements `pdserve.bench.step.measurement.Bench` on the CPU."""
 
     def __init__(self, plan: NodeModel, num_threads: int) -> None:
         """Load the model, and fill a pool of `plan.num_blocks` with random numbers.

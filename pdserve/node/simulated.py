@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from secrets import token_hex
 
-from pdserve.bench.beat import Beat
+from pdserve.bench.gateway.beat import Beat
 from pdserve.bench.load import PLAIN_IDS
 from pdserve.config import Timeouts
 from pdserve.introduction import new_key

@@ -108,7 +108,7 @@ def _add_transfer_end(parser: FlagParser) -> None:
 
 def _run_transfer_end(arguments: argparse.Namespace) -> int:
     die_with_parent(arguments.die_with_parent)
-    from pdserve.bench.transfer_ends import run_end
+    from pdserve.bench.transfer.ends import run_end
 
     with socket.socket(fileno=arguments.fd) as sock:
         run_end(

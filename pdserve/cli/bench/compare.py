@@ -17,14 +17,14 @@ import msgspec
 
 import pdserve
 from pdserve.bench.checkpoint_shapes import SHAPES
-from pdserve.bench.compare import compare
-from pdserve.bench.compare_plan import ComparePlan
-from pdserve.bench.compare_report import CompareReport
-from pdserve.bench.contest import RunRecord
-from pdserve.bench.plot import save_plots
+from pdserve.bench.compare.comparison import compare
+from pdserve.bench.compare.contest import RunRecord
+from pdserve.bench.compare.plan import ComparePlan
+from pdserve.bench.compare.plot import save_plots
+from pdserve.bench.compare.report import CompareReport
+from pdserve.bench.compare.stage import Stage
+from pdserve.bench.compare.subject import Subject, made_up, replayed
 from pdserve.bench.random_checkpoint import write_random_checkpoint
-from pdserve.bench.stage import Stage
-from pdserve.bench.subject import Subject, made_up, replayed
 from pdserve.bench.traces import read_trace
 from pdserve.cli.bench.compare_clusters import Clusters
 from pdserve.cli.bench.compare_config import CompareConfig

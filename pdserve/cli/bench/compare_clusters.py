@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 from msgspec.structs import replace
 
-from pdserve.bench.contest import Contender, Server
+from pdserve.bench.compare.contest import Contender, Server
 from pdserve.bench.slo_score import Promise
 from pdserve.cli.bench.compare_config import CompareConfig
 from pdserve.cli.cluster.child import LineSink

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from pdserve.bench.checkpoint_shapes import SHAPES
-from pdserve.bench.compare_plan import ComparePlan, Tuning
+from pdserve.bench.compare.plan import ComparePlan, Tuning
 from pdserve.bench.scenarios import ScenarioName
 from pdserve.config import (
     ConfigStruct,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import RenderableType
 from rich.table import Table
 
-from pdserve.bench.compare_report import (
+from pdserve.bench.compare.report import (
     KEPT_UP_MS,
     CompareReport,
     ModeReport,

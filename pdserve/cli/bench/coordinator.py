@@ -14,13 +14,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import uvloop
 from rich.table import Table
 
-from pdserve.bench.chat_stream import chat_target
-from pdserve.bench.gateway import measure_gateways
-from pdserve.bench.gateway_load import Gateway
-from pdserve.bench.gateway_report import AddedTtft, GatewayReport, GatewayRow
-from pdserve.bench.serve_plan import Load
+from pdserve.bench.gateway.chat_stream import chat_target
+from pdserve.bench.gateway.load import Gateway
+from pdserve.bench.gateway.measurement import measure_gateways
+from pdserve.bench.gateway.report import AddedTtft, GatewayReport, GatewayRow
+from pdserve.bench.gateway.sse_server import MODEL
+from pdserve.bench.serve.plan import Load
 from pdserve.bench.slo_score import Percentiles
-from pdserve.bench.sse_server import MODEL
 from pdserve.checkpoint import resolve_checkpoint
 from pdserve.cli.bench.gateway_config import CoordinatorBenchConfig
 from pdserve.cli.bench.output import print_json, print_tables, say

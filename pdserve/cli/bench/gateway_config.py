@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from pdserve.bench.gateway_plan import Chats, GatewayPlan
-from pdserve.bench.serve_plan import Load
+from pdserve.bench.gateway.plan import Chats, GatewayPlan
+from pdserve.bench.serve.plan import Load
 from pdserve.config import ConfigStruct, Count, ModelConfig, Seconds
 from pdserve.errors import ConfigError
 

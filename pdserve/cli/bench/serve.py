@@ -6,9 +6,9 @@ import asyncio
 
 from rich.table import Table
 
-from pdserve.bench.serve import open_targets, serve
-from pdserve.bench.serve_plan import Load
-from pdserve.bench.serve_report import ServeRatio, ServeReport, ServeRow
+from pdserve.bench.serve.plan import Load
+from pdserve.bench.serve.report import ServeRatio, ServeReport, ServeRow
+from pdserve.bench.serve.rounds import open_targets, serve
 from pdserve.bench.slo_score import Percentiles
 from pdserve.cli.bench.output import print_json, print_tables, say
 from pdserve.cli.bench.speed_config import ServeBenchConfig

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import uvloop
 
-from pdserve.bench.beat import Beat
-from pdserve.bench.sse_server import SseServer
+from pdserve.bench.gateway.beat import Beat
+from pdserve.bench.gateway.sse_server import SseServer
 from pdserve.collector import freeze_loaded_objects
 from pdserve.node.simulated import SimulatedNode
 from pdserve.protocol import NodeRole

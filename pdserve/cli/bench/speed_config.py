@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from pdserve.bench.serve_plan import Load, Plan
-from pdserve.bench.step_cases import Grid
+from pdserve.bench.serve.plan import Load, Plan
+from pdserve.bench.step.cases import Grid
 from pdserve.config import ConfigStruct, Count, EngineConfig, Seconds
 from pdserve.errors import ConfigError
 

@@ -13,10 +13,11 @@ import msgspec
 
 from pdserve import _native
 from pdserve.bench.checkpoint_shapes import SHAPES
-from pdserve.bench.floor import Rates, StepWork
-from pdserve.bench.floor_read import largest_cache_bytes
 from pdserve.bench.random_checkpoint import kept_checkpoint
-from pdserve.bench.step import (
+from pdserve.bench.step.cases import with_room
+from pdserve.bench.step.floor import Rates, StepWork
+from pdserve.bench.step.floor_read import largest_cache_bytes
+from pdserve.bench.step.measurement import (
     YARDSTICK,
     Best,
     Machine,
@@ -27,7 +28,6 @@ from pdserve.bench.step import (
     best_read,
     observe,
 )
-from pdserve.bench.step_cases import with_room
 from pdserve.cli.bench.output import print_json, print_tables
 from pdserve.cli.bench.speed_config import StepBenchConfig
 from pdserve.cli.bench.step_table import step_remarks, step_table

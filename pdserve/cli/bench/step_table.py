@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from pdserve.bench.step import StepReport
+from pdserve.bench.step.measurement import StepReport
 
 _COLUMNS = (
     "batch",

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from kv_transfer.transports.catalog import KINDS
-from pdserve.bench.transfer import (
+from pdserve.bench.transfer.ends import layout_of
+from pdserve.bench.transfer.measurement import (
     Case,
     Skipped,
     TransferReport,
@@ -16,7 +17,6 @@ from pdserve.bench.transfer import (
     count_blocks,
     measure_transport,
 )
-from pdserve.bench.transfer_ends import layout_of
 from pdserve.cli.bench.config import NetworkName, TransferConfig
 from pdserve.cli.bench.network import NETWORKS
 from pdserve.cli.bench.output import print_json, print_tables

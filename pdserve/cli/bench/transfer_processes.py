@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from pdserve.bench.transfer import Case, R
-from pdserve.bench.transfer_ends import Role
-from pdserve.bench.transfer_wire import Conversation, Ready, Request
+from pdserve.bench.transfer.ends import Role
+from pdserve.bench.transfer.measurement import Case, R
+from pdserve.bench.transfer.wire import Conversation, Ready, Request
 from pdserve.cli.bench.network import Network
 from pdserve.cli.cluster.child import Child
 from pdserve.cli.cluster.supervisor import OWN_COMMAND
@@ -22,7 +22,7 @@ _EXIT_S = 3.0  # from the end of the conversation to the end of the process
 
 
 class ProcessEnd:
-    """Implements `pdserve.bench.transfer.End` by a child process."""
+    """Implements `pdserve.bench.transfer.measurement.End` by a child process."""
 
     def __init__(self, child: Child, conversation: Conversation, deadline_s: float) -> None:
         self._child = child

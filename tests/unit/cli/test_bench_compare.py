@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from pdserve.bench.compare_plan import Tuning
-from pdserve.bench.contest import Contender, Server
+from pdserve.bench.compare.contest import Contender, Server
+from pdserve.bench.compare.plan import Tuning
 from pdserve.bench.slo_score import Promise
 from pdserve.cli.bench.compare import subject_maker
 from pdserve.cli.bench.compare_clusters import Clusters

@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pdserve.bench.transfer import Case
-from pdserve.bench.transfer_ends import LAYER_BYTES
-from pdserve.bench.transfer_wire import AskCpu, Cpu, Served
+from pdserve.bench.transfer.ends import LAYER_BYTES
+from pdserve.bench.transfer.measurement import Case
+from pdserve.bench.transfer.wire import AskCpu, Cpu, Served
 from pdserve.cli.bench.config import TransferConfig
 from pdserve.cli.bench.network import Loopback, NetworkNamespaces
 from pdserve.cli.bench.transfer import measure

@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
-from pdserve.bench.compare_plan import COLOCATED, Tuning
-from pdserve.bench.compare_report import RateRow, Trial, Unloaded
-from pdserve.bench.contest import Bout, Contender, rate_row
-from pdserve.bench.interference import Interference
-from pdserve.bench.ladder import next_rate
+from pdserve.bench.compare.contest import Bout, Contender, rate_row
+from pdserve.bench.compare.interference import Interference
+from pdserve.bench.compare.ladder import next_rate
+from pdserve.bench.compare.plan import COLOCATED, Tuning
+from pdserve.bench.compare.report import RateRow, Trial, Unloaded
+from pdserve.bench.compare.stage import Stage
+from pdserve.bench.compare.subject import Subject
 from pdserve.bench.slo_score import Promise
-from pdserve.bench.stage import Stage
-from pdserve.bench.subject import Subject
 from pdserve.config import Mode
 from pdserve.errors import ClusterError
 

@@ -21,8 +21,8 @@ from kv_transfer.link import Link
 from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller
 from kv_transfer.transports.catalog import KINDS, TransportKind
-from pdserve.bench.memcpy import time_memcpy
-from pdserve.bench.transfer_wire import (
+from pdserve.bench.transfer.memcpy import time_memcpy
+from pdserve.bench.transfer.wire import (
     AskCpu,
     BenchMessage,
     Connect,

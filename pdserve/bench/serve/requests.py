@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from pdserve.bench.serve_plan import Load, Plan
+from pdserve.bench.serve.plan import Load, Plan
 from pdserve.bench.workload import TimedRequest, random_ids
 
 _ARRIVALS, _TOKENS, _WARM_UP = range(3)  # purposes of random numbers

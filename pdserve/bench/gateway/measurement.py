@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pdserve.bench.gateway_load import Gateway, GatewayLoad, LoadRound
-from pdserve.bench.gateway_plan import Chats, GatewayPlan
-from pdserve.bench.gateway_report import GatewayReport, GatewayRow, gateway_row
-from pdserve.bench.serve_plan import Load
+from pdserve.bench.gateway.load import Gateway, GatewayLoad, LoadRound
+from pdserve.bench.gateway.plan import Chats, GatewayPlan
+from pdserve.bench.gateway.report import GatewayReport, GatewayRow, gateway_row
+from pdserve.bench.serve.plan import Load
 from pdserve.errors import ClusterError
 
 _WARM_UP = Chats(8, 2, Load(concurrency=4))

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from pdserve.bench.compare_report import CompareReport, ModeReport, RateRow, ScenarioReport
+from pdserve.bench.compare.report import CompareReport, ModeReport, RateRow, ScenarioReport
 
 _COLOURS = {"disaggregated": "tab:blue", "colocated": "tab:orange", "adaptive": "tab:green"}
 _OTHER_COLOUR = "tab:grey"

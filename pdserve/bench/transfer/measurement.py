@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from pdserve.bench.transfer_wire import (
+from pdserve.bench.transfer.wire import (
     AskCpu,
     BenchMessage,
     Connect,

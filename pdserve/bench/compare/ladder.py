@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from pdserve.bench.goodput import RatePoint
+from pdserve.bench.compare.goodput import RatePoint
 
 GROWTH = 1.5
 _LEAP = 2.0  # factor as long as all requests of all modes were in time

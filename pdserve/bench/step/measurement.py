@@ -20,8 +20,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from pdserve.bench.floor import Limit, Rates, StepWork, Work
-from pdserve.bench.step_cases import Case, Phase, Skipped
+from pdserve.bench.step.cases import Case, Phase, Skipped
+from pdserve.bench.step.floor import Limit, Rates, StepWork, Work
 from pdserve.perf_model import StepRow
 
 LEAST_ROUNDS = 3

@@ -11,9 +11,9 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from pdserve.bench.compare_plan import Tuning
-from pdserve.bench.compare_report import KEPT_UP_MS, RateRow, Unloaded
-from pdserve.bench.interference import Interference, compare_itl, steady_requests
+from pdserve.bench.compare.interference import Interference, compare_itl, steady_requests
+from pdserve.bench.compare.plan import Tuning
+from pdserve.bench.compare.report import KEPT_UP_MS, RateRow, Unloaded
 from pdserve.bench.open_loop import Run, open_loop_client
 from pdserve.bench.scenarios import Scenario
 from pdserve.bench.slo_score import Outcome, Percentiles, Promise, Score, score

@@ -19,14 +19,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from pdserve.bench.compare_plan import COLOCATED, ComparePlan
-from pdserve.bench.compare_report import ModeReport, ScenarioReport, Unloaded
-from pdserve.bench.contest import Contender
-from pdserve.bench.goodput import goodput
-from pdserve.bench.match import Match, Result
+from pdserve.bench.compare.contest import Contender
+from pdserve.bench.compare.goodput import goodput
+from pdserve.bench.compare.match import Match, Result
+from pdserve.bench.compare.plan import COLOCATED, ComparePlan
+from pdserve.bench.compare.report import ModeReport, ScenarioReport, Unloaded
+from pdserve.bench.compare.stage import Stage
+from pdserve.bench.compare.subject import Subject
 from pdserve.bench.slo_score import Promise
-from pdserve.bench.stage import Stage
-from pdserve.bench.subject import Subject
 from pdserve.config import Mode
 from pdserve.errors import ClusterError, ConfigError
 

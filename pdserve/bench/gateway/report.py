@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pdserve.bench.gateway_load import LoadRound
-from pdserve.bench.gateway_plan import Chats
+from pdserve.bench.gateway.load import LoadRound
+from pdserve.bench.gateway.plan import Chats
 from pdserve.bench.slo_score import Outcome, Percentiles
 
 

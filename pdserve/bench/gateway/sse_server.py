@@ -15,7 +15,7 @@ from typing import cast
 
 import msgspec
 
-from pdserve.bench.beat import Beat
+from pdserve.bench.gateway.beat import Beat
 
 MODEL = "simulated"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pdserve.bench.compare_plan import ComparePlan
-from pdserve.bench.contest import Bout, Contender, Keep, Launch, Server
-from pdserve.bench.subject import Subject
+from pdserve.bench.compare.contest import Bout, Contender, Keep, Launch, Server
+from pdserve.bench.compare.plan import ComparePlan
+from pdserve.bench.compare.subject import Subject
 from pdserve.bench.workload import TimedRequest
 from pdserve.clock import Clock
 from pdserve.errors import PdserveError

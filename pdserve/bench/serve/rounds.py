@@ -26,9 +26,9 @@ import msgspec
 
 from pdserve.bench.load import open_session
 from pdserve.bench.open_loop import OpenLoopClient
-from pdserve.bench.serve_plan import Load, Plan
-from pdserve.bench.serve_report import Round, ServeReport, serve_ratio, serve_row
-from pdserve.bench.serve_requests import requests_of, warm_up_prompt
+from pdserve.bench.serve.plan import Load, Plan
+from pdserve.bench.serve.report import Round, ServeReport, serve_ratio, serve_row
+from pdserve.bench.serve.requests import requests_of, warm_up_prompt
 from pdserve.bench.workload import TimedRequest
 from pdserve.errors import ClusterError, ConfigError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pdserve.bench.serve_plan import Load
+from pdserve.bench.serve.plan import Load
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from pdserve.bench.chat_stream import ChatTarget
 from pdserve.bench.cpu_time import cpu_seconds, starved_seconds
-from pdserve.bench.gateway_plan import Chats
+from pdserve.bench.gateway.chat_stream import ChatTarget
+from pdserve.bench.gateway.plan import Chats
 from pdserve.bench.open_loop import as_text, without_garbage_collection
 from pdserve.bench.slo_score import Outcome
 from pdserve.bench.workload import random_ids

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from pdserve.bench.compare_plan import Tuning
-from pdserve.bench.goodput import Goodput, RatePoint, Where
-from pdserve.bench.interference import Interference
+from pdserve.bench.compare.goodput import Goodput, RatePoint, Where
+from pdserve.bench.compare.interference import Interference
+from pdserve.bench.compare.plan import Tuning
 from pdserve.bench.slo_score import Percentiles, Promise, Score
 
 KEPT_UP_MS = 50.0  # limit on the p99 of the client's own lag

@@ -11,7 +11,7 @@ from math import inf
 import msgspec
 
 from pdserve.bench.open_loop import Run
-from pdserve.bench.serve_plan import Load
+from pdserve.bench.serve.plan import Load
 from pdserve.bench.slo_score import Outcome, Percentiles, throughput
 
 
