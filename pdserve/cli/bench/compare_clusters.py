@@ -16,7 +16,7 @@ from pdserve.cli.bench.compare_config import CompareConfig
 from pdserve.cli.cluster.child import LineSink
 from pdserve.cli.cluster.config import ClusterConfig
 from pdserve.cli.cluster.supervisor import Cluster
-from pdserve.config import EngineConfig, ModelConfig, RoutingConfig
+from pdserve.config import CheckpointConfig, EngineConfig, RoutingConfig
 from pdserve.config_values import parse_bytes
 from pdserve.errors import ClusterError
 
@@ -58,7 +58,7 @@ class Clusters:
             max_inflight=4096,
             transports=config.transports,
             start_s=_START_S,
-            checkpoint=ModelConfig(model=self._model),
+            checkpoint=CheckpointConfig(model=self._model),
             engine=engine,
             policy=policy,
             routing=RoutingConfig(

@@ -7,7 +7,14 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from pdserve.config import ConfigStruct, Count, EngineConfig, ModelConfig, Seconds, TransportName
+from pdserve.config import (
+    CheckpointConfig,
+    ConfigStruct,
+    Count,
+    EngineConfig,
+    Seconds,
+    TransportName,
+)
 from pdserve.config_values import parse_bytes
 from pdserve.errors import ConfigError
 
@@ -26,7 +33,7 @@ class OverheadConfig(ConfigStruct, frozen=True):
     tokens: Annotated[Count, Meta(description="output tokens of each stream")] = 1024
     deadline_s: Annotated[Seconds, Meta(description="deadline for each batch size")] = 300.0
     json: Annotated[bool, Meta(description="print JSON")] = False
-    checkpoint: ModelConfig = ModelConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     engine: EngineConfig = EngineConfig()
 
 
@@ -112,7 +119,7 @@ class HandoffBenchConfig(ConfigStruct, frozen=True):
     ] = msgspec.field(default_factory=list)
     deadline_s: Annotated[Seconds, Meta(description="deadline for each round")] = 120.0
     json: Annotated[bool, Meta(description="print JSON")] = False
-    checkpoint: ModelConfig = ModelConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     engine: EngineConfig = EngineConfig()
 
     @property
@@ -145,7 +152,7 @@ class PerfModelConfig(ConfigStruct, frozen=True):
     seed: Annotated[int, Meta(description="random seed of the held-out steps")] = 0
     profile_s: Annotated[Seconds, Meta(description="time to spend on profiling")] = 3.0
     json: Annotated[bool, Meta(description="print JSON")] = False
-    checkpoint: ModelConfig = ModelConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     engine: EngineConfig = EngineConfig()
 
 

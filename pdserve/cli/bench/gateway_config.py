@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from pdserve.bench.gateway.plan import Chats, GatewayPlan
 from pdserve.bench.serve.plan import Load
-from pdserve.config import ConfigStruct, Count, ModelConfig, Seconds
+from pdserve.config import CheckpointConfig, ConfigStruct, Count, Seconds
 from pdserve.errors import ConfigError
 
 _QUICK_S = 2.0
@@ -47,7 +47,7 @@ class CoordinatorBenchConfig(ConfigStruct, frozen=True):
     drain_s: Annotated[Seconds, Meta(description="time for streams to end after a load")] = 60.0
     start_s: Annotated[Seconds, Meta(description="deadline for everything to be ready")] = 60.0
     json: Annotated[bool, Meta(description="print JSON")] = False
-    checkpoint: ModelConfig = ModelConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
 
     @property
     def plan(self) -> GatewayPlan:

@@ -32,7 +32,7 @@ from pdserve.cli.bench.output import print_json, print_tables
 from pdserve.cli.bench.speed_config import StepBenchConfig
 from pdserve.cli.bench.step_table import step_remarks, step_table
 from pdserve.cli.exit_codes import OK
-from pdserve.config import ModelConfig, NodeConfig
+from pdserve.config import CheckpointConfig, NodeConfig
 from pdserve.config_values import parse_bytes
 from pdserve.errors import ConfigError
 from pdserve.node.bench_step import StepBench
@@ -62,7 +62,7 @@ def _measure(config: StepBenchConfig) -> StepReport:
     grid, load_average = config.grid, os.getloadavg()[0]
     kv_bytes = _kv_bytes(config.engine.kv_memory)
     engine = msgspec.structs.replace(config.engine, kv_memory=str(kv_bytes))
-    node = NodeConfig(checkpoint=ModelConfig(model=_checkpoint(config.shape)), engine=engine)
+    node = NodeConfig(checkpoint=CheckpointConfig(model=_checkpoint(config.shape)), engine=engine)
     use_cores(engine)
     plan = plan_model(node)
     if plan.device.type != "cpu":

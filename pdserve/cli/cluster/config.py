@@ -10,12 +10,12 @@ from msgspec import Meta
 from pdserve.config import (
     AccessConfig,
     AnswerConfig,
+    CheckpointConfig,
     ConfigStruct,
     Count,
     EngineConfig,
     HandoffConfig,
     Mode,
-    ModelConfig,
     PolicyConfig,
     Port,
     PrefixConfig,
@@ -53,7 +53,7 @@ class ClusterConfig(ConfigStruct, frozen=True):
     start_s: Annotated[
         Seconds, Meta(description="deadline for every process to be ready, downloads included")
     ] = 900.0
-    checkpoint: ModelConfig = ModelConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     engine: EngineConfig = EngineConfig()
     profile: ProfileConfig = ProfileConfig()
     policy: PolicyConfig = PolicyConfig()
