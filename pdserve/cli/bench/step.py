@@ -64,23 +64,23 @@ def _measure(config: StepBenchConfig) -> StepReport:
     engine = msgspec.structs.replace(config.engine, kv_memory=str(kv_bytes))
     node = NodeConfig(checkpoint=CheckpointConfig(model=_checkpoint(config.shape)), engine=engine)
     use_cores(engine)
-    plan = plan_model(node)
-    if plan.device.type != "cpu":
+    model = plan_model(node)
+    if model.device.type != "cpu":
         raise ConfigError("steps are compared with a CPU's limits, so this needs --device cpu")
-    cases, skipped = with_room(grid.cases(), plan.layout, plan.max_model_len, kv_bytes)
+    cases, skipped = with_room(grid.cases(), model.layout, model.max_model_len, kv_bytes)
     if not cases:
         raise ConfigError(f"there is not enough room for any of these steps: {skipped[0].reason}")
-    most_blocks = max(case.num_blocks(plan.layout) for case in cases)
-    plan = replace(plan, num_blocks=max(most_blocks, plan.layout.blocks_for(WARMUP_TOKENS)))
-    bench = StepBench(plan, _native.num_threads())
+    most_blocks = max(case.num_blocks(model.layout) for case in cases)
+    model = replace(model, num_blocks=max(most_blocks, model.layout.blocks_for(WARMUP_TOKENS)))
+    bench = StepBench(model, _native.num_threads())
     try:
-        observed = observe(cases, _work(plan), bench, config.seconds)
+        observed = observe(cases, _work(model), bench, config.seconds)
     finally:
         bench.close()
     read, product = best_read(observed, largest_cache_bytes()), best_product(observed)
     rates = Rates(read.rate, product.rate)
     return StepReport(
-        rows=[bench_row(config.shape, _weights(plan), seen, rates) for seen in observed],
+        rows=[bench_row(config.shape, _weights(model), seen, rates) for seen in observed],
         skipped=skipped,
         machine=_machine(observed, read, product, bench, load_average),
     )
@@ -109,13 +109,13 @@ def _kv_bytes(kv_memory: str) -> int:
     return AUTO_KV_BYTES if available is None else min(available // 2, AUTO_KV_BYTES)
 
 
-def _weights(plan: NodeModel) -> str:
+def _weights(model: NodeModel) -> str:
     """The type of the weights."""
-    return plan.layout.dtype if plan.quantization == "none" else plan.quantization
+    return model.layout.dtype if model.quantization == "none" else model.quantization
 
 
-def _work(plan: NodeModel) -> StepWork:
-    return StepWork(plan.config, plan.layout.dtype, is_int8=plan.quantization == "int8")
+def _work(model: NodeModel) -> StepWork:
+    return StepWork(model.config, model.layout.dtype, is_int8=model.quantization == "int8")
 
 
 def _machine(
