@@ -42,7 +42,7 @@ def test_cores_are_dealt_out_fairly(num_nodes, cores):
         (3, [0, 1], [[0], [1], [0]]),
     ],
 )
-def test_examples(num_nodes, cores, shares):
+def test_cores_are_shared_evenly_and_reused_if_there_are_too_few(num_nodes, cores, shares):
     assert assign_cores(num_nodes, cores) == shares
 
 

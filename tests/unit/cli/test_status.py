@@ -148,7 +148,7 @@ async def test_whatever_else_answers_is_refused(status, body, complaint):
             await fetch_status(url)
 
 
-async def test_nobody_there():
+async def test_no_coordinator_is_a_cluster_error():
     async with serving(200, b"") as url:
         pass
     with pytest.raises(ClusterError, match="no coordinator at"):
