@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Services:
-    """Receives legs (`link.LegReceiver`) and the engine's steps (`StepObserver`).
+    """Receives legs (`coordinator_link.LegReceiver`) and the engine's steps (`StepObserver`).
 
     `prefill_refusal` says why the node cannot be a prefill node; empty: it can. `on_role` is called
     when the role has changed.
