@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import ceil
 
 from pdserve.bench.compare_plan import ComparePlan
 from pdserve.bench.contest import Bout, Contender, Keep, Launch, Server
@@ -37,5 +38,6 @@ class Stage:
 
     def requests_at(self, subject: Subject, rate: float) -> tuple[list[TimedRequest], float]:
         """Return the requests at that rate, and the seconds over which they arrive."""
-        duration_s = max(self.plan.duration_s, self.plan.least_requests / rate)
-        return subject.workload.timed(rate, duration_s), duration_s
+        count = max(self.plan.least_requests, ceil(self.plan.duration_s * rate))
+        requests = subject.workload.timed(rate, count)
+        return requests, len(requests) / rate

@@ -13,6 +13,7 @@ Two formats are supported. Neither contains text.
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -62,14 +63,22 @@ def read_trace(path: Path, seed: int) -> list[TraceRow]:
             f"{','.join(_AZURE_COLUMNS)} (Azure)"
         )
     rows.sort(key=lambda row: row.at_s)
-    if len(rows) < 2 or rows[-1].at_s == rows[0].at_s:
-        raise ConfigError(f"{path} has no rate: it needs requests at two or more times")
+    mean_rate(rows)  # raises if there is none
     first_s = rows[0].at_s
     return [TraceRow(row.at_s - first_s, *_lengths(row), row.blocks) for row in rows]
 
 
-def mean_rate(rows: list[TraceRow]) -> float:
-    """Return the mean rate of the whole trace, in requests per second."""
+def mean_rate(rows: Sequence[TraceRow]) -> float:
+    """Return the mean rate of these rows, which are in order of time, in requests per second.
+
+    Raises:
+        ConfigError: they have none.
+    """
+    if len(rows) < 2 or rows[-1].at_s == rows[0].at_s:
+        raise ConfigError(
+            f"the first {len(rows)} requests of the trace have no rate: it needs requests at two "
+            "or more times"
+        )
     return (len(rows) - 1) / (rows[-1].at_s - rows[0].at_s)
 
 
