@@ -63,7 +63,7 @@ class ModeReport(msgspec.Struct, frozen=True, kw_only=True):
     mode: str
     goodput: float  # requests per second of the whole cluster
     goodput_is: Where
-    goodput_interval: tuple[float, float]  # 5 to 95 %, bootstrapped
+    goodput_interval: tuple[float, float | None]  # 5 to 95 %; 0, null: beyond the rates
     tuning: Tuning | None  # the best setup of the co-located mode
     unloaded: Unloaded
     interference: Interference | None
@@ -107,6 +107,14 @@ class ModeReport(msgspec.Struct, frozen=True, kw_only=True):
                 return f"< {self.rows[0].rate:.3g}/s"
             case "crossing":
                 return f"{self.goodput:.3g}/s"
+
+    @property
+    def interval_text(self) -> str:
+        """The interval for people: "2.9-3.4", or on one side of the measured rates."""
+        low, high = self.goodput_interval
+        if high is None:
+            return f"> {low:.3g}" if low else "unknown"
+        return f"{low:.3g}-{high:.3g}" if low else f"< {high:.3g}"
 
 
 class ScenarioReport(msgspec.Struct, frozen=True):

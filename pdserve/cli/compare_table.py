@@ -61,7 +61,9 @@ def rate_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
 
 def mode_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
     """One row per mode: its goodput, and its ITL when idle and when disturbed by long prompts."""
-    best = max((mode.goodput for mode in modes), default=0.0)
+    # A ratio needs both goodputs, so there is none to a mode that kept up with every rate.
+    known = all(mode.goodput_is != "above the rates" for mode in modes)
+    best = max((mode.goodput for mode in modes), default=0.0) if known else 0.0
     table = Table(title=f"{scenario.name}: goodput ({scenario.target:.0%} in time)")
     table.add_column("mode")
     for column in (
@@ -77,12 +79,11 @@ def mode_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
         table.add_column(column, justify="right")
     for mode in modes:
         disturbed = mode.interference
-        low, high = mode.goodput_interval
         table.add_row(
             mode.mode,
             mode.goodput_text,
-            f"{low:.3g}-{high:.3g}",
-            f"{mode.goodput / best:.0%}" if best else "-",
+            mode.interval_text,
+            f"{mode.goodput / best:.0%}" if mode.goodput_is == "crossing" and best else "-",
             "-" if mode.tuning is None else mode.tuning.text,
             _three(mode.unloaded.itl_ms, 1),
             "-" if disturbed is None else _number(disturbed.quiet_itl_ms.p99, 1),

@@ -17,7 +17,7 @@ from pdserve.bench.slo_score import Promise
 from pdserve.cli import bench_compare
 from pdserve.cli.compare_clusters import Clusters
 from pdserve.cli.compare_config import CompareConfig
-from pdserve.cli.compare_table import remarks, tables
+from pdserve.cli.compare_table import mode_table, remarks, tables
 from pdserve.cli.main import build_parser, main
 from pdserve.config import EngineConfig, PolicyConfig
 from pdserve.config_values import parse_bytes
@@ -135,6 +135,21 @@ def test_the_tables_have_everything(capsys: pytest.CaptureFixture[str]) -> None:
         "adaptive is missing: it has no nodes",
     ):
         assert text in printed, text
+
+
+def test_goodput_beyond_the_rates_has_no_ratio(capsys: pytest.CaptureFixture[str]) -> None:
+    report = made_report()
+    open_end = replace(
+        report.modes[0],
+        goodput=2.0,
+        goodput_is="above the rates",
+        goodput_interval=(1.2, None),
+    )
+    Console(width=200).print(mode_table(report.scenarios[0], [open_end, report.modes[1]]))
+    printed = capsys.readouterr().out
+    assert "> 2/s" in printed
+    assert "> 1.2" in printed
+    assert "%" not in printed.split("of the best")[1]
 
 
 def test_a_busy_machine_is_remarked_on() -> None:
