@@ -24,7 +24,7 @@ from pdserve.bench.compare_report import ModeReport, ScenarioReport, Unloaded
 from pdserve.bench.contest import Contender
 from pdserve.bench.goodput import goodput
 from pdserve.bench.match import Match, Result
-from pdserve.bench.slo_score import Promise
+from pdserve.bench.outcome import Promise
 from pdserve.bench.stage import Stage
 from pdserve.bench.subject import Subject
 from pdserve.config import Mode

@@ -7,7 +7,8 @@ import msgspec
 from pdserve.bench.compare_plan import Tuning
 from pdserve.bench.goodput import Goodput, RatePoint, Where
 from pdserve.bench.interference import Interference
-from pdserve.bench.slo_score import Percentiles, Promise, Score
+from pdserve.bench.outcome import Percentiles, Promise
+from pdserve.bench.slo_score import Score
 
 KEPT_UP_MS = 50.0  # limit on the p99 of the client's own lag
 
@@ -39,7 +40,7 @@ class RateRow(msgspec.Struct, frozen=True):
     @property
     def point(self) -> RatePoint:
         """The point of the attainment curve that goodput is computed from."""
-        return RatePoint(self.rate, self.score.worst_met, self.score.worst_sent)
+        return RatePoint(self.rate, [(kind.met, kind.sent) for kind in self.score.kinds.values()])
 
 
 class Trial(msgspec.Struct, frozen=True):

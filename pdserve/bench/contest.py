@@ -15,8 +15,9 @@ from pdserve.bench.compare_plan import Tuning
 from pdserve.bench.compare_report import KEPT_UP_MS, RateRow, Unloaded
 from pdserve.bench.interference import Interference, compare_itl, steady_requests
 from pdserve.bench.open_loop import Run, open_loop_client
+from pdserve.bench.outcome import Outcome, Percentiles, Promise
 from pdserve.bench.scenarios import Scenario
-from pdserve.bench.slo_score import Outcome, Percentiles, Promise, Score, score
+from pdserve.bench.slo_score import Score, score
 from pdserve.bench.workload import TimedRequest
 from pdserve.config import Mode
 from pdserve.errors import ClusterError

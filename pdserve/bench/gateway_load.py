@@ -19,7 +19,7 @@ from pdserve.bench.chat_stream import ChatTarget
 from pdserve.bench.cpu_time import cpu_seconds, starved_seconds
 from pdserve.bench.gateway_plan import Chats
 from pdserve.bench.open_loop import as_text, without_garbage_collection
-from pdserve.bench.slo_score import Outcome
+from pdserve.bench.outcome import Outcome
 from pdserve.bench.workload import random_ids
 from pdserve.errors import ClusterError
 

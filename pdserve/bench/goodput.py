@@ -26,13 +26,17 @@ class RatePoint:
     """The result of one run: a point of the attainment curve."""
 
     rate: float  # requests per second
-    met: int
-    sent: int
+    kinds: Sequence[tuple[int, int]]  # requests of each kind: (in time, sent)
 
     @property
     def attainment(self) -> float:
-        """Share of requests that met both targets."""
-        return self.met / self.sent
+        """Share of requests that met both targets, of the worst kind."""
+        return min(met / sent for met, sent in self.kinds)
+
+    @property
+    def is_perfect(self) -> bool:
+        """Whether all requests met both targets."""
+        return all(met == sent for met, sent in self.kinds)
 
 
 class Goodput(msgspec.Struct, frozen=True):
@@ -73,12 +77,18 @@ def goodput(points: Sequence[RatePoint], target: float, seed: int) -> Goodput:
     rates = [point.rate for point in points]
     rate, where = crossing(rates, [point.attainment for point in points], target)
     rng = np.random.default_rng(seed)
-    met = np.array([point.met for point in points])
-    missed = np.array([point.sent for point in points]) - met
-    drawn = rng.beta(met + _PRIOR, missed + _PRIOR, (_RESAMPLES, len(points)))
+    drawn = np.transpose([_draw(point, rng) for point in points])  # [_RESAMPLES, rates]
     resampled = [crossing(rates, attainments, target) for attainments in drawn]
     low, high = _interval(resampled, rates)
     return Goodput(rate, where, low, high)
+
+
+def _draw(point: RatePoint, rng: np.random.Generator) -> np.ndarray:
+    """Draw attainments of the worst kind, which may be another one each time. [_RESAMPLES]"""
+    met, sent = np.array(point.kinds).T
+    drawn = rng.beta(met + _PRIOR, sent - met + _PRIOR, (_RESAMPLES, len(met)))
+    worst: np.ndarray = drawn.min(axis=1)
+    return worst
 
 
 def _interval(

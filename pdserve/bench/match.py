@@ -10,7 +10,7 @@ from pdserve.bench.compare_report import RateRow, Trial, Unloaded
 from pdserve.bench.contest import Bout, Contender, rate_row
 from pdserve.bench.interference import Interference
 from pdserve.bench.ladder import next_rate
-from pdserve.bench.slo_score import Promise
+from pdserve.bench.outcome import Promise
 from pdserve.bench.stage import Stage
 from pdserve.bench.subject import Subject
 from pdserve.config import Mode

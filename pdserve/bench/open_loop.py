@@ -23,7 +23,7 @@ import msgspec
 
 from pdserve.bench.completion_stream import SAID_CHARS, error_in, read_stream
 from pdserve.bench.load import completion_body, open_session
-from pdserve.bench.slo_score import Outcome
+from pdserve.bench.outcome import Outcome
 from pdserve.bench.workload import TimedRequest
 from pdserve.errors import ClusterError
 

@@ -11,8 +11,9 @@ from math import inf
 import msgspec
 
 from pdserve.bench.open_loop import Run
+from pdserve.bench.outcome import Outcome, Percentiles
 from pdserve.bench.serve_plan import Load
-from pdserve.bench.slo_score import Outcome, Percentiles, throughput
+from pdserve.bench.slo_score import throughput
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from pdserve.bench.chat_stream import chat_target
 from pdserve.bench.gateway import measure_gateways
 from pdserve.bench.gateway_load import Gateway
 from pdserve.bench.gateway_report import AddedTtft, GatewayReport, GatewayRow
+from pdserve.bench.outcome import Percentiles
 from pdserve.bench.serve_plan import Load
-from pdserve.bench.slo_score import Percentiles
 from pdserve.bench.sse_server import MODEL
 from pdserve.checkpoint import resolve_checkpoint
 from pdserve.cli.bench_gateway_config import CoordinatorBenchConfig

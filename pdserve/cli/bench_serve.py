@@ -6,10 +6,10 @@ import asyncio
 
 from rich.table import Table
 
+from pdserve.bench.outcome import Percentiles
 from pdserve.bench.serve import open_targets, serve
 from pdserve.bench.serve_plan import Load
 from pdserve.bench.serve_report import ServeRatio, ServeReport, ServeRow
-from pdserve.bench.slo_score import Percentiles
 from pdserve.cli.bench_output import print_json, print_tables, say
 from pdserve.cli.bench_speed_config import ServeBenchConfig
 from pdserve.cli.credentials import key_headers

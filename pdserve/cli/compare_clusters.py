@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pdserve.bench.contest import Contender, Server
-from pdserve.bench.slo_score import Promise
+from pdserve.bench.outcome import Promise
 from pdserve.cli.child import LineSink
 from pdserve.cli.cluster_config import ClusterConfig
 from pdserve.cli.compare_config import CompareConfig

@@ -14,7 +14,7 @@ from pdserve.bench.compare_report import (
     RateRow,
     ScenarioReport,
 )
-from pdserve.bench.slo_score import Percentiles
+from pdserve.bench.outcome import Percentiles
 
 BUSY = 0.5  # load average above which the report warns
 _PERCENTILES = "p50/p90/p99"
@@ -26,6 +26,8 @@ def tables(report: CompareReport) -> Iterator[RenderableType]:
         modes = [mode for mode in report.modes if mode.scenario == scenario.name]
         yield rate_table(scenario, modes)
         yield mode_table(scenario, modes)
+        if any(len(row.score.kinds) > 1 for mode in modes for row in mode.rows):
+            yield kind_table(scenario, modes)
         if any(mode.trials for mode in modes):
             yield tuning_table(modes)
     yield "\n".join(remarks(report))
@@ -48,14 +50,34 @@ def rate_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
         table.add_column(f"{column} {_PERCENTILES}", justify="right")
     for column in ("ITL p99 / idle", "client late p99"):
         table.add_column(column, justify="right")
-    lines = sorted(((row.rate, mode.mode, row) for mode in modes for row in mode.rows), key=_order)
-    for number, (rate, name, row) in enumerate(lines):
-        table.add_row(
-            f"{rate:.3g}",
-            name,
-            *_rate_cells(row),
-            end_section=number + 1 < len(lines) and lines[number + 1][0] != rate,
-        )
+    for rate, rows in _by_rate(modes):
+        for name, row in rows:
+            table.add_row(f"{rate:.3g}", name, *_rate_cells(row))
+        table.add_section()
+    return table
+
+
+def kind_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
+    """One row per rate, mode and kind of requests."""
+    table = Table(title=f"{scenario.name}: each kind of requests")
+    table.add_column("rate/s", justify="right")
+    for column in ("mode", "kind"):
+        table.add_column(column)
+    for column in ("in time", "sent", f"TTFT ms {_PERCENTILES}", f"TPOT ms {_PERCENTILES}"):
+        table.add_column(column, justify="right")
+    for rate, rows in _by_rate(modes):
+        for name, row in rows:
+            for kind, scored in row.score.kinds.items():
+                table.add_row(
+                    f"{rate:.3g}",
+                    name,
+                    kind,
+                    f"{scored.attainment:.0%}",
+                    str(scored.sent),
+                    _three(scored.ttft_ms, 0),
+                    _three(scored.tpot_ms, 1),
+                )
+        table.add_section()
     return table
 
 
@@ -167,8 +189,11 @@ def _rate_cells(row: RateRow) -> list[str]:
     ]
 
 
-def _order(line: tuple[float, str, RateRow]) -> tuple[float, str]:
-    return line[:2]
+def _by_rate(modes: Sequence[ModeReport]) -> list[tuple[float, list[tuple[str, RateRow]]]]:
+    """Return the rates, ascending, each with the rows of all modes by name."""
+    rates = sorted({row.rate for mode in modes for row in mode.rows})
+    named = sorted(((mode.mode, row) for mode in modes for row in mode.rows), key=lambda x: x[0])
+    return [(rate, [line for line in named if line[1].rate == rate]) for rate in rates]
 
 
 def _three(figures: Percentiles, digits: int) -> str:

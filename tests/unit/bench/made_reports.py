@@ -15,7 +15,8 @@ from pdserve.bench.contest import rate_row
 from pdserve.bench.goodput import goodput
 from pdserve.bench.interference import Interference
 from pdserve.bench.open_loop import Run
-from pdserve.bench.slo_score import Outcome, Percentiles, Promise, score
+from pdserve.bench.outcome import Outcome, Percentiles, Promise
+from pdserve.bench.slo_score import score
 
 PROMISE = Promise(ttft_s=1.0, tpot_s=0.02)
 TARGET = 0.9
@@ -37,7 +38,7 @@ def outcome(gap_s: float, *, is_refused: bool = False, late_s: float = 0.0) -> O
 
 
 def unloaded() -> Unloaded:
-    times = Percentiles(10.0, 20.0, 30.0)
+    times = Percentiles(100, 10.0, 20.0, 30.0)
     return Unloaded(5, times, times, times, 0.3, 0.01, 5, 4.0)
 
 
@@ -52,7 +53,7 @@ def row(rate: float, num_met: int, num_refused: int = 0, late_s: float = 0.0) ->
 
 def made_report() -> CompareReport:
     """Two modes, of which one is disturbed and the other one tuned; a third one is missing."""
-    times = Percentiles(10.0, 11.0, 12.0)
+    times = Percentiles(100, 10.0, 11.0, 12.0)
     rows = {
         "disaggregated": [row(1.0, 10), row(2.0, 8)],
         "colocated": [row(1.0, 10, late_s=0.2), row(2.0, 4, num_refused=5)],

@@ -15,15 +15,16 @@ from pdserve.bench.compare_plan import ComparePlan, Tuning
 from pdserve.bench.compare_report import ModeReport, RateRow, ScenarioReport, Unloaded
 from pdserve.bench.contest import Contender, RunRecord, Server, rate_row
 from pdserve.bench.open_loop import Run
+from pdserve.bench.outcome import Outcome, Percentiles, Promise
 from pdserve.bench.scenarios import ScenarioName
-from pdserve.bench.slo_score import Outcome, Percentiles, Promise, score
+from pdserve.bench.slo_score import score
 from pdserve.bench.stage import Stage
 from pdserve.bench.subject import Subject, made_up
 from pdserve.clock import ManualClock
 from pdserve.errors import ClusterError, ConfigError
 from tests.unit.bench.fake_server import Answer, Body, FakeServer, answer_all
 
-NOTHING = Percentiles(None, None, None)
+NOTHING = Percentiles(0, None, None, None)
 FOR_EVER_S = 60.0  # promised: whoever answers is in time
 PLAN = ComparePlan(
     modes=["disaggregated", "colocated", "adaptive"],
@@ -327,7 +328,7 @@ def test_a_row_says_whether_its_client_kept_up() -> None:
             num_received=2,
             end="finished",
         )
-        idle = Unloaded(1, NOTHING, NOTHING, Percentiles(100.0, 100.0, 250.0), 1.0, 0.1, 1, 1.0)
+        idle = Unloaded(1, NOTHING, NOTHING, Percentiles(9, 100.0, 100.0, 250.0), 1.0, 0.1, 1, 1.0)
         scored = score([outcome], Promise(1.0, 1.0), 0.9)
         return rate_row(3.0, 8.0, Run([outcome], [0.001, 0.001]), scored, idle)
 

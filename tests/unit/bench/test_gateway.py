@@ -20,8 +20,8 @@ from pdserve.bench.gateway import measure_gateways
 from pdserve.bench.gateway_load import Gateway, LoadRound, Look
 from pdserve.bench.gateway_plan import Chats, GatewayPlan
 from pdserve.bench.gateway_report import gateway_row
+from pdserve.bench.outcome import Outcome
 from pdserve.bench.serve_plan import Load
-from pdserve.bench.slo_score import Outcome
 from pdserve.bench.sse_server import MODEL, SseServer
 from pdserve.cli.bench_gateway_config import CoordinatorBenchConfig
 from pdserve.errors import ClusterError, ConfigError

@@ -9,7 +9,7 @@ from pdserve.bench.ladder import GROWTH, next_rate
 
 
 def points(*pairs: tuple[float, float], sent: int = 1000) -> list[RatePoint]:
-    return [RatePoint(rate, round(share * sent), sent) for rate, share in pairs]
+    return [RatePoint(rate, [(round(share * sent), sent)]) for rate, share in pairs]
 
 
 def test_the_crossing_is_linear_between_the_rates_around_it() -> None:
@@ -43,6 +43,13 @@ def test_a_few_requests_in_time_are_no_certainty() -> None:
     assert few.low == 0.0  # four of four: goodput may be below the lowest rate
     assert few.rate == many.rate == pytest.approx(1.1)
     assert many.low > 1.0
+
+
+def test_every_kind_has_its_part_in_the_interval() -> None:
+    chats_decide = [RatePoint(1, [(96, 100), (4, 4)]), RatePoint(2, [(10, 100), (4, 4)])]
+    assert goodput(chats_decide, 0.9, 0).low == 0.0  # four long prompts say little
+    alone = [RatePoint(1, [(96, 100)]), RatePoint(2, [(10, 100)])]
+    assert goodput(alone, 0.9, 0).low > 1.0
 
 
 def test_an_interval_has_no_end_beyond_the_rates() -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from pdserve.bench.compare_plan import Tuning
 from pdserve.bench.contest import Contender, Server
-from pdserve.bench.slo_score import Promise
+from pdserve.bench.outcome import Promise
 from pdserve.cli import bench_compare
 from pdserve.cli.compare_clusters import Clusters
 from pdserve.cli.compare_config import CompareConfig

@@ -52,7 +52,7 @@ async def test_json_has_rows_and_ratios(capsys: pytest.CaptureFixture[str]) -> N
     assert await run_against(answer_all, answer_all, as_json=True) == 0
     report = json.loads(capsys.readouterr().out)
     assert [row["finished"] for row in report["rows"]] == [4, 4]
-    assert set(report["rows"][0]["ttft_ms"]) == {"p50", "p90", "p99"}
+    assert set(report["rows"][0]["ttft_ms"]) == {"count", "p50", "p90", "p99"}
     assert len(report["ratios"]) == 1
 
 
