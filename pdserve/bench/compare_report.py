@@ -10,8 +10,6 @@ from pdserve.bench.interference import Interference
 from pdserve.bench.outcome import Percentiles, Promise
 from pdserve.bench.slo_score import Score
 
-KEPT_UP_MS = 50.0  # limit on the p99 of the client's own lag
-
 
 class Unloaded(msgspec.Struct, frozen=True):
     """Latencies of an idle cluster that was sent one request at a time."""
@@ -32,8 +30,9 @@ class RateRow(msgspec.Struct, frozen=True):
     rate: float  # intended arrivals per second
     duration_s: float
     score: Score
-    client_kept_up: bool
+    client_kept_up: bool  # otherwise the times of this row are partly the client's own
     client_lag_p99_ms: float | None  # of a clock that ticks beside the client
+    client_core_share: float  # CPU share of the client, in cores
     itl_p99_vs_unloaded: float | None
     prefilled_on: dict[str, int]  # node |-> requests
 

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from pdserve.bench.chat_stream import ChatTarget
+from pdserve.bench.client_run import without_garbage_collection
 from pdserve.bench.cpu_time import cpu_seconds, starved_seconds
 from pdserve.bench.gateway_plan import Chats
-from pdserve.bench.open_loop import as_text, without_garbage_collection
+from pdserve.bench.open_loop import as_text
 from pdserve.bench.outcome import Outcome
 from pdserve.bench.workload import random_ids
 from pdserve.errors import ClusterError

@@ -140,7 +140,7 @@ class Match:
                     result.drop(mode)
                     self._stage.fail(mode, error)
                 else:
-                    row = rate_row(rate, duration_s, run, scored, self._idle[mode])
+                    row = rate_row(rate, duration_s, run, scored, self._idle[mode], self._promise)
                     result.rows[mode].append(row)
                 tail_s = self._stage.clock.now() - began_s - duration_s
                 longest_tail_s = max(longest_tail_s, tail_s)

@@ -8,15 +8,14 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from pdserve.bench.compare_report import (
-    KEPT_UP_MS,
     CompareReport,
     ModeReport,
     RateRow,
     ScenarioReport,
 )
 from pdserve.bench.outcome import Percentiles
+from pdserve.cli.compare_remarks import remarks
 
-BUSY = 0.5  # load average above which the report warns
 _PERCENTILES = "p50/p90/p99"
 
 
@@ -137,37 +136,6 @@ def tuning_table(modes: Sequence[ModeReport]) -> Table:
             _number(trial.score.tpot_ms.p90, 1),
         )
     return table
-
-
-def remarks(report: CompareReport) -> list[str]:
-    """Explanations and warnings."""
-    said = [
-        "TTFT counts from when a request was due. Refused, failed and unfinished requests are "
-        "sent ones that were not in time. Of several kinds of requests, the one of which the "
-        "fewest were in time counts (column kind). The client and the coordinators have no cores "
-        "of their own: what they use, the nodes do not get, in every mode."
-    ]
-    load = report.setup.get("load_average")
-    if isinstance(load, float) and load > BUSY:
-        said.append(f"Other work ran on this machine: its load was {load:.1f} when this began.")
-    late = sum(not row.client_kept_up for mode in report.modes for row in mode.rows)
-    if late:
-        said.append(f"In {late} rows marked ! the client was late by over {KEPT_UP_MS:g} ms (p99).")
-    for mode in report.modes:
-        disturbed = mode.interference
-        if disturbed is not None and not disturbed.is_whole:
-            said.append(
-                f"{mode.scenario}: {mode.mode} served {disturbed.prompts_finished} of "
-                f"{disturbed.prompts_sent} prompts that were to disturb its streams, and "
-                f"{disturbed.streams_finished} of {2 * disturbed.streams} streams: the ratio of "
-                "its ITLs may look too good."
-            )
-    for scenario in report.scenarios:
-        said.append(f"{scenario.name}: {scenario.stopped}; took {scenario.seconds:.0f} s.")
-        if scenario.num_cut:
-            said.append(f"{scenario.name}: {scenario.num_cut} requests were cut to fit the model.")
-    said += [f"{who} is missing: {why}" for who, why in report.failures.items()]
-    return said
 
 
 def _rate_cells(row: RateRow) -> list[str]:

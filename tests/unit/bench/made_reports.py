@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pdserve.bench.client_run import Run
 from pdserve.bench.compare_plan import Tuning
 from pdserve.bench.compare_report import (
     CompareReport,
@@ -14,7 +15,6 @@ from pdserve.bench.compare_report import (
 from pdserve.bench.contest import rate_row
 from pdserve.bench.goodput import goodput
 from pdserve.bench.interference import Interference
-from pdserve.bench.open_loop import Run
 from pdserve.bench.outcome import Outcome, Percentiles, Promise
 from pdserve.bench.slo_score import score
 
@@ -22,10 +22,12 @@ PROMISE = Promise(ttft_s=1.0, tpot_s=0.02)
 TARGET = 0.9
 
 
-def outcome(gap_s: float, *, is_refused: bool = False, late_s: float = 0.0) -> Outcome:
+def outcome(
+    gap_s: float, *, is_refused: bool = False, late_s: float = 0.0, kind: str = "chat"
+) -> Outcome:
     arrivals = [] if is_refused else [0.5, 0.5 + gap_s, 0.5 + 2 * gap_s]
     return Outcome(
-        kind="chat",
+        kind=kind,
         due_s=0.0,
         sent_s=late_s,
         num_prompt=10,
@@ -48,7 +50,7 @@ def row(rate: float, num_met: int, num_refused: int = 0, late_s: float = 0.0) ->
     outcomes += [outcome(0.01, is_refused=True)] * num_refused
     outcomes += [outcome(0.05)] * (10 - len(outcomes))
     scored = score(outcomes, PROMISE, TARGET)
-    return rate_row(rate, 8.0, Run(outcomes, [0.001]), scored, unloaded())
+    return rate_row(rate, 8.0, Run(outcomes, [0.001], 8.0, 0.8), scored, unloaded(), PROMISE)
 
 
 def made_report() -> CompareReport:

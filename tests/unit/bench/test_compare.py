@@ -10,11 +10,11 @@ import pytest
 from aiohttp import web
 
 from pdserve.bench import interference
+from pdserve.bench.client_run import Run
 from pdserve.bench.compare import compare, promise_of
 from pdserve.bench.compare_plan import ComparePlan, Tuning
 from pdserve.bench.compare_report import ModeReport, RateRow, ScenarioReport, Unloaded
 from pdserve.bench.contest import Contender, RunRecord, Server, rate_row
-from pdserve.bench.open_loop import Run
 from pdserve.bench.outcome import Outcome, Percentiles, Promise
 from pdserve.bench.scenarios import ScenarioName
 from pdserve.bench.slo_score import score
@@ -317,7 +317,7 @@ def test_answers_of_one_token_promise_no_tpot() -> None:
 
 
 def test_a_row_says_whether_its_client_kept_up() -> None:
-    def row(late_s: float) -> RateRow:
+    def row(late_s: float, lag_s: float = 0.001, ttft_s: float = 1.0) -> RateRow:
         outcome = Outcome(
             kind="chat",
             due_s=1.0,
@@ -329,10 +329,14 @@ def test_a_row_says_whether_its_client_kept_up() -> None:
             end="finished",
         )
         idle = Unloaded(1, NOTHING, NOTHING, Percentiles(9, 100.0, 100.0, 250.0), 1.0, 0.1, 1, 1.0)
-        scored = score([outcome], Promise(1.0, 1.0), 0.9)
-        return rate_row(3.0, 8.0, Run([outcome], [0.001, 0.001]), scored, idle)
+        promise = Promise(ttft_s, 1.0)
+        scored = score([outcome], promise, 0.9)
+        return rate_row(3.0, 8.0, Run([outcome], [lag_s] * 2, 8.0, 2.0), scored, idle, promise)
 
     assert row(0.01).client_kept_up
     assert not row(0.2).client_kept_up
+    assert not row(0.01, lag_s=0.2).client_kept_up  # in receiving
+    assert not row(0.01, ttft_s=0.05).client_kept_up  # a fifth of what was promised
+    assert row(0.01).client_core_share == 0.25
     assert row(0.01).client_lag_p99_ms == pytest.approx(1.0)
     assert row(0.01).itl_p99_vs_unloaded == pytest.approx(2.0)

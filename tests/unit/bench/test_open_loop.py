@@ -8,7 +8,8 @@ import gc
 import pytest
 from aiohttp import web
 
-from pdserve.bench.open_loop import Run, open_loop_client
+from pdserve.bench.client_run import Run
+from pdserve.bench.open_loop import open_loop_client
 from pdserve.bench.outcome import Outcome
 from pdserve.bench.workload import TimedRequest
 from pdserve.errors import ClusterError

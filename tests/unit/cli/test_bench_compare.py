@@ -10,21 +10,25 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
+from rich.table import Table
 
 from pdserve.bench.compare_plan import Tuning
+from pdserve.bench.compare_report import CompareReport
 from pdserve.bench.contest import Contender, Server
 from pdserve.bench.outcome import Promise
+from pdserve.bench.slo_score import score
 from pdserve.cli import bench_compare
 from pdserve.cli.compare_clusters import Clusters
 from pdserve.cli.compare_config import CompareConfig
-from pdserve.cli.compare_table import mode_table, remarks, tables
+from pdserve.cli.compare_remarks import remarks
+from pdserve.cli.compare_table import mode_table, tables
 from pdserve.cli.main import build_parser, main
 from pdserve.config import EngineConfig, PolicyConfig
 from pdserve.config_values import parse_bytes
 from pdserve.errors import ConfigError
 from pdserve.slo import parse_slo_classes
 from tests.unit.bench.fake_server import FakeServer
-from tests.unit.bench.made_reports import made_report
+from tests.unit.bench.made_reports import made_report, outcome
 
 PROMISE = Promise(ttft_s=1.5, tpot_s=0.0071)
 
@@ -161,8 +165,39 @@ def test_a_busy_machine_is_remarked_on() -> None:
 
 def test_a_late_client_and_cut_requests_are_remarked_on() -> None:
     said = "\n".join(remarks(made_report()))
-    assert "In 1 rows marked ! the client was late by over 50 ms" in said
+    assert "In 1 rows marked ! the client itself was late" in said
     assert "3 requests were cut" in said
+
+
+def test_percentiles_of_few_requests_or_of_survivors_are_remarked_on() -> None:
+    report = made_report()
+    said = "\n".join(remarks(report))
+    assert "Percentiles leave out what did not happen" in said  # five requests were refused
+    assert "A p99 of fewer than 100 requests" in said
+    many = [outcome(0.01)] * 100
+    row = replace(report.modes[0].rows[0], score=score(many, report.scenarios[0].promise, 0.9))
+    said = "\n".join(remarks(replace(report, modes=[replace(report.modes[0], rows=[row])])))
+    assert "Percentiles leave out" not in said
+    assert "A p99" not in said
+
+
+def test_every_kind_has_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    report = made_report()
+    assert "each kind of requests" not in [table.title for table in printed_tables(report)]
+    mixed = [outcome(0.01)] * 9 + [outcome(0.01, kind="long"), outcome(0.05, kind="long")]
+    row = replace(report.modes[0].rows[0], score=score(mixed, report.scenarios[0].promise, 0.9))
+    report = replace(report, modes=[replace(report.modes[0], rows=[row])])
+    (table,) = [t for t in printed_tables(report) if "each kind" in str(t.title)]
+    Console(width=200).print(table)
+    lines = capsys.readouterr().out.splitlines()
+    chat, long = (next(line.split() for line in lines if kind in line) for kind in ("chat", "long"))
+    assert chat[5:10:2] == ["chat", "100%", "9"]
+    assert long[5:10:2] == ["long", "50%", "2"]
+    assert long[-2] == "30.0/46.0/49.6"  # TPOT of 10 and 50 ms, linear between them
+
+
+def printed_tables(report: CompareReport) -> list[Table]:
+    return [table for table in tables(report) if isinstance(table, Table)]
 
 
 @pytest.mark.parametrize(("prompts", "streams"), [(3, 8), (4, 7)])
