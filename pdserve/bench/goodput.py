@@ -78,7 +78,7 @@ def goodput(points: Sequence[RatePoint], target: float, seed: int) -> Goodput:
     rate, where = crossing(rates, [point.attainment for point in points], target)
     rng = np.random.default_rng(seed)
     drawn = np.transpose([_draw(point, rng) for point in points])  # [_RESAMPLES, rates]
-    resampled = [crossing(rates, attainments, target) for attainments in drawn]
+    resampled = [crossing(rates, attainments, target) for attainments in drawn.tolist()]
     low, high = _interval(resampled, rates)
     return Goodput(rate, where, low, high)
 

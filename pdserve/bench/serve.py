@@ -46,10 +46,12 @@ class Target:
 
 
 async def serve(
-    targets: Sequence[Target], plan: Plan, tell: Callable[[str], None] = lambda text: None
-) -> ServeReport:
-    """Run every load on every server, in turns."""
-    report = ServeReport([], [])
+    targets: Sequence[Target],
+    plan: Plan,
+    report: ServeReport,
+    tell: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Run every load on every server, in turns; `report` has each load as soon as it is done."""
     for load in plan.loads:
         rounds: list[list[Run]] = [[] for _ in targets]  # one list per target
         for number in range(plan.rounds):
@@ -65,7 +67,6 @@ async def serve(
             serve_ratio(target.url, load, rounds[0], some)
             for target, some in zip(targets[1:], rounds[1:], strict=True)
         )
-    return report
 
 
 def _turns(count: int, number: int) -> Iterator[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil
 
 from pdserve.bench.compare_plan import ComparePlan
@@ -23,7 +23,7 @@ class Stage:
     clock: Clock
     keep: Keep
     tell: Callable[[str], None]  # reports progress to the user
-    failures: dict[str, str] = field(default_factory=dict)  # mode |-> why it is missing
+    failures: dict[str, str]  # mode |-> why it is missing
 
     async def begin(self, server: Server, contender: Contender, subject: Subject) -> Bout:
         """Return a warmed-up contender. Raises ClusterError: it is gone."""

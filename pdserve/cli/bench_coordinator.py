@@ -24,6 +24,7 @@ from pdserve.bench.sse_server import MODEL
 from pdserve.checkpoint import resolve_checkpoint
 from pdserve.cli.bench_gateway_config import CoordinatorBenchConfig
 from pdserve.cli.bench_output import print_json, print_tables, say
+from pdserve.cli.bench_setup import conditions
 from pdserve.cli.child import Child, Exit
 from pdserve.cli.cluster_status import fetch_status
 from pdserve.cli.credentials import key_headers
@@ -47,9 +48,10 @@ def run(config: CoordinatorBenchConfig) -> int:
     Raises:
         PdserveError: a process did not start, or a server does not answer.
     """
+    setup = conditions(config)
     report = uvloop.run(_measure(config))
     if config.json:
-        print_json(report)
+        print_json(report, setup)
     else:
         print_tables([_table(report)], _remarks(report))
     return FAILED if any(row.failed for row in report.rows) else OK

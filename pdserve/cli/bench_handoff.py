@@ -9,6 +9,7 @@ from rich.table import Table
 from pdserve.bench.handoff import HandoffLoad, HandoffReport, measure_handoff
 from pdserve.cli.bench_config import HandoffBenchConfig
 from pdserve.cli.bench_output import print_json, print_tables
+from pdserve.cli.bench_setup import conditions
 from pdserve.cli.cluster_config import ClusterConfig
 from pdserve.cli.exit_codes import OK
 from pdserve.cli.supervisor import Cluster
@@ -20,10 +21,11 @@ def run(config: HandoffBenchConfig) -> int:
     Raises:
         PdserveError: the cluster failed, or the settings contradict each other.
     """
+    setup = conditions(config)
     load = HandoffLoad(config.concurrency, config.rounds, config.prompt_range, config.output_tokens)
     report = asyncio.run(_measure(config, load))
     if config.json:
-        print_json(report)
+        print_json(report, setup)
     else:
         print_tables([_table(report)])
     return OK

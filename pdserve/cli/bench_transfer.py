@@ -21,6 +21,7 @@ from pdserve.cli.bench_config import NetworkName, TransferConfig
 from pdserve.cli.bench_ends import start_ends
 from pdserve.cli.bench_network import NETWORKS
 from pdserve.cli.bench_output import print_json, print_tables
+from pdserve.cli.bench_setup import conditions
 from pdserve.cli.exit_codes import OK
 
 _PULL_S = 60.0
@@ -33,9 +34,10 @@ def run(config: TransferConfig) -> int:
         ConfigError: the settings leave nothing to measure.
         ClusterError: one of the processes has ended, or does not answer.
     """
+    setup = conditions(config)
     report = asyncio.run(measure(config))
     if config.json:
-        print_json(report)
+        print_json(report, setup)
     else:
         skipped = [f"{s.transport} over {s.network}: {s.reason}" for s in report.skipped]
         print_tables([_table(report.rows)], skipped)

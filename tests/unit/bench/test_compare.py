@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,7 +14,13 @@ from pdserve.bench import interference
 from pdserve.bench.client_run import Run
 from pdserve.bench.compare import compare, promise_of
 from pdserve.bench.compare_plan import ComparePlan, Tuning
-from pdserve.bench.compare_report import ModeReport, RateRow, ScenarioReport, Unloaded
+from pdserve.bench.compare_report import (
+    CompareReport,
+    ModeReport,
+    RateRow,
+    ScenarioReport,
+    Unloaded,
+)
 from pdserve.bench.contest import Contender, RunRecord, Server, rate_row
 from pdserve.bench.outcome import Outcome, Percentiles, Promise
 from pdserve.bench.scenarios import ScenarioName
@@ -73,6 +80,7 @@ class World:
     kept: list[RunRecord] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     num_running: int = 0
+    report: CompareReport | None = None
 
     @asynccontextmanager
     async def launch(self, contender: Contender, promise: Promise | None) -> AsyncIterator[Server]:
@@ -94,6 +102,7 @@ class World:
             clock=ManualClock(),
             keep=self.kept.append,
             tell=self.told.append,
+            failures={},
         )
 
     async def run(
@@ -104,9 +113,14 @@ class World:
         def subjects(max_model_len: int) -> list[Subject]:
             return [made_up(scenario, max_model_len, 0.1, plan.seed)]
 
-        modes, (report,) = await compare(stage, subjects)
-        assert self.num_running == 0
-        return {mode.mode: mode for mode in modes}, report, stage.failures
+        report = CompareReport([], [], stage.failures, {})
+        try:
+            await compare(stage, subjects, report)
+        finally:
+            assert self.num_running == 0
+            self.report = report
+        (scenario,) = report.scenarios
+        return {mode.mode: mode for mode in report.modes}, scenario, stage.failures
 
 
 async def test_every_mode_sees_the_same_requests_at_every_rate() -> None:
@@ -257,6 +271,27 @@ async def test_no_rate_is_begun_for_which_there_is_no_time() -> None:
     assert report.rates == [100.0]
     assert report.stopped.startswith("no time for 200/s")
     assert all(len(mode.rows) == 1 for mode in modes.values())
+
+
+async def test_an_interrupted_comparison_reports_what_it_has_measured() -> None:
+    reached = asyncio.Event()
+
+    async def hang_at_the_second_rate(request: web.Request, body: Body) -> web.StreamResponse:
+        if "-rate-3" in body["cache_salt"]:  # its runs are a warm-up and two rates
+            reached.set()
+            await asyncio.Event().wait()
+        return await answer_all(request, body)
+
+    world = World(answers={Contender("disaggregated"): hang_at_the_second_rate})
+    measuring = asyncio.create_task(world.run(change(PLAN, modes=["disaggregated"])))
+    await reached.wait()
+    measuring.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await measuring
+    assert world.report is not None
+    (mode,), (scenario,) = world.report.modes, world.report.scenarios
+    assert [row.rate for row in mode.rows] == scenario.rates == [100.0]
+    assert scenario.stopped == "interrupted"
 
 
 async def test_the_ladder_starts_below_what_a_burst_was_served_at() -> None:

@@ -12,7 +12,7 @@ from pdserve.bench.client_run import Run
 from pdserve.bench.outcome import End, Outcome
 from pdserve.bench.serve import open_targets, serve
 from pdserve.bench.serve_plan import Load, Plan
-from pdserve.bench.serve_report import serve_ratio, serve_row
+from pdserve.bench.serve_report import ServeReport, serve_ratio, serve_row
 from pdserve.bench.serve_requests import requests_of, warm_up_prompt
 from pdserve.errors import ClusterError, ConfigError
 from tests.unit.bench.fake_server import Body, FakeServer, answer_all, stream
@@ -74,7 +74,8 @@ async def test_two_servers_get_the_same_and_take_turns(load: Load) -> None:
         FakeServer(model="n").running() as b,
         open_targets([a.url + "/v1/", b.url], [], plan(load)) as targets,
     ):
-        report = await serve(targets, plan(load), told.append)
+        report = ServeReport([], [])
+        await serve(targets, plan(load), report, told.append)
     assert [line.rpartition(" ")[2] for line in told] == [a.url, b.url, b.url, a.url]
     assert [body["model"] for body in a.bodies] == ["m"] * 13
     assert [body["model"] for body in b.bodies] == ["n"] * 13
@@ -101,7 +102,8 @@ async def test_a_server_without_token_ids_gets_text() -> None:
         FakeServer(answer).running() as server,
         open_targets([server.url], [], plan()) as targets,
     ):
-        report = await serve(targets, plan(rounds=1))
+        report = ServeReport([], [])
+        await serve(targets, plan(rounds=1), report)
     assert [type(body["prompt"]) for body in server.bodies] == [list] + [str] * 7
     assert report.rows[0].finished == 6
 
@@ -140,7 +142,9 @@ async def test_requests_that_fail_are_counted_and_told() -> None:
         FakeServer(answer).running() as server,
         open_targets([server.url], [], plan()) as targets,
     ):
-        (row,) = (await serve(targets, plan())).rows
+        report = ServeReport([], [])
+        await serve(targets, plan(), report)
+        (row,) = report.rows
     odd = sum(body["prompt"][0] % 2 for body in server.bodies[1:])
     assert 0 < odd < 12
     assert (row.finished, row.failed) == (12 - odd, odd)

@@ -17,6 +17,7 @@ from pdserve.bench.compare_report import CompareReport
 from pdserve.bench.contest import Contender, Server
 from pdserve.bench.outcome import Promise
 from pdserve.bench.slo_score import score
+from pdserve.bench.stage import Stage
 from pdserve.cli import bench_compare
 from pdserve.cli.compare_clusters import Clusters
 from pdserve.cli.compare_config import CompareConfig
@@ -56,6 +57,7 @@ def test_quick_does_not_override_what_is_quicker_still() -> None:
         (["--modes=adaptive,adaptive"], "must not name anything twice"),
         (["--scenarios=conversation,conversation"], "must not name anything twice"),
         (["--rates=2,1"], "must rise"),
+        (["--rates=1,1e6"], "would have 30000000 requests"),
         (["--shape=7b"], "there are demo-14m, 25m"),
         (["--trace=/nowhere/trace.csv"], "cannot read the trace"),
         (["--out=/dev/null/x"], "cannot write there"),
@@ -238,6 +240,7 @@ def test_the_report_is_one_json_object_and_files(
     assert report == json.loads((tmp_path / "report.json").read_text())
     assert report["setup"]["config"]["seed"] == 0
     assert report["setup"]["machine"]
+    assert report["setup"]["packages"]["numpy"]
     assert "disaggregated at 50/s" in captured.err
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {
@@ -249,6 +252,31 @@ def test_the_report_is_one_json_object_and_files(
     }
     runs = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
     assert {run["what"] for run in runs} == {"warm-up", "idle", "burst", "rate"}
+
+
+def test_results_of_another_comparison_are_not_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "requests.jsonl").write_text("precious")
+    assert main(["bench", "compare", f"--out={tmp_path}"]) == 2
+    assert "has the results of another comparison" in capsys.readouterr().err
+    assert (tmp_path / "requests.jsonl").read_text() == "precious"
+
+
+def test_what_was_measured_before_ctrl_c_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def interrupted(stage: Stage, make_subjects: object, report: CompareReport) -> None:
+        made = made_report()
+        report.modes.extend(made.modes)
+        report.scenarios.extend(made.scenarios)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_compare, "compare", interrupted)
+    assert main(["bench", "compare", f"--out={tmp_path}"]) == 130
+    assert "made-up: nothing" in capsys.readouterr().out
+    kept = json.loads((tmp_path / "report.json").read_text())
+    assert [mode["mode"] for mode in kept["modes"]] == ["disaggregated", "colocated"]
 
 
 def test_a_trace_is_replayed_instead_of_scenarios(tmp_path: Path) -> None:
