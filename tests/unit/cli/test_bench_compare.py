@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
+import pdserve
 from pdserve.bench.compare_plan import Tuning
 from pdserve.bench.compare_report import CompareReport
 from pdserve.bench.contest import Contender, Server
@@ -252,6 +254,21 @@ def test_the_report_is_one_json_object_and_files(
     }
     runs = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
     assert {run["what"] for run in runs} == {"warm-up", "idle", "burst", "rate"}
+    monkeypatch.chdir(tmp_path)
+    exec(example("docs/BENCHMARKS.md"), {})
+    attainments = {(m["mode"], r["rate"]): r["score"]["attainment"] for m, r in rows(report)}
+    computed = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert {(mode, float(rate)): float(share) for mode, rate, share in computed} == attainments
+
+
+def example(document: str) -> str:
+    """Return its code, which computes the attainment of each run from the raw results."""
+    text = (Path(pdserve.__file__).parents[1] / document).read_text()
+    return text.split("```python\n")[1].split("```")[0]
+
+
+def rows(report: Any) -> Iterator[tuple[Any, Any]]:
+    return ((mode, row) for mode in report["modes"] for row in mode["rows"])
 
 
 def test_results_of_another_comparison_are_not_overwritten(
