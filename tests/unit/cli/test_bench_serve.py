@@ -9,10 +9,10 @@ import pytest
 from aiohttp import web
 
 from pdserve.bench.client_run import Run
-from pdserve.bench.serve_plan import Load
-from pdserve.bench.serve_report import ServeReport, serve_row
-from pdserve.cli import bench_serve
-from pdserve.cli.bench_speed_config import ServeBenchConfig
+from pdserve.bench.serve.plan import Load
+from pdserve.bench.serve.report import ServeReport, serve_row
+from pdserve.cli.bench import serve as bench_serve
+from pdserve.cli.bench.speed_config import ServeBenchConfig
 from pdserve.cli.main import main
 from pdserve.errors import ConfigError
 from tests.unit.bench.fake_server import Answer, Body, FakeServer, answer_all, stream
