@@ -251,7 +251,7 @@ class NodeMetrics(_Registry):
         self.step_overhead = self._histogram(
             "step_overhead_seconds",
             "Period of a step minus the model: planning, batch, sampling, messages",
-            SHORT_BUCKETS_S,
+            FINE_BUCKETS_S,
         )
         self.room_wait = self._histogram(
             "room_wait_seconds",

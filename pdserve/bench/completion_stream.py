@@ -8,7 +8,7 @@ from collections import deque
 import aiohttp
 import msgspec
 
-from pdserve.bench.slo_score import Outcome
+from pdserve.bench.outcome import Outcome
 
 SAID_CHARS = 120  # most characters that are kept of an error
 

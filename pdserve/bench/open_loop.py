@@ -12,32 +12,22 @@ has ended. It shows what a server does at exactly this concurrency.
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import aiohttp
 import msgspec
 
+from pdserve.bench.client_run import Run, timed
 from pdserve.bench.completion_stream import SAID_CHARS, error_in, read_stream
 from pdserve.bench.load import completion_body, open_session
-from pdserve.bench.slo_score import Outcome
+from pdserve.bench.outcome import Outcome
 from pdserve.bench.workload import TimedRequest
 from pdserve.errors import ClusterError
 
-_TICK_S = 0.02
 _REFUSED = 429
 _WORDS = ("the", "of", "and", "to", "in", "a", "is", "that", "for", "it", "as", "was", "with", "be")
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """The observations of one run."""
-
-    outcomes: list[Outcome]  # in the order of the requests
-    lags_s: list[float]  # lag of the client's clock at each of its ticks
 
 
 class OpenLoopClient:
@@ -63,12 +53,13 @@ class OpenLoopClient:
         bodies = [self._body(request, salt) for request in requests]
         outcomes = [_nothing_yet(request) for request in requests]
         sending: set[asyncio.Task[None]] = set()
-        async with _timed() as (start_s, lags_s), _ended(sending):
+        async with timed() as timer, _ended(sending):
+            start_s = timer.start_s
             for body, outcome in zip(bodies, outcomes, strict=True):
                 await asyncio.sleep(start_s + outcome.due_s - time.perf_counter())
                 sending.add(asyncio.create_task(self._send(body, outcome, start_s)))
             await asyncio.wait(sending, timeout=drain_s)
-        return Run(outcomes, lags_s)
+        return timer.run_of(outcomes)
 
     async def run_closed(
         self, requests: Sequence[TimedRequest], salt: str, concurrency: int, limit_s: float
@@ -88,7 +79,8 @@ class OpenLoopClient:
         outcomes = [_nothing_yet(request) for request in requests]
         left = iter(zip(bodies, outcomes, strict=True))
         streams: set[asyncio.Task[None]] = set()
-        async with _timed() as (start_s, lags_s), _ended(streams):
+        async with timed() as timer, _ended(streams):
+            start_s = timer.start_s
 
             async def one_after_another() -> None:
                 for body, outcome in left:
@@ -97,7 +89,7 @@ class OpenLoopClient:
 
             streams |= {asyncio.create_task(one_after_another()) for _ in range(concurrency)}
             await asyncio.wait(streams, timeout=limit_s)
-        return Run(outcomes, lags_s)
+        return timer.run_of(outcomes)
 
     async def one_by_one(
         self, requests: Sequence[TimedRequest], salt: str, deadline_s: float
@@ -178,19 +170,6 @@ def _nothing_yet(request: TimedRequest) -> Outcome:
 
 
 @asynccontextmanager
-async def _timed() -> AsyncIterator[tuple[float, list[float]]]:
-    """Yield the start time and a list of the client clock's lags, which grows meanwhile."""
-    lags_s: list[float] = []
-    with without_garbage_collection():
-        ticking = asyncio.create_task(_tick(lags_s))
-        try:
-            yield time.perf_counter(), lags_s
-        finally:
-            ticking.cancel()
-            await asyncio.wait((ticking,))
-
-
-@asynccontextmanager
 async def _ended(tasks: set[asyncio.Task[None]]) -> AsyncIterator[None]:
     """Cancel the tasks at the end, and wait for them; raise the error of one that failed."""
     try:
@@ -203,23 +182,3 @@ async def _ended(tasks: set[asyncio.Task[None]]) -> AsyncIterator[None]:
     for task in tasks:
         if not task.cancelled():
             task.result()
-
-
-async def _tick(lags_s: list[float]) -> None:
-    """Record the clock's lag at each tick, until cancelled."""
-    while True:
-        due_s = time.perf_counter() + _TICK_S
-        await asyncio.sleep(_TICK_S)
-        lags_s.append(time.perf_counter() - due_s)
-
-
-@contextmanager
-def without_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection, whose pauses would be attributed to the server."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

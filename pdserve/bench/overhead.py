@@ -40,6 +40,12 @@ class OverheadRow(msgspec.Struct, frozen=True):
     tokens_per_s: float
 
 
+class OverheadReport(msgspec.Struct, frozen=True):
+    """The results of `pdserve bench overhead`."""
+
+    rows: list[OverheadRow]
+
+
 @dataclass(frozen=True, slots=True)
 class WatchedNode:
     """The measured decode node."""

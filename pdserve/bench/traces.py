@@ -6,15 +6,16 @@ Two formats are supported. Neither contains text.
   and `hash_ids`, one per block of 512 prompt tokens; equal ids stand for equal blocks after equal
   prefixes. Timestamps are rounded to ticks of 3 s; replayed unchanged, every tick would be a burst
   of ten. So each request gets a random delay within its tick.
-* Azure LLM inference 2023 (Splitwise, ISCA'24), CSV with a header: `TIMESTAMP`, `ContextTokens`,
-  `GeneratedTokens`. There is no information on prefixes.
+* Azure LLM inference 2023 (Splitwise, ISCA'24) and 2024, CSV with a header: `TIMESTAMP`,
+  `ContextTokens`, `GeneratedTokens`. There is no information on prefixes.
 """
 
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -25,7 +26,6 @@ from pdserve.errors import ConfigError
 MOONCAKE_BLOCK = 512  # prompt tokens per hash id
 MOONCAKE_TICK_S = 3.0
 _AZURE_COLUMNS = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
-_MICROSECONDS = len("YYYY-MM-DD HH:MM:SS.ffffff")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +62,22 @@ def read_trace(path: Path, seed: int) -> list[TraceRow]:
             f"{','.join(_AZURE_COLUMNS)} (Azure)"
         )
     rows.sort(key=lambda row: row.at_s)
-    if len(rows) < 2 or rows[-1].at_s == rows[0].at_s:
-        raise ConfigError(f"{path} has no rate: it needs requests at two or more times")
+    mean_rate(rows)  # raises if there is none
     first_s = rows[0].at_s
     return [TraceRow(row.at_s - first_s, *_lengths(row), row.blocks) for row in rows]
 
 
-def mean_rate(rows: list[TraceRow]) -> float:
-    """Return the mean rate of the whole trace, in requests per second."""
+def mean_rate(rows: Sequence[TraceRow]) -> float:
+    """Return the mean rate of these rows, which are in order of time, in requests per second.
+
+    Raises:
+        ConfigError: they have none.
+    """
+    if len(rows) < 2 or rows[-1].at_s == rows[0].at_s:
+        raise ConfigError(
+            f"the first {len(rows)} requests of the trace have no rate: it needs requests at two "
+            "or more times"
+        )
     return (len(rows) - 1) / (rows[-1].at_s - rows[0].at_s)
 
 
@@ -90,10 +98,14 @@ def _mooncake_rows(path: Path, lines: list[str], seed: int) -> list[TraceRow]:
     decoder = msgspec.json.Decoder(_MooncakeLine)
     rows = []
     for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
         try:
             read = decoder.decode(line)
         except msgspec.DecodeError as error:
             raise ConfigError(f"{path}, line {number}: {error}") from error
+        if min(read.input_length, read.output_length) < 0:
+            raise ConfigError(f"{path}, line {number}: lengths must not be negative")
         if len(read.hash_ids) != -(-read.input_length // MOONCAKE_BLOCK):
             raise ConfigError(
                 f"{path}, line {number}: {len(read.hash_ids)} hash_ids cannot stand for "
@@ -107,11 +119,20 @@ def _mooncake_rows(path: Path, lines: list[str], seed: int) -> list[TraceRow]:
 def _azure_rows(path: Path, lines: list[str]) -> list[TraceRow]:
     rows = []
     for number, line in enumerate(csv.reader(lines[1:]), start=2):
+        if not line:
+            continue
         try:
             at, num_prompt, num_output = line
-            time = datetime.fromisoformat(at[:_MICROSECONDS])  # the file has a digit more
-            seconds = (time - datetime(1970, 1, 1)).total_seconds()
-            rows.append(TraceRow(seconds, int(num_prompt), int(num_output)))
+            row = TraceRow(_azure_seconds(at), int(num_prompt), int(num_output))
         except ValueError as error:
             raise ConfigError(f"{path}, line {number}: {error}") from error
+        if min(row.num_prompt, row.num_output) < 0:
+            raise ConfigError(f"{path}, line {number}: lengths must not be negative")
+        rows.append(row)
     return rows
+
+
+def _azure_seconds(at: str) -> float:
+    """Return a timestamp of 2023 (UTC without saying so, 7 digits) or 2024 (with an offset)."""
+    time = datetime.fromisoformat(at)  # drops a seventh digit
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()

@@ -23,10 +23,10 @@ from pdserve.bench.compare.contest import Contender
 from pdserve.bench.compare.goodput import goodput
 from pdserve.bench.compare.match import Match, Result
 from pdserve.bench.compare.plan import COLOCATED, ComparePlan
-from pdserve.bench.compare.report import ModeReport, ScenarioReport, Unloaded
+from pdserve.bench.compare.report import CompareReport, ModeReport, ScenarioReport, Unloaded
 from pdserve.bench.compare.stage import Stage
 from pdserve.bench.compare.subject import Subject
-from pdserve.bench.slo_score import Promise
+from pdserve.bench.outcome import Promise
 from pdserve.config import Mode
 from pdserve.errors import ClusterError, ConfigError
 
@@ -35,10 +35,10 @@ _BURST = 20  # least number of requests sent at once: enough to fill batches
 MakeSubjects = Callable[[int], Sequence[Subject]]  # argument: the model's maximum length in tokens
 
 
-async def compare(
-    stage: Stage, make_subjects: MakeSubjects
-) -> tuple[list[ModeReport], list[ScenarioReport]]:
-    """Measure everything; `stage.failures` records which modes are missing, and why.
+async def compare(stage: Stage, make_subjects: MakeSubjects, report: CompareReport) -> None:
+    """Measure everything, into `report`; when cancelled, it has what was measured until then.
+
+    `stage.failures` records which modes are missing, and why.
 
     Raises:
         ClusterError: no mode could be measured at all.
@@ -46,18 +46,20 @@ async def compare(
     """
     end_s = stage.clock.now() + stage.plan.budget_s
     subjects, idle = await _measure_idle(stage, make_subjects)
-    modes: list[ModeReport] = []
-    scenarios: list[ScenarioReport] = []
     for number, subject in enumerate(subjects):
         started_s = stage.clock.now()
         shares = [later.share for later in subjects[number:]]
         until_s = started_s + (end_s - started_s) * shares[0] / sum(shares)
         promise, promise_is = promise_of(stage.plan, subject, idle[subject.name].values())
-        result = await Match(stage, subject, promise, idle[subject.name]).play(until_s)
-        modes += _mode_reports(stage.plan, subject, idle[subject.name], result)
-        took_s = stage.clock.now() - started_s
-        scenarios.append(_scenario_report(stage, subject, promise, promise_is, result, took_s))
-    return modes, scenarios
+        result = Result(stage.plan.tunings[0])
+        try:
+            await Match(stage, subject, promise, idle[subject.name]).play(result, until_s)
+        finally:
+            report.modes.extend(_mode_reports(stage.plan, subject, idle[subject.name], result))
+            took_s = stage.clock.now() - started_s
+            report.scenarios.append(
+                _scenario_report(stage, subject, promise, promise_is, result, took_s)
+            )
 
 
 def promise_of(

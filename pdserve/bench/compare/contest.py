@@ -11,18 +11,22 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from pdserve.bench.client_run import Run
 from pdserve.bench.compare.interference import Interference, compare_itl, steady_requests
 from pdserve.bench.compare.plan import Tuning
-from pdserve.bench.compare.report import KEPT_UP_MS, RateRow, Unloaded
-from pdserve.bench.open_loop import Run, open_loop_client
+from pdserve.bench.compare.report import RateRow, Unloaded
+from pdserve.bench.open_loop import open_loop_client
+from pdserve.bench.outcome import Outcome, Percentiles, Promise
 from pdserve.bench.scenarios import Scenario
-from pdserve.bench.slo_score import Outcome, Percentiles, Promise, Score, score
+from pdserve.bench.slo_score import Score, score
 from pdserve.bench.workload import TimedRequest
 from pdserve.config import Mode
 from pdserve.errors import ClusterError
 
 _IDLE_S = 60.0  # deadline of one request to an idle cluster, or of a burst
 _MARGIN_S = 1.0
+_KEPT_UP_MS = 50.0  # limit on the p99 of the client's own lag
+_KEPT_UP_SHARE = 0.1  # limit, as a share of the TTFT target
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,17 +179,19 @@ def drain_s(promise: Promise, requests: Sequence[TimedRequest]) -> float:
 
 
 def rate_row(
-    rate: float, duration_s: float, run: Run, scored: Score, unloaded: Unloaded
+    rate: float, duration_s: float, run: Run, scored: Score, unloaded: Unloaded, promise: Promise
 ) -> RateRow:
     """Make the table row of a run."""
-    late_p99, idle_p99 = scored.late_ms.p99, unloaded.itl_ms.p99
+    lag_p99_ms, idle_p99 = Percentiles.of(run.lags_s).p99, unloaded.itl_ms.p99
     itl_p99 = scored.itl_ms.p99
+    late_ms = max(scored.late_ms.p99 or 0.0, lag_p99_ms or 0.0)
     return RateRow(
         rate=rate,
         duration_s=duration_s,
         score=scored,
-        client_kept_up=late_p99 is not None and late_p99 <= KEPT_UP_MS,
-        client_lag_p99_ms=Percentiles.of(run.lags_s).p99,
+        client_kept_up=late_ms <= min(_KEPT_UP_MS, _KEPT_UP_SHARE * promise.ttft_s * 1e3),
+        client_lag_p99_ms=lag_p99_ms,
+        client_core_share=run.core_share,
         itl_p99_vs_unloaded=itl_p99 / idle_p99 if itl_p99 is not None and idle_p99 else None,
         prefilled_on=dict(Counter(o.prefill_node for o in run.outcomes if o.prefill_node)),
     )

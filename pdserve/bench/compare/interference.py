@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from pdserve.bench.outcome import Outcome, Percentiles
 from pdserve.bench.scenarios import Scenario
-from pdserve.bench.slo_score import Outcome, Percentiles
 from pdserve.bench.workload import TimedRequest, draw_prompt
 
 STREAMS = 4

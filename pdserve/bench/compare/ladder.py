@@ -33,7 +33,7 @@ def next_rate(curves: Sequence[Sequence[RatePoint]], start: float, target: float
     lowest = min(curve[0].rate for curve in sorted_curves)
     highest = max(curve[-1].rate for curve in sorted_curves)
     if any(all(p.attainment >= target for p in curve) for curve in sorted_curves):
-        leaps = all(curve[-1].met == curve[-1].sent for curve in sorted_curves)
+        leaps = all(curve[-1].is_perfect for curve in sorted_curves)
         return highest * (_LEAP if leaps else GROWTH)
     if any(curve[0].attainment < target for curve in sorted_curves) and lowest > start * _LOWEST:
         return lowest / GROWTH

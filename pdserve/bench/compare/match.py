@@ -12,7 +12,7 @@ from pdserve.bench.compare.plan import COLOCATED, Tuning
 from pdserve.bench.compare.report import RateRow, Trial, Unloaded
 from pdserve.bench.compare.stage import Stage
 from pdserve.bench.compare.subject import Subject
-from pdserve.bench.slo_score import Promise
+from pdserve.bench.outcome import Promise
 from pdserve.config import Mode
 from pdserve.errors import ClusterError
 
@@ -26,10 +26,10 @@ class Result:
     """The results of a scenario, without modes that failed."""
 
     tuning: Tuning  # of the co-located mode
-    trials: list[Trial]
+    trials: list[Trial] = field(default_factory=list)
     interference: dict[Mode, Interference] = field(default_factory=dict)
     rows: dict[Mode, list[RateRow]] = field(default_factory=dict)
-    stopped: str = ""  # why there are no more rates
+    stopped: str = "interrupted"  # why there are no more rates
 
     def drop(self, mode: Mode) -> None:
         """Remove a mode that failed: its earlier results are not a valid basis."""
@@ -50,13 +50,15 @@ class Match:
         self._idle = idle
         self._takes = max(unloaded.burst_per_s for unloaded in idle.values())
 
-    async def play(self, until_s: float) -> Result:
-        """Measure; do not begin a rate that would not be done by `until_s`."""
-        trials = await self._tune()
-        best = min(trials, key=lambda trial: trial.merit, default=None)
-        tuning = best.tuning if best is not None else self._plan.tunings[0]
-        result = Result(tuning, trials)
-        contenders = [Contender(mode, tuning if mode == COLOCATED else None) for mode in self._idle]
+    async def play(self, result: Result, until_s: float) -> None:
+        """Measure, into `result`; do not begin a rate that would not be done by `until_s`."""
+        await self._tune(result.trials)
+        best = min(result.trials, key=lambda trial: trial.merit, default=None)
+        if best is not None:
+            result.tuning = best.tuning
+        contenders = [
+            Contender(mode, result.tuning if mode == COLOCATED else None) for mode in self._idle
+        ]
         await self._disturb(contenders, result)
         async with AsyncExitStack() as running:
             bouts: dict[Mode, Bout] = {}
@@ -69,14 +71,12 @@ class Match:
                 except ClusterError as error:
                     self._stage.fail(mode, error)
             await self._climb(bouts, result, until_s)
-        return result
 
-    async def _tune(self) -> list[Trial]:
+    async def _tune(self, trials: list[Trial]) -> None:
         """Try every tuning at the same rate, each in a cluster of its own."""
         tunings = self._plan.tunings
         if COLOCATED not in self._idle or len(tunings) == 1:
-            return []
-        trials = []
+            return
         rate = round(self._takes * _TUNING, _RATE_DIGITS)
         requests, _ = self._stage.requests_at(self._subject, rate)
         for tuning in tunings:
@@ -92,7 +92,6 @@ class Match:
                 self._stage.fail(f"{COLOCATED}, {tuning.text}", error)
             else:
                 trials.append(Trial(tuning, rate, scored))
-        return trials
 
     async def _disturb(self, contenders: list[Contender], result: Result) -> None:
         """Measure interference; each mode has its own cluster, which must admit the prompts."""
@@ -140,7 +139,7 @@ class Match:
                     result.drop(mode)
                     self._stage.fail(mode, error)
                 else:
-                    row = rate_row(rate, duration_s, run, scored, self._idle[mode])
+                    row = rate_row(rate, duration_s, run, scored, self._idle[mode], self._promise)
                     result.rows[mode].append(row)
                 tail_s = self._stage.clock.now() - began_s - duration_s
                 longest_tail_s = max(longest_tail_s, tail_s)

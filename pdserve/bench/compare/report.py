@@ -7,9 +7,8 @@ import msgspec
 from pdserve.bench.compare.goodput import Goodput, RatePoint, Where
 from pdserve.bench.compare.interference import Interference
 from pdserve.bench.compare.plan import Tuning
-from pdserve.bench.slo_score import Percentiles, Promise, Score
-
-KEPT_UP_MS = 50.0  # limit on the p99 of the client's own lag
+from pdserve.bench.outcome import Percentiles, Promise
+from pdserve.bench.slo_score import Score
 
 
 class Unloaded(msgspec.Struct, frozen=True):
@@ -31,15 +30,16 @@ class RateRow(msgspec.Struct, frozen=True):
     rate: float  # intended arrivals per second
     duration_s: float
     score: Score
-    client_kept_up: bool
+    client_kept_up: bool  # otherwise the times of this row are partly the client's own
     client_lag_p99_ms: float | None  # of a clock that ticks beside the client
+    client_core_share: float  # CPU share of the client, in cores
     itl_p99_vs_unloaded: float | None
     prefilled_on: dict[str, int]  # node |-> requests
 
     @property
     def point(self) -> RatePoint:
         """The point of the attainment curve that goodput is computed from."""
-        return RatePoint(self.rate, self.score.worst_met, self.score.worst_sent)
+        return RatePoint(self.rate, [(kind.met, kind.sent) for kind in self.score.kinds.values()])
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ class ModeReport(msgspec.Struct, frozen=True, kw_only=True):
     mode: str
     goodput: float  # requests per second of the whole cluster
     goodput_is: Where
-    goodput_interval: tuple[float, float]  # 5 to 95 %, bootstrapped
+    goodput_interval: tuple[float, float | None]  # 5 to 95 %; 0, null: beyond the rates
     tuning: Tuning | None  # the best setup of the co-located mode
     unloaded: Unloaded
     interference: Interference | None
@@ -107,6 +107,14 @@ class ModeReport(msgspec.Struct, frozen=True, kw_only=True):
                 return f"< {self.rows[0].rate:.3g}/s"
             case "crossing":
                 return f"{self.goodput:.3g}/s"
+
+    @property
+    def interval_text(self) -> str:
+        """The interval for people: "2.9-3.4", or on one side of the measured rates."""
+        low, high = self.goodput_interval
+        if high is None:
+            return f"> {low:.3g}" if low else "unknown"
+        return f"{low:.3g}-{high:.3g}" if low else f"< {high:.3g}"
 
 
 class ScenarioReport(msgspec.Struct, frozen=True):

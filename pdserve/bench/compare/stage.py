@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from math import ceil
 
 from pdserve.bench.compare.contest import Bout, Contender, Keep, Launch, Server
 from pdserve.bench.compare.plan import ComparePlan
@@ -22,7 +23,7 @@ class Stage:
     clock: Clock
     keep: Keep
     tell: Callable[[str], None]  # reports progress to the user
-    failures: dict[str, str] = field(default_factory=dict)  # mode |-> why it is missing
+    failures: dict[str, str]  # mode |-> why it is missing
 
     async def begin(self, server: Server, contender: Contender, subject: Subject) -> Bout:
         """Return a warmed-up contender. Raises ClusterError: it is gone."""
@@ -37,5 +38,6 @@ class Stage:
 
     def requests_at(self, subject: Subject, rate: float) -> tuple[list[TimedRequest], float]:
         """Return the requests at that rate, and the seconds over which they arrive."""
-        duration_s = max(self.plan.duration_s, self.plan.least_requests / rate)
-        return subject.workload.timed(rate, duration_s), duration_s
+        count = max(self.plan.least_requests, ceil(self.plan.duration_s * rate))
+        requests = subject.workload.timed(rate, count)
+        return requests, len(requests) / rate

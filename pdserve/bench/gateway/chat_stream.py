@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from pdserve.bench.completion_stream import SAID_CHARS, error_in
-from pdserve.bench.slo_score import Outcome
+from pdserve.bench.outcome import Outcome
 from pdserve.errors import ClusterError, ConfigError
 
 _HEAD_END = b"\r\n\r\n"

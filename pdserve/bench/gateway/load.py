@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from pdserve.bench.client_run import without_garbage_collection
 from pdserve.bench.cpu_time import cpu_seconds, starved_seconds
 from pdserve.bench.gateway.chat_stream import ChatTarget
 from pdserve.bench.gateway.plan import Chats
-from pdserve.bench.open_loop import as_text, without_garbage_collection
-from pdserve.bench.slo_score import Outcome
+from pdserve.bench.open_loop import as_text
+from pdserve.bench.outcome import Outcome
 from pdserve.bench.workload import random_ids
 from pdserve.errors import ClusterError
 

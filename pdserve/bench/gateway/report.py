@@ -9,7 +9,7 @@ import msgspec
 
 from pdserve.bench.gateway.load import LoadRound
 from pdserve.bench.gateway.plan import Chats
-from pdserve.bench.slo_score import Outcome, Percentiles
+from pdserve.bench.outcome import Outcome, Percentiles
 
 
 class AddedTtft(msgspec.Struct, frozen=True):

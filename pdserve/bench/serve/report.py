@@ -5,35 +5,14 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from math import inf
 
 import msgspec
 
-from pdserve.bench.open_loop import Run
+from pdserve.bench.client_run import Run
+from pdserve.bench.outcome import Outcome, Percentiles
 from pdserve.bench.serve.plan import Load
-from pdserve.bench.slo_score import Outcome, Percentiles, throughput
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One round of one load on one server."""
-
-    run: Run
-    elapsed_s: float
-    client_s: float  # CPU time of the client
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Output tokens per second."""
-        return throughput(self.run.outcomes)
-
-    @property
-    def requests_per_s(self) -> float:
-        """Finished requests per second."""
-        tokens = sum(outcome.num_received for outcome in self.run.outcomes)
-        finished = sum(outcome.end == "finished" for outcome in self.run.outcomes)
-        return self.tokens_per_s * finished / tokens if tokens else 0.0
+from pdserve.bench.slo_score import throughput
 
 
 class ServeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,9 +58,9 @@ class ServeReport(msgspec.Struct, frozen=True):
     ratios: list[ServeRatio]
 
 
-def serve_row(url: str, model: str, load: Load, rounds: Sequence[Round]) -> ServeRow:
+def serve_row(url: str, model: str, load: Load, rounds: Sequence[Run]) -> ServeRow:
     """Combine all rounds of a load on one server."""
-    outcomes = [outcome for some in rounds for outcome in some.run.outcomes]
+    outcomes = [outcome for some in rounds for outcome in some.outcomes]
     ends = Counter(outcome.end for outcome in outcomes)
     counted = [outcome.num_prompt_counted for outcome in outcomes if outcome.num_prompt_counted]
     num_pieces = sum(len(outcome.arrivals_s) for outcome in outcomes)
@@ -95,30 +74,35 @@ def serve_row(url: str, model: str, load: Load, rounds: Sequence[Round]) -> Serv
         finished=ends["finished"],
         refused=ends["refused"],
         failed=ends["failed"] + ends["unfinished"],
-        output_tokens_per_s=statistics.median(some.tokens_per_s for some in rounds),
-        requests_per_s=statistics.median(some.requests_per_s for some in rounds),
+        output_tokens_per_s=statistics.median(throughput(some.outcomes) for some in rounds),
+        requests_per_s=statistics.median(_requests_per_s(some) for some in rounds),
         ttft_ms=Percentiles.of([outcome.ttft_s for outcome in outcomes]),
         tpot_ms=Percentiles.of([outcome.tpot_s for outcome in outcomes]),
         itl_ms=Percentiles.of([gap for outcome in outcomes for gap in outcome.gaps_s]),
         e2e_ms=Percentiles.of([outcome.e2e_s for outcome in outcomes]),
         prompt_tokens=statistics.fmean(counted) if counted else 0.0,
         tokens_per_piece=sum(o.num_received for o in outcomes) / max(1, num_pieces),
-        client_late_ms=Percentiles.of([lag for some in rounds for lag in some.run.lags_s]),
-        client_core_share=sum(r.client_s for r in rounds) / sum(r.elapsed_s for r in rounds),
+        client_late_ms=Percentiles.of([lag for some in rounds for lag in some.lags_s]),
+        client_core_share=sum(r.cpu_s for r in rounds) / sum(r.elapsed_s for r in rounds),
         errors=dict(Counter(_complaint(outcome) for outcome in outcomes if _complaint(outcome))),
     )
+
+
+def _requests_per_s(some: Run) -> float:
+    """Return the finished requests per second, over the same time as the throughput."""
+    tokens = sum(outcome.num_received for outcome in some.outcomes)
+    finished = sum(outcome.end == "finished" for outcome in some.outcomes)
+    return throughput(some.outcomes) * finished / tokens if tokens else 0.0
 
 
 def _complaint(outcome: Outcome) -> str:
     return "not ended in time" if outcome.end == "unfinished" else outcome.error
 
 
-def serve_ratio(
-    url: str, load: Load, first: Sequence[Round], others: Sequence[Round]
-) -> ServeRatio:
+def serve_ratio(url: str, load: Load, first: Sequence[Run], others: Sequence[Run]) -> ServeRatio:
     """Compare the rounds of one server with those of the first one."""
 
-    def median(figure: Callable[[Round], float]) -> float | None:
+    def median(figure: Callable[[Run], float]) -> float | None:
         pairs = [(figure(a), figure(b)) for a, b in zip(first, others, strict=True)]
         ratios = [b / a for a, b in pairs if 0 < a < inf and b < inf]
         return statistics.median(ratios) if ratios else None
@@ -127,9 +111,9 @@ def serve_ratio(
         url=url,
         concurrency=load.concurrency,
         rate=load.rate,
-        output_tokens_per_s=median(lambda some: some.tokens_per_s),
-        ttft_p50=median(lambda some: _p50(o.ttft_s for o in some.run.outcomes)),
-        tpot_p50=median(lambda some: _p50(o.tpot_s for o in some.run.outcomes)),
+        output_tokens_per_s=median(lambda some: throughput(some.outcomes)),
+        ttft_p50=median(lambda some: _p50(o.ttft_s for o in some.outcomes)),
+        tpot_p50=median(lambda some: _p50(o.tpot_s for o in some.outcomes)),
     )
 
 

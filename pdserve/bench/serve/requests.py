@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-
-import numpy as np
-
 from pdserve.bench.serve.plan import Load, Plan
-from pdserve.bench.workload import TimedRequest, random_ids
+from pdserve.bench.workload import TimedRequest, poisson_times, random_ids
 
 _ARRIVALS, _TOKENS, _WARM_UP = range(3)  # purposes of random numbers
 _LEAST_CLOSED = 8  # least requests of a closed-loop round
@@ -36,6 +32,4 @@ def _times(plan: Plan, load: Load, number: int) -> list[float]:
     """Return when each request is due; all at once for a closed loop, which sends them in turn."""
     if load.concurrency:
         return [0.0] * (plan.num_requests or max(_LEAST_CLOSED, _PER_STREAM * load.concurrency))
-    rng = np.random.default_rng([plan.seed, _ARRIVALS, number])
-    gaps = rng.exponential(1 / load.rate, plan.num_requests or _OPEN)
-    return list(accumulate(gaps.tolist()))
+    return poisson_times(load.rate, plan.num_requests or _OPEN, [plan.seed, _ARRIVALS, number])

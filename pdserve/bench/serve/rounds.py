@@ -5,7 +5,7 @@ Poisson arrivals at a rate. Prompts are random, of one length, and new in each r
 prefix cache holds them. With several servers, rounds alternate between them, each server being
 first equally often, and ratios compare neighbouring rounds.
 
-Definitions are those of slo_score.py. ITL is measured by arrival: tokens sent in one piece have no
+Definitions are those of outcome.py. ITL is measured by arrival: tokens sent in one piece have no
 time between them, and `tokens_per_piece` shows this. The server's token counts are used if it
 reports usage; otherwise each piece counts as one token.
 
@@ -16,7 +16,6 @@ streams with 700 tokens a second), and can read 100,000 tokens a second if they 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -24,10 +23,11 @@ from dataclasses import dataclass
 import aiohttp
 import msgspec
 
+from pdserve.bench.client_run import Run
 from pdserve.bench.load import open_session
 from pdserve.bench.open_loop import OpenLoopClient
 from pdserve.bench.serve.plan import Load, Plan
-from pdserve.bench.serve.report import Round, ServeReport, serve_ratio, serve_row
+from pdserve.bench.serve.report import ServeReport, serve_ratio, serve_row
 from pdserve.bench.serve.requests import requests_of, warm_up_prompt
 from pdserve.bench.workload import TimedRequest
 from pdserve.errors import ClusterError, ConfigError
@@ -46,12 +46,14 @@ class Target:
 
 
 async def serve(
-    targets: Sequence[Target], plan: Plan, tell: Callable[[str], None] = lambda text: None
-) -> ServeReport:
-    """Run every load on every server, in turns."""
-    report = ServeReport([], [])
+    targets: Sequence[Target],
+    plan: Plan,
+    report: ServeReport,
+    tell: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Run every load on every server, in turns; `report` has each load as soon as it is done."""
     for load in plan.loads:
-        rounds: list[list[Round]] = [[] for _ in targets]  # one list per target
+        rounds: list[list[Run]] = [[] for _ in targets]  # one list per target
         for number in range(plan.rounds):
             requests = requests_of(plan, load, number)
             for index in _turns(len(targets), number):
@@ -65,7 +67,6 @@ async def serve(
             serve_ratio(target.url, load, rounds[0], some)
             for target, some in zip(targets[1:], rounds[1:], strict=True)
         )
-    return report
 
 
 def _turns(count: int, number: int) -> Iterator[int]:
@@ -75,14 +76,11 @@ def _turns(count: int, number: int) -> Iterator[int]:
 
 async def _round(
     target: Target, load: Load, plan: Plan, requests: Sequence[TimedRequest], number: int
-) -> Round:
+) -> Run:
     salt = f"{plan.seed}-{load}-{number}"
-    started_s, used_s = time.perf_counter(), time.process_time()
     if load.concurrency:
-        run = await target.client.run_closed(requests, salt, load.concurrency, plan.round_s)
-    else:
-        run = await target.client.run(requests, salt, plan.round_s)
-    return Round(run, time.perf_counter() - started_s, time.process_time() - used_s)
+        return await target.client.run_closed(requests, salt, load.concurrency, plan.round_s)
+    return await target.client.run(requests, salt, plan.round_s)
 
 
 class _Model(msgspec.Struct):

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import platform
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
 
-import pdserve
 from pdserve.bench.checkpoint_shapes import SHAPES
 from pdserve.bench.compare.comparison import compare
 from pdserve.bench.compare.contest import RunRecord
@@ -30,38 +26,68 @@ from pdserve.cli.bench.compare_clusters import Clusters
 from pdserve.cli.bench.compare_config import CompareConfig
 from pdserve.cli.bench.compare_table import tables
 from pdserve.cli.bench.output import print_json, print_tables, say
-from pdserve.cli.doctor.machine import machine_findings
-from pdserve.cli.doctor.software import required_packages
-from pdserve.cli.exit_codes import FAILED, OK
+from pdserve.cli.bench.setup import conditions
+from pdserve.cli.exit_codes import FAILED, FORCED, OK
 from pdserve.clock import SystemClock
 from pdserve.errors import ConfigError
+
+_REQUESTS = "requests.jsonl"
 
 
 def run(config: CompareConfig) -> int:
     """Measure, print, and write files; the exit code is 1 if a mode could not be measured.
+
+    Ctrl-C ends it early: what was measured is reported.
 
     Raises:
         PdserveError: nothing could be measured, or the settings contradict each other.
     """
     plan = config.plan  # checks settings, before anything is written
     make_subjects = subject_maker(config)
-    conditions = setup(config)
-    folder = Path(config.out)
+    report, exit_code = CompareReport([], [], {}, _setup(config)), OK
+    folder = _new_folder(config)
     with ExitStack() as stack:
-        stage = _stage(config, plan, folder, stack)
-        modes, scenarios = asyncio.run(compare(stage, make_subjects))
-    report = CompareReport(modes, scenarios, stage.failures, conditions)
+        stage = _stage(config, plan, folder, stack, report.failures)
+        try:
+            asyncio.run(compare(stage, make_subjects, report))
+        except KeyboardInterrupt:
+            if not report.modes:
+                raise
+            say("interrupted: what was measured until then")
+            exit_code = FORCED
     (folder / "report.json").write_bytes(msgspec.json.encode(report) + b"\n")
     plots = save_plots(report, folder)
     if config.json:
-        print_json(report)
+        print_json(report, report.setup)
     else:
         print_tables(tables(report), [f"plots: {', '.join(map(str, plots))}"])
     sys.stdout.flush()
-    return FAILED if stage.failures else OK
+    return exit_code or (FAILED if report.failures else OK)
 
 
-def _stage(config: CompareConfig, plan: ComparePlan, folder: Path, stack: ExitStack) -> Stage:
+def _new_folder(config: CompareConfig) -> Path:
+    """The folder for the results, which has none yet.
+
+    Raises:
+        ConfigError: it has.
+    """
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
+    folder = Path(config.out) if config.out else Path("bench-compare") / now
+    if (folder / _REQUESTS).exists():
+        raise ConfigError(
+            f"--out {folder}: this directory has the results of another comparison: name a new "
+            "one, or remove it"
+        )
+    return folder
+
+
+def _stage(
+    config: CompareConfig,
+    plan: ComparePlan,
+    folder: Path,
+    stack: ExitStack,
+    failures: dict[str, str],
+) -> Stage:
     """The stage whose raw results and logs go to files in `folder`, which `stack` closes.
 
     Raises:
@@ -69,13 +95,14 @@ def _stage(config: CompareConfig, plan: ComparePlan, folder: Path, stack: ExitSt
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        requests = stack.enter_context((folder / "requests.jsonl").open("wb"))
+        requests = stack.enter_context((folder / _REQUESTS).open("wb"))
         log = stack.enter_context((folder / "processes.log").open("w", buffering=1))
     except OSError as error:
-        raise ConfigError(f"--out {config.out}: cannot write there: {error}") from error
+        raise ConfigError(f"--out {folder}: cannot write there: {error}") from error
 
     def keep(record: RunRecord) -> None:
         requests.write(msgspec.json.encode(record) + b"\n")
+        requests.flush()  # a run is kept whatever happens to later ones
 
     def tell(text: str) -> None:
         log.write(f"---- {text}\n")
@@ -91,6 +118,7 @@ def _stage(config: CompareConfig, plan: ComparePlan, folder: Path, stack: ExitSt
         clock=SystemClock(),
         keep=keep,
         tell=tell,
+        failures=failures,
     )
 
 
@@ -115,22 +143,6 @@ def subject_maker(config: CompareConfig) -> Callable[[int], Sequence[Subject]]:
     return lambda longest: [replayed(path.stem, rows, longest, scale, seed)]
 
 
-def setup(config: CompareConfig) -> dict[str, object]:
-    """The conditions of the measurement, for reproducing it. Call before anything is started."""
-    return {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "config": msgspec.to_builtins(config),
-        "model": config.model or {config.shape: SHAPES[config.shape]},
-        "machine": {finding.name: finding.detail for finding in machine_findings()},
-        "load_average": os.getloadavg()[0],  # over a minute
-        "python": platform.python_version(),
-        "pdserve": pdserve.__version__,
-        "packages": {name: _version(name) for name in required_packages()},
-    }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "missing"
+def _setup(config: CompareConfig) -> dict[str, object]:
+    model = config.model or {config.shape: SHAPES[config.shape]}
+    return {**conditions(config), "model": model}

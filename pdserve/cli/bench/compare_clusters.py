@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pdserve.bench.compare.contest import Contender, Server
-from pdserve.bench.slo_score import Promise
+from pdserve.bench.outcome import Promise
 from pdserve.cli.bench.compare_config import CompareConfig
 from pdserve.cli.cluster.child import LineSink
 from pdserve.cli.cluster.config import ClusterConfig

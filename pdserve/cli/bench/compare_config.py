@@ -27,6 +27,7 @@ _QUICK_BUDGET_S = 560.0
 _QUICK_CHUNKS: Final = (0,)
 _LEAST_REQUESTS = 200  # of a run; fewer say little
 _QUICK_REQUESTS = 54
+_MOST_REQUESTS = 50_000  # of a run: all its prompts are made before it
 _WARM_UP = 3  # requests after each start of a cluster
 
 Scale = Annotated[float, Meta(ge=0)]
@@ -92,9 +93,10 @@ class CompareConfig(ConfigStruct, frozen=True):
     quick: Annotated[bool, Meta(description="ten minutes at most: short runs, one local chunk")] = (
         False
     )
-    out: Annotated[str, Meta(description="directory for plots, report and raw results")] = (
-        "bench-compare"
-    )
+    out: Annotated[
+        str,
+        Meta(description="new directory for plots and results; empty: bench-compare/TIME"),
+    ] = ""
     transports: Annotated[
         list[TransportName],
         Meta(description="KV transports, best first; empty: all that are useful here"),
@@ -118,6 +120,13 @@ class CompareConfig(ConfigStruct, frozen=True):
         if sorted(set(self.rates)) != self.rates:
             raise ConfigError(f"--rates {','.join(map(str, self.rates))}: must rise")
         quick = self.quick
+        duration_s = min(self.duration_s, _QUICK_RUN_S) if quick else self.duration_s
+        if self.rates and self.rates[-1] * duration_s > _MOST_REQUESTS:
+            raise ConfigError(
+                f"--rates {self.rates[-1]:g}: a run of {duration_s:g} s would have "
+                f"{self.rates[-1] * duration_s:.0f} requests, and may have {_MOST_REQUESTS}: give "
+                "lower rates, or a shorter --duration-s"
+            )
         chunks = self.chunks
         if quick:
             chunks = [chunk for chunk in chunks if chunk in _QUICK_CHUNKS] or chunks[:1]
@@ -133,7 +142,7 @@ class CompareConfig(ConfigStruct, frozen=True):
             seed=self.seed,
             rates=self.rates,
             most_rates=max(self.most_rates, len(self.rates)),
-            duration_s=min(self.duration_s, _QUICK_RUN_S) if quick else self.duration_s,
+            duration_s=duration_s,
             least_requests=_QUICK_REQUESTS if quick else _LEAST_REQUESTS,
             idle_requests=min(self.idle_requests, _QUICK_IDLE) if quick else self.idle_requests,
             warm_up=_WARM_UP,

@@ -8,15 +8,14 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from pdserve.bench.compare.report import (
-    KEPT_UP_MS,
     CompareReport,
     ModeReport,
     RateRow,
     ScenarioReport,
 )
-from pdserve.bench.slo_score import Percentiles
+from pdserve.bench.outcome import Percentiles
+from pdserve.cli.bench.compare_remarks import remarks
 
-BUSY = 0.5  # load average above which the report warns
 _PERCENTILES = "p50/p90/p99"
 
 
@@ -26,6 +25,8 @@ def tables(report: CompareReport) -> Iterator[RenderableType]:
         modes = [mode for mode in report.modes if mode.scenario == scenario.name]
         yield rate_table(scenario, modes)
         yield mode_table(scenario, modes)
+        if any(len(row.score.kinds) > 1 for mode in modes for row in mode.rows):
+            yield kind_table(scenario, modes)
         if any(mode.trials for mode in modes):
             yield tuning_table(modes)
     yield "\n".join(remarks(report))
@@ -48,20 +49,42 @@ def rate_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
         table.add_column(f"{column} {_PERCENTILES}", justify="right")
     for column in ("ITL p99 / idle", "client late p99"):
         table.add_column(column, justify="right")
-    lines = sorted(((row.rate, mode.mode, row) for mode in modes for row in mode.rows), key=_order)
-    for number, (rate, name, row) in enumerate(lines):
-        table.add_row(
-            f"{rate:.3g}",
-            name,
-            *_rate_cells(row),
-            end_section=number + 1 < len(lines) and lines[number + 1][0] != rate,
-        )
+    for rate, rows in _by_rate(modes):
+        for name, row in rows:
+            table.add_row(f"{rate:.3g}", name, *_rate_cells(row))
+        table.add_section()
+    return table
+
+
+def kind_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
+    """One row per rate, mode and kind of requests."""
+    table = Table(title=f"{scenario.name}: each kind of requests")
+    table.add_column("rate/s", justify="right")
+    for column in ("mode", "kind"):
+        table.add_column(column)
+    for column in ("in time", "sent", f"TTFT ms {_PERCENTILES}", f"TPOT ms {_PERCENTILES}"):
+        table.add_column(column, justify="right")
+    for rate, rows in _by_rate(modes):
+        for name, row in rows:
+            for kind, scored in row.score.kinds.items():
+                table.add_row(
+                    f"{rate:.3g}",
+                    name,
+                    kind,
+                    f"{scored.attainment:.0%}",
+                    str(scored.sent),
+                    _three(scored.ttft_ms, 0),
+                    _three(scored.tpot_ms, 1),
+                )
+        table.add_section()
     return table
 
 
 def mode_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
     """One row per mode: its goodput, and its ITL when idle and when disturbed by long prompts."""
-    best = max((mode.goodput for mode in modes), default=0.0)
+    # A ratio needs both goodputs, so there is none to a mode that kept up with every rate.
+    known = all(mode.goodput_is != "above the rates" for mode in modes)
+    best = max((mode.goodput for mode in modes), default=0.0) if known else 0.0
     table = Table(title=f"{scenario.name}: goodput ({scenario.target:.0%} in time)")
     table.add_column("mode")
     for column in (
@@ -77,12 +100,11 @@ def mode_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
         table.add_column(column, justify="right")
     for mode in modes:
         disturbed = mode.interference
-        low, high = mode.goodput_interval
         table.add_row(
             mode.mode,
             mode.goodput_text,
-            f"{low:.3g}-{high:.3g}",
-            f"{mode.goodput / best:.0%}" if best else "-",
+            mode.interval_text,
+            f"{mode.goodput / best:.0%}" if mode.goodput_is == "crossing" and best else "-",
             "-" if mode.tuning is None else mode.tuning.text,
             _three(mode.unloaded.itl_ms, 1),
             "-" if disturbed is None else _number(disturbed.quiet_itl_ms.p99, 1),
@@ -116,37 +138,6 @@ def tuning_table(modes: Sequence[ModeReport]) -> Table:
     return table
 
 
-def remarks(report: CompareReport) -> list[str]:
-    """Explanations and warnings."""
-    said = [
-        "TTFT counts from when a request was due. Refused, failed and unfinished requests are "
-        "sent ones that were not in time. Of several kinds of requests, the one of which the "
-        "fewest were in time counts (column kind). The client and the coordinators have no cores "
-        "of their own: what they use, the nodes do not get, in every mode."
-    ]
-    load = report.setup.get("load_average")
-    if isinstance(load, float) and load > BUSY:
-        said.append(f"Other work ran on this machine: its load was {load:.1f} when this began.")
-    late = sum(not row.client_kept_up for mode in report.modes for row in mode.rows)
-    if late:
-        said.append(f"In {late} rows marked ! the client was late by over {KEPT_UP_MS:g} ms (p99).")
-    for mode in report.modes:
-        disturbed = mode.interference
-        if disturbed is not None and not disturbed.is_whole:
-            said.append(
-                f"{mode.scenario}: {mode.mode} served {disturbed.prompts_finished} of "
-                f"{disturbed.prompts_sent} prompts that were to disturb its streams, and "
-                f"{disturbed.streams_finished} of {2 * disturbed.streams} streams: the ratio of "
-                "its ITLs may look too good."
-            )
-    for scenario in report.scenarios:
-        said.append(f"{scenario.name}: {scenario.stopped}; took {scenario.seconds:.0f} s.")
-        if scenario.num_cut:
-            said.append(f"{scenario.name}: {scenario.num_cut} requests were cut to fit the model.")
-    said += [f"{who} is missing: {why}" for who, why in report.failures.items()]
-    return said
-
-
 def _rate_cells(row: RateRow) -> list[str]:
     score = row.score
     return [
@@ -166,8 +157,11 @@ def _rate_cells(row: RateRow) -> list[str]:
     ]
 
 
-def _order(line: tuple[float, str, RateRow]) -> tuple[float, str]:
-    return line[:2]
+def _by_rate(modes: Sequence[ModeReport]) -> list[tuple[float, list[tuple[str, RateRow]]]]:
+    """Return the rates, ascending, each with the rows of all modes by name."""
+    rates = sorted({row.rate for mode in modes for row in mode.rows})
+    named = sorted(((mode.mode, row) for mode in modes for row in mode.rows), key=lambda x: x[0])
+    return [(rate, [line for line in named if line[1].rate == rate]) for rate in rates]
 
 
 def _three(figures: Percentiles, digits: int) -> str:

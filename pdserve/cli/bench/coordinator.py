@@ -19,11 +19,12 @@ from pdserve.bench.gateway.load import Gateway
 from pdserve.bench.gateway.measurement import measure_gateways
 from pdserve.bench.gateway.report import AddedTtft, GatewayReport, GatewayRow
 from pdserve.bench.gateway.sse_server import MODEL
+from pdserve.bench.outcome import Percentiles
 from pdserve.bench.serve.plan import Load
-from pdserve.bench.slo_score import Percentiles
 from pdserve.checkpoint import resolve_checkpoint
 from pdserve.cli.bench.gateway_config import CoordinatorBenchConfig
 from pdserve.cli.bench.output import print_json, print_tables, say
+from pdserve.cli.bench.setup import conditions
 from pdserve.cli.bench.simulated_nodes import NODE_IDS, SIMULATED, NodesPlan
 from pdserve.cli.cluster.child import Child, Exit
 from pdserve.cli.cluster.plan import COORDINATOR
@@ -47,9 +48,10 @@ def run(config: CoordinatorBenchConfig) -> int:
     Raises:
         PdserveError: a process did not start, or a server does not answer.
     """
+    setup = conditions(config)
     report = uvloop.run(_measure(config))
     if config.json:
-        print_json(report)
+        print_json(report, setup)
     else:
         print_tables([_table(report)], _remarks(report))
     return FAILED if any(row.failed for row in report.rows) else OK

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 from rich.console import Console, RenderableType
@@ -15,9 +15,9 @@ def say(text: str) -> None:
     Console(stderr=True).print(text, style="dim", highlight=False)
 
 
-def print_json(report: object) -> None:
-    """For programs."""
-    print(msgspec.json.encode(report).decode())
+def print_json(report: msgspec.Struct, setup: Mapping[str, object]) -> None:
+    """For programs: the report's fields, and under "setup" the conditions it was made under."""
+    print(msgspec.json.encode({**msgspec.to_builtins(report), "setup": setup}).decode())
 
 
 def print_tables(tables: Iterable[RenderableType], remarks: Iterable[str] = ()) -> None:

@@ -9,6 +9,7 @@ from rich.table import Table
 from pdserve.bench.perf_model import HeldOut, PerfModelReport, measure_held_out, phase_errors
 from pdserve.cli.bench.config import PerfModelConfig
 from pdserve.cli.bench.output import print_json, print_tables
+from pdserve.cli.bench.setup import conditions
 from pdserve.cli.exit_codes import OK
 from pdserve.config import NodeConfig
 from pdserve.node.model import load_runner, plan_model, use_cores
@@ -23,9 +24,10 @@ def run(config: PerfModelConfig) -> int:
     Raises:
         PdserveError: the model cannot be used.
     """
+    setup = conditions(config)
     report = _measure(config)
     if config.json:
-        print_json(report)
+        print_json(report, setup)
     else:
         print_tables([_table(report), _worst_table(report)])
     return OK

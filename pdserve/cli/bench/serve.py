@@ -6,14 +6,15 @@ import asyncio
 
 from rich.table import Table
 
+from pdserve.bench.outcome import Percentiles
 from pdserve.bench.serve.plan import Load
 from pdserve.bench.serve.report import ServeRatio, ServeReport, ServeRow
 from pdserve.bench.serve.rounds import open_targets, serve
-from pdserve.bench.slo_score import Percentiles
 from pdserve.cli.bench.output import print_json, print_tables, say
+from pdserve.cli.bench.setup import conditions
 from pdserve.cli.bench.speed_config import ServeBenchConfig
 from pdserve.cli.credentials import key_headers
-from pdserve.cli.exit_codes import FAILED, OK
+from pdserve.cli.exit_codes import FAILED, FORCED, OK
 
 _LATE_MS = 5.0  # of the client's clock (p99), above which its figures are its own
 _SHARE = 0.5  # of a core, likewise
@@ -22,25 +23,34 @@ _SHARE = 0.5  # of a core, likewise
 def run(config: ServeBenchConfig) -> int:
     """Measure and print; the exit code is 1 if a request failed.
 
+    Ctrl-C ends it early: what was measured is printed.
+
     Raises:
         ConfigError: the settings contradict each other.
         ClusterError: a server cannot be used.
     """
-    report = asyncio.run(_measure(config))
+    setup, report, exit_code = conditions(config), ServeReport([], []), OK
+    try:
+        asyncio.run(_measure(config, report))
+    except KeyboardInterrupt:
+        if not report.rows:
+            raise
+        say("interrupted: the loads that were done until then")
+        exit_code = FORCED
     if config.json:
-        print_json(report)
+        print_json(report, setup)
     else:
         tables = [_table(report.rows, config)]
         if report.ratios:
             tables.append(_ratio_table(report))
         print_tables(tables, _remarks(report))
-    return FAILED if any(row.failed for row in report.rows) else OK
+    return exit_code or (FAILED if any(row.failed for row in report.rows) else OK)
 
 
-async def _measure(config: ServeBenchConfig) -> ServeReport:
+async def _measure(config: ServeBenchConfig, report: ServeReport) -> None:
     plan = config.plan
     async with open_targets(config.url, config.model, plan, key_headers()) as targets:
-        return await serve(targets, plan, say)
+        await serve(targets, plan, report, say)
 
 
 def _table(rows: list[ServeRow], config: ServeBenchConfig) -> Table:

@@ -29,6 +29,7 @@ from pdserve.bench.step.measurement import (
     observe,
 )
 from pdserve.cli.bench.output import print_json, print_tables
+from pdserve.cli.bench.setup import conditions
 from pdserve.cli.bench.speed_config import StepBenchConfig
 from pdserve.cli.bench.step_table import step_remarks, step_table
 from pdserve.cli.exit_codes import OK
@@ -50,9 +51,10 @@ def run(config: StepBenchConfig) -> int:
     Raises:
         PdserveError: the model cannot be used, or the settings leave nothing to measure.
     """
+    setup = conditions(config)
     report = _measure(config)
     if config.json:
-        print_json(report)
+        print_json(report, setup)
     else:
         print_tables([step_table(report)], step_remarks(report))
     return OK

@@ -20,6 +20,7 @@ from pdserve.bench.transfer.measurement import (
 from pdserve.cli.bench.config import NetworkName, TransferConfig
 from pdserve.cli.bench.network import NETWORKS
 from pdserve.cli.bench.output import print_json, print_tables
+from pdserve.cli.bench.setup import conditions
 from pdserve.cli.bench.transfer_processes import start_ends
 from pdserve.cli.exit_codes import OK
 
@@ -33,9 +34,10 @@ def run(config: TransferConfig) -> int:
         ConfigError: the settings leave nothing to measure.
         ClusterError: one of the processes has ended, or does not answer.
     """
+    setup = conditions(config)
     report = asyncio.run(measure(config))
     if config.json:
-        print_json(report)
+        print_json(report, setup)
     else:
         skipped = [f"{s.transport} over {s.network}: {s.reason}" for s in report.skipped]
         print_tables([_table(report.rows)], skipped)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pdserve.bench.client_run import Run
 from pdserve.bench.compare.contest import rate_row
 from pdserve.bench.compare.goodput import goodput
 from pdserve.bench.compare.interference import Interference
@@ -14,17 +15,19 @@ from pdserve.bench.compare.report import (
     Trial,
     Unloaded,
 )
-from pdserve.bench.open_loop import Run
-from pdserve.bench.slo_score import Outcome, Percentiles, Promise, score
+from pdserve.bench.outcome import Outcome, Percentiles, Promise
+from pdserve.bench.slo_score import score
 
 PROMISE = Promise(ttft_s=1.0, tpot_s=0.02)
 TARGET = 0.9
 
 
-def outcome(gap_s: float, *, is_refused: bool = False, late_s: float = 0.0) -> Outcome:
+def outcome(
+    gap_s: float, *, is_refused: bool = False, late_s: float = 0.0, kind: str = "chat"
+) -> Outcome:
     arrivals = [] if is_refused else [0.5, 0.5 + gap_s, 0.5 + 2 * gap_s]
     return Outcome(
-        kind="chat",
+        kind=kind,
         due_s=0.0,
         sent_s=late_s,
         num_prompt=10,
@@ -37,7 +40,7 @@ def outcome(gap_s: float, *, is_refused: bool = False, late_s: float = 0.0) -> O
 
 
 def unloaded() -> Unloaded:
-    times = Percentiles(10.0, 20.0, 30.0)
+    times = Percentiles(100, 10.0, 20.0, 30.0)
     return Unloaded(5, times, times, times, 0.3, 0.01, 5, 4.0)
 
 
@@ -47,12 +50,12 @@ def row(rate: float, num_met: int, num_refused: int = 0, late_s: float = 0.0) ->
     outcomes += [outcome(0.01, is_refused=True)] * num_refused
     outcomes += [outcome(0.05)] * (10 - len(outcomes))
     scored = score(outcomes, PROMISE, TARGET)
-    return rate_row(rate, 8.0, Run(outcomes, [0.001]), scored, unloaded())
+    return rate_row(rate, 8.0, Run(outcomes, [0.001], 8.0, 0.8), scored, unloaded(), PROMISE)
 
 
 def made_report() -> CompareReport:
     """Two modes, of which one is disturbed and the other one tuned; a third one is missing."""
-    times = Percentiles(10.0, 11.0, 12.0)
+    times = Percentiles(100, 10.0, 11.0, 12.0)
     rows = {
         "disaggregated": [row(1.0, 10), row(2.0, 8)],
         "colocated": [row(1.0, 10, late_s=0.2), row(2.0, 4, num_refused=5)],

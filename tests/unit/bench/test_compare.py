@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -9,21 +10,28 @@ from dataclasses import dataclass, field
 import pytest
 from aiohttp import web
 
+from pdserve.bench.client_run import Run
 from pdserve.bench.compare import interference
 from pdserve.bench.compare.comparison import compare, promise_of
 from pdserve.bench.compare.contest import Contender, RunRecord, Server, rate_row
 from pdserve.bench.compare.plan import ComparePlan, Tuning
-from pdserve.bench.compare.report import ModeReport, RateRow, ScenarioReport, Unloaded
+from pdserve.bench.compare.report import (
+    CompareReport,
+    ModeReport,
+    RateRow,
+    ScenarioReport,
+    Unloaded,
+)
 from pdserve.bench.compare.stage import Stage
 from pdserve.bench.compare.subject import Subject, made_up
-from pdserve.bench.open_loop import Run
+from pdserve.bench.outcome import Outcome, Percentiles, Promise
 from pdserve.bench.scenarios import ScenarioName
-from pdserve.bench.slo_score import Outcome, Percentiles, Promise, score
+from pdserve.bench.slo_score import score
 from pdserve.clock import ManualClock
 from pdserve.errors import ClusterError, ConfigError
 from tests.unit.bench.fake_server import Answer, Body, FakeServer, answer_all
 
-NOTHING = Percentiles(None, None, None)
+NOTHING = Percentiles(0, None, None, None)
 FOR_EVER_S = 60.0  # promised: whoever answers is in time
 PLAN = ComparePlan(
     modes=["disaggregated", "colocated", "adaptive"],
@@ -72,6 +80,7 @@ class World:
     kept: list[RunRecord] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     num_running: int = 0
+    report: CompareReport | None = None
 
     @asynccontextmanager
     async def launch(self, contender: Contender, promise: Promise | None) -> AsyncIterator[Server]:
@@ -93,6 +102,7 @@ class World:
             clock=ManualClock(),
             keep=self.kept.append,
             tell=self.told.append,
+            failures={},
         )
 
     async def run(
@@ -103,9 +113,14 @@ class World:
         def subjects(max_model_len: int) -> list[Subject]:
             return [made_up(scenario, max_model_len, 0.1, plan.seed)]
 
-        modes, (report,) = await compare(stage, subjects)
-        assert self.num_running == 0
-        return {mode.mode: mode for mode in modes}, report, stage.failures
+        report = CompareReport([], [], stage.failures, {})
+        try:
+            await compare(stage, subjects, report)
+        finally:
+            assert self.num_running == 0
+            self.report = report
+        (scenario,) = report.scenarios
+        return {mode.mode: mode for mode in report.modes}, scenario, stage.failures
 
 
 async def test_every_mode_sees_the_same_requests_at_every_rate() -> None:
@@ -258,6 +273,27 @@ async def test_no_rate_is_begun_for_which_there_is_no_time() -> None:
     assert all(len(mode.rows) == 1 for mode in modes.values())
 
 
+async def test_an_interrupted_comparison_reports_what_it_has_measured() -> None:
+    reached = asyncio.Event()
+
+    async def hang_at_the_second_rate(request: web.Request, body: Body) -> web.StreamResponse:
+        if "-rate-3" in body["cache_salt"]:  # its runs are a warm-up and two rates
+            reached.set()
+            await asyncio.Event().wait()
+        return await answer_all(request, body)
+
+    world = World(answers={Contender("disaggregated"): hang_at_the_second_rate})
+    measuring = asyncio.create_task(world.run(change(PLAN, modes=["disaggregated"])))
+    await reached.wait()
+    measuring.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await measuring
+    assert world.report is not None
+    (mode,), (scenario,) = world.report.modes, world.report.scenarios
+    assert [row.rate for row in mode.rows] == scenario.rates == [100.0]
+    assert scenario.stopped == "interrupted"
+
+
 async def test_the_ladder_starts_below_what_a_burst_was_served_at() -> None:
     world = World()
     modes, report, _ = await world.run(change(PLAN, rates=[], most_rates=2))
@@ -316,7 +352,7 @@ def test_answers_of_one_token_promise_no_tpot() -> None:
 
 
 def test_a_row_says_whether_its_client_kept_up() -> None:
-    def row(late_s: float) -> RateRow:
+    def row(late_s: float, lag_s: float = 0.001, ttft_s: float = 1.0) -> RateRow:
         outcome = Outcome(
             kind="chat",
             due_s=1.0,
@@ -327,11 +363,15 @@ def test_a_row_says_whether_its_client_kept_up() -> None:
             num_received=2,
             end="finished",
         )
-        idle = Unloaded(1, NOTHING, NOTHING, Percentiles(100.0, 100.0, 250.0), 1.0, 0.1, 1, 1.0)
-        scored = score([outcome], Promise(1.0, 1.0), 0.9)
-        return rate_row(3.0, 8.0, Run([outcome], [0.001, 0.001]), scored, idle)
+        idle = Unloaded(1, NOTHING, NOTHING, Percentiles(9, 100.0, 100.0, 250.0), 1.0, 0.1, 1, 1.0)
+        promise = Promise(ttft_s, 1.0)
+        scored = score([outcome], promise, 0.9)
+        return rate_row(3.0, 8.0, Run([outcome], [lag_s] * 2, 8.0, 2.0), scored, idle, promise)
 
     assert row(0.01).client_kept_up
     assert not row(0.2).client_kept_up
+    assert not row(0.01, lag_s=0.2).client_kept_up  # in receiving
+    assert not row(0.01, ttft_s=0.05).client_kept_up  # a fifth of what was promised
+    assert row(0.01).client_core_share == 0.25
     assert row(0.01).client_lag_p99_ms == pytest.approx(1.0)
     assert row(0.01).itl_p99_vs_unloaded == pytest.approx(2.0)

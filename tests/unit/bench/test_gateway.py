@@ -21,8 +21,8 @@ from pdserve.bench.gateway.measurement import measure_gateways
 from pdserve.bench.gateway.plan import Chats, GatewayPlan
 from pdserve.bench.gateway.report import gateway_row
 from pdserve.bench.gateway.sse_server import MODEL, SseServer
+from pdserve.bench.outcome import Outcome
 from pdserve.bench.serve.plan import Load
-from pdserve.bench.slo_score import Outcome
 from pdserve.cli.bench.gateway_config import CoordinatorBenchConfig
 from pdserve.errors import ClusterError, ConfigError
 

@@ -9,7 +9,7 @@ from pdserve.bench.compare.ladder import GROWTH, next_rate
 
 
 def points(*pairs: tuple[float, float], sent: int = 1000) -> list[RatePoint]:
-    return [RatePoint(rate, round(share * sent), sent) for rate, share in pairs]
+    return [RatePoint(rate, [(round(share * sent), sent)]) for rate, share in pairs]
 
 
 def test_the_crossing_is_linear_between_the_rates_around_it() -> None:
@@ -30,10 +30,33 @@ def test_a_target_that_is_always_or_never_met() -> None:
 def test_goodput_sorts_its_points_and_has_an_interval() -> None:
     found = goodput(points((4, 0.8), (1, 1.0), (2, 1.0), sent=50), 0.9, seed=0)
     assert (found.rate, found.where) == (pytest.approx(3.0), "crossing")
+    assert found.high is not None
     assert 2 < found.low < 3.0 < found.high < 4
     assert found == goodput(points((1, 1.0), (2, 1.0), (4, 0.8), sent=50), 0.9, seed=0)
     surer = goodput(points((1, 1.0), (2, 1.0), (4, 0.8), sent=5000), 0.9, seed=0)
+    assert surer.high is not None
     assert surer.high - surer.low < (found.high - found.low) / 4
+
+
+def test_a_few_requests_in_time_are_no_certainty() -> None:
+    few, many = (goodput(points((1, 1.0), (2, 0.0), sent=sent), 0.9, 0) for sent in (4, 100))
+    assert few.low == 0.0  # four of four: goodput may be below the lowest rate
+    assert few.rate == many.rate == pytest.approx(1.1)
+    assert many.low > 1.0
+
+
+def test_every_kind_has_its_part_in_the_interval() -> None:
+    chats_decide = [RatePoint(1, [(96, 100), (4, 4)]), RatePoint(2, [(10, 100), (4, 4)])]
+    assert goodput(chats_decide, 0.9, 0).low == 0.0  # four long prompts say little
+    alone = [RatePoint(1, [(96, 100)]), RatePoint(2, [(10, 100)])]
+    assert goodput(alone, 0.9, 0).low > 1.0
+
+
+def test_an_interval_has_no_end_beyond_the_rates() -> None:
+    met = goodput(points((1, 1.0), (2, 1.0), sent=500), 0.9, seed=0)
+    assert (met.low, met.high) == (2.0, None)
+    missed = goodput(points((1, 0.1), (2, 0.0), sent=500), 0.9, seed=0)
+    assert (missed.low, missed.high) == (0.0, 1.0)
 
 
 def climb(capacities: list[float], start: float, most: int) -> list[float]:

@@ -8,8 +8,9 @@ import gc
 import pytest
 from aiohttp import web
 
-from pdserve.bench.open_loop import Run, open_loop_client
-from pdserve.bench.slo_score import Outcome
+from pdserve.bench.client_run import Run
+from pdserve.bench.open_loop import open_loop_client
+from pdserve.bench.outcome import Outcome
 from pdserve.bench.workload import TimedRequest
 from pdserve.errors import ClusterError
 from tests.unit.bench.fake_server import (

@@ -8,12 +8,12 @@ from math import inf
 import pytest
 from aiohttp import web
 
-from pdserve.bench.open_loop import Run
+from pdserve.bench.client_run import Run
+from pdserve.bench.outcome import End, Outcome
 from pdserve.bench.serve.plan import Load, Plan
-from pdserve.bench.serve.report import Round, serve_ratio, serve_row
+from pdserve.bench.serve.report import ServeReport, serve_ratio, serve_row
 from pdserve.bench.serve.requests import requests_of, warm_up_prompt
 from pdserve.bench.serve.rounds import open_targets, serve
-from pdserve.bench.slo_score import End, Outcome
 from pdserve.errors import ClusterError, ConfigError
 from tests.unit.bench.fake_server import Body, FakeServer, answer_all, stream
 
@@ -74,7 +74,8 @@ async def test_two_servers_get_the_same_and_take_turns(load: Load) -> None:
         FakeServer(model="n").running() as b,
         open_targets([a.url + "/v1/", b.url], [], plan(load)) as targets,
     ):
-        report = await serve(targets, plan(load), told.append)
+        report = ServeReport([], [])
+        await serve(targets, plan(load), report, told.append)
     assert [line.rpartition(" ")[2] for line in told] == [a.url, b.url, b.url, a.url]
     assert [body["model"] for body in a.bodies] == ["m"] * 13
     assert [body["model"] for body in b.bodies] == ["n"] * 13
@@ -101,7 +102,8 @@ async def test_a_server_without_token_ids_gets_text() -> None:
         FakeServer(answer).running() as server,
         open_targets([server.url], [], plan()) as targets,
     ):
-        report = await serve(targets, plan(rounds=1))
+        report = ServeReport([], [])
+        await serve(targets, plan(rounds=1), report)
     assert [type(body["prompt"]) for body in server.bodies] == [list] + [str] * 7
     assert report.rows[0].finished == 6
 
@@ -140,7 +142,9 @@ async def test_requests_that_fail_are_counted_and_told() -> None:
         FakeServer(answer).running() as server,
         open_targets([server.url], [], plan()) as targets,
     ):
-        (row,) = (await serve(targets, plan())).rows
+        report = ServeReport([], [])
+        await serve(targets, plan(), report)
+        (row,) = report.rows
     odd = sum(body["prompt"][0] % 2 for body in server.bodies[1:])
     assert 0 < odd < 12
     assert (row.finished, row.failed) == (12 - odd, odd)
@@ -161,8 +165,8 @@ def outcome(*arrivals_s: float, due_s: float = 0.0, end: End = "finished") -> Ou
 
 
 def test_figures_of_rounds() -> None:
-    quick = Round(Run([outcome(1.0, 2.0, 3.0), outcome(2.0, 3.0, 4.0, due_s=1.0)], [0.0]), 4.0, 1.0)
-    slow = Round(Run([outcome(2.0, 4.0, 6.0), outcome(end="unfinished")], [0.0]), 6.0, 1.0)
+    quick = Run([outcome(1.0, 2.0, 3.0), outcome(2.0, 3.0, 4.0, due_s=1.0)], [0.0], 4.0, 1.0)
+    slow = Run([outcome(2.0, 4.0, 6.0), outcome(end="unfinished")], [0.0], 6.0, 1.0)
     row = serve_row("u", "m", Load(concurrency=2), [quick, slow])
     assert row.output_tokens_per_s == pytest.approx((6 / 4 + 3 / 6) / 2)
     assert row.requests_per_s == pytest.approx((2 / 4 + 1 / 6) / 2)
@@ -176,8 +180,8 @@ def test_figures_of_rounds() -> None:
 
 
 def test_ratios_are_those_of_neighbours() -> None:
-    def one(scale: float) -> Round:
-        return Round(Run([outcome(scale, 2 * scale, 3 * scale)], []), scale, 0.0)
+    def one(scale: float) -> Run:
+        return Run([outcome(scale, 2 * scale, 3 * scale)], [], scale, 0.0)
 
     ratio = serve_ratio("u", FOUR, [one(1), one(10), one(1)], [one(2), one(20), one(3)])
     assert ratio.output_tokens_per_s == pytest.approx(1 / 2)
@@ -186,8 +190,8 @@ def test_ratios_are_those_of_neighbours() -> None:
 
 
 def test_a_server_that_served_nothing_has_no_ratios() -> None:
-    nothing = Round(Run([outcome(end="unfinished")], []), 1.0, 0.0)
-    something = Round(Run([outcome(1.0, 2.0, 3.0)], []), 1.0, 0.0)
-    assert nothing.run.outcomes[0].e2e_s == inf
+    nothing = Run([outcome(end="unfinished")], [], 1.0, 0.0)
+    something = Run([outcome(1.0, 2.0, 3.0)], [], 1.0, 0.0)
+    assert nothing.outcomes[0].e2e_s == inf
     ratio = serve_ratio("u", FOUR, [nothing], [something])
     assert (ratio.output_tokens_per_s, ratio.ttft_p50, ratio.tpot_p50) == (None, None, None)

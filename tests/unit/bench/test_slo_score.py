@@ -6,7 +6,8 @@ from math import inf
 
 import pytest
 
-from pdserve.bench.slo_score import End, Outcome, Percentiles, Promise, score, wilson
+from pdserve.bench.outcome import End, Outcome, Percentiles, Promise
+from pdserve.bench.slo_score import score, wilson
 
 PROMISE = Promise(ttft_s=1.0, tpot_s=0.1)
 
@@ -85,7 +86,13 @@ def test_who_refuses_the_few_that_are_much_work_attains_nothing() -> None:
     long = outcome([], end="refused")
     long.kind = "long"
     scored = score([*chats, long], PROMISE, 0.9)
-    assert (scored.worst_kind, scored.worst_met, scored.worst_sent) == ("long", 0, 1)
+    assert scored.worst_kind == "long"
+    assert {kind: (of.met, of.sent) for kind, of in scored.kinds.items()} == {
+        "chat": (9, 9),
+        "long": (0, 1),
+    }
+    assert scored.kinds["chat"].ttft_ms.p99 == pytest.approx(500)
+    assert scored.kinds["long"].ttft_ms.count == 0
     assert (scored.attainment, scored.slo_scale) == (0.0, None)
     assert score(chats, PROMISE, 0.9).attainment == 1.0
 
@@ -109,10 +116,10 @@ def test_the_scale_says_how_tight_the_promises_could_be() -> None:
 
 
 def test_percentiles_are_linear_and_of_what_there_is() -> None:
-    assert Percentiles.of([]) == Percentiles(None, None, None)
-    assert Percentiles.of([inf]) == Percentiles(None, None, None)
+    assert Percentiles.of([]) == Percentiles(0, None, None, None)
+    assert Percentiles.of([inf]) == Percentiles(0, None, None, None)
     seen = Percentiles.of([0.0, 0.1, inf])
-    assert (seen.p50, seen.p90) == (pytest.approx(50), pytest.approx(90))
+    assert (seen.count, seen.p50, seen.p90) == (2, pytest.approx(50), pytest.approx(90))
 
 
 def test_throughput_counts_from_the_first_one_due() -> None:

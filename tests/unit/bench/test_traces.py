@@ -37,6 +37,15 @@ def test_azure_times_are_in_order_and_from_the_first_one(tmp_path: Path) -> None
     assert mean_rate(rows) == pytest.approx(2 / 4)
 
 
+def test_azure_times_of_2024_have_an_offset_and_some_no_fraction(tmp_path: Path) -> None:
+    rows = (
+        "2024-05-10 00:00:00+00:00,10,2\n\n"  # an empty line is no request
+        "2024-05-10 00:00:01.500000+00:00,11,2\n"
+    )
+    read = read_trace(write(tmp_path, AZURE.splitlines()[0] + "\n" + rows), seed=0)
+    assert [(row.at_s, row.num_prompt) for row in read] == [(0.0, 10), (1.5, 11)]
+
+
 def test_mooncake_ticks_are_spread_by_the_seed(tmp_path: Path) -> None:
     path = write(tmp_path, mooncake(*[(3000 * (i // 10), 600, 5, [0, i + 1]) for i in range(40)]))
     rows = read_trace(path, seed=7)
@@ -63,7 +72,9 @@ def test_mooncake_blocks_are_kept(tmp_path: Path) -> None:
         (mooncake((0, 5, 5, [0])) + "{\n", "line 2"),
         (AZURE + "soon,1,2\n", "line 5"),
         (AZURE + "2023-11-16 18:15:46.6805900,1\n", "line 5"),
-        (AZURE[:75], "has no rate"),
+        (AZURE + "2023-11-16 18:15:46.6805900,-1,1\n", "line 5: lengths must not be negative"),
+        (mooncake((0, 0, -5, [])), "line 1: lengths must not be negative"),
+        (AZURE[:75], "have no rate"),
     ],
 )
 def test_what_is_no_trace_is_refused(tmp_path: Path, text: str, complaint: str) -> None:

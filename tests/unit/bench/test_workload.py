@@ -25,23 +25,23 @@ MIXED = Scenario(
 
 
 def test_the_seed_decides_and_nothing_else() -> None:
-    one, same = (SyntheticWorkload(MIXED, 3).timed(5.0, 10.0) for _ in range(2))
+    one, same = (SyntheticWorkload(MIXED, 3).timed(5.0, 50) for _ in range(2))
     assert one == same
-    assert one != SyntheticWorkload(MIXED, 4).timed(5.0, 10.0)
+    assert one != SyntheticWorkload(MIXED, 4).timed(5.0, 50)
 
 
 def test_rates_differ_in_their_times_only() -> None:
-    slow = SyntheticWorkload(MIXED, 0).timed(2.0, 20.0)
-    fast = SyntheticWorkload(MIXED, 0).timed(4.0, 10.0)
+    slow = SyntheticWorkload(MIXED, 0).timed(2.0, 40)
+    fast = SyntheticWorkload(MIXED, 0).timed(4.0, 40)
     assert [request.prompt for request in slow] == [request.prompt for request in fast]
     assert [r.at_s for r in slow] == pytest.approx([2 * r.at_s for r in fast])
 
 
-def test_arrivals_are_those_of_a_poisson_process() -> None:
-    times = [request.at_s for request in SyntheticWorkload(MIXED, 1).timed(50.0, 40.0)]
+def test_arrivals_are_those_of_a_poisson_process_with_exactly_this_rate() -> None:
+    times = [request.at_s for request in SyntheticWorkload(MIXED, 1).timed(50.0, 2000)]
     gaps = np.diff(times)
-    assert max(times) < 40
-    assert len(times) == pytest.approx(2000, rel=0.1)
+    assert 39.9 < max(times) < 40
+    assert len(times) == 2000
     assert gaps.std() / gaps.mean() == pytest.approx(1.0, abs=0.1)
 
 
@@ -109,8 +109,19 @@ def test_equal_blocks_are_equal_tokens() -> None:
 
 def test_a_trace_keeps_its_rhythm_at_another_rate() -> None:
     workload = TraceWorkload(ROWS, 1.0, most_tokens=8192, seed=0)  # 0.5 requests a second
-    assert [r.at_s for r in workload.timed(1.0, 10.0)] == pytest.approx([0.0, 0.5, 2.0])
-    assert [r.at_s for r in workload.timed(1.0, 2.0)] == pytest.approx([0.0, 0.5])
+    assert [r.at_s for r in workload.timed(1.0, 10)] == pytest.approx([0.0, 0.5, 2.0])
+
+
+def test_the_rate_is_that_of_the_part_of_a_trace_that_is_sent() -> None:
+    rows = [TraceRow(at_s, 40, 2) for at_s in (0.0, 10.0, 20.0, 21.0, 22.0, 23.0)]  # load rises
+    workload = TraceWorkload(rows, 1.0, most_tokens=8192, seed=0)
+    assert [r.at_s for r in workload.timed(2.0, 3)] == pytest.approx([0.0, 0.5, 1.0])
+
+
+def test_the_part_that_is_sent_may_have_no_rate() -> None:
+    rows = [TraceRow(at_s, 40, 2) for at_s in (0.0, 0.0, 0.0, 21.0)]
+    with pytest.raises(ConfigError, match="first 3 requests of the trace have no rate"):
+        TraceWorkload(rows, 1.0, most_tokens=8192, seed=0).timed(2.0, 3)
 
 
 def test_requests_that_are_too_long_are_cut_and_counted() -> None:

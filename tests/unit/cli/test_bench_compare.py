@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
+from rich.table import Table
 
+import pdserve
 from pdserve.bench.compare.contest import Contender, Server
 from pdserve.bench.compare.plan import Tuning
-from pdserve.bench.slo_score import Promise
+from pdserve.bench.compare.report import CompareReport
+from pdserve.bench.compare.stage import Stage
+from pdserve.bench.outcome import Promise
+from pdserve.bench.slo_score import score
+from pdserve.cli.bench import compare as bench_compare
 from pdserve.cli.bench.compare import subject_maker
 from pdserve.cli.bench.compare_clusters import Clusters
 from pdserve.cli.bench.compare_config import CompareConfig
-from pdserve.cli.bench.compare_table import remarks, tables
+from pdserve.cli.bench.compare_remarks import remarks
+from pdserve.cli.bench.compare_table import mode_table, tables
 from pdserve.cli.main import build_parser, main
 from pdserve.config import EngineConfig, PolicyConfig
 from pdserve.config_values import parse_bytes
 from pdserve.errors import ConfigError
 from pdserve.slo import parse_slo_classes
 from tests.unit.bench.fake_server import FakeServer
-from tests.unit.bench.made_reports import made_report
+from tests.unit.bench.made_reports import made_report, outcome
 
 PROMISE = Promise(ttft_s=1.5, tpot_s=0.0071)
 
@@ -52,6 +60,7 @@ def test_quick_does_not_override_what_is_quicker_still() -> None:
         (["--modes=adaptive,adaptive"], "must not name anything twice"),
         (["--scenarios=conversation,conversation"], "must not name anything twice"),
         (["--rates=2,1"], "must rise"),
+        (["--rates=1,1e6"], "would have 30000000 requests"),
         (["--shape=7b"], "there are demo-14m, 25m"),
         (["--trace=/nowhere/trace.csv"], "cannot read the trace"),
         (["--out=/dev/null/x"], "cannot write there"),
@@ -137,6 +146,21 @@ def test_the_tables_have_everything(capsys: pytest.CaptureFixture[str]) -> None:
         assert text in printed, text
 
 
+def test_goodput_beyond_the_rates_has_no_ratio(capsys: pytest.CaptureFixture[str]) -> None:
+    report = made_report()
+    open_end = replace(
+        report.modes[0],
+        goodput=2.0,
+        goodput_is="above the rates",
+        goodput_interval=(1.2, None),
+    )
+    Console(width=200).print(mode_table(report.scenarios[0], [open_end, report.modes[1]]))
+    printed = capsys.readouterr().out
+    assert "> 2/s" in printed
+    assert "> 1.2" in printed
+    assert "%" not in printed.split("of the best")[1]
+
+
 def test_a_busy_machine_is_remarked_on() -> None:
     report = made_report()
     assert "Other work" not in "\n".join(remarks(report))
@@ -146,8 +170,39 @@ def test_a_busy_machine_is_remarked_on() -> None:
 
 def test_a_late_client_and_cut_requests_are_remarked_on() -> None:
     said = "\n".join(remarks(made_report()))
-    assert "In 1 rows marked ! the client was late by over 50 ms" in said
+    assert "In 1 rows marked ! the client itself was late" in said
     assert "3 requests were cut" in said
+
+
+def test_percentiles_of_few_requests_or_of_survivors_are_remarked_on() -> None:
+    report = made_report()
+    said = "\n".join(remarks(report))
+    assert "Percentiles leave out what did not happen" in said  # five requests were refused
+    assert "A p99 of fewer than 100 requests" in said
+    many = [outcome(0.01)] * 100
+    row = replace(report.modes[0].rows[0], score=score(many, report.scenarios[0].promise, 0.9))
+    said = "\n".join(remarks(replace(report, modes=[replace(report.modes[0], rows=[row])])))
+    assert "Percentiles leave out" not in said
+    assert "A p99" not in said
+
+
+def test_every_kind_has_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    report = made_report()
+    assert "each kind of requests" not in [table.title for table in printed_tables(report)]
+    mixed = [outcome(0.01)] * 9 + [outcome(0.01, kind="long"), outcome(0.05, kind="long")]
+    row = replace(report.modes[0].rows[0], score=score(mixed, report.scenarios[0].promise, 0.9))
+    report = replace(report, modes=[replace(report.modes[0], rows=[row])])
+    (table,) = [t for t in printed_tables(report) if "each kind" in str(t.title)]
+    Console(width=200).print(table)
+    lines = capsys.readouterr().out.splitlines()
+    chat, long = (next(line.split() for line in lines if kind in line) for kind in ("chat", "long"))
+    assert chat[5:10:2] == ["chat", "100%", "9"]
+    assert long[5:10:2] == ["long", "50%", "2"]
+    assert long[-2] == "30.0/46.0/49.6"  # TPOT of 10 and 50 ms, linear between them
+
+
+def printed_tables(report: CompareReport) -> list[Table]:
+    return [table for table in tables(report) if isinstance(table, Table)]
 
 
 @pytest.mark.parametrize(("prompts", "streams"), [(3, 8), (4, 7)])
@@ -188,6 +243,7 @@ def test_the_report_is_one_json_object_and_files(
     assert report == json.loads((tmp_path / "report.json").read_text())
     assert report["setup"]["config"]["seed"] == 0
     assert report["setup"]["machine"]
+    assert report["setup"]["packages"]["numpy"]
     assert "disaggregated at 50/s" in captured.err
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {
@@ -199,6 +255,46 @@ def test_the_report_is_one_json_object_and_files(
     }
     runs = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
     assert {run["what"] for run in runs} == {"warm-up", "idle", "burst", "rate"}
+    monkeypatch.chdir(tmp_path)
+    exec(example("docs/BENCHMARKS.md"), {})
+    attainments = {(m["mode"], r["rate"]): r["score"]["attainment"] for m, r in rows(report)}
+    computed = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert {(mode, float(rate)): float(share) for mode, rate, share in computed} == attainments
+
+
+def example(document: str) -> str:
+    """Return its code, which computes the attainment of each run from the raw results."""
+    text = (Path(pdserve.__file__).parents[1] / document).read_text()
+    return text.split("```python\n")[1].split("```")[0]
+
+
+def rows(report: Any) -> Iterator[tuple[Any, Any]]:
+    return ((mode, row) for mode in report["modes"] for row in mode["rows"])
+
+
+def test_results_of_another_comparison_are_not_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "requests.jsonl").write_text("precious")
+    assert main(["bench", "compare", f"--out={tmp_path}"]) == 2
+    assert "has the results of another comparison" in capsys.readouterr().err
+    assert (tmp_path / "requests.jsonl").read_text() == "precious"
+
+
+def test_what_was_measured_before_ctrl_c_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def interrupted(stage: Stage, make_subjects: object, report: CompareReport) -> None:
+        made = made_report()
+        report.modes.extend(made.modes)
+        report.scenarios.extend(made.scenarios)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_compare, "compare", interrupted)
+    assert main(["bench", "compare", f"--out={tmp_path}"]) == 130
+    assert "made-up: nothing" in capsys.readouterr().out
+    kept = json.loads((tmp_path / "report.json").read_text())
+    assert [mode["mode"] for mode in kept["modes"]] == ["disaggregated", "colocated"]
 
 
 def test_a_trace_is_replayed_instead_of_scenarios(tmp_path: Path) -> None:

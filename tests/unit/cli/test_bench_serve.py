@@ -8,6 +8,10 @@ import json
 import pytest
 from aiohttp import web
 
+from pdserve.bench.client_run import Run
+from pdserve.bench.serve.plan import Load
+from pdserve.bench.serve.report import ServeReport, serve_row
+from pdserve.cli.bench import serve as bench_serve
 from pdserve.cli.bench.speed_config import ServeBenchConfig
 from pdserve.cli.main import main
 from pdserve.errors import ConfigError
@@ -52,8 +56,24 @@ async def test_json_has_rows_and_ratios(capsys: pytest.CaptureFixture[str]) -> N
     assert await run_against(answer_all, answer_all, as_json=True) == 0
     report = json.loads(capsys.readouterr().out)
     assert [row["finished"] for row in report["rows"]] == [4, 4]
-    assert set(report["rows"][0]["ttft_ms"]) == {"p50", "p90", "p99"}
+    assert set(report["rows"][0]["ttft_ms"]) == {"count", "p50", "p90", "p99"}
     assert len(report["ratios"]) == 1
+    assert report["setup"]["config"]["prompt_tokens"] == 4
+
+
+def test_what_was_done_before_ctrl_c_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def interrupted(config: ServeBenchConfig, report: ServeReport) -> None:
+        done = Run([], [], elapsed_s=1.0, cpu_s=0.0)
+        report.rows.append(serve_row("http://it", "m", Load(concurrency=1), [done]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_serve, "_measure", interrupted)
+    assert main(["bench", "serve", "--json"]) == 130
+    captured = capsys.readouterr()
+    assert [row["url"] for row in json.loads(captured.out)["rows"]] == ["http://it"]
+    assert "interrupted" in captured.err
 
 
 async def test_people_see_what_failed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,7 @@ def test_the_report_is_json_and_nothing_else(capsys: pytest.CaptureFixture[str])
     flags = ["--transports=shm,tcp", "--networks=loopback", "--block-kib=32", "--blocks=1,8"]
     assert main(["bench", "transfer", "--json", "--memory=256KiB", *flags]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert list(report) == ["rows", "skipped"]
+    assert list(report) == ["rows", "skipped", "setup"]
     assert report["skipped"] == []
     rows = report["rows"]
     assert [(row["transport"], row["blocks"]) for row in rows] == [

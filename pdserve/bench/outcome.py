@@ -1,0 +1,107 @@
+"""Outcomes of requests, as their client saw them. Definitions as in DistServe (OSDI'24).
+
+* TTFT is the time of the first token less the time at which the request was *due*, so a late client
+  does not hide latency. TTFT from the actual time of sending is reported as well.
+* TPOT is (last token - first token) / (tokens - 1), and 0 for one token. The time between tokens 1
+  and 2, such as the handoff to a decode node, counts.
+* ITL is each gap between two tokens. Tokens that arrive in one piece have gaps of 0 between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import inf
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+End = Literal["finished", "refused", "failed", "unfinished"]
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """One request as its client saw it. Times in seconds since the start of the run."""
+
+    kind: str
+    due_s: float
+    num_prompt: int
+    num_output: int  # tokens asked for
+    sent_s: float = 0.0
+    arrivals_s: list[float] = []  # of pieces: one token each, or more if the server is behind
+    num_received: int = 0  # tokens
+    num_prompt_counted: int = 0  # prompt tokens by the server's count; 0: not reported
+    end: End = "unfinished"
+    error: str = ""  # error of refused or failed requests
+    prefill_node: str = ""
+    decode_node: str = ""
+
+    @property
+    def late_s(self) -> float:
+        """How late the client itself sent the request."""
+        return self.sent_s - self.due_s
+
+    @property
+    def ttft_s(self) -> float:
+        """Time from the due time to token 1; infinite without a token."""
+        return self.arrivals_s[0] - self.due_s if self.arrivals_s else inf
+
+    @property
+    def ttft_sent_s(self) -> float:
+        """Time from the actual sending to token 1; infinite without a token."""
+        return self.arrivals_s[0] - self.sent_s if self.arrivals_s else inf
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean gap between tokens; infinite if the request did not finish."""
+        if self.end != "finished":
+            return inf
+        if self.num_received < 2:
+            return 0.0
+        return (self.arrivals_s[-1] - self.arrivals_s[0]) / (self.num_received - 1)
+
+    @property
+    def e2e_s(self) -> float:
+        """Time from the due time to the last token; infinite if the request did not finish."""
+        return self.arrivals_s[-1] - self.due_s if self.end == "finished" else inf
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """All gaps between two tokens received so far."""
+        gaps = [later - earlier for earlier, later in pairwise(self.arrivals_s)]
+        together = self.num_received - len(self.arrivals_s)
+        return gaps + [0.0] * max(0, together)
+
+
+class Promise(msgspec.Struct, frozen=True):
+    """The latency targets of every request."""
+
+    ttft_s: float
+    tpot_s: float
+
+    def factor(self, outcome: Outcome) -> float:
+        """Return the factor on both targets at which this request would just meet them."""
+        if outcome.end != "finished":
+            return inf
+        return max(outcome.ttft_s / self.ttft_s, outcome.tpot_s / self.tpot_s)
+
+
+class Percentiles(msgspec.Struct, frozen=True):
+    """Percentiles of times in milliseconds, linear between observations; None without any.
+
+    With fewer than 100 observations, p99 lies between the largest two.
+    """
+
+    count: int  # of observations
+    p50: float | None
+    p90: float | None
+    p99: float | None
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Percentiles:
+        """Compute percentiles without infinite times (no token, no end), which counts report."""
+        finite = [second for second in seconds if second != inf]
+        if not finite:
+            return cls(0, None, None, None)
+        p50, p90, p99 = (float(p) * 1e3 for p in np.percentile(finite, (50, 90, 99)))
+        return cls(len(finite), p50, p90, p99)
