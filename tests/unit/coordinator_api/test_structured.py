@@ -134,7 +134,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": schema_of(uniqueItems=True, type="array")}, SCHEMA, "'uniqueItems'"),
     ({"response_format": schema_of(**{"not": {}, "if": {}})}, SCHEMA, "'if', 'not'"),
     ({"response_format": schema_of(oneOf=[{}, {}])}, SCHEMA, "'oneOf'"),
-    ({"response_format": schema_of(type="string", format="x")}, SCHEMA, "'format'"),
+    ({"response_format": schema_of(type="string", format="regex")}, SCHEMA, "'format'"),
     ({"response_format": schema_of(type="string", pattern="(?=a)")}, SCHEMA, "look-around"),
     ({"response_format": schema_of(**{"$ref": "http://a/b"})}, SCHEMA, "'$ref'"),
     ({"response_format": schema_of(**{"x-guidance": {}})}, SCHEMA, "'x-guidance'"),
