@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import HttpVersion11, web
 
+from coordinator.api.allowed_values import allowed_values
 from coordinator.api.config import ApiConfig
 from coordinator.api.json_text import JsonReader
 from coordinator.api.parameters import check_parameters
@@ -18,6 +19,7 @@ _PART_CHARS = 500  # kept at each end of a long error message
 _CONTINUE = "100-continue"
 _T = TypeVar("_T", bound=msgspec.Struct)
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_VALUE = re.compile(r"Invalid (?:enum )?value (?P<value>.*)", re.DOTALL)
 _FIELD = re.compile(r"(?:missing required|contains unknown) field `(?P<name>[^`]*)`")
 
 
@@ -46,7 +48,7 @@ def convert_request(values: dict[str, Any], schema: type[_T]) -> _T:
     try:
         return msgspec.convert(values, schema)
     except msgspec.ValidationError as error:
-        raise _at_parameter(str(error)) from error
+        raise _at_parameter(str(error), schema) from error
 
 
 def _check_head(request: web.Request, config: ApiConfig) -> None:
@@ -97,7 +99,7 @@ async def _read_body(request: web.Request, config: ApiConfig) -> bytes:
         raise InvalidRequest(f"the request body cannot be read: {what}") from error
 
 
-def _at_parameter(message: str) -> InvalidRequest:
+def _at_parameter(message: str, schema: type[msgspec.Struct]) -> InvalidRequest:
     """Build an error that names the parameter, from the decoder's message.
 
     The message says `what` is wrong and, unless that is the top level, at which `path`.
@@ -108,6 +110,10 @@ def _at_parameter(message: str) -> InvalidRequest:
     what, path = (match["what"], match["path"] or "") if match else (message, "")
     if field := _FIELD.search(what):
         path = f"{path}.{field['name']}" if path else field["name"]
+    value = _VALUE.fullmatch(what)
+    if value and (allowed := allowed_values(schema, path)):
+        one_of = "one of " if len(allowed) > 1 else ""
+        what = f"must be {one_of}{', '.join(map(repr, allowed))}, not {value['value']}"
     path = path.replace("[...]", "")
     if not path:
         return InvalidRequest(what)

@@ -16,6 +16,7 @@ from coordinator.api.chat_parts import (
     PartsPlan,
     call_grammar,
     check_tools,
+    must_call,
     plan_parts,
     with_allowed_tools,
 )
@@ -133,13 +134,11 @@ async def _sampling(
     """Return the sampling parameters of the first answer. Raises InvalidRequest."""
     if body.prompt_logprobs is not None:
         check_scores(num_prompt_tokens, body.prompt_logprobs, "prompt_logprobs")
-    grammar = await answer_grammar(
-        context,
-        tenant,
-        wanted_output(body),
-        *call_grammar(body, context.tokenizer, context.parts),
-        thinking=thinking,
-    )
+    output = wanted_output(body)
+    if must_call(body):
+        output = None
+    calls = call_grammar(body, context.tokenizer, context.parts, has_output=output is not None)
+    grammar = await answer_grammar(context, tenant, output, calls, thinking)
     sampling = sampling_params(
         body,
         context.tokenizer,

@@ -12,6 +12,7 @@ from msgspec import structs
 from coordinator.api.requests import AllowedToolChoice, ChatRequest, NamedTool, Tool
 from coordinator.text import Tokenizer
 from coordinator.text.grammars import CallGrammar, OfferedTool, Thinking
+from coordinator.text.grammars.calls import MARKED, check_format
 from coordinator.text.parts import AnswerParts, ToolFormat
 from coordinator.text.parts.reasoning import BEGIN, END, Reasoning
 from pdserve.errors import InvalidRequest
@@ -57,7 +58,7 @@ def with_allowed_tools(body: ChatRequest) -> ChatRequest:
 def check_tools(body: ChatRequest, tokenizer: Tokenizer, options: PartsOptions) -> None:
     """Check that the model supports the request's tools. Raises InvalidRequest."""
     template = tokenizer.chat_template
-    if _must_call(body) and not body.tools:
+    if must_call(body) and not body.tools:
         raise InvalidRequest(
             f"'tool_choice' is {_choice(body)}, but the request has no 'tools'", "tool_choice"
         )
@@ -79,7 +80,7 @@ def plan_parts(
     """Return the parts plan of a call whose prompt has been rendered to `token_ids`."""
     tool_format = options.tool_format if body.tools and body.tool_choice != "none" else None
     max_calls = 1 if body.parallel_tool_calls is False else None
-    must_call = tool_format is not None and _must_call(body)
+    is_call = tool_format is not None and must_call(body)
     has_begun = options.splits_reasoning and _ends_with_mark(token_ids, tokenizer)
 
     is_apart = options.splits_reasoning and body.separate_reasoning is not False
@@ -89,7 +90,7 @@ def plan_parts(
     def make() -> AnswerParts:
         reasoning = Reasoning(has_begun, is_shown, is_streamed) if is_apart else None
         tools = tool_format.parser() if tool_format is not None else None
-        return AnswerParts(reasoning, tools, max_calls, must_call)
+        return AnswerParts(reasoning, tools, max_calls, is_call)
 
     thinking = None
     if options.splits_reasoning and not body.continue_final_message:
@@ -108,18 +109,27 @@ def plan_parts(
 
 
 def call_grammar(
-    body: ChatRequest, tokenizer: Tokenizer, options: PartsOptions
-) -> tuple[CallGrammar | None, bool]:
-    """Return the grammar of allowed tool calls, and whether the answer must be a call.
+    body: ChatRequest, tokenizer: Tokenizer, options: PartsOptions, *, has_output: bool
+) -> CallGrammar | None:
+    """Return the grammar of allowed tool calls; None: whether and how to call is up to the model.
 
-    Raises InvalidRequest.
+    With structured output (`has_output`), an answer that calls no tool is that output. Otherwise it
+    is any text; then only calls of strict functions are enforced. Raises InvalidRequest.
     """
     tool_format = options.tool_format
     if not body.tools or body.tool_choice == "none" or tool_format is None:
-        return None, False
-    must_call = _must_call(body)
+        return None
+    is_free = not (must_call(body) or has_output)
+    is_strict = any(tool.function.strict for tool in body.tools)
+    if is_free and not (is_strict and tool_format in MARKED):
+        return None
+    check_format(tool_format, has_output=has_output)
     tools = [
-        OfferedTool(tool.function.name, tool.function.parameters, f"tools[{i}].function.parameters")
+        OfferedTool(
+            tool.function.name,
+            {} if is_free and not tool.function.strict else tool.function.parameters,
+            f"tools[{i}].function.parameters",
+        )
         for i, tool in enumerate(body.tools)
         if _may_be_called(tool, body)
     ]
@@ -128,10 +138,11 @@ def call_grammar(
             f"'tool_choice' names {_choice(body)}, which is not one of 'tools'", "tool_choice"
         )
     is_single = body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool)
-    return CallGrammar(tool_format, tools, is_single, tokenizer.special_id), must_call
+    return CallGrammar(tool_format, tools, is_single, tokenizer.token_id, may_be_text=is_free)
 
 
-def _must_call(body: ChatRequest) -> bool:
+def must_call(body: ChatRequest) -> bool:
+    """Return whether the answer must be a tool call."""
     return body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
 
 

@@ -107,7 +107,6 @@ def describe_http(error: web.HTTPException, request: web.BaseRequest) -> ErrorRe
     messages = {
         404: f"there is no such path: {request.path}",
         405: f"{request.path} does not support {request.method}",
-        413: "the request body is too large",
     }
     message = messages.get(error.status, error.text or error.reason)
     headers = {name: error.headers[name] for name in ("Allow",) if name in error.headers}

@@ -7,6 +7,7 @@ So a native function first counts the objects that a text would decode to.
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ MAX_NESTING = 128  # keeps recursive code that handles the value from exhausting
 MAX_CONTAINERS = 2**17  # lists and objects
 MAX_MEMBERS = 2**18  # of objects
 MAX_ITEMS = 2**21  # of lists and objects; usually token ids
+_HALF_PAIR = re.compile(rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F]..)")
 _LONG_BYTES = 2**20  # counting in longer texts takes milliseconds
 
 
@@ -67,5 +69,18 @@ def _decoded(text: bytes, what: str, param: str | None) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        reason = str(error).partition(" - at `")[0]  # the path is useless without a schema
-        raise InvalidRequest(f"{what} is not valid JSON: {reason}", param) from error
+        raise InvalidRequest(f"{what} {_fault(text, str(error))}", param) from error
+
+
+def _fault(text: bytes, reason: str) -> str:
+    """Return what is wrong with a text, for which the decoder gives this reason."""
+    if not text.strip():
+        return "is empty, but must be JSON"
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:  # the decoder counts bytes from the string that is wrong
+        return f"is not valid UTF-8: {error.reason} (byte {error.start})"
+    if "truncated" in reason and (half := _HALF_PAIR.search(text)):
+        reason = f"half of a surrogate pair (byte {half.start()}): a character was cut in two"
+    reason = reason.partition(" - at `")[0]  # the path is useless without a schema
+    return f"is not valid JSON: {reason}"

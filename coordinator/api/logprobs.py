@@ -66,7 +66,10 @@ def chat_logprobs(tokens: Sequence[ScoredToken], names: TokenNames) -> ChatLogpr
 def completion_logprobs(
     tokens: Sequence[ScoredToken], names: TokenNames, num_top: int
 ) -> CompletionLogprobs:
-    """Return a completion's log-probabilities; the top tokens always include the chosen one."""
+    """Return a completion's log-probabilities; the top tokens always include the chosen one.
+
+    Of several tokens with one name, the chosen one is listed, or else the likeliest.
+    """
     shown = CompletionLogprobs([], [], [], [])
     for token in tokens:
         name, logprobs = names.of_completion(token.token_id), token.logprobs
@@ -76,9 +79,11 @@ def completion_logprobs(
             shown.token_logprobs.append(None)
             shown.top_logprobs.append(None)
             continue
-        top = {names.of_completion(i): _finite(p) for i, p in _top(logprobs)[:num_top]}
+        top = {name: _finite(logprobs.chosen)}
+        for top_id, logprob in _top(logprobs)[:num_top]:
+            top.setdefault(names.of_completion(top_id), _finite(logprob))
         shown.token_logprobs.append(_finite(logprobs.chosen))
-        shown.top_logprobs.append({name: _finite(logprobs.chosen)} | top)
+        shown.top_logprobs.append(top)
     return shown
 
 

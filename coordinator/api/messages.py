@@ -83,7 +83,7 @@ def _template_message(message: Message, where: str, reader: JsonReader) -> dict[
         )
     # Chat templates do not know "developer", OpenAI's newer name of the system role.
     role = _TEMPLATE_ROLES.get(message.role, message.role)
-    may_be_empty = bool(message.tool_calls)
+    may_be_empty = message.role == "assistant"  # an answer that was only calls or reasoning
     values: dict[str, Any] = {"role": role, "content": _text(message, where, may_be_empty)}
     if message.name is not None:
         values["name"] = message.name

@@ -28,6 +28,7 @@ IGNORED = frozenset(
         "rid",
         "safety_identifier",
         "session_id",  # the prefix cache recognises a conversation by its prefix
+        "store",  # of chats, which are not kept; /v1/responses keeps responses
         "stream_interval",  # the load decides how many tokens go into an event
         "user",
     }
@@ -69,7 +70,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "return_token_offsets": (False,),
     "spaces_between_special_tokens": (True, False),  # no spaces are added in any case
     "stop_regex": (),
-    "store": (False,),
     "stream_reasoning": (True,),
     "suffix": ("",),
     "thinking_token_budget": (),

@@ -117,7 +117,9 @@ def _check_ends(fields: GenerationFields, grammar: str) -> None:
     """
     for param, is_set in (("min_tokens", fields.min_tokens), ("ignore_eos", fields.ignore_eos)):
         if grammar and is_set:
-            raise InvalidRequest(f"{param!r} cannot be combined with structured output", param)
+            raise InvalidRequest(
+                f"{param!r} cannot be combined with structured output or strict tools", param
+            )
 
 
 def _ids(fields: GenerationFields, param: str, tokenizer: Tokenizer) -> list[int]:

@@ -10,7 +10,6 @@ from coordinator.api.context import ApiContext
 from coordinator.api.fields import GenerationFields, StructuredOutputs
 from coordinator.api.json_text import JsonReader
 from coordinator.text.grammars import AnswerGrammar, CallGrammar, Output, OutputKind, Thinking
-from coordinator.text.grammars.calls import check_format
 from pdserve.errors import InvalidRequest
 from pdserve.grammar import MAX_GRAMMAR_CHARS
 
@@ -49,21 +48,16 @@ async def answer_grammar(
     tenant: str,
     output: Output | None,
     calls: CallGrammar | None = None,
-    must_call: bool = False,
     thinking: Thinking | None = None,
 ) -> str:
     """Return the grammar for SamplingParams.grammar, or "" for an unconstrained answer.
 
     Raises InvalidRequest when the constraint cannot be enforced.
     """
-    if must_call:
-        output = None
-    elif output is None:
-        return ""  # the model decides whether to call, and calls are not constrained
+    if output is None and calls is None:
+        return ""
     _check_size(output, calls)
     param = "tools" if output is None else output.param
-    if calls is not None:
-        check_format(calls.tool_format, has_output=output is not None)
     answer = AnswerGrammar(output, calls, thinking)
     return await context.grammars.checked(answer.text, param, tenant)
 

@@ -6,12 +6,8 @@ import json
 from dataclasses import dataclass
 
 from coordinator.text.grammars.calls import CallGrammar
-from coordinator.text.grammars.outputs import Output, Part
+from coordinator.text.grammars.outputs import Output, Part, text_up_to, text_without
 from coordinator.text.parts.reasoning import END
-
-_ANY_TEXT = "/(.|\\n)*/"
-_TEXT_WITH_END = "/(?s:.*)" + END.replace("/", "\\/") + "(?s:.*)/"
-_UP_TO_END = "/(.|\\n)*" + END.replace("/", "\\/") + "/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +30,9 @@ class Thinking:
         """Return Lark rules, which define `thinking`."""
         thinking = "thoughts gap" if self.has_begun else f"(<[{self.begin_id}]> thoughts gap)?"
         if self.end_id is None:
-            text = f"thoughts[lazy]: {_UP_TO_END}"
+            text = f"thoughts[lazy]: {text_up_to(END)}"
         else:
-            text = f"thoughts: TEXT <[{self.end_id}]>\nTEXT: {_ANY_TEXT} & ~{_TEXT_WITH_END}"
+            text = f"thoughts: THOUGHTS <[{self.end_id}]>\nTHOUGHTS: {text_without(END)}"
         return f"thinking: {thinking}\n{text}\ngap: /[ \\n]{{0,4}}/"
 
 

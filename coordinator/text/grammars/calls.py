@@ -9,14 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.text.grammars.outputs import Part, json_part, quoted
+from coordinator.text.grammars.outputs import Part, json_part, quoted, text_up_to, text_without
 from coordinator.text.parts import ToolFormat
 from coordinator.text.parts.marked_calls import HERMES, LLAMA3, MISTRAL
+from coordinator.text.parts.reasoning import BEGIN, END
 from pdserve.errors import InvalidRequest
 
 MAX_CALLS = 32  # in one answer
+MARKED = frozenset({ToolFormat.HERMES, ToolFormat.MISTRAL})  # calls can be told from text
 
-SpecialId = Callable[[str], int | None]  # a special token's text |-> its id
+FindToken = Callable[[str], int | None]  # a token's text |-> its id
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +37,13 @@ class CallGrammar:
     tool_format: ToolFormat
     tools: Sequence[OfferedTool]
     is_single: bool
-    special_id: SpecialId
+    find_token: FindToken
+    may_be_text: bool = False  # calls are optional, and may follow text; the format must have marks
 
     def rules(self) -> str:
         """Return Lark rules, which define `calls`; arguments are separate grammars (`parts`)."""
         bodies = [f"body_{i}" for i in range(len(self.tools))]
-        lines = [self._calls(), f"body: {' | '.join(bodies)}"]
+        lines = [*self._calls(), f"body: {' | '.join(bodies)}"]
         lines += [f"{body}: {self._body(i)}" for i, body in enumerate(bodies)]
         return "\n".join(lines)
 
@@ -48,16 +51,44 @@ class CallGrammar:
         """Return name |-> grammar of a tool's arguments. Raises InvalidRequest."""
         return {f"arguments_{i}": _arguments(tool) for i, tool in enumerate(self.tools)}
 
-    def _calls(self) -> str:
-        if self.tool_format is ToolFormat.HERMES:
-            call = f'{self._mark(HERMES.begin)} "\\n" body "\\n" {self._mark(HERMES.end)}'
-            return f"calls: {self._several('call', quoted(chr(10)))}\ncall: {call}"
+    def _calls(self) -> list[str]:
         if self.tool_format is ToolFormat.LLAMA3:
-            return f"calls: {self._mark(LLAMA3.optional)}? {self._several('body', quoted('; '))}"
-        begin = self._mark(MISTRAL.begin)
-        if self._names_calls:
-            return f"calls: {self._several('call', '')}\ncall: {begin} body"
-        return f'calls: {begin} "[" {self._several("body", quoted(", "))} "]"'
+            return [f"calls: {self._mark(LLAMA3.optional)}? {self._several('body', quoted('; '))}"]
+        if self.tool_format is ToolFormat.HERMES:
+            begin, more = HERMES.begin, self._more(HERMES.begin, quoted("\n"))
+            rest = f'"\\n" body "\\n" {self._mark(HERMES.end)}'
+        elif self._names_calls:
+            begin, rest, more = MISTRAL.begin, "body", self._more(MISTRAL.begin, "")
+        else:
+            begin, rest, more = MISTRAL.begin, f'"[" {self._several("body", quoted(", "))} "]"', ""
+        calls = f"lead rest {more}"
+        if self.may_be_text:
+            calls = f"{self._reasoning()}({calls} | TEXT)"
+        return [f"calls: {calls}", f"rest: {rest}", *self._lead(begin)]
+
+    def _more(self, begin: str, between: str) -> str:
+        """Return the calls that may follow the first one, each after a mark of its own."""
+        if self.is_single:
+            return ""
+        return f"({between} {self._mark(begin)} rest){{0,{MAX_CALLS - 1}}}"
+
+    def _lead(self, begin: str) -> list[str]:
+        """Return the rules of what comes before the rest of the first call: text, then its mark."""
+        if not self.may_be_text:
+            return [f"lead: {self._mark(begin)}"]
+        text = f"TEXT: {text_without(begin)}"
+        if self.find_token(begin) is None:
+            return [f"lead[lazy]: {text_up_to(begin)}", text]
+        return [f"lead: TEXT {self._mark(begin)}", text]
+
+    def _reasoning(self) -> str:
+        """Return what may precede other text: any text that ends with a mark of reasoning.
+
+        The marks have to be named, as the library does not take such tokens for text.
+        """
+        ids = [self.find_token(text) for text in (BEGIN, END)]
+        marks = ",".join(str(token_id) for token_id in ids if token_id is not None)
+        return f"(TEXT <[{marks}]>)* " if marks else ""
 
     def _body(self, index: int) -> str:
         name, arguments = self.tools[index].name, f"@arguments_{index}"
@@ -71,18 +102,22 @@ class CallGrammar:
     def _names_calls(self) -> bool:
         """Whether calls are written NAME[ARGS]{...}: newer Mistral tokenizers have that token."""
         is_mistral = self.tool_format is ToolFormat.MISTRAL
-        return is_mistral and self.special_id(MISTRAL.after_name) is not None
+        return is_mistral and self.find_token(MISTRAL.after_name) is not None
 
     def _several(self, call: str, between: str) -> str:
         return call if self.is_single else f"{call} ({between} {call}){{0,{MAX_CALLS - 1}}}"
 
     def _mark(self, text: str) -> str:
-        return mark(text, self.special_id)
+        return mark(text, self.find_token)
 
 
-def mark(text: str, special_id: SpecialId) -> str:
-    """Return a mark as a special token, or spelled out if the tokenizer has none."""
-    token_id = special_id(text)
+def mark(text: str, find_token: FindToken) -> str:
+    """Return a mark as a token, or spelled out if the tokenizer has none.
+
+    The library takes some tokens for special ones that are not, such as Qwen's `<tool_call>`, and
+    does not allow them as text.
+    """
+    token_id = find_token(text)
     return quoted(text) if token_id is None else f"<[{token_id}]>"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeAlias
@@ -68,6 +69,20 @@ def json_part(schema: Any, param: str) -> Part:
 def quoted(text: str) -> str:
     """Return a text as a literal of a Lark grammar."""
     return json.dumps(text, ensure_ascii=False)
+
+
+def text_up_to(mark: str) -> str:
+    """Return a regex of Lark for text that ends with a mark; it is to be matched lazily."""
+    return f"/(.|\\n)*{_escaped(mark)}/"
+
+
+def text_without(mark: str) -> str:
+    """Return an expression of Lark for any text that a mark does not occur in."""
+    return f"/(.|\\n)*/ & ~/(?s:.*){_escaped(mark)}(?s:.*)/"
+
+
+def _escaped(text: str) -> str:
+    return re.escape(text).replace("/", "\\/")
 
 
 def _regex_part(regex: str) -> Part:

@@ -8,9 +8,15 @@ from typing import Any
 
 import openai
 import pytest
+import tokenizers
 
+from coordinator.api.choice import ScoredToken
+from coordinator.api.logprobs import TokenNames, completion_logprobs
 from coordinator.generation import GenerationRequest
+from coordinator.text import Tokenizer
 from pdserve.errors import Overloaded
+from pdserve.protocol import TokenLogprobs
+from tests.unit.coordinator_api import made_tokenizers as made
 from tests.unit.coordinator_api.fakes import (
     MODEL,
     FakeGeneration,
@@ -172,6 +178,19 @@ async def test_logprobs() -> None:
             values += event["choices"][0]["logprobs"][key]
     assert streamed == {key: shown[key] for key in streamed}
     assert [len(top) for top in chosen_only["top_logprobs"]] == [1] * len(shown["tokens"])
+
+
+def test_of_tokens_with_one_name_the_chosen_one_is_listed_or_the_likeliest() -> None:
+    tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(made.byte_fallback_json()))
+    byte, letter = tokenizer.token_id("<0x61>"), tokenizer.token_id("a")
+    other = tokenizer.token_id("b")
+    assert byte is not None
+    assert letter is not None
+    assert other is not None
+    found = TokenLogprobs(chosen=-1.0, top_ids=[byte, letter], top_logprobs=[-1.0, -2.0])
+    tokens = [ScoredToken(chosen, 0, found) for chosen in (byte, other)]
+    shown = completion_logprobs(tokens, TokenNames(tokenizer), 2)
+    assert shown.top_logprobs == [{"a": -1.0}, {"b": -1.0, "a": -1.0}]
 
 
 async def test_logprobs_end_where_the_text_ends() -> None:

@@ -183,7 +183,6 @@ async def test_no_node_yet() -> None:
         ({"documents": [{"text": "x"}]}, "documents"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"audio": {}}, "audio"),
-        ({"store": True}, "store"),
         ({"chat_template": "x"}, "chat_template"),
         ({"bad_words": [""]}, "bad_words[0]"),
         ({"bad_words": ["x"] * 129}, "bad_words"),
@@ -233,6 +232,27 @@ async def test_parameters_at_fault_are_named(body: dict[str, Any], param: str) -
     assert api.generator.generations == []
 
 
+ROLES = "one of 'assistant', 'developer', 'function', 'system', 'tool', 'user'"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"messages": [{"role": "bot"}]}, f"must be {ROLES}, not 'bot'"),
+        ({"tools": [{"type": "custom"}]}, "must be 'function', not 'custom'"),
+        ({"tool_choice": "any"}, "must be one of 'auto', 'none', 'required', not 'any'"),
+        ({"tool_choice": {"type": "x"}}, "must be one of 'function', 'allowed_tools', not 'x'"),
+        ({"response_format": {"type": "x"}}, "'json_schema', 'text', not 'x'"),
+        ({"service_tier": 3}, "expected `str | null`, got `int`"),
+    ],
+)
+async def test_what_would_be_right_is_told(body: dict[str, Any], said: str) -> None:
+    async with served() as api, api.chat(**body) as response:
+        answer = await response.json()
+    assert response.status == 400
+    assert said in answer["error"]["message"]
+
+
 async def test_neutral_and_ignored_parameters_are_accepted() -> None:
     body = {
         "n": 1,
@@ -241,7 +261,7 @@ async def test_neutral_and_ignored_parameters_are_accepted() -> None:
         "response_format": {"type": "text"},
         "user": "me",
         "metadata": {"a": "b"},
-        "store": False,
+        "store": True,
         "service_tier": "auto",
         "logit_bias": None,
         "stop": None,

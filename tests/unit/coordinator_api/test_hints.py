@@ -35,6 +35,19 @@ async def test_the_template_is_told(body: dict[str, Any], prompt: str) -> None:
         assert prompt_of(api) == prompt
 
 
+async def test_a_message_without_content_may_be_sent_back() -> None:
+    """An answer has none if it is all reasoning; a client's own message must have some."""
+    source = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+    for role, status in (("assistant", 200), ("user", 400), ("system", 400), ("tool", 400)):
+        messages = [{"role": role, "content": None}, {"role": "user", "content": "x"}]
+        async with (
+            served(None, tool_tokenizer(source)) as api,
+            api.chat(messages=messages) as response,
+        ):
+            assert response.status == status
+            assert status == 400 or prompt_of(api) == "[][x]"
+
+
 async def test_what_was_refused_with_is_text_of_the_conversation() -> None:
     refused: Any = [
         {"role": "assistant", "content": None, "refusal": "I will not."},

@@ -91,3 +91,18 @@ async def test_errors_repeat_little_of_what_was_sent(body: dict[str, Any]) -> No
     assert response.status in (400, 404)
     assert is_error_body(json.loads(raw))
     assert len(raw) < 3000
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b" ", "it is empty"),
+        (b'{"model": "x", "user": "a\xff"}', "not valid UTF-8: invalid start byte (byte 25)"),
+        (rb'{"user": "cut \ud83d"}', "half of a surrogate pair (byte 14)"),
+        (rb'{"user": "\ud83d\ude00', "not valid JSON: Input data was truncated"),
+    ],
+)
+def test_what_is_wrong_with_a_text_is_told(text: bytes, said: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        JsonReader().read(text, "it")
+    assert said in caught.value.message

@@ -134,7 +134,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": schema_of(uniqueItems=True, type="array")}, SCHEMA, "'uniqueItems'"),
     ({"response_format": schema_of(**{"not": {}, "if": {}})}, SCHEMA, "'if', 'not'"),
     ({"response_format": schema_of(oneOf=[{}, {}])}, SCHEMA, "'oneOf'"),
-    ({"response_format": schema_of(type="string", format="x")}, SCHEMA, "'format'"),
+    ({"response_format": schema_of(type="string", format="regex")}, SCHEMA, "'format'"),
     ({"response_format": schema_of(type="string", pattern="(?=a)")}, SCHEMA, "look-around"),
     ({"response_format": schema_of(**{"$ref": "http://a/b"})}, SCHEMA, "'$ref'"),
     ({"response_format": schema_of(**{"x-guidance": {}})}, SCHEMA, "'x-guidance'"),
@@ -229,6 +229,36 @@ async def test_calls_are_enforced(tool_format: ToolFormat) -> None:
         assert await grammar_of(api, tool_choice="auto") == "", "that is up to the model"
 
 
+STRICT_F = {"type": "function", "function": tool("f")["function"] | {"strict": True}}
+ANY_H = tool("h", {"not": {}})  # not strict, so a schema that cannot be enforced does no harm
+
+
+@pytest.mark.parametrize("special", [True, False, None])
+@pytest.mark.parametrize("tool_format", [ToolFormat.HERMES, ToolFormat.MISTRAL])
+async def test_strict_calls_are_enforced_where_the_model_decides(
+    tool_format: ToolFormat, special: bool | None
+) -> None:
+    one = ONE[tool_format]
+    unlisted = one.replace('"f"', '"h"').replace('"x": 1', '"y": [2]')
+    two = TWO[tool_format].replace('"g"', '"h"')
+    good = ["Hello", "", "a <tool", "{", one, "Well\n" + one, unlisted, two, "Well: " + two]
+    good += ["<think>Well.</think>\n" + text for text in ("", "Hello", one, two)]
+    wrong = one.replace("1", '"1"')
+    bad = [wrong, "Well " + wrong, one.replace('"f"', '"i"'), one + "!", one[:-1], one + wrong]
+    marks = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<think>", "</think>"]
+    tokenizer = with_tokens(*(marks if special is not None else []), special=bool(special))
+    async with served(None, tokenizer, tool_format=tool_format) as api:
+        async with api.chat(tools=[STRICT_F, ANY_H]) as response:
+            assert response.status == 200, await response.text()
+        grammar = sent(api)
+        assert [text for text in good if not takes(grammar, text, tokenizer)] == []
+        assert [text for text in bad if takes(grammar, text, tokenizer)] == []
+        async with api.chat(tools=[STRICT_F, ANY_H], parallel_tool_calls=False) as response:
+            assert response.status == 200, await response.text()
+        assert takes(sent(api), "Well\n" + one, tokenizer)
+        assert not takes(sent(api), two, tokenizer)
+
+
 @pytest.mark.parametrize("tool_format", ONE)
 def test_what_is_enforced_is_what_is_understood(tool_format: ToolFormat) -> None:
     parser = tool_format.parser()
@@ -271,8 +301,9 @@ def with_tokens(*marks: str, special: bool = True) -> Tokenizer:
     return Tokenizer(backend, chat_template=ChatTemplate(TEMPLATE, {}))
 
 
-async def test_marks_are_special_tokens_where_there_are_such() -> None:
-    tokenizer = with_tokens("<tool_call>", "</tool_call>")
+@pytest.mark.parametrize("special", [True, False])  # not special: Qwen's
+async def test_marks_are_tokens_where_there_are_such(special: bool) -> None:
+    tokenizer = with_tokens("<tool_call>", "</tool_call>", special=special)
     async with (
         served(None, tokenizer) as api,
         api.chat(tools=TOOLS, tool_choice="required") as response,

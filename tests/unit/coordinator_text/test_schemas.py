@@ -37,6 +37,35 @@ def test_what_is_not_spoken_of_is_left_out(schema: Any, expected: Any) -> None:
     assert narrowed(schema) == expected
 
 
+DECIMAL = {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}  # pydantic's
+NAMED = {"type": "string", "pattern": "^(?<year>[0-9]{4})$"}  # a group, no look-behind
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        (TEXT | {"format": "password"}, TEXT),
+        (TEXT | {"format": "uri"}, TEXT | {"format": "uri"}),
+        (TEXT | {"format": "idn-email"}, TEXT | {"format": "idn-email"}),
+        ({"properties": {"format": TEXT}}, {"properties": {"format": TEXT}} | CLOSED),
+        ({"const": {"format": "x"}}, {"const": {"format": "x"}}),
+        ({"anyOf": [{"type": "number"}, DECIMAL]}, {"anyOf": [{"type": "number"}]}),
+        ({"anyOf": [DECIMAL]}, {"anyOf": [DECIMAL]}),
+        ({"anyOf": [NAMED, TEXT]}, {"anyOf": [NAMED, TEXT]}),
+        ({"allOf": [{"$ref": "#"}], "title": "x"}, {"$ref": "#", "title": "x"}),
+        (
+            {"properties": {"a": {"allOf": [TEXT | {"format": "x"}], "default": ""}}},
+            {"properties": {"a": TEXT | {"default": ""}}} | CLOSED,
+        ),
+        ({"allOf": [LISTED, {"format": "x"}]}, {"allOf": [LISTED, {}]}),
+        ({"allOf": [LISTED], "properties": {}}, {"allOf": [LISTED], "properties": {}}),
+        ({"allOf": 3, "format": 3, "anyOf": [3]}, {"allOf": 3, "format": 3, "anyOf": [3]}),
+    ],
+)
+def test_what_generators_write_out_of_habit_does_no_harm(schema: Any, expected: Any) -> None:
+    assert narrowed(schema) == expected
+
+
 @pytest.mark.parametrize(
     "schema",
     [

@@ -79,7 +79,7 @@ TOOLS: dict[str, dict[str, Any] | None] = {
 def test_calls_are_read_as_calls_of_the_functions(demo: DemoModel, tool_format: ToolFormat) -> None:
     """By the parsers that answers go through, and with arguments of the functions' schemas."""
     tools = [OfferedTool(name, schema, "tools") for name, schema in TOOLS.items()]
-    calls = CallGrammar(tool_format, tools, is_single=False, special_id=lambda _: None)
+    calls = CallGrammar(tool_format, tools, is_single=False, find_token=lambda _: None)
     grammar = AnswerGrammar(calls=calls).text()
     requests = [demo.request(grammar, seed, f"t{next(_ids)}", max_tokens=400) for seed in range(20)]
     demo.run(requests)
