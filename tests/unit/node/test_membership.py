@@ -25,6 +25,7 @@ from pdserve.config import Timeouts
 from pdserve.errors import MalformedMessage, NodeLost
 from pdserve.kv_layout import KvDtype
 from pdserve.metrics import CoordinatorMetrics
+from pdserve.node import link as link_module
 from pdserve.node.legs import Legs
 from pdserve.node.link import CoordinatorLink
 from pdserve.protocol import (
@@ -444,12 +445,19 @@ async def test_a_receiver_that_raises_does_not_end_the_membership(
         await until(coordinator.flow.is_ready)
 
 
-async def test_leaving_does_not_wait_for_a_coordinator_that_stopped_listening() -> None:
+@pytest.mark.parametrize("how", ["stops reading", "is gone"])
+async def test_leaving_does_not_wait_for_a_coordinator_that(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its deadline is for one that stays attached: the end of a stream is noticed as such."""
+    monkeypatch.setattr(link_module, "LEAVE_S", 0.2 if how == "stops reading" else 60.0)
+    is_over = asyncio.Event()
+
     async def attach(_: object, context: RawContext) -> None:
         await context.read()
         welcome = Welcome(coordinator_id="c", incarnation="1")
         await context.write(FROM_COORDINATOR.wrap(welcome).SerializeToString())
-        await asyncio.sleep(60)
+        await is_over.wait()
 
     async with raw_coordinator(attach) as link:
         running = asyncio.create_task(link.run())
@@ -457,8 +465,13 @@ async def test_leaving_does_not_wait_for_a_coordinator_that_stopped_listening() 
         event = TokenEvent(request_id="r", index=0, token_ids=[2**30] * 100_000)
         for _ in range(100):  # more than the stream's flow control lets through
             link.send(TokenBatch(events=[event]))
-        async with asyncio.timeout(TIMEOUTS.connect_s + 2):
-            await link.leave()
+        leaving = asyncio.create_task(link.leave())
+        await asyncio.sleep(0)  # so that it waits
+        if how == "is gone":
+            is_over.set()
+        async with asyncio.timeout(10):
+            await leaving
+        is_over.set()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
