@@ -22,7 +22,7 @@ from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.memory import KvPool, cpu_pool
 from kv_transfer.statistics import ExporterStatistics
-from kv_transfer.ticket import Ticket, TicketSealer
+from kv_transfer.ticket import Ticket, TicketSealer, max_blocks
 from kv_transfer.transports.catalog import KINDS, TransportKind
 from kv_transfer.transports.interface import TransportServer
 from pdserve.clock import Clock
@@ -90,6 +90,11 @@ class Exporter:
         """The layout of the exported pool."""
         return self.identity.layout
 
+    @property
+    def max_ticket_blocks(self) -> int:
+        """The most blocks of one ticket; more KV takes several tickets."""
+        return max_blocks(self.layout.num_kv_heads if self._with_checksums else 0)
+
     async def start(self, host: str, advertised_host: str | None = None) -> None:
         """Start all servers on `host`, which peers reach as `advertised_host` (default: the same).
 
@@ -147,7 +152,8 @@ class Exporter:
         have finished, not just have been launched: wait for an event on the model's stream first.
 
         Raises:
-            ValueError: the blocks do not match the token range or the pool, or layers are invalid.
+            ValueError: the blocks do not match the token range or the pool, or are more than
+                `max_ticket_blocks`, or layers are invalid.
         """
         ids = self._check_blocks(first_token, num_tokens, block_ids)
         if layers is None:
