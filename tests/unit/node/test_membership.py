@@ -15,7 +15,6 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.admission import Admission, WaitingLine
-from coordinator.flow import Flow
 from coordinator.generation import GenerationRequest
 from coordinator.registry import Registry
 from coordinator.routing import Router
@@ -24,7 +23,6 @@ from coordinator.service import CoordinatorService
 from pdserve.config import Timeouts
 from pdserve.errors import MalformedMessage, NodeLost
 from pdserve.kv_layout import KvDtype
-from pdserve.metrics import CoordinatorMetrics
 from pdserve.node import link as link_module
 from pdserve.node.legs import Legs
 from pdserve.node.link import CoordinatorLink
@@ -52,7 +50,7 @@ from pdserve.wire.channel import Server, open_channel
 from pdserve.wire.coordinator_pb2_grpc import CoordinatorStub
 from pdserve.wire.envelopes import FROM_COORDINATOR, FROM_NODE
 from tests.hellos import LAYOUT, node_hello
-from tests.unit.coordinator.members import output
+from tests.unit.coordinator.members import made_flow, output
 
 TIMEOUTS = Timeouts(heartbeat_s=0.05, liveness_s=0.4, connect_s=0.4, reconnect_s=0.02)
 RawContext: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
@@ -67,14 +65,9 @@ class Coordinator:
 
     def __init__(self, timeouts: Timeouts = TIMEOUTS) -> None:
         self.registry = Registry()
-        self.flow = Flow(
-            self.registry,
-            Router(self.registry, "colocated"),
-            Admission(WaitingLine[RunningRequest](8)),
-            CoordinatorMetrics(),
-            model="m",
-            request_s=60,
-        )
+        router = Router(self.registry, "colocated")
+        admission = Admission(WaitingLine[RunningRequest](8))
+        self.flow = made_flow(self.registry, router, admission)
         self.server = Server(timeouts.liveness_s)
         welcome = Welcome(coordinator_id="c", incarnation="1")
         service = CoordinatorService(self.registry, self.flow, "m", welcome, timeouts)
