@@ -34,7 +34,7 @@ from pdserve.errors import (
 )
 from pdserve.introduction import is_introduced, new_key
 from pdserve.kv_layout import KvLayout
-from pdserve.protocol import ExporterWelcome, PullerHello, TransportOffer
+from pdserve.protocol import ExporterWelcome, PullerHello, TransportOffer, TransportReach
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +89,16 @@ class Exporter:
     def layout(self) -> KvLayout:
         """The layout of the exported pool."""
         return self.identity.layout
+
+    @property
+    def reaches(self) -> list[TransportReach]:
+        """Which nodes each available transport reaches, best first. Call after `start`."""
+        available = {offer.name for offer in self.offers if not offer.unavailable}
+        return [
+            TransportReach(name=kind.name, domain=kind.domain(self.pool))
+            for kind in self._kinds
+            if kind.name in available
+        ]
 
     @property
     def max_ticket_blocks(self) -> int:

@@ -255,6 +255,7 @@ class Node:
             max_model_len=self._model.max_model_len,
             introduction_key=self._parts.exporter.introduction_key,
             prefill_refusal=self._services.prefill_refusal,
+            transports=self._parts.exporter.reaches,
         )
 
     def _load_report(self) -> LoadReport:

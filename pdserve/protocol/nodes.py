@@ -34,6 +34,13 @@ class NodeAddress(Message, frozen=True):
     introduction: bytes = b""  # pdserve/introduction.py; valid for one incarnation of one puller
 
 
+class TransportReach(Message, frozen=True):
+    """Which nodes one transport of a node reaches: those that have it in the same domain."""
+
+    name: str
+    domain: str = ""  # a host, for example; empty: the domain of all nodes
+
+
 class NodeHello(Message, frozen=True):
     """The first message of a node on a stream: its identity and capacity."""
 
@@ -50,6 +57,7 @@ class NodeHello(Message, frozen=True):
     max_model_len: int
     introduction_key: bytes = b""  # with which coordinators vouch for pullers; a secret
     prefill_refusal: str = ""  # why the node can never be a prefill node; empty: it can
+    transports: list[TransportReach] = []  # over which its KV can move, to it and from it
 
 
 class Welcome(Message, frozen=True):
