@@ -1,7 +1,7 @@
 """Which prefill nodes can hand requests off to which decode nodes: KV must be able to move.
 
-Nodes have few different sets of transports, and the ready nodes seldom change. So the answers are
-kept by set until they do, and a decision only looks them up.
+The answers are kept until the ready nodes change, which they seldom do, so a decision only looks
+them up. Nodes with the same transports have the same partners.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class Pairs:
         self._fleet = fleet
         self._ready = fleet.ready(None)  # the nodes that the following is about
         self._prefills: Ints | None = None
-        self._sharing: dict[tuple[frozenset[TransportReach], NodeRole], Ints] = {}
+        self._decodes: dict[int, Ints] = {}  # by slot
+        self._partners: dict[tuple[frozenset[TransportReach], NodeRole], Ints] = {}
         self._looked_at: dict[Member, NodeRole] = {}  # ready nodes, and the roles they had
         registry.on_changed(self._changed)
         registry.on_lost(self._lost)
@@ -40,41 +41,42 @@ class Pairs:
 
     def decodes(self, prefill: int) -> Ints:
         """Return the decode nodes that a prefill node can hand requests off to."""
-        return self._partners(self._fleet.member(prefill), NodeRole.DECODE)
+        self._forget_if_changed()
+        slots = self._decodes.get(prefill)
+        if slots is None:
+            member = self._fleet.member(prefill)
+            slots = self._decodes[prefill] = self._partners_of(member, NodeRole.DECODE)
+        return slots
 
     def is_alone(self, member: Member) -> bool:
         """Return whether the other pool has ready nodes, none of which shares a transport."""
-        other = _other(member.role)
-        return len(self._fleet.ready(other)) > 0 and len(self._partners(member, other)) == 0
-
-    def check_any(self) -> None:
-        """Check that there is a pair, given that both pools have ready nodes.
-
-        Raises:
-            NoNodeAvailable: there is none; says which transports each pool has.
-        """
-        if len(self.prefills()) == 0:
-            pools = [f"{role.name.lower()} nodes have {self._offer(role)}" for role in NodeRole]
-            raise NoNodeAvailable(
-                f"no prefill node shares a KV transport with a decode node: {', '.join(pools)}; "
-                "start both pools with a common one (--transports), or the coordinator with "
-                "--mode adaptive, where one node can serve a request"
-            )
-
-    def _partners(self, member: Member, role: NodeRole) -> Ints:
         self._forget_if_changed()
+        other = _other(member.role)
+        return len(self._fleet.ready(other)) > 0 and len(self._partners_of(member, other)) == 0
+
+    def obstacle(self) -> NoNodeAvailable:
+        """Return why there is no pair, although both pools have ready nodes."""
+        pools = [f"{role.name.lower()} nodes have {self._offer(role)}" for role in NodeRole]
+        return NoNodeAvailable(
+            f"no prefill node shares a KV transport with a decode node: {', '.join(pools)}; start "
+            "both pools with a common one (--transports), or the coordinator with --mode adaptive, "
+            "where one node can serve a request"
+        )
+
+    def _partners_of(self, member: Member, role: NodeRole) -> Ints:
+        """Return the ready nodes of a pool that share a transport with a node."""
         key = (member.reaches, role)
-        slots = self._sharing.get(key)
+        slots = self._partners.get(key)
         if slots is None:
             ready = self._fleet.ready(role)
             shares = [self._fleet.member(s).shares_transport(member) for s in ready.tolist()]
-            slots = self._sharing[key] = ready if all(shares) else ready[shares]
+            slots = self._partners[key] = ready if all(shares) else ready[shares]
         return slots
 
     def _forget_if_changed(self) -> None:
         ready = self._fleet.ready(None)
         if ready is not self._ready:  # a new array on any change of either pool
-            self._ready, self._prefills, self._sharing = ready, None, {}
+            self._ready, self._prefills, self._decodes, self._partners = ready, None, {}, {}
 
     def _offer(self, role: NodeRole) -> str:
         members = [self._fleet.member(slot) for slot in self._fleet.ready(role).tolist()]

@@ -218,12 +218,14 @@ class Router:
 
     def _prefills(self, outlook: Outlook) -> Ints:
         """Return the prefill nodes that the request may go to, from which it may be handed off."""
-        slots = self._slots(NodeRole.PREFILL)
         if outlook.ends_with_token_1:
-            return slots
-        self._slots(NodeRole.DECODE)
-        self.pairs.check_any()
-        return self.pairs.prefills()
+            return self._slots(NodeRole.PREFILL)
+        prefills = self.pairs.prefills()
+        if len(prefills) == 0:
+            for role in NodeRole:
+                self._slots(role)
+            raise self.pairs.obstacle()
+        return prefills
 
     def _slots(self, role: NodeRole | None) -> Ints:
         """Return the ready nodes of a pool, or of both."""
