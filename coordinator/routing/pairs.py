@@ -51,7 +51,7 @@ class Pairs:
     def is_alone(self, member: Member) -> bool:
         """Return whether the other pool has ready nodes, none of which shares a transport."""
         self._forget_if_changed()
-        other = _other(member.role)
+        other = member.role.other
         return len(self._fleet.ready(other)) > 0 and len(self._partners_of(member, other)) == 0
 
     def obstacle(self) -> NoNodeAvailable:
@@ -89,18 +89,12 @@ class Pairs:
         if member.is_ready and self._looked_at.get(member) is not member.role:
             self._looked_at[member] = member.role
             if self.is_alone(member):
-                names = " and ".join(reach.name for reach in member.hello.transports) or "none"
-                other = _other(member.role).name.lower()
                 log.warning(
                     "%s shares no KV transport with any %s node: it has %s",
                     member.node_id,
-                    other,
-                    names,
+                    member.role.other.name.lower(),
+                    " and ".join(reach.name for reach in member.hello.transports) or "none",
                 )
 
     def _lost(self, member: Member) -> None:
         self._looked_at.pop(member, None)
-
-
-def _other(role: NodeRole) -> NodeRole:
-    return NodeRole.DECODE if role is NodeRole.PREFILL else NodeRole.PREFILL

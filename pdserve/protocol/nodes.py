@@ -16,6 +16,11 @@ class NodeRole(IntEnum):
     PREFILL = 1
     DECODE = 2
 
+    @property
+    def other(self) -> NodeRole:
+        """The other pool."""
+        return NodeRole.DECODE if self is NodeRole.PREFILL else NodeRole.PREFILL
+
 
 class NodeState(IntEnum):
     """Where a node is in its life. Only READY nodes are given new legs."""
