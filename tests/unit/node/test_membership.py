@@ -23,9 +23,9 @@ from coordinator.service import CoordinatorService
 from pdserve.config import Timeouts
 from pdserve.errors import MalformedMessage, NodeLost
 from pdserve.kv_layout import KvDtype
-from pdserve.node import link as link_module
+from pdserve.node import coordinator_link as link_module
+from pdserve.node.coordinator_link import CoordinatorLink
 from pdserve.node.legs import Legs
-from pdserve.node.link import CoordinatorLink
 from pdserve.protocol import (
     DecodeLeg,
     FinishReason,
