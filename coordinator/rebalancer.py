@@ -48,11 +48,6 @@ class Turn:
     role: NodeRole
 
 
-def other(role: NodeRole) -> NodeRole:
-    """Return the other pool."""
-    return NodeRole.DECODE if role is NodeRole.PREFILL else NodeRole.PREFILL
-
-
 def pool_load(nodes: Iterable[NodeLoad], role: NodeRole) -> float | None:
     """Return the mean load of a pool; infinite without nodes, None while no node has a load."""
     pool = [node for node in nodes if node.role is role]
@@ -88,7 +83,7 @@ class Rebalancer:
         able = [
             node
             for node in nodes
-            if node.role is other(short)
+            if node.role is short.other
             and node.load is not None
             and node.may_turn
             and now_s - self._since[node.node_id][1] >= DWELL_S
@@ -110,8 +105,8 @@ class Rebalancer:
 
 def _is_short(nodes: Sequence[NodeLoad], role: NodeRole) -> bool:
     """Return whether a pool is late and the other one can spare a node."""
-    load, others_load = pool_load(nodes, role), pool_load(nodes, other(role))
-    num_others = sum(node.role is other(role) and node.load is not None for node in nodes)
+    load, others_load = pool_load(nodes, role), pool_load(nodes, role.other)
+    num_others = sum(node.role is role.other and node.load is not None for node in nodes)
     if load is None or others_load is None or load < LATE or num_others < 2:
         return False
     return load == inf or others_load * num_others / (num_others - 1) < SPARE

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 import msgspec
@@ -24,6 +24,7 @@ from pdserve.protocol import (
     NodeRole,
     NodeState,
     PerfReport,
+    TransportReach,
 )
 from pdserve.wire.outbox import Outbox
 
@@ -39,6 +40,11 @@ class Member:
     load: LoadReport
     slot: int = 0  # unique among members
     perf: PerfReport | None = None  # None: the node has not reported its profile yet
+    reaches: frozenset[TransportReach] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make the set of transports, which is compared with that of other nodes."""
+        self.reaches = frozenset(self.hello.transports)
 
     @property
     def node_id(self) -> str:
@@ -54,6 +60,10 @@ class Member:
     def is_ready(self) -> bool:
         """Whether the node accepts new legs."""
         return self.load.state is NodeState.READY
+
+    def shares_transport(self, other: Member) -> bool:
+        """Return whether KV can move between the two nodes."""
+        return not self.reaches.isdisjoint(other.reaches)
 
     def address_for(self, puller: Member) -> NodeAddress:
         """Return where this incarnation exports its KV, with an introduction for `puller`'s."""

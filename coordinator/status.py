@@ -9,7 +9,7 @@ import msgspec
 
 from coordinator.admission import WaitingLine
 from coordinator.registry import Member, Registry
-from coordinator.routing import NodeOutlook, Router
+from coordinator.routing import Router
 from coordinator.running import RunningRequest
 from pdserve.metrics import CoordinatorMetrics
 
@@ -17,7 +17,7 @@ from pdserve.metrics import CoordinatorMetrics
 def describe_nodes(registry: Registry, router: Router) -> list[dict[str, object]]:
     """Describe every member, JSON-ready, sorted by node id."""
     members = sorted(registry, key=lambda m: m.node_id)
-    return [_describe_node(member, router.node_outlook(member)) for member in members]
+    return [_describe_node(member, router) for member in members]
 
 
 def describe_waiting(waiting: Iterable[RunningRequest], now_s: float) -> list[dict[str, object]]:
@@ -52,8 +52,8 @@ def watch_line(line: WaitingLine[RunningRequest], metrics: CoordinatorMetrics) -
     )
 
 
-def _describe_node(member: Member, outlook: NodeOutlook) -> dict[str, object]:
-    hello, load = member.hello, member.load
+def _describe_node(member: Member, router: Router) -> dict[str, object]:
+    hello, load, outlook = member.hello, member.load, router.node_outlook(member)
     return {
         "node_id": hello.node_id,
         "role": member.role.name.lower(),
@@ -72,5 +72,7 @@ def _describe_node(member: Member, outlook: NodeOutlook) -> dict[str, object]:
         "step_time_ms": load.step_time_s * 1e3,
         "predicted_queue_ms": outlook.queue_s * 1e3,
         "predicted_tpot_ms": outlook.tpot_s * 1e3,
+        "transports": [reach.name for reach in hello.transports],
+        "is_alone": router.pairs.is_alone(member),
         "links": msgspec.to_builtins(load.links),
     }

@@ -22,7 +22,7 @@ from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.memory import KvPool, cpu_pool
 from kv_transfer.statistics import ExporterStatistics
-from kv_transfer.ticket import Ticket, TicketSealer
+from kv_transfer.ticket import Ticket, TicketSealer, max_blocks
 from kv_transfer.transports.catalog import KINDS, TransportKind
 from kv_transfer.transports.interface import TransportServer
 from pdserve.clock import Clock
@@ -34,7 +34,7 @@ from pdserve.errors import (
 )
 from pdserve.introduction import is_introduced, new_key
 from pdserve.kv_layout import KvLayout
-from pdserve.protocol import ExporterWelcome, PullerHello, TransportOffer
+from pdserve.protocol import ExporterWelcome, PullerHello, TransportOffer, TransportReach
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +89,21 @@ class Exporter:
     def layout(self) -> KvLayout:
         """The layout of the exported pool."""
         return self.identity.layout
+
+    @property
+    def reaches(self) -> list[TransportReach]:
+        """Which nodes each available transport reaches, best first. Call after `start`."""
+        available = {offer.name for offer in self.offers if not offer.unavailable}
+        return [
+            TransportReach(name=kind.name, domain=kind.domain(self.pool))
+            for kind in self._kinds
+            if kind.name in available
+        ]
+
+    @property
+    def max_ticket_blocks(self) -> int:
+        """The most blocks of one ticket; more KV takes several tickets."""
+        return max_blocks(self.layout.num_kv_heads if self._with_checksums else 0)
 
     async def start(self, host: str, advertised_host: str | None = None) -> None:
         """Start all servers on `host`, which peers reach as `advertised_host` (default: the same).
@@ -147,7 +162,8 @@ class Exporter:
         have finished, not just have been launched: wait for an event on the model's stream first.
 
         Raises:
-            ValueError: the blocks do not match the token range or the pool, or layers are invalid.
+            ValueError: the blocks do not match the token range or the pool, or are more than
+                `max_ticket_blocks`, or layers are invalid.
         """
         ids = self._check_blocks(first_token, num_tokens, block_ids)
         if layers is None:

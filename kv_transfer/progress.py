@@ -11,7 +11,7 @@ layers
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pdserve.errors import MalformedMessage
 
@@ -29,6 +29,15 @@ class KvPart:
     def layers(self) -> range:
         """The layers as a range."""
         return range(self.first_layer, self.end_layer)
+
+    def pieces(self, max_tokens: int) -> list[KvPart]:
+        """The same KV in parts of at most so many tokens."""
+        begins = range(self.first_token, self.end_token, max_tokens)
+        ends = [*begins[1:], self.end_token]
+        return [
+            replace(self, first_token=begin, end_token=end)
+            for begin, end in zip(begins, ends, strict=True)
+        ]
 
 
 class Progress:

@@ -23,8 +23,10 @@ from pdserve.clock import Clock
 from pdserve.errors import StaleIncarnation, TicketInvalid
 from pdserve.kv_layout import KvLayout
 
-MAX_TICKET_BYTES = 2 << 20  # about 130,000 blocks
+MAX_TICKET_BYTES = 2 << 20  # see `max_blocks`
 MAC_BYTES = 32
+_OTHER_BYTES = 8 << 10  # more than all fields together that are no lists
+_NUMBER_BYTES = 9  # in msgpack, at most
 
 _Name = Annotated[str, Meta(max_length=256)]
 _Count = Annotated[int, Meta(ge=0, le=1 << 40)]
@@ -124,6 +126,11 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
             )
 
 
+def max_blocks(num_checksums: int) -> int:
+    """The most blocks that a ticket has room for in any case, with so many checksums for each."""
+    return (MAX_TICKET_BYTES - _OTHER_BYTES) // (_NUMBER_BYTES * (2 + num_checksums))
+
+
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Ticket)
 
@@ -140,7 +147,7 @@ class TicketSealer:
         """Encode a ticket and append its MAC.
 
         Raises:
-            ValueError: more than MAX_TICKET_BYTES; issue several tickets instead.
+            ValueError: more than MAX_TICKET_BYTES; up to `max_blocks` are always fewer.
         """
         body = _ENCODER.encode(ticket)
         if len(body) + MAC_BYTES > MAX_TICKET_BYTES:

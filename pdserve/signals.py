@@ -1,9 +1,21 @@
-"""SIGTERM, SIGINT and SIGHUP as events: the first signal drains, the second stops at once."""
+"""SIGTERM, SIGINT and SIGHUP: the first signal drains, the second one ends the process.
+
+A process stops by itself when it is asked to stop now, but not while a thread of it computes or
+waits: loading weights, or the last step of a model. So the second signal also sets a deadline,
+after which the process is ended whatever it is doing. Its peers notice at once, as with any crash,
+and its memory is freed by the kernel.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import threading
+from typing import Final
+
+NOW_S: Final = 1.0  # from the second signal to the end of the process
+FORCED: Final = 128 + signal.SIGINT  # exit code of a process that was ended, as shells report it
 
 
 class StopSignals:
@@ -17,6 +29,9 @@ class StopSignals:
             loop.add_signal_handler(signum, self._received)
 
     def _received(self) -> None:
-        if self.drain.is_set():
+        if self.drain.is_set() and not self.now.is_set():
             self.now.set()
+            deadline = threading.Timer(NOW_S, os._exit, (FORCED,))
+            deadline.daemon = True  # it does not keep a process alive that ends in time
+            deadline.start()
         self.drain.set()

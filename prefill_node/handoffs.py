@@ -10,12 +10,16 @@ ends. A subscriber that asks for everything at the end receives nothing before t
 
 KV is normally announced at the end of the step that computes it. If that is much KV, it is
 announced layer by layer while the step runs, so that little is left to pull after the last token.
+
+Whatever goes wrong while KV is announced ends that handoff alone: neither the node nor the session
+that it is announced to.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 from kv_transfer.exporter import Exporter
@@ -35,9 +39,9 @@ _MAX_LAYER_GROUPS = 8  # per step: with more groups the last one would hardly be
 class Handoffs:
     """All handoffs of one node.
 
-    `on_settled` is called for handoffs that every subscriber is done with, `on_expired` for those
-    that nobody subscribed to within `lease_s`. During a step, KV is announced from `announce_bytes`
-    on; with 0, never.
+    `on_settled` is called for handoffs that every subscriber is done with, `on_failed` for those
+    that nobody subscribed to within `lease_s`, or whose KV could not be announced. During a step,
+    KV is announced from `announce_bytes` on; with 0, never.
     """
 
     def __init__(
@@ -46,14 +50,14 @@ class Handoffs:
         pool: BlockPool,
         *,
         on_settled: Callable[[str], None],
-        on_expired: Callable[[str, PdserveError], None],
+        on_failed: Callable[[str, PdserveError], None],
         lease_s: float,
         announce_bytes: int,
     ) -> None:
         self._exporter = exporter
         self._pinned = PinnedBlocks(pool)
         self._on_settled = on_settled
-        self._on_expired = on_expired
+        self._on_failed = on_failed
         self._lease_s = lease_s
         self._announce_bytes = announce_bytes
         self._num_layers = exporter.layout.num_layers
@@ -88,11 +92,14 @@ class Handoffs:
             return []
         most_bytes = 0
         for row in rows:
+            computed = row.request.num_computed_tokens
             for handoff in self._of(row.request):
-                computed = row.request.num_computed_tokens
-                handoff.announce_if(row.request, computed, self._num_layers, self._announce_bytes)
-                computed += row.num_tokens
-                to_come = handoff.held.missing(row.request, computed, self._num_layers)
+                with self._containing(handoff):
+                    handoff.announce_if(
+                        row.request, computed, self._num_layers, self._announce_bytes
+                    )
+                end = computed + row.num_tokens
+                to_come = handoff.held.missing(row.request, end, self._num_layers)
                 most_bytes = max(most_bytes, handoff.held.num_bytes(to_come))
         if most_bytes <= self._announce_bytes:
             return []
@@ -107,12 +114,14 @@ class Handoffs:
                 continue
             for handoff in self._of(row.request):
                 computed = row.request.num_computed_tokens + row.num_tokens
-                handoff.announce_if(row.request, computed, num_layers, self._announce_bytes)
+                with self._containing(handoff):
+                    handoff.announce_if(row.request, computed, num_layers, self._announce_bytes)
 
     def announce(self, request: Request) -> None:
         """Announce the blocks that a finished step has completed, as far as not announced yet."""
         for handoff in self._of(request):
-            handoff.announce_if(request, request.num_computed_tokens, self._num_layers, 0)
+            with self._containing(handoff):
+                handoff.announce_if(request, request.num_computed_tokens, self._num_layers, 0)
 
     def publish(self, request: Request, record: HandoffRecord) -> None:
         """Publish that the prefill is over, in one message with the last part to announce.
@@ -123,8 +132,9 @@ class Handoffs:
         handoff = self._handoffs.get(record.request_id)
         if handoff is None:
             return
-        handoff.publish(request, record)
-        if not handoff.subscribers:
+        with self._containing(handoff):
+            handoff.publish(request, record)
+        if record.request_id in self and not handoff.subscribers:
             self._start_lease(record.request_id, handoff)
 
     def end(self, request_id: str, reason: PdserveError) -> None:
@@ -141,7 +151,8 @@ class Handoffs:
         # A subscriber that subscribed several times unsubscribes only once.
         is_follower = handoff.subscribers.setdefault(subscriber, not at_end)
         if is_follower or handoff.record is not None:
-            handoff.repeat(subscriber)
+            with self._containing(handoff):
+                handoff.repeat(subscriber)
         if handoff.is_open:
             handoff.stop_lease()
         elif not handoff.is_leased:
@@ -151,7 +162,8 @@ class Handoffs:
         """Repeat all announcements with fresh tickets, for a subscriber whose tickets are old."""
         handoff = self._handoffs.get(request_id)
         if handoff is not None and subscriber in handoff.subscribers:
-            handoff.repeat(subscriber)
+            with self._containing(handoff):
+                handoff.repeat(subscriber)
 
     def unsubscribe(self, request_id: str, subscriber: Subscriber) -> None:
         """Remove a subscriber whose session broke."""
@@ -188,6 +200,19 @@ class Handoffs:
             if handoff is not None and (answer is request or handoff.is_followed):
                 yield handoff
 
+    @contextmanager
+    def _containing(self, handoff: Handoff) -> Iterator[None]:
+        """End the handoff, if the body raises."""
+        try:
+            yield
+        except Exception as error:  # one bad handoff must not end the node
+            request_id = handoff.held.request_id
+            log.exception("the handoff of %s failed", request_id)
+            if not isinstance(error, PdserveError):
+                error = PdserveError(f"the handoff failed: {type(error).__name__}: {error}")
+            self.end(request_id, error)
+            self._on_failed(request_id, error)
+
     def _get_or_make(self, request_id: str) -> Handoff:
         handoff = self._handoffs.get(request_id)
         if handoff is None:
@@ -218,4 +243,4 @@ class Handoffs:
         log.warning("%s", error)
         self.end(request_id, error)
         if handoff.is_open:
-            self._on_expired(request_id, error)
+            self._on_failed(request_id, error)

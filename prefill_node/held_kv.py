@@ -46,6 +46,7 @@ class HeldKv:
         self.num_layers = exporter.layout.num_layers
         self._exporter = exporter
         self._layout = exporter.layout
+        self._max_tokens = exporter.max_ticket_blocks * exporter.layout.block_size
         self._pinned = pinned
         self._progress = Progress(self.num_layers)
         self._states = BlockStates(EXPORTER, request_id)
@@ -59,7 +60,7 @@ class HeldKv:
         end_token = min(num_computed, request.num_prompt_tokens)
         if end_token < request.num_prompt_tokens:
             end_token -= end_token % self._layout.block_size
-        return self._progress.until(end_token, num_layers)
+        return self._in_tickets(self._progress.until(end_token, num_layers))
 
     def announce(self, request: Request, part: KvPart) -> None:
         """Mark the next part as announced, and hold its blocks from now on.
@@ -78,7 +79,7 @@ class HeldKv:
 
     def renew(self) -> list[KvPart]:
         """Return everything announced so far as parts, which are to be announced again."""
-        parts = self._progress.whole()
+        parts = self._in_tickets(self._progress.whole())
         for part in parts:
             self._states.move(self._blocks_of(part), ExporterMove.RENEW)
         return parts
@@ -105,6 +106,19 @@ class HeldKv:
             self._pinned.release(self.block_ids)
             self.block_ids = []
         self._states.check_ended()
+
+    def _in_tickets(self, parts: Sequence[KvPart]) -> list[KvPart]:
+        """Split the parts into those of a ticket each.
+
+        Some layers of a chunk can only be announced as one part. If that is too large, they are
+        left out, and are announced with the chunk's last layers.
+        """
+        return [
+            piece
+            for part in parts
+            for piece in part.pieces(self._max_tokens)
+            if piece == part or part.end_layer == self.num_layers
+        ]
 
     def _blocks_of(self, part: KvPart) -> list[int]:
         first_block = part.first_token // self._layout.block_size

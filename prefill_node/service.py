@@ -47,7 +47,7 @@ class PrefillNode:
             parts.exporter,
             pool,
             on_settled=self._settled,
-            on_expired=self._expired,
+            on_failed=self._handoff_failed,
             lease_s=parts.config.timeouts.lease_s,
             announce_bytes=handoff.announce_bytes,
         )
@@ -149,7 +149,7 @@ class PrefillNode:
         self._parts.legs.close(request_id)
         self._stop(request_id)  # it may have been given up during the prefill
 
-    def _expired(self, request_id: str, error: PdserveError) -> None:
+    def _handoff_failed(self, request_id: str, error: PdserveError) -> None:
         self._stop(request_id)
         self._parts.legs.fail(request_id, error)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from pdserve.kv_layout import KvDtype, KvLayout
-from pdserve.protocol import NodeHello, NodeRole, NodeState
+from pdserve.protocol import NodeHello, NodeRole, NodeState, TransportReach
 
 LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, head_dim=8, block_size=4, dtype=KvDtype.FLOAT32)
 
@@ -25,5 +25,6 @@ def node_hello(node_id: str, role: NodeRole = NodeRole.DECODE, **changes: object
         num_blocks=100,
         max_model_len=64,
         introduction_key=bytes(32),
+        transports=[TransportReach(name="tcp")],
     )
     return replace(hello, **changes)

@@ -22,6 +22,7 @@ from pdserve.protocol import (
     Slo,
     StepCosts,
     TransferCosts,
+    TransportReach,
 )
 from pdserve.wire.outbox import Outbox
 
@@ -115,6 +116,7 @@ class MadeUpNodes:
             num_blocks=_NUM_BLOCKS,
             max_model_len=1 << 17,
             introduction_key=bytes(32),
+            transports=[TransportReach(name="tcp")],
         )
         member = self.registry.add(hello, Outbox())
         slower = 1 + number % _NUM_PROFILES / 10

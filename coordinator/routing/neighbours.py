@@ -71,7 +71,7 @@ class Neighbours(SlotArrays):
             self.apart[slot] = self.beside[slot] = self.beside_step_s[slot] = 0.0
         if len(host.slots) < 2:
             return
-        other_pool = _other(member.role)
+        other_pool = member.role.other
         is_beside = any(
             self._fleet.role[other] == other_pool and self._decodes.has_requests(other, now_s)
             for other in host.slots
@@ -121,10 +121,6 @@ class Neighbours(SlotArrays):
 def _average(seen: Floats, slot: int, new: float) -> None:
     """Move an average towards a new value; the first one is taken as it is."""
     seen[slot] += (_WEIGHT if seen[slot] else 1.0) * (new - seen[slot])
-
-
-def _other(role: NodeRole) -> NodeRole:
-    return NodeRole.DECODE if role is NodeRole.PREFILL else NodeRole.PREFILL
 
 
 def _name(member: Member) -> str:

@@ -56,6 +56,11 @@ class Outlook:
         self.decodes: DecodeLoad = books.decodes
         self.queues: PrefillQueues = books.queues
 
+    @property
+    def ends_with_token_1(self) -> bool:
+        """Whether the request wants no more than a single token, so no decode node."""
+        return self.request.sampling.max_tokens <= 1
+
     @cached_property
     def view(self) -> FleetView:
         """The native view of all nodes for this request."""

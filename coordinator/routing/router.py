@@ -16,6 +16,7 @@ from coordinator.routing.fleet import Fleet
 from coordinator.routing.handed_off import HandedOff
 from coordinator.routing.one_node import OneNode
 from coordinator.routing.outlook import Outlook, Times
+from coordinator.routing.pairs import Pairs
 from coordinator.routing.placement import Placement
 from coordinator.routing.policies import make_policy
 from coordinator.routing.sides import SAFETY, USUAL_TPOT_S, OnOneNode, choose, score
@@ -54,6 +55,7 @@ class Router:
         self._registry = registry
         self._clock = clock or SystemClock()
         self.fleet = Fleet(registry)
+        self.pairs = Pairs(registry, self.fleet)
         self._books = Books(registry, self.fleet, self._clock)
         self._policy = make_policy(policy)
         registry.on_lost(self.prefixes.remove)
@@ -61,10 +63,10 @@ class Router:
     # ---- placing -------------------------------------------------------------------------------
 
     def can_route(self) -> bool:
-        """Return whether every pool that the mode needs has a ready node."""
+        """Return whether there are ready nodes in all pools that the mode needs."""
         match self.mode:
             case "disaggregated":
-                return all(len(self.fleet.ready(role)) > 0 for role in NodeRole)
+                return len(self.pairs.prefills()) > 0
             case "colocated":
                 return len(self.fleet.ready(NodeRole.DECODE)) > 0
             case "adaptive":
@@ -74,7 +76,8 @@ class Router:
         """Choose nodes for a request; one that wants a single token needs no decode node.
 
         Raises:
-            NoNodeAvailable: a pool that is needed has no ready node; says which.
+            NoNodeAvailable: a pool that is needed has no ready node, or KV cannot move from one
+                to the other; says which.
         """
         return self.place_hashed(request, PromptHashes(request.token_ids, request.cache_salt))
 
@@ -94,7 +97,7 @@ class Router:
         """Choose a decode node for another answer to a prompt; `first` has the prefill.
 
         Raises:
-            NoNodeAvailable: no decode node is ready.
+            NoNodeAvailable: no decode node that can pull from that prefill node is ready.
         """
         assert first.prefill is not None
         outlook = Outlook(self.fleet, self._books, request, first.hits, self._clock.now())
@@ -141,12 +144,10 @@ class Router:
 
     def _adaptive(self, outlook: Outlook) -> Placement:
         """Choose between one node of either pool and a handoff as in disaggregated mode."""
-        prefills, decodes = (self.fleet.ready(role) for role in NodeRole)
-        if len(prefills) == 0:
-            return self._local(outlook, self._slots(NodeRole.DECODE))
-        if len(decodes) == 0:
-            return self._local(outlook, prefills)
-        anywhere = self.fleet.ready(None)
+        anywhere, prefills = self._slots(None), self.pairs.prefills()
+        if len(prefills) == 0:  # there is no pair
+            return self._local(outlook, anywhere)
+        decodes = self.fleet.ready(NodeRole.DECODE)
         looked_at = {
             *least(outlook.rough_cost, anywhere, FEW),
             *least(outlook.ttft_s, prefills, FEW),
@@ -166,7 +167,7 @@ class Router:
         self, outlook: Outlook, cost_s: Floats, ttft_s: Floats, begins_s: Floats
     ) -> Placement:
         """Place the prefill on the node that the policy picks by `cost_s`, then the decode leg."""
-        slots, tokens = self._slots(NodeRole.PREFILL), self._books.queues.tokens_with_others()
+        slots, tokens = self._prefills(outlook), self._books.queues.tokens_with_others()
         prefill = self._pick("prefill", outlook, slots, cost_s, tokens)
         return self._behind(outlook, prefill, float(ttft_s[prefill]), begins_s)
 
@@ -174,9 +175,11 @@ class Router:
         self, outlook: Outlook, prefill: int, first_s: float, begins_s: Floats
     ) -> Placement:
         """Choose the decode node, given that `prefill` computes token 1 in `first_s`."""
-        if outlook.request.sampling.max_tokens <= 1:
+        if outlook.ends_with_token_1:
             return self._placement(outlook, prefill, None, Times(first_s, 0.0), 0.0)
-        slots, legs = self._slots(NodeRole.DECODE), self._books.decodes.legs_with_others()
+        slots, legs = self.pairs.decodes(prefill), self._books.decodes.legs_with_others()
+        if len(slots) == 0:  # the prefill of another answer is there already
+            raise NoNodeAvailable("no decode node that can pull its KV is ready: try again shortly")
         then = HandedOff(outlook, prefill, first_s, begins_s)
         decode = self._pick("decode", outlook, slots, then.tpot_s, legs)
         times, idle_tpot_s = then.times(decode), then.idle_tpot_s(decode)
@@ -195,7 +198,7 @@ class Router:
         if index is None:  # a policy that does not go by cost picked another node
             near, index = OneNode(outlook, [slot]), 0
         times, idle_tpot_s = near.times(index), outlook.alone_s(slot)
-        if outlook.request.sampling.max_tokens <= 1:
+        if outlook.ends_with_token_1:
             times, idle_tpot_s = Times(times.ttft_s, 0.0), 0.0
         placement = self._placement(outlook, None, slot, times, idle_tpot_s)
         harm, num_steps = float(near.harm[index]), float(near.num_steps[index])
@@ -213,13 +216,24 @@ class Router:
         members = self.fleet.members
         return self._policy.pick(Candidates(job, outlook.request, slots, cost, load, members))
 
-    def _slots(self, role: NodeRole) -> Ints:
+    def _prefills(self, outlook: Outlook) -> Ints:
+        """Return the prefill nodes that the request may go to, from which it may be handed off."""
+        if outlook.ends_with_token_1:
+            return self._slots(NodeRole.PREFILL)
+        prefills = self.pairs.prefills()
+        if len(prefills) == 0:
+            for role in NodeRole:
+                self._slots(role)
+            raise self.pairs.obstacle()
+        return prefills
+
+    def _slots(self, role: NodeRole | None) -> Ints:
+        """Return the ready nodes of a pool, or of both."""
         slots = self.fleet.ready(role)
         if len(slots) == 0:
-            attached = sum(1 for m in self._registry if m.role is role)
-            raise NoNodeAvailable(
-                f"no {role.name.lower()} node is ready ({attached} attached): try again shortly"
-            )
+            attached = sum(1 for m in self._registry if role is None or m.role is role)
+            name = f"{role.name.lower()} node" if role else "node"
+            raise NoNodeAvailable(f"no {name} is ready ({attached} attached): try again shortly")
         return slots
 
     def _placement(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kv_transfer.cuda import driver as cuda
+from kv_transfer.host import host_id
 from kv_transfer.memory import KvPool, MemoryKind
 from kv_transfer.transports.cuda_ipc import CudaIpcServer, CudaIpcTransport
 from kv_transfer.transports.interface import Reader, Source, Transport, TransportServer
@@ -16,7 +17,7 @@ from kv_transfer.transports.tcp import TcpTransport
 from kv_transfer.transports.tcp_server import TcpServer
 from kv_transfer.transports.ucx import UcxTransport
 from kv_transfer.transports.ucx_agent import missing as ucx_missing
-from kv_transfer.transports.ucx_agent import rdma_devices
+from kv_transfer.transports.ucx_agent import pid_namespace, rdma_devices
 from kv_transfer.transports.ucx_server import UcxServer
 from pdserve.errors import ConfigError
 
@@ -35,6 +36,19 @@ def _ucx_is_idle(pool: KvPool) -> str | None:
     return None
 
 
+def _everywhere(_: KvPool) -> str:
+    return ""
+
+
+def _host(_: KvPool) -> str:
+    return host_id()
+
+
+def _ucx_domain(pool: KvPool) -> str:
+    """Without RDMA, the kernel copies between processes of one PID namespace."""
+    return "" if rdma_devices() else f"{host_id()} {pool.kind} {pid_namespace()}"
+
+
 @dataclass(frozen=True, slots=True)
 class TransportKind:
     """Both ends of one transport, and its requirements."""
@@ -46,6 +60,8 @@ class TransportKind:
     missing: Callable[[], str | None] = _nothing  # what this process lacks for it; None: nothing
     # Why it is not offered unless it is named in the config; None: it is offered.
     idle: Callable[[KvPool], str | None] = lambda _: None
+    # Nodes of one domain reach each other, as far as can be told without trying; "": all do.
+    domain: Callable[[KvPool], str] = _everywhere
 
     def obstacle(self, pool: KvPool) -> str | None:
         """Why this process cannot use it for this pool; None: it can."""
@@ -60,8 +76,15 @@ class TransportKind:
 
 
 KINDS = (  # best first
-    TransportKind("shm", ShmServer, ShmTransport, frozenset({"cpu"})),
-    TransportKind("cuda_ipc", CudaIpcServer, CudaIpcTransport, frozenset({"cuda"}), cuda.missing),
+    TransportKind("shm", ShmServer, ShmTransport, frozenset({"cpu"}), domain=_host),
+    TransportKind(
+        "cuda_ipc",
+        CudaIpcServer,
+        CudaIpcTransport,
+        frozenset({"cuda"}),
+        cuda.missing,
+        domain=_host,
+    ),
     TransportKind(
         "ucx",
         UcxServer,
@@ -69,6 +92,7 @@ KINDS = (  # best first
         frozenset({"cpu", "cuda"}),
         ucx_missing,
         _ucx_is_idle,
+        _ucx_domain,
     ),
     TransportKind("nccl", NcclServer, NcclTransport, frozenset({"cuda"}), cuda.nccl_missing),
     TransportKind("tcp", TcpServer, TcpTransport, frozenset({"cpu"})),

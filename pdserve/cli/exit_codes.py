@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pdserve.errors import ClusterError, ConfigError, KvBudgetTooSmall, ModelError, PdserveError
+from pdserve.signals import FORCED as FORCED
 
 OK = 0
 FAILED = 1
 USERS_FAULT = 2
-FORCED = 130  # 128 + SIGINT, as shells report it
 
 
 class StartFailed(ClusterError):

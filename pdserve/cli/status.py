@@ -57,7 +57,8 @@ def render(status: ClusterStatus) -> RenderableType:
     ]
     if any(node.links for node in status.nodes):
         pools.append(_links(status.nodes))
-    return Group(head, *_requests(status), *(pools or [Text("no node is attached", "yellow")]))
+    notes = [*_requests(status), *_alone(status.nodes)]
+    return Group(head, *notes, *(pools or [Text("no node is attached", "yellow")]))
 
 
 def _requests(status: ClusterStatus) -> Iterator[Text]:
@@ -75,6 +76,16 @@ def _requests(status: ClusterStatus) -> Iterator[Text]:
             f"token {prefixes.unstable_token} changes between otherwise equal prompts",
             "yellow",
         )
+
+
+def _alone(nodes: Iterable[NodeStatus]) -> Iterator[Text]:
+    """A line for each node that cannot take part in any handoff."""
+    for node in nodes:
+        if node.is_alone:
+            other = "decode" if node.role == "prefill" else "prefill"
+            names = " and ".join(node.transports) or "none"
+            text = f"{node.node_id} shares no KV transport with any {other} node: it has {names}"
+            yield Text(text, "yellow")
 
 
 async def _watch(url: str, console: Console) -> None:

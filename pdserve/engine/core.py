@@ -57,16 +57,17 @@ class EngineCore:
         return None if must_wait else queues.reserve(num_tokens, hashes, newcomer)
 
     def cancel(self, request_id: str) -> bool:
-        """Stop a request and free its blocks, now or when the running step that uses them ends.
+        """Stop a request and free its blocks, now or when the step that uses them has ended.
 
         Returns whether the engine had the request.
         """
         request = self._requests.pop(request_id, None)
         if request is None:
             return False
+        was_done = request.is_done
         for answer in request.answers:
             answer.is_cancelled = True
-        if request not in self._in_step:
+        if request not in self._in_step and not was_done:  # else it is removed at the step's end
             self.queues.remove(request)
         return True
 

@@ -36,6 +36,8 @@ from pdserve.wire.outbox import Outbox, running
 
 log = logging.getLogger(__name__)
 
+LEAVE_S = 1.0  # how long a node that leaves waits for a coordinator that does not read
+
 Stream: TypeAlias = grpc.aio.StreamStreamCall[NodeMessages, CoordinatorMessages]
 
 
@@ -139,14 +141,15 @@ class CoordinatorLink:
     async def leave(self) -> None:
         """Send what is queued, then close the stream; `run` ends by itself.
 
-        Waits at most `connect_s` for a coordinator that does not read any more.
+        Does not wait for a coordinator whose stream breaks, and at most LEAVE_S for one that does
+        not read any more.
         """
         self._is_leaving = True
         outbox, stream = self._outbox, self._stream  # `run` clears them when the stream breaks
         if outbox is None or stream is None:
             return
         try:
-            async with asyncio.timeout(self._timeouts.connect_s):
+            async with asyncio.timeout(LEAVE_S):
                 await outbox.flush()
                 await stream.done_writing()
         except TimeoutError:

@@ -5,7 +5,8 @@
 
 Blocks are found by hash, so a query may begin anywhere in a prompt. Three limits bound what is
 held: queries per session, distinct blocks over all sessions, and the blocks that requests here may
-need. Beyond these limits a query gets fewer blocks, or none, and its node computes the rest.
+need. A fourth one is the size of a ticket. Beyond these limits a query gets fewer blocks, or none,
+and its node computes the rest.
 """
 
 from __future__ import annotations
@@ -165,9 +166,9 @@ class PrefixHolds:
             self._send(PrefixAnswer(query_id=query.query_id))
             return
         num_available = exports.num_available(query.hashes)
-        hold = self._holds[query.query_id] = _Hold(exports.take(query.hashes))
-        if exports.tier is not None and len(hold.block_ids) < num_available:
-            hashes = query.hashes[:num_available]
+        hashes = query.hashes[: min(num_available, exports.exporter.max_ticket_blocks)]
+        hold = self._holds[query.query_id] = _Hold(exports.take(hashes))
+        if exports.tier is not None and len(hold.block_ids) < len(hashes):
             hold.loading = exports.load(exports.tier, hashes, hold.block_ids)
         if hold.loading is not None:
             hold.loading.add_done_callback(partial(self._loaded, query, hold, num_available))

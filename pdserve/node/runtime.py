@@ -225,8 +225,7 @@ class Node:
     async def close(self) -> None:
         """Stop everything. Peers see their streams end."""
         await self._services.close()
-        for link in self._links:
-            await link.leave()
+        await asyncio.gather(*(link.leave() for link in self._links))
         await self._server.stop(grace_s=0.1)
         await self._metrics_server.close()
         _, pending = await asyncio.wait(self._joining, timeout=1.0) if self._joining else ((), ())
@@ -256,6 +255,7 @@ class Node:
             max_model_len=self._model.max_model_len,
             introduction_key=self._parts.exporter.introduction_key,
             prefill_refusal=self._services.prefill_refusal,
+            transports=self._parts.exporter.reaches,
         )
 
     def _load_report(self) -> LoadReport:

@@ -31,6 +31,7 @@ from pdserve.protocol import (
     StepCosts,
     TokenEvent,
     TransferCosts,
+    TransportReach,
 )
 
 _LAYOUT = KvLayout(
@@ -174,6 +175,7 @@ class SimulatedNode:
             num_blocks=_NUM_BLOCKS,
             max_model_len=_MAX_MODEL_LEN,
             introduction_key=self._introduction_key,
+            transports=[TransportReach(name="tcp")],
         )
 
     def _load(self) -> LoadReport:

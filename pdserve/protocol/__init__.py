@@ -40,6 +40,7 @@ from pdserve.protocol.nodes import (
     NodeRole,
     NodeState,
     SetRole,
+    TransportReach,
     Welcome,
 )
 from pdserve.protocol.requests import (
@@ -103,5 +104,6 @@ __all__ = [
     "TokenLogprobs",
     "TransferCosts",
     "TransportOffer",
+    "TransportReach",
     "Welcome",
 ]

@@ -16,6 +16,11 @@ class NodeRole(IntEnum):
     PREFILL = 1
     DECODE = 2
 
+    @property
+    def other(self) -> NodeRole:
+        """The other pool."""
+        return NodeRole.DECODE if self is NodeRole.PREFILL else NodeRole.PREFILL
+
 
 class NodeState(IntEnum):
     """Where a node is in its life. Only READY nodes are given new legs."""
@@ -34,6 +39,13 @@ class NodeAddress(Message, frozen=True):
     introduction: bytes = b""  # pdserve/introduction.py; valid for one incarnation of one puller
 
 
+class TransportReach(Message, frozen=True):
+    """Which nodes one transport of a node reaches: those that have it in the same domain."""
+
+    name: str
+    domain: str = ""  # a host, for example; empty: the domain of all nodes
+
+
 class NodeHello(Message, frozen=True):
     """The first message of a node on a stream: its identity and capacity."""
 
@@ -50,6 +62,7 @@ class NodeHello(Message, frozen=True):
     max_model_len: int
     introduction_key: bytes = b""  # with which coordinators vouch for pullers; a secret
     prefill_refusal: str = ""  # why the node can never be a prefill node; empty: it can
+    transports: list[TransportReach] = []  # over which its KV can move, to it and from it
 
 
 class Welcome(Message, frozen=True):

@@ -32,6 +32,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[msgspec.Struct] = asyncio.Queue()
+        self._has_ended = asyncio.Event()  # nothing is written any more
 
     def send(self, message: msgspec.Struct) -> None:
         """Queue a message; never blocks. The order is kept."""
@@ -46,22 +47,34 @@ class Outbox:
         Raises:
             MalformedMessage: a message that protobuf cannot represent.
         """
-        while True:
-            proto = envelope.wrap(await self._queue.get())
-            num_messages, num_bytes = 1, 0
-            while not self._queue.empty():
-                num_bytes += envelope.last_bytes(proto)
-                if num_bytes >= _ENOUGH_BYTES:
-                    break
-                envelope.add(self._queue.get_nowait(), proto)
-                num_messages += 1
-            await stream.write(proto)
-            for _ in range(num_messages):
-                self._queue.task_done()
+        try:
+            while True:
+                await self._write_next(stream, envelope)
+        finally:
+            self._has_ended.set()
 
     async def flush(self) -> None:
-        """Wait until everything sent so far has been written."""
-        await self._queue.join()
+        """Wait until everything sent so far has been written, or `pump` has ended."""
+        waits = [asyncio.create_task(w) for w in (self._queue.join(), self._has_ended.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _write_next(self, stream: WritableStream, envelope: Envelope[Any]) -> None:
+        """Wait for a message, and write it with those that have come since."""
+        proto = envelope.wrap(await self._queue.get())
+        num_messages, num_bytes = 1, 0
+        while not self._queue.empty():
+            num_bytes += envelope.last_bytes(proto)
+            if num_bytes >= _ENOUGH_BYTES:
+                break
+            envelope.add(self._queue.get_nowait(), proto)
+            num_messages += 1
+        await stream.write(proto)
+        for _ in range(num_messages):
+            self._queue.task_done()
 
 
 @asynccontextmanager

@@ -129,7 +129,7 @@ class PrefillSide:
             self.exporter,
             self.memory.pool,
             on_settled=self._stop,
-            on_expired=self._expired,
+            on_failed=self._expired,
             lease_s=LEASE_S,
             announce_bytes=1,
         )

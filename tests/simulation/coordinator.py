@@ -21,6 +21,7 @@ from pdserve.protocol import (
     PerfReport,
     SamplingParams,
     Slo,
+    TransportReach,
 )
 from pdserve.wire.outbox import Outbox
 from tests.simulation.cluster import Cluster, left_of
@@ -161,6 +162,7 @@ class Coordinator:
             layout=_layout(node),
             num_blocks=node.machine.num_blocks,
             max_model_len=node.machine.num_kv_tokens,
+            transports=[TransportReach(name="tcp")],
         )
         member = self._registry.add(hello, Outbox())  # nodes are called, not written to
         self._registry.report(member, self._load(node))

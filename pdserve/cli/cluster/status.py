@@ -33,6 +33,8 @@ class NodeStatus(msgspec.Struct, frozen=True):
     step_time_ms: float
     predicted_queue_ms: float = 0.0  # for a prompt that arrives now
     predicted_tpot_ms: float = 0.0  # with one more stream
+    transports: list[str] = []  # best first
+    is_alone: bool = False  # no ready node of the other pool shares a transport with it
     links: list[LinkState] = []  # which nodes it pulls KV from, and how
 
 

@@ -83,6 +83,13 @@ def test_links_are_shown_with_the_reason_for_their_transport():
     assert "KV links" not in text_of(STATUS)
 
 
+def test_a_node_that_shares_no_transport_with_the_other_pool_is_told():
+    lonely = msgspec.structs.replace(node("decode-0"), is_alone=True, transports=["ucx", "tcp"])
+    told = "decode-0 shares no KV transport with any prefill node: it has ucx and tcp"
+    assert told in " ".join(text_of(msgspec.structs.replace(STATUS, nodes=[lonely])).split())
+    assert "shares no" not in text_of(STATUS)
+
+
 def test_a_cluster_without_nodes_says_so():
     assert "no node is attached" in text_of(ClusterStatus("m", "colocated", False, 0, []))
 

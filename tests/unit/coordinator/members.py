@@ -6,8 +6,13 @@ import asyncio
 
 import msgspec
 
+from coordinator.admission import Admission
+from coordinator.flow import Flow
 from coordinator.registry import Member, Registry
+from coordinator.routing import Router
 from coordinator.running import RunningRequest
+from pdserve.clock import Clock
+from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import LoadReport, NodeRole, NodeState, TokenEvent
 from tests.hellos import node_hello
 
@@ -22,6 +27,20 @@ class RecordingOutbox:
 
     def send(self, message: msgspec.Struct) -> None:
         self.sent.append(message)
+
+
+def made_flow(
+    registry: Registry,
+    router: Router,
+    admission: Admission,
+    *,
+    metrics: CoordinatorMetrics | None = None,
+    clock: Clock | None = None,
+    request_s: float = 60.0,
+) -> Flow:
+    """A flow of requests for the model "m"."""
+    metrics = metrics or CoordinatorMetrics()
+    return Flow(registry, router, admission, metrics, model="m", request_s=request_s, clock=clock)
 
 
 def join(registry: Registry, node_id: str, role: NodeRole, *, prefill_refusal: str = "") -> Member:

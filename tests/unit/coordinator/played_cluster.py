@@ -9,7 +9,6 @@ import msgspec
 from msgspec.structs import replace
 
 from coordinator.admission import Admission, WaitingLine
-from coordinator.flow import Flow
 from coordinator.generation import GenerationRequest
 from coordinator.registry import Registry
 from coordinator.routing import Router
@@ -17,7 +16,6 @@ from coordinator.running import RunningRequest
 from pdserve.clock import ManualClock
 from pdserve.config import Mode
 from pdserve.errors import NoNodeAvailable, Overloaded
-from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import (
     CancelLeg,
     DecodeLeg,
@@ -33,6 +31,7 @@ from pdserve.protocol import (
     TokenEvent,
 )
 from tests.hellos import node_hello
+from tests.unit.coordinator.members import made_flow
 from tests.unit.coordinator_routing.nodes import PERF
 
 NUM_BLOCKS = 200
@@ -119,14 +118,8 @@ class PlayedCluster:
         self.router = Router(self.registry, mode, "predicted", self.clock)
         line = WaitingLine[RunningRequest](6)
         self.admission = Admission(line, max_inflight=self.random.choice([6, 20, 100]))
-        self.flow = Flow(
-            self.registry,
-            self.router,
-            self.admission,
-            CoordinatorMetrics(),
-            model="m",
-            request_s=1e5,
-            clock=self.clock,
+        self.flow = made_flow(
+            self.registry, self.router, self.admission, clock=self.clock, request_s=1e5
         )
         self.nodes: list[PlayedNode] = []
         self.told: list[tuple[RunningRequest, list[TokenEvent | Exception]]] = []

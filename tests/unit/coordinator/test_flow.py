@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from coordinator.admission import Admission, WaitingLine
-from coordinator.flow import Flow
 from coordinator.generation import GenerationRequest
 from coordinator.registry import Member, Registry
 from coordinator.routing import Router
@@ -43,7 +42,7 @@ from pdserve.protocol import (
     TokenEvent,
 )
 from tests.hellos import node_hello
-from tests.unit.coordinator.members import RecordingOutbox, output
+from tests.unit.coordinator.members import RecordingOutbox, made_flow, output
 
 
 class Nodes:
@@ -59,14 +58,10 @@ class Nodes:
         self.clock = ManualClock(1000.0)
         self.metrics = CoordinatorMetrics()
         self.registry = Registry()
-        self.flow = Flow(
-            self.registry,
-            Router(self.registry, mode, policy, self.clock),
-            Admission(WaitingLine[RunningRequest](2), max_inflight=max_inflight),
-            self.metrics,
-            model="m",
-            request_s=60,
-            clock=self.clock,
+        router = Router(self.registry, mode, policy, self.clock)
+        admission = Admission(WaitingLine[RunningRequest](2), max_inflight=max_inflight)
+        self.flow = made_flow(
+            self.registry, router, admission, metrics=self.metrics, clock=self.clock
         )
 
     def join(

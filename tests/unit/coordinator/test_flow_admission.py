@@ -10,7 +10,6 @@ import pytest
 from coordinator import line_keeper
 from coordinator.admission import Admission, Admit, Refuse, Wait, WaitingLine
 from coordinator.admission.decisions import Decision, Predicted
-from coordinator.flow import Flow
 from coordinator.generation import GenerationRequest, Route
 from coordinator.prompt_hashes import PromptHashes
 from coordinator.registry import Member, Registry
@@ -31,7 +30,7 @@ from pdserve.protocol import (
     TokenBatch,
     TokenEvent,
 )
-from tests.unit.coordinator.members import join, output, report, said_to
+from tests.unit.coordinator.members import join, made_flow, output, report, said_to
 
 INTERACTIVE = Slo(name="interactive", priority=2, ttft_s=2.0, tpot_s=0.1)
 BATCH = Slo(name="batch")
@@ -85,14 +84,8 @@ class Nodes:
         self.metrics = CoordinatorMetrics()
         self.admission = ScriptedAdmission()
         self.router = Router(self.registry, "disaggregated", clock=self.clock)
-        self.flow = Flow(
-            self.registry,
-            self.router,
-            self.admission,
-            self.metrics,
-            model="m",
-            request_s=60,
-            clock=self.clock,
+        self.flow = made_flow(
+            self.registry, self.router, self.admission, metrics=self.metrics, clock=self.clock
         )
         self.prefill = join(self.registry, "p", NodeRole.PREFILL)
         self.decode = join(self.registry, "d", NodeRole.DECODE)

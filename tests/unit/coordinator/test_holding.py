@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 from coordinator.admission import Admission, WaitingLine
-from coordinator.flow import Flow
 from coordinator.generation import GenerationRequest
 from coordinator.registry import Registry
 from coordinator.routing import Router
@@ -26,7 +25,7 @@ from pdserve.protocol import (
     TokenBatch,
     TokenEvent,
 )
-from tests.unit.coordinator.members import join, said_to
+from tests.unit.coordinator.members import join, made_flow, said_to
 
 # What nobody reaches but by the manual clock: a timer of the event loop's never ends within a test.
 SLO = Slo(name="a", ttft_s=60.0, tpot_s=0.1, hold_s=50.0)
@@ -54,14 +53,10 @@ class Pair:
         self.clock = ManualClock(1000.0)
         self.metrics = CoordinatorMetrics()
         self.registry = Registry()
-        self.flow = Flow(
-            self.registry,
-            Router(self.registry, mode, clock=self.clock),
-            Admission(WaitingLine[RunningRequest](2)),
-            self.metrics,
-            model="m",
-            request_s=60,
-            clock=self.clock,
+        router = Router(self.registry, mode, clock=self.clock)
+        admission = Admission(WaitingLine[RunningRequest](2))
+        self.flow = made_flow(
+            self.registry, router, admission, metrics=self.metrics, clock=self.clock
         )
         self.prefill = join(self.registry, "p", NodeRole.PREFILL)
         self.decode = join(self.registry, "d", NodeRole.DECODE)

@@ -6,14 +6,12 @@ import msgspec
 import pytest
 
 from coordinator.admission import Admission, WaitingLine
-from coordinator.flow import Flow
 from coordinator.generation import GenerationRequest
 from coordinator.registry import Member, Registry
 from coordinator.routing import Router
 from coordinator.running import RunningRequest
 from pdserve.block_hash import hash_chain
 from pdserve.config import Mode
-from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import (
     DecodeLeg,
     KvEvents,
@@ -24,6 +22,7 @@ from pdserve.protocol import (
     SamplingParams,
 )
 from tests.hellos import node_hello
+from tests.unit.coordinator.members import made_flow
 
 PROMPT = list(range(21))
 
@@ -44,14 +43,8 @@ class Cluster:
 
     def __init__(self, mode: Mode = "disaggregated") -> None:
         self.registry = Registry()
-        self.flow = Flow(
-            self.registry,
-            Router(self.registry, mode),
-            Admission(WaitingLine[RunningRequest](8)),
-            CoordinatorMetrics(),
-            model="m",
-            request_s=60,
-        )
+        admission = Admission(WaitingLine[RunningRequest](8))
+        self.flow = made_flow(self.registry, Router(self.registry, mode), admission)
         self.num_requests = 0
 
     def join(self, node_id: str, role: NodeRole) -> Member:

@@ -19,7 +19,6 @@ from coordinator.rebalancer import (
     NodeLoad,
     Rebalancer,
     Turn,
-    other,
     pool_load,
 )
 from pdserve.clock import ManualClock
@@ -255,5 +254,5 @@ def test_the_load_of_a_pool() -> None:
     assert pool_load(nodes, P) == 1.0
     assert pool_load(nodes, D) == inf
     assert pool_load(nodes[2:], P) is None
-    assert other(P) is D
-    assert other(D) is P
+    assert P.other is D
+    assert D.other is P

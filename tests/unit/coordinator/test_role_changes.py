@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from coordinator.main import run
-from coordinator.rebalancer import Turn, other
+from coordinator.rebalancer import Turn
 from coordinator.registry import Registry
 from coordinator.role_changes import RoleChanges, rebalance
 from coordinator.routing import Router
@@ -67,15 +67,15 @@ async def test_a_pool_that_the_mode_needs_is_not_emptied(mode: Mode, role: NodeR
     last, others = (bench.p0, []) if role is P else (bench.d0, [bench.d1])
     router = Router(bench.registry, mode)
     for member in (last, *others):
-        report(bench.registry, member, other(role))
+        report(bench.registry, member, role.other)
     needs_one = not router.can_route()
     report(bench.registry, last, role)
     if needs_one:
         with pytest.raises(RoleRefused, match=f"the only ready {role.name.lower()} node"):
-            bench.changes.order(last.node_id, other(role))
+            bench.changes.order(last.node_id, role.other)
     else:
-        bench.changes.order(last.node_id, other(role))
-    assert said_to(last) == ([] if needs_one else [SetRole(role=other(role))])
+        bench.changes.order(last.node_id, role.other)
+    assert said_to(last) == ([] if needs_one else [SetRole(role=role.other)])
 
 
 async def test_two_orders_together_empty_no_pool_either() -> None:

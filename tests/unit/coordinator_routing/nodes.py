@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -23,6 +24,7 @@ from pdserve.protocol import (
     Slo,
     StepCosts,
     TransferCosts,
+    TransportReach,
 )
 from tests.hellos import LAYOUT, node_hello
 
@@ -38,6 +40,7 @@ PERF = PerfReport(
     transfers=[TransferCosts(transport="shm", fixed_s=0.001, bytes_per_s=1e9)],
 )
 NO_PROMISE = Slo()
+EVERYWHERE = (TransportReach(name="tcp"),)
 
 
 class NoOutbox:
@@ -61,7 +64,12 @@ class Nodes:
         self._num_requests = 0
 
     def join(
-        self, node_id: str, role: NodeRole, perf: PerfReport | None = PERF, host: str = ""
+        self,
+        node_id: str,
+        role: NodeRole,
+        perf: PerfReport | None = PERF,
+        host: str = "",
+        transports: Sequence[TransportReach] = EVERYWHERE,
     ) -> Member:
         """Without `host` on one of its own."""
         hello = node_hello(
@@ -70,6 +78,7 @@ class Nodes:
             session_address=f"{host or node_id}:1",
             num_blocks=NUM_BLOCKS,
             max_model_len=4096,
+            transports=list(transports),
         )
         member = self.registry.add(hello, NoOutbox())  # type: ignore[arg-type]
         if perf is not None:

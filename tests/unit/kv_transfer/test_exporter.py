@@ -23,7 +23,7 @@ from pdserve.clock import ManualClock
 from pdserve.errors import AccessDenied, LayoutMismatch, StaleIncarnation, TicketInvalid
 from pdserve.introduction import introduce
 from pdserve.kv_layout import KvDtype, KvLayout
-from pdserve.protocol import PullerHello, TransportOffer
+from pdserve.protocol import PullerHello, TransportOffer, TransportReach
 from tests.unit.kv_transfer.pairs import SMALL, make_exporter, make_pool
 
 IDENTITY = KvIdentity("a-model", "main", SMALL)
@@ -179,6 +179,10 @@ async def test_offers_exist_while_it_is_started() -> None:
     welcome = exporter.welcome()
     assert [offer.name for offer in welcome.offers] == ["shm", "tcp"]
     assert welcome.offers[1].endpoint.startswith("node-7:")
+    assert exporter.reaches == [
+        TransportReach(name="shm", domain=host_id()),
+        TransportReach(name="tcp"),
+    ]
     assert (welcome.num_blocks, welcome.host_id) == (8, host_id())
     await exporter.close()
     assert exporter.offers == []

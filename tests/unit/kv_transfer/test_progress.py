@@ -20,18 +20,26 @@ def cells(part: KvPart) -> set[tuple[int, int]]:
 @given(
     steps=st.lists(
         st.tuples(st.integers(1, 6), st.lists(st.integers(1, NUM_LAYERS - 1)), st.booleans())
-    )
+    ),
+    max_tokens=st.integers(1, 7),
 )
 def test_a_prompt_is_announced_once_and_in_order_whatever_steps_fail(
-    steps: list[tuple[int, list[int], bool]],
+    steps: list[tuple[int, list[int], bool]], max_tokens: int
 ) -> None:
-    """Each step: how many tokens, after which layers one asks, and whether it fails after them."""
+    """Each step: how many tokens, after which layers one asks, and whether it fails after them.
+
+    What completes tokens may come in pieces.
+    """
     announced, pulled = Progress(NUM_LAYERS), Progress(NUM_LAYERS)
     seen: set[tuple[int, int]] = set()
     num_computed = 0
     for num_tokens, ends, fails in steps:
         for num_layers in [*sorted(set(ends)), *([] if fails else [NUM_LAYERS])]:
-            for part in announced.until(num_computed + num_tokens, num_layers):
+            parts = announced.until(num_computed + num_tokens, num_layers)
+            if num_layers == NUM_LAYERS:
+                parts = [piece for part in parts for piece in part.pieces(max_tokens)]
+                assert all(part.end_token - part.first_token <= max_tokens for part in parts)
+            for part in parts:
                 assert cells(part)
                 assert not cells(part) & seen, "announced twice"
                 assert part.end_token <= num_computed + num_tokens

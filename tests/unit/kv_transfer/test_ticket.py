@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_transfer.ticket import MAC_BYTES, MAX_TICKET_BYTES, Ticket, TicketSealer, read_ticket
+from kv_transfer.ticket import (
+    MAC_BYTES,
+    MAX_TICKET_BYTES,
+    Ticket,
+    TicketSealer,
+    max_blocks,
+    read_ticket,
+)
 from pdserve.clock import ManualClock
 from pdserve.errors import StaleIncarnation, TicketInvalid
 from tests.unit.kv_transfer.pairs import SMALL
@@ -44,6 +51,29 @@ SEALED = SEALER.seal(TICKET)
 def test_what_was_sealed_opens() -> None:
     assert SEALER.open(SEALED) == TICKET
     assert read_ticket(SEALED) == TICKET
+
+
+@pytest.mark.parametrize("num_checksums", [0, 1, 32, 4096])
+def test_the_largest_ticket_opens_whatever_its_numbers_are(num_checksums: int) -> None:
+    num_blocks, most, name = max_blocks(num_checksums), (1 << 64) - 1, "\U0010ffff" * 256
+    ticket = msgspec.structs.replace(
+        TICKET,
+        node_id=name,
+        incarnation=name,
+        request_id=name,
+        fingerprint=name,
+        first_token=1 << 40,
+        num_tokens=1 << 40,
+        block_ids=[(1 << 40) - 1] * num_blocks,
+        generations=[most] * num_blocks,
+        first_layer=1 << 40,
+        end_layer=1 << 40,
+        checksums=[most] * num_blocks * num_checksums,
+    )
+    sealer = make_sealer(name)
+    assert sealer.open(sealer.seal(ticket)) == ticket
+    with pytest.raises(ValueError, match="more than 2097152"):
+        sealer.seal(msgspec.structs.replace(ticket, checksums=[most] * (MAX_TICKET_BYTES // 9)))
 
 
 @given(st.integers(0, len(SEALED) * 8 - 1))

@@ -15,7 +15,6 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.admission import Admission, WaitingLine
-from coordinator.flow import Flow
 from coordinator.generation import GenerationRequest
 from coordinator.registry import Registry
 from coordinator.routing import Router
@@ -24,7 +23,7 @@ from coordinator.service import CoordinatorService
 from pdserve.config import Timeouts
 from pdserve.errors import MalformedMessage, NodeLost
 from pdserve.kv_layout import KvDtype
-from pdserve.metrics import CoordinatorMetrics
+from pdserve.node import coordinator_link as link_module
 from pdserve.node.coordinator_link import CoordinatorLink
 from pdserve.node.legs import Legs
 from pdserve.protocol import (
@@ -51,7 +50,7 @@ from pdserve.wire.channel import Server, open_channel
 from pdserve.wire.coordinator_pb2_grpc import CoordinatorStub
 from pdserve.wire.envelopes import FROM_COORDINATOR, FROM_NODE
 from tests.hellos import LAYOUT, node_hello
-from tests.unit.coordinator.members import output
+from tests.unit.coordinator.members import made_flow, output
 
 TIMEOUTS = Timeouts(heartbeat_s=0.05, liveness_s=0.4, connect_s=0.4, reconnect_s=0.02)
 RawContext: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
@@ -66,14 +65,9 @@ class Coordinator:
 
     def __init__(self, timeouts: Timeouts = TIMEOUTS) -> None:
         self.registry = Registry()
-        self.flow = Flow(
-            self.registry,
-            Router(self.registry, "colocated"),
-            Admission(WaitingLine[RunningRequest](8)),
-            CoordinatorMetrics(),
-            model="m",
-            request_s=60,
-        )
+        router = Router(self.registry, "colocated")
+        admission = Admission(WaitingLine[RunningRequest](8))
+        self.flow = made_flow(self.registry, router, admission)
         self.server = Server(timeouts.liveness_s)
         welcome = Welcome(coordinator_id="c", incarnation="1")
         service = CoordinatorService(self.registry, self.flow, "m", welcome, timeouts)
@@ -444,12 +438,19 @@ async def test_a_receiver_that_raises_does_not_end_the_membership(
         await until(coordinator.flow.is_ready)
 
 
-async def test_leaving_does_not_wait_for_a_coordinator_that_stopped_listening() -> None:
+@pytest.mark.parametrize("how", ["stops reading", "is gone"])
+async def test_leaving_does_not_wait_for_a_coordinator_that(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its deadline is for one that stays attached: the end of a stream is noticed as such."""
+    monkeypatch.setattr(link_module, "LEAVE_S", 0.2 if how == "stops reading" else 60.0)
+    is_over = asyncio.Event()
+
     async def attach(_: object, context: RawContext) -> None:
         await context.read()
         welcome = Welcome(coordinator_id="c", incarnation="1")
         await context.write(FROM_COORDINATOR.wrap(welcome).SerializeToString())
-        await asyncio.sleep(60)
+        await is_over.wait()
 
     async with raw_coordinator(attach) as link:
         running = asyncio.create_task(link.run())
@@ -457,8 +458,13 @@ async def test_leaving_does_not_wait_for_a_coordinator_that_stopped_listening() 
         event = TokenEvent(request_id="r", index=0, token_ids=[2**30] * 100_000)
         for _ in range(100):  # more than the stream's flow control lets through
             link.send(TokenBatch(events=[event]))
-        async with asyncio.timeout(TIMEOUTS.connect_s + 2):
-            await link.leave()
+        leaving = asyncio.create_task(link.leave())
+        await asyncio.sleep(0)  # so that it waits
+        if how == "is gone":
+            is_over.set()
+        async with asyncio.timeout(10):
+            await leaving
+        is_over.set()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 

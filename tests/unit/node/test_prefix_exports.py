@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
+from kv_transfer.exporter import Exporter
 from kv_transfer.ticket import read_ticket
 from pdserve.errors import MalformedMessage
 from pdserve.node.prefix_exports import MAX_HASHES, MAX_QUERIES, MAX_SHARE, PrefixHolds
@@ -159,6 +160,19 @@ async def test_requests_here_keep_the_blocks_that_they_may_need(node: PrefixNode
     in_use = node.pool.take_prefix(node.prefix().hashes)
     assert session.ask("c").num_blocks == 12  # a request here needs them anyway
     node.pool.release(in_use)
+    session.holds.close()
+
+
+async def test_an_answer_has_as_many_blocks_as_its_ticket_has_room_for(
+    tiered: PrefixNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Exporter, "max_ticket_blocks", 5)
+    tiered.compute(PROMPT)
+    session = Session(tiered)
+    assert session.ask().num_blocks == 5
+    assert read_ticket(session.answers[-1].ticket).num_tokens == 5 * BLOCK
+    assert session.ask("rest", first_block=5).num_blocks == 5
+    assert tiered.exports.num_held_blocks == 10
     session.holds.close()
 
 

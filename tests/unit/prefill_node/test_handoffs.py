@@ -32,19 +32,23 @@ LEASE_S = 0.05
 class Node:
     """Handoffs over a real pool and exporter, without a network."""
 
-    def __init__(self, announce_bytes: int = 0) -> None:
-        memory = ExportedPool(16, LAYOUT.block_bytes)
+    def __init__(
+        self, announce_bytes: int = 0, layout: KvLayout = LAYOUT, num_blocks: int = 16
+    ) -> None:
+        memory = ExportedPool(num_blocks, layout.block_bytes)
         self.memory = memory
-        self.pool = BlockPool(16, BLOCK, bump_generations=memory.bump)
+        self.pool = BlockPool(num_blocks, layout.block_size, bump_generations=memory.bump)
         self.settled: list[str] = []
-        self.expired: list[tuple[str, PdserveError]] = []
+        self.failed: list[tuple[str, PdserveError]] = []
         self.clock = ManualClock()
-        exporter = Exporter("p", "life", KvIdentity("m", "r", LAYOUT), memory, self.clock)
+        self.exporter = Exporter(
+            "p", "life", KvIdentity("m", "r", layout), memory, self.clock, with_checksums=True
+        )
         self.handoffs = Handoffs(
-            exporter,
+            self.exporter,
             self.pool,
             on_settled=self.settled.append,
-            on_expired=lambda request_id, error: self.expired.append((request_id, error)),
+            on_failed=lambda request_id, error: self.failed.append((request_id, error)),
             lease_s=LEASE_S,
             announce_bytes=announce_bytes,
         )
@@ -55,7 +59,7 @@ class Node:
             prompt_token_ids=list(range(num_tokens)),
             sampling=SamplingParams(),
             lifecycle=Lifecycle(received_s=0.0),
-            block_table=self.pool.allocate(-(-num_tokens // BLOCK)),
+            block_table=self.pool.allocate(-(-num_tokens // self.pool.block_size)),
         )
 
     def compute(self, request: Request, upto: int) -> None:
@@ -81,7 +85,7 @@ class Node:
 
     def check(self) -> None:
         """Nothing is left."""
-        assert self.pool.num_free == 16, "blocks were lost"
+        assert self.pool.num_free == self.pool.num_blocks, "blocks were lost"
         assert self.handoffs.num_pinned_blocks == 0
         self.pool.check_integrity()
         self.memory.close()
@@ -191,7 +195,7 @@ async def test_a_leg_that_never_comes_is_reported_to_the_subscriber(node: Node) 
     (ended,) = heard
     assert isinstance(ended, HandoffEnded)
     assert ended.code == DeadlineExceeded.code
-    assert node.expired == []  # there is no leg to fail
+    assert node.failed == []  # there is no leg to fail
 
 
 @pytest.mark.parametrize("was_subscribed", [False, True])
@@ -208,7 +212,7 @@ async def test_nobody_coming_for_it_ends_a_handoff(node: Node, was_subscribed: b
         assert node.handoffs.num_pinned_blocks == 2, "a subscriber keeps the lease alive"
         node.handoffs.unsubscribe("r", heard.append)
     await asyncio.sleep(2 * LEASE_S)
-    ((request_id, error),) = node.expired
+    ((request_id, error),) = node.failed
     assert request_id == "r"
     assert isinstance(error, DeadlineExceeded)
 
@@ -224,7 +228,7 @@ async def test_a_subscriber_that_asked_twice_still_leaves_at_once(node: Node) ->
     node.pool.release(request.block_table)
     node.handoffs.unsubscribe("r", heard.append)
     await asyncio.sleep(2 * LEASE_S)
-    assert [request_id for request_id, _ in node.expired] == ["r"]
+    assert [request_id for request_id, _ in node.failed] == ["r"]
 
 
 async def test_cancelling_takes_the_blocks_back_at_once(node: Node) -> None:
@@ -417,3 +421,31 @@ async def test_cancelled_in_mid_step_nothing_more_is_announced(eager: Node) -> N
     eager.handoffs.layers_done(rows, 2)
     assert eager.handoffs.num_pinned_blocks == 0
     eager.abandon(request)
+
+
+async def test_what_no_ticket_has_room_for_takes_several() -> None:
+    """With checksums for each KV head, as models with many heads and long prompts have them."""
+    layout = KvLayout(2, num_kv_heads=4096, head_dim=1, block_size=1, dtype=KvDtype.FLOAT32)
+    node = Node(announce_bytes=1, layout=layout, num_blocks=130)
+    assert node.exporter.max_ticket_blocks == 56
+    heard: list[msgspec.Struct] = []
+    node.handoffs.open("r")
+    node.handoffs.subscribe("r", heard.append)
+    request = node.request(130)
+    rows, _ = node.step((request, 20))
+    node.handoffs.layers_done(rows, 1)
+    node.compute(request, 20)
+    rows, _ = node.step((request, 110))
+    node.handoffs.layers_done(rows, 1)  # of more tokens than a ticket has room for
+    assert parts(heard) == [(0, 20, 0, 1), (0, 20, 1, 2)]
+    node.finish(request)
+    assert parts(heard)[2:] == [(20, 76, 0, 2), (76, 130, 0, 2)]
+    assert isinstance(heard[-1], HandoffRecord)
+    assert heard[-1].ticket
+    del heard[:]
+    node.handoffs.renew("r", heard.append)
+    assert parts(heard) == [(0, 56, 0, 2), (56, 112, 0, 2), (112, 130, 0, 2)]
+    assert [m.is_restart for m in heard if isinstance(m, Announcement)] == [True, False, False]
+    assert node.failed == []
+    node.abandon(request)
+    node.check()
