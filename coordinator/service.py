@@ -63,6 +63,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 raise MalformedMessage(f"a node sends NodeHello first, not {type(hello).__name__}")
             hello.layout.check()
             check_key(hello.introduction_key)
+            self._check_name(hello)
             self._check_model(hello)
         except PdserveError as error:
             log.warning("refused a node: %s", error)
@@ -91,7 +92,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             self._registry.remove(member)
 
     async def _listen(self, member: Member, context: Context) -> None:
-        """Handle messages until the node hangs up or a new incarnation has replaced it.
+        """Handle messages until the node hangs up or has attached anew.
 
         Raises:
             MalformedMessage: a message makes no sense, or none came for `liveness_s`.
@@ -124,6 +125,24 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 self._flow.kv_events(message, member)
             case other:
                 raise MalformedMessage(f"a node cannot send {type(other).__name__} after its hello")
+
+    def _check_name(self, hello: NodeHello) -> None:
+        """Check that no other process has this node id.
+
+        A restarted node is refused too while its former process drains, or is not yet known to be
+        dead, and tries again. If the newer one won, two processes that are given the same id by
+        mistake would replace each other for ever, and each time end requests.
+
+        Raises:
+            ConfigError: another process is attached with it.
+        """
+        member = self._registry.find(hello.node_id)
+        if member is not None and member.hello.incarnation != hello.incarnation:
+            raise ConfigError(
+                f"a node with the id {hello.node_id!r} is attached already, at "
+                f"{member.hello.session_address}: give each node its own node_id (a restarted "
+                "node is let in as soon as its former process is gone)"
+            )
 
     def _check_model(self, hello: NodeHello) -> None:
         """Check that the node serves our model, and that it could exchange KV with all members.
