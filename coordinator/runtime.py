@@ -28,6 +28,7 @@ from coordinator.served_model import ServedModel
 from coordinator.service import CoordinatorService
 from coordinator.tenants import Tenants
 from coordinator.text.parts import ToolFormat
+from pdserve.addresses import format_address
 from pdserve.clock import SystemClock
 from pdserve.collector import freeze_loaded_objects
 from pdserve.config import CoordinatorConfig
@@ -97,8 +98,8 @@ class Coordinator:
             await nodes.set_serving(True)
             async with self._rebalancing():
                 freeze_loaded_objects()
-                name, host = self._model.name, config.host
-                log.info("%s at %s, nodes attach to %s:%d", name, http.url, host, grpc_port)
+                attach_to = format_address(config.host, grpc_port)
+                log.info("%s at %s, nodes attach to %s", self._model.name, http.url, attach_to)
                 await signals.drain.wait()
                 log.info("draining %d requests", self._flow.num_inflight)
                 await _stop(http, signals, config.timeouts.drain_s)
@@ -127,7 +128,7 @@ class Coordinator:
         """Return the server that nodes attach to."""
         config, timeouts = self._config, self._config.timeouts
         welcome = Welcome(
-            coordinator_id=f"{config.host}:{config.grpc_port}", incarnation=token_hex(8)
+            coordinator_id=format_address(config.host, config.grpc_port), incarnation=token_hex(8)
         )
         service = CoordinatorService(
             self._registry, self._flow, self._model.model_id, welcome, timeouts

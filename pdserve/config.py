@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from pdserve.addresses import check_addresses, check_own_host
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES
 
 Seconds = Annotated[float, Meta(gt=0, le=1e6)]  # timers and gRPC count in limited integers
@@ -239,6 +240,11 @@ class NodeConfig(ConfigStruct, frozen=True):
     handoff: HandoffConfig = HandoffConfig()
     prefix: PrefixConfig = PrefixConfig()
     timeouts: Timeouts = Timeouts()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, which becomes a ConfigError, if an address cannot be reached."""
+        check_own_host(self.host)
+        check_addresses(self.coordinators)
 
 
 class RoutingConfig(ConfigStruct, frozen=True):

@@ -13,6 +13,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from coordinator.api.connection import Connection
 from coordinator.api.context import CONTEXT
+from pdserve.addresses import format_address
 from pdserve.errors import ConfigError
 
 _OTHER_FILES = 256  # file descriptors kept for uses other than client connections
@@ -49,8 +50,7 @@ class HttpServer:
     @property
     def url(self) -> str:
         """The base URL of the server."""
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"http://{host}:{self._port}"
+        return f"http://{format_address(self._host, self._port)}"
 
     async def start(self) -> None:
         """Start listening. Raises ConfigError when the address cannot be bound."""
@@ -62,7 +62,8 @@ class HttpServer:
             )
         except OSError as error:
             await self._runner.cleanup()
-            raise ConfigError(f"cannot listen on {self._host}:{self._port}: {error}") from error
+            address = format_address(self._host, self._port)
+            raise ConfigError(f"cannot listen on {address}: {error}") from error
         self._port = self._listener.sockets[0].getsockname()[1]
 
     async def stop(self, grace_s: float = 30.0) -> None:

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from kv_transfer.memory import ExportedPool
 from kv_transfer.tier import FileBlocks
+from pdserve.addresses import format_address
 from pdserve.collector import freeze_loaded_objects
 from pdserve.config import NodeConfig
 from pdserve.engine.interface import StepReport
@@ -167,7 +168,7 @@ class Node:
         except OSError as error:
             raise ConfigError(f"cannot listen on {host}: {error}") from error
         port = await self._server.start(host, config.port)
-        hello = self._hello(f"{host}:{port}", f"{host}:{metrics_port}")
+        hello = self._hello(format_address(host, port), format_address(host, metrics_port))
         log.info("%s listens on %s, metrics on %s", hello.node_id, port, metrics_port)
         for address in config.coordinators:
             link = CoordinatorLink(
