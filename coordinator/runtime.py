@@ -15,7 +15,7 @@ from coordinator.api import ApiConfig, HttpServer, create_app
 from coordinator.api.admin import add_admin_routes
 from coordinator.api.config import parse_origins
 from coordinator.api.context import CONTEXT
-from coordinator.api.server import raise_file_limit
+from coordinator.api.server import OTHER_FILES
 from coordinator.flow import Flow
 from coordinator.measure import MetricsObserver
 from coordinator.pool_loads import PoolLoads
@@ -33,6 +33,7 @@ from pdserve.clock import SystemClock
 from pdserve.collector import freeze_loaded_objects
 from pdserve.config import CoordinatorConfig
 from pdserve.metrics import CoordinatorMetrics
+from pdserve.open_files import raise_file_limit
 from pdserve.protocol import Welcome
 from pdserve.signals import StopSignals
 from pdserve.slo import ServiceClasses
@@ -89,7 +90,7 @@ class Coordinator:
         """
         config = self._config
         self._app[CONTEXT].grammars.begin()  # while nodes are still loading the model
-        raise_file_limit(self._app[CONTEXT].config.max_connections)
+        raise_file_limit(self._app[CONTEXT].config.max_connections + OTHER_FILES)
         http = HttpServer(self._app, host=config.host, port=config.port)
         nodes = self._make_node_server()
         grpc_port = await nodes.start(config.host, config.grpc_port)

@@ -54,6 +54,7 @@ from pdserve.node.prefix_exports import PrefixExports
 from pdserve.node.roles import ServiceFactories
 from pdserve.node.services import Services
 from pdserve.node.session_server import SessionServer
+from pdserve.open_files import raise_file_limit
 from pdserve.protocol import KvTier, LoadReport, NodeHello, NodeRole, NodeState
 from pdserve.signals import StopSignals
 from pdserve.wire import session_pb2_grpc
@@ -61,6 +62,8 @@ from pdserve.wire.channel import Server
 
 log = logging.getLogger(__name__)
 
+# A node has a few connections to each other node, beside files of its own. This is for thousands.
+MOST_FILES = 1 << 16
 SWITCH_INTERVAL_S = 0.0005  # how long the engine's thread may have to wait for the interpreter lock
 
 
@@ -71,6 +74,7 @@ def run(config: NodeConfig, role: NodeRole, make: ServiceFactories) -> None:
         PdserveError: it cannot start; says why.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    raise_file_limit(MOST_FILES)
     cores = plan_cores(config.engine, sorted(os.sched_getaffinity(0)))
     log.info("%s", cores.describe())
     set_threads(cores.num_threads)
