@@ -92,6 +92,11 @@ class Registry:
         """Return whether this incarnation is a member: it may have been replaced or lost."""
         return self._members.get(member.node_id) is member
 
+    @property
+    def num_members(self) -> int:
+        """Number of members, whatever their state."""
+        return len(self._members)
+
     def find(self, node_id: str) -> Member | None:
         """Return the member with this node id, if there is one."""
         return self._members.get(node_id)
