@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from coordinator.flow import Flow
 from coordinator.registry import Member, Registry
 from pdserve.config import Timeouts
-from pdserve.errors import ConfigError, MalformedMessage, PdserveError
+from pdserve.errors import ConfigError, MalformedMessage, NodeIdTaken, PdserveError
 from pdserve.introduction import check_key
 from pdserve.kv_layout import KvLayout
 from pdserve.protocol import (
@@ -63,8 +63,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 raise MalformedMessage(f"a node sends NodeHello first, not {type(hello).__name__}")
             hello.layout.check()
             check_key(hello.introduction_key)
-            self._check_name(hello)
+            self._check_id(hello)
             self._check_model(hello)
+        except NodeIdTaken as error:  # it logs this once, and tries again soon
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, error.message)
         except PdserveError as error:
             log.warning("refused a node: %s", error)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
@@ -126,7 +128,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             case other:
                 raise MalformedMessage(f"a node cannot send {type(other).__name__} after its hello")
 
-    def _check_name(self, hello: NodeHello) -> None:
+    def _check_id(self, hello: NodeHello) -> None:
         """Check that no other process has this node id.
 
         A restarted node is refused too while its former process drains, or is not yet known to be
@@ -134,11 +136,11 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         mistake would replace each other for ever, and each time end requests.
 
         Raises:
-            ConfigError: another process is attached with it.
+            NodeIdTaken: another process is attached under it.
         """
         member = self._registry.find(hello.node_id)
         if member is not None and member.hello.incarnation != hello.incarnation:
-            raise ConfigError(
+            raise NodeIdTaken(
                 f"a node with the id {hello.node_id!r} is attached already, at "
                 f"{member.hello.session_address}: give each node its own node_id (a restarted "
                 "node is let in as soon as its former process is gone)"

@@ -357,8 +357,10 @@ async def test_a_second_node_with_the_same_id_is_refused_until_the_first_is_gone
         await first.write(FROM_NODE.wrap(replace(hello(), incarnation="1")))
         await first.read()
         await second.write(FROM_NODE.wrap(replace(hello(), incarnation="2")))
-        with pytest.raises(grpc.aio.AioRpcError, match=r"'d' is attached already, at .* its own"):
+        taken = r"'d' is attached already, at .* its own"
+        with pytest.raises(grpc.aio.AioRpcError, match=taken) as refused:
             await second.read()
+        assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS, "so it tries again soon"
         assert [member.hello.incarnation for member in coordinator.registry] == ["1"]
         first.cancel()
         await until(lambda: coordinator.num_members == 0)
