@@ -16,8 +16,8 @@ from coordinator.api.admin import add_admin_routes
 from coordinator.api.config import parse_origins
 from coordinator.api.context import CONTEXT
 from coordinator.api.server import OTHER_FILES
+from coordinator.call_metrics import MetricsObserver
 from coordinator.flow import Flow
-from coordinator.measure import MetricsObserver
 from coordinator.pool_loads import PoolLoads
 from coordinator.rebalancer import Rebalancer
 from coordinator.registry import Registry

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from coordinator.embedding_model import EmbeddingModel, embedding_model
 from coordinator.text import Tokenizer
 from pdserve.checkpoint import resolve_checkpoint
-from pdserve.config import ModelConfig, PoolingName
+from pdserve.config import CheckpointConfig, PoolingName
 from pdserve.demo_model import CHECKPOINT_PATH, DEMO_MODEL_NAME
 
 
@@ -21,7 +21,7 @@ class ServedModel:
     embedding: EmbeddingModel
 
 
-def load_served_model(config: ModelConfig, pooling: PoolingName) -> ServedModel:
+def load_served_model(config: CheckpointConfig, pooling: PoolingName) -> ServedModel:
     """Read the checkpoint's small files; a model of the hub is downloaded without its weights.
 
     Raises:

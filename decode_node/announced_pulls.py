@@ -18,7 +18,7 @@ _OLD: Final = 0.5  # share of its lifetime after which a ticket is renewed
 
 
 @dataclass(frozen=True, slots=True)
-class Handoff:
+class ReceivedHandoff:
     """A request whose KV has arrived completely."""
 
     record: HandoffRecord
@@ -37,7 +37,7 @@ class AnnouncedPulls:
 
     async def receive(
         self, first: Notice, subscription: Subscription, session: Session, arrival: Arrival
-    ) -> Handoff:
+    ) -> ReceivedHandoff:
         """Pull all of a request's KV; `first` is the first notice of its subscription.
 
         Raises:
@@ -58,7 +58,7 @@ class AnnouncedPulls:
                 await arrival.pull(self._puller, message.ticket, self._clock, transfer_s)
             if isinstance(message, HandoffRecord):
                 _check_record(message, arrival)
-                return Handoff(message, self._prefill_end_s(message, notice, session))
+                return ReceivedHandoff(message, self._prefill_end_s(message, notice, session))
             notice = await subscription.next()
 
     def _is_old(self, notice: Notice) -> bool:

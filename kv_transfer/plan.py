@@ -80,27 +80,7 @@ def plan_spans(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
         )
     if _moves_whole_blocks(source.layout, destination.layout, box):
         return _coalesce(_whole_blocks(source, destination, box))
-    starts, lengths = token_runs(
-        box.begin, box.end, source.layout.block_size, destination.layout.block_size
-    )
-    order, from_block, from_slot = _locate(source, starts)
-    _, to_block, to_slot = _locate(destination, starts)
-    fills = (lengths == source.layout.block_size) & (lengths == destination.layout.block_size)
-    pieces = []
-    for runs, rows in _row_groups(source.layout, destination.layout, box, fills):
-        from_row = rows.source + (from_slot * rows.slot_bytes)[runs, None]
-        to_row = rows.destination + (to_slot * rows.slot_bytes)[runs, None]
-        nbytes = np.broadcast_to((lengths * rows.token_bytes)[runs, None], from_row.shape)
-        piece = (
-            order[runs, None] + from_row,
-            from_block[runs, None] + from_row,
-            to_block[runs, None] + to_row,
-            nbytes,
-        )
-        pieces.append(np.stack([column.ravel() for column in piece], axis=1))
-    ordered = np.concatenate(pieces)
-    spans = ordered[np.argsort(ordered[:, 0], kind="stable"), 1:]
-    return _coalesce(np.ascontiguousarray(spans))
+    return _coalesce(_rows_of_runs(source, destination, box))
 
 
 def source_ranges(source: BlockRun, box: KvBox) -> Spans:
@@ -161,6 +141,30 @@ def _whole_blocks(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
         spans[:, column] = ids * layout.block_bytes + box.first_layer * layout.layer_bytes
     spans[:, 2] = (box.end_layer - box.first_layer) * layout.layer_bytes
     return spans
+
+
+def _rows_of_runs(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
+    """The spans of any box, row by row of each run of tokens, in the order of the source."""
+    starts, lengths = token_runs(
+        box.begin, box.end, source.layout.block_size, destination.layout.block_size
+    )
+    order, from_block, from_slot = _locate(source, starts)
+    _, to_block, to_slot = _locate(destination, starts)
+    fills = (lengths == source.layout.block_size) & (lengths == destination.layout.block_size)
+    pieces = []
+    for runs, rows in _row_groups(source.layout, destination.layout, box, fills):
+        from_row = rows.source + (from_slot * rows.slot_bytes)[runs, None]
+        to_row = rows.destination + (to_slot * rows.slot_bytes)[runs, None]
+        nbytes = np.broadcast_to((lengths * rows.token_bytes)[runs, None], from_row.shape)
+        piece = (
+            order[runs, None] + from_row,
+            from_block[runs, None] + from_row,
+            to_block[runs, None] + to_row,
+            nbytes,
+        )
+        pieces.append(np.stack([column.ravel() for column in piece], axis=1))
+    ordered = np.concatenate(pieces)
+    return np.ascontiguousarray(ordered[np.argsort(ordered[:, 0], kind="stable"), 1:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,10 +51,6 @@ class PullResult:
     bytes: int
     seconds: float
     read_s: float  # part of it: copying and validating in the transport
-    first_token: int  # the ticket's tokens [first_token, end_token) have arrived,
-    end_token: int
-    first_layer: int  # in layers [first_layer, end_layer)
-    end_layer: int
 
 
 class Puller:
@@ -132,15 +128,7 @@ class Puller:
                 num_bytes, read_s = 0, 0.0
                 if not box.is_empty:
                     num_bytes, read_s = await self._pull(link, ticket, opened, box, block_table)
-        result = PullResult(
-            num_bytes,
-            time.perf_counter() - started_s,
-            read_s,
-            opened.first_token,
-            opened.end_token,
-            opened.first_layer,
-            opened.end_layer,
-        )
+        result = PullResult(num_bytes, time.perf_counter() - started_s, read_s)
         self.statistics.pulls += 1
         self.statistics.bytes += result.bytes
         self.statistics.seconds += result.seconds

@@ -36,7 +36,7 @@ class ConfigStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Base of every config struct: immutable, keyword-only, and strict about unknown keys."""
 
 
-class ModelConfig(ConfigStruct, frozen=True):
+class CheckpointConfig(ConfigStruct, frozen=True):
     """Which checkpoint is served, under which name."""
 
     model: Annotated[
@@ -233,7 +233,7 @@ class NodeConfig(ConfigStruct, frozen=True):
     checksums: Annotated[
         bool, Meta(description="verify the bytes of every pulled block (CPU only)")
     ] = False
-    checkpoint: ModelConfig = ModelConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     engine: EngineConfig = EngineConfig()
     profile: ProfileConfig = ProfileConfig()
     policy: PolicyConfig = PolicyConfig()
@@ -326,7 +326,7 @@ class CoordinatorConfig(ConfigStruct, frozen=True):
     max_inflight: Annotated[
         Count, Meta(description="maximum requests on the nodes; others wait or are refused")
     ] = 1024
-    checkpoint: ModelConfig = ModelConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     answers: AnswerConfig = AnswerConfig()
     routing: RoutingConfig = RoutingConfig()
     access: AccessConfig = AccessConfig()

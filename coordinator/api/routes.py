@@ -12,9 +12,8 @@ from coordinator.api.chat import chat_completions
 from coordinator.api.completions import completions
 from coordinator.api.embeddings_api.endpoint import embeddings
 from coordinator.api.openapi import endpoint as openapi_endpoint
-from coordinator.api.responses_api import conversations
+from coordinator.api.responses_api import conversations, stored_responses
 from coordinator.api.responses_api import endpoint as responses_endpoint
-from coordinator.api.responses_api import kept as responses_kept
 from coordinator.api.responses_api.compact import compact_conversation
 from coordinator.api.responses_api.websocket import respond_over_websocket
 from coordinator.api.tokens import detokenize, tokenize, tokenizer_info
@@ -33,10 +32,10 @@ ROUTES = (
     web.get("/v1/responses", respond_over_websocket, allow_head=False),
     _post("/v1/responses/compact", compact_conversation),
     _post("/v1/responses/input_tokens", responses_endpoint.count_input_tokens),
-    web.get(_RESPONSE, responses_kept.get_response),
-    web.delete(_RESPONSE, responses_kept.delete_response),
-    web.get(f"{_RESPONSE}/input_items", responses_kept.list_input_items),
-    _post(f"{_RESPONSE}/cancel", responses_kept.cancel_response),
+    web.get(_RESPONSE, stored_responses.get_response),
+    web.delete(_RESPONSE, stored_responses.delete_response),
+    web.get(f"{_RESPONSE}/input_items", stored_responses.list_input_items),
+    _post(f"{_RESPONSE}/cancel", stored_responses.cancel_response),
     _post("/v1/conversations", conversations.create_conversation),
     web.get(_CONVERSATION, conversations.get_conversation),
     _post(_CONVERSATION, conversations.update_conversation),

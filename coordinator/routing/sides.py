@@ -17,6 +17,7 @@ SAFETY = 0.9  # share of a promise that is aimed at, as on the nodes
 SPARE = 0.5  # share of a TTFT: a pair that needs more has little slack if other requests arrive
 BRIEF = 0.1  # share of the prefill time: a shorter decode is no burden to a prefill node
 HARMLESS = 0.05  # harm in units of others' promises
+OWN_WORTH = 1.0  # the same unit: as much as the request's own promise
 MISS = 10.0  # weight of time beyond a promise; time within it has weight 1
 
 
@@ -46,7 +47,9 @@ def choose(slo: Slo, pair: Placement, one: OnOneNode) -> Placement:
     A request with a promise is handed off while that keeps the promise within SAFETY.
     Otherwise one node serves all of it, unless only the pair keeps the promise, or the harm to
     others is more than the request's own promise is worth. If one node also keeps the promise and
-    harms hardly anybody, the request stays there where a handoff gains little (`_stays`).
+    harms hardly anybody, the request stays there where a handoff gains little (`_stays`). It may
+    harm others by its own worth where a pair is at risk because its decode node has no place yet:
+    when there is one depends on the ends of others' answers.
 
     Streams, running and future ones, are slowed by a prompt that is computed beside them. A prefill
     pool spares them that, and a token that comes sooner than promised gains nothing.
@@ -66,9 +69,11 @@ def choose(slo: Slo, pair: Placement, one: OnOneNode) -> Placement:
     if not one.has_place:
         return pair
     if _keeps(slo, pair, SAFETY):
-        is_harmless = one.harm <= HARMLESS and _keeps(slo, local, SAFETY)
+        waits_for_others = _is_risky(slo, pair, local) and pair.wait_s > 0
+        bearable = OWN_WORTH if waits_for_others else HARMLESS
+        is_harmless = one.harm <= bearable and _keeps(slo, local, SAFETY)
         return local if is_harmless and _stays(slo, pair, one) else pair
-    if one.harm > 1:  # more than its own promise is worth
+    if one.harm > OWN_WORTH:
         return pair
     if _keeps(slo, local) or _keeps(slo, pair):
         return local if _keeps(slo, local) else pair
@@ -84,10 +89,15 @@ def _stays(slo: Slo, pair: Placement, one: OnOneNode) -> bool:
     """Return whether a handoff costs more than it gains, if a local prompt harms nobody."""
     local = one.placement
     is_cached = 2 * local.idle_ttft_s < pair.idle_ttft_s
-    is_risky = SPARE * slo.ttft_s < pair.ttft_s > local.ttft_s
     is_brief = local.tpot_s * local.output_tokens < BRIEF * local.idle_ttft_s
     prefills_anyway = local.decode is pair.prefill
-    return one.num_steps <= 1 or is_cached or is_risky or (is_brief and prefills_anyway)
+    saves_work = one.num_steps <= 1 or is_cached or (is_brief and prefills_anyway)
+    return saves_work or _is_risky(slo, pair, local)
+
+
+def _is_risky(slo: Slo, pair: Placement, local: Placement) -> bool:
+    """Return whether a handoff needs much of the promised TTFT, and more than one node."""
+    return SPARE * slo.ttft_s < pair.ttft_s > local.ttft_s
 
 
 def _keeps(slo: Slo, placement: Placement, share: float = 1.0) -> bool:

@@ -40,7 +40,7 @@ struct WorkItem {
     int32_t num_heads;   // one, if runs are shared out
     int32_t first_row;   // within the request
     int32_t num_rows;
-    int32_t first_run;  // of keys, run.h; an item of all runs ends after the last
+    int32_t first_run;  // of keys, state.h; an item of all runs ends after the last
     int32_t last_run;
     int32_t shared;  // the index of what it is a part of; -1: all runs are in this item
 };

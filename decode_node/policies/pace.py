@@ -59,12 +59,13 @@ class Pace:
         return min([self.tightest_s(decoding), *stalls_s])
 
     def _bears_s(self, request: Request, num_tokens: float) -> float:
-        """Return the longest stall after token 1 that the request could make up for by its end.
+        """Return the longest stall after token 1 that the request could soon make up for.
 
         Infinity if its TPOT is lost anyway.
         """
         promised_s = tpot_s(request, self._default_tpot_s)
-        won_back_s = self._won_back_s(request, num_tokens - 2)  # in the gaps after the stalled one
+        num_gaps = num_tokens - 2  # after the stalled one
+        won_back_s = self._won_back_s(request, MADE_UP_WITHIN * num_gaps)
         if won_back_s < 0 or self.has_lost_tpot(request, num_tokens):
             return inf
         return SAFETY * (promised_s + won_back_s)

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Sequence
 
 from pdserve.cli.chat import Answer, ask
-from pdserve.cli.cluster_config import ClusterConfig
+from pdserve.cli.cluster.config import ClusterConfig
+from pdserve.cli.cluster.supervisor import OWN_COMMAND, Cluster
 from pdserve.cli.demo_config import DemoConfig
 from pdserve.cli.exit_codes import FORCED, OK
 from pdserve.cli.interruptible import finishes_before
 from pdserve.cli.pull_metrics import fetch_pulls
-from pdserve.cli.supervisor import OWN_COMMAND, Cluster
 from pdserve.cli.up_screen import UpScreen
 from pdserve.errors import ClusterError, DeadlineExceeded, PdserveError
 from pdserve.signals import StopSignals

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from pdserve.config import ConfigStruct, Count, EngineConfig, ModelConfig, Seconds
+from pdserve.config import CheckpointConfig, ConfigStruct, Count, EngineConfig, Seconds
 
 _PROMPTS = (
     "What is 12 plus 30?",
@@ -21,7 +21,7 @@ class DemoConfig(ConfigStruct, frozen=True):
     prompt: Annotated[str, Meta(description="question to ask; empty: three built-in ones")] = ""
     max_tokens: Annotated[Count, Meta(description="maximum output tokens per answer")] = 128
     deadline_s: Annotated[Seconds, Meta(description="deadline for the whole demo")] = 300.0
-    checkpoint: ModelConfig = ModelConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     engine: EngineConfig = EngineConfig()
 
     @property

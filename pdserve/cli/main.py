@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import pdserve
-from pdserve.cli.bench_commands import add_benches
-from pdserve.cli.cluster_config import ClusterConfig
+from pdserve.cli.bench.commands import add_benches
+from pdserve.cli.cluster.config import ClusterConfig
+from pdserve.cli.cluster.parent_death import die_with_parent
 from pdserve.cli.demo_config import DemoConfig
 from pdserve.cli.exit_codes import FORCED, OK, exit_code_of
 from pdserve.cli.flags import FlagParser, add_flags, config_from
-from pdserve.cli.parent_death import die_with_parent
 from pdserve.config import ConfigStruct, CoordinatorConfig, NodeConfig
 from pdserve.errors import PdserveError
 from pdserve.protocol import NodeRole
@@ -138,7 +138,7 @@ def _up(arguments: argparse.Namespace) -> int:
 def _coordinator(arguments: argparse.Namespace) -> int:
     config = _process_config(arguments, CoordinatorConfig)
     if config.cpus:
-        from pdserve.cli.placement import usable_cores
+        from pdserve.cli.cluster.placement import usable_cores
 
         os.sched_setaffinity(0, usable_cores(config.cpus))
     from coordinator.main import run  # here, because imports may start threads
@@ -211,7 +211,7 @@ def _usage(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from pdserve.cli import doctor
+    from pdserve.cli.doctor import command as doctor
 
     return doctor.run(as_json=arguments.json)
 

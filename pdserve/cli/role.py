@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 
-from pdserve.cli.cluster_status import ClusterStatus, NodeStatus, fetch_status
+from pdserve.cli.cluster.status import ClusterStatus, NodeStatus, fetch_status
 from pdserve.cli.coordinator_http import request
 from pdserve.cli.credentials import key_headers
 from pdserve.cli.exit_codes import OK

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pdserve.cli.cluster_status import ClusterStatus, NodeStatus, fetch_status
+from pdserve.cli.cluster.status import ClusterStatus, NodeStatus, fetch_status
 from pdserve.cli.exit_codes import OK
 from pdserve.errors import ClusterError
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from pdserve.cli.child import Exit
-from pdserve.cli.cluster_config import ClusterConfig
+from pdserve.cli.cluster.child import Exit
+from pdserve.cli.cluster.config import ClusterConfig
+from pdserve.cli.cluster.plan import COORDINATOR
+from pdserve.cli.cluster.supervisor import OWN_COMMAND, Cluster
 from pdserve.cli.exit_codes import FAILED, FORCED, OK
 from pdserve.cli.interruptible import finishes_before
-from pdserve.cli.plan import COORDINATOR
-from pdserve.cli.supervisor import OWN_COMMAND, Cluster
 from pdserve.cli.up_screen import UpScreen, invitation
 from pdserve.signals import StopSignals
 

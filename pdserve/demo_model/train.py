@@ -107,11 +107,11 @@ def fit(model: LlamaForCausalLM, rows: PackedRows, plan: TrainingPlan) -> tuple[
     """Train until the steps or the time are used up; return steps done and the last mean loss."""
     optimizers = _optimizers(model, plan)
     rng = random.Random(plan.seed)
-    started = time.monotonic()
+    started_s = time.monotonic()
     mean_loss = math.nan
     model.train()
     for step in range(plan.num_steps):
-        elapsed_s = time.monotonic() - started
+        elapsed_s = time.monotonic() - started_s
         progress = max(step / plan.num_steps, elapsed_s / plan.limit_s)
         if progress >= 1.0:
             return step, mean_loss
@@ -140,9 +140,9 @@ def train(
     tokenizer = train_tokenizer(document_texts(sample), plan.vocab_size)
     model = checkpoint_files.new_model(tokenizer, shape)
     _log.info("%d parameters, vocabulary %d", model.num_parameters(), tokenizer.get_vocab_size())
-    started = time.monotonic()
+    started_s = time.monotonic()
     num_steps, loss = fit(model, PackedRows(tokenizer, corpus.documents(plan.seed + 1)), plan)
-    minutes = (time.monotonic() - started) / 60
+    minutes = (time.monotonic() - started_s) / 60
     checkpoint_files.round_to_bfloat16(model)
     checkpoint_files.save_checkpoint(model, tokenizer, shape, folder)
     probes = held_out_probes(_EVALUATION_SEED, plan.num_questions)

@@ -95,12 +95,12 @@ class Engine(EngineCore):
         try:
             while True:
                 self._wake.clear()
-                planned_at = self._clock.now()
+                planned_s = self._clock.now()
                 self._drop_unfit(observer)
-                self._drop_expired(planned_at, observer)
+                self._drop_expired(planned_s, observer)
                 rows = self.begin_step()
                 if rows:
-                    await self._step(rows, planned_at, runner, observer, thread)
+                    await self._step(rows, planned_s, runner, observer, thread)
                 else:
                     self._report(observer)
                     self._last_end_s = None
@@ -145,7 +145,7 @@ class Engine(EngineCore):
     async def _step(
         self,
         rows: list[Scheduled],
-        planned_at: float,
+        planned_s: float,
         runner: Runner,
         observer: StepObserver,
         thread: StepThread,
@@ -169,7 +169,7 @@ class Engine(EngineCore):
         done = self.end_step(rows, sampled, ended_s)
         self._record_step_time(ended_s - started_s)
         model_s = runner.model_s - model_before_s
-        overhead_s = self._period_s(planned_at) - model_s
+        overhead_s = self._period_s(planned_s) - model_s
         self._unreported = StepReport(
             rows, sampled, started_s, model_s, max(0.0, overhead_s), shape
         )
@@ -178,9 +178,9 @@ class Engine(EngineCore):
             for request in done:
                 self.forget(request)
 
-    def _period_s(self, planned_at: float) -> float:
+    def _period_s(self, planned_s: float) -> float:
         """Return the period of a step that has just ended; record its end for the next one."""
-        began_s = planned_at if self._last_end_s is None else self._last_end_s
+        began_s = planned_s if self._last_end_s is None else self._last_end_s
         self._last_end_s = self._clock.now()
         return self._last_end_s - began_s
 

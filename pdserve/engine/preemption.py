@@ -39,18 +39,18 @@ the request is then submitted again afterwards."""
 
 
 def recomputed(_: Request) -> bool:
-    """The `Recall` of an engine whose node does not fetch KV."""
+    """The default `Recall`: no KV is fetched."""
     return False
 
 
 class Preemptions:
     """The preempted requests of one engine."""
 
-    def __init__(self, block_size: int, recall: Recall) -> None:
+    def __init__(self, block_size: int) -> None:
+        self.recall: Recall = recomputed
         self.statistics = PreemptionStatistics()
         self.away: set[Request] = set()  # being recalled: in no queue, without blocks
         self._unasked: set[Request] = set()  # `recall` not called since their last preemption
-        self._recall = recall
         self._block_size = block_size
         self._num_closed_steps = 0
         self._closed_priority = 0
@@ -93,7 +93,7 @@ class Preemptions:
         if request not in self._unasked:
             return False
         self._unasked.discard(request)
-        if not self._recall(request):
+        if not self.recall(request):
             return False
         self.statistics.recalls += 1
         self.away.add(request)

@@ -88,6 +88,11 @@ class Request:
         return self.sampling.max_tokens == 0
 
     @property
+    def is_prefill_leg(self) -> bool:
+        """Whether it ends here with token 1: another node decodes it, or nobody does."""
+        return self.leg_token_limit is not None
+
+    @property
     def decodes_here(self) -> bool:
         """Whether it decodes on this node, and so will grow."""
         return self.leg_token_limit is None and self.sampling.max_tokens > 0

@@ -51,7 +51,7 @@ def _can_give_way(request: Request) -> bool:
 
     Prefill legs may not: their blocks are already announced to other nodes, and they end soon.
     """
-    return request.leg_token_limit is None
+    return not request.is_prefill_leg
 
 
 def _spared(request: Request) -> tuple[int, float, float]:

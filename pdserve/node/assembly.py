@@ -18,11 +18,12 @@ from pdserve.config import NodeConfig, PolicyConfig
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.engine import Engine
 from pdserve.engine.kv_headroom import make_headroom
+from pdserve.engine.preemption import Preemptions
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.victims import Victims
 from pdserve.metrics import NodeMetrics
-from pdserve.node.cost import Costs
+from pdserve.node.cost import PullCosts
 from pdserve.node.gauges import watch_preemptions, watch_prefix_fetches, watch_transfers
 from pdserve.node.grammar_queue import GrammarQueue
 from pdserve.node.headroom import Headroom, num_spoken_for
@@ -61,15 +62,13 @@ def make_parts(
     metrics = NodeMetrics()
     identity = KvIdentity(model.checkpoint.model_id, model.revision, model.layout)
     pool = _make_pool(config, model, memory)
-    engine = make_engine(
-        config.policy, pool, clock, model.config.eos_token_ids, metrics, lambda: prefixes
-    )
+    engine = make_engine(config.policy, pool, clock, model.config.eos_token_ids, metrics)
     exporter, puller = _make_transfer_ends(config, node_id, incarnation, identity, memory, clock)
     watch_transfers(metrics, exporter.statistics, puller.statistics)
     sessions = Sessions(node_id, incarnation, identity, puller, clock, config.timeouts)
     tier = make_tier(tier_blocks, model.layout, memory, pool)
     perf = PerfModel()  # a guess, until the node has profiled itself
-    costs = Costs(perf, config.engine.token_budget)
+    pull_costs = PullCosts(perf, config.engine.token_budget)
     headroom = Headroom(pool, partial(num_spoken_for, engine.queues))
     fetch_parts = FetchParts(
         pool=pool,
@@ -77,12 +76,13 @@ def make_parts(
         puller=puller,
         sessions=sessions,
         tier=tier,
-        costs=costs,
+        pull_costs=pull_costs,
         clock=clock,
         headroom=headroom,
     )
     grammars = GrammarQueue(grammar_compiler(model), engine)
     prefixes = make_prefix_queue(config, fetch_parts, grammars.submit, metrics)
+    recall_by(prefixes, engine.queues.preemptions)
     return NodeParts(
         config=config,
         node_id=node_id,
@@ -102,7 +102,7 @@ def make_parts(
         metrics=metrics,
         state=state,
         perf=perf,
-        costs=costs,
+        pull_costs=pull_costs,
         headroom=headroom,
         tier=tier,
     )
@@ -148,25 +148,11 @@ def make_engine(
     clock: Clock,
     eos_token_ids: frozenset[int],
     metrics: NodeMetrics,
-    prefixes: Callable[[], PrefixQueue],
 ) -> Engine:
-    """The engine, whose queues follow the config.
-
-    `prefixes` returns the queue that fetches the KV of preempted requests. It is made later, since
-    it submits requests to this engine.
-    """
-
-    def recall(request: Request) -> bool:
-        return prefixes().recall(request, recalled)
-
-    def recalled(fetched: Fetched) -> None:
-        statistics.swapped_tokens += fetched.from_tier
-        statistics.pulled_tokens += fetched.from_nodes
-
+    """The engine, whose queues follow the config."""
     headroom, victims = make_headroom(policy, pool), Victims(policy.max_preemptions)
-    queues = Queues(pool, clock, headroom, victims, recall)
-    statistics = queues.preemptions.statistics
-    watch_preemptions(metrics, statistics)
+    queues = Queues(pool, clock, headroom, victims)
+    watch_preemptions(metrics, queues.preemptions.statistics)
     return Engine(queues, NoPolicy(), eos_token_ids)
 
 
@@ -181,3 +167,17 @@ def make_prefix_queue(
     fetcher = PrefixFetcher(parts, pull, config.timeouts.prefix_s)
     watch_prefix_fetches(metrics, fetcher.statistics)
     return PrefixQueue(fetcher, parts.pool.block_size, submit)
+
+
+def recall_by(prefixes: PrefixQueue, preemptions: Preemptions) -> None:
+    """Have `prefixes` fetch the KV of preempted requests, and count where it came from.
+
+    Set up after both are made, since the queue submits requests to the engine that preempts them.
+    """
+    statistics = preemptions.statistics
+
+    def recalled(fetched: Fetched) -> None:
+        statistics.swapped_tokens += fetched.from_tier
+        statistics.pulled_tokens += fetched.from_nodes
+
+    preemptions.recall = lambda request: prefixes.recall(request, recalled)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kv_transfer.memory import ExportedPool
-from pdserve.bench.floor_read import StreamingRead
-from pdserve.bench.step import StepTime
+from pdserve.bench.step.floor_read import StreamingRead
+from pdserve.bench.step.measurement import StepTime
 from pdserve.engine.kv_cache import TORCH_DTYPES
 from pdserve.node.model import NodeModel, load_runner
 from pdserve.node.profile_timer import StepTimer
@@ -24,24 +24,24 @@ _RANDOM_BYTES = 8 << 20
 
 
 class StepBench:
-    """Implements `pdserve.bench.step.Bench` on the CPU."""
+    """Implements `pdserve.bench.step.measurement.Bench` on the CPU."""
 
-    def __init__(self, plan: NodeModel, num_threads: int) -> None:
-        """Load the model, and fill a pool of `plan.num_blocks` with random numbers.
+    def __init__(self, model: NodeModel, num_threads: int) -> None:
+        """Load the model, and fill a pool of `model.num_blocks` with random numbers.
 
         Raises:
             ModelError: as load_runner.
         """
-        self._memory = ExportedPool(plan.num_blocks, plan.layout.block_bytes)
+        self._memory = ExportedPool(model.num_blocks, model.layout.block_bytes)
         self._memory.commit()  # a node's blocks are committed before they are used, too
-        self._runner = load_runner(plan, self._memory.flat, lambda _: None)
-        dtype = TORCH_DTYPES[plan.layout.dtype]
+        self._runner = load_runner(model, self._memory.flat, lambda _: None)
+        dtype = TORCH_DTYPES[model.layout.dtype]
         fill_with_numbers(self._memory.flat, dtype)
         # Waiting for a core is not subtracted here: it would look like overhead of the step.
         waits = lambda: nullcontext(lambda: 0.0)  # noqa: E731
-        self._timer = StepTimer(self._runner, plan.layout.block_size, waits=waits)
+        self._timer = StepTimer(self._runner, model.layout.block_size, waits=waits)
         self._read = StreamingRead(num_threads)
-        hidden, inner = plan.config.hidden_size, plan.config.intermediate_size
+        hidden, inner = model.config.hidden_size, model.config.intermediate_size
         self.product_shape = (PRODUCT_ROWS, hidden, 2 * inner)
         self._rows = torch.randn(PRODUCT_ROWS, hidden).to(dtype)
         self._weight = torch.randn(2 * inner, hidden).to(dtype)

@@ -91,7 +91,7 @@ def patience_s(forecast: Forecast) -> float:
     return 2 * forecast.compute_s
 
 
-class Costs:
+class PullCosts:
     """The costs of one node, per transport; for an unused transport they are a guess."""
 
     def __init__(self, perf: PerfModel, token_budget: int) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from pdserve.node.link import CoordinatorLink
+from pdserve.node.coordinator_link import CoordinatorLink
 from pdserve.protocol import KvEvents, KvTier
 
 MAX_HASHES = 4096  # in one message

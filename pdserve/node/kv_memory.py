@@ -19,36 +19,36 @@ from pdserve.protocol import NodeRole
 log = logging.getLogger(__name__)
 
 
-def make_kv_memory(config: NodeConfig, role: NodeRole, plan: NodeModel) -> KvPool:
+def make_kv_memory(config: NodeConfig, role: NodeRole, model: NodeModel) -> KvPool:
     """Allocate the memory of a node's KV blocks.
 
     Raises:
         ConfigError: no room for the pool; or the GPU lacks what KV transfer takes, and the role or
             an option requires KV transfer.
     """
-    num_blocks, block_bytes = plan.num_blocks, plan.layout.block_bytes
-    if plan.device.type == "cpu":
+    num_blocks, block_bytes = model.num_blocks, model.layout.block_bytes
+    if model.device.type == "cpu":
         return ExportedPool(num_blocks, block_bytes)
     if config.checksums:
         raise ConfigError(
-            f"checksums are computed from CPU memory, and the KV is on {plan.device}: leave them "
+            f"checksums are computed from CPU memory, and the KV is on {model.device}: leave them "
             "out, or use --device cpu"
         )
     try:
         # A device without an index is torch's current device, which is always 0 here.
-        driver = open_driver(plan.device.index or 0)
+        driver = open_driver(model.device.index or 0)
         return DevicePool(num_blocks, block_bytes, driver)
     except TransportUnavailable as error:
         if role is NodeRole.PREFILL:
             raise ConfigError(
-                f"a prefill node on {plan.device} cannot share its KV: {error}; or use --device "
+                f"a prefill node on {model.device} cannot share its KV: {error}; or use --device "
                 "cpu, or --mode colocated, where no KV moves"
             ) from error
         log.warning("no KV can move to or from this node: %s", error)
         return PrivatePool(num_blocks, block_bytes)
     except DeviceError as error:
         raise ConfigError(
-            f"no KV pool of {num_blocks} blocks on {plan.device}: {error}; lower kv_memory"
+            f"no KV pool of {num_blocks} blocks on {model.device}: {error}; lower kv_memory"
         ) from error
 
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from pdserve.errors import PdserveError
-from pdserve.node.link import CoordinatorLink
+from pdserve.node.coordinator_link import CoordinatorLink
 from pdserve.protocol import LegFailed, TokenBatch, TokenEvent
 
 

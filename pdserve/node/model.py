@@ -124,7 +124,7 @@ def packed_cache(engine: EngineConfig, timeouts: Timeouts) -> PackedCache | None
 
 
 def load_runner(
-    plan: NodeModel,
+    model: NodeModel,
     buffer: NDArray[np.uint8] | DeviceBuffer | None,
     on_progress: Callable[[float], None],
     cache: PackedCache | None = None,
@@ -137,31 +137,29 @@ def load_runner(
         ModelError: the checkpoint's weights do not match its config, or are damaged.
     """
     started_s = time.perf_counter()
-    dtype = TORCH_DTYPES[plan.layout.dtype]
+    dtype = TORCH_DTYPES[model.layout.dtype]
     decoder = load_decoder(
-        plan.checkpoint,
-        plan.config,
+        model.checkpoint,
+        model.config,
         dtype,
-        plan.device,
+        model.device,
         on_progress,
-        is_int8=plan.quantization == "int8",
+        is_int8=model.quantization == "int8",
         cache=cache,
     )
-    kv_cache = KvCache(plan.layout, plan.num_blocks, plan.device, buffer)
+    kv_cache = KvCache(model.layout, model.num_blocks, model.device, buffer)
     runner = ModelRunner(decoder, kv_cache, grammars=GrammarProgress(_native.num_threads()))
     loaded_s = time.perf_counter()
-    runner.warmup(min(WARMUP_TOKENS, plan.max_model_len))
+    runner.warmup(min(WARMUP_TOKENS, model.max_model_len))
     warm_s = time.perf_counter()
     log.info("weights in %.2f s, warm in %.2f s", loaded_s - started_s, warm_s - loaded_s)
     return runner
 
 
-def grammar_compiler(plan: NodeModel) -> GrammarCompiler:
+def grammar_compiler(model: NodeModel) -> GrammarCompiler:
     """Return the compiler of grammars over the model's vocabulary, which is loaded later."""
-    model = plan.config
-    return GrammarCompiler(
-        partial(load_vocabulary, plan.checkpoint.path, model.vocab_size, model.eos_token_ids)
-    )
+    path, config = model.checkpoint.path, model.config
+    return GrammarCompiler(partial(load_vocabulary, path, config.vocab_size, config.eos_token_ids))
 
 
 def use_cores(config: EngineConfig) -> None:

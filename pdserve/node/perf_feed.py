@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pdserve.config import EngineConfig
-from pdserve.node.cost import Costs
-from pdserve.node.link import CoordinatorLink
+from pdserve.node.coordinator_link import CoordinatorLink
+from pdserve.node.cost import PullCosts
 from pdserve.protocol import PerfReport, TransferCosts
 
 MUCH = 1.25  # factor from which on a cost counts as changed
@@ -20,7 +20,7 @@ class PerfFeed:
     """Sends a node's costs to its coordinators. Belongs to the event loop."""
 
     def __init__(
-        self, links: Sequence[CoordinatorLink], costs: Costs, engine: EngineConfig
+        self, links: Sequence[CoordinatorLink], costs: PullCosts, engine: EngineConfig
     ) -> None:
         self._links = links
         self._costs = costs

@@ -26,7 +26,7 @@ from pdserve.protocol import PrefixSource
 
 log = logging.getLogger(__name__)
 
-TIER = "tier"  # its name among the transports in `Costs`
+TIER = "tier"  # its name among the transports in `PullCosts`
 
 
 @dataclass(slots=True)
@@ -64,7 +64,6 @@ class PrefixFetcher:
 
     def __init__(self, parts: FetchParts, pull: PrefixPull, timeout_s: float) -> None:
         self.statistics = PrefixFetchStatistics()
-        self.costs = parts.costs
         self._parts = parts
         self._pool = parts.pool
         self._headroom = parts.headroom
@@ -72,7 +71,7 @@ class PrefixFetcher:
         self._pull = pull
         self._timeout_s = timeout_s
         self._filling = Filling(parts.pool, parts.headroom)
-        self._worth = PrefixWorth(parts.costs, self._layout, parts.clock, pull)
+        self._worth = PrefixWorth(parts.pull_costs, self._layout, parts.clock, pull)
         self._sources = SourcePuller(parts, self._filling, self._worth, timeout_s)
         self._fetching: dict[bytes, _Attempt] = {}  # by the hash of the first missing block
 

@@ -8,7 +8,7 @@ from kv_transfer.handshake import KvIdentity
 from kv_transfer.puller import Puller
 from pdserve.clock import Clock
 from pdserve.engine.block_pool import BlockPool
-from pdserve.node.cost import Costs
+from pdserve.node.cost import PullCosts
 from pdserve.node.headroom import Headroom
 from pdserve.node.host_tier import NodeTier
 from pdserve.node.session_client import Sessions
@@ -37,6 +37,6 @@ class FetchParts:
     puller: Puller
     sessions: Sessions
     tier: NodeTier | None
-    costs: Costs
+    pull_costs: PullCosts
     clock: Clock
     headroom: Headroom

@@ -7,15 +7,15 @@ import logging
 from pdserve.clock import Clock
 from pdserve.config import PrefixPull
 from pdserve.kv_layout import KvLayout
-from pdserve.node.cost import Costs, Forecast, is_worth_pulling, patience_s
+from pdserve.node.cost import Forecast, PullCosts, is_worth_pulling, patience_s
 
 log = logging.getLogger(__name__)
 
 
 class PrefixWorth:
-    """`cost.Costs` per block of this node. Asked before each fetch, and updated after it."""
+    """`PullCosts` per block of this node. Asked before each fetch, and updated after it."""
 
-    def __init__(self, costs: Costs, layout: KvLayout, clock: Clock, pull: PrefixPull) -> None:
+    def __init__(self, costs: PullCosts, layout: KvLayout, clock: Clock, pull: PrefixPull) -> None:
         self._costs = costs
         self._layout = layout
         self._clock = clock

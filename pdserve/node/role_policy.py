@@ -63,10 +63,10 @@ class PrefillRolePolicy:
 
     def _take_out(self, queues: Queues) -> list[Request]:
         """Remove the prefill legs that must not start now from the queue, and return them."""
-        legs = [request for request in queues.waiting if request.leg_token_limit is not None]
+        legs = [request for request in queues.waiting if request.is_prefill_leg]
         if not legs:
             return []
-        begun = (r for r in queues.running if r.leg_token_limit is not None)
+        begun = (r for r in queues.running if r.is_prefill_leg)
         num_held = self._num_pinned() + sum(len(r.block_table) for r in begun)
         if num_held < self._most_pinned:
             return []

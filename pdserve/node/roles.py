@@ -1,4 +1,4 @@
-"""The interface of a node's two services, the parts that they share, and the checks of new legs.
+"""The interface of a node's two services, and the parts that they share.
 
 A node can prefill and decode, with one service for each. Its role is a label: it selects the policy
 that the engine follows, and tells coordinators which legs to send (`pdserve.node.services`).
@@ -19,19 +19,18 @@ from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.engine import Engine
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Policy
-from pdserve.errors import ContextLengthExceeded, InvalidRequest, NoNodeAvailable, PdserveError
+from pdserve.errors import PdserveError
 from pdserve.metrics import NodeMetrics
-from pdserve.node.cost import Costs
+from pdserve.node.cost import PullCosts
 from pdserve.node.grammar_queue import GrammarQueue
 from pdserve.node.headroom import Headroom
 from pdserve.node.host_tier import NodeTier
 from pdserve.node.legs import Legs
-from pdserve.node.link import CoordinatorLink
 from pdserve.node.prefix_queue import PrefixQueue
 from pdserve.node.session_client import Sessions
 from pdserve.node.session_server import Announcer
 from pdserve.perf_model import PerfModel
-from pdserve.protocol import DecodeLeg, LegFailed, NodeState, PrefillLeg
+from pdserve.protocol import DecodeLeg, NodeState, PrefillLeg
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class NodeParts:
     metrics: NodeMetrics
     state: Callable[[], NodeState]
     perf: PerfModel  # of steps; a guess until the node has profiled itself
-    costs: Costs  # of pulls, compared with those of steps
+    pull_costs: PullCosts  # compared with those of computing
     headroom: Headroom  # of the pool, for prefixes
     tier: NodeTier | None = None  # None: evicted prefixes are lost
 
@@ -131,42 +130,3 @@ class ServiceFactories:
 
     prefill: Callable[[NodeParts], PrefillService]
     decode: Callable[[NodeParts], Service[DecodeLeg]]
-
-
-def accepts(parts: NodeParts, leg: PrefillLeg | DecodeLeg, link: CoordinatorLink) -> bool:
-    """Whether a leg can be accepted; if not, it is answered here."""
-    length = len(leg.token_ids)
-    if parts.state() is NodeState.LOADING:
-        refuse(leg, link, NoNodeAvailable(f"{parts.node_id} is loading its model"))
-    elif known := [request_id for request_id in leg.request_ids if request_id in parts.legs]:
-        refuse(leg, link, InvalidRequest(f"{known[0]} is running on {parts.node_id}"))
-    elif not 0 < length <= parts.max_model_len:
-        refuse(
-            leg,
-            link,
-            ContextLengthExceeded(
-                f"a prompt of {length} tokens: max_model_len {parts.max_model_len} allows "
-                f"1 to {parts.max_model_len}"
-            ),
-        )
-    elif length + leg.sampling.max_tokens > parts.max_model_len:
-        refuse(  # it could outgrow the pool
-            leg,
-            link,
-            ContextLengthExceeded(
-                f"{length} prompt tokens and max_tokens {leg.sampling.max_tokens} are more than "
-                f"max_model_len {parts.max_model_len}"
-            ),
-        )
-    elif isinstance(leg, PrefillLeg) and leg.siblings and leg.sampling.max_tokens == 0:
-        refuse(leg, link, InvalidRequest("a request without output cannot have several answers"))
-    elif not 0 <= min(leg.token_ids) <= max(leg.token_ids) < parts.vocab_size:
-        refuse(leg, link, InvalidRequest(f"token ids must be in 0..{parts.vocab_size - 1}"))
-    else:
-        return True
-    return False
-
-
-def refuse(leg: PrefillLeg | DecodeLeg, link: CoordinatorLink, error: PdserveError) -> None:
-    """Answer that the leg is refused."""
-    link.send(LegFailed(request_id=leg.request_id, code=error.code, message=error.message))

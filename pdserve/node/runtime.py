@@ -28,6 +28,7 @@ from pdserve.engine.interface import StepReport
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.errors import ConfigError
 from pdserve.node.assembly import make_parts
+from pdserve.node.coordinator_link import CoordinatorLink
 from pdserve.node.cores import CorePlan, plan_cores, use_service_cores
 from pdserve.node.gauges import (
     load_report,
@@ -44,7 +45,6 @@ from pdserve.node.kv_memory import (
     make_kv_memory,
     prefill_refusal,
 )
-from pdserve.node.link import CoordinatorLink
 from pdserve.node.loading import Loading
 from pdserve.node.memory_growth import MemoryGrowth
 from pdserve.node.metrics_server import MetricsServer
@@ -139,7 +139,7 @@ class Node:
         self._links: list[CoordinatorLink] = []
         self._joining: list[asyncio.Task[None]] = []
         self._kv_events = KvEventFeed(self._links)
-        self._perf_feed = PerfFeed(self._links, parts.costs, config.engine)
+        self._perf_feed = PerfFeed(self._links, parts.pull_costs, config.engine)
         if memory.kind != "private":  # otherwise no node could pull these blocks
             parts.pool.observe(self._kv_events.follow(KvTier.POOL, lambda: parts.pool.hashes))
         if parts.tier is not None:

@@ -15,19 +15,20 @@ from pdserve.engine.interface import StepReport
 from pdserve.engine.prompts.uncached import num_uncached
 from pdserve.engine.request import Request, Scheduled
 from pdserve.errors import PdserveError
+from pdserve.node.coordinator_link import CoordinatorLink
+from pdserve.node.leg_checks import check_leg
 from pdserve.node.legs import Legs
-from pdserve.node.link import CoordinatorLink
 from pdserve.node.role_policy import PrefillRolePolicy
-from pdserve.node.roles import NodeParts, Sampled, ServiceFactories, accepts
+from pdserve.node.roles import NodeParts, Sampled, ServiceFactories
 from pdserve.node.session_client import Sessions
 from pdserve.node.session_server import Announcer
-from pdserve.protocol import DecodeLeg, NodeRole, PrefillLeg
+from pdserve.protocol import DecodeLeg, LegFailed, NodeRole, PrefillLeg
 
 log = logging.getLogger(__name__)
 
 
 class Services:
-    """Receives legs (`link.LegReceiver`) and the engine's steps (`StepObserver`).
+    """Receives legs (`coordinator_link.LegReceiver`) and the engine's steps (`StepObserver`).
 
     `prefill_refusal` says why the node cannot be a prefill node; empty: it can. `on_role` is called
     when the role has changed.
@@ -106,15 +107,12 @@ class Services:
 
     def start_prefill(self, leg: PrefillLeg, link: CoordinatorLink) -> None:
         """As LegReceiver.start_prefill, in either role."""
-        if accepts(self._parts, leg, link):
-            for request_id in leg.request_ids:
-                self.legs.open(request_id, link)
+        if self._opens(leg, link):
             self._prefill.start(leg)
 
     def start_decode(self, leg: DecodeLeg, link: CoordinatorLink) -> None:
         """As LegReceiver.start_decode, in either role."""
-        if accepts(self._parts, leg, link):
-            self.legs.open(leg.request_id, link)
+        if self._opens(leg, link):
             self._decode.start(leg)
 
     def cancel_leg(self, request_id: str, reason: str) -> None:
@@ -165,8 +163,8 @@ class Services:
         for row, token in zip(report.rows, report.sampled, strict=True):
             request = row.request
             if not request.is_cancelled:
-                is_prefill_leg = request.leg_token_limit is not None  # inlined: runs for every row
-                (prefills if is_prefill_leg else decodes).append((request, token))
+                is_prefill = request.leg_token_limit is not None  # `is_prefill_leg`, inlined
+                (prefills if is_prefill else decodes).append((request, token))
         self._prefill.add_tokens(prefills, report.started_s)
         self._decode.add_tokens(decodes, report.started_s)
         self.legs.flush()
@@ -177,8 +175,8 @@ class Services:
 
     def requests_failed(self, requests: list[Request], error: PdserveError) -> None:
         """As StepObserver.requests_failed."""
-        prefills = [request for request in requests if _is_prefill_leg(request)]
-        decodes = [request for request in requests if not _is_prefill_leg(request)]
+        prefills = [request for request in requests if request.is_prefill_leg]
+        decodes = [request for request in requests if not request.is_prefill_leg]
         self._prefill.requests_failed(prefills, error)
         self._decode.requests_failed(decodes, error)
         for request in requests:
@@ -194,10 +192,17 @@ class Services:
         await self._parts.grammars.close()
         await self.sessions.close()
 
+    def _opens(self, leg: PrefillLeg | DecodeLeg, link: CoordinatorLink) -> bool:
+        """Add a new leg to the legs in progress; False if it cannot be run, and was refused."""
+        try:
+            check_leg(self._parts, leg)
+        except PdserveError as error:
+            link.send(LegFailed(request_id=leg.request_id, code=error.code, message=error.message))
+            return False
+        for request_id in leg.request_ids:
+            self.legs.open(request_id, link)
+        return True
+
     def _follow_policy(self) -> None:
         is_prefill = self.role is NodeRole.PREFILL
         self.engine.policy = self._prefill_role if is_prefill else self._decode.policy
-
-
-def _is_prefill_leg(request: Request) -> bool:
-    return request.leg_token_limit is not None

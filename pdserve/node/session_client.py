@@ -256,10 +256,10 @@ class Sessions:
                 await link.close()
 
     def _remember_failure(self, peer: NodeAddress) -> None:
-        now = self._clock.now()
-        first_s = now - self._timeouts.liveness_s
+        now_s = self._clock.now()
+        first_s = now_s - self._timeouts.liveness_s
         self._failed = {i: failed_s for i, failed_s in self._failed.items() if failed_s > first_s}
-        self._failed[peer.incarnation] = now
+        self._failed[peer.incarnation] = now_s
 
     def _hello(self, peer: NodeAddress) -> PullerHello:
         return PullerHello(

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from itertools import cycle
 from secrets import token_hex
 
-from pdserve.bench.beat import Beat
+from pdserve.bench.gateway.beat import Beat
 from pdserve.bench.load import PLAIN_IDS
 from pdserve.config import Timeouts
 from pdserve.introduction import new_key
 from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.node.coordinator_link import CoordinatorLink
 from pdserve.node.legs import Legs
-from pdserve.node.link import CoordinatorLink
 from pdserve.protocol import (
     DecodeLeg,
     FinishReason,
@@ -52,7 +52,7 @@ class _Decoding:
 
 
 class SimulatedNode:
-    """A simulated node of either role (`pdserve.node.link.LegReceiver`)."""
+    """A simulated node of either role (`pdserve.node.coordinator_link.LegReceiver`)."""
 
     def __init__(
         self, node_id: str, role: NodeRole, model_id: str, coordinator: str, beat: Beat

@@ -13,17 +13,17 @@ from typing import Any
 
 import aiohttp
 
-from pdserve.cli.child import Child, Exit
-from pdserve.cli.cluster_config import ClusterConfig
-from pdserve.cli.cluster_status import fetch_status
+from pdserve.cli.cluster.child import Child, Exit
+from pdserve.cli.cluster.config import ClusterConfig
+from pdserve.cli.cluster.plan import COORDINATOR
+from pdserve.cli.cluster.ports import ReservedPort
+from pdserve.cli.cluster.status import fetch_status
+from pdserve.cli.cluster.supervisor import OWN_COMMAND, Cluster
 from pdserve.cli.flags import as_flags
-from pdserve.cli.plan import COORDINATOR
-from pdserve.cli.ports import ReservedPort
-from pdserve.cli.supervisor import OWN_COMMAND, Cluster
 from pdserve.config import (
+    CheckpointConfig,
     CoordinatorConfig,
     EngineConfig,
-    ModelConfig,
     ProfileConfig,
     RoutingConfig,
     Timeouts,
@@ -161,7 +161,7 @@ def fleet_config(checkpoint: Path, **fields: Any) -> ClusterConfig:
     return ClusterConfig(
         port=0,
         start_s=START_S,
-        checkpoint=ModelConfig(model=str(checkpoint), served_model_name=MODEL),
+        checkpoint=CheckpointConfig(model=str(checkpoint), served_model_name=MODEL),
         engine=EngineConfig(**(engine | fields.pop("engine", {}))),
         profile=ProfileConfig(profile_s=PROFILE_S),
         routing=fields.pop("routing", RoutingConfig(router="least-loaded", admission=False)),
@@ -195,7 +195,7 @@ class SecondCoordinator:
         self._config = CoordinatorConfig(
             port=self._ports[0].port,
             grpc_port=self._ports[1].port,
-            checkpoint=ModelConfig(model=str(checkpoint), served_model_name=MODEL),
+            checkpoint=CheckpointConfig(model=str(checkpoint), served_model_name=MODEL),
             timeouts=Timeouts(**LONG_S),
             **fields,
         )

@@ -34,7 +34,7 @@ async def in_thread(fleet: Fleet, call: Callable[[openai.OpenAI], Any]) -> Any:
     return await asyncio.to_thread(run)
 
 
-async def test_chat(fleet: Fleet, sdk: openai.AsyncOpenAI) -> None:
+async def test_a_chat_is_the_same_whole_and_streamed(fleet: Fleet, sdk: openai.AsyncOpenAI) -> None:
     whole = await sdk.chat.completions.create(model=MODEL, messages=MESSAGES, **LIMITS)
     assert whole.choices[0].finish_reason == "length"
     assert whole.choices[0].message.role == "assistant"
@@ -103,7 +103,7 @@ async def test_a_stop_string_ends_it(sdk: openai.AsyncOpenAI) -> None:
     assert cut.choices[0].finish_reason == "stop"
 
 
-async def test_models(fleet: Fleet, sdk: openai.AsyncOpenAI) -> None:
+async def test_the_model_is_listed_and_found_by_name(fleet: Fleet, sdk: openai.AsyncOpenAI) -> None:
     assert [model.id async for model in sdk.models.list()] == [MODEL]
     assert (await sdk.models.retrieve(MODEL)).id == MODEL
     assert await in_thread(fleet, lambda sdk: [m.id for m in sdk.models.list()]) == [MODEL]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from pdserve.cli.plan import COORDINATOR
+from pdserve.cli.cluster.plan import COORDINATOR
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Follower, Output
 from tests.cluster.fleet import SETTLE_S, Fleet, assert_free, fleet_config, poll, running
@@ -184,7 +184,9 @@ async def test_decode_node_killed_while_its_request_is_prefilled(
 
 
 @pytest.mark.parametrize("pool", ["prefill", "decode"])
-async def test_frozen_node(quartet: Fleet, client: Client, pool: str) -> None:
+async def test_a_frozen_node_counts_as_lost_until_it_comes_back(
+    quartet: Fleet, client: Client, pool: str
+) -> None:
     """It does not hang up, so only its silence gives it away; and it may come back."""
     if pool == "prefill":
         victim, name = await prefilling(quartet, client)
@@ -207,7 +209,9 @@ async def test_frozen_node(quartet: Fleet, client: Client, pool: str) -> None:
     await assert_all_used(client)
 
 
-async def test_frozen_coordinator(quartet: Fleet, client: Client) -> None:
+async def test_a_frozen_coordinators_legs_are_freed_and_it_is_found_again(
+    quartet: Fleet, client: Client
+) -> None:
     """To the nodes it is gone, so they free what it asked for; then it finds them again."""
     addresses = await quartet.metrics_addresses()
     decoding = [Follower(client, make_prompt(30, i), 20_000) for i in range(2)]

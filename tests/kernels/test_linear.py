@@ -43,7 +43,9 @@ def test_every_variant_matches_the_reference(
 @pytest.mark.parametrize("result", list(Result))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_long_sums(kind: WeightKind, dtype: torch.dtype, result: Result, variant: str) -> None:
+def test_long_sums_are_exact_enough_in_every_variant(
+    kind: WeightKind, dtype: torch.dtype, result: Result, variant: str
+) -> None:
     product = Product(kind, dtype, num_out=96, num_in=3000, result=result, has_bias=True)
     case = make_case(product, num_rows=14)
     expect_reference(case.run(variant), case)
@@ -130,7 +132,7 @@ def test_variants_with_the_same_arithmetic_agree_bit_by_bit(kind: WeightKind) ->
     assert all(torch.equal(found, results[0]) for found in results)
 
 
-def test_no_rows() -> None:
+def test_a_product_without_rows_is_empty() -> None:
     case = make_case(Product(), 0)
     assert case.run().shape == (0, 64)
 

@@ -120,7 +120,7 @@ def test_int8_refuses_what_is_not_finite(dtype: torch.dtype, value: float) -> No
     pack(weight, kind=WeightKind.BFLOAT16)
 
 
-def test_sizes() -> None:
+def test_packed_rows_fill_lanes_and_cache_lines() -> None:
     assert packed_size(WeightKind.FLOAT32, 17, 3).num_bytes == 2 * 3 * 64
     assert packed_size(WeightKind.BFLOAT16, 17, 3).num_bytes == 2 * 2 * 64
     assert packed_size(WeightKind.INT8, 17, 3).num_bytes == 2 * 64

@@ -337,5 +337,5 @@ def test_sample_refuses(name: str, value: object, error: type[Exception], messag
         _native.sample(**(arguments() | {name: value}))
 
 
-def test_no_rows() -> None:
+def test_without_rows_nothing_is_sampled() -> None:
     assert _native.sample(torch.zeros(0, 10), b"", []) == ([], [])

@@ -143,7 +143,7 @@ def test_a_loose_promise_has_both_nodes_decode_also_on_one_memory_bus():
         for mode in ("disaggregated", "colocated", "adaptive")
     )
     assert apart < 0.9 * together
-    assert adaptive > 0.92 * together
+    assert adaptive > 0.95 * together
 
 
 def test_under_overload_prompts_do_not_wait_for_places_that_handoffs_take():

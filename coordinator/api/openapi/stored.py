@@ -8,7 +8,6 @@ from typing import get_args
 from coordinator.api.openapi.operation import READS_BODY, Operation, in_path, in_query
 from coordinator.api.responses_api.events import StreamEvent
 from coordinator.api.responses_api.items import KeptItem
-from coordinator.api.responses_api.kept import MAX_SEQUENCE_NUMBER
 from coordinator.api.responses_api.objects import (
     Conversation,
     DeletedConversation,
@@ -23,6 +22,7 @@ from coordinator.api.responses_api.requests import (
     Includable,
     NewItems,
 )
+from coordinator.api.responses_api.stored_responses import MAX_SEQUENCE_NUMBER
 
 _RESPONSE = in_path("response", "The response's id.")
 _CONVERSATION = in_path("conversation", "The conversation's id.")

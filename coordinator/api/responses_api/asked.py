@@ -14,7 +14,7 @@ from coordinator.api.context import ApiContext, RequestTrace
 from coordinator.api.requests import ChatRequest
 from coordinator.api.responses_api.chat_request import chat_request, in_our_words
 from coordinator.api.responses_api.conversation import messages_of
-from coordinator.api.responses_api.given import check_items, items_of
+from coordinator.api.responses_api.input_items import check_items, items_of
 from coordinator.api.responses_api.items import KeptItem
 from coordinator.api.responses_api.requests import ResponseRequest
 from coordinator.api.responses_api.store import ResponseStore

@@ -20,7 +20,7 @@ from coordinator.api.formats import AnswerHead, error_event
 from coordinator.api.responses_api.asked import asked_by
 from coordinator.api.responses_api.chat_request import in_our_words
 from coordinator.api.responses_api.compaction import sealed, with_task
-from coordinator.api.responses_api.given import check_items
+from coordinator.api.responses_api.input_items import check_items
 from coordinator.api.responses_api.items import CompactionItem
 from coordinator.api.responses_api.objects import CompactedResponse
 from coordinator.api.responses_api.requests import CompactRequest

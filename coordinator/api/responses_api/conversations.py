@@ -9,7 +9,7 @@ from aiohttp import web
 from coordinator.api.body import convert_request, read_object, read_request
 from coordinator.api.context import CONTEXT, TRACE
 from coordinator.api.json_answer import json_answer
-from coordinator.api.responses_api.given import check_items, items_of
+from coordinator.api.responses_api.input_items import check_items, items_of
 from coordinator.api.responses_api.item_requests import InputItem
 from coordinator.api.responses_api.objects import Conversation, DeletedConversation
 from coordinator.api.responses_api.pages import check_include, page_of, whole_page

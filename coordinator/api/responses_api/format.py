@@ -13,10 +13,10 @@ from coordinator.api.chat_parts import PartsPlan
 from coordinator.api.choice import ChoiceDelta, ScoredToken
 from coordinator.api.logprobs import TokenNames, chat_logprobs
 from coordinator.api.responses_api import events
+from coordinator.api.responses_api.answer_pieces import AnswerPieces, Piece
 from coordinator.api.responses_api.items import Item
 from coordinator.api.responses_api.objects import IncompleteDetails, Response, ResponseError
 from coordinator.api.responses_api.output import Output
-from coordinator.api.responses_api.told import Piece, ToldApart
 from coordinator.api.responses_api.usage import response_usage
 from coordinator.text import Tokenizer
 
@@ -46,7 +46,7 @@ class ResponseFormat:
         self._names = TokenNames(tokenizer)
         self._keep = keep
         self._shows_logprobs = shows_logprobs
-        self._told = ToldApart(plan.make())
+        self._pieces = AnswerPieces(plan.make())
         self._output = Output(response.id.removeprefix("resp_"), plan.make_id)
         self._numbering = events.Numbering(frame)
 
@@ -108,7 +108,7 @@ class ResponseFormat:
 
     def _take_in(self, delta: ChoiceDelta) -> list[events.Event]:
         told: list[events.Event] = []
-        for piece in self._told.take_in(delta):
+        for piece in self._pieces.take_in(delta):
             told += self._add(piece)
         if delta.finish_reason is None:
             return told
@@ -137,7 +137,7 @@ class ResponseFormat:
         """Complete the response and pass it to `keep`; return it as JSON."""
         response = self._response
         response.output = self._output.items
-        response.usage = response_usage(usage, self._told.num_reasoning_tokens)
+        response.usage = response_usage(usage, self._pieces.num_reasoning_tokens)
         response.status = "completed"
         if response.incomplete_details is not None:
             response.status = "incomplete"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from pdserve.bench.compare_plan import Tuning
-from pdserve.bench.compare_report import (
+from pdserve.bench.compare.contest import rate_row
+from pdserve.bench.compare.goodput import goodput
+from pdserve.bench.compare.interference import Interference
+from pdserve.bench.compare.plan import Tuning
+from pdserve.bench.compare.report import (
     CompareReport,
     ModeReport,
     RateRow,
@@ -11,9 +14,6 @@ from pdserve.bench.compare_report import (
     Trial,
     Unloaded,
 )
-from pdserve.bench.contest import rate_row
-from pdserve.bench.goodput import goodput
-from pdserve.bench.interference import Interference
 from pdserve.bench.open_loop import Run
 from pdserve.bench.slo_score import Outcome, Percentiles, Promise, score
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 import pytest
 from aiohttp import web
 
-from pdserve.bench import interference
-from pdserve.bench.compare import compare, promise_of
-from pdserve.bench.compare_plan import ComparePlan, Tuning
-from pdserve.bench.compare_report import ModeReport, RateRow, ScenarioReport, Unloaded
-from pdserve.bench.contest import Contender, RunRecord, Server, rate_row
+from pdserve.bench.compare import interference
+from pdserve.bench.compare.comparison import compare, promise_of
+from pdserve.bench.compare.contest import Contender, RunRecord, Server, rate_row
+from pdserve.bench.compare.plan import ComparePlan, Tuning
+from pdserve.bench.compare.report import ModeReport, RateRow, ScenarioReport, Unloaded
+from pdserve.bench.compare.stage import Stage
+from pdserve.bench.compare.subject import Subject, made_up
 from pdserve.bench.open_loop import Run
 from pdserve.bench.scenarios import ScenarioName
 from pdserve.bench.slo_score import Outcome, Percentiles, Promise, score
-from pdserve.bench.stage import Stage
-from pdserve.bench.subject import Subject, made_up
 from pdserve.clock import ManualClock
 from pdserve.errors import ClusterError, ConfigError
 from tests.unit.bench.fake_server import Answer, Body, FakeServer, answer_all

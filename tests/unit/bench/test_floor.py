@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.bench.floor import Limit, Rates, StepWork, Work
+from pdserve.bench.step.floor import Limit, Rates, StepWork, Work
 from pdserve.engine.models.config import ModelConfig, parse_model_config
 from pdserve.engine.models.json_fields import JsonFields
 from pdserve.kv_layout import KvDtype

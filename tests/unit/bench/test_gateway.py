@@ -13,17 +13,17 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from pdserve.bench.beat import Beat
-from pdserve.bench.chat_stream import ChatTarget, chat_target
 from pdserve.bench.cpu_time import cpu_seconds, starved_seconds
-from pdserve.bench.gateway import measure_gateways
-from pdserve.bench.gateway_load import Gateway, LoadRound, Look
-from pdserve.bench.gateway_plan import Chats, GatewayPlan
-from pdserve.bench.gateway_report import gateway_row
-from pdserve.bench.serve_plan import Load
+from pdserve.bench.gateway.beat import Beat
+from pdserve.bench.gateway.chat_stream import ChatTarget, chat_target
+from pdserve.bench.gateway.load import Gateway, LoadRound, Look
+from pdserve.bench.gateway.measurement import measure_gateways
+from pdserve.bench.gateway.plan import Chats, GatewayPlan
+from pdserve.bench.gateway.report import gateway_row
+from pdserve.bench.gateway.sse_server import MODEL, SseServer
+from pdserve.bench.serve.plan import Load
 from pdserve.bench.slo_score import Outcome
-from pdserve.bench.sse_server import MODEL, SseServer
-from pdserve.cli.bench_gateway_config import CoordinatorBenchConfig
+from pdserve.cli.bench.gateway_config import CoordinatorBenchConfig
 from pdserve.errors import ClusterError, ConfigError
 
 NO_PROCESS = 1 << 30

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from pdserve.bench.handoff import PARTS, HandoffLoad, make_report, measure_handoff
 from pdserve.bench.scrape import parse
-from pdserve.cli.bench_config import HandoffBenchConfig
+from pdserve.cli.bench.config import HandoffBenchConfig
 from pdserve.cli.main import main
 from pdserve.errors import ClusterError, ConfigError
 from pdserve.metrics import CoordinatorMetrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdserve.bench.interference import (
+from pdserve.bench.compare.interference import (
     EVERY_S,
     FIRST_S,
     PROMPTS,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.bench.plot import attainment_figure, latency_figure, save_plots
+from pdserve.bench.compare.plot import attainment_figure, latency_figure, save_plots
 from tests.unit.bench.made_reports import TARGET, made_report, row
 
 

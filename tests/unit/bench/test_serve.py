@@ -9,10 +9,10 @@ import pytest
 from aiohttp import web
 
 from pdserve.bench.open_loop import Run
-from pdserve.bench.serve import open_targets, serve
-from pdserve.bench.serve_plan import Load, Plan
-from pdserve.bench.serve_report import Round, serve_ratio, serve_row
-from pdserve.bench.serve_requests import requests_of, warm_up_prompt
+from pdserve.bench.serve.plan import Load, Plan
+from pdserve.bench.serve.report import Round, serve_ratio, serve_row
+from pdserve.bench.serve.requests import requests_of, warm_up_prompt
+from pdserve.bench.serve.rounds import open_targets, serve
 from pdserve.bench.slo_score import End, Outcome
 from pdserve.errors import ClusterError, ConfigError
 from tests.unit.bench.fake_server import Body, FakeServer, answer_all, stream

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pdserve.bench.floor import Limit, Rates, StepWork, Work
-from pdserve.bench.floor_read import StreamingRead, largest_cache_bytes
-from pdserve.bench.step import (
+from pdserve.bench.step.cases import Case, Grid, with_room
+from pdserve.bench.step.floor import Limit, Rates, StepWork, Work
+from pdserve.bench.step.floor_read import StreamingRead, largest_cache_bytes
+from pdserve.bench.step.measurement import (
     LEAST_ROUNDS,
     Observed,
     StepTime,
@@ -19,7 +20,6 @@ from pdserve.bench.step import (
     best_read,
     observe,
 )
-from pdserve.bench.step_cases import Case, Grid, with_room
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.perf_model import StepRow
 from tests.unit.bench.test_floor import tiny

@@ -10,7 +10,8 @@ import pytest
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.memory import ExportedPool
-from pdserve.bench.transfer import (
+from pdserve.bench.transfer.ends import LAYER_BYTES, layout_of
+from pdserve.bench.transfer.measurement import (
     MIN_PULLS,
     Case,
     Skipped,
@@ -20,8 +21,7 @@ from pdserve.bench.transfer import (
     measure_transport,
     random_blocks,
 )
-from pdserve.bench.transfer_ends import LAYER_BYTES, layout_of
-from pdserve.bench.transfer_wire import (
+from pdserve.bench.transfer.wire import (
     BenchMessage,
     Connect,
     Connected,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pdserve.bench.compare.subject import made_up, replayed
 from pdserve.bench.load import PLAIN_IDS
 from pdserve.bench.scenarios import MODEL_LEN, SCENARIOS, Kind, Lengths, Scenario
-from pdserve.bench.subject import made_up, replayed
 from pdserve.bench.traces import TraceRow
 from pdserve.bench.workload import SyntheticWorkload, TraceWorkload, draw, trace_factor
 from pdserve.errors import ConfigError

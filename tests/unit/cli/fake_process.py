@@ -12,8 +12,8 @@ import os
 import signal
 import sys
 
+from pdserve.cli.cluster.parent_death import die_with_parent
 from pdserve.cli.flags import FlagParser, add_flags, config_from
-from pdserve.cli.parent_death import die_with_parent
 from pdserve.config import CoordinatorConfig, NodeConfig
 
 COUNTS = (

@@ -11,13 +11,13 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from pdserve.bench.compare_plan import Tuning
-from pdserve.bench.contest import Contender, Server
+from pdserve.bench.compare.contest import Contender, Server
+from pdserve.bench.compare.plan import Tuning
 from pdserve.bench.slo_score import Promise
-from pdserve.cli import bench_compare
-from pdserve.cli.compare_clusters import Clusters
-from pdserve.cli.compare_config import CompareConfig
-from pdserve.cli.compare_table import remarks, tables
+from pdserve.cli.bench.compare import subject_maker
+from pdserve.cli.bench.compare_clusters import Clusters
+from pdserve.cli.bench.compare_config import CompareConfig
+from pdserve.cli.bench.compare_table import remarks, tables
 from pdserve.cli.main import build_parser, main
 from pdserve.config import EngineConfig, PolicyConfig
 from pdserve.config_values import parse_bytes
@@ -206,11 +206,11 @@ def test_a_trace_is_replayed_instead_of_scenarios(tmp_path: Path) -> None:
     lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
     lines += [f"2023-11-16 18:15:{10 + i}.0000000,{40 + i},{2 + i}" for i in range(10)]
     path.write_text("\n".join(lines))
-    (subject,) = bench_compare.subject_maker(CompareConfig(trace=str(path)))(8192)
+    (subject,) = subject_maker(CompareConfig(trace=str(path)))(8192)
     assert subject.name == "azure"
     assert [len(request.prompt) for request in subject.workload.first(3)] == [40, 41, 42]
 
 
 def test_a_scenario_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match="do not fit a model"):
-        bench_compare.subject_maker(CompareConfig(length_scale=3.0))(8192)
+        subject_maker(CompareConfig(length_scale=3.0))(8192)

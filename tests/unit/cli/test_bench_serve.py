@@ -8,7 +8,7 @@ import json
 import pytest
 from aiohttp import web
 
-from pdserve.cli.bench_speed_config import ServeBenchConfig
+from pdserve.cli.bench.speed_config import ServeBenchConfig
 from pdserve.cli.main import main
 from pdserve.errors import ConfigError
 from tests.unit.bench.fake_server import Answer, Body, FakeServer, answer_all, stream

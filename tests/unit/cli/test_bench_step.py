@@ -12,7 +12,7 @@ import torch
 
 from pdserve import _native
 from pdserve.bench.random_checkpoint import kept_checkpoint, write_random_checkpoint
-from pdserve.cli.bench_speed_config import StepBenchConfig
+from pdserve.cli.bench.speed_config import StepBenchConfig
 from pdserve.cli.main import main
 from pdserve.errors import ConfigError
 from pdserve.node.bench_step import fill_with_numbers

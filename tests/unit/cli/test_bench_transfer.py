@@ -15,15 +15,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pdserve.bench.transfer import Case
-from pdserve.bench.transfer_ends import LAYER_BYTES
-from pdserve.bench.transfer_wire import AskCpu, Cpu, Served
-from pdserve.cli.bench_config import TransferConfig
-from pdserve.cli.bench_ends import start_ends
-from pdserve.cli.bench_network import Loopback, NetworkNamespaces
-from pdserve.cli.bench_transfer import measure
+from pdserve.bench.transfer.ends import LAYER_BYTES
+from pdserve.bench.transfer.measurement import Case
+from pdserve.bench.transfer.wire import AskCpu, Cpu, Served
+from pdserve.cli.bench.config import TransferConfig
+from pdserve.cli.bench.network import Loopback, NetworkNamespaces
+from pdserve.cli.bench.transfer import measure
+from pdserve.cli.bench.transfer_processes import start_ends
+from pdserve.cli.cluster.supervisor import OWN_COMMAND
 from pdserve.cli.main import main
-from pdserve.cli.supervisor import OWN_COMMAND
 from pdserve.errors import ClusterError, ConfigError
 
 TINY = Case("loopback", LAYER_BYTES, pool_blocks=4, counts=[1], pull_s=5.0, commit=False)

@@ -81,7 +81,7 @@ async def test_a_refusal_is_passed_on():
             await ask(url, "m", "Hi", 7, lambda text: None)
 
 
-async def test_nobody_there():
+async def test_a_connection_that_fails_is_a_cluster_error():
     with pytest.raises(ClusterError, match="broke"):
         await ask("http://127.0.0.1:1", "m", "Hi", 7, lambda text: None)
 

@@ -7,7 +7,7 @@ from pdserve.cli import demo
 from pdserve.cli.demo_config import DemoConfig
 from pdserve.cli.exit_codes import StartFailed
 from pdserve.cli.pull_metrics import Pulls, pulls_in
-from pdserve.config import ModelConfig
+from pdserve.config import CheckpointConfig
 from pdserve.errors import DeadlineExceeded
 
 
@@ -28,14 +28,14 @@ def test_one_prompt_of_ones_own(fake_command, capsys):
 
 
 def test_a_cluster_that_does_not_start_shows_what_its_processes_wrote(fake_command, capsys):
-    config = DemoConfig(checkpoint=ModelConfig(model="bad"), deadline_s=30.0)
+    config = DemoConfig(checkpoint=CheckpointConfig(model="bad"), deadline_s=30.0)
     with pytest.raises(StartFailed, match="no checkpoint at bad"):
         demo.run(config, fake_command)
     assert "| pdserve" in capsys.readouterr().err
 
 
 def test_the_deadline_is_for_all_of_it(fake_command):
-    config = DemoConfig(checkpoint=ModelConfig(model="stuck"), deadline_s=1.0)
+    config = DemoConfig(checkpoint=CheckpointConfig(model="stuck"), deadline_s=1.0)
     with pytest.raises((DeadlineExceeded, StartFailed), match="1 s"):
         demo.run(config, fake_command)
 

@@ -9,17 +9,17 @@ from rich.console import Console
 from kv_transfer.transports import pool_share
 from kv_transfer.transports.catalog import KINDS, TransportKind
 from kv_transfer.transports.fake import FakeNetwork
-from pdserve.cli import doctor, doctor_devices, doctor_machine, doctor_software, doctor_transports
-from pdserve.cli.doctor_caches import cache_findings
-from pdserve.cli.finding import Finding, Verdict
+from pdserve.cli.doctor import command, devices, machine, software, transports
+from pdserve.cli.doctor.caches import cache_findings
+from pdserve.cli.doctor.finding import Finding, Verdict
 from pdserve.cli.main import main
 from pdserve.errors import PeerLost
 
 
 def test_the_quota_of_a_cgroup():
-    assert doctor_machine.cpu_quota("150000 100000\n") == 1.5
-    assert doctor_machine.cpu_quota("max 100000\n") is None
-    assert doctor_machine.cpu_quota("") is None
+    assert machine.cpu_quota("150000 100000\n") == 1.5
+    assert machine.cpu_quota("max 100000\n") is None
+    assert machine.cpu_quota("") is None
 
 
 def test_processor_and_memory_are_read(tmp_path):
@@ -30,38 +30,38 @@ def test_processor_and_memory_are_read(tmp_path):
     cgroup.mkdir(parents=True)
     (cgroup / "memory.max").write_text(f"{2 * 2**30}\n")
     (cgroup / "cpu.max").write_text("50000 100000\n")
-    details = {found.name: found.detail for found in doctor_machine.machine_findings(tmp_path)}
+    details = {found.name: found.detail for found in machine.machine_findings(tmp_path)}
     assert details["processor"] == "Zen 9"
     assert details["memory"] == "1.0 GiB available of 4.0 GiB, limited to 2.0 GiB"
     assert details["cores"].endswith("limited to 0.5 cores' worth of time")
 
 
 def test_a_strange_machine_is_unknown_and_not_an_error(tmp_path):
-    details = {found.name: found.detail for found in doctor_machine.machine_findings(tmp_path)}
+    details = {found.name: found.detail for found in machine.machine_findings(tmp_path)}
     assert (details["processor"], details["memory"]) == ("unknown", "unknown")
 
 
 def test_rdma_devices(tmp_path):
-    (absent,) = doctor_devices.rdma_findings(tmp_path / "none")
+    (absent,) = devices.rdma_findings(tmp_path / "none")
     assert (absent.verdict, absent.name) == (Verdict.ABSENT, "devices")
     port = tmp_path / "mlx5_0/ports/1"
     port.mkdir(parents=True)
     for name, text in [("state", "4: ACTIVE"), ("rate", "400 Gb/sec"), ("link_layer", "Ethernet")]:
         (port / name).write_text(text + "\n")
-    (found,) = doctor_devices.rdma_findings(tmp_path)
+    (found,) = devices.rdma_findings(tmp_path)
     assert (found.name, found.detail) == ("mlx5_0", "port 1: 4: ACTIVE, 400 Gb/sec, Ethernet")
 
 
 def test_no_torch_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    (found,) = doctor_devices.gpu_findings()
+    (found,) = devices.gpu_findings()
     assert found.verdict is Verdict.ABSENT
     assert "torch cannot be imported" in found.detail
 
 
 def test_kinds_of_attention_and_why_not(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    found = doctor_devices.attention_findings()
+    found = devices.attention_findings()
     assert [f.name for f in found] == ["flashinfer", "flash_attn", "triton", "reference"]
     assert [f.verdict for f in found] == [Verdict.ABSENT] * 3 + [Verdict.OK]
     assert found[0].detail == "torch finds no GPU"
@@ -69,7 +69,7 @@ def test_kinds_of_attention_and_why_not(monkeypatch):
 
 def test_a_missing_extension_is_broken_and_says_how_to_build_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "pdserve._native", None)
-    (found,) = doctor_software.native_findings()
+    (found,) = software.native_findings()
     assert found.verdict is Verdict.BROKEN
     assert "make env" in found.detail
 
@@ -79,7 +79,7 @@ def test_transports_are_tried_out(monkeypatch):
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(pool_share, "_receive_descriptor", broken_memory)
-    by_name = {found.name: found for found in doctor_transports.transport_findings()}
+    by_name = {found.name: found for found in transports.transport_findings()}
     assert list(by_name) == [kind.name for kind in KINDS]
     assert by_name["tcp"].verdict is Verdict.OK
     assert by_name["shm"].verdict is Verdict.ABSENT
@@ -89,9 +89,9 @@ def test_transports_are_tried_out(monkeypatch):
 async def test_a_transport_that_delivers_something_else_does_not_work():
     network = FakeNetwork()
     fake = TransportKind("fake", network.server, network.transport, frozenset({"cpu"}))
-    assert await doctor_transports.failure(fake) == ""
+    assert await transports.failure(fake) == ""
     network.fail_with = PeerLost("no route")
-    assert "no route" in await doctor_transports.failure(fake)
+    assert "no route" in await transports.failure(fake)
 
 
 def test_what_is_absent_is_shown_with_what_it_is_needed_for():
@@ -99,7 +99,7 @@ def test_what_is_absent_is_shown_with_what_it_is_needed_for():
         topic="RDMA", name="devices", verdict=Verdict.ABSENT, detail="none", needed_for="speed"
     )
     console = Console(width=100, file=io.StringIO())
-    console.print(doctor.render([finding]))
+    console.print(command.render([finding]))
     assert "absent" in console.file.getvalue()
     assert "none; needed for speed" in console.file.getvalue()
 
@@ -122,7 +122,7 @@ def test_without_a_home_nothing_is_kept(monkeypatch):
 
 
 def test_required_packages_come_from_the_distribution():
-    names = doctor_software.required_packages()
+    names = software.required_packages()
     assert {"torch", "grpcio", "rich"} <= set(names)
     assert "pytest" not in names
 
@@ -130,14 +130,14 @@ def test_required_packages_come_from_the_distribution():
 @pytest.mark.parametrize("verdict", [Verdict.OK, Verdict.ABSENT, Verdict.BROKEN])
 def test_the_exit_code_tells_whether_pdserve_can_work(verdict, monkeypatch, capsys):
     finding = Finding(topic="t", name="n", verdict=verdict, detail="d")
-    monkeypatch.setattr(doctor, "collect", lambda: [finding])
+    monkeypatch.setattr(command, "collect", lambda: [finding])
     assert main(["doctor", "--json"]) == (1 if verdict is Verdict.BROKEN else 0)
     assert json.loads(capsys.readouterr().out)[0]["verdict"] == verdict
 
 
 def test_everything_is_looked_at(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)  # takes seconds to import
-    topics = {found.topic for found in doctor.collect()}
+    topics = {found.topic for found in command.collect()}
     assert topics == {
         "machine",
         "native kernels",

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from pdserve.cli.cluster_config import ClusterConfig
+from pdserve.cli.cluster.config import ClusterConfig
 from pdserve.cli.flags import FlagParser, add_flags, as_flags, config_from, flags_of
 from pdserve.config import ConfigStruct, CoordinatorConfig, EngineConfig, NodeConfig
 from pdserve.errors import ConfigError

@@ -8,7 +8,7 @@ import pytest
 
 import pdserve
 import pdserve.cli
-from pdserve.cli.bench_commands import BENCHES
+from pdserve.cli.bench.commands import BENCHES
 from pdserve.cli.flags import flags_of
 from pdserve.cli.main import build_parser, main
 from pdserve.config import CoordinatorConfig, NodeConfig

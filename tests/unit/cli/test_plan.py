@@ -1,10 +1,10 @@
 import pytest
 
-from pdserve.cli.cluster_config import ClusterConfig
+from pdserve.cli.cluster.config import ClusterConfig
+from pdserve.cli.cluster.plan import Machine, crowding, plan_cluster
 from pdserve.cli.flags import config_from
 from pdserve.cli.main import build_parser
-from pdserve.cli.plan import Machine, crowding, plan_cluster
-from pdserve.config import EngineConfig, ModelConfig, Timeouts
+from pdserve.config import CheckpointConfig, EngineConfig, Timeouts
 from pdserve.errors import ConfigError
 
 
@@ -82,7 +82,7 @@ def test_a_coordinator_for_everybody_is_dialled_at_home():
 def test_the_command_line_of_each_process_gives_its_config_back():
     config = ClusterConfig(
         decode=3,
-        checkpoint=ModelConfig(model="/models/a b", served_model_name="ab"),
+        checkpoint=CheckpointConfig(model="/models/a b", served_model_name="ab"),
         engine=EngineConfig(kv_memory="1GiB", prefix_cache=False, block_size=32),
         timeouts=Timeouts(liveness_s=1.5),
         transports=["tcp"],

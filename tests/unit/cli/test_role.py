@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from pdserve.cli import role as role_command
-from pdserve.cli.cluster_status import ClusterStatus, NodeStatus
+from pdserve.cli.cluster.status import ClusterStatus, NodeStatus
 from pdserve.cli.exit_codes import OK
 from pdserve.cli.main import build_parser
 from pdserve.errors import ClusterError, NodeNotFound, RoleRefused
@@ -95,13 +95,13 @@ async def test_a_refusal_is_the_error_that_it_is(error):
             await change(url, "a")
 
 
-async def test_somebody_else_answers():
+async def test_an_answer_of_something_else_is_a_cluster_error():
     async with coordinator(404, b"<html>", []) as url:
         with pytest.raises(ClusterError, match="answers 404, but not in a coordinator's form"):
             await change(url, "a")
 
 
-async def test_nobody_there():
+async def test_no_coordinator_is_a_cluster_error():
     async with coordinator(200, {}, []) as url:
         pass
     with pytest.raises(ClusterError, match="no coordinator at"):
@@ -116,7 +116,7 @@ async def test_no_answer_in_time(monkeypatch):
             await change(url, "a", timeout_s=0.1)
 
 
-def test_the_flags():
+def test_node_role_and_options_are_read_from_the_command_line():
     arguments = build_parser().parse_args(["role", "a", "decode", "--timeout-s=3", "--force"])
     assert (arguments.node, arguments.role, arguments.url) == (
         "a",

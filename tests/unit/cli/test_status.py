@@ -11,10 +11,10 @@ from aiohttp import web
 from rich.console import Console
 
 from pdserve.cli import status as status_command
-from pdserve.cli.cluster_config import ClusterConfig
-from pdserve.cli.cluster_status import ClusterStatus, NodeStatus, PrefixStatus, fetch_status
+from pdserve.cli.cluster.config import ClusterConfig
+from pdserve.cli.cluster.status import ClusterStatus, NodeStatus, PrefixStatus, fetch_status
+from pdserve.cli.cluster.supervisor import Cluster
 from pdserve.cli.main import main
-from pdserve.cli.supervisor import Cluster
 from pdserve.errors import ClusterError
 from pdserve.protocol import LinkState
 
@@ -148,7 +148,7 @@ async def test_whatever_else_answers_is_refused(status, body, complaint):
             await fetch_status(url)
 
 
-async def test_nobody_there():
+async def test_no_coordinator_is_a_cluster_error():
     async with serving(200, b"") as url:
         pass
     with pytest.raises(ClusterError, match="no coordinator at"):

@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from pdserve.cli.cluster_config import ClusterConfig
+from pdserve.cli.cluster.config import ClusterConfig
+from pdserve.cli.cluster.plan import Machine
+from pdserve.cli.cluster.supervisor import Cluster
 from pdserve.cli.exit_codes import StartFailed
-from pdserve.cli.plan import Machine
-from pdserve.cli.supervisor import Cluster
-from pdserve.config import ModelConfig, Timeouts
+from pdserve.config import CheckpointConfig, Timeouts
 from pdserve.errors import ClusterError, ConfigError
 
 ONE_CORE = Machine(cores=[0])
@@ -16,7 +16,7 @@ ONE_CORE = Machine(cores=[0])
 
 def config(model: str = "", **fields) -> ClusterConfig:
     defaults = {"port": 0, "start_s": 20.0, "timeouts": Timeouts(drain_s=5.0)}
-    return ClusterConfig(checkpoint=ModelConfig(model=model), **{**defaults, **fields})
+    return ClusterConfig(checkpoint=CheckpointConfig(model=model), **{**defaults, **fields})
 
 
 async def test_a_cluster_serves_until_it_is_left_and_leaves_nothing_behind(fake_command):

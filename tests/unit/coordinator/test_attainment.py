@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.api.observer import RequestSummary
 from coordinator.attainment import Attainment, attainment
-from coordinator.measure import MetricsObserver
+from coordinator.call_metrics import MetricsObserver
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import Slo
 

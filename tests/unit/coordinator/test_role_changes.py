@@ -85,7 +85,7 @@ async def test_two_orders_together_empty_no_pool_either() -> None:
         bench.changes.order("d1", P)  # although d0 still reports that it decodes
 
 
-async def test_by_force() -> None:
+async def test_force_lets_the_last_node_leave_its_pool() -> None:
     bench = Bench()
     change = asyncio.create_task(bench.changes.change("p0", D, force=True, within_s=5))
     await asyncio.sleep(0)

@@ -162,7 +162,9 @@ class _Watch:
 
 
 @given(moves)
-def test_the_theorem(moves: list[tuple[str, str, int]]) -> None:
+def test_the_line_has_a_head_keeps_order_and_shares_fairly(
+    moves: list[tuple[str, str, int]],
+) -> None:
     """There is a head whenever anybody waits; a payer's own keep their order; and payers who wait
     all the time are given as much over their weights, but for one request of each (SFQ's bound)."""
     line = WaitingLine[str](10**9)

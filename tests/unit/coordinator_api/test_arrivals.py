@@ -53,7 +53,7 @@ async def test_a_timeout_of_a_generation_is_not_the_readers() -> None:
     arrivals.close()
 
 
-async def test_nothing_in_time() -> None:
+async def test_waiting_ends_empty_at_its_time_limit() -> None:
     gate = asyncio.Event()
     arrivals = merged(generation(Tokens([1]), Pause(until=gate), Tokens([2])))
     assert len(await arrivals.take(0.01)) == 1

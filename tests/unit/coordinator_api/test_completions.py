@@ -133,7 +133,7 @@ async def test_a_refused_prompt_ends_the_others() -> None:
         ([5] * 1000, "1000 items"),
     ],
 )
-async def test_impossible_prompts(prompt: Any, says_what: str) -> None:
+async def test_an_impossible_prompt_is_refused_and_says_why(prompt: Any, says_what: str) -> None:
     async with served() as api, api.complete(prompt=prompt) as response:
         body = await response.json()
     assert response.status == 400

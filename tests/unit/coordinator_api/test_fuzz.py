@@ -116,7 +116,9 @@ NO_FIXTURE_CHECK = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 @settings(max_examples=150, suppress_health_check=NO_FIXTURE_CHECK)
 @given(body=bodies(), chat=st.booleans())
-def test_bodies(poster: Any, body: dict[str, Any], chat: bool) -> None:
+def test_any_body_is_answered_or_refused_in_the_apis_form(
+    poster: Any, body: dict[str, Any], chat: bool
+) -> None:
     own = "prompt" if chat else "messages"  # the other endpoint's
     body = {name: value for name, value in body.items() if name != own}
     path = "/v1/chat/completions" if chat else "/v1/completions"
@@ -125,5 +127,5 @@ def test_bodies(poster: Any, body: dict[str, Any], chat: bool) -> None:
 
 @settings(max_examples=50, suppress_health_check=NO_FIXTURE_CHECK)
 @given(raw=st.binary(max_size=40) | values.map(lambda value: json.dumps(value).encode()))
-def test_bytes(poster: Any, raw: bytes) -> None:
+def test_bytes_that_are_no_request_are_refused(poster: Any, raw: bytes) -> None:
     assert poster("/v1/chat/completions", raw) == 400

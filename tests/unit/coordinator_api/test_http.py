@@ -30,7 +30,9 @@ MESSAGES: Any = [{"role": "user", "content": "x"}]
         (b"x" * 3000, {}, 413),
     ],
 )
-async def test_unreadable_bodies(raw: bytes, headers: dict[str, str], status: int) -> None:
+async def test_an_unreadable_body_is_refused_with_its_status(
+    raw: bytes, headers: dict[str, str], status: int
+) -> None:
     limit: dict[str, Any] = {"max_body_bytes": 2000} if status == 413 else {}
     headers = {"Content-Type": "application/json"} | headers
     async with served(**limit) as api:
@@ -79,7 +81,9 @@ async def test_unknown_paths_and_methods() -> None:
     ("sent", "is_echoed"),
     [("abc-1", True), ("a/b:c", True), ("x" * 129, False), ("a b", False), ("ü", False)],
 )
-async def test_request_ids(sent: str, is_echoed: bool) -> None:
+async def test_a_sound_request_id_is_echoed_and_never_used_inside(
+    sent: str, is_echoed: bool
+) -> None:
     async with served() as api:
         headers = {"x-request-id": sent}
         for path in ("/health", "/nothing"):

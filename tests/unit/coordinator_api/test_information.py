@@ -7,7 +7,7 @@ import openai
 from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, served
 
 
-async def test_models() -> None:
+async def test_models_are_listed_under_all_their_names() -> None:
     async with served() as api, openai.AsyncOpenAI(base_url=api.base_url, api_key="-") as client:
         listed = [model.id async for model in client.models.list()]
         async with api.client.get(f"/v1/models/{MODEL}") as response:

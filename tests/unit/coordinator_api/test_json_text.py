@@ -27,7 +27,9 @@ TEXTS: list[tuple[str, int, Callable[[int], str]]] = [
 
 
 @pytest.mark.parametrize(("what", "limit", "text"), TEXTS)
-async def test_limits(what: str, limit: int, text: Callable[[int], str]) -> None:
+async def test_text_at_a_limit_is_read_and_beyond_it_refused(
+    what: str, limit: int, text: Callable[[int], str]
+) -> None:
     JsonReader().read(text(limit).encode(), "it")
     with pytest.raises(InvalidRequest, match=rf"^it (has|is).*{what}"):
         await JsonReader().read_long(text(limit + 1).encode(), "it")

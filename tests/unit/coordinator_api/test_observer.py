@@ -68,7 +68,7 @@ async def test_half_a_character_is_not_a_first_token() -> None:
     assert api.observer.ttft_s[0] >= STEP_S * 0.9
 
 
-async def test_nothing_was_said() -> None:
+async def test_an_answer_without_text_has_no_ttft_and_no_tpot() -> None:
     steps: list[Step] = [Tokens([EOS], FinishReason.STOP, EOS)]
     async with served(FakeGenerator(lambda _: steps)) as api, api.chat() as response:
         await response.read()

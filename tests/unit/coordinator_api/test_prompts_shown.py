@@ -169,7 +169,9 @@ async def test_without_logprobs_prompts_are_not_scored() -> None:
         ({"prompt_logprobs": -1}, "prompt_logprobs"),
     ],
 )
-async def test_refused(fields: dict[str, Any], param: str) -> None:
+async def test_options_that_make_no_sense_for_prompts_are_refused(
+    fields: dict[str, Any], param: str
+) -> None:
     async with served() as api, api.complete(**fields) as response:
         error = (await response.json())["error"]
         assert response.status == 400

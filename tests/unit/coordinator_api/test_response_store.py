@@ -36,7 +36,7 @@ def test_bytes_are_bounded_and_the_least_recently_used_goes() -> None:
     assert [name for name in "abcde" if has(store, name)] == ["a", "d"]
 
 
-def test_items_count() -> None:
+def test_the_items_of_a_response_count_towards_the_limit() -> None:
     store = ResponseStore(max_responses=10, max_bytes=30)
     store.put(
         StoredResponse(id="a", owner="", body=b"x", items=(), num_input_items=0, items_bytes=30)

@@ -94,14 +94,14 @@ async def test_somebody_in_a_hurry_may_cancel_the_stop() -> None:
         assert b"shutting down" in await streaming.read()
 
 
-async def test_slow_headers() -> None:
+async def test_a_client_whose_headers_do_not_come_is_hung_up_on() -> None:
     async with served(idle_timeout_s=0.2) as api, connected(api) as client:
         client.writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost:")
         async with asyncio.timeout(5):
             assert await client.read_until_broken() == b""
 
 
-async def test_slow_bodies() -> None:
+async def test_a_client_whose_body_does_not_come_is_told_so() -> None:
     async with served(body_timeout_s=0.2) as api, connected(api) as client:
         client.writer.write(chat_request()[:-3])
         async with asyncio.timeout(5):

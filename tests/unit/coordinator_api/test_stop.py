@@ -48,7 +48,7 @@ def test_holds_back_only_a_beginning_of_a_stop(stops: list[str], pieces: list[st
             assert len(held) == longest
 
 
-def test_across_pieces() -> None:
+def test_a_stop_string_is_found_across_pieces() -> None:
     matcher = StopMatcher(["STOP"])
     assert [matcher.push(p) for p in ["one S", "T", "two ST", "OP three", "more"]] == [
         "one ",
@@ -61,7 +61,7 @@ def test_across_pieces() -> None:
     assert matcher.finish() == ""
 
 
-def test_include_stop() -> None:
+def test_the_stop_string_is_shown_if_asked_for() -> None:
     matcher = StopMatcher(["\n\n"], include_stop=True)
     assert [matcher.push(p) for p in ["a\n", "\nb"]] == ["a", "\n\n"]
 

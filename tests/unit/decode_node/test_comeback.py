@@ -36,9 +36,10 @@ class Bench:
         self.source = PrefixNode("p")
         steps_take(self.node, 10.0)  # computing never pays
         self.fetched: list[Fetched] = []
-        queues = Queues(self.node.pool, ManualClock(), recall=self.recall)
+        queues = Queues(self.node.pool, ManualClock())
         self.core = EngineCore(queues, decode_policy(512, 8), frozenset())
         self.prefixes = PrefixQueue(self.node.fetcher, BLOCK, self.core.submit)
+        queues.preemptions.recall = self.recall
 
     def recall(self, request: Request) -> bool:
         return self.prefixes.recall(request, self.fetched.append)

@@ -71,7 +71,7 @@ class ScriptedPuller:
         if self.error is not None:
             raise self.error
         self.clock.advance(self.read_s)
-        return PullResult(1, self.read_s, self.read_s, *part)
+        return PullResult(1, self.read_s, self.read_s)
 
     @property
     def parts(self) -> list[Part]:

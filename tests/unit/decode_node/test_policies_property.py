@@ -199,9 +199,10 @@ def test_all_get_their_tokens_and_no_block_is_lost(
     kept_free = KvHeadroom(BLOCK, headroom, num_watermark_blocks)
     kept_free.estimate = OutputEstimate(mean_tokens)
     victims = CheckedVictims(max_preemptions)
-    queues = Queues(pool, clock, kept_free, victims, lambda request: world.recall(request))
+    queues = Queues(pool, clock, kept_free, victims)
     core = EngineCore(queues, decode_policy(20, 6, policy, linear_perf(), clock), frozenset())
     world = World(core, random.Random(seed), clock)
+    queues.preemptions.recall = world.recall
     for request in run(world, arrivals, FakeRunner(BLOCK)):
         assert request.output_token_ids == expected_output(request)
     assert pool.num_free == NUM_BLOCKS

@@ -103,7 +103,8 @@ class Recalled:
     """A core with a preempted request whose KV is being fetched, and a stream beside it."""
 
     def __init__(self) -> None:
-        self.queues = Queues(BlockPool(20, BLOCK), ManualClock(), recall=self.recall)
+        self.queues = Queues(BlockPool(20, BLOCK), ManualClock())
+        self.queues.preemptions.recall = self.recall
         self.core = EngineCore(self.queues, decode_policy(64, 8), frozenset())
         self.asked: list[Request] = []
         self.stream, self.victim = (self.adopt() for _ in range(2))

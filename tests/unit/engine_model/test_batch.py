@@ -42,7 +42,7 @@ def test_prefill_chunks_and_decodes_together() -> None:
     assert attention.slot_mapping.dtype == torch.int64
 
 
-def test_nothing_sampled() -> None:
+def test_a_chunk_that_does_not_end_its_prompt_samples_nothing() -> None:
     batch = build_batch([Scheduled(request(9, 0, 0, [5, 2, 7]), 8)], BLOCK, CPU)
     assert batch.sampled_rows.tolist() == []
     assert batch.sampled_requests == []

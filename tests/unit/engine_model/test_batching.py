@@ -109,7 +109,9 @@ def test_any_block_size(
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_bfloat16(family: str, kind: DecoderKind, checkpoint_of: Checkpoints) -> None:
+def test_bfloat16_is_as_close_to_float32_as_transformers(
+    family: str, kind: DecoderKind, checkpoint_of: Checkpoints
+) -> None:
     path = checkpoint_of(family, dtype=torch.bfloat16)
     node = Node.load(path, kind, dtype=KvDtype.BFLOAT16)
     prompt = make_prompt(100)

@@ -43,7 +43,7 @@ def revision(path: Path) -> str:
     return resolve_checkpoint(str(path)).revision
 
 
-def test_directory(model: Path) -> None:
+def test_a_directory_is_named_after_itself(model: Path) -> None:
     checkpoint = resolve_checkpoint(str(model))
     assert checkpoint.path == model
     assert checkpoint.model_id == "tiny-model"
@@ -73,7 +73,9 @@ def test_shards_in_order(tmp_path: Path) -> None:
     assert names == sorted(f.name for f in tmp_path.glob("*.safetensors"))
 
 
-def test_relative_path(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_has_the_directorys_name(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(model)
     assert resolve_checkpoint(".").model_id == "tiny-model"
 
@@ -121,7 +123,7 @@ def test_file_and_revision_of_a_directory(model: Path) -> None:
         resolve_checkpoint(str(model), "main")
 
 
-def test_no_config(tmp_path: Path) -> None:
+def test_a_directory_without_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no config\.json"):
         resolve_checkpoint(str(tmp_path))
 
@@ -162,13 +164,13 @@ def test_damaged_weights_are_named(content: bytes, model: Path) -> None:
         resolve_checkpoint(str(model))
 
 
-def test_damaged_config(model: Path) -> None:
+def test_a_damaged_config_is_refused(model: Path) -> None:
     (model / "config.json").write_text("{")
     with pytest.raises(ModelError, match=r"config\.json is not valid JSON"):
         resolve_checkpoint(str(model)).read_json("config.json")
 
 
-def test_no_torch() -> None:
+def test_reading_a_config_does_not_load_torch() -> None:
     code = (
         "import sys, pdserve.checkpoint, pdserve.engine.models.config;"
         "sys.exit('torch' in sys.modules)"

@@ -13,7 +13,7 @@ LAYOUT = KvLayout(num_layers=2, num_kv_heads=3, head_dim=8, block_size=4, dtype=
 CPU = torch.device("cpu")
 
 
-def test_allocated() -> None:
+def test_a_pool_has_the_layouts_shape_and_contiguous_blocks() -> None:
     cache = KvCache(LAYOUT, 5, CPU)
     assert cache.pool.shape == (5, 2, 2, 3, 4, 8)
     assert cache.pool.dtype == torch.bfloat16
@@ -34,7 +34,7 @@ def test_over_a_buffer_without_copying(kind: str) -> None:
     assert cache.pool[1, 0, 0, 0, 0, 0] == 2.0
 
 
-def test_refused_buffers() -> None:
+def test_an_unfit_buffer_is_refused() -> None:
     size = 5 * LAYOUT.block_bytes
     memory = np.zeros(size + 128, dtype=np.uint8)
     aligned = memory[-memory.ctypes.data % 64 :]

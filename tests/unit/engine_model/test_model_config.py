@@ -48,7 +48,7 @@ def parse_as(architecture: str, **changes: Any) -> ModelConfig:
     return parse(architectures=[architecture], **changes)
 
 
-def test_fields() -> None:
+def test_the_shape_is_read_from_the_config() -> None:
     config = parse(num_key_value_heads=8)
     assert (config.head_dim, config.num_kv_heads, config.max_model_len) == (128, 8, 4096)
     assert config.default_dtype == KvDtype.BFLOAT16
@@ -68,7 +68,7 @@ def test_model_type_stands_in_for_architectures() -> None:
     assert parse(architectures=None, model_type="qwen2").architecture == "Qwen2ForCausalLM"
 
 
-def test_biases() -> None:
+def test_biases_follow_from_architecture_and_config() -> None:
     def biases(config: ModelConfig) -> tuple[bool, bool, bool]:
         return config.has_qkv_bias, config.has_o_bias, config.has_mlp_bias
 
@@ -79,7 +79,7 @@ def test_biases() -> None:
     assert biases(parse_as("Qwen3ForCausalLM", attention_bias=True)) == (True, True, False)
 
 
-def test_windows() -> None:
+def test_sliding_windows_follow_from_architecture_and_config() -> None:
     def windows(architecture: str, **changes: Any) -> tuple[int | None, ...]:
         return parse_as(architecture, num_hidden_layers=3, **changes).sliding_windows
 

@@ -28,7 +28,7 @@ def error_of(found: Tensor, exact: Tensor) -> float:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_float32(model: str) -> None:
+def test_float32_logits_are_as_exact_as_float32_can_be(model: str) -> None:
     small = small_model(**MODELS[model])
     tokens = random_tokens(150)
     exact = ExactDecoder(small.config, small.packed()).logits(tokens)

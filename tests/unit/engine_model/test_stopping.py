@@ -28,7 +28,7 @@ EOS = frozenset({7, 8})
         ([7], {"max_tokens": 1, "min_tokens": 1}, FinishReason.STOP, 7),
     ],
 )
-def test_finish(
+def test_what_ends_a_request_and_why(
     output: list[int],
     sampling: dict[str, object],
     reason: FinishReason | None,

@@ -60,7 +60,7 @@ def test_progress_and_conversion(tmp_path: Path, load: Load) -> None:
     assert len(set(shares)) >= 1 + 2 * 4  # the head; matrices of two layers
 
 
-def test_missing_tensor(model: Path, load: Load) -> None:
+def test_a_missing_tensor_is_named(model: Path, load: Load) -> None:
     edit(model, lambda tensors: tensors.pop(UP))
     with pytest.raises(MissingTensor, match=rf"lacks {UP}$"):
         load(model)
@@ -93,7 +93,7 @@ def test_unexpected_tensor(model: Path, load: Load) -> None:
 UP_BIAS = torch.zeros(64)
 
 
-def test_harmless_tensors(model: Path, load: Load) -> None:
+def test_tensors_that_follow_from_the_config_are_ignored(model: Path, load: Load) -> None:
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     edit(model, lambda tensors: tensors.update({name: torch.zeros(8)}))
     load(model)

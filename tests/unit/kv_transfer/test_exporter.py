@@ -268,7 +268,7 @@ async def test_a_transport_that_cannot_close_leaves_neither_others_nor_threads(
     pool.close()
 
 
-async def test_ipv6() -> None:
+async def test_blocks_are_pulled_over_ipv6() -> None:
     if not socket.has_ipv6:
         pytest.skip("no IPv6 here")
     pool = make_pool(SMALL, 8, seed=1)

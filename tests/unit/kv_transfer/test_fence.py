@@ -37,7 +37,7 @@ async def cancel_and_wait(task: asyncio.Task[object]) -> float:
     return time.monotonic() - started_s
 
 
-async def test_cancel(pair: Pair) -> None:
+async def test_a_cancelled_pull_writes_nothing_more(pair: Pair) -> None:
     async with endless_pull(pair) as task:
         assert await cancel_and_wait(task) < 2
     await assert_still(pair.destination)
@@ -51,7 +51,7 @@ async def test_a_cancelled_pull_does_not_spoil_the_next(pair: Pair) -> None:
     assert (pair.destination.data[[0, 1]] == pair.source.data[[3, 0]]).all()
 
 
-async def test_timeout(pair: Pair) -> None:
+async def test_a_pull_ends_at_its_deadline(pair: Pair) -> None:
     started_s = time.monotonic()
     async with endless_pull(pair, timeout_s=0.3) as task:
         with pytest.raises(TransferTimeout, match=r"'p0'.*longer than 0\.3 s"):
@@ -60,7 +60,7 @@ async def test_timeout(pair: Pair) -> None:
     assert pair.puller.statistics.timeouts == 1
 
 
-async def test_closing_the_link(pair: Pair) -> None:
+async def test_closing_the_link_cancels_its_pulls(pair: Pair) -> None:
     async with endless_pull(pair) as task:
         await pair.link.close()
         assert task.done()

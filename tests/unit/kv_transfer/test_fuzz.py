@@ -107,7 +107,7 @@ VERDICT = Verdict(num_bytes=7, code="stale_ticket", message="gone")
 
 @FUZZ
 @given(st.binary(max_size=80) | mutated(b"pdKV" + bytes(range(32))))
-def test_access_tokens(said: bytes) -> None:
+def test_an_access_token_is_read_or_refused(said: bytes) -> None:
     token = heard(said, receive_access)
     assert (token is not None) == (said.startswith(b"pdKV") and len(said) >= 36)
     assert token is None or token == said[4:36]
@@ -122,7 +122,7 @@ def test_access_tokens(said: bytes) -> None:
         lambda lie: b"pdKV" + struct.pack("!I", lie[0]) + lie[1]
     )
 )
-def test_requests(said: bytes) -> None:
+def test_a_request_is_read_or_refused(said: bytes) -> None:
     request = heard(said, lambda sock: receive_frame(sock, PullRequest, MAX_REQUEST_BYTES))
     if request is not None:
         assert isinstance(request.ticket, bytes)
@@ -138,7 +138,7 @@ def test_requests(said: bytes) -> None:
         lambda verdict: frame(msgspec.msgpack.encode(verdict))
     )
 )
-def test_verdicts(said: bytes) -> None:
+def test_a_verdict_is_read_or_refused(said: bytes) -> None:
     verdict = heard(said, lambda sock: receive_frame(sock, Verdict, MAX_VERDICT_BYTES))
     if verdict is not None and verdict.code:
         with pytest.raises((TransferError, StaleIncarnation)):
@@ -165,7 +165,7 @@ def test_depth_where_a_field_or_one_more_is_expected(
     | packed
     | mutated(msgspec.msgpack.encode(PoolDescription(3, 64)))
 )
-def test_pool_descriptions(said: bytes) -> None:
+def test_a_description_of_a_pool_is_read_or_refused_and_leaks_no_descriptor(said: bytes) -> None:
     before = len(os.listdir("/proc/self/fd"))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs, open(os.devnull) as handed_over:
@@ -210,7 +210,7 @@ ENDPOINTS = st.text(max_size=30) | st.sampled_from(
 
 @settings(max_examples=50)
 @given(ENDPOINTS)
-def test_endpoints(endpoint: str) -> None:
+def test_dialling_a_garbled_endpoint_finds_nobody(endpoint: str) -> None:
     async def scenario() -> None:
         with suppress(PeerLost):
             (await dial(endpoint, bytes(32))).close()
@@ -249,7 +249,7 @@ def sealed(request_id: str) -> bytes:
 
 @FUZZ
 @given(mutated(sealed("r")) | st.binary(max_size=300) | packed.map(lambda b: b + bytes(MAC_BYTES)))
-def test_sealed_tickets(said: bytes) -> None:
+def test_no_changed_ticket_opens(said: bytes) -> None:
     if said == sealed("r"):
         return  # what was cut and doubled may come out as it was
     with pytest.raises((TicketInvalid, StaleIncarnation)):

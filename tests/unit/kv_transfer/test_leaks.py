@@ -43,7 +43,7 @@ async def pull_in_every_way(pair: Pair, rounds: int) -> None:
 
 @pytest.mark.parametrize("in_threads", [False, True])
 @pytest.mark.parametrize("kind", ["shm", "tcp"])
-async def test_thousands_of_pulls(
+async def test_pulls_leave_no_descriptors_and_no_threads(
     kind: str, in_threads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if in_threads:
@@ -61,7 +61,7 @@ async def test_thousands_of_pulls(
 
 
 @pytest.mark.parametrize("kind", TRANSPORTS)
-async def test_many_lives(kind: str) -> None:
+async def test_closed_pairs_leave_no_descriptors_and_no_threads(kind: str) -> None:
     before = await held()
     for _ in range(12):
         async with open_pair(kind, SMALL) as pair:

@@ -151,7 +151,7 @@ async def test_a_cancelled_scatter_is_waited_for(
     await assert_recovers(pair)
 
 
-async def test_a_deadline(pair: GpuPair) -> None:
+async def test_a_pull_that_is_stuck_ends_at_its_deadline(pair: GpuPair) -> None:
     task = await stuck(pair, timeout_s=0.3)
     with pytest.raises(TransferTimeout, match="over nccl took longer"):
         await task
@@ -159,7 +159,7 @@ async def test_a_deadline(pair: GpuPair) -> None:
     await assert_recovers(pair)
 
 
-async def test_closing_the_link(pair: GpuPair) -> None:
+async def test_closing_the_link_cancels_a_pull_that_is_stuck(pair: GpuPair) -> None:
     task = await stuck(pair)
     await pair.link.close()
     with pytest.raises(TransferCancelled):

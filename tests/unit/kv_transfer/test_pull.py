@@ -121,7 +121,6 @@ async def test_heads_that_are_not_there(pair: Pair, heads: range) -> None:
 async def test_a_ticket_for_some_layers_leaves_the_others_alone(pair: Pair) -> None:
     ticket = pair.exporter.issue("r", 0, 6, [5, 9], range(1, 2))
     result = await pair.pull(ticket, [7, 3])
-    assert (result.first_layer, result.end_layer) == (1, 2)
     assert result.bytes == 6 * SMALL.token_bytes // 2
     received = tokens_of(pair.destination, SMALL, [7, 3], 0, 6)
     expected = tokens_of(pair.source, SMALL, [5, 9], 0, 6)

@@ -95,7 +95,9 @@ def test_one_host_and_one_memory_work(transport: UcxTransport, welcome: Exporter
     assert transport.obstacle(offered(OFFER), welcome) is None
 
 
-def test_obstacles(transport: UcxTransport, welcome: ExporterWelcome) -> None:
+def test_what_keeps_ucx_from_being_used_is_named(
+    transport: UcxTransport, welcome: ExporterWelcome
+) -> None:
     def obstacle(offer: UcxOffer | bytes = OFFER, **changes: str) -> str:
         changed = msgspec.structs.replace(welcome, **changes)
         return transport.obstacle(offered(offer), changed) or "none"
@@ -129,7 +131,7 @@ def test_rdma_on_both_sides_removes_them(
         bytes(ucx_offer._MAX_BYTES + 1),
     ],
 )
-def test_garbled_offers(garbage: bytes) -> None:
+def test_a_garbled_offer_loses_the_peer(garbage: bytes) -> None:
     with pytest.raises(PeerLost):
         UcxOffer.read(garbage)
 

@@ -181,7 +181,9 @@ async def test_what_never_ends_costs_the_agent(driver: UcxDriver, agents: Agents
 
 
 @pytest.mark.parametrize("has_late_writes", [False, True])
-async def test_a_failure(driver: UcxDriver, agents: Agents, has_late_writes: bool) -> None:
+async def test_after_a_failure_nothing_writes_late(
+    driver: UcxDriver, agents: Agents, has_late_writes: bool
+) -> None:
     """With hardware that may still write, the agent goes before the failure is told."""
     (agent,) = agents.made
     agent.has_late_writes = has_late_writes

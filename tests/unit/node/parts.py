@@ -19,8 +19,8 @@ from pdserve.errors import TokenizerError
 from pdserve.grammar import Vocabulary
 from pdserve.kv_layout import KvLayout
 from pdserve.metrics import NodeMetrics
-from pdserve.node.assembly import make_engine, make_prefix_queue
-from pdserve.node.cost import Costs
+from pdserve.node.assembly import make_engine, make_prefix_queue, recall_by
+from pdserve.node.cost import PullCosts
 from pdserve.node.grammar_queue import GrammarQueue
 from pdserve.node.headroom import Headroom
 from pdserve.node.legs import Legs
@@ -46,11 +46,11 @@ def made_parts(
     clock = SystemClock()
     metrics = NodeMetrics()
     pool = BlockPool(memory.num_blocks, layout.block_size, bump_generations=memory.bump)
-    engine = make_engine(config.policy, pool, clock, frozenset(), metrics, lambda: prefixes)
+    engine = make_engine(config.policy, pool, clock, frozenset(), metrics)
     puller = Puller(memory, identity, host_id(), [])
     sessions = Sessions(node_id, "1", identity, puller, clock, config.timeouts)
     perf = PerfModel()
-    costs = Costs(perf, config.engine.token_budget)
+    pull_costs = PullCosts(perf, config.engine.token_budget)
     headroom = Headroom(pool, lambda: 0)
     fetch_parts = FetchParts(
         pool=pool,
@@ -58,12 +58,13 @@ def made_parts(
         puller=puller,
         sessions=sessions,
         tier=None,
-        costs=costs,
+        pull_costs=pull_costs,
         clock=clock,
         headroom=headroom,
     )
     grammars = GrammarQueue(GrammarCompiler(_no_vocabulary), engine)
     prefixes = make_prefix_queue(config, fetch_parts, grammars.submit, metrics)
+    recall_by(prefixes, engine.queues.preemptions)
     return NodeParts(
         config=config,
         node_id=node_id,
@@ -83,7 +84,7 @@ def made_parts(
         metrics=metrics,
         state=lambda: NodeState.READY,
         perf=perf,
-        costs=costs,
+        pull_costs=pull_costs,
         headroom=headroom,
     )
 

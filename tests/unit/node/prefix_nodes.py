@@ -22,7 +22,7 @@ from pdserve.config import PrefixPull, Timeouts
 from pdserve.engine.block_pool import BlockPool
 from pdserve.introduction import introduce
 from pdserve.kv_layout import KvDtype, KvLayout
-from pdserve.node.cost import Costs
+from pdserve.node.cost import PullCosts
 from pdserve.node.headroom import Headroom
 from pdserve.node.host_tier import NodeTier
 from pdserve.node.prefix_exports import PrefixExports
@@ -44,7 +44,7 @@ PROMPT = list(range(100, 151))  # twelve full blocks of four, and three tokens
 
 def steps_take(node: PrefixNode, seconds: float) -> None:
     """Every step that the node may compute, however large."""
-    node.parts.costs.perf.costs = StepCosts(knot_tokens=[1], knot_s=[seconds])
+    node.parts.pull_costs.perf.costs = StepCosts(knot_tokens=[1], knot_s=[seconds])
 
 
 def make_layout(block_size: int = BLOCK) -> KvLayout:
@@ -91,7 +91,7 @@ class PrefixNode:
             puller=self.puller,
             sessions=self.sessions,
             tier=self.tier,
-            costs=Costs(PerfModel(), token_budget=512),
+            pull_costs=PullCosts(PerfModel(), token_budget=512),
             clock=clock,
             headroom=self.headroom,
         )

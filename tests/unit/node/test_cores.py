@@ -27,7 +27,9 @@ from pdserve.node.cores import CorePlan, plan_cores, use_service_cores
         ("1-2", 5, CorePlan(5, (1, 2), (1, 2))),
     ],
 )
-def test_examples(cpus: str, threads: int, expected: CorePlan) -> None:
+def test_compute_threads_come_first_and_services_get_the_rest(
+    cpus: str, threads: int, expected: CorePlan
+) -> None:
     assert plan_cores(EngineConfig(cpus=cpus, threads=threads), range(4)) == expected
 
 

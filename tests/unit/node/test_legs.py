@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
+from pdserve.node.coordinator_link import CoordinatorLink
 from pdserve.node.legs import Legs
-from pdserve.node.link import CoordinatorLink
 from pdserve.protocol import TokenBatch, TokenEvent, TokenLogprobs
 
 

@@ -25,8 +25,8 @@ from pdserve.config import Timeouts
 from pdserve.errors import MalformedMessage, NodeLost
 from pdserve.kv_layout import KvDtype
 from pdserve.metrics import CoordinatorMetrics
+from pdserve.node.coordinator_link import CoordinatorLink
 from pdserve.node.legs import Legs
-from pdserve.node.link import CoordinatorLink
 from pdserve.protocol import (
     DecodeLeg,
     FinishReason,

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from pdserve.config import EngineConfig
-from pdserve.node.cost import Costs
+from pdserve.node.cost import PullCosts
 from pdserve.node.perf_feed import PerfFeed
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import PerfReport, StepCosts
@@ -27,7 +27,7 @@ class Told:
 
     def __init__(self) -> None:
         self.link = FakeLink()
-        self.costs = Costs(PerfModel(), token_budget=512)
+        self.costs = PullCosts(PerfModel(), token_budget=512)
         engine = EngineConfig(token_budget=512, max_batch_size=64)
         self.feed = PerfFeed([self.link], self.costs, engine)  # type: ignore[list-item]
 

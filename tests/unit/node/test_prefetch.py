@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.config import EngineConfig, ModelConfig, NodeConfig
+from pdserve.config import CheckpointConfig, EngineConfig, NodeConfig
 from pdserve.node import prefetch
 from pdserve.node.prefetch import prefetch_weights
 
@@ -25,7 +25,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def prefetch_and_wait(folder: Path, model: str, limit: str = "1GiB") -> None:
     config = NodeConfig(
-        checkpoint=ModelConfig(model=model),
+        checkpoint=CheckpointConfig(model=model),
         engine=EngineConfig(packed_dir=str(folder), packed_limit=limit),
     )
     before = set(threading.enumerate())

@@ -379,7 +379,7 @@ async def test_a_source_that_is_too_slow_is_learned_from(what: str) -> None:
 async def test_patience_is_for_what_is_on_offer(caplog: pytest.LogCaptureFixture) -> None:
     """Not for all of the prompt, of which the source has a small part."""
     puller, source = PrefixNode("d"), PrefixNode("p")
-    prompt, costs = list(range(NUM_BLOCKS * BLOCK)), puller.parts.costs
+    prompt, costs = list(range(NUM_BLOCKS * BLOCK)), puller.parts.pull_costs
     async with started(puller, source):
         scripted = ScriptedSource(puller, source, "auto", timeout_s=3600)
         costs.perf.costs = StepCosts(knot_tokens=[1, 1000], knot_s=[0.001, 1.0])

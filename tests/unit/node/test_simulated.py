@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from pdserve.bench.beat import Beat
-from pdserve.node.link import CoordinatorLink
+from pdserve.bench.gateway.beat import Beat
+from pdserve.node.coordinator_link import CoordinatorLink
 from pdserve.node.simulated import SimulatedNode
 from pdserve.protocol import (
     DecodeLeg,

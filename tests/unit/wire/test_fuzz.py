@@ -40,14 +40,18 @@ def noisy(said: bytes, noise: random.Random) -> bytes:
 @pytest.mark.parametrize("envelope", ENVELOPES.values(), ids=ENVELOPES.keys())
 @FUZZ
 @given(said=st.binary(max_size=200))
-def test_random_bytes(envelope: Envelope, said: bytes) -> None:  # type: ignore[type-arg]
+def test_random_bytes_become_messages_of_the_envelope_or_errors(
+    envelope: Envelope, said: bytes
+) -> None:  # type: ignore[type-arg]
     assert all(type(message) in envelope._fields for message in received(envelope, said))
 
 
 @pytest.mark.parametrize("envelope", ENVELOPES.values(), ids=ENVELOPES.keys())
 @FUZZ
 @given(data=st.data(), noise=st.randoms(use_true_random=False))
-def test_mutated_messages(envelope: Envelope, data: st.DataObject, noise: random.Random) -> None:  # type: ignore[type-arg]
+def test_what_is_read_of_a_mutated_message_can_be_sent_on(
+    envelope: Envelope, data: st.DataObject, noise: random.Random
+) -> None:  # type: ignore[type-arg]
     struct = data.draw(st.sampled_from(list(envelope._fields)))
     said = envelope.wrap(data.draw(messages(struct))).SerializeToString()
     for message in received(envelope, noisy(said, noise)):  # can be sent on, and printed
@@ -56,7 +60,7 @@ def test_mutated_messages(envelope: Envelope, data: st.DataObject, noise: random
 
 
 @pytest.mark.parametrize("envelope", ENVELOPES.values(), ids=ENVELOPES.keys())
-def test_depth(envelope: Envelope) -> None:  # type: ignore[type-arg]
+def test_unknown_fields_nested_deeply_are_dropped(envelope: Envelope) -> None:  # type: ignore[type-arg]
     """Groups and messages nested a thousand deep, in a field that is not known."""
     for tag in (b"\x7b", b"\x7a\x7f"):
         assert received(envelope, tag * 10_000) == []
@@ -64,7 +68,9 @@ def test_depth(envelope: Envelope) -> None:  # type: ignore[type-arg]
 
 @FUZZ
 @given(st.binary(max_size=60), st.binary(max_size=60))
-def test_layouts_and_addresses(layout: bytes, address: bytes) -> None:
+def test_a_layout_that_passes_its_check_has_a_size_and_a_name(
+    layout: bytes, address: bytes
+) -> None:
     with suppress(DecodeError, MalformedMessage, LayoutMismatch):
         found = read(messages_pb2.KvLayout.FromString(layout), KvLayout)
         found.check()

@@ -1,0 +1,1 @@
+"""`pdserve bench compare`: which mode serves most requests within their promises."""

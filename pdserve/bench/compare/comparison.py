@@ -1,0 +1,163 @@
+"""Goodput of several serving modes for one model, on the same cores with the same requests.
+
+1. Each mode is started without latency targets, and is sent requests one at a time, then all at
+   once. This gives its latencies when idle, and roughly its capacity.
+2. A scenario's targets are multiples of the best idle latencies of all modes, so they are the same
+   for all modes.
+3. The co-located mode is tuned at a rate somewhat below the modes' capacity: with as many nodes as
+   the other modes, or one node with all cores, each with several sizes of local chunks. The setup
+   that would have met the tightest targets is kept.
+4. All modes are started with the targets. The rates are chosen by `ladder`. Every mode is measured
+   at every rate, in rotating order, so that other load on the machine affects all modes alike.
+
+Modes that wait for their turn are idle; only their heartbeats cost the others anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from pdserve.bench.compare.contest import Contender
+from pdserve.bench.compare.goodput import goodput
+from pdserve.bench.compare.match import Match, Result
+from pdserve.bench.compare.plan import COLOCATED, ComparePlan
+from pdserve.bench.compare.report import ModeReport, ScenarioReport, Unloaded
+from pdserve.bench.compare.stage import Stage
+from pdserve.bench.compare.subject import Subject
+from pdserve.bench.slo_score import Promise
+from pdserve.config import Mode
+from pdserve.errors import ClusterError, ConfigError
+
+_BURST = 20  # least number of requests sent at once: enough to fill batches
+
+MakeSubjects = Callable[[int], Sequence[Subject]]  # argument: the model's maximum length in tokens
+
+
+async def compare(
+    stage: Stage, make_subjects: MakeSubjects
+) -> tuple[list[ModeReport], list[ScenarioReport]]:
+    """Measure everything; `stage.failures` records which modes are missing, and why.
+
+    Raises:
+        ClusterError: no mode could be measured at all.
+        ConfigError: as `promise_of`.
+    """
+    end_s = stage.clock.now() + stage.plan.budget_s
+    subjects, idle = await _measure_idle(stage, make_subjects)
+    modes: list[ModeReport] = []
+    scenarios: list[ScenarioReport] = []
+    for number, subject in enumerate(subjects):
+        started_s = stage.clock.now()
+        shares = [later.share for later in subjects[number:]]
+        until_s = started_s + (end_s - started_s) * shares[0] / sum(shares)
+        promise, promise_is = promise_of(stage.plan, subject, idle[subject.name].values())
+        result = await Match(stage, subject, promise, idle[subject.name]).play(until_s)
+        modes += _mode_reports(stage.plan, subject, idle[subject.name], result)
+        took_s = stage.clock.now() - started_s
+        scenarios.append(_scenario_report(stage, subject, promise, promise_is, result, took_s))
+    return modes, scenarios
+
+
+def promise_of(
+    plan: ComparePlan, subject: Subject, idle: Iterable[Unloaded]
+) -> tuple[Promise, str]:
+    """Return the targets for every mode, and how they were derived.
+
+    Raises:
+        ConfigError: no TPOT was given, and answers are too short to have one.
+    """
+    best = list(idle)
+    parts = []
+    ttft_s, tpot_s = plan.ttft_s, plan.tpot_s
+    if not ttft_s:
+        scale = plan.ttft_scale or subject.ttft_scale
+        ttft_s = scale * min(unloaded.slowest_ttft_s for unloaded in best)
+        parts.append(f"TTFT {scale:g} times the slowest of an idle cluster")
+    if not tpot_s:
+        scale = plan.tpot_scale or subject.tpot_scale
+        tpot_s = scale * min(unloaded.median_tpot_s for unloaded in best)
+        if not tpot_s:
+            raise ConfigError(
+                f"{subject.name}: TPOT cannot be measured, as most answers are one token long; "
+                "give --tpot-s, or a larger --length-scale"
+            )
+        parts.append(f"TPOT {scale:g} times the median of an idle cluster")
+    return Promise(ttft_s, tpot_s), "; ".join(parts) or "as given"
+
+
+async def _measure_idle(
+    stage: Stage, make_subjects: MakeSubjects
+) -> tuple[Sequence[Subject], dict[str, dict[Mode, Unloaded]]]:
+    """Return the subjects, and subject name |-> mode |-> latencies when idle."""
+    subjects: Sequence[Subject] = []
+    found: dict[str, dict[Mode, Unloaded]] = {}
+    for mode in stage.plan.modes:
+        contender = Contender(mode)
+        measured: dict[str, Unloaded] = {}
+        try:
+            async with stage.launch(contender, None) as server:
+                subjects = subjects or make_subjects(server.max_model_len)
+                for subject in subjects:
+                    stage.tell(f"{subject.name}: {mode}, idle")
+                    bout = await stage.begin(server, contender, subject)
+                    alone, together = (
+                        subject.workload.first(subject.whole_decks(count))
+                        for count in (stage.plan.idle_requests, _BURST)
+                    )
+                    measured[subject.name] = await bout.unloaded(alone, together)
+        except ClusterError as error:
+            stage.fail(mode, error)
+        else:
+            for name, unloaded in measured.items():
+                found.setdefault(name, {})[mode] = unloaded
+    if not found:
+        reasons = "; ".join(f"{mode}: {why}" for mode, why in stage.failures.items())
+        raise ClusterError(f"no mode could be measured: {reasons}")
+    return subjects, found
+
+
+def _mode_reports(
+    plan: ComparePlan, subject: Subject, idle: dict[Mode, Unloaded], result: Result
+) -> list[ModeReport]:
+    return [
+        ModeReport.of(
+            subject.name,
+            mode,
+            goodput([row.point for row in rows], plan.target, plan.seed),
+            tuning=result.tuning if mode == COLOCATED else None,
+            unloaded=idle[mode],
+            interference=result.interference.get(mode),
+            trials=result.trials if mode == COLOCATED else [],
+            rows=sorted(rows, key=lambda row: row.rate),
+        )
+        for mode, rows in result.rows.items()
+        if rows
+    ]
+
+
+def _scenario_report(
+    stage: Stage,
+    subject: Subject,
+    promise: Promise,
+    promise_is: str,
+    result: Result,
+    took_s: float,
+) -> ScenarioReport:
+    rates = sorted({row.rate for rows in result.rows.values() for row in rows})
+    sent = stage.requests_at(subject, rates[-1])[0] if rates else []
+    return ScenarioReport(
+        name=subject.name,
+        shows=subject.shows,
+        promise=promise,
+        promise_is=promise_is,
+        target=stage.plan.target,
+        mean_prompt_tokens=float(np.mean([len(r.prompt) for r in sent])) if sent else 0.0,
+        mean_output_tokens=float(np.mean([r.num_output for r in sent])) if sent else 0.0,
+        num_cut=subject.num_cut,
+        length_factor=subject.length_factor,
+        rates=rates,
+        stopped=result.stopped,
+        seconds=took_s,
+    )

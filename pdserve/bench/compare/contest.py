@@ -1,0 +1,191 @@
+"""The contenders of a comparison, and their measurements: idle, burst, at a rate, disturbed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from pdserve.bench.compare.interference import Interference, compare_itl, steady_requests
+from pdserve.bench.compare.plan import Tuning
+from pdserve.bench.compare.report import KEPT_UP_MS, RateRow, Unloaded
+from pdserve.bench.open_loop import Run, open_loop_client
+from pdserve.bench.scenarios import Scenario
+from pdserve.bench.slo_score import Outcome, Percentiles, Promise, Score, score
+from pdserve.bench.workload import TimedRequest
+from pdserve.config import Mode
+from pdserve.errors import ClusterError
+
+_IDLE_S = 60.0  # deadline of one request to an idle cluster, or of a burst
+_MARGIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A serving mode and its settings."""
+
+    mode: Mode
+    tuning: Tuning | None = None  # None: as configured
+    refuses: bool = True  # whether it refuses requests that would miss their targets
+
+
+class Server(Protocol):
+    """A running contender."""
+
+    @property
+    def url(self) -> str:
+        """The server's URL, as in "http://127.0.0.1:8000"."""
+        ...
+
+    @property
+    def model(self) -> str:
+        """The name of its model in requests."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and output together."""
+        ...
+
+    async def settle(self) -> None:
+        """Wait until nothing is in flight.
+
+        Raises:
+            ClusterError: it takes too long, or the server is gone.
+        """
+        ...
+
+
+# Start a contender with these latency targets (None: without any), and stop it at the end.
+Launch = Callable[[Contender, Promise | None], AbstractAsyncContextManager[Server]]
+
+
+class RunRecord(msgspec.Struct, frozen=True):
+    """The full record of one run, which allows scoring it again."""
+
+    what: str  # "rate", "tuning", "idle", "burst", "quiet", "disturbed", "warm-up"
+    scenario: str
+    mode: str
+    tuning: Tuning | None
+    rate: float | None
+    outcomes: list[Outcome]
+
+
+Keep = Callable[[RunRecord], None]
+
+
+class Bout:
+    """One running contender in one scenario; the record of every run is kept."""
+
+    def __init__(self, server: Server, contender: Contender, scenario: str, keep: Keep) -> None:
+        self.contender = contender
+        self._server = server
+        self._scenario = scenario
+        self._keep = keep
+        self._num_runs = 0
+
+    async def warm_up(self, requests: Sequence[TimedRequest]) -> None:
+        """Send these at once, without counting them. Raises ClusterError as `settle`."""
+        await self._run("warm-up", requests, _IDLE_S)
+
+    async def unloaded(
+        self, alone: Sequence[TimedRequest], together: Sequence[TimedRequest]
+    ) -> Unloaded:
+        """Send some requests one at a time, then others all at once.
+
+        Raises:
+            ClusterError: one of the first requests was not served, or none of the others.
+        """
+        async with open_loop_client(self._server.url, self._server.model) as client:
+            outcomes = await client.one_by_one(alone, self._salt("idle"), _IDLE_S)
+        self._record("idle", outcomes)
+        burst = (await self._run("burst", together, _IDLE_S)).outcomes
+        served = [outcome for outcome in burst if outcome.end == "finished"]
+        if not served:
+            raise ClusterError(
+                f"an idle cluster served none of {len(burst)} simultaneous requests within "
+                f"{_IDLE_S:g} s"
+            )
+        last_s = max(outcome.arrivals_s[-1] for outcome in served)
+        return Unloaded(
+            requests=len(outcomes),
+            ttft_ms=Percentiles.of([outcome.ttft_s for outcome in outcomes]),
+            tpot_ms=Percentiles.of([outcome.tpot_s for outcome in outcomes]),
+            itl_ms=Percentiles.of([gap for outcome in outcomes for gap in outcome.gaps_s]),
+            slowest_ttft_s=max(outcome.ttft_s for outcome in outcomes),
+            median_tpot_s=float(np.median([outcome.tpot_s for outcome in outcomes])),
+            burst_requests=len(burst),
+            burst_per_s=len(served) / last_s,
+        )
+
+    async def at_rate(
+        self,
+        what: str,
+        requests: Sequence[TimedRequest],
+        rate: float,
+        promise: Promise,
+        target: float,
+    ) -> tuple[Run, Score]:
+        """Run an open loop at this rate, and score it. Raises ClusterError as `settle`."""
+        run = await self._run(what, requests, drain_s(promise, requests), rate)
+        return run, score(run.outcomes, promise, target)
+
+    async def interference(self, scenario: Scenario, seed: int) -> Interference:
+        """Measure the scenario's streams without and with disturbance. Raises as `settle`."""
+        runs = []
+        for what, disturbed in (("quiet", False), ("disturbed", True)):
+            requests = steady_requests(scenario, seed, disturbed=disturbed)
+            # Streams that are delayed for long are the subject here, so they may end late.
+            run = await self._run(what, requests, _IDLE_S)
+            runs.append(run.outcomes)
+        return compare_itl(*runs)
+
+    async def _run(
+        self,
+        what: str,
+        requests: Sequence[TimedRequest],
+        limit_s: float,
+        rate: float | None = None,
+    ) -> Run:
+        async with open_loop_client(self._server.url, self._server.model) as client:
+            run = await client.run(requests, self._salt(what), limit_s)
+        self._record(what, run.outcomes, rate)
+        await self._server.settle()
+        return run
+
+    def _salt(self, what: str) -> str:
+        """Return a salt for one run, so that it shares no prefixes with other runs."""
+        self._num_runs += 1
+        return f"{self._scenario}-{what}-{self._num_runs}"
+
+    def _record(self, what: str, outcomes: list[Outcome], rate: float | None = None) -> None:
+        mode, tuning = self.contender.mode, self.contender.tuning
+        self._keep(RunRecord(what, self._scenario, mode, tuning, rate, outcomes))
+
+
+def drain_s(promise: Promise, requests: Sequence[TimedRequest]) -> float:
+    """Return how long after the last arrival a request can still end in time."""
+    longest = max((request.num_output for request in requests), default=0)
+    return promise.ttft_s + promise.tpot_s * longest + _MARGIN_S
+
+
+def rate_row(
+    rate: float, duration_s: float, run: Run, scored: Score, unloaded: Unloaded
+) -> RateRow:
+    """Make the table row of a run."""
+    late_p99, idle_p99 = scored.late_ms.p99, unloaded.itl_ms.p99
+    itl_p99 = scored.itl_ms.p99
+    return RateRow(
+        rate=rate,
+        duration_s=duration_s,
+        score=scored,
+        client_kept_up=late_p99 is not None and late_p99 <= KEPT_UP_MS,
+        client_lag_p99_ms=Percentiles.of(run.lags_s).p99,
+        itl_p99_vs_unloaded=itl_p99 / idle_p99 if itl_p99 is not None and idle_p99 else None,
+        prefilled_on=dict(Counter(o.prefill_node for o in run.outcomes if o.prefill_node)),
+    )

@@ -1,0 +1,158 @@
+"""One scenario: tunes the co-located mode, measures interference, and ascends the rates."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+
+from pdserve.bench.compare.contest import Bout, Contender, rate_row
+from pdserve.bench.compare.interference import Interference
+from pdserve.bench.compare.ladder import next_rate
+from pdserve.bench.compare.plan import COLOCATED, Tuning
+from pdserve.bench.compare.report import RateRow, Trial, Unloaded
+from pdserve.bench.compare.stage import Stage
+from pdserve.bench.compare.subject import Subject
+from pdserve.bench.slo_score import Promise
+from pdserve.config import Mode
+from pdserve.errors import ClusterError
+
+_START = 0.6  # first rate, as a share of the best mode's capacity
+_TUNING = 0.7  # rate at which tunings are tried, as a share of it
+_RATE_DIGITS = 3
+
+
+@dataclass(slots=True)
+class Result:
+    """The results of a scenario, without modes that failed."""
+
+    tuning: Tuning  # of the co-located mode
+    trials: list[Trial]
+    interference: dict[Mode, Interference] = field(default_factory=dict)
+    rows: dict[Mode, list[RateRow]] = field(default_factory=dict)
+    stopped: str = ""  # why there are no more rates
+
+    def drop(self, mode: Mode) -> None:
+        """Remove a mode that failed: its earlier results are not a valid basis."""
+        self.interference.pop(mode, None)
+        self.rows.pop(mode, None)
+
+
+class Match:
+    """All modes on one subject, with the same latency targets."""
+
+    def __init__(
+        self, stage: Stage, subject: Subject, promise: Promise, idle: dict[Mode, Unloaded]
+    ) -> None:
+        self._stage = stage
+        self._plan = stage.plan
+        self._subject = subject
+        self._promise = promise
+        self._idle = idle
+        self._takes = max(unloaded.burst_per_s for unloaded in idle.values())
+
+    async def play(self, until_s: float) -> Result:
+        """Measure; do not begin a rate that would not be done by `until_s`."""
+        trials = await self._tune()
+        best = min(trials, key=lambda trial: trial.merit, default=None)
+        tuning = best.tuning if best is not None else self._plan.tunings[0]
+        result = Result(tuning, trials)
+        contenders = [Contender(mode, tuning if mode == COLOCATED else None) for mode in self._idle]
+        await self._disturb(contenders, result)
+        async with AsyncExitStack() as running:
+            bouts: dict[Mode, Bout] = {}
+            for contender in contenders:
+                mode = contender.mode
+                try:
+                    launched = self._stage.launch(contender, self._promise)
+                    server = await running.enter_async_context(launched)
+                    bouts[mode] = await self._stage.begin(server, contender, self._subject)
+                except ClusterError as error:
+                    self._stage.fail(mode, error)
+            await self._climb(bouts, result, until_s)
+        return result
+
+    async def _tune(self) -> list[Trial]:
+        """Try every tuning at the same rate, each in a cluster of its own."""
+        tunings = self._plan.tunings
+        if COLOCATED not in self._idle or len(tunings) == 1:
+            return []
+        trials = []
+        rate = round(self._takes * _TUNING, _RATE_DIGITS)
+        requests, _ = self._stage.requests_at(self._subject, rate)
+        for tuning in tunings:
+            self._tell(f"{COLOCATED}, {tuning.text}, at {rate:g}/s")
+            contender = Contender(COLOCATED, tuning)
+            try:
+                async with self._stage.launch(contender, self._promise) as server:
+                    bout = await self._stage.begin(server, contender, self._subject)
+                    _, scored = await bout.at_rate(
+                        "tuning", requests, rate, self._promise, self._plan.target
+                    )
+            except ClusterError as error:
+                self._stage.fail(f"{COLOCATED}, {tuning.text}", error)
+            else:
+                trials.append(Trial(tuning, rate, scored))
+        return trials
+
+    async def _disturb(self, contenders: list[Contender], result: Result) -> None:
+        """Measure interference; each mode has its own cluster, which must admit the prompts."""
+        scenario = self._subject.scenario
+        if scenario is None or not scenario.disturbed_by:
+            return
+        for contender in list(contenders):
+            mode = contender.mode
+            self._tell(f"{mode}, streams disturbed by {scenario.disturbed_by}")
+            patient = replace(contender, refuses=False)
+            try:
+                async with self._stage.launch(patient, self._promise) as server:
+                    bout = await self._stage.begin(server, patient, self._subject)
+                    result.interference[mode] = await bout.interference(scenario, self._plan.seed)
+            except ClusterError as error:
+                contenders.remove(contender)
+                self._stage.fail(mode, error)
+
+    async def _climb(self, bouts: dict[Mode, Bout], result: Result, until_s: float) -> None:
+        """Measure every mode at every rate, with another mode first each time."""
+        result.rows = {mode: [] for mode in bouts}
+        longest_tail_s = 0.0  # of a run, after its last arrival
+        for number in range(self._plan.most_rates):
+            if not bouts:
+                break
+            rate = self._next_rate(number, result)
+            if rate is None:
+                result.stopped = "every rate that tells something was measured"
+                return
+            requests, duration_s = self._stage.requests_at(self._subject, rate)
+            needs_s = len(bouts) * (duration_s + longest_tail_s)
+            if number and self._stage.clock.now() + needs_s > until_s:
+                result.stopped = f"no time for {rate:g}/s, which would take {needs_s:.0f} s"
+                return
+            order = list(bouts)
+            for mode in order[number % len(order) :] + order[: number % len(order)]:
+                self._tell(f"{mode} at {rate:g}/s, {len(requests)} requests")
+                began_s = self._stage.clock.now()
+                try:
+                    run, scored = await bouts[mode].at_rate(
+                        "rate", requests, rate, self._promise, self._plan.target
+                    )
+                except ClusterError as error:
+                    del bouts[mode]
+                    result.drop(mode)
+                    self._stage.fail(mode, error)
+                else:
+                    row = rate_row(rate, duration_s, run, scored, self._idle[mode])
+                    result.rows[mode].append(row)
+                tail_s = self._stage.clock.now() - began_s - duration_s
+                longest_tail_s = max(longest_tail_s, tail_s)
+        most = self._plan.most_rates
+        result.stopped = f"{most} rates were measured" if bouts else "no mode is left"
+
+    def _next_rate(self, number: int, result: Result) -> float | None:
+        if self._plan.rates:
+            return self._plan.rates[number] if number < len(self._plan.rates) else None
+        curves = [[row.point for row in rows] for rows in result.rows.values()]
+        rate = next_rate(curves, self._takes * _START, self._plan.target)
+        return None if rate is None else round(rate, _RATE_DIGITS)
+
+    def _tell(self, text: str) -> None:
+        self._stage.tell(f"{self._subject.name}: {text}")

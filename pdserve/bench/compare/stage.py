@@ -1,0 +1,41 @@
+"""The shared context of a comparison: the plan, the means to carry it out, and failures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pdserve.bench.compare.contest import Bout, Contender, Keep, Launch, Server
+from pdserve.bench.compare.plan import ComparePlan
+from pdserve.bench.compare.subject import Subject
+from pdserve.bench.workload import TimedRequest
+from pdserve.clock import Clock
+from pdserve.errors import PdserveError
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The context in which a comparison runs."""
+
+    plan: ComparePlan
+    launch: Launch
+    clock: Clock
+    keep: Keep
+    tell: Callable[[str], None]  # reports progress to the user
+    failures: dict[str, str] = field(default_factory=dict)  # mode |-> why it is missing
+
+    async def begin(self, server: Server, contender: Contender, subject: Subject) -> Bout:
+        """Return a warmed-up contender. Raises ClusterError: it is gone."""
+        bout = Bout(server, contender, subject.name, self.keep)
+        await bout.warm_up(subject.workload.first(self.plan.warm_up))
+        return bout
+
+    def fail(self, who: str, error: PdserveError) -> None:
+        """Record a failure; the mode is left out from here on."""
+        self.failures[who] = error.message
+        self.tell(f"{who} is left out: {error.message}")
+
+    def requests_at(self, subject: Subject, rate: float) -> tuple[list[TimedRequest], float]:
+        """Return the requests at that rate, and the seconds over which they arrive."""
+        duration_s = max(self.plan.duration_s, self.plan.least_requests / rate)
+        return subject.workload.timed(rate, duration_s), duration_s

@@ -1,0 +1,1 @@
+"""`pdserve bench coordinator`: what a coordinator, or any other gateway, costs."""

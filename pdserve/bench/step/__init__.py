@@ -1,0 +1,1 @@
+"""`pdserve bench step`: how far engine steps are from what the hardware allows."""

@@ -1,0 +1,1 @@
+"""`pdserve bench transfer`: how fast KV moves from one process to another."""

@@ -1,0 +1,254 @@
+"""The two processes of the transfer benchmark: one exports a pool, one pulls from it.
+
+Each answers requests until the benchmark closes the connection. Both fill a pool with the same
+content: the exporter's is pulled from; the puller's is the source of memcpy, and the reference that
+pulls are compared with.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Literal
+
+import numpy as np
+import uvloop
+
+from kv_transfer.exporter import Exporter
+from kv_transfer.handshake import KvIdentity
+from kv_transfer.host import host_id
+from kv_transfer.link import Link
+from kv_transfer.memory import ExportedPool
+from kv_transfer.puller import Puller
+from kv_transfer.transports.catalog import KINDS, TransportKind
+from pdserve.bench.transfer.memcpy import time_memcpy
+from pdserve.bench.transfer.wire import (
+    AskCpu,
+    BenchMessage,
+    Connect,
+    Connected,
+    Conversation,
+    Cpu,
+    Issue,
+    Issued,
+    Measure,
+    Measured,
+    PullOrder,
+    Ready,
+    Request,
+    Serve,
+    Served,
+    Verified,
+    Verify,
+)
+from pdserve.clock import SystemClock
+from pdserve.errors import (
+    ClusterError,
+    ConfigError,
+    CorruptTransfer,
+    PeerLost,
+    TransferError,
+    TransferTimeout,
+)
+from pdserve.kv_layout import KvDtype, KvLayout
+
+Role = Literal["exporter", "puller"]
+
+BLOCK_TOKENS = 16
+_NUM_HEADS, _HEAD_DIM = 8, 64
+LAYER_BYTES = 2 * _NUM_HEADS * _HEAD_DIM * BLOCK_TOKENS * KvDtype.BFLOAT16.itemsize
+_CONNECT_S = 10.0
+_TICKET_S = 3600.0  # longer than any measurement
+_PAGE = 4096
+
+
+def layout_of(block_bytes: int) -> KvLayout:
+    """Return a layout with blocks of that size.
+
+    Raises:
+        ConfigError: the size is not a whole number of layers.
+    """
+    num_layers, rest = divmod(block_bytes, LAYER_BYTES)
+    if rest or not num_layers:
+        raise ConfigError(
+            f"blocks of {block_bytes} bytes: must be a multiple of {LAYER_BYTES}, one layer"
+        )
+    return KvLayout(
+        num_layers=num_layers,
+        num_kv_heads=_NUM_HEADS,
+        head_dim=_HEAD_DIM,
+        block_size=BLOCK_TOKENS,
+        dtype=KvDtype.BFLOAT16,
+    )
+
+
+def filled_pool(num_blocks: int, block_bytes: int) -> ExportedPool:
+    """Return a pool with every page touched: the same in both processes, no two pages equal."""
+    pool = ExportedPool(num_blocks, block_bytes)
+    noise = np.random.default_rng(block_bytes).integers(0, 256, block_bytes, dtype=np.uint8)
+    pool.data[:] = noise
+    pages = pool.data.view(np.uint64)[:, :: _PAGE // 8]
+    pages[:] = np.arange(pages.size, dtype=np.uint64).reshape(pages.shape)
+    return pool
+
+
+def run_end(
+    role: Role, sock: socket.socket, num_blocks: int, block_bytes: int, *, commit: bool
+) -> None:
+    """Run one of the two processes, until the other end of `sock` is closed.
+
+    Raises:
+        PdserveError: a pull failed, or moved a wrong byte.
+    """
+    uvloop.run(_answer_all(role, sock, num_blocks, block_bytes, commit=commit))
+
+
+async def _answer_all(
+    role: Role, sock: socket.socket, num_blocks: int, block_bytes: int, *, commit: bool
+) -> None:
+    conversation = await Conversation.over(sock)
+    end: _ExporterEnd | _PullerEnd
+    if role == "exporter":
+        end = _ExporterEnd(num_blocks, block_bytes)
+    else:
+        end = _PullerEnd(num_blocks, block_bytes)
+    try:
+        committed = [pool.commit() for pool in end.pools] if commit else [False]
+        await conversation.send(Ready(has_huge_pages=all(committed)))
+        while True:
+            try:
+                request = await conversation.receive_request()
+            except ClusterError:
+                return  # the benchmark has ended or died
+            await conversation.send(await end.answer(request))
+    finally:
+        await end.close()
+        await conversation.close()
+
+
+class _ExporterEnd:
+    def __init__(self, num_blocks: int, block_bytes: int) -> None:
+        self._identity = KvIdentity("benchmark", "", layout_of(block_bytes))
+        self._pool = filled_pool(num_blocks, block_bytes)
+        self.pools = [self._pool]
+        self._exporter: Exporter | None = None
+
+    async def answer(self, request: Request) -> BenchMessage:
+        match request:
+            case Serve():
+                return await self._serve(request)
+            case Issue():
+                return self._issue(request)
+            case AskCpu():
+                return Cpu(time.process_time())
+            case _:
+                raise ClusterError(f"an exporter does not support {request}")
+
+    async def close(self) -> None:
+        if self._exporter is not None:
+            await self._exporter.close()
+        self._pool.close()
+
+    async def _serve(self, request: Serve) -> Served:
+        if self._exporter is not None:
+            await self._exporter.close()
+        exporter = self._exporter = Exporter(
+            "exporter",
+            f"by-{request.transport}",
+            self._identity,
+            self._pool,
+            SystemClock(),
+            [_kind(request.transport)],
+            ticket_lifetime_s=_TICKET_S,
+        )
+        await exporter.start(request.host)
+        (offer,) = exporter.offers
+        if offer.unavailable:
+            return Served(None, offer.unavailable)
+        return Served(exporter.welcome())
+
+    def _issue(self, request: Issue) -> Issued:
+        if self._exporter is None:
+            raise ClusterError("tickets were asked for before anything was served")
+        issue = self._exporter.issue
+        return Issued(
+            [issue("benchmark", 0, len(ids) * BLOCK_TOKENS, ids) for ids in request.block_ids]
+        )
+
+
+class _PullerEnd:
+    def __init__(self, num_blocks: int, block_bytes: int) -> None:
+        self._identity = KvIdentity("benchmark", "", layout_of(block_bytes))
+        self._expected = filled_pool(num_blocks, block_bytes)
+        self._pool = filled_pool(num_blocks, block_bytes)
+        self.pools = [self._expected, self._pool]
+        self._puller: Puller | None = None
+        self._link: Link | None = None
+
+    async def answer(self, request: Request) -> BenchMessage:
+        match request:
+            case Connect():
+                return await self._connect(request)
+            case Verify():
+                return await self._verify(request)
+            case Measure():
+                return await self._measure(request)
+            case _:
+                raise ClusterError(f"a puller does not support {request}")
+
+    async def close(self) -> None:
+        if self._link is not None:
+            await self._link.close()
+        if self._puller is not None:
+            await self._puller.close()
+        self._link = self._puller = None
+
+    async def _connect(self, request: Connect) -> Connected:
+        await self.close()
+        kind = _kind(request.transport)
+        obstacle = kind.obstacle(self._pool)
+        if obstacle is not None:
+            return Connected(obstacle)
+        self._puller = Puller(self._pool, self._identity, host_id(), [kind])
+        try:
+            self._link = await self._puller.connect(request.welcome, _CONNECT_S)
+        except (PeerLost, TransferTimeout) as error:
+            return Connected(error.message)
+        return Connected()
+
+    async def _verify(self, request: Verify) -> Verified:
+        order = request.order
+        self._pool.data[order.destination_ids] = 0
+        await self._pull(order, request.timeout_s)
+        for source_id, destination_id in zip(order.source_ids, order.destination_ids, strict=True):
+            if not np.array_equal(self._expected.data[source_id], self._pool.data[destination_id]):
+                raise CorruptTransfer(
+                    f"block {source_id} of the exporter is not what arrived in {destination_id}"
+                )
+        return Verified()
+
+    async def _measure(self, request: Measure) -> Measured:
+        pull_s, pull_cpu_s, memcpy_s = [], [], []
+        for index, order in enumerate(request.orders):
+            # Alternate which goes first, so that neither finds the caches warmer.
+            if index % 2:
+                memcpy_s.append(self._memcpy(order))
+            started_s, cpu_s = time.perf_counter(), time.process_time()
+            await self._pull(order, request.timeout_s)
+            pull_s.append(time.perf_counter() - started_s)
+            pull_cpu_s.append(time.process_time() - cpu_s)
+            if not index % 2:
+                memcpy_s.append(self._memcpy(order))
+        return Measured(pull_s, pull_cpu_s, memcpy_s)
+
+    async def _pull(self, order: PullOrder, timeout_s: float) -> None:
+        if self._puller is None or self._link is None:
+            raise TransferError("a pull was asked for without a link")
+        await self._puller.pull(self._link, order.ticket, order.destination_ids, 0, timeout_s)
+
+    def _memcpy(self, order: PullOrder) -> float:
+        return time_memcpy(self._expected, order.source_ids, self._pool, order.destination_ids)
+
+
+def _kind(name: str) -> TransportKind:
+    return next(kind for kind in KINDS if kind.name == name)

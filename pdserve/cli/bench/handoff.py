@@ -1,0 +1,54 @@
+"""`pdserve bench handoff`: starts a cluster, and measures what handing a request off costs."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rich.table import Table
+
+from pdserve.bench.handoff import HandoffLoad, HandoffReport, measure_handoff
+from pdserve.cli.bench.config import HandoffBenchConfig
+from pdserve.cli.bench.output import print_json, print_tables
+from pdserve.cli.cluster.config import ClusterConfig
+from pdserve.cli.cluster.supervisor import Cluster
+from pdserve.cli.exit_codes import OK
+
+
+def run(config: HandoffBenchConfig) -> int:
+    """Measure and print; the exit code.
+
+    Raises:
+        PdserveError: the cluster failed, or the settings contradict each other.
+    """
+    load = HandoffLoad(config.concurrency, config.rounds, config.prompt_range, config.output_tokens)
+    report = asyncio.run(_measure(config, load))
+    if config.json:
+        print_json(report)
+    else:
+        print_tables([_table(report)])
+    return OK
+
+
+async def _measure(config: HandoffBenchConfig, load: HandoffLoad) -> HandoffReport:
+    cluster = ClusterConfig(
+        port=0, transports=config.transports, checkpoint=config.checkpoint, engine=config.engine
+    )
+    async with Cluster(cluster) as running:
+        model = (await running.status()).model
+        address = running.url.removeprefix("http://")
+        return await measure_handoff(running.url, model, address, load, config.deadline_s)
+
+
+def _table(report: HandoffReport) -> Table:
+    shortest, longest = report.prompt_tokens
+    table = Table(
+        title=f"end of prefill to first decode step: {report.requests} requests, "
+        f"{report.concurrency} at a time, prompts of {shortest} to {longest} tokens (ms)"
+    )
+    table.add_column("part")
+    for column in ("mean", "p50", "p90", "p99"):
+        table.add_column(column, justify="right")
+    for row in report.rows:
+        figures = (row.mean_ms, row.p50_ms, row.p90_ms, row.p99_ms)
+        table.add_row(row.part, *(f"{figure:.2f}" for figure in figures))
+    return table

@@ -1,0 +1,137 @@
+"""`pdserve bench step`: runs a model in this process, and compares step times with their floor."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from pdserve import _native
+from pdserve.bench.checkpoint_shapes import SHAPES
+from pdserve.bench.random_checkpoint import kept_checkpoint
+from pdserve.bench.step.cases import with_room
+from pdserve.bench.step.floor import Rates, StepWork
+from pdserve.bench.step.floor_read import largest_cache_bytes
+from pdserve.bench.step.measurement import (
+    YARDSTICK,
+    Best,
+    Machine,
+    Observed,
+    StepReport,
+    bench_row,
+    best_product,
+    best_read,
+    observe,
+)
+from pdserve.cli.bench.output import print_json, print_tables
+from pdserve.cli.bench.speed_config import StepBenchConfig
+from pdserve.cli.bench.step_table import step_remarks, step_table
+from pdserve.cli.exit_codes import OK
+from pdserve.config import CheckpointConfig, NodeConfig
+from pdserve.config_values import parse_bytes
+from pdserve.errors import ConfigError
+from pdserve.node.bench_step import StepBench
+from pdserve.node.meminfo import available_bytes
+from pdserve.node.model import WARMUP_TOKENS, NodeModel, plan_model, use_cores
+from pdserve.node.processor import processor_name
+from pdserve.user_cache import cache_folder
+
+AUTO_KV_BYTES = 10 << 30
+
+
+def run(config: StepBenchConfig) -> int:
+    """Measure and print; the exit code.
+
+    Raises:
+        PdserveError: the model cannot be used, or the settings leave nothing to measure.
+    """
+    report = _measure(config)
+    if config.json:
+        print_json(report)
+    else:
+        print_tables([step_table(report)], step_remarks(report))
+    return OK
+
+
+def _measure(config: StepBenchConfig) -> StepReport:
+    grid, load_average = config.grid, os.getloadavg()[0]
+    kv_bytes = _kv_bytes(config.engine.kv_memory)
+    engine = msgspec.structs.replace(config.engine, kv_memory=str(kv_bytes))
+    node = NodeConfig(checkpoint=CheckpointConfig(model=_checkpoint(config.shape)), engine=engine)
+    use_cores(engine)
+    model = plan_model(node)
+    if model.device.type != "cpu":
+        raise ConfigError("steps are compared with a CPU's limits, so this needs --device cpu")
+    cases, skipped = with_room(grid.cases(), model.layout, model.max_model_len, kv_bytes)
+    if not cases:
+        raise ConfigError(f"there is not enough room for any of these steps: {skipped[0].reason}")
+    most_blocks = max(case.num_blocks(model.layout) for case in cases)
+    model = replace(model, num_blocks=max(most_blocks, model.layout.blocks_for(WARMUP_TOKENS)))
+    bench = StepBench(model, _native.num_threads())
+    try:
+        observed = observe(cases, _work(model), bench, config.seconds)
+    finally:
+        bench.close()
+    read, product = best_read(observed, largest_cache_bytes()), best_product(observed)
+    rates = Rates(read.rate, product.rate)
+    return StepReport(
+        rows=[bench_row(config.shape, _weights(model), seen, rates) for seen in observed],
+        skipped=skipped,
+        machine=_machine(observed, read, product, bench, load_average),
+    )
+
+
+def _checkpoint(shape: str) -> str:
+    """A checkpoint directory; that of a named shape is kept in the user's cache."""
+    if shape not in SHAPES:
+        if not Path(shape).is_dir():
+            raise ConfigError(
+                f'--shape "{shape}" is neither a directory nor one of {", ".join(SHAPES)}'
+            )
+        return shape
+    folder = cache_folder("checkpoints") or Path(tempfile.gettempdir()) / "pdserve-checkpoints"
+    try:
+        return str(kept_checkpoint(folder, shape))
+    except OSError as error:
+        raise ConfigError(f"cannot write a checkpoint to {folder}: {error}") from error
+
+
+def _kv_bytes(kv_memory: str) -> int:
+    """Bytes for KV; auto: half of the available memory, up to AUTO_KV_BYTES."""
+    if kv_memory != "auto":
+        return parse_bytes(kv_memory)
+    return min(available_bytes() // 2, AUTO_KV_BYTES)
+
+
+def _weights(model: NodeModel) -> str:
+    """The type of the weights."""
+    return model.layout.dtype if model.quantization == "none" else model.quantization
+
+
+def _work(model: NodeModel) -> StepWork:
+    return StepWork(model.config, model.layout.dtype, is_int8=model.quantization == "int8")
+
+
+def _machine(
+    observed: Sequence[Observed], read: Best, product: Best, bench: StepBench, load_average: float
+) -> Machine:
+    beside = [rates for seen in observed for rates in seen.beside]
+    num_rows, num_in, num_out = bench.product_shape
+    yardstick = f"torch linear {num_rows}x{num_in}x{num_out}"
+    return Machine(
+        read_gb_per_s=read.rate / 1e9,
+        read_seen_in=read.seen_in,
+        product_gflop_per_s=product.rate / 1e9,
+        product_seen_in=yardstick if product.seen_in == YARDSTICK else product.seen_in,
+        yardstick_read_gb_per_s=statistics.median(r.bytes_per_s for r in beside) / 1e9,
+        yardstick_product_gflop_per_s=statistics.median(r.flops_per_s for r in beside) / 1e9,
+        threads=_native.num_threads(),
+        processor=processor_name(Path("/proc/cpuinfo").read_text()),
+        kernels=_native.kernel_variants()[0],
+        load_average=load_average,
+    )

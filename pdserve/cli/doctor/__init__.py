@@ -1,0 +1,1 @@
+"""`pdserve doctor`: the command, and one module per kind of finding."""
