@@ -93,13 +93,13 @@ class Coordinator:
         raise_file_limit(self._app[CONTEXT].config.max_connections + OTHER_FILES)
         http = HttpServer(self._app, host=config.host, port=config.port)
         nodes = self._make_node_server()
-        grpc_port = await nodes.start(config.host, config.grpc_port)
+        grpc_port = await nodes.start(config.nodes_host, config.grpc_port)
         try:
             await http.start()
             await nodes.set_serving(True)
             async with self._rebalancing():
                 freeze_loaded_objects()
-                attach_to = format_address(config.host, grpc_port)
+                attach_to = format_address(config.nodes_host, grpc_port)
                 log.info("%s at %s, nodes attach to %s", self._model.name, http.url, attach_to)
                 await signals.drain.wait()
                 log.info("draining %d requests", self._flow.num_inflight)
@@ -129,7 +129,8 @@ class Coordinator:
         """Return the server that nodes attach to."""
         config, timeouts = self._config, self._config.timeouts
         welcome = Welcome(
-            coordinator_id=format_address(config.host, config.grpc_port), incarnation=token_hex(8)
+            coordinator_id=format_address(config.nodes_host, config.grpc_port),
+            incarnation=token_hex(8),
         )
         service = CoordinatorService(
             self._registry, self._flow, self._model.model_id, welcome, timeouts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-ANY_ADDRESS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # |-> how to reach it here
+ANY_HOST = ("", "0.0.0.0", "::")  # to listen on: every address of this machine
 
 _ADDRESS = re.compile(r"(?:\[[^\s\[\]]+\]|[^\s\[\]:/,]+):(\d{1,5})")
 
@@ -13,6 +13,11 @@ _ADDRESS = re.compile(r"(?:\[[^\s\[\]]+\]|[^\s\[\]:/,]+):(\d{1,5})")
 def format_address(host: str, port: int) -> str:
     """The address of a port."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def loopback(host: str) -> str:
+    """The address of this machine that others cannot reach, of the same family as `host`."""
+    return "::1" if ":" in host else "127.0.0.1"
 
 
 def check_addresses(addresses: Sequence[str]) -> None:
@@ -37,7 +42,7 @@ def check_own_host(host: str) -> None:
     Raises:
         ValueError: it stands for every address of this machine.
     """
-    if host in ANY_ADDRESS:
+    if host in ANY_HOST:
         raise ValueError(
             f'`host` is "{host}", which is no address that other nodes can reach: name the one '
             "that this machine has in their network"

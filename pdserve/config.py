@@ -317,6 +317,9 @@ class CoordinatorConfig(ConfigStruct, frozen=True):
 
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="HTTP port; 0: any free port")] = 8000
+    grpc_host: Annotated[
+        str, Meta(description="address that nodes attach to; empty: the same as host")
+    ] = ""
     grpc_port: Annotated[Port, Meta(description="gRPC port; 0: any free port")] = 8001
     cpus: Annotated[str, Meta(description='cores to run on, such as "0,2-3"; empty: all')] = ""
     mode: Annotated[
@@ -331,3 +334,8 @@ class CoordinatorConfig(ConfigStruct, frozen=True):
     routing: RoutingConfig = RoutingConfig()
     access: AccessConfig = AccessConfig()
     timeouts: Timeouts = Timeouts()
+
+    @property
+    def nodes_host(self) -> str:
+        """The address that nodes attach to."""
+        return self.grpc_host or self.host

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from pdserve.addresses import ANY_ADDRESS, format_address
+from pdserve.addresses import ANY_HOST, format_address, loopback
 from pdserve.errors import ConfigError
 
 
@@ -39,4 +39,4 @@ class ReservedPort:
 
 def reachable(host: str, port: int) -> str:
     """The `host:port` at which this machine reaches a server that listens on `host`."""
-    return format_address(ANY_ADDRESS.get(host, host), port)
+    return format_address(loopback(host) if host in ANY_HOST else host, port)
