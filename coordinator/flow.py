@@ -22,7 +22,7 @@ from coordinator.prompt_hashes import PromptHashes
 from coordinator.registry import Member, Registry
 from coordinator.routing import Router
 from coordinator.running import Dispatch, RunningRequest
-from coordinator.status import describe_nodes, describe_waiting, watch_line
+from coordinator.status import describe_nodes, describe_waiting, watch_line, watch_nodes
 from pdserve.clock import Clock, SystemClock
 from pdserve.errors import ContextLengthExceeded, NodeLost, from_code
 from pdserve.metrics import CoordinatorMetrics
@@ -65,6 +65,8 @@ class Flow:
         self._first_tokens = FirstTokens(admission, self._prefix_watch, metrics, self._clock)
         self._line_keeper = LineKeeper(admission, self._dispatcher, metrics, self._clock)
         watch_line(admission.line, metrics)
+        watch_nodes(registry, metrics)
+        metrics.watch("inflight_requests", "Requests on the nodes", lambda: self.num_on_nodes)
         registry.on_lost(self._member_lost)
         registry.on_changed(lambda member: self._line_keeper.look())
 
@@ -72,6 +74,11 @@ class Flow:
     def num_inflight(self) -> int:
         """Number of requests that have started and not ended, including those in line."""
         return len(self._running)
+
+    @property
+    def num_on_nodes(self) -> int:
+        """Number of these that have been dispatched."""
+        return sum(running.dispatch is not None for running in self._running.values())
 
     @property
     def max_model_len(self) -> int | None:
@@ -93,7 +100,7 @@ class Flow:
             "model": self._model,
             "mode": self._router.mode,
             "ready": self.is_ready(),
-            "inflight": sum(r.dispatch is not None for r in self._running.values()),
+            "inflight": self.num_on_nodes,
             "waiting": len(self._admission.line),
             "waiting_by_class": describe_waiting(self._admission.line, self._clock.now()),
             "refused": dict(self._admission.num_refused),

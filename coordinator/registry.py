@@ -1,7 +1,7 @@
 """Which nodes are members, and what this coordinator knows about each.
 
-A node is a member from its hello until its stream breaks. A hello with the same node id and another
-incarnation comes from a restarted process: the former member is removed at that moment.
+A node is a member from its hello until its stream breaks. When it attaches anew before that is
+noticed, the former member is removed at that moment.
 
 Each member has a *slot*: a small integer that is reused after the member is lost. State that is
 needed for all members at once is kept in arrays by slot (`coordinator/routing`, `prefix_index.py`).
@@ -102,6 +102,15 @@ class Registry:
         """Return whether this incarnation is a member: it may have been replaced or lost."""
         return self._members.get(member.node_id) is member
 
+    @property
+    def num_members(self) -> int:
+        """Number of members, whatever their state."""
+        return len(self._members)
+
+    def find(self, node_id: str) -> Member | None:
+        """Return the member with this node id, if there is one."""
+        return self._members.get(node_id)
+
     def on_changed(self, listener: Listener) -> None:
         """Call `listener` with every member that has joined or sent a new report."""
         self._on_changed.append(listener)
@@ -111,9 +120,8 @@ class Registry:
         self._on_lost.append(listener)
 
     def add(self, hello: NodeHello, outbox: Outbox) -> Member:
-        """Add the node that sent `hello`; an earlier incarnation of it is removed."""
-        former = self._members.get(hello.node_id)
-        if former is not None:
+        """Add the node that sent `hello`; a former member with its node id is removed."""
+        if (former := self.find(hello.node_id)) is not None:
             self.remove(former)
         load = LoadReport(state=hello.state, role=hello.role, free_blocks=hello.num_blocks)
         member = Member(hello, outbox, load, self._take_slot())

@@ -88,9 +88,8 @@ class RoleChanges:
         self._order(self._find(node_id), role)
 
     def _find(self, node_id: str) -> Member:
-        for member in self._registry:
-            if member.node_id == node_id:
-                return member
+        if (found := self._registry.find(node_id)) is not None:
+            return found
         names = ", ".join(sorted(member.node_id for member in self._registry))
         raise NodeNotFound(
             f'there is no node "{node_id}"; attached: {names or "none"}', param="node"

@@ -15,7 +15,7 @@ from coordinator.api import ApiConfig, HttpServer, create_app
 from coordinator.api.admin import add_admin_routes
 from coordinator.api.config import parse_origins
 from coordinator.api.context import CONTEXT
-from coordinator.api.server import raise_file_limit
+from coordinator.api.server import OTHER_FILES
 from coordinator.call_metrics import MetricsObserver
 from coordinator.flow import Flow
 from coordinator.pool_loads import PoolLoads
@@ -28,10 +28,12 @@ from coordinator.served_model import ServedModel
 from coordinator.service import CoordinatorService
 from coordinator.tenants import Tenants
 from coordinator.text.parts import ToolFormat
+from pdserve.addresses import format_address
 from pdserve.clock import SystemClock
 from pdserve.collector import freeze_loaded_objects
 from pdserve.config import CoordinatorConfig
 from pdserve.metrics import CoordinatorMetrics
+from pdserve.open_files import raise_file_limit
 from pdserve.protocol import Welcome
 from pdserve.signals import StopSignals
 from pdserve.slo import ServiceClasses
@@ -88,17 +90,17 @@ class Coordinator:
         """
         config = self._config
         self._app[CONTEXT].grammars.begin()  # while nodes are still loading the model
-        raise_file_limit(self._app[CONTEXT].config.max_connections)
+        raise_file_limit(self._app[CONTEXT].config.max_connections + OTHER_FILES)
         http = HttpServer(self._app, host=config.host, port=config.port)
         nodes = self._make_node_server()
-        grpc_port = await nodes.start(config.host, config.grpc_port)
+        grpc_port = await nodes.start(config.nodes_host, config.grpc_port)
         try:
             await http.start()
             await nodes.set_serving(True)
             async with self._rebalancing():
                 freeze_loaded_objects()
-                name, host = self._model.name, config.host
-                log.info("%s at %s, nodes attach to %s:%d", name, http.url, host, grpc_port)
+                attach_to = format_address(config.nodes_host, grpc_port)
+                log.info("%s at %s, nodes attach to %s", self._model.name, http.url, attach_to)
                 await signals.drain.wait()
                 log.info("draining %d requests", self._flow.num_inflight)
                 await _stop(http, signals, config.timeouts.drain_s)
@@ -127,7 +129,8 @@ class Coordinator:
         """Return the server that nodes attach to."""
         config, timeouts = self._config, self._config.timeouts
         welcome = Welcome(
-            coordinator_id=f"{config.host}:{config.grpc_port}", incarnation=token_hex(8)
+            coordinator_id=format_address(config.nodes_host, config.grpc_port),
+            incarnation=token_hex(8),
         )
         service = CoordinatorService(
             self._registry, self._flow, self._model.model_id, welcome, timeouts

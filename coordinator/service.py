@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from coordinator.flow import Flow
 from coordinator.registry import Member, Registry
 from pdserve.config import Timeouts
-from pdserve.errors import ConfigError, MalformedMessage, PdserveError
+from pdserve.errors import ConfigError, MalformedMessage, NodeIdTaken, PdserveError
 from pdserve.introduction import check_key
 from pdserve.kv_layout import KvLayout
 from pdserve.protocol import (
@@ -63,7 +63,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 raise MalformedMessage(f"a node sends NodeHello first, not {type(hello).__name__}")
             hello.layout.check()
             check_key(hello.introduction_key)
+            self._check_id(hello)
             self._check_model(hello)
+        except NodeIdTaken as error:  # it logs this once, and tries again soon
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, error.message)
         except PdserveError as error:
             log.warning("refused a node: %s", error)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
@@ -91,7 +94,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             self._registry.remove(member)
 
     async def _listen(self, member: Member, context: Context) -> None:
-        """Handle messages until the node hangs up or a new incarnation has replaced it.
+        """Handle messages until the node hangs up or has attached anew.
 
         Raises:
             MalformedMessage: a message makes no sense, or none came for `liveness_s`.
@@ -124,6 +127,24 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 self._flow.kv_events(message, member)
             case other:
                 raise MalformedMessage(f"a node cannot send {type(other).__name__} after its hello")
+
+    def _check_id(self, hello: NodeHello) -> None:
+        """Check that no other process has this node id.
+
+        A restarted node is refused too while its former process drains, or is not yet known to be
+        dead, and tries again. If the newer one won, two processes that are given the same id by
+        mistake would replace each other for ever, and each time end requests.
+
+        Raises:
+            NodeIdTaken: another process is attached under it.
+        """
+        member = self._registry.find(hello.node_id)
+        if member is not None and member.hello.incarnation != hello.incarnation:
+            raise NodeIdTaken(
+                f"a node with the id {hello.node_id!r} is attached already, at "
+                f"{member.hello.session_address}: give each node its own node_id (a restarted "
+                "node is let in as soon as its former process is gone)"
+            )
 
     def _check_model(self, hello: NodeHello) -> None:
         """Check that the node serves our model, and that it could exchange KV with all members.

@@ -12,6 +12,7 @@ from coordinator.registry import Member, Registry
 from coordinator.routing import Router
 from coordinator.running import RunningRequest
 from pdserve.metrics import CoordinatorMetrics
+from pdserve.protocol import NodeRole
 
 
 def describe_nodes(registry: Registry, router: Router) -> list[dict[str, object]]:
@@ -50,6 +51,17 @@ def watch_line(line: WaitingLine[RunningRequest], metrics: CoordinatorMetrics) -
         "Classes, or tenants within one, whose requests wait for room",
         lambda: line.num_payers,
     )
+
+
+def watch_nodes(registry: Registry, metrics: CoordinatorMetrics) -> None:
+    """Add the gauges of both pools."""
+    metrics.watch_each(
+        "ready_nodes",
+        "Nodes that accept requests, by pool",
+        "role",
+        lambda: {role.name.lower(): len(registry.ready(role)) for role in NodeRole},
+    )
+    metrics.watch("attached_nodes", "Nodes in any state", lambda: registry.num_members)
 
 
 def _describe_node(member: Member, router: Router) -> dict[str, object]:

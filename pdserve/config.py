@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from pdserve.addresses import check_addresses, check_own_host
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES
 
 Seconds = Annotated[float, Meta(gt=0, le=1e6)]  # timers and gRPC count in limited integers
@@ -240,6 +241,11 @@ class NodeConfig(ConfigStruct, frozen=True):
     prefix: PrefixConfig = PrefixConfig()
     timeouts: Timeouts = Timeouts()
 
+    def __post_init__(self) -> None:
+        """Raise ValueError, which becomes a ConfigError, if an address cannot be reached."""
+        check_own_host(self.host)
+        check_addresses(self.coordinators)
+
 
 class RoutingConfig(ConfigStruct, frozen=True):
     """Routing, admission, and when nodes change pools."""
@@ -311,6 +317,9 @@ class CoordinatorConfig(ConfigStruct, frozen=True):
 
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="HTTP port; 0: any free port")] = 8000
+    grpc_host: Annotated[
+        str, Meta(description="address that nodes attach to; empty: the same as host")
+    ] = ""
     grpc_port: Annotated[Port, Meta(description="gRPC port; 0: any free port")] = 8001
     cpus: Annotated[str, Meta(description='cores to run on, such as "0,2-3"; empty: all')] = ""
     mode: Annotated[
@@ -325,3 +334,8 @@ class CoordinatorConfig(ConfigStruct, frozen=True):
     routing: RoutingConfig = RoutingConfig()
     access: AccessConfig = AccessConfig()
     timeouts: Timeouts = Timeouts()
+
+    @property
+    def nodes_host(self) -> str:
+        """The address that nodes attach to."""
+        return self.grpc_host or self.host

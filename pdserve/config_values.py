@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from pdserve.errors import ConfigError
 
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+_DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_UNITS = _DECIMAL | {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
 def parse_bytes(text: str) -> int:
@@ -16,7 +17,7 @@ def parse_bytes(text: str) -> int:
     Raises:
         ConfigError: the text is not a size.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]I?)?B?\s*", text.upper())
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?\s*", text.upper())
     if match is None:
         raise ConfigError(f'"{text}" is not a size: write it as "512MiB", "2GB" or in bytes')
     return int(float(match[1]) * _UNITS[match[2] or ""])

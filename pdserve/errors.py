@@ -47,6 +47,7 @@
         ├── NodeLost                 the node running a leg died
         ├── NoNodeAvailable
         ├── NodeDraining
+        ├── NodeIdTaken              another process is attached under a node's id
         ├── RoleRefused              a node cannot, or must not, change pools
         ├── StaleIncarnation         a message names an earlier incarnation of a process
         └── MalformedMessage         a peer violated the protocol
@@ -358,6 +359,12 @@ class NodeDraining(ClusterError):
     """The process finishes its running work and accepts nothing new."""
 
     code = "node_draining"
+
+
+class NodeIdTaken(ClusterError):
+    """A node cannot attach while another process is attached under its id."""
+
+    code = "node_id_taken"
 
 
 class RoleRefused(ClusterError):

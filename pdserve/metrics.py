@@ -11,8 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    generate_latest,
+)
 
+import pdserve
 from pdserve.metric_collectors import ReadCounter, ReadGauges, TokenHistogram
 from pdserve.protocol import PhaseTimes
 
@@ -26,10 +35,18 @@ SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class _Registry:
-    """The metrics of one process; all names begin with `pdserve_`."""
+    """The metrics of one process.
+
+    All names begin with `pdserve_`, except those that every Prometheus client has of its process:
+    memory, processor time, open files and start.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        Info("pdserve_build", "What this process runs", registry=self.registry).info(
+            {"version": pdserve.__version__}
+        )
 
     def exposition(self) -> bytes:
         """The text of GET /metrics."""

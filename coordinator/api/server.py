@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import resource
-import sys
 from types import TracebackType
 
 from aiohttp import web
@@ -13,9 +11,11 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from coordinator.api.connection import Connection
 from coordinator.api.context import CONTEXT
+from pdserve.addresses import format_address
 from pdserve.errors import ConfigError
+from pdserve.open_files import file_limit
 
-_OTHER_FILES = 256  # file descriptors kept for uses other than client connections
+OTHER_FILES = 256  # kept for uses other than client connections: nodes, logs, databases
 _BACKLOG = 1024  # connections not accepted yet; beyond it, a client retries after a second
 ABORT_TIMEOUT_S = 1.0  # for sending an error to clients whose requests are aborted
 _NOT_OURS = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
@@ -33,7 +33,9 @@ class HttpServer:
         self._listener: asyncio.Server | None = None
         self._in_flight = app[CONTEXT].in_flight
         self._config = app[CONTEXT].config
-        self._max_connections = min(self._config.max_connections, _num_free_files())
+        self._max_connections = min(
+            self._config.max_connections, max(1, file_limit() - OTHER_FILES)
+        )
         _protocol_log.addFilter(_is_worth_logging)
         self._runner = web.AppRunner(
             app,
@@ -49,8 +51,7 @@ class HttpServer:
     @property
     def url(self) -> str:
         """The base URL of the server."""
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"http://{host}:{self._port}"
+        return f"http://{format_address(self._host, self._port)}"
 
     async def start(self) -> None:
         """Start listening. Raises ConfigError when the address cannot be bound."""
@@ -62,8 +63,18 @@ class HttpServer:
             )
         except OSError as error:
             await self._runner.cleanup()
-            raise ConfigError(f"cannot listen on {self._host}:{self._port}: {error}") from error
+            address = format_address(self._host, self._port)
+            raise ConfigError(f"cannot listen on {address}: {error}") from error
         self._port = self._listener.sockets[0].getsockname()[1]
+        if self._max_connections < self._config.max_connections:
+            _log.warning(
+                "the limit of %d open files leaves room for %d client connections: raise it "
+                "(ulimit -n) to %d for all %d",
+                file_limit(),
+                self._max_connections,
+                self._config.max_connections + OTHER_FILES,
+                self._config.max_connections,
+            )
 
     async def stop(self, grace_s: float = 30.0) -> None:
         """Refuse new requests, give running ones `grace_s` to finish, abort the rest, and close."""
@@ -108,27 +119,6 @@ class HttpServer:
         traceback: TracebackType | None,
     ) -> None:
         await self.stop(grace_s=0.0)
-
-
-def raise_file_limit(num_connections: int) -> None:
-    """Let this process open files for so many client connections, as far as its hard limit allows.
-
-    The soft limit that it is started with is often 1024, fewer than a cluster serves requests.
-    """
-    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = num_connections + _OTHER_FILES
-    if hard_limit != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard_limit)
-    if soft_limit != resource.RLIM_INFINITY and soft_limit < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard_limit))
-
-
-def _num_free_files() -> int:
-    """Return how many client connections the file limit allows, less files for nodes and logs."""
-    soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft_limit == resource.RLIM_INFINITY:
-        return sys.maxsize
-    return max(1, soft_limit - _OTHER_FILES)
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:

@@ -1,7 +1,8 @@
 """The usage of each key by the hour, in SQLite.
 
 Amounts are added up in memory and written once a second by a dedicated thread, so no request waits
-for a disk. A coordinator that is killed loses at most the last second.
+for a disk. A coordinator that is killed loses at most the last second. What cannot be written, for
+instance since the disk is full, is kept and written later.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -75,13 +76,12 @@ class Ledger:
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with connected(path) as database:
-                database.execute("PRAGMA journal_mode = WAL")
-                database.execute(_CREATE)
+            _write(path, {})
         except (sqlite3.Error, OSError) as error:
             raise ConfigError(f"cannot keep usage in {path}: {error}") from error
         self._lock = threading.Lock()
         self._pending: dict[Account, Amounts] = {}  # guarded by the lock
+        self._is_behind = False  # the last attempt to write failed; only the writer knows
         self._closing = threading.Event()
         self._writer = threading.Thread(target=self._write_until_closed, name="usage", daemon=True)
         self._writer.start()
@@ -101,6 +101,9 @@ class Ledger:
         while not is_closing:
             is_closing = self._closing.wait(FLUSH_S)
             self._flush()
+        if self._pending:
+            num_requests = sum(amounts.requests for amounts in self._pending.values())
+            log.error("the usage of %d requests is lost: see above", num_requests)
 
     def _flush(self) -> None:
         with self._lock:
@@ -108,13 +111,26 @@ class Ledger:
         if not pending:
             return
         try:
-            with connected(self._path) as database:
-                rows = [(*account, *amounts) for account, amounts in pending.items()]
-                database.executemany(_ADD, rows)
+            _write(self._path, pending)
         except sqlite3.Error as error:
-            log.error("usage is not written yet: %s: %s", self._path, error)
+            if not self._is_behind:  # it is tried every second: one line is enough
+                log.error(
+                    "usage cannot be written, and is kept in memory: %s: %s", self._path, error
+                )
+            self._is_behind = True
             for account, amounts in pending.items():
                 self.add(account, amounts)
+        else:
+            if self._is_behind:
+                log.info("usage is written again: %s", self._path)
+            self._is_behind = False
+
+
+def _write(path: Path, pending: Mapping[Account, Amounts]) -> None:
+    with connected(path) as database:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute(_CREATE)  # each time: the file may have been moved away
+        database.executemany(_ADD, [(*account, *used) for account, used in pending.items()])
 
 
 @contextmanager

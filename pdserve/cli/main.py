@@ -169,6 +169,7 @@ def _node(arguments: argparse.Namespace, role: NodeRole) -> int:
 def _process_config(arguments: argparse.Namespace, struct: type[C]) -> C:
     if arguments.die_with_parent is not None:
         die_with_parent(arguments.die_with_parent)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it reports, our log says in our words
     logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, stream=sys.stderr)
     return config_from(struct, arguments)
 

@@ -28,7 +28,7 @@ from pdserve.errors import ConfigError
 from pdserve.grammar import load_vocabulary
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.node.cores import plan_cores, use_compute_cores, use_service_cores
-from pdserve.node.meminfo import available_bytes
+from pdserve.node.meminfo import available_bytes, total_bytes
 from pdserve.node.prefetch import weights_folder
 
 log = logging.getLogger(__name__)
@@ -183,7 +183,13 @@ def set_threads(num_threads: int) -> None:
 def _kv_budget(kv_memory: str, device: torch.device) -> int:
     """Bytes of the KV pool. Pages of a CPU pool cost nothing until they are used."""
     if kv_memory != "auto":
-        return parse_bytes(kv_memory)
+        budget_bytes, most_bytes = parse_bytes(kv_memory), total_bytes()
+        if device.type == "cpu" and budget_bytes > most_bytes:
+            raise ConfigError(
+                f'kv_memory "{kv_memory}" is more than all memory of this machine or container '
+                f"({most_bytes >> 20}MiB): lower it"
+            )
+        return budget_bytes
     if device.type == "cuda":
         free_bytes, _ = torch.cuda.mem_get_info(device)
     else:

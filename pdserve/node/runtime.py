@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from kv_transfer.memory import ExportedPool
 from kv_transfer.tier import FileBlocks
+from pdserve.addresses import format_address
 from pdserve.collector import freeze_loaded_objects
 from pdserve.config import NodeConfig
 from pdserve.engine.interface import StepReport
@@ -53,6 +54,7 @@ from pdserve.node.prefix_exports import PrefixExports
 from pdserve.node.roles import ServiceFactories
 from pdserve.node.services import Services
 from pdserve.node.session_server import SessionServer
+from pdserve.open_files import raise_file_limit
 from pdserve.protocol import KvTier, LoadReport, NodeHello, NodeRole, NodeState
 from pdserve.signals import StopSignals
 from pdserve.wire import session_pb2_grpc
@@ -60,6 +62,8 @@ from pdserve.wire.channel import Server
 
 log = logging.getLogger(__name__)
 
+# A node has a few connections to each other node, beside files of its own. This is for thousands.
+MOST_FILES = 1 << 16
 SWITCH_INTERVAL_S = 0.0005  # how long the engine's thread may have to wait for the interpreter lock
 
 
@@ -70,6 +74,7 @@ def run(config: NodeConfig, role: NodeRole, make: ServiceFactories) -> None:
         PdserveError: it cannot start; says why.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    raise_file_limit(MOST_FILES)
     cores = plan_cores(config.engine, sorted(os.sched_getaffinity(0)))
     log.info("%s", cores.describe())
     set_threads(cores.num_threads)
@@ -167,7 +172,7 @@ class Node:
         except OSError as error:
             raise ConfigError(f"cannot listen on {host}: {error}") from error
         port = await self._server.start(host, config.port)
-        hello = self._hello(f"{host}:{port}", f"{host}:{metrics_port}")
+        hello = self._hello(format_address(host, port), format_address(host, metrics_port))
         log.info("%s listens on %s, metrics on %s", hello.node_id, port, metrics_port)
         for address in config.coordinators:
             link = CoordinatorLink(

@@ -6,6 +6,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from pdserve.addresses import format_address
 from pdserve.errors import ConfigError
 
 MAX_MESSAGE_BYTES = 64 << 20  # a prompt of a million tokens is a few MB
@@ -60,10 +61,14 @@ class Server:
             ConfigError: the address cannot be bound.
         """
         await self.set_serving(False)
+        address = format_address(host, port)
         try:
-            bound = self.grpc.add_insecure_port(f"{host}:{port}")
-        except RuntimeError as error:
-            raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
+            bound = self.grpc.add_insecure_port(address)
+        except RuntimeError as error:  # gRPC does not say which of the two
+            raise ConfigError(
+                f"cannot listen on {address}: the port is in use, or the address is not one of "
+                "this machine"
+            ) from error
         await self.grpc.start()
         return int(bound)
 

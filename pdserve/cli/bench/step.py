@@ -37,7 +37,7 @@ from pdserve.config import CheckpointConfig, NodeConfig
 from pdserve.config_values import parse_bytes
 from pdserve.errors import ConfigError
 from pdserve.node.bench_step import StepBench
-from pdserve.node.meminfo import memory_bytes
+from pdserve.node.meminfo import available_bytes
 from pdserve.node.model import WARMUP_TOKENS, NodeModel, plan_model, use_cores
 from pdserve.node.processor import processor_name
 from pdserve.user_cache import cache_folder
@@ -107,8 +107,7 @@ def _kv_bytes(kv_memory: str) -> int:
     """Bytes for KV; auto: half of the available memory, up to AUTO_KV_BYTES."""
     if kv_memory != "auto":
         return parse_bytes(kv_memory)
-    available = memory_bytes(Path("/proc/meminfo").read_text(), "MemAvailable")
-    return AUTO_KV_BYTES if available is None else min(available // 2, AUTO_KV_BYTES)
+    return min(available_bytes() // 2, AUTO_KV_BYTES)
 
 
 def _weights(model: NodeModel) -> str:

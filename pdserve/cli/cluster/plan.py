@@ -8,9 +8,9 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from pdserve.addresses import format_address, loopback
 from pdserve.cli.cluster.config import ClusterConfig
 from pdserve.cli.cluster.placement import assign_cores, assign_device, coordinator_cores
-from pdserve.cli.cluster.ports import reachable
 from pdserve.cli.flags import as_flags
 from pdserve.config import CoordinatorConfig, EngineConfig, NodeConfig
 from pdserve.config_values import format_cpus
@@ -63,7 +63,7 @@ def plan_cluster(
     cpus = format_cpus(coordinator_cores(core_plans, machine.cores))
     coordinator = _coordinator_config(config, http_port, grpc_port, cpus)
     plans = [ProcessPlan(COORDINATOR, "coordinator", coordinator)]
-    coordinator_address = reachable(config.host, grpc_port)
+    coordinator_address = format_address(loopback(config.host), grpc_port)
     for number, (kind, engine) in enumerate(zip(kinds, engines, strict=True)):
         name = f"{kind}-{kinds[:number].count(kind)}"
         node = _node_config(config, name, coordinator_address, engine)
@@ -77,6 +77,7 @@ def _coordinator_config(
     return CoordinatorConfig(
         host=config.host,
         port=http_port,
+        grpc_host=loopback(config.host),  # all nodes are here, and nobody else may join
         grpc_port=grpc_port,
         cpus=cpus,
         mode=config.mode,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import socket
 
+from pdserve.addresses import ANY_HOST, format_address, loopback
 from pdserve.errors import ConfigError
-
-_ANY_ADDRESS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class ReservedPort:
@@ -29,7 +28,8 @@ class ReservedPort:
             self._socket.bind((host, port))
         except OSError as error:
             self._socket.close()
-            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+            address = format_address(host, port)
+            raise ConfigError(f"cannot listen on {address}: {error.strerror}") from error
         self.port: int = self._socket.getsockname()[1]
 
     def close(self) -> None:
@@ -39,5 +39,4 @@ class ReservedPort:
 
 def reachable(host: str, port: int) -> str:
     """The `host:port` at which this machine reaches a server that listens on `host`."""
-    address = _ANY_ADDRESS.get(host, host)
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    return format_address(loopback(host) if host in ANY_HOST else host, port)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
+from pdserve.addresses import format_address, loopback
 from pdserve.cli.cluster.child import Child, Exit, LineSink
 from pdserve.cli.cluster.config import ClusterConfig
 from pdserve.cli.cluster.placement import count_gpus, usable_cores
@@ -98,7 +99,7 @@ class Cluster:
     @property
     def grpc_address(self) -> str:
         """Address for nodes: "127.0.0.1:8001"."""
-        return reachable(self.config.host, self._ports[1].port)
+        return format_address(loopback(self.config.host), self._ports[1].port)
 
     @property
     def _stop_grace_s(self) -> float:
@@ -146,7 +147,7 @@ class Cluster:
             usable_cores(config.engine.cpus), await asyncio.to_thread(count_gpus)
         )
         self._ports = [ReservedPort(config.host, config.port)]
-        self._ports.append(ReservedPort(config.host))
+        self._ports.append(ReservedPort(loopback(config.host)))
         http_port, grpc_port = (reserved.port for reserved in self._ports)
         plans = plan_cluster(config, http_port, grpc_port, machine)
         self.crowding = crowding(plans, machine.cores)

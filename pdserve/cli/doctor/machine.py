@@ -10,7 +10,7 @@ from pdserve.cli.doctor.finding import Finding, Verdict
 from pdserve.config import EngineConfig
 from pdserve.config_values import format_cpus
 from pdserve.node.cores import plan_cores
-from pdserve.node.meminfo import memory_bytes
+from pdserve.node.meminfo import container_limit_bytes, memory_bytes
 from pdserve.node.processor import processor_name
 
 _TOPIC = "machine"
@@ -46,8 +46,10 @@ def _memory(root: Path) -> str:
     if total is None or available is None:
         return "unknown"
     text = f"{available / _GIB:.1f} GiB available of {total / _GIB:.1f} GiB"
-    limit = _read(root / "sys/fs/cgroup/memory.max").strip()
-    return f"{text}, limited to {int(limit) / _GIB:.1f} GiB" if limit.isdigit() else text
+    limit = container_limit_bytes(root)
+    if limit is None or limit >= total:
+        return text
+    return f"{text}, limited to {limit / _GIB:.1f} GiB"
 
 
 def _read(path: Path) -> str:

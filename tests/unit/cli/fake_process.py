@@ -43,7 +43,7 @@ class Coordinator:
 
     async def run(self):
         await asyncio.start_server(self.http, self.config.host, self.config.port)
-        await asyncio.start_server(self.attach, self.config.host, self.config.grpc_port)
+        await asyncio.start_server(self.attach, self.config.nodes_host, self.config.grpc_port)
         print("the fake coordinator listens")  # noqa: T201
         await asyncio.Event().wait()
 

@@ -74,9 +74,19 @@ def test_a_number_of_prefill_nodes_that_contradicts_the_mode(mode, prefill, comp
         plan(ClusterConfig(mode=mode, prefill=prefill))
 
 
-def test_a_coordinator_for_everybody_is_dialled_at_home():
-    node = plan(ClusterConfig(host="0.0.0.0"))[1]
-    assert node.config.coordinators == ["127.0.0.1:8001"]
+@pytest.mark.parametrize(
+    ("host", "nodes_host", "address"),
+    [
+        ("0.0.0.0", "127.0.0.1", "127.0.0.1:8001"),
+        ("10.0.0.7", "127.0.0.1", "127.0.0.1:8001"),
+        ("::", "::1", "[::1]:8001"),
+    ],
+)
+def test_clients_may_come_from_anywhere_but_nodes_only_from_here(host, nodes_host, address):
+    coordinator, node, *_ = plan(ClusterConfig(host=host))
+    assert coordinator.config.host == host
+    assert coordinator.config.nodes_host == nodes_host
+    assert node.config.coordinators == [address]
 
 
 def test_the_command_line_of_each_process_gives_its_config_back():

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import resource
 from typing import Any
 
 import aiohttp
 import pytest
 
-from coordinator.api import HttpServer, create_app
-from coordinator.api.server import raise_file_limit
+from coordinator.api import HttpServer, create_app, server
 from pdserve.errors import ConfigError
 from tests.unit.coordinator_api.fakes import (
     MODEL,
@@ -148,20 +146,16 @@ async def test_a_client_with_one_connection_too_many_is_turned_away() -> None:
         assert b'"version"' in await first.reader.readuntil(b"}")
 
 
-def test_files_are_made_room_for_within_the_hard_limit() -> None:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = limits[1]
-    assert most == resource.RLIM_INFINITY or most > 1300
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (1000, most))
-        for num_connections, soft_limit in ((500, 1000), (1000, 1256)):
-            raise_file_limit(num_connections)
-            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft_limit, most)
-        if most != resource.RLIM_INFINITY:
-            raise_file_limit(most)
-            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+async def test_a_file_limit_that_turns_clients_away_is_told_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "file_limit", lambda: 1024)
+    async with served(max_connections=500):
+        assert not caplog.records
+    async with served(max_connections=1000):
+        (record,) = caplog.records
+    assert "1024 open files leaves room for 768 client connections" in record.getMessage()
+    assert "to 1256 for all 1000" in record.getMessage()
 
 
 async def test_long_answers_outlive_the_idle_limit() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from datetime import UTC, datetime
 from pathlib import Path
+from shutil import rmtree
 
 import msgspec
 import pytest
@@ -15,6 +16,13 @@ from pdserve.cli.main import main
 from pdserve.errors import ConfigError
 
 NOON = int(datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()) // HOUR_S
+
+
+@pytest.fixture
+def unflushed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written by itself until the ledger is closed, and nothing is waited for."""
+    monkeypatch.setattr("coordinator.tenants.ledger.FLUSH_S", 60.0)
+    monkeypatch.setattr("coordinator.tenants.ledger._BUSY_S", 0.01)
 
 
 def filled(path: Path) -> Path:
@@ -52,17 +60,44 @@ def test_two_coordinators_may_share_a_file(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_now_is_written_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, unflushed: None, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     path = tmp_path / "usage.sqlite"
     ledger = Ledger(path)
     ledger.add(Account(NOON, "acme", "k1", "m"), Amounts(1))
-    monkeypatch.setattr("coordinator.tenants.ledger._BUSY_S", 0.01)
     with sqlite3.connect(path) as other:
         other.execute("BEGIN EXCLUSIVE")
-        ledger._flush()
+        for _ in range(3):
+            ledger._flush()
         other.rollback()
     other.close()
+    ledger.close()
+    assert read_usage(path, "tenant")[0].requests == 1
+    told = [record.getMessage() for record in caplog.records]
+    assert [text.partition(":")[0] for text in told] == [
+        "usage cannot be written, and is kept in memory",
+        "usage is written again",
+    ]
+
+
+def test_what_can_never_be_written_is_counted(
+    tmp_path: Path, unflushed: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "gone"
+    ledger = Ledger(folder / "usage.sqlite")
+    ledger.add(Account(NOON, "acme", "k1", "m"), Amounts(2))
+    ledger.add(Account(NOON, "acme", "k2", "m"), Amounts(1))
+    rmtree(folder)
+    ledger.close()
+    assert caplog.records[-1].getMessage() == "the usage of 3 requests is lost: see above"
+
+
+def test_a_file_that_is_moved_away_is_begun_anew(tmp_path: Path, unflushed: None) -> None:
+    path = tmp_path / "usage.sqlite"
+    ledger = Ledger(path)
+    path.rename(tmp_path / "january.sqlite")
+    ledger.add(Account(NOON, "acme", "k1", "m"), Amounts(1))
     ledger.close()
     assert read_usage(path, "tenant")[0].requests == 1
 

@@ -343,16 +343,40 @@ async def test_a_node_that_cannot_be_is_refused(
     assert coordinator.num_members == 0
 
 
-async def test_a_life_that_another_one_has_replaced_is_not_heard_any_more(
+async def test_a_second_node_with_the_same_id_is_refused_until_the_first_is_gone(
+    coordinator: Coordinator,
+) -> None:
+    async with open_channel(f"127.0.0.1:{coordinator.port}", 60) as channel:
+        first, second, third = [CoordinatorStub(channel).Attach() for _ in range(3)]
+        await first.write(FROM_NODE.wrap(replace(hello(), incarnation="1")))
+        await first.read()
+        await second.write(FROM_NODE.wrap(replace(hello(), incarnation="2")))
+        taken = r"'d' is attached already, at .* its own"
+        with pytest.raises(grpc.aio.AioRpcError, match=taken) as refused:
+            await second.read()
+        assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS, "so it tries again soon"
+        assert [member.hello.incarnation for member in coordinator.registry] == ["1"]
+        first.cancel()
+        await until(lambda: coordinator.num_members == 0)
+        await third.write(FROM_NODE.wrap(replace(hello(), incarnation="2")))
+        await third.read()
+        assert [member.hello.incarnation for member in coordinator.registry] == ["2"]
+        third.cancel()
+
+
+async def test_a_node_that_attaches_anew_is_not_heard_on_its_former_stream(
     coordinator: Coordinator,
 ) -> None:
     async with open_channel(f"127.0.0.1:{coordinator.port}", 60) as channel:
         former, present = [CoordinatorStub(channel).Attach() for _ in range(2)]
-        for stream, incarnation in ((former, "1"), (present, "2")):
-            await stream.write(FROM_NODE.wrap(replace(hello(), incarnation=incarnation)))
+        members = []
+        for stream in (former, present):
+            await stream.write(FROM_NODE.wrap(hello()))
             await stream.read()
-        (member,) = coordinator.registry
-        assert member.hello.incarnation == "2"
+            members += coordinator.registry
+        assert len(members) == 2
+        member = members[1]
+        assert member is not members[0]
         await former.write(FROM_NODE.wrap(KvEvents(tier=KvTier.POOL, stored=[bytes(16)])))
         async with asyncio.timeout(3):
             assert await former.read() is grpc.aio.EOF

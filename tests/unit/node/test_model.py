@@ -37,6 +37,11 @@ def test_quantisation_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> No
         planned(device="cuda:1", kv_memory="64MiB", quantization="int8")
 
 
+def test_more_kv_than_the_machine_has_memory_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r'"4000TiB" is more than all memory .*MiB\)'):
+        planned(kv_memory="4000TiB")
+
+
 @pytest.mark.parametrize(
     ("head_dim", "dtype", "device", "max_model_len", "block_size"),
     [

@@ -1,0 +1,49 @@
+"""Addresses as text: `host:port`, or `[host]:port` where the host is an IPv6 address."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+ANY_HOST = ("", "0.0.0.0", "::")  # to listen on: every address of this machine
+
+_ADDRESS = re.compile(r"(?:\[[^\s\[\]]+\]|[^\s\[\]:/,]+):(\d{1,5})")
+
+
+def format_address(host: str, port: int) -> str:
+    """The address of a port."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def loopback(host: str) -> str:
+    """The address of this machine that others cannot reach, of the same family as `host`."""
+    return "::1" if ":" in host else "127.0.0.1"
+
+
+def check_addresses(addresses: Sequence[str]) -> None:
+    """Check that each can be dialled, and that none occurs twice.
+
+    Raises:
+        ValueError: one cannot, or does.
+    """
+    for address in addresses:
+        match = _ADDRESS.fullmatch(address)
+        if match is None or not 1 <= int(match[1]) <= 65535:
+            raise ValueError(
+                f'"{address}" is not an address: write it as "10.0.0.1:8001" or "[fd00::1]:8001"'
+            )
+        if addresses.count(address) > 1:
+            raise ValueError(f'"{address}" is given twice')
+
+
+def check_own_host(host: str) -> None:
+    """Check that others can reach this process at `host`, which it tells them.
+
+    Raises:
+        ValueError: it stands for every address of this machine.
+    """
+    if host in ANY_HOST:
+        raise ValueError(
+            f'`host` is "{host}", which is no address that other nodes can reach: name the one '
+            "that this machine has in their network"
+        )

@@ -1,0 +1,61 @@
+"""What holds for every metric, and the gauges by which an operator is woken at night."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import pdserve
+from coordinator.registry import Registry
+from coordinator.status import watch_nodes
+from pdserve.metrics import CoordinatorMetrics, NodeMetrics
+from pdserve.protocol import LoadReport, NodeRole, NodeState
+from tests.hellos import node_hello
+from tests.unit.coordinator.members import RecordingOutbox
+
+PROCESS = ["process_resident_memory_bytes", "process_open_fds", "process_cpu_seconds"]
+
+
+def samples(metrics: CoordinatorMetrics) -> dict[str, float]:
+    """Every sample without a histogram's label, by its name and labels as they are written."""
+    lines = metrics.exposition().decode().splitlines()
+    return {
+        name: float(value)
+        for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    }
+
+
+@pytest.mark.parametrize("metrics", [CoordinatorMetrics(), NodeMetrics()])
+def test_every_metric_has_our_prefix_and_says_what_it_is(
+    metrics: CoordinatorMetrics | NodeMetrics,
+) -> None:
+    families = list(text_string_to_metric_families(metrics.exposition().decode()))
+    for family in families:
+        assert re.match("pdserve_|process_", family.name), family.name
+        assert family.documentation, family.name
+    assert set(PROCESS) <= {family.name for family in families}
+    (build,) = [f for f in families if f.name == "pdserve_build_info"]
+    assert build.samples[0].labels == {"version": pdserve.__version__}
+
+
+def test_nodes_are_counted_by_pool_as_long_as_they_are_ready() -> None:
+    registry, metrics = Registry(), CoordinatorMetrics()
+    watch_nodes(registry, metrics)
+    members = [
+        registry.add(node_hello(name, role), RecordingOutbox())  # type: ignore[arg-type]
+        for name, role in (("p", NodeRole.PREFILL), ("d", NodeRole.DECODE), ("e", NodeRole.DECODE))
+    ]
+
+    def counts() -> list[float]:
+        seen = samples(metrics)
+        names = ['ready_nodes{role="prefill"}', 'ready_nodes{role="decode"}', "attached_nodes"]
+        return [seen[f"pdserve_{name}"] for name in names]
+
+    assert counts() == [1, 2, 3]
+    registry.report(members[1], LoadReport(state=NodeState.DRAINING, role=NodeRole.DECODE))
+    assert counts() == [1, 1, 3]
+    registry.remove(members[1])
+    registry.remove(members[0])
+    assert counts() == [0, 1, 1]
