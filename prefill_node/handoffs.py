@@ -202,7 +202,7 @@ class Handoffs:
 
     @contextmanager
     def _containing(self, handoff: Handoff) -> Iterator[None]:
-        """End the handoff, if the body raises."""
+        """End the handoff, if the body raises; its leg fails even if that goes wrong, too."""
         try:
             yield
         except Exception as error:  # one bad handoff must not end the node
@@ -210,7 +210,10 @@ class Handoffs:
             log.exception("the handoff of %s failed", request_id)
             if not isinstance(error, PdserveError):
                 error = PdserveError(f"the handoff failed: {type(error).__name__}: {error}")
-            self.end(request_id, error)
+            try:
+                self.end(request_id, error)
+            except Exception:  # what failed may have left its own books wrong
+                log.exception("the handoff of %s could not be ended cleanly", request_id)
             self._on_failed(request_id, error)
 
     def _get_or_make(self, request_id: str) -> Handoff:

@@ -70,9 +70,9 @@ class HeldKv:
         self._progress.take(part)
         blocks = request.block_table[len(self.block_ids) : self._layout.blocks_for(part.end_token)]
         if blocks:
-            self._states.move(blocks, ExporterMove.HOLD)
             self._pinned.hold(blocks)
-            self.block_ids += blocks
+            self.block_ids += blocks  # to be released from now on, whatever fails next
+            self._states.move(blocks, ExporterMove.HOLD)
         is_whole = part.end_layer == self.num_layers
         move = ExporterMove.ANNOUNCE if is_whole else ExporterMove.ANNOUNCE_PART
         self._states.move(self._blocks_of(part), move)
@@ -100,11 +100,11 @@ class HeldKv:
         return num_cells * self._layout.token_bytes // self.num_layers
 
     def release(self) -> None:
-        """Release all held blocks."""
+        """Release all held blocks, even those whose state does not allow it, which is a bug."""
         if self.block_ids:
-            self._states.move(self.block_ids, ExporterMove.RELEASE)
-            self._pinned.release(self.block_ids)
-            self.block_ids = []
+            blocks, self.block_ids = self.block_ids, []
+            self._pinned.release(blocks)
+            self._states.move(blocks, ExporterMove.RELEASE)
         self._states.check_ended()
 
     def _in_tickets(self, parts: Sequence[KvPart]) -> list[KvPart]:

@@ -150,6 +150,10 @@ class PrefillNode:
         self._stop(request_id)  # it may have been given up during the prefill
 
     def _handoff_failed(self, request_id: str, error: PdserveError) -> None:
+        """Fail this answer's leg, and stop its prompt.
+
+        The handoffs of its siblings end when the coordinator, told of the failure, cancels them.
+        """
         self._stop(request_id)
         self._parts.legs.fail(request_id, error)
 

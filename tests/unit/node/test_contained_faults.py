@@ -8,8 +8,10 @@ import pytest
 import pytest_asyncio
 
 from kv_transfer.exporter import Exporter
+from kv_transfer.lifecycle import BlockStates
 from pdserve.config import EngineConfig
 from pdserve.protocol import HandoffEnded, HandoffRecord, LegFailed, NodeRole
+from prefill_node.held_kv import PinnedBlocks
 from tests.unit.node.one_node import Bench
 
 BAD = "bad"
@@ -67,6 +69,27 @@ async def test_a_late_subscriber_that_cannot_be_told_does_not_lose_its_session(
     bench.run()
     broken.add(BAD)
     bench.services.announcer.subscribe(BAD, bench.hear)
+    check_only_it_failed(bench)
+
+
+@pytest.mark.parametrize("num_steps", [0, 1])
+@pytest.mark.parametrize(("books", "entry"), [(PinnedBlocks, "hold"), (BlockStates, "move")])
+async def test_books_that_fail_half_way_fail_the_leg_and_free_the_blocks(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, num_steps: int, books: type, entry: str
+) -> None:
+    """Then the handoff cannot be ended by the books, either."""
+
+    def fail(*_: object) -> None:
+        raise ValueError("an odd fault")
+
+    bench.prefill(BAD, num_tokens=20)
+    for _ in range(num_steps):
+        bench.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(books, entry, fail)
+        bench.run()
+    bench.prefill("good")
+    bench.run()
     check_only_it_failed(bench)
 
 
