@@ -90,6 +90,7 @@ class Handoffs:
         """
         if not self._announce_bytes or not self._handoffs:
             return []
+        but_last = self._num_layers - 1  # the last layer is announced when the step is over
         most_bytes = 0
         for row in rows:
             computed = row.request.num_computed_tokens
@@ -98,12 +99,12 @@ class Handoffs:
                     handoff.announce_if(
                         row.request, computed, self._num_layers, self._announce_bytes
                     )
-                end = computed + row.num_tokens
-                to_come = handoff.held.missing(row.request, end, self._num_layers)
-                most_bytes = max(most_bytes, handoff.held.num_bytes(to_come))
-        if most_bytes <= self._announce_bytes:
+                    end = computed + row.num_tokens
+                    to_come = handoff.held.missing(row.request, end, but_last)
+                    most_bytes = max(most_bytes, handoff.held.num_bytes(to_come))
+        if most_bytes < self._announce_bytes:
             return []
-        enough = -(-self._num_layers * self._announce_bytes // most_bytes)
+        enough = -(-but_last * self._announce_bytes // most_bytes)
         group = max(enough, -(-self._num_layers // _MAX_LAYER_GROUPS))
         return list(range(group, self._num_layers, group))
 

@@ -408,6 +408,23 @@ async def test_a_repeated_step_announces_nothing_twice(
     eager.abandon(request)
 
 
+async def test_nothing_is_to_come_of_a_handoff_that_ended_before_the_step(
+    eager: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> bytes:
+        raise ValueError("an odd fault")
+
+    request = eager.request(9)
+    eager.handoffs.open("r")
+    eager.handoffs.subscribe("r", lambda message: None)
+    request.num_computed_tokens = 4  # the prefix cache had them
+    monkeypatch.setattr(Exporter, "issue", fail)
+    _, ends = eager.step((request, 5))
+    assert ends == []
+    assert [request_id for request_id, _ in eager.failed] == ["r"]
+    eager.abandon(request)
+
+
 async def test_cancelled_in_mid_step_nothing_more_is_announced(eager: Node) -> None:
     heard: list[msgspec.Struct] = []
     request = eager.request(8)
@@ -432,10 +449,12 @@ async def test_what_no_ticket_has_room_for_takes_several() -> None:
     node.handoffs.open("r")
     node.handoffs.subscribe("r", heard.append)
     request = node.request(130)
-    rows, _ = node.step((request, 20))
+    rows, ends = node.step((request, 20))
+    assert ends == [1]
     node.handoffs.layers_done(rows, 1)
     node.compute(request, 20)
-    rows, _ = node.step((request, 110))
+    rows, ends = node.step((request, 110))
+    assert ends == [], "there would be nothing to announce"
     node.handoffs.layers_done(rows, 1)  # of more tokens than a ticket has room for
     assert parts(heard) == [(0, 20, 0, 1), (0, 20, 1, 2)]
     node.finish(request)
