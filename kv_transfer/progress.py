@@ -57,7 +57,7 @@ class Progress:
         """
         fits = (part.first_token, part.first_layer) == (self.num_tokens, self._chunk_layers)
         is_whole = part.end_layer == self._num_layers
-        if self._chunk_layers:  # only the chunk's last layers may come in several parts
+        if self._chunk_layers:  # the rest of a chunk comes whole, or shorter if a step was repeated
             is_chunk = part.end_token == self._chunk_end
             fits &= is_chunk or (is_whole and part.end_token < self._chunk_end)
         if not fits:

@@ -111,7 +111,7 @@ class HeldKv:
         """Split the parts into those of a ticket each.
 
         Some layers of a chunk can only be announced as one part. If that is too large, they are
-        left out, and are announced with the chunk's last layers.
+        left out, and all its layers are announced at its end. So a chunk that has begun fits.
         """
         return [
             piece
