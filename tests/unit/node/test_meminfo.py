@@ -37,6 +37,42 @@ def test_page_cache_counts_as_available_but_not_beyond_the_containers_limit(
     assert available_bytes(tmp_path) == available * 1024
 
 
+@pytest.mark.parametrize(
+    ("folder", "names", "cache"),
+    [
+        ("", ("memory.max", "memory.current"), "inactive_file"),
+        ("memory", ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_inactive_file"),
+    ],
+    ids=["version 2", "version 1"],
+)
+@pytest.mark.parametrize(
+    ("limit_kb", "used_kb", "cache_kb", "available_kb"),
+    [
+        (4000, 1000, 0, 3000),
+        (4000, 3000, 2500, 3500),  # page cache is given back
+        (4000, 4096, 0, 0),
+        (7000, 1000, 0, 5000),  # the machine has no more
+    ],
+)
+def test_what_a_container_uses_is_not_available_unless_it_is_page_cache(
+    tmp_path: Path,
+    folder: str,
+    names: tuple[str, str],
+    cache: str,
+    limit_kb: int,
+    used_kb: int,
+    cache_kb: int,
+    available_kb: int,
+) -> None:
+    cgroup = tmp_path / "sys/fs/cgroup" / folder
+    write(tmp_path / "proc/meminfo", MEMINFO)
+    for name, size_kb in zip(names, (limit_kb, used_kb), strict=True):
+        write(cgroup / name, f"{size_kb * 1024}\n")
+    write(cgroup / "memory.stat", f"anon 7\n{cache} {cache_kb * 1024}\nactive_file 5\n")
+    assert total_bytes(tmp_path) == limit_kb * 1024
+    assert available_bytes(tmp_path) == available_kb * 1024
+
+
 def test_what_is_free_counts_where_nobody_says_more(tmp_path: Path) -> None:
     assert total_bytes(tmp_path) >= available_bytes(tmp_path) > 0
     write(tmp_path / "proc/meminfo", "MemTotal:  8000 kB\n")
