@@ -118,9 +118,10 @@ class Router:
     def tpot_within_s(self, placement: Placement, tpot_s: float) -> float | None:
         """Return the seconds until a node is predicted to keep this TPOT for such a request.
 
-        None if that is not within the forecast's horizon.
+        In disaggregated mode only nodes count that can pull from the placement's prefill node. None
+        if that is not within the forecast's horizon.
         """
-        slots = self.fleet.ready(None if self.mode == "adaptive" else NodeRole.DECODE)
+        slots = self._decodes_for(placement)
         now_s = self._clock.now()
         return tpot_within_s(self.fleet, self._books.decodes, slots, placement, tpot_s, now_s)
 
@@ -215,6 +216,14 @@ class Router:
         """Have the policy pick a slot for a job."""
         members = self.fleet.members
         return self._policy.pick(Candidates(job, outlook.request, slots, cost, load, members))
+
+    def _decodes_for(self, placement: Placement) -> Ints:
+        """Return the ready nodes that a request could decode on, if it were placed like this."""
+        if self.mode == "adaptive":
+            return self.fleet.ready(None)
+        if placement.prefill is not None:
+            return self.pairs.decodes(placement.prefill.slot)
+        return self.fleet.ready(NodeRole.DECODE)
 
     def _prefills(self, outlook: Outlook) -> Ints:
         """Return the prefill nodes that the request may go to, from which it may be handed off."""

@@ -48,6 +48,22 @@ def test_every_policy_pairs_nodes_that_share_a_transport(policy: RouterName) -> 
     assert len(chosen) > 1
 
 
+def test_only_a_node_that_can_pull_the_prompt_can_keep_its_pace() -> None:
+    nodes = Nodes()
+    nodes.join("p0", PREFILL, transports=[HERE])
+    busy = nodes.join("d0", DECODE, transports=[HERE])
+    nodes.join("d1", DECODE, transports=[THERE])
+    for _ in range(5):
+        nodes.send(10, max_tokens=1000).progressed(1)
+    placement = nodes.place(10)
+    assert placement.decode is busy
+    within_s = nodes.router.tpot_within_s(placement, 0.002)
+    assert within_s is not None
+    assert within_s > 1
+    nodes.router.mode = "adaptive"
+    assert nodes.router.tpot_within_s(placement, 0.002) == 0
+
+
 def test_a_single_token_needs_no_pair() -> None:
     nodes = mixed(policy="round-robin")
     chosen = {names(nodes.place(max_tokens=1)) for _ in range(4)}
