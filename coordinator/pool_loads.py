@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from math import inf
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from coordinator.admission.decisions import Reason
 from coordinator.rebalancer import LATE, NodeLoad, pool_load
@@ -13,10 +14,13 @@ from coordinator.registry import Member, Registry
 from pdserve.clock import Clock
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.perf_model import PerfModel
-from pdserve.protocol import NodeRole
+from pdserve.protocol import NodeRole, TransportReach
 
 KV_SHARE = 0.9  # share of a node's KV blocks in use beyond which streams preempt each other
 
+_Kind: TypeAlias = tuple[
+    NodeRole, frozenset[TransportReach]
+]  # of nodes: all have the same partners
 _REASONS: dict[NodeRole, Reason] = {NodeRole.PREFILL: "ttft", NodeRole.DECODE: "tpot"}
 
 
@@ -79,6 +83,7 @@ class PoolLoads:
 
     def _look(self, late: frozenset[NodeRole]) -> list[NodeLoad]:
         ttft_s, tpot_s = self._promises.tightest(self._clock.now()) or (inf, inf)
+        indispensable = _indispensable(self._registry)
         nodes = []
         for member in self._registry:
             is_prefill = member.role is NodeRole.PREFILL
@@ -92,10 +97,34 @@ class PoolLoads:
                     role=member.role,
                     load=load,
                     left_over=_left_over(member),
-                    may_turn=is_prefill or not member.hello.prefill_refusal,
+                    may_turn=(is_prefill or not member.hello.prefill_refusal)
+                    and (member.role, member.reaches) not in indispensable,
                 )
             )
         return nodes
+
+
+def _indispensable(members: Iterable[Member]) -> set[_Kind]:
+    """Return the kinds of nodes one of which cannot turn without parting the pools.
+
+    That is: without leaving them no common transport, so that no KV could move any more.
+    """
+    kinds = Counter((m.role, m.reaches) for m in members if m.is_ready)
+    if not _have_pair(kinds):
+        return set()  # it can only get better
+    turned = {
+        (role, reaches): kinds - Counter([(role, reaches)]) + Counter([(role.other, reaches)])
+        for role, reaches in kinds
+    }
+    return {kind for kind, after in turned.items() if not _have_pair(after)}
+
+
+def _have_pair(kinds: Iterable[_Kind]) -> bool:
+    """Return whether KV can move between the pools; an empty pool is not a matter of transports."""
+    prefills, decodes = ([reaches for r, reaches in kinds if r is role] for role in NodeRole)
+    if not prefills or not decodes:
+        return True
+    return any(not a.isdisjoint(b) for a in prefills for b in decodes)
 
 
 def decode_load(member: Member, tpot_s: float) -> float:

@@ -37,7 +37,7 @@ class NodeLoad:
     role: NodeRole
     load: float | None  # relative to the promise of its role (1: just kept); None: takes no legs
     left_over: int = 0  # work to finish in its former role; comparable within a pool
-    may_turn: bool = True  # whether it can work for the other pool
+    may_turn: bool = True  # whether it can work for the other pool, and KV could still move
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,9 @@ def made_flow(
     return Flow(registry, router, admission, metrics, model="m", request_s=request_s, clock=clock)
 
 
-def join(registry: Registry, node_id: str, role: NodeRole, *, prefill_refusal: str = "") -> Member:
-    """A ready node joins."""
-    hello = node_hello(node_id, role, num_blocks=NUM_BLOCKS, prefill_refusal=prefill_refusal)
+def join(registry: Registry, node_id: str, role: NodeRole, **changes: object) -> Member:
+    """A ready node joins; `changes` are fields of NodeHello."""
+    hello = node_hello(node_id, role, num_blocks=NUM_BLOCKS, **changes)
     return registry.add(hello, RecordingOutbox())  # type: ignore[arg-type]
 
 

@@ -13,7 +13,7 @@ from coordinator.rebalancer import LATE
 from coordinator.registry import Member, Registry
 from pdserve.clock import ManualClock
 from pdserve.metrics import CoordinatorMetrics
-from pdserve.protocol import NodeRole, PerfReport, StepCosts
+from pdserve.protocol import NodeRole, PerfReport, StepCosts, TransportReach
 from tests.unit.coordinator.members import NUM_BLOCKS, join, report
 
 P, D = NodeRole.PREFILL, NodeRole.DECODE
@@ -155,3 +155,18 @@ def test_what_a_node_would_take_along() -> None:
     nodes = {node.node_id: node for node in bench.loads.look()}
     assert (nodes["p"].left_over, nodes["d"].left_over) == (70, 5)
     assert [node.may_turn for node in nodes.values()] == [True, True, False]
+
+
+def test_the_only_partner_of_the_other_pool_stays() -> None:
+    bench = Bench()
+    shm, tcp = ([TransportReach(name=name)] for name in ("shm", "tcp"))
+
+    def may_turn() -> list[bool]:
+        return [node.may_turn for node in bench.loads.look()]
+
+    join(bench.registry, "p0", P, transports=shm)
+    join(bench.registry, "p1", P, transports=tcp)
+    join(bench.registry, "d0", D, transports=shm)
+    assert may_turn() == [False, True, True], "without p0, p1 and d0 share nothing"
+    join(bench.registry, "p2", P, transports=shm)
+    assert may_turn() == [True, True, True, True]
