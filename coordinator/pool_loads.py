@@ -18,9 +18,8 @@ from pdserve.protocol import NodeRole, TransportReach
 
 KV_SHARE = 0.9  # share of a node's KV blocks in use beyond which streams preempt each other
 
-_Kind: TypeAlias = tuple[
-    NodeRole, frozenset[TransportReach]
-]  # of nodes: all have the same partners
+# Nodes of a pool with the same transports have the same partners.
+_Kind: TypeAlias = tuple[NodeRole, frozenset[TransportReach]]
 _REASONS: dict[NodeRole, Reason] = {NodeRole.PREFILL: "ttft", NodeRole.DECODE: "tpot"}
 
 
