@@ -65,7 +65,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             check_key(hello.introduction_key)
             self._check_id(hello)
             self._check_model(hello)
-        except NodeIdTaken as error:  # it logs this once, and tries again soon
+        except NodeIdTaken as error:  # the node logs it, and tries again soon
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, error.message)
         except PdserveError as error:
             log.warning("refused a node: %s", error)

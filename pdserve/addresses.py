@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Sequence
 
 ANY_HOST = ("", "0.0.0.0", "::")  # to listen on: every address of this machine
 
-_ADDRESS = re.compile(r"(?:\[[^\s\[\]]+\]|[^\s\[\]:/,]+):(\d{1,5})")
+_ADDRESS = re.compile(r"(?:\[([^\s\[\]]+)\]|[^\s\[\]:/,]+):(\d{1,5})")
 
 
 def format_address(host: str, port: int) -> str:
@@ -28,12 +29,23 @@ def check_addresses(addresses: Sequence[str]) -> None:
     """
     for address in addresses:
         match = _ADDRESS.fullmatch(address)
-        if match is None or not 1 <= int(match[1]) <= 65535:
+        if match is None or not (_is_ipv6(match[1]) and 1 <= int(match[2]) <= 65535):
             raise ValueError(
                 f'"{address}" is not an address: write it as "10.0.0.1:8001" or "[fd00::1]:8001"'
             )
         if addresses.count(address) > 1:
             raise ValueError(f'"{address}" is given twice')
+
+
+def _is_ipv6(in_brackets: str | None) -> bool:
+    """Whether an address has an IPv6 address in brackets, or none."""
+    if in_brackets is None:
+        return True
+    try:
+        ipaddress.IPv6Address(in_brackets)
+    except ValueError:
+        return False
+    return True
 
 
 def check_own_host(host: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
+from contextlib import suppress
 
 
 def raise_file_limit(num_files: int) -> int:
@@ -14,7 +15,8 @@ def raise_file_limit(num_files: int) -> int:
     soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = num_files if hard_limit == resource.RLIM_INFINITY else min(num_files, hard_limit)
     if soft_limit != resource.RLIM_INFINITY and soft_limit < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard_limit))
+        with suppress(OSError, ValueError):  # more than the kernel allows any process
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard_limit))
     return file_limit()
 
 

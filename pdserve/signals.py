@@ -2,8 +2,9 @@
 
 A process stops by itself when it is asked to stop now, but not while a thread of it computes or
 waits: loading weights, or the last step of a model. So the second signal also sets a deadline,
-after which the process is ended whatever it is doing. Its peers notice at once, as with any crash,
-and its memory is freed by the kernel.
+after which the process is ended whatever its threads are doing. Its peers notice at once, as with
+any crash, and its memory is freed by the kernel. (It is the event loop that hears of signals: one
+that already hangs needs SIGKILL.)
 """
 
 from __future__ import annotations

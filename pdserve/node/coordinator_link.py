@@ -112,25 +112,25 @@ class CoordinatorLink:
 
     async def run(self) -> None:
         """Attach, serve until the stream breaks, and repeat; until cancelled or `leave`."""
-        is_news = True  # an unreachable coordinator is logged once, not at every attempt
+        told: set[object] = set()  # kinds of failures logged since the node was last attached
         while not self._is_leaving:
-            was_attached, pause_s = False, self._timeouts.reconnect_s
+            pause_s = self._timeouts.reconnect_s
             try:
                 await self._attach()
             except (grpc.aio.AioRpcError, PdserveError, TimeoutError) as error:
-                was_attached = self._outbox is not None
                 if _is_refusal(error):  # the next attempt would be refused too
                     pause_s = self._timeouts.liveness_s
-                if (is_news or was_attached) and not self._is_leaving:
+                if self.is_attached:
+                    told.clear()
+                if _kind(error) not in told and not self._is_leaving:
+                    told.add(_kind(error))
                     log.warning("coordinator %s: %s", self.address, _reason(error))
             except Exception:  # a bug; but the node must keep its membership
-                was_attached = self._outbox is not None
                 log.exception("the link to coordinator %s failed", self.address)
             finally:
                 self._stream = self._outbox = None
                 self._drain_seen.set()  # a lost coordinator sends no more legs
                 self._receiver.coordinator_lost(self)
-            is_news = was_attached
             await asyncio.sleep(pause_s)
 
     async def wait_drain_seen(self) -> None:
@@ -218,6 +218,10 @@ def _is_refusal(error: BaseException) -> bool:
         isinstance(error, grpc.aio.AioRpcError)
         and error.code() is grpc.StatusCode.FAILED_PRECONDITION
     )
+
+
+def _kind(error: BaseException) -> object:
+    return error.code() if isinstance(error, grpc.aio.AioRpcError) else type(error)
 
 
 def _reason(error: BaseException) -> str:

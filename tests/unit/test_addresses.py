@@ -27,7 +27,19 @@ def test_sound_addresses_are_accepted() -> None:
 
 @pytest.mark.parametrize(
     "address",
-    ["", "host", ":8001", "host:", "host:0", "host:65536", "::1:80", "[::1]", "http://host:80"],
+    [
+        "",
+        "host",
+        ":8001",
+        "host:",
+        "host:0",
+        "host:65536",
+        "::1:80",
+        "[::1]",
+        "[10.0.0.1]:80",
+        "[x]:1",
+        "http://host:80",
+    ],
 )
 def test_what_cannot_be_dialled_is_refused_with_an_example(address: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f'"{address}" is not an address: write it as')):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import resource
 
+import pytest
+
 from pdserve.open_files import file_limit, raise_file_limit
 
 
@@ -20,3 +22,12 @@ def test_files_are_made_room_for_within_the_hard_limit() -> None:
             assert raise_file_limit(most + 1) == most
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_limit_that_the_kernel_refuses_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    before = file_limit()
+    assert raise_file_limit(before + 1) == before

@@ -27,7 +27,7 @@ async def live(busy_with):
             await asyncio.to_thread(for_ever)
         case "a thread that outlives the main task":
             asyncio.get_running_loop().run_in_executor(None, for_ever)
-        case "its event loop":
+        case "its event loop, from then on":
             await signals.now.wait()
             for_ever()
         case "nothing":
@@ -42,7 +42,7 @@ async def test_a_second_signal_ends_a_process_whatever_it_is_busy_with(second) -
     codes = {
         "a thread that it waits for": FORCED,
         "a thread that outlives the main task": FORCED,
-        "its event loop": FORCED,
+        "its event loop, from then on": FORCED,
         "nothing": 0,
     }
     async with asyncio.timeout(30):

@@ -364,6 +364,36 @@ async def test_a_second_node_with_the_same_id_is_refused_until_the_first_is_gone
         third.cancel()
 
 
+async def test_a_node_says_each_reason_once_why_it_is_not_attached(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """First nobody listens, then its id is taken."""
+    coordinator = Coordinator()
+    await coordinator.start()
+    port = coordinator.port
+    await coordinator.server.stop(0)
+    report = LoadReport(state=NodeState.READY, role=NodeRole.DECODE)
+    link = CoordinatorLink(f"127.0.0.1:{port}", hello, lambda: report, Receiver(), TIMEOUTS)
+    running = asyncio.create_task(link.run())
+    try:
+        await until(lambda: "UNAVAILABLE" in caplog.text)
+        coordinator = Coordinator()
+        await coordinator.start(port)
+        async with open_channel(f"127.0.0.1:{port}", 60) as channel:
+            first = CoordinatorStub(channel).Attach()
+            await first.write(FROM_NODE.wrap(replace(hello(), incarnation="another")))
+            await first.read()
+            await until(lambda: "ALREADY_EXISTS" in caplog.text)
+            first.cancel()
+        await until(lambda: link.is_attached)
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+        await coordinator.server.stop(0)
+    for reason in ("UNAVAILABLE", "ALREADY_EXISTS"):
+        assert caplog.text.count(reason) == 1
+
+
 async def test_a_node_that_attaches_anew_is_not_heard_on_its_former_stream(
     coordinator: Coordinator,
 ) -> None:
