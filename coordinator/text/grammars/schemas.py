@@ -64,7 +64,8 @@ def _simplified(schema: Any) -> Any:
         del made["format"]
     if isinstance(made.get("anyOf"), list):
         enforceable = [one for one in made["anyOf"] if not _looks_around(one)]
-        made["anyOf"] = enforceable or made["anyOf"]
+        if any(one != {"type": "null"} for one in enforceable):  # else every answer would be null
+            made["anyOf"] = enforceable
     parts = made.get("allOf")
     is_alone = made.keys() - _REMARKS == {"allOf"}
     if is_alone and isinstance(parts, list) and len(parts) == 1 and isinstance(parts[0], dict):

@@ -78,9 +78,11 @@ def goodput(points: Sequence[RatePoint], target: float, seed: int) -> Goodput:
     rate, where = crossing(rates, [point.attainment for point in points], target)
     rng = np.random.default_rng(seed)
     drawn = np.transpose([_draw(point, rng) for point in points])  # [_RESAMPLES, rates]
+    # What is kept at a higher rate is kept at a lower one, so more low rates add no doubt.
+    drawn = np.maximum.accumulate(drawn[:, ::-1], axis=1)[:, ::-1]
     resampled = [crossing(rates, attainments, target) for attainments in drawn.tolist()]
     low, high = _interval(resampled, rates)
-    return Goodput(rate, where, low, high)
+    return Goodput(rate, where, min(low, rate), high if high is None else max(high, rate))
 
 
 def _draw(point: RatePoint, rng: np.random.Generator) -> np.ndarray:

@@ -28,14 +28,25 @@ def conditions(config: ConfigStruct) -> dict[str, object]:
         "load_average": os.getloadavg()[0],  # over a minute
         "python": platform.python_version(),
         "pdserve": pdserve.__version__,
-        "revision": revision(Path(__file__).parent),
+        "revision": revision(Path(__file__)),
         "packages": {name: _version(name) for name in required_packages()},
     }
 
 
-def revision(folder: Path) -> str:
-    """Return the commit of a source tree, "-dirty" if it was changed; empty if it is none."""
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"]
+def revision(file: Path) -> str:
+    """Return the commit of a file's source tree, "-dirty" if the tree was changed; empty if none.
+
+    A repository that only surrounds the file, such as one with a virtual environment, is not its
+    source tree.
+    """
+    if not _git(file.parent, "ls-files", "--error-unmatch", file.name):
+        return ""
+    return _git(file.parent, "describe", "--always", "--dirty", "--abbrev=12")
+
+
+def _git(folder: Path, *words: str) -> str:
+    """Return what git prints; empty if it fails."""
+    command = ["git", "-C", str(folder), *words]
     try:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -59,6 +59,13 @@ def test_an_interval_has_no_end_beyond_the_rates() -> None:
     assert (missed.low, missed.high) == (0.0, 1.0)
 
 
+def test_low_rates_that_were_kept_add_no_doubt() -> None:
+    kept = [RatePoint(rate, [(49, 49), (5, 5)]) for rate in range(1, 6)]
+    found = goodput([*kept, RatePoint(6, [(20, 49), (2, 5)])], 0.9, seed=0)
+    assert found.high is not None
+    assert 3 < found.low <= found.rate <= found.high < 6
+
+
 def climb(capacities: list[float], start: float, most: int) -> list[float]:
     """The rates for modes that meet nearly everything up to their capacity, then nothing."""
     rates: list[float] = []

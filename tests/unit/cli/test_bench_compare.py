@@ -259,7 +259,7 @@ def test_the_report_is_one_json_object_and_files(
     exec(example("docs/BENCHMARKS.md"), {})
     attainments = {(m["mode"], r["rate"]): r["score"]["attainment"] for m, r in rows(report)}
     computed = (line.split() for line in capsys.readouterr().out.splitlines())
-    assert {(mode, float(rate)): float(share) for mode, rate, share in computed} == attainments
+    assert {(mode, float(rate)): float(share) for _, mode, rate, share in computed} == attainments
 
 
 def example(document: str) -> str:

@@ -17,11 +17,15 @@ def test_a_source_tree_has_a_revision_and_says_that_it_was_changed(tmp_path: Pat
     (tmp_path / "file").write_text("one")
     git("add", "file")
     git("commit", "-m", "one")
-    clean = revision(tmp_path)
+    clean = revision(tmp_path / "file")
     assert len(clean) == 12
     (tmp_path / "file").write_text("two")
-    assert revision(tmp_path) == f"{clean}-dirty"
+    assert revision(tmp_path / "file") == f"{clean}-dirty"
 
 
-def test_an_installed_package_has_none(tmp_path: Path) -> None:
-    assert revision(tmp_path / "nowhere") == ""
+def test_an_installed_package_has_none_even_inside_a_repository(tmp_path: Path) -> None:
+    subprocess.run(["git", "init"], cwd=tmp_path, check=True, capture_output=True)
+    installed = tmp_path / ".venv" / "setup.py"
+    installed.parent.mkdir()
+    installed.touch()
+    assert revision(installed) == revision(tmp_path / "nowhere" / "setup.py") == ""

@@ -38,6 +38,7 @@ def test_what_is_not_spoken_of_is_left_out(schema: Any, expected: Any) -> None:
 
 
 DECIMAL = {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}  # pydantic's
+NULL = {"type": "null"}
 NAMED = {"type": "string", "pattern": "^(?<year>[0-9]{4})$"}  # a group, no look-behind
 
 
@@ -51,6 +52,7 @@ NAMED = {"type": "string", "pattern": "^(?<year>[0-9]{4})$"}  # a group, no look
         ({"const": {"format": "x"}}, {"const": {"format": "x"}}),
         ({"anyOf": [{"type": "number"}, DECIMAL]}, {"anyOf": [{"type": "number"}]}),
         ({"anyOf": [DECIMAL]}, {"anyOf": [DECIMAL]}),
+        ({"anyOf": [DECIMAL, NULL]}, {"anyOf": [DECIMAL, NULL]}),  # else only null would be left
         ({"anyOf": [NAMED, TEXT]}, {"anyOf": [NAMED, TEXT]}),
         ({"allOf": [{"$ref": "#"}], "title": "x"}, {"$ref": "#", "title": "x"}),
         (
