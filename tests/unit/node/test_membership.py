@@ -492,6 +492,11 @@ async def test_a_receiver_that_raises_does_not_end_the_membership(
         await until(coordinator.flow.is_ready)
 
 
+def is_flushing(link: CoordinatorLink) -> bool:
+    """Whether `leave` waits in its flush: nobody else waits for the end of the outbox."""
+    return link._outbox is not None and bool(link._outbox._has_ended._waiters)
+
+
 @pytest.mark.parametrize("how", ["stops reading", "is gone"])
 async def test_leaving_does_not_wait_for_a_coordinator_that(
     how: str, monkeypatch: pytest.MonkeyPatch
@@ -513,7 +518,7 @@ async def test_leaving_does_not_wait_for_a_coordinator_that(
         for _ in range(100):  # more than the stream's flow control lets through
             link.send(TokenBatch(events=[event]))
         leaving = asyncio.create_task(link.leave())
-        await asyncio.sleep(0)  # so that it waits
+        await until(lambda: is_flushing(link))
         if how == "is gone":
             is_over.set()
         async with asyncio.timeout(10):
