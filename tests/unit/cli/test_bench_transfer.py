@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -130,8 +131,18 @@ async def test_a_program_that_is_no_end_is_told() -> None:
             pytest.fail("it was ready")
 
 
+@pytest.fixture
+def minds_ctrl_c() -> Iterator[None]:
+    """Shells have background jobs ignore SIGINT; their children, and ours, would do so too."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
-def test_nothing_outlives_the_command(number: signal.Signals, code: int) -> None:
+def test_nothing_outlives_the_command(
+    number: signal.Signals, code: int, minds_ctrl_c: None
+) -> None:
     command = [*OWN_COMMAND, "bench", "transfer", "--networks=loopback", "--memory=64MiB"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as bench:
         try:
