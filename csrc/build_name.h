@@ -12,7 +12,8 @@
 
 #if defined(__x86_64__)
 #define PDSERVE_OF_VARIANT(variant, name)                           \
-    ((variant) == ::pdserve::Variant::kAvx512Bf16  ? kAvx512Bf16##name \
+    ((variant) == ::pdserve::Variant::kAmx                 ? kAvx512Bf16##name \
+            : (variant) == ::pdserve::Variant::kAvx512Bf16 ? kAvx512Bf16##name \
             : (variant) == ::pdserve::Variant::kAvx512 ? kAvx512##name \
             : (variant) == ::pdserve::Variant::kAvx2   ? kAvx2##name   \
                                                        : kPortable##name)

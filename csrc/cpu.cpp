@@ -4,6 +4,12 @@
 
 #include <string>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "tensor_view.h"
 
 namespace nb = nanobind;
@@ -17,7 +23,22 @@ struct Features {
     bool avx512f = false;  // with BW, DQ and VL
     bool avx512_bf16 = false;
     bool avx512_vnni = false;
+    bool amx_bf16 = false;  // and the OS lets this process use tiles
 };
+
+#if defined(__x86_64__)
+bool has_amx_bf16() {
+    unsigned a, b, c, d;
+    constexpr unsigned kTile = 1u << 24, kBf16 = 1u << 22;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kTile) != 0 && (d & kBf16) != 0;
+}
+
+// Asks the kernel for the memory in which it saves tiles; for all threads, once.
+bool may_use_tiles() {
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#endif
 
 Features read_features() {
     Features features;
@@ -28,6 +49,7 @@ Features read_features() {
         && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     features.avx512_bf16 = features.avx512f && __builtin_cpu_supports("avx512bf16");
     features.avx512_vnni = features.avx512f && __builtin_cpu_supports("avx512vnni");
+    features.amx_bf16 = features.avx512_bf16 && has_amx_bf16() && may_use_tiles();
 #endif
     return features;
 }
@@ -41,6 +63,8 @@ const Features& features() {
 
 const char* variant_name(Variant variant) {
     switch (variant) {
+        case Variant::kAmx: return "amx";
+        case Variant::kAmxEmulated: return "amx_emulated";
         case Variant::kAvx512Bf16: return "avx512_bf16";
         case Variant::kAvx512: return "avx512";
         case Variant::kAvx2: return "avx2";
@@ -51,10 +75,12 @@ const char* variant_name(Variant variant) {
 
 bool can_run(Variant variant) {
     switch (variant) {
+        case Variant::kAmx: return features().amx_bf16;
         case Variant::kAvx512Bf16: return features().avx512_bf16;
         case Variant::kAvx512: return features().avx512f;
         case Variant::kAvx2: return features().avx2;
-        case Variant::kPortable: break;
+        case Variant::kPortable:
+        case Variant::kAmxEmulated: break;
     }
     return true;
 }
@@ -89,6 +115,7 @@ void bind_cpu(nb::module_& m) {
             result["avx512f"] = features().avx512f;
             result["avx512_bf16"] = features().avx512_bf16;
             result["avx512_vnni"] = features().avx512_vnni;
+            result["amx_bf16"] = features().amx_bf16;
             return result;
         },
         "Instruction set extensions of this CPU that matter to the kernels.");

@@ -5,11 +5,13 @@
 
 namespace pdserve {
 
-// Best first. Each is the same source compiled for another instruction set.
-enum class Variant { kAvx512Bf16, kAvx512, kAvx2, kPortable };
+// Best first. Each is the same source compiled for another instruction set, but for kAmx: its
+// products and attention of bfloat16 are sources of their own, and all else is kAvx512Bf16's.
+// kAmxEmulated does the same without AMX, on kPortable, slowly: for tests.
+enum class Variant { kAmx, kAvx512Bf16, kAvx512, kAvx2, kPortable, kAmxEmulated };
 
-constexpr Variant kVariants[] = {
-    Variant::kAvx512Bf16, Variant::kAvx512, Variant::kAvx2, Variant::kPortable};
+constexpr Variant kVariants[] = {Variant::kAmx, Variant::kAvx512Bf16, Variant::kAvx512,
+    Variant::kAvx2, Variant::kPortable, Variant::kAmxEmulated};
 
 const char* variant_name(Variant variant);
 bool can_run(Variant variant);

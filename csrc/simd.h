@@ -15,7 +15,7 @@
 namespace pdserve {
 namespace {
 
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(PDSERVE_TILES)  // where tiles are emulated, GCC splits vectors
 constexpr int kLanes = 16;
 #elif defined(__AVX2__)
 constexpr int kLanes = 8;

@@ -22,6 +22,7 @@
 #include "seeing.h"
 #include "softmax.h"
 #include "transposed_keys.h"
+#include "walk.h"
 
 namespace pdserve::attention {
 namespace {
@@ -48,84 +49,27 @@ class Attend {
 public:
     Attend(const Call& call, const WorkItem& item, void* buffer)
         : call_(call),
-          item_(item),
           seeing_(call, item),
           num_queries_(item.num_rows * seeing_.group_size),
           padded_dim_(padded_head_dim(call.head_dim)),
           scratch_(buffer, num_queries_, call.head_dim),
           keys_(call, scratch_),
-          run_(state_at(scratch_.run, num_queries_, call.head_dim)),
-          result_(state_at(scratch_.result, num_queries_, call.head_dim)) {
+          run_{},
+          result_(state_at(scratch_.result, num_queries_, call.head_dim)),
+          walk_(call, item, seeing_, reinterpret_cast<const T*>(scratch_.zero_row),
+              shared_state_size(num_queries_, call.head_dim)) {
         __builtin_memset(scratch_.zero_row, 0, padded_dim_ * sizeof(float));
     }
 
-    // Writes the state of each run to `states`; with null, writes the attention output.
-    void run(float* states) {
-        TileRows<T> tiles[2];
-        TileRows<T>*current = &tiles[0], *next = &tiles[1];
-        Place place{item_.first_head, first_tile()};
-        gather(place, *current);
-        while (place.head < item_.first_head + item_.num_heads) {
-            const Place next_place = after(place);
-            gather(next_place, *next);
-            if (place.tile_start == first_tile()) begin_head(place.head);
-            if (place.tile_start == first_tile() || place.tile_start % kRunKeys == 0) {
-                if (states != nullptr) run_ = next_state(states);
-                reset(run_, num_queries_, padded_dim_);
-            }
-            process(place.tile_start, *current, *next);
-            const bool ends_head = next_place.head != place.head;
-            if (states == nullptr) {
-                if (ends_head || next_place.tile_start % kRunKeys == 0) {
-                    fold(run_, place.tile_start / kRunKeys);
-                }
-                if (ends_head) write_out(place.head);
-            }
-            TileRows<T>* processed = current;
-            current = next;
-            next = processed;
-            place = next_place;
-        }
-    }
+    void run(float* states) { walk_.run(*this, states); }
 
-    // Writes the output from the states of all runs; the item must be the whole one, with all runs.
     void run_folded(const float* states) {
         reset(result_, num_queries_, padded_dim_);
-        float* at = const_cast<float*>(states);
-        for (int run = seeing_.first_key / kRunKeys; run * kRunKeys < seeing_.last_key; ++run) {
-            fold(next_state(at), run);
-        }
-        write_out(item_.first_head);
+        walk_.run_folded(*this, states);
     }
 
 private:
-    int first_tile() const {
-        const int start = item_.first_run * kRunKeys;
-        return (start > seeing_.first_key ? start : seeing_.first_key) / kTileKeys * kTileKeys;
-    }
-
-    int last_key() const {
-        const int64_t end = static_cast<int64_t>(item_.last_run) * kRunKeys;
-        return end < seeing_.last_key ? static_cast<int>(end) : seeing_.last_key;
-    }
-
-    Place after(Place place) const {
-        const int start = place.tile_start + kTileKeys;
-        return start < last_key() ? Place{place.head, start} : Place{place.head + 1, first_tile()};
-    }
-
-    State next_state(float*& states) const {
-        const State state = state_at(states, num_queries_, call_.head_dim);
-        states += state_size(num_queries_, call_.head_dim);
-        return state;
-    }
-
-    void gather(Place place, TileRows<T>& tile) {
-        const T* zero_row = reinterpret_cast<const T*>(scratch_.zero_row);
-        const bool is_past_end = place.head == item_.first_head + item_.num_heads;
-        tile.gather(call_, item_.request, place, seeing_.first_key,
-            is_past_end ? 0 : seeing_.last_key, zero_row);
-    }
+    friend class Walk<T, Attend>;
 
     void begin_head(int head) {
         reset(result_, num_queries_, padded_dim_);
@@ -151,7 +95,16 @@ private:
         return row * call_.query_row_stride + head * call_.query_head_stride;
     }
 
-    void process(int tile_start, const TileRows<T>& tile, TileRows<T>& next) {
+    void begin_run(float* state) {
+        run_ = state_at(state == nullptr ? scratch_.run : state, num_queries_, call_.head_dim);
+        reset(run_, num_queries_, padded_dim_);
+    }
+
+    void end_run(float* state, int run) {
+        if (state == nullptr) fold(run_, run);
+    }
+
+    void add_tile(int tile_start, const TileRows<T>& tile, TileRows<T>& next) {
         keys_.bring(tile, num_queries_, next);
         if (num_queries_ > kMostQueriesInPlace || padded_dim_ != call_.head_dim
             || (kIsPair && call_.head_dim % 32 != 0)) {
@@ -160,7 +113,6 @@ private:
         } else {
             compute(tile_start, tile, ValuesInPlace<T>{tile.values}, next);
         }
-        next.prefetcher.ask_rest();
     }
 
     template <class Values>
@@ -237,6 +189,10 @@ private:
             });
     }
 
+    void fold(float* state, int run) {
+        fold(state_at(state, num_queries_, call_.head_dim), run);
+    }
+
     void fold(const State& state, int run) {
         const Range seeing = seeing_.queries(run * kRunKeys, (run + 1) * kRunKeys);
         for (int q = seeing.first; q < seeing.last; ++q) fold_query(state, result_, q, padded_dim_);
@@ -263,7 +219,6 @@ private:
     U* packed_values() { return reinterpret_cast<U*>(scratch_.values); }
 
     const Call& call_;
-    const WorkItem& item_;
     const Seeing seeing_;
     const int num_queries_;
     const int padded_dim_;
@@ -271,6 +226,7 @@ private:
     typename KeyForm<T>::type keys_;
     State run_;
     const State result_;
+    const Walk<T, Attend> walk_;
 };
 
 template <class T>

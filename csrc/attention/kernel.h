@@ -65,6 +65,10 @@ struct Kernels {
     KernelsOfType bfloat16;
 };
 
+// Of bfloat16, through tiles (../amx.h).
+extern const KernelsOfType kAmxTileKernels;
+extern const KernelsOfType kAmxEmulatedTileKernels;
+
 extern const Kernels kAvx512Bf16Kernels;
 extern const Kernels kAvx512Kernels;
 extern const Kernels kAvx2Kernels;

@@ -6,6 +6,7 @@
 #include "../build_name.h"
 #include "../scratch_buffer.h"
 #include "../thread_pool.h"
+#include "amx_scratch.h"
 #include "layer.h"
 #include "scratch.h"
 #include "seeing.h"
@@ -27,6 +28,15 @@ int64_t items_wanted(int num_threads) {
 }
 
 int64_t ceil_div(int64_t number, int64_t by) { return (number + by - 1) / by; }
+
+const KernelsOfType& kernels_of(Variant variant, bool is_bfloat16) {
+#if defined(__x86_64__)
+    if (variant == Variant::kAmx && is_bfloat16) return kAmxTileKernels;
+#endif
+    if (variant == Variant::kAmxEmulated && is_bfloat16) return kAmxEmulatedTileKernels;
+    const Kernels& kernels = PDSERVE_OF_VARIANT(variant, Kernels);
+    return is_bfloat16 ? kernels.bfloat16 : kernels.float32;
+}
 
 }  // namespace
 
@@ -158,12 +168,13 @@ void Plan::reserve_memory() {
     int most_rows = 0;
     for (const WorkItem& item : items_) most_rows = std::max(most_rows, item.num_rows);
     const int group_size = call_.num_heads / call_.num_kv_heads;
-    scratch_bytes_ = Scratch(nullptr, most_rows * group_size, call_.head_dim).num_bytes;
+    scratch_bytes_ = std::max(Scratch(nullptr, most_rows * group_size, call_.head_dim).num_bytes,
+        TileScratch(nullptr, most_rows * group_size, call_.head_dim).num_bytes);
 }
 
 size_t Plan::state_size_of(const WorkItem& item) const {
     const int group_size = call_.num_heads / call_.num_kv_heads;
-    return state_size(item.num_rows * group_size, call_.head_dim);
+    return shared_state_size(item.num_rows * group_size, call_.head_dim);
 }
 
 void attend(Plan& plan, int layer, const QueryRows& query, void* out, float scale,
@@ -175,8 +186,7 @@ void attend(Plan& plan, int layer, const QueryRows& query, void* out, float scal
     call.out = out;
     call.layer_pool = static_cast<const char*>(plan.pool_) + layer * plan.layer_bytes_;
     call.scale = scale;
-    const Kernels& kernels = PDSERVE_OF_VARIANT(variant, Kernels);
-    const KernelsOfType& kernel = plan.is_bfloat16_ ? kernels.bfloat16 : kernels.float32;
+    const KernelsOfType& kernel = kernels_of(variant, plan.is_bfloat16_);
     ThreadPool::instance().parallel_for(static_cast<int64_t>(plan.items_.size()), [&](int64_t i) {
         static thread_local ScratchBuffer thread_scratch;
         void* scratch = thread_scratch.at_least(plan.scratch_bytes_);

@@ -16,12 +16,12 @@ PDSERVE_INLINE void mask(float* scores, int first, int last, int num_keys) {
     for (int k = last; k < num_keys; ++k) scores[k] = kMinusInfinity;
 }
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) || defined(PDSERVE_TILES)
 // 2**x for x <= 0, to be rounded to bfloat16. Its error is a sixteenth of that rounding error. The
 // exponent is added to the bits. Results below 2**-126 become 0, since the conversion treats
 // denormals as zero. NaN stays NaN: its low bits are zero, as those of a bfloat16 are.
 PDSERVE_INLINE FloatLanes exp2_for_pairs(FloatLanes x) {
-    const auto clamped = (FloatLanes)_mm512_max_ps(_mm512_set1_ps(-127.0f), (__m512)x);
+    const FloatLanes clamped = x < splat(-127.0f) ? splat(-127.0f) : x;
     const FloatLanes shifted = clamped + splat(12582912.0f);  // see exp2_of_nonpositive
     const FloatLanes fraction = clamped - (shifted - splat(12582912.0f));
     FloatLanes p = splat(5.50089068710804e-2f);

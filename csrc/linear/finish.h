@@ -2,7 +2,6 @@
 #pragma once
 
 #include "kernel.h"
-#include "tile.h"
 #include "weights.h"
 
 namespace pdserve::linear {
@@ -34,11 +33,12 @@ class Finish {
 public:
     explicit Finish(const Call& call) : call_(call) {}
 
-    // sums: [num_rows][kSumStride], for the panels of the chunk and the rows from first_row on.
-    void run(float* sums, int64_t first_row, int num_rows, int64_t first_panel,
-        int num_panels) const {
+    // sums: rows `sum_stride` apart, for the panels of the chunk and the rows from first_row on.
+    void run(float* sums, int64_t sum_stride, int64_t first_row, int64_t num_rows,
+        int64_t first_panel, int num_panels) const {
         const int64_t first_lane = first_panel * kPanelOutputs;
-        const Part part{sums, first_row, num_rows, first_lane, num_panels * kPanelOutputs};
+        const Part part{
+            sums, sum_stride, first_row, num_rows, first_lane, num_panels * kPanelOutputs};
         if (call_.scales != nullptr) {
             change(part, call_.scales, [](FloatLanes y, FloatLanes scale) { return y * scale; });
         }
@@ -60,14 +60,15 @@ public:
 private:
     struct Part {
         float* sums;
+        int64_t sum_stride;
         int64_t first_row;
-        int num_rows;
+        int64_t num_rows;
         int64_t first_lane;
         int num_lanes;
     };
 
     template <class T>
-    T* out_row(const Part& part, int row) const {
+    T* out_row(const Part& part, int64_t row) const {
         return static_cast<T*>(call_.out) + (part.first_row + row) * call_.out_stride;
     }
 
@@ -75,8 +76,8 @@ private:
     static void change(const Part& part, const float* factors, const Change& change) {
         for (int i = 0; i < part.num_lanes; i += kLanes) {
             const FloatLanes factor = load(factors + part.first_lane + i);
-            for (int r = 0; r < part.num_rows; ++r) {
-                float* y = part.sums + r * kSumStride + i;
+            for (int64_t r = 0; r < part.num_rows; ++r) {
+                float* y = part.sums + r * part.sum_stride + i;
                 store(y, change(load(y), factor));
             }
         }
@@ -86,8 +87,8 @@ private:
     void put_all(const Part& part) const {
         for (int i = 0; i < part.num_lanes; i += kLanes) {
             const int64_t column = part.first_lane + i;
-            for (int r = 0; r < part.num_rows; ++r) {
-                const FloatLanes y = load(part.sums + r * kSumStride + i);
+            for (int64_t r = 0; r < part.num_rows; ++r) {
+                const FloatLanes y = load(part.sums + r * part.sum_stride + i);
                 put(out_row<T>(part, r) + column, y, call_.num_columns - column);
             }
         }
@@ -97,8 +98,8 @@ private:
         for (int i = 0; i < part.num_lanes; i += kLanes) {
             const int64_t column = part.first_lane + i;
             const int64_t left = call_.num_columns - column;
-            for (int r = 0; r < part.num_rows; ++r) {
-                const float* y = part.sums + r * kSumStride + i;
+            for (int64_t r = 0; r < part.num_rows; ++r) {
+                const float* y = part.sums + r * part.sum_stride + i;
                 float* target = out_row<float>(part, r) + column;
                 if (left >= kLanes) {
                     store(target, load(target) + load(y));
@@ -115,8 +116,8 @@ private:
         for (int i = 0; i < part.num_lanes / 2; i += kLanes) {
             const int gate = i / kPanelOutputs * 2 * kPanelOutputs + i % kPanelOutputs;
             const int64_t column = part.first_lane / 2 + i;
-            for (int r = 0; r < part.num_rows; ++r) {
-                const float* y = part.sums + r * kSumStride + gate;
+            for (int64_t r = 0; r < part.num_rows; ++r) {
+                const float* y = part.sums + r * part.sum_stride + gate;
                 const FloatLanes gated = silu(load(y)) * load(y + kPanelOutputs);
                 put(out_row<T>(part, r) + column, gated, call_.num_columns - column);
             }

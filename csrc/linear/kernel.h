@@ -67,6 +67,22 @@ struct ProductKernels {
     ConvertFunction pad_pairs;       // bfloat16 -> pairs, padded
 };
 
+// Products through tiles (../amx.h), of x of bfloat16: [rows / 16][inputs / 32] tiles, padded with
+// zeros. An item begins with a whole tile of rows. `scratch` holds kMaxChunkPanels tiles of weights,
+// or as many panels of bfloat16 if the weights are int8.
+struct TileKernels {
+    MultiplyFunction bfloat16;
+    MultiplyFunction int8;
+    ConvertFunction tile_rows;  // of up to 16 rows
+};
+
+constexpr int64_t kTileRows = 16;
+constexpr int64_t kTileInputs = 32;
+constexpr int64_t kMostTileRows = 192;  // of an item: the sums of 2 panels stay in the L1 cache
+
+extern const TileKernels kAmxTileKernels;
+extern const TileKernels kAmxEmulatedTileKernels;
+
 extern const ProductKernels kAvx512Bf16ProductKernels;
 extern const ProductKernels kAvx512ProductKernels;
 extern const ProductKernels kAvx2ProductKernels;

@@ -153,7 +153,7 @@ private:
             }
             sum_tile(tile);
         }
-        finish_.run(sums, row, num_rows, chunk.first_panel, chunk.num_panels);
+        finish_.run(sums, kSumStride, row, num_rows, chunk.first_panel, chunk.num_panels);
     }
 
     const Call& call_;

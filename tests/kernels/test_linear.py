@@ -127,7 +127,7 @@ def test_nothing_is_written_beside_the_columns(result: Result, variant: str) -> 
 @pytest.mark.parametrize("kind", KINDS)
 def test_variants_with_the_same_arithmetic_agree_bit_by_bit(kind: WeightKind) -> None:
     case = make_case(Product(kind, torch.float32, num_in=301, result=Result.STORE_FLOAT), 20)
-    fused = [v for v in VARIANTS if v != "portable"]
+    fused = [v for v in VARIANTS if v not in ("portable", "amx_emulated")]
     results = [case.run(variant) for variant in fused]
     assert all(torch.equal(found, results[0]) for found in results)
 

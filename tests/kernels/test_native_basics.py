@@ -88,9 +88,10 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
 
 def test_features_and_variants_agree() -> None:
     features = _native.cpu_features()
-    assert set(features) == {"avx2", "avx512f", "avx512_bf16", "avx512_vnni"}
+    assert set(features) == {"avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16"}
     variants = _native.kernel_variants()
-    assert variants[-1] == "portable"
+    assert variants[-2:] == ["portable", "amx_emulated"]
+    assert ("amx" in variants) == features["amx_bf16"]
     assert ("avx2" in variants) == features["avx2"]
     assert ("avx512" in variants) == features["avx512f"]
     assert ("avx512_bf16" in variants) == features["avx512_bf16"]

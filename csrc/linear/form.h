@@ -1,0 +1,27 @@
+// Which kernels compute a product, and in what form they read x.
+#pragma once
+
+#include <cstdint>
+
+#include "../cpu.h"
+#include "kernel.h"
+#include "linear.h"
+
+namespace pdserve::linear {
+
+struct Form {
+    MultiplyFunction multiply;
+    ConvertFunction convert;
+    bool is_in_place;  // x can be read where it is
+    int64_t element_bytes;
+    int64_t num_inputs;     // of a converted row: num_in, padded
+    int64_t rows_together;  // how many rows are converted in one call; a work item begins with them
+    int64_t most_rows;      // of a work item
+    int64_t scratch_bytes;  // of a work item
+
+    int64_t row_bytes() const { return num_inputs * element_bytes; }
+};
+
+Form form_of(const Product& product, const Layout& layout, Variant variant);
+
+}  // namespace pdserve::linear
