@@ -9,8 +9,9 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
-#include "element.h"
+#include "simd.h"
 
 namespace pdserve {
 namespace {
@@ -136,6 +137,20 @@ private:
 };
 
 #endif
+
+// The numbers of tile registers have to be constants.
+template <int i>
+struct Index {
+    constexpr operator int() const { return i; }
+};
+
+// Calls body(Index<i>) for i in [0, N).
+template <int N, class Body>
+PDSERVE_INLINE void unrolled(const Body& body) {
+    [&]<int... i>(std::integer_sequence<int, i...>) {
+        (body(Index<i>{}), ...);
+    }(std::make_integer_sequence<int, N>{});
+}
 
 }  // namespace
 }  // namespace pdserve

@@ -1,10 +1,11 @@
 // Paged attention of bfloat16 through tiles (../amx.h). As in attend.h, for prefill chunks and
 // decode steps alike, in tiles of 64 keys; but for 16 queries at a time, one in each lane.
 //
-// Scores are keys x queries, so that keys are read as they lie in the pool, and that the softmax
-// needs nothing across lanes. Its weights are transposed for weights x values. What a query gets
-// does not depend on the queries in the other lanes: to a query that does not see a tile, the tile
-// adds nothing, exactly.
+// Scores are keys x queries, so that keys are read as they lie in the pool. With many queries, one
+// in each lane, the softmax needs nothing across lanes, and its weights are transposed; with few,
+// the scores are. Both compute the same: the weights are added up by a column of ones beside the
+// values. And what a query gets does not depend on the queries beside it: to a query that does not
+// see a tile, the tile adds nothing, exactly.
 
 #include "../amx.h"
 #include "../build_name.h"
@@ -20,8 +21,7 @@ namespace {
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr int kTilesOfKeys = kTileKeys / 16;
 constexpr int kPairs = kTileKeys / 2;
-constexpr int kLinesAtPair = 8;    // that are prefetched with each pair of weights
-constexpr int kLinesAtScore = 16;  // and with each tile of keys
+constexpr int kFewQueries = 6;
 
 static_assert(kLanes == kTileQueries);
 
@@ -55,15 +55,6 @@ PDSERVE_INLINE PairLanes pairs_of(FloatLanes low, FloatLanes high) {
 #endif
 }
 
-// total + low + high
-PDSERVE_INLINE FloatLanes add_pairs(FloatLanes total, PairLanes pairs) {
-#if defined(__AVX512BF16__)
-    return multiply_add(total, pairs, splat(uint32_t{0x3f803f80}));
-#else
-    return total + (FloatLanes)(pairs << 16) + (FloatLanes)(pairs & 0xffff0000u);
-#endif
-}
-
 PDSERVE_INLINE bool is_finite(PairLanes pairs) {
     const PairLanes low = pairs & 0x7f80u, high = pairs & 0x7f800000u;
     return !any((IntLanes)(low == splat(uint32_t{0x7f80}))
@@ -92,6 +83,7 @@ public:
           num_queries_(item.num_rows * seeing_.group_size),
           num_tiles_(whole_tiles_of_queries(num_queries_)),
           padded_dim_(padded_head_dim(call.head_dim)),
+          num_columns_(num_columns(call.head_dim)),
           tiled_dim_(tiled_head_dim(call.head_dim)),
           keys_in_place_(tiled_dim_ == call.head_dim && call.block_size % 16 == 0),
           scratch_(buffer, num_queries_, call.head_dim),
@@ -102,6 +94,12 @@ public:
         __builtin_memset(scratch_.zero_row, 0, tiled_dim_ * sizeof(float));
         for (int q = 0; q < num_tiles_ * kTileQueries; ++q) {
             scratch_.positions[q] = seeing_.position(q < num_queries_ ? q : num_queries_ - 1);
+        }
+        __builtin_memset(scratch_.weights, 0, kTileQueries * kTileKeys * sizeof(BFloat16));
+        auto* values = reinterpret_cast<uint32_t*>(scratch_.values);
+        for (int i = 0; i < kPairs; ++i, values += num_columns_) {
+            __builtin_memset(values + padded_dim_, 0, 16 * sizeof(uint32_t));
+            values[padded_dim_] = 0x3f803f80;  // ones
         }
     }
 
@@ -150,8 +148,7 @@ private:
 
     void reset(const TileState& state) const {
         const size_t queries = num_tiles_ * kTileQueries;
-        __builtin_memset(state.sums, 0, queries * padded_dim_ * sizeof(float));
-        __builtin_memset(state.totals, 0, queries * sizeof(float));
+        __builtin_memset(state.sums, 0, queries * num_columns_ * sizeof(float));
         for (size_t q = 0; q < queries; ++q) state.maxima[q] = kMinusInfinity;
     }
 
@@ -159,16 +156,22 @@ private:
         const Range queries = seeing_.queries(tile_start, tile_start + kTileKeys);
         const int last = (queries.last + kTileQueries - 1) / kTileQueries;
         const int first = queries.first / kTileQueries;
-        next.prefetcher.set_pace(last - first);
+        next.prefetcher.ask_heads();
         bring_keys(tile);
         bring_values(tile);
         for (int t = first; t < last; ++t) {
             const int last_seen = scratch_.positions[t * kTileQueries + kTileQueries - 1] + 1;
             const int num_keys = last_seen - tile_start < tile.last ? last_seen - tile_start : tile.last;
-            score(t, num_keys, next.prefetcher);
-            weigh(t, tile, tile_start, num_keys, next.prefetcher);
+            score(t, num_keys);
+            const bool all_seen = sees_all(t, tile, tile_start, num_keys);
+            if (!all_seen || tile.first > 0) mask_scores(t, tile_start, num_keys);
+            if (num_queries_ <= kFewQueries) {
+                weigh_few(num_keys);
+            } else {
+                weigh(t, num_keys);
+            }
             decay_sums(t);
-            if (values_are_finite_ || sees_all(t, tile, tile_start, num_keys)) {
+            if (all_seen || values_are_finite(tile)) {
                 add_values(scratch_.values, num_keys, sums_of(t));
             } else {
                 add_seen_values(t, tile_start, num_keys);
@@ -196,45 +199,43 @@ private:
     // Pairs of keys; zeros for those that nobody sees.
     void bring_values(const TileRows<BFloat16>& tile) {
         auto* values = reinterpret_cast<uint32_t*>(scratch_.values);
-        pack_values<BFloat16>(tile, call_.head_dim, padded_dim_, values);
+        pack_values<BFloat16>(tile, call_.head_dim, padded_dim_, num_columns_, values);
         const int first = tile.first / 2, end = (tile.last + 1) / 2;
-        __builtin_memset(values, 0, sizeof(float) * first * padded_dim_);
-        __builtin_memset(values + end * padded_dim_, 0, sizeof(float) * (kPairs - end) * padded_dim_);
-        values_are_finite_ = true;
-        for (int i = first * padded_dim_; i < end * padded_dim_; i += kLanes) {
-            values_are_finite_ = values_are_finite_ && is_finite(load(values + i));
+        for (int i = 0; i < first; ++i) clear_values(values + i * num_columns_);
+        for (int i = end; i < kPairs; ++i) clear_values(values + i * num_columns_);
+    }
+
+    void clear_values(uint32_t* row) const {
+        __builtin_memset(row, 0, padded_dim_ * sizeof(uint32_t));
+    }
+
+    bool values_are_finite(const TileRows<BFloat16>& tile) const {
+        const auto* values = reinterpret_cast<const uint32_t*>(scratch_.values);
+        for (int i = tile.first / 2; i < (tile.last + 1) / 2; ++i) {
+            for (int d = 0; d < padded_dim_; d += kLanes) {
+                if (!is_finite(load(values + i * num_columns_ + d))) return false;
+            }
         }
+        return true;
     }
 
     // scores[k][q] = key k x query q, for whole tiles of keys.
-    void score(int tile, int num_keys, Prefetcher& next) {
+    void score(int tile, int num_keys) {
         const auto* queries = reinterpret_cast<const char*>(scratch_.query_tiles)
             + static_cast<int64_t>(tile) * tiled_dim_ / 32 * kTileBytes;
-        tiles_.zero<0>();
-        tiles_.zero<1>();
-        tiles_.zero<2>();
-        tiles_.zero<3>();
+        unrolled<kTilesOfKeys>([&](auto i) { tiles_.zero<i>(); });
         for (int d = 0; d < tiled_dim_; d += 32, queries += kTileBytes) {
             tiles_.load<4>(queries, kTileRowBytes);
-            score_16_keys<0>(d, num_keys, next);
-            score_16_keys<1>(d, num_keys, next);
-            score_16_keys<2>(d, num_keys, next);
-            score_16_keys<3>(d, num_keys, next);
+            unrolled<kTilesOfKeys>([&](auto i) {
+                if (i * 16 >= num_keys) return;
+                tiles_.load<5 + i % 3>(keys_[i].rows + d, keys_[i].stride);
+                tiles_.multiply_bfloat16<i, 5 + i % 3, 4>();
+            });
         }
-        constexpr int kStride = kTileQueries * sizeof(float);
-        tiles_.store<0>(scratch_.scores, kStride);
-        if (num_keys > 16) tiles_.store<1>(scratch_.scores + 16 * kTileQueries, kStride);
-        if (num_keys > 32) tiles_.store<2>(scratch_.scores + 32 * kTileQueries, kStride);
-        if (num_keys > 48) tiles_.store<3>(scratch_.scores + 48 * kTileQueries, kStride);
-    }
-
-    template <int kTile>
-    PDSERVE_INLINE void score_16_keys(int first_dim, int num_keys, Prefetcher& next) {
-        if (kTile * 16 >= num_keys) return;
-        next.ask<kLinesAtScore>();
-        constexpr int kKeys = 5 + kTile % 3;
-        tiles_.load<kKeys>(keys_[kTile].rows + first_dim, keys_[kTile].stride);
-        tiles_.multiply_bfloat16<kTile, kKeys, 4>();
+        unrolled<kTilesOfKeys>([&](auto i) {
+            float* scores = scratch_.scores + i * 16 * kTileQueries;
+            if (i * 16 < num_keys) tiles_.store<i>(scores, kTileQueries * sizeof(float));
+        });
     }
 
     // Do all queries of the tile see the keys [first, num_keys)?
@@ -246,39 +247,94 @@ private:
         return begins_before && first_position >= tile_start + num_keys - 1;
     }
 
-    // Turns scores into weights: the online softmax of 16 queries.
-    void weigh(int tile, const TileRows<BFloat16>& rows, int tile_start, int num_keys,
-        Prefetcher& next) {
-        const bool all_seen = rows.first == 0 && sees_all(tile, rows, tile_start, num_keys);
-        float* scores = scratch_.scores;
-        if (!all_seen) mask_scores(tile, tile_start, num_keys);
-        float* maxima = run_.maxima + tile * kTileQueries;
-        float* totals = run_.totals + tile * kTileQueries;
-        FloatLanes largest = load(scores);
-        for (int k = 1; k < num_keys; ++k) {
-            largest = max_of(largest, load(scores + k * kTileQueries));
-        }
+    // Turns scores into weights: the online softmax of 16 queries, one in each lane.
+    void weigh(int tile, int num_keys) {
         const FloatLanes scale = splat(call_.scale * kLog2E);
+        const FloatLanes base =
+            new_maximum(tile * kTileQueries, largest_score(num_keys) * scale);
+        auto* pairs = reinterpret_cast<uint32_t*>(scratch_.pairs);
+        const int end = (num_keys + 31) / 32 * 32;
+        for (int k = 0; k < end; k += 2) {
+            const PairLanes pair = pairs_of(
+                weight(k, num_keys, scale, base), weight(k + 1, num_keys, scale, base));
+            store(pairs + k / 2 * kTileQueries, pair);
+        }
+        transpose_weights(end);
+    }
+
+    // Returns the new maximum of the lanes' queries, and notes what becomes of earlier sums.
+    PDSERVE_INLINE FloatLanes new_maximum(int first_query, FloatLanes largest) {
+        float* maxima = run_.maxima + first_query;
         const FloatLanes before = load(maxima);
-        const FloatLanes maximum = max_of(before, largest * scale);
+        const FloatLanes maximum = max_of(before, largest);
         store(maxima, maximum);
         // Where nothing has been seen yet, everything is minus infinity, and all weights are 0.
         const FloatLanes base = maximum == splat(kMinusInfinity) ? FloatLanes{} : maximum;
         const FloatLanes decay = exp2_of_nonpositive(before - base);
         store(scratch_.decays, decay);
         decays_ = any((IntLanes)(decay != splat(1.0f)));
-        FloatLanes total = load(totals) * decay;
-        auto* pairs = reinterpret_cast<uint32_t*>(scratch_.pairs);
-        const int end = (num_keys + 31) / 32 * 32;
-        for (int k = 0; k < end; k += 2) {
-            next.ask<kLinesAtPair>();
-            const PairLanes pair = pairs_of(
-                weight(k, num_keys, scale, base), weight(k + 1, num_keys, scale, base));
-            total = add_pairs(total, pair);
-            store(pairs + k / 2 * kTileQueries, pair);
+        return base;
+    }
+
+    // The same query by query, with keys in the lanes.
+    void weigh_few(int num_keys) {
+        const FloatLanes scale = splat(call_.scale * kLog2E);
+        FloatLanes scores[kFewQueries][kTilesOfKeys];
+        FloatLanes largest = splat(kMinusInfinity);
+        const int end = (num_keys + 15) / 16;
+        for (int k = num_keys; k < end * 16; ++k) {
+            store(scratch_.scores + k * kTileQueries, splat(kMinusInfinity));
         }
-        store(totals, total);
-        transpose_weights(end);
+        for (int q = 0; q < num_queries_; ++q) {
+            FloatLanes of_query = splat(kMinusInfinity);
+            for (int i = 0; i < end; ++i) {
+                scores[q][i] = column(scratch_.scores + i * 16 * kTileQueries + q);
+                of_query = max_of(of_query, scores[q][i]);
+            }
+            largest[q] = largest_of(of_query);
+        }
+        const FloatLanes base = new_maximum(0, largest * scale);
+        for (int q = 0; q < num_queries_; ++q) {
+            const FloatLanes of_query = splat(base[q]);
+            BFloat16* weights = reinterpret_cast<BFloat16*>(scratch_.weights) + q * kTileKeys;
+            for (int i = 0; i < kTilesOfKeys; ++i) {
+                const FloatLanes weight = i < end
+                    ? exp2_for_pairs(multiply_add(-of_query, scores[q][i], scale))
+                    : FloatLanes{};
+                store(weights + i * 16, weight);
+            }
+        }
+    }
+
+    // 16 scores of a query.
+    PDSERVE_INLINE static FloatLanes column(const float* scores) {
+#if defined(__AVX512F__)
+        const __m512i rows = _mm512_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176,
+            192, 208, 224, 240);
+        return (FloatLanes)_mm512_i32gather_ps(rows, scores, sizeof(float));
+#else
+        FloatLanes lanes;
+        for (int i = 0; i < kLanes; ++i) lanes[i] = scores[i * kTileQueries];
+        return lanes;
+#endif
+    }
+
+    // Several chains, so that they do not wait for each other.
+    FloatLanes largest_score(int num_keys) const {
+        constexpr int kChains = 4;
+        FloatLanes largest[kChains];
+        for (FloatLanes& chain : largest) chain = splat(kMinusInfinity);
+        int k = 0;
+        for (; k + kChains <= num_keys; k += kChains) {
+#pragma GCC unroll 4
+            for (int i = 0; i < kChains; ++i) {
+                largest[i] = max_of(largest[i], load(scratch_.scores + (k + i) * kTileQueries));
+            }
+        }
+        for (; k < num_keys; ++k) {
+            largest[0] = max_of(largest[0], load(scratch_.scores + k * kTileQueries));
+        }
+        return max_of(max_of(largest[0], largest[1]), max_of(largest[2], largest[3]));
     }
 
     PDSERVE_INLINE FloatLanes weight(int k, int num_keys, FloatLanes scale, FloatLanes base) const {
@@ -309,69 +365,50 @@ private:
     }
 
     float* sums_of(int tile) const {
-        return run_.sums + static_cast<int64_t>(tile) * kTileQueries * padded_dim_;
+        return run_.sums + static_cast<int64_t>(tile) * kTileQueries * num_columns_;
     }
 
     void decay_sums(int tile) const {
         if (!decays_) return;
         float* sums = sums_of(tile);
-        for (int q = 0; q < kTileQueries; ++q, sums += padded_dim_) {
+        const int num = num_queries_ < kTileQueries ? num_queries_ : kTileQueries;
+        for (int q = 0; q < num; ++q, sums += num_columns_) {
             const FloatLanes decay = splat(scratch_.decays[q]);
-            for (int d = 0; d < padded_dim_; d += kLanes) store(sums + d, load(sums + d) * decay);
+            for (int d = 0; d < num_columns_; d += kLanes) store(sums + d, load(sums + d) * decay);
         }
     }
 
     // sums[q] += the sum over keys, ascending, of weights[q][k] values[k].
     void add_values(const float* values, int num_keys, float* sums) {
-        int d = 0;
-        for (; d + 64 <= padded_dim_; d += 64) add_columns<4>(values + d, num_keys, sums + d);
-        for (; d < padded_dim_; d += 16) add_columns<1>(values + d, num_keys, sums + d);
+        int left = num_columns_ / 16;
+        for (; left > 5; left -= 4, values += 64, sums += 64) add_columns<4>(values, num_keys, sums);
+        switch (left) {
+            case 2: add_columns<2>(values, num_keys, sums); break;
+            case 3: add_columns<3>(values, num_keys, sums); break;
+            case 4: add_columns<4>(values, num_keys, sums); break;
+            default: add_columns<5>(values, num_keys, sums); break;
+        }
     }
 
     template <int kColumns>
     PDSERVE_INLINE void add_columns(const float* values, int num_keys, float* sums) {
-        const int64_t stride = padded_dim_ * sizeof(float);
-        load_column<0, kColumns>(sums, stride);
-        load_column<1, kColumns>(sums, stride);
-        load_column<2, kColumns>(sums, stride);
-        load_column<3, kColumns>(sums, stride);
-        for (int k = 0; k < num_keys; k += 32, values += 16 * padded_dim_) {
-            tiles_.load<4>(scratch_.weights + k / 2, kPairs * sizeof(uint32_t));
-            add_column<0, kColumns>(values, stride);
-            add_column<1, kColumns>(values, stride);
-            add_column<2, kColumns>(values, stride);
-            add_column<3, kColumns>(values, stride);
+        const int64_t stride = num_columns_ * sizeof(float);
+        unrolled<kColumns>([&](auto c) { tiles_.load<c>(sums + c * 16, stride); });
+        for (int k = 0; k < num_keys; k += 32, values += 16 * num_columns_) {
+            tiles_.load<5>(scratch_.weights + k / 2, kTileKeys * sizeof(BFloat16));
+            unrolled<kColumns>([&](auto c) {
+                tiles_.load<6 + c % 2>(values + c * 16, stride);
+                tiles_.multiply_bfloat16<c, 5, 6 + c % 2>();
+            });
         }
-        store_column<0, kColumns>(sums, stride);
-        store_column<1, kColumns>(sums, stride);
-        store_column<2, kColumns>(sums, stride);
-        store_column<3, kColumns>(sums, stride);
-    }
-
-    template <int kColumn, int kColumns>
-    PDSERVE_INLINE void load_column(const float* sums, int64_t stride) {
-        if constexpr (kColumn < kColumns) tiles_.load<kColumn>(sums + kColumn * 16, stride);
-    }
-
-    template <int kColumn, int kColumns>
-    PDSERVE_INLINE void add_column(const float* values, int64_t stride) {
-        if constexpr (kColumn < kColumns) {
-            constexpr int kValues = 5 + kColumn % 3;
-            tiles_.load<kValues>(values + kColumn * 16, stride);
-            tiles_.multiply_bfloat16<kColumn, 4, kValues>();
-        }
-    }
-
-    template <int kColumn, int kColumns>
-    PDSERVE_INLINE void store_column(float* sums, int64_t stride) {
-        if constexpr (kColumn < kColumns) tiles_.store<kColumn>(sums + kColumn * 16, stride);
+        unrolled<kColumns>([&](auto c) { tiles_.store<c>(sums + c * 16, stride); });
     }
 
     // Where a value is not finite, weight 0 is not enough for those who do not see it: 0 x NaN is
     // NaN. So position by position, with zeros for the values that it does not see.
     void add_seen_values(int tile, int tile_start, int num_keys) {
         const int32_t* positions = scratch_.positions + tile * kTileQueries;
-        const size_t row_bytes = padded_dim_ * sizeof(float);
+        const size_t row_bytes = num_columns_ * sizeof(float);
         float* sums = sums_of(tile);
         for (int q = 0; q < kTileQueries;) {
             const int position = positions[q];
@@ -380,7 +417,7 @@ private:
             add_values(scratch_.seen_values, num_keys, scratch_.tile_sums);
             for (; q < kTileQueries && positions[q] == position; ++q) {
                 __builtin_memcpy(
-                    sums + q * padded_dim_, scratch_.tile_sums + q * padded_dim_, row_bytes);
+                    sums + q * num_columns_, scratch_.tile_sums + q * num_columns_, row_bytes);
             }
         }
     }
@@ -396,8 +433,8 @@ private:
         for (int pair = 0; pair < (num_keys + 31) / 32 * 16; ++pair) {
             const uint32_t kept = (is_seen(2 * pair) ? 0xffffu : 0)
                 | (is_seen(2 * pair + 1) ? 0xffff0000u : 0);
-            for (int d = 0; d < padded_dim_; ++d) {
-                seen[pair * padded_dim_ + d] = values[pair * padded_dim_ + d] & kept;
+            for (int d = 0; d < num_columns_; ++d) {
+                seen[pair * num_columns_ + d] = values[pair * num_columns_ + d] & kept;
             }
         }
     }
@@ -416,22 +453,20 @@ private:
         const FloatLanes decay = exp2_of_nonpositive(before - maximum);
         const FloatLanes weight = exp2_of_nonpositive(now - maximum);
         result_.maxima[q] = maximum[0];
-        result_.totals[q] =
-            multiply_add(splat(result_.totals[q]) * decay, splat(run.totals[q]), weight)[0];
-        const int64_t first = static_cast<int64_t>(q) * padded_dim_;
+        const int64_t first = static_cast<int64_t>(q) * num_columns_;
         const float* from = run.sums + first;
         float* to = result_.sums + first;
-        for (int d = 0; d < padded_dim_; d += kLanes) {
+        for (int d = 0; d < num_columns_; d += kLanes) {
             store(to + d, multiply_add(load(to + d) * decay, load(from + d), weight));
         }
     }
 
     void write_out(int kv_head) const {
         for (int q = 0; q < num_queries_; ++q) {
-            const FloatLanes reciprocal = splat(1.0f / result_.totals[q]);
+            const float* sums = result_.sums + static_cast<int64_t>(q) * num_columns_;
+            const FloatLanes reciprocal = splat(1.0f / sums[padded_dim_]);
             const int64_t row = seeing_.first_row + q / seeing_.group_size;
             const int64_t head = kv_head * seeing_.group_size + q % seeing_.group_size;
-            const float* sums = result_.sums + static_cast<int64_t>(q) * padded_dim_;
             BFloat16* out = static_cast<BFloat16*>(call_.out)
                 + (row * call_.num_heads + head) * call_.head_dim;
             for (int d = 0; d < call_.head_dim; d += kLanes) {
@@ -457,6 +492,7 @@ private:
     const int num_queries_;
     const int num_tiles_;  // of queries
     const int padded_dim_;
+    const int num_columns_;
     const int tiled_dim_;
     const bool keys_in_place_;
     const TileScratch scratch_;
@@ -464,7 +500,6 @@ private:
     const TileState result_;
     const Walk<BFloat16, TileAttend> walk_;
     Keys keys_[kTilesOfKeys];
-    bool values_are_finite_ = true;
     bool decays_ = false;  // an earlier sum of the current tile of queries
     Tiles tiles_;
 };

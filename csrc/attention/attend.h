@@ -108,7 +108,7 @@ private:
         keys_.bring(tile, num_queries_, next);
         if (num_queries_ > kMostQueriesInPlace || padded_dim_ != call_.head_dim
             || (kIsPair && call_.head_dim % 32 != 0)) {
-            pack_values<T>(tile, call_.head_dim, padded_dim_, packed_values());
+            pack_values<T>(tile, call_.head_dim, padded_dim_, padded_dim_, packed_values());
             compute(tile_start, tile, PackedValues<U>{packed_values(), padded_dim_}, next);
         } else {
             compute(tile_start, tile, ValuesInPlace<T>{tile.values}, next);

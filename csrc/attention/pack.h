@@ -55,14 +55,16 @@ PDSERVE_INLINE void interleave(const BFloat16* low, const BFloat16* high, PairLa
 }
 #endif
 
-// packed[u * padded_dim + d] = unit u of dimension d: the value of key u, or of keys 2u and 2u + 1.
+// packed[u * stride + d] = unit u of dimension d: the value of key u, or of keys 2u and 2u + 1; d up
+// to padded_dim.
 template <class T>
 void pack_values(
-    const TileRows<T>& tile, int head_dim, int padded_dim, typename Unit<T>::type* packed) {
+    const TileRows<T>& tile, int head_dim, int padded_dim, int64_t stride,
+    typename Unit<T>::type* packed) {
     if constexpr (Unit<T>::is_pair) {
         for (int k = tile.first / 2 * 2; k < tile.last; k += 2) {
             const T *low = tile.values[k], *high = tile.values[k + 1];
-            uint32_t* row = packed + k / 2 * padded_dim;
+            uint32_t* row = packed + k / 2 * stride;
             int d = 0;
 #if defined(__AVX512BF16__)
             for (; d + 32 <= head_dim; d += 32) {
@@ -77,7 +79,7 @@ void pack_values(
         }
     } else {
         for (int k = tile.first; k < tile.last; ++k) {
-            float* row = packed + k * padded_dim;
+            float* row = packed + k * stride;
             int d = 0;
             for (; d + kLanes <= head_dim; d += kLanes) store(row + d, load(tile.values[k] + d));
             for (; d < head_dim; ++d) row[d] = to_float(tile.values[k][d]);

@@ -10,8 +10,6 @@
 // are cut into pieces, so that a piece of the panels stays in the L1 cache for all rows. Weights of
 // int8 are widened in the first pass over them, one tile ahead of its use.
 
-#include <utility>
-
 #include "../amx.h"
 #include "../build_name.h"
 #include "finish.h"
@@ -27,19 +25,6 @@ constexpr int kTilesInPiece = 8;  // of a panel
 constexpr int64_t kStreamAhead = 1024;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-template <int i>
-struct Index {
-    constexpr operator int() const { return i; }
-};
-
-// Calls body(Index<i>) for i in [0, N).
-template <int N, class Body>
-PDSERVE_INLINE void unrolled(const Body& body) {
-    [&]<int... i>(std::integer_sequence<int, i...>) {
-        (body(Index<i>{}), ...);
-    }(std::make_integer_sequence<int, N>{});
-}
 
 // Prefetches the panels after a chunk, or as much of them as there are turns. (More at a turn would
 // only displace what the processor prefetches by itself.)
