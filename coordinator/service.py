@@ -162,7 +162,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             if other.revision != hello.revision:
                 raise ConfigError(
                     f"{hello.node_id} serves revision {hello.revision!r} of {hello.model_id!r}, "
-                    f"{other.node_id} revision {other.revision!r}: their weights differ"
+                    f"{other.node_id} revision {other.revision!r}: their weights differ, or the "
+                    "arithmetic of their kernels (then start all of them with the same --kernels)"
                 )
             if other.layout.model_shape != hello.layout.model_shape:
                 raise ConfigError(

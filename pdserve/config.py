@@ -60,6 +60,10 @@ class EngineConfig(ConfigStruct, frozen=True):
         Meta(description="int8: 8-bit weight matrices (CPU only), half the memory traffic"),
     ] = "none"
     device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N")] = "auto"
+    kernels: Annotated[
+        str,
+        Meta(description="build of the CPU kernels (pdserve doctor lists them); auto: the fastest"),
+    ] = "auto"
     threads: Annotated[
         int, Meta(ge=0, description="compute threads; 0: one per core, minus one from 8 cores on")
     ] = 0

@@ -34,6 +34,7 @@ def load_decoder(
     *,
     is_int8: bool = False,
     cache: PackedCache | None = None,
+    kernels: str = "",
 ) -> Decoder:
     """Load a model onto a device: native on a CPU, Triton on a GPU.
 
@@ -45,6 +46,7 @@ def load_decoder(
         on_progress: called now and then, from this thread; may raise to abort loading.
         is_int8: quantise the matrices to 8 bits; on a CPU only.
         cache: where packed weights are kept between starts; None keeps none.
+        kernels: a build of `_native.kernel_variants()`; "" is the first. On a CPU only.
 
     Raises:
         MissingTensor: the checkpoint lacks a tensor.
@@ -59,7 +61,8 @@ def load_decoder(
         return cuda_decoder(config, weights)
     kind = WeightKind.INT8 if is_int8 else _KINDS[dtype]
     tell = on_progress or (lambda _: None)
-    return NativeDecoder(config, load_native_weights(checkpoint, config, dtype, kind, cache, tell))
+    packed = load_native_weights(checkpoint, config, dtype, kind, cache, tell)
+    return NativeDecoder(config, packed, kernels)
 
 
 def load_torch_weights(

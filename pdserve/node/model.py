@@ -22,6 +22,8 @@ from pdserve.engine.grammar import GrammarCompiler, GrammarProgress
 from pdserve.engine.kv_cache import TORCH_DTYPES, DeviceBuffer, KvCache
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import ModelConfig, load_model_config
+from pdserve.engine.native.choice import KernelChoice, choose_kernels
+from pdserve.engine.native.linear import WeightKind
 from pdserve.engine.native.packed_cache import PackedCache
 from pdserve.engine.weights import load_decoder
 from pdserve.errors import ConfigError
@@ -52,12 +54,17 @@ class NodeModel:
     num_blocks: int
     max_model_len: int  # prompt and output tokens
     quantization: Quantization = "none"
+    kernels: KernelChoice | None = None  # None: not on a CPU
 
     @property
     def revision(self) -> str:
-        """The revision of the weights as quantized: KV of other weights is not interchangeable."""
-        revision = self.checkpoint.revision
-        return revision if self.quantization == "none" else f"{revision}+{self.quantization}"
+        """What KV depends on: the weights, as quantized, and the arithmetic of CPU kernels."""
+        parts = [self.checkpoint.revision]
+        if self.quantization != "none":
+            parts.append(self.quantization)
+        if self.kernels is not None:
+            parts.append(self.kernels.digest)
+        return "+".join(parts)
 
 
 def plan_model(config: NodeConfig) -> NodeModel:
@@ -93,8 +100,29 @@ def plan_model(config: NodeConfig) -> NodeModel:
         max_model_len,
     )
     return NodeModel(
-        checkpoint, model, device, layout, num_blocks, max_model_len, engine.quantization
+        checkpoint,
+        model,
+        device,
+        layout,
+        num_blocks,
+        max_model_len,
+        engine.quantization,
+        _kernels(engine, model, dtype) if device.type == "cpu" else None,
     )
+
+
+def _kernels(engine: EngineConfig, model: ModelConfig, dtype: KvDtype) -> KernelChoice:
+    is_int8 = engine.quantization == "int8"
+    try:
+        return choose_kernels(
+            [model.hidden_size, model.num_heads * model.head_dim, model.intermediate_size],
+            TORCH_DTYPES[dtype],
+            WeightKind.INT8 if is_int8 else WeightKind(dtype),
+            weights_folder(engine),
+            engine.kernels,
+        )
+    except ValueError as error:
+        raise ConfigError(f"kernels {error}") from error
 
 
 def auto_block_size(head_dim: int, dtype: KvDtype, device: torch.device, max_model_len: int) -> int:
@@ -146,6 +174,7 @@ def load_runner(
         on_progress,
         is_int8=model.quantization == "int8",
         cache=cache,
+        kernels="" if model.kernels is None else model.kernels.variant,
     )
     kv_cache = KvCache(model.layout, model.num_blocks, model.device, buffer)
     runner = ModelRunner(decoder, kv_cache, grammars=GrammarProgress(_native.num_threads()))

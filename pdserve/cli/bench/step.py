@@ -84,7 +84,7 @@ def _measure(config: StepBenchConfig) -> StepReport:
     return StepReport(
         rows=[bench_row(config.shape, _weights(model), seen, rates) for seen in observed],
         skipped=skipped,
-        machine=_machine(observed, read, product, bench, load_average),
+        machine=_machine(observed, read, product, bench, load_average, str(model.kernels)),
     )
 
 
@@ -120,7 +120,12 @@ def _work(model: NodeModel) -> StepWork:
 
 
 def _machine(
-    observed: Sequence[Observed], read: Best, product: Best, bench: StepBench, load_average: float
+    observed: Sequence[Observed],
+    read: Best,
+    product: Best,
+    bench: StepBench,
+    load_average: float,
+    kernels: str,
 ) -> Machine:
     beside = [rates for seen in observed for rates in seen.beside]
     num_rows, num_in, num_out = bench.product_shape
@@ -134,6 +139,6 @@ def _machine(
         yardstick_product_gflop_per_s=statistics.median(r.flops_per_s for r in beside) / 1e9,
         threads=_native.num_threads(),
         processor=processor_name(Path("/proc/cpuinfo").read_text()),
-        kernels=_native.kernel_variants()[0],
+        kernels=kernels,
         load_average=load_average,
     )

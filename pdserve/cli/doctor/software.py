@@ -12,6 +12,7 @@ from types import ModuleType
 import pdserve
 from pdserve.cli.doctor.finding import Finding, Verdict
 
+_WIDTH = 2048  # number of inputs of the matrices that kernels are tried on
 _REMEDY = "run `make env` in the source tree, or `pip install` the wheel"
 
 
@@ -38,10 +39,16 @@ def _kernel_findings(native: ModuleType) -> list[Finding]:
     found = [
         Finding(
             topic="native kernels",
-            name="kernel variant",
+            name="builds for this CPU",
             verdict=Verdict.OK,
-            detail=f"{variants[0]} (this CPU also runs: {', '.join(variants[1:]) or 'no other'})",
-        )
+            detail=", ".join(variants),
+        ),
+        Finding(
+            topic="native kernels",
+            name="fastest builds",
+            verdict=Verdict.OK,
+            detail=", ".join(f"{kind}: {choice}" for kind, choice in _fastest_kernels().items()),
+        ),
     ]
     for name, is_there in features.items():
         found.append(
@@ -54,6 +61,20 @@ def _kernel_findings(native: ModuleType) -> list[Finding]:
             )
         )
     return found
+
+
+def _fastest_kernels() -> dict[str, str]:
+    """Kind of weights |-> the build that a node would choose for them, as measured now."""
+    from pdserve.engine.kv_cache import TORCH_DTYPES
+    from pdserve.engine.native.choice import choose_kernels  # imports torch
+    from pdserve.engine.native.linear import WeightKind
+    from pdserve.kv_layout import KvDtype
+
+    chosen = {}
+    for kind in WeightKind:
+        dtype = KvDtype.FLOAT32 if kind is WeightKind.FLOAT32 else KvDtype.BFLOAT16
+        chosen[str(kind)] = str(choose_kernels([_WIDTH], TORCH_DTYPES[dtype], kind, None))
+    return chosen
 
 
 def software_findings() -> list[Finding]:

@@ -31,6 +31,20 @@ def test_kv_of_quantised_weights_is_not_exchanged_with_that_of_others() -> None:
             ours.check_peer("peer", theirs.fingerprint, theirs.layout)
 
 
+def test_kv_of_another_arithmetic_is_not_exchanged() -> None:
+    ours, theirs = (
+        identity(planned(dtype="bfloat16", kernels=kernels))
+        for kernels in ("portable", "amx_emulated")
+    )
+    with pytest.raises(LayoutMismatch, match="peer"):
+        ours.check_peer("peer", theirs.fingerprint, theirs.layout)
+
+
+def test_kernels_that_this_cpu_lacks_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"kernels 'avx9': this CPU can run .*portable"):
+        planned(kernels="avx9")
+
+
 def test_quantisation_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ConfigError, match=r"int8 is for CPUs, .* cuda:1"):

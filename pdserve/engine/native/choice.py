@@ -1,0 +1,201 @@
+"""Which build of the CPU kernels computes a model: the fastest on this machine, as measured.
+
+One build computes everything, whatever the phase and the number of rows, since the bits of a row
+must not depend on its batch. (So oneDNN is no candidate: it picks another kernel for another number
+of rows, and the bits change.) Builds that compute alike, bit for bit, have the same digest, on
+whatever machine. It is part of the revision that nodes compare, so KV of one arithmetic is never
+used with another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+
+from pdserve import _native
+from pdserve.engine.native.linear import Result, WeightKind, empty_packed, linear, pack
+
+log = logging.getLogger(__name__)
+
+AUTO = "auto"
+EMULATED = "amx_emulated"  # too slow to be chosen
+
+_ROWS = (1, 16, 128)  # a lone stream, a batch, a prompt; each counts as much as the others
+_WEIGHT_BYTES = 4 << 20  # more than a core's own caches
+_REPEATS = 3
+_HOPELESS = 3.0  # a build that takes this many times as long for one number of rows is out
+_CLEARLY = 0.9  # a build is preferred to a better-ranked one if it takes no more than this share
+
+
+@dataclass(frozen=True, slots=True)
+class KernelChoice:
+    """A build of the kernels, and a digest of what it computes."""
+
+    variant: str  # one of _native.kernel_variants()
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{self.variant}-{self.digest}"
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    key: list[str]
+    variant: str
+
+
+def choose_kernels(
+    widths: Sequence[int],
+    dtype: torch.dtype,
+    kind: WeightKind,
+    folder: Path | None,
+    wanted: str = AUTO,
+) -> KernelChoice:
+    """Choose the build for a model.
+
+    Args:
+        widths: number of inputs of each of its matrices.
+        dtype: of activations.
+        kind: of weights.
+        folder: where choices are kept, so that all nodes of a host make the same; None: nowhere.
+        wanted: AUTO, or the build to take.
+
+    Raises:
+        ValueError: this CPU cannot run the wanted one; the message lists those that it can.
+    """
+    if wanted != AUTO:
+        variants = _native.kernel_variants()
+        if wanted not in variants:
+            raise ValueError(f"{wanted!r}: this CPU can run {', '.join(variants)}, or {AUTO}")
+        return KernelChoice(wanted, digest_of(wanted, dtype, kind))
+    candidates = [name for name in _native.kernel_variants() if name != EMULATED]
+    digests = {name: digest_of(name, dtype, kind) for name in candidates}
+    key = [f"{name}-{digest}" for name, digest in digests.items()]
+    key += [str(dtype), kind, *(str(width) for width in sorted(set(widths)))]
+    variant = _read(folder, key, candidates)
+    if variant is None:
+        times = measured(candidates, sorted(set(widths)), dtype, kind)
+        variant = preferred(times)
+        log.info("kernels: %s (times of %s)", variant, _described(times))
+        _write(folder, key, variant)
+    return KernelChoice(variant, digests[variant])
+
+
+def preferred(times: dict[str, float]) -> str:
+    """Return the first build that no other clearly beats.
+
+    So two machines alike choose alike, although no two measurements are.
+    """
+    fastest_s = min(times.values())
+    return next(name for name, seconds in times.items() if seconds * _CLEARLY <= fastest_s)
+
+
+def measured(
+    candidates: Sequence[str], widths: Sequence[int], dtype: torch.dtype, kind: WeightKind
+) -> dict[str, float]:
+    """Return build |-> mean time of its products relative to the best one, without hopeless ones.
+
+    Measured in turns, so that other work on the machine hits all of them alike.
+    """
+    element_bytes = {WeightKind.FLOAT32: 4, WeightKind.BFLOAT16: 2, WeightKind.INT8: 1}[kind]
+    totals = dict.fromkeys(candidates, 0.0)
+    for width in widths:
+        num_out = max(1, _WEIGHT_BYTES // (width * element_bytes * 64)) * 64
+        packed = empty_packed(kind, num_out, width)
+        for num_rows in _ROWS:
+            x = torch.zeros(num_rows, width, dtype=dtype)
+            out = torch.empty(num_rows, num_out, dtype=dtype)
+            best_s = dict.fromkeys(totals, float("inf"))
+            for _ in range(_REPEATS):
+                for name in best_s:
+                    started_s = time.perf_counter()
+                    linear(x, packed, out, Result.STORE, name)
+                    best_s[name] = min(best_s[name], time.perf_counter() - started_s)
+            fastest_s = min(best_s.values())
+            totals = {
+                name: totals[name] + seconds / fastest_s
+                for name, seconds in best_s.items()
+                if seconds < _HOPELESS * fastest_s
+            }
+    return {name: total / (len(widths) * len(_ROWS)) for name, total in totals.items()}
+
+
+def digest_of(variant: str, dtype: torch.dtype, kind: WeightKind) -> str:
+    """Return a digest of what a build computes of fixed inputs: products, norms and attention."""
+    digest = hashlib.blake2b(digest_size=4)
+    weight, x = _numbers(48, 100).to(dtype), _numbers(20, 100).to(dtype)
+    out = torch.empty(20, 48)
+    linear(x, pack(weight, kind=kind), out, Result.STORE_FLOAT, variant)
+    _native.rms_norm(out, _numbers(1, 48)[0], 1e-5, normed := torch.empty(20, 48), variant)
+    for tensor in (out, normed, _attended(variant, dtype)):
+        digest.update(tensor.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _attended(variant: str, dtype: torch.dtype) -> Tensor:
+    num_rows, num_heads, num_kv_heads, head_dim, block_size = 20, 6, 2, 32, 16
+    num_blocks = 6
+    shape = (num_blocks, 1, 2, num_kv_heads, block_size, head_dim)
+    pool = _numbers(num_blocks, 2 * num_kv_heads * block_size * head_dim).view(shape).to(dtype)
+    query = _numbers(num_rows, num_heads * head_dim).view(num_rows, num_heads, head_dim).to(dtype)
+    out = torch.empty_like(query)
+    _native.paged_attention(
+        query,
+        pool,
+        0,
+        torch.tensor([0, num_rows], dtype=torch.int32),
+        torch.tensor([num_blocks * block_size - 3], dtype=torch.int32),
+        torch.arange(num_blocks, dtype=torch.int32)[None],
+        head_dim**-0.5,
+        0,
+        out,
+        variant=variant,
+    )
+    return out
+
+
+def _numbers(num_rows: int, num_columns: int) -> Tensor:
+    """Return [num_rows, num_columns] float32 in [-1, 1): the same everywhere."""
+    bits = torch.arange(num_rows * num_columns, dtype=torch.int64) * 2654435761 >> 7 & 0xFFFF
+    return (bits.float() / 0x8000 - 1).view(num_rows, num_columns)
+
+
+def _described(times: dict[str, float]) -> str:
+    return ", ".join(f"{name} {seconds:.2f}" for name, seconds in times.items())
+
+
+def _read(folder: Path | None, key: list[str], candidates: Sequence[str]) -> str | None:
+    if folder is None:
+        return None
+    try:
+        kept = msgspec.json.decode(_path(folder, key).read_bytes(), type=_Kept)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        log.warning("kernels are measured anew: cannot read the kept choice: %s", error)
+        return None
+    return kept.variant if kept.key == key and kept.variant in candidates else None
+
+
+def _write(folder: Path | None, key: list[str], variant: str) -> None:
+    """Keep a choice; the first one stays, if several nodes make one at the same time."""
+    if folder is None:
+        return
+    path = _path(folder, key)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(_Kept(key, variant))))
+    except OSError as error:
+        log.warning("kernels will be measured again next time: cannot write %s: %s", path, error)
+
+
+def _path(folder: Path, key: list[str]) -> Path:
+    digest = hashlib.blake2b(msgspec.json.encode(key), digest_size=8).hexdigest()
+    return folder / f"{digest}.kernels"

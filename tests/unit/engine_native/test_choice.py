@@ -1,0 +1,98 @@
+"""Which kernels are chosen, and what their digest tells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pdserve import _native
+from pdserve.engine.native import choice
+from pdserve.engine.native.choice import EMULATED, choose_kernels, digest_of, preferred
+from pdserve.engine.native.linear import WeightKind
+
+VARIANTS = _native.kernel_variants()
+
+
+def chosen(folder: Path | None, wanted: str = "auto") -> choice.KernelChoice:
+    return choose_kernels([64], torch.bfloat16, WeightKind.BFLOAT16, folder, wanted)
+
+
+@pytest.mark.parametrize(
+    ("times", "variant"),
+    [
+        ({"amx": 1.0, "avx512": 2.0}, "amx"),
+        ({"amx": 1.09, "avx512": 1.0}, "amx"),  # not clearly slower
+        ({"amx": 1.5, "avx512": 1.08, "avx2": 1.0}, "avx512"),
+        ({"portable": 1.0}, "portable"),
+    ],
+)
+def test_a_build_is_preferred_until_another_is_clearly_faster(
+    times: dict[str, float], variant: str
+) -> None:
+    assert preferred(times) == variant
+
+
+def test_the_choice_is_measured_once_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def measured(candidates: list[str], *_: object) -> dict[str, float]:
+        asked.append(candidates)
+        return {name: float(-i) for i, name in enumerate(candidates)}
+
+    monkeypatch.setattr(choice, "measured", measured)
+    monkeypatch.setattr(choice, "preferred", lambda times: min(times, key=times.__getitem__))
+    first = chosen(tmp_path)
+    assert first.variant == "portable"
+    assert asked == [[name for name in VARIANTS if name != EMULATED]]
+    monkeypatch.setattr(choice, "measured", lambda *_: pytest.fail("measured again"))
+    assert chosen(tmp_path) == first
+
+
+def test_a_damaged_note_is_measured_anew(tmp_path: Path) -> None:
+    chosen(tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.write_text("{")
+    assert chosen(tmp_path).variant in VARIANTS
+
+
+def test_a_build_can_be_wanted() -> None:
+    for variant in VARIANTS:
+        assert chosen(None, variant).variant == variant
+
+
+def test_a_build_that_this_cpu_lacks_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'neon2': this CPU can run .*portable.*, or auto"):
+        chosen(None, "neon2")
+
+
+def test_the_measured_times_are_relative_to_the_best() -> None:
+    candidates = [name for name in VARIANTS if name != EMULATED]
+    times = choice.measured(candidates, [96], torch.bfloat16, WeightKind.BFLOAT16)
+    assert times
+    assert set(times) <= set(candidates)
+    assert all(seconds >= 1.0 for seconds in times.values())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_digest_does_not_depend_on_the_threads(variant: str) -> None:
+    before = _native.num_threads()
+    digests = set()
+    try:
+        for num_threads in (1, 3):
+            _native.set_num_threads(num_threads)
+            digests.add(digest_of(variant, torch.bfloat16, WeightKind.BFLOAT16))
+    finally:
+        _native.set_num_threads(before)
+    assert len(digests) == 1
+
+
+def test_digests_tell_arithmetics_apart() -> None:
+    fused = {name for name in VARIANTS if name.startswith("avx512")}
+    of_float32 = {digest_of(name, torch.float32, WeightKind.FLOAT32) for name in fused}
+    assert len(of_float32) == min(1, len(fused))  # alike, whatever they are called
+    of_pairs = {name: digest_of(name, torch.bfloat16, WeightKind.BFLOAT16) for name in VARIANTS}
+    assert of_pairs[EMULATED] != of_pairs["portable"]
