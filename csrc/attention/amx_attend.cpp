@@ -41,8 +41,8 @@ PDSERVE_INLINE bool any(IntLanes lanes) {
 // The weights of two keys as pairs of bfloat16.
 PDSERVE_INLINE PairLanes pairs_of(FloatLanes low, FloatLanes high) {
 #if defined(__AVX512BF16__)
-    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24,
-        8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9,
+        24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     const auto halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
     return (PairLanes)_mm512_permutexvar_epi16(order, halves);
 #else
@@ -118,7 +118,8 @@ private:
         auto* tiles = reinterpret_cast<uint32_t*>(scratch_.query_tiles);
         __builtin_memset(tiles, 0, sizeof(float) * num_tiles_ * kTileQueries * tiled_dim_ / 2);
         for (int q = 0; q < num_queries_; ++q) {
-            const BFloat16* source = static_cast<const BFloat16*>(call_.query) + query_offset(head, q);
+            const BFloat16* source =
+                static_cast<const BFloat16*>(call_.query) + query_offset(head, q);
             uint32_t* column = tiles + q / kTileQueries * kTileQueries * tiled_dim_ / 2
                 + q % kTileQueries;
             int d = 0;
@@ -160,8 +161,9 @@ private:
         bring_keys(tile);
         bring_values(tile);
         for (int t = first; t < last; ++t) {
-            const int last_seen = scratch_.positions[t * kTileQueries + kTileQueries - 1] + 1;
-            const int num_keys = last_seen - tile_start < tile.last ? last_seen - tile_start : tile.last;
+            const int last_position = scratch_.positions[t * kTileQueries + kTileQueries - 1];
+            const int last_seen = last_position + 1 - tile_start;
+            const int num_keys = last_seen < tile.last ? last_seen : tile.last;
             score(t, num_keys);
             const bool all_seen = sees_all(t, tile, tile_start, num_keys);
             if (!all_seen || tile.first > 0) mask_scores(t, tile_start, num_keys);
@@ -242,8 +244,8 @@ private:
     bool sees_all(int tile, const TileRows<BFloat16>& rows, int tile_start, int num_keys) const {
         const int32_t* positions = scratch_.positions + tile * kTileQueries;
         const int first_position = positions[0], last_position = positions[kTileQueries - 1];
-        const bool begins_before =
-            call_.sliding_window == 0 || last_position - call_.sliding_window < tile_start + rows.first;
+        const bool begins_before = call_.sliding_window == 0
+            || last_position - call_.sliding_window < tile_start + rows.first;
         return begins_before && first_position >= tile_start + num_keys - 1;
     }
 
@@ -381,7 +383,9 @@ private:
     // sums[q] += the sum over keys, ascending, of weights[q][k] values[k].
     void add_values(const float* values, int num_keys, float* sums) {
         int left = num_columns_ / 16;
-        for (; left > 5; left -= 4, values += 64, sums += 64) add_columns<4>(values, num_keys, sums);
+        for (; left > 5; left -= 4, values += 64, sums += 64) {
+            add_columns<4>(values, num_keys, sums);
+        }
         switch (left) {
             case 2: add_columns<2>(values, num_keys, sums); break;
             case 3: add_columns<3>(values, num_keys, sums); break;

@@ -55,8 +55,8 @@ PDSERVE_INLINE void interleave(const BFloat16* low, const BFloat16* high, PairLa
 }
 #endif
 
-// packed[u * stride + d] = unit u of dimension d: the value of key u, or of keys 2u and 2u + 1; d up
-// to padded_dim.
+// packed[u * stride + d] = unit u of dimension d: the value of key u, or of keys 2u and 2u + 1; for
+// d up to padded_dim.
 template <class T>
 void pack_values(
     const TileRows<T>& tile, int head_dim, int padded_dim, int64_t stride,

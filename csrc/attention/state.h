@@ -30,8 +30,8 @@ struct State {
     return static_cast<size_t>(num_queries) * (padded_head_dim(head_dim) + kSumLanes) + maxima;
 }
 
-// Where threads share the runs of an item, a state takes as much as any kernel needs: those on tiles
-// (amx_scratch.h) have whole tiles of 16 queries.
+// Where threads share the runs of an item, a state takes as much as any kernel needs: those on
+// tiles (amx_scratch.h) have whole tiles of 16 queries.
 [[maybe_unused]] size_t shared_state_size(int num_queries, int head_dim) {
     return state_size((num_queries + 15) / 16 * 16, head_dim);
 }

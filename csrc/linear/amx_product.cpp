@@ -6,9 +6,9 @@
 // result does not depend on other rows, bit for bit.
 //
 // With few rows, memory bandwidth is the limit: 4 panels are streamed side by side. With more, 2
-// panels by 2 tiles of rows share their loads, and the next panels are fetched meanwhile. The inputs
-// are cut into pieces, so that a piece of the panels stays in the L1 cache for all rows. Weights of
-// int8 are widened in the first pass over them, one tile ahead of its use.
+// panels by 2 tiles of rows share their loads, and the next panels are fetched meanwhile. The
+// inputs are cut into pieces, so that a piece of the panels stays in the L1 cache for all rows.
+// Weights of int8 are widened in the first pass over them, one tile ahead of its use.
 
 #include "../amx.h"
 #include "../build_name.h"
@@ -46,6 +46,7 @@ private:
 // Consecutive panels as tiles of bfloat16: panel p's tile k is at panels + p * panel_bytes + k *
 // kTileBytes. If the inputs do not fill the last tile, it is elsewhere, padded with zeros.
 struct Chunk {
+    int64_t first_panel;
     const uint8_t* panels;
     int64_t panel_bytes;
     int64_t num_whole;          // tiles of a panel
@@ -114,7 +115,7 @@ private:
         const int64_t num_whole = layout.num_units / kUnitsInTile;
         const int64_t units_left = layout.num_units % kUnitsInTile;
         if constexpr (kIsInt8) {
-            return {scratch_, num_tiles_ * kTileBytes, num_tiles_, nullptr};
+            return {first_panel, scratch_, num_tiles_ * kTileBytes, num_tiles_, nullptr};
         }
         for (int p = 0; p < kPanels && units_left > 0; ++p) {
             uint8_t* last = scratch_ + p * kTileBytes;
@@ -122,7 +123,7 @@ private:
             __builtin_memset(last, 0, kTileBytes);
             __builtin_memcpy(last, units, units_left * kUnitBytes);
         }
-        return {panels, layout.panel_bytes, num_whole, scratch_};
+        return {first_panel, panels, layout.panel_bytes, num_whole, scratch_};
     }
 
     // Widens tile k of kPanels panels.
@@ -154,7 +155,8 @@ private:
         const Chunk chunk = chunk_at<kPanels>(first_panel);
         const int64_t row_tiles = ceil_div(num_rows_, kTileRows);
         const int64_t chunk_bytes = kPanels * call_.layout.panel_bytes;
-        Fetch fetch(call_.weights + first_panel * call_.layout.panel_bytes + chunk_bytes, chunk_bytes);
+        Fetch fetch(
+            call_.weights + first_panel * call_.layout.panel_bytes + chunk_bytes, chunk_bytes);
         constexpr int kStride = kPanels * kPanelOutputs;
         alignas(64) float sums[kMostRows * kStride];
         const int64_t in_piece = row_tiles == 1 ? num_tiles_ : kTilesInPiece;
@@ -162,11 +164,11 @@ private:
             const int64_t end = num_tiles_ - first < in_piece ? num_tiles_ : first + in_piece;
             if constexpr (kIsInt8) widen<kPanels>(first_panel, first);
             for (int64_t row_tile = 0; row_tile < row_tiles; row_tile += kRows) {
-                float* of_rows = sums + row_tile * kTileRows * kStride;
+                const Piece piece{row_tile, first, end, sums + row_tile * kTileRows * kStride};
                 if (row_tile + kRows <= row_tiles) {
-                    add_piece<kRows, kPanels>(chunk, first_panel, row_tile, first, end, fetch, of_rows);
+                    add_piece<kRows, kPanels>(chunk, piece, fetch);
                 } else {
-                    add_piece<1, kPanels>(chunk, first_panel, row_tile, first, end, fetch, of_rows);
+                    add_piece<1, kPanels>(chunk, piece, fetch);
                 }
             }
         }
@@ -174,31 +176,42 @@ private:
         return first_panel + kPanels;
     }
 
-    // Adds the products of the inputs' tiles [first, end) to the sums, or begins the sums with them.
+    // Tiles [first, end) of the inputs of some rows.
+    struct Piece {
+        int64_t row_tile;
+        int64_t first;
+        int64_t end;
+        float* sums;
+    };
+
+    // Adds the piece's products to the sums, or begins the sums with them.
     template <int kRows, int kPanels>
-    PDSERVE_INLINE void add_piece(const Chunk& chunk, int64_t first_panel, int64_t row_tile, int64_t first, int64_t end,
-        Fetch& fetch, float* sums) {
+    PDSERVE_INLINE void add_piece(const Chunk& chunk, const Piece& piece, Fetch& fetch) {
         constexpr int kStride = kPanels * kPanelOutputs;
         constexpr int kX = kRows * kPanels, kWeights = kX + kRows;  // the first registers of each
         const auto sums_of = [&](int i) {
-            return sums + i / kPanels * kTileRows * kStride + i % kPanels * kPanelOutputs;
+            return piece.sums + i / kPanels * kTileRows * kStride + i % kPanels * kPanelOutputs;
         };
         unrolled<kRows * kPanels>([&](auto i) {
-            if (first == 0) {
+            if (piece.first == 0) {
                 tiles_.zero<i>();
             } else {
                 tiles_.load<i>(sums_of(i), kStride * sizeof(float));
             }
         });
-        const uint8_t* x = x_ + row_tile * x_tile_bytes() + first * kTileBytes;
-        for (int64_t k = first; k < end; ++k, x += kTileBytes) {
-            if (kIsInt8 && row_tile == 0 && k + 1 < end) widen<kPanels>(first_panel, k + 1);
+        const bool is_first_pass = piece.row_tile == 0;
+        const uint8_t* x = x_ + piece.row_tile * x_tile_bytes() + piece.first * kTileBytes;
+        for (int64_t k = piece.first; k < piece.end; ++k, x += kTileBytes) {
+            if (kIsInt8 && is_first_pass && k + 1 < piece.end) {
+                widen<kPanels>(chunk.first_panel, k + 1);
+            }
             if (!kIsInt8 && kRows > 1) fetch.take_turn();
-            unrolled<kRows>([&](auto r) { tiles_.load<kX + r>(x + r * x_tile_bytes(), kTileRowBytes); });
+            unrolled<kRows>(
+                [&](auto r) { tiles_.load<kX + r>(x + r * x_tile_bytes(), kTileRowBytes); });
             unrolled<kPanels>([&](auto p) {
                 constexpr int weights = kWeights + p % (8 - kWeights);
                 const uint8_t* tile = chunk.tile(p, k);
-                if (!kIsInt8 && kRows == 1 && row_tile == 0) {
+                if (!kIsInt8 && kRows == 1 && is_first_pass) {
                     prefetch(tile + kStreamAhead, kTileBytes);
                 }
                 tiles_.load<weights>(tile, kTileRowBytes);

@@ -70,7 +70,8 @@ Form form_of(const Product& product, const Layout& layout, Variant variant) {
         if (kernels.has_pairs) {
             return type == WeightType::kInt8
                 ? by_rows(product, layout, kernels.int8_by_pairs, kernels.pad_pairs, true, 2, 2)
-                : by_rows(product, layout, kernels.bfloat16_by_pairs, kernels.pad_pairs, true, 2, 0);
+                : by_rows(
+                    product, layout, kernels.bfloat16_by_pairs, kernels.pad_pairs, true, 2, 0);
         }
     }
     const MultiplyFunction multiply = type == WeightType::kInt8 ? kernels.int8_by_float32

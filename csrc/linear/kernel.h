@@ -68,8 +68,8 @@ struct ProductKernels {
 };
 
 // Products through tiles (../amx.h), of x of bfloat16: [rows / 16][inputs / 32] tiles, padded with
-// zeros. An item begins with a whole tile of rows. `scratch` holds kMaxChunkPanels tiles of weights,
-// or as many panels of bfloat16 if the weights are int8.
+// zeros. An item begins with a whole tile of rows. `scratch` holds kMaxChunkPanels tiles of
+// weights, or as many panels of bfloat16 if the weights are int8.
 struct TileKernels {
     MultiplyFunction bfloat16;
     MultiplyFunction int8;

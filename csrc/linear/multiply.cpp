@@ -111,7 +111,8 @@ void multiply(const Product& product, Variant variant) {
     const Split split = Split::of(call, form, product.num_rows, pool.num_threads());
     pool.parallel_for(split.row_runs * split.panel_runs, [&](int64_t i) {
         static thread_local ScratchBuffer chunk;
-        form.multiply(call, split.item(i), static_cast<uint8_t*>(chunk.at_least(form.scratch_bytes)));
+        auto* scratch = static_cast<uint8_t*>(chunk.at_least(form.scratch_bytes));
+        form.multiply(call, split.item(i), scratch);
     });
 }
 
