@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 # Copied in about 50 microseconds; waking a thread and being woken by it takes twice as long.
 INLINE_BYTES = 512 << 10
-_MAX_TURNS = 4  # in which a copy may be done on the event loop, of INLINE_BYTES each
+_MAX_TURNS = 8  # in which a copy may be done on the event loop, of INLINE_BYTES each
 _SLICE_S = 0.05  # how long a transfer may hold a thread before others get a turn
 
 
