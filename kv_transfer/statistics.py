@@ -24,7 +24,7 @@ class ExporterStatistics:
 
     tickets_issued: int = 0
     pools_shared: int = 0  # pullers admitted to read the pool directly (shm, cuda_ipc, ucx)
-    pulls_served: int = 0  # complete and valid pulls (tcp, nccl)
+    pulls_served: int = 0  # complete and valid requests (tcp, nccl)
     bytes_sent: int = 0
     stale: int = 0  # pulls that failed because a block was reused
     refused: int = 0  # invalid tickets, access tokens or hellos
