@@ -28,9 +28,8 @@ _MAX_IDLE = 8  # connections kept for further reads
 
 # One connection keeps at most one core busy at either end, and each waits for the other in between.
 _NUM_STREAMS = 2
-_STREAMED_BYTES = (
-    16 << 20
-)  # reads of fewer bytes use one: a second request costs more than it gains
+# For fewer bytes, a second request costs more than it gains.
+_STREAMED_BYTES = 16 << 20
 
 
 class TcpTransport:
