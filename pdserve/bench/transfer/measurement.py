@@ -1,4 +1,4 @@
-"""Measures how fast KV moves between two processes, against a memcpy of the same blocks.
+"""Measures how fast KV moves between two processes, against a memcpy of as many blocks.
 
 A row is one transport, network, block size and number of blocks: random blocks of the exporter's
 pool go to random blocks of the puller's pool, different ones with every pull. Before or after each
