@@ -5,12 +5,16 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
+#include <map>
 #include <string>
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/string.h>
 
+#include "copy_choice.h"
 #include "span_stream.h"
-#include "stream_copy.h"
 #include "tensor_view.h"
 
 namespace nb = nanobind;
@@ -23,6 +27,7 @@ using ConstRegion = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::de
 using CopySpans = nb::ndarray<const int64_t, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu>;
 using StreamSpans = nb::ndarray<const int64_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
 using Flag = nb::ndarray<const uint8_t, nb::shape<1>, nb::c_contig, nb::device::cpu>;
+using Spans = nb::ndarray<nb::numpy, int64_t, nb::shape<-1, 3>>;
 using BlockIds = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Generations = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
@@ -37,38 +42,72 @@ void check_span(const char* region, size_t region_bytes, size_t row, int64_t off
                       std::to_string(nbytes) + " bytes at offset " + std::to_string(offset));
 }
 
-int64_t copy_checked(uint8_t* to, const uint8_t* from, const int64_t* rows, size_t count,
-                     CancelFlag flag) {
-    int64_t copied = 0;
-    int64_t since_look = kCopyPiece;
-    for (size_t i = 0; i < count; ++i) {
-        const int64_t nbytes = rows[3 * i + 2];
-        for (int64_t done = 0, piece; done < nbytes; done += piece) {
+// Copies the spans' bytes from position `start` up to `end`, and returns the position reached.
+// `forced`: the way of all spans; null: for each the fastest of its size.
+int64_t copy_checked(uint8_t* to, const uint8_t* from, SpanTable spans, int64_t start, int64_t end,
+                     CancelFlag flag, Copy forced) {
+    const CopyChoice& choice = copy_choice();
+    int64_t position = start, first = 0, since_look = kCopyPiece;
+    for (size_t i = 0; i < spans.count && position < end; ++i) {
+        const int64_t* row = spans.rows + 3 * i;
+        const int64_t last = std::min(first + row[2], end);
+        const Copy copy = forced ? forced : choice.of(row[2]);
+        while (position < last) {
             if (since_look >= kCopyPiece) {
-                if (flag.is_set()) return copied;
+                if (flag.is_set()) return position;
                 since_look = 0;
             }
-            piece = std::min(nbytes - done, kCopyPiece);
-            stream_copy(to + rows[3 * i + 1] + done, from + rows[3 * i] + done, piece);
-            copied += piece;
+            const int64_t done = position - first, piece = std::min(last - position, kCopyPiece);
+            copy(to + row[1] + done, from + row[0] + done, piece);
+            position += piece;
             since_look += piece;
         }
+        first += row[2];
     }
-    return copied;
+    return position;
 }
 
-int64_t copy_spans(Region destination, ConstRegion source, CopySpans spans, Flag cancel) {
+Copy find_way(const std::string& name) {
+    if (name.empty()) return nullptr;
+    for (const CopyWay& way : kCopyWays)
+        if (name == way.name) return way.copy;
+    raise_value_error("way", "one of copy_rates()", name);
+}
+
+int64_t copy_spans(Region destination, ConstRegion source, CopySpans spans, Flag cancel,
+                   int64_t start, int64_t max_bytes, const std::string& way) {
     const int64_t* rows = spans.data();
     const size_t count = spans.shape(0);
+    int64_t total = 0;
     for (size_t i = 0; i < count; ++i) {
         check_span("source", source.size(), i, rows[3 * i], rows[3 * i + 2]);
         check_span("destination", destination.size(), i, rows[3 * i + 1], rows[3 * i + 2]);
+        total += rows[3 * i + 2];
     }
+    if (start < 0 || start > total)
+        raise_value_error("start", "0.." + std::to_string(total), std::to_string(start));
+    if (max_bytes < 0) raise_value_error("max_bytes", ">= 0", std::to_string(max_bytes));
+    const Copy forced = find_way(way);
     const CancelFlag flag(cancel.data());
     nb::gil_scoped_release unlocked;
-    int64_t copied = copy_checked(destination.data(), source.data(), rows, count, flag);
-    stream_copy_end();
-    return copied;
+    const int64_t end = start + std::min(total - start, max_bytes);
+    const int64_t position =
+        copy_checked(destination.data(), source.data(), {rows, count}, start, end, flag, forced);
+    copies_end();
+    return position;
+}
+
+// span bytes |-> way |-> bytes per second
+using CopyRates = std::map<size_t, std::map<std::string, double>>;
+
+CopyRates copy_rates() {
+    nb::gil_scoped_release unlocked;
+    const CopyChoice& choice = copy_choice();
+    CopyRates found;
+    for (size_t size = 0; size < kSpanBytes.size(); ++size)
+        for (size_t way = 0; way < kCopyWays.size(); ++way)
+            found[kSpanBytes[size]][kCopyWays[way].name] = choice.rates[size][way];
+    return found;
 }
 
 int64_t stream(Direction direction, int fd, uint8_t* base, size_t region_bytes, StreamSpans spans,
@@ -109,6 +148,29 @@ int64_t recv_spans(int fd, Region region, StreamSpans spans, int64_t start, Flag
                   slice_s);
 }
 
+Spans block_spans(BlockIds source_ids, BlockIds destination_ids, int64_t block_bytes, int64_t offset,
+                  int64_t nbytes) {
+    const size_t count = source_ids.size();
+    if (destination_ids.size() != count)
+        raise_value_error("destination_ids", std::to_string(count) + " ids",
+                          std::to_string(destination_ids.size()));
+    auto* rows = new int64_t[3 * count];
+    nb::capsule owner(rows, [](void* p) noexcept { delete[] static_cast<int64_t*>(p); });
+    size_t filled = 0;
+    for (size_t i = 0; i < count; ++i) {
+        const int64_t from = source_ids.data()[i] * block_bytes + offset;
+        const int64_t to = destination_ids.data()[i] * block_bytes + offset;
+        int64_t* last = filled > 0 ? rows + 3 * (filled - 1) : rows;
+        if (filled > 0 && last[0] + last[2] == from && last[1] + last[2] == to) {
+            last[2] += nbytes;
+        } else {
+            int64_t* row = rows + 3 * filled++;
+            row[0] = from, row[1] = to, row[2] = nbytes;
+        }
+    }
+    return Spans(rows, {filled, 3}, owner);
+}
+
 int64_t find_stale(Generations generations, BlockIds block_ids, Generations expected) {
     const size_t count = block_ids.size();
     if (expected.size() != count)
@@ -135,11 +197,15 @@ int64_t find_stale(Generations generations, BlockIds block_ids, Generations expe
 void bind_transfer(nb::module_& m) {
     using namespace nb::literals;
     m.def("copy_spans", &copy_spans, "destination"_a.noconvert(), "source"_a.noconvert(),
-          "spans"_a.noconvert(), "cancel"_a.noconvert());
+          "spans"_a.noconvert(), "cancel"_a.noconvert(), "start"_a = 0,
+          "max_bytes"_a = std::numeric_limits<int64_t>::max(), "way"_a = "");
+    m.def("copy_rates", &copy_rates);
     m.def("send_spans", &send_spans, "fd"_a, "region"_a.noconvert(), "spans"_a.noconvert(),
           "start"_a, "cancel"_a.noconvert(), "slice_s"_a);
     m.def("recv_spans", &recv_spans, "fd"_a, "region"_a.noconvert(), "spans"_a.noconvert(),
           "start"_a, "cancel"_a.noconvert(), "slice_s"_a);
+    m.def("block_spans", &block_spans, "source_ids"_a.noconvert(), "destination_ids"_a.noconvert(),
+          "block_bytes"_a, "offset"_a, "nbytes"_a);
     m.def("find_stale", &find_stale, "generations"_a.noconvert(), "block_ids"_a.noconvert(),
           "expected"_a.noconvert());
 }

@@ -5,7 +5,8 @@
 
 namespace pdserve {
 
-// Adds copy_spans, send_spans, recv_spans and find_stale, which pdserve/_native.pyi documents.
+// Adds copy_spans, copy_rates, block_spans, send_spans, recv_spans and find_stale;
+// pdserve/_native.pyi documents them.
 void bind_transfer(nanobind::module_& m);
 
 }  // namespace pdserve

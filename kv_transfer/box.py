@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from pdserve.kv_layout import KvLayout
 
 
-@dataclass(frozen=True, slots=True)
-class KvBox:
+class KvBox(msgspec.Struct, frozen=True):
     """Which KV of a request: tokens x layers x KV heads of the model, each a half-open range."""
 
     begin: int  # token
@@ -35,14 +33,19 @@ class KvBox:
         """Number of KV heads."""
         return self.end_head - self.first_head
 
+    def num_bytes(self, layout: KvLayout) -> int:
+        """Bytes of the box, in any layout of the same model."""
+        num_rows = (self.end_layer - self.first_layer) * self.num_heads
+        row_bytes = layout.head_dim * layout.dtype.itemsize
+        return 2 * num_rows * row_bytes * (self.end - self.begin)
+
 
 def whole_box(layout: KvLayout, begin: int, end: int) -> KvBox:
     """The box of everything that a pool of this layout has of tokens [begin, end)."""
     return KvBox(begin, end, 0, layout.num_layers, layout.first_kv_head, layout.end_kv_head)
 
 
-@dataclass(frozen=True, slots=True)
-class BlockRun:
+class BlockRun(msgspec.Struct, frozen=True, eq=False):
     """Consecutive blocks of one request in one pool.
 
     Block `block_ids[i]` holds the tokens from `(first_block + i) * layout.block_size` on.

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -250,7 +250,7 @@ class Exporter:
         if not self._with_checksums:
             return []
         box = whole_box(self.layout, first_token, first_token + num_tokens)
-        box = replace(box, first_layer=layers.start, end_layer=layers.stop)
+        box = msgspec.structs.replace(box, first_layer=layers.start, end_layer=layers.stop)
         block_size = self.layout.block_size
         run = BlockRun(self.layout, ids, first_token // block_size)
         sums: list[int] = checksums(cpu_pool(self.pool).flat, run, box, block_size).ravel().tolist()

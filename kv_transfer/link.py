@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from kv_transfer.in_flight import Pulling, PullsInFlight
 from kv_transfer.statistics import PullerStatistics
 from kv_transfer.transports.interface import Channel, Read, Transport
 from pdserve.errors import (
     AccessDenied,
     PeerLost,
-    TransferCancelled,
     TransferTimeout,
     TransportUnavailable,
 )
@@ -80,10 +79,7 @@ class Link:
         self._num_moves = 0  # attempts to change routes so far
         self._failed: _FailedMove | None = None  # the last one that failed
         self._closing: set[asyncio.Task[None]] = set()  # channels being closed; never cancelled
-        self._deadlines: set[asyncio.Timeout] = set()  # one per pull in flight
-        self._unused = asyncio.Event()
-        self._unused.set()
-        self._is_closed = False
+        self._pulls = PullsInFlight(welcome.node_id, lambda: self.transport)
 
     @property
     def transport(self) -> str:
@@ -112,16 +108,19 @@ class Link:
         A broken read may have written to the destination; the retry overwrites it. If all
         transports break, the first error is raised, since the others may be consequences of it.
         """
+        route = self._route or await self._move(None, Counter())
+        try:
+            await self._read_on(route, read)
+        except PeerLost as error:
+            await self._retry(read, route, error)
+
+    async def _retry(self, read: Read, route: _Route, first: PeerLost) -> None:
+        """Read again and again, after `route` broke with the error `first`."""
         breaks: Counter[str] = Counter()
-        first: PeerLost | None = None
-        route = self._route or await self._move(None, breaks)
+        error = first
         while True:
-            try:
-                return await self._read_on(route, read)
-            except PeerLost as error:
-                first = first or error
-                self._note_break(route, error)
-                breaks[route.transport.name] += 1
+            self._note_break(route, error)
+            breaks[route.transport.name] += 1
             broken = route.transport
             try:
                 route = await self._move(route, breaks)
@@ -131,45 +130,22 @@ class Link:
                 self._statistics.retried += 1
             else:
                 self._statistics.replanned += 1
+            try:
+                return await self._read_on(route, read)
+            except PeerLost as broke:
+                error = broke
 
-    @asynccontextmanager
-    async def pulling(self, timeout_s: float) -> AsyncIterator[None]:
-        """Limits the time of one pull, and ends it when the link is closed.
+    def pulling(self, timeout_s: float) -> Pulling:
+        """The context of one pull: limits its time, and ends it when the link is closed.
 
         Raises:
-            TransferTimeout: the body took longer than `timeout_s`.
-            TransferCancelled: the link was closed before or during the body.
+            TransferTimeout, TransferCancelled: as Pulling.
         """
-        if self._is_closed:
-            raise TransferCancelled(f"the link to {self.welcome.node_id!r} is closed")
-        try:
-            async with asyncio.timeout(timeout_s) as deadline:
-                self._deadlines.add(deadline)
-                self._unused.clear()
-                try:
-                    yield
-                finally:
-                    self._deadlines.discard(deadline)
-                    if not self._deadlines:
-                        self._unused.set()
-        except TimeoutError as error:
-            if self._is_closed:
-                raise TransferCancelled(
-                    f"the link to {self.welcome.node_id!r} was closed during the pull"
-                ) from error
-            raise TransferTimeout(
-                f"the pull from {self.welcome.node_id!r} over {self.transport} took longer than "
-                f"{timeout_s} s"
-            ) from error
+        return Pulling(self._pulls, timeout_s)
 
     async def close(self) -> None:
         """End the pulls in flight with TransferCancelled, then close the channels. Idempotent."""
-        self._is_closed = True
-        now_s = asyncio.get_running_loop().time()
-        for deadline in self._deadlines:
-            if not deadline.expired():
-                deadline.reschedule(now_s)
-        await self._unused.wait()
+        await self._pulls.close()
         route, self._route = self._route, None
         if route is not None:
             self._close_unused(route)

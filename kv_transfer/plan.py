@@ -12,14 +12,16 @@ are those of all layers, and the block is copied as a whole. Adjacent spans are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from kv_transfer.box import BlockRun, KvBox
 from kv_transfer.shards import check_compatible
+from pdserve import _native
 from pdserve.errors import LayoutMismatch
 from pdserve.kv_layout import KvLayout
 
@@ -51,7 +53,7 @@ def split_box(source: KvLayout, destination: KvLayout, box: KvBox) -> list[KvBox
     step = -(-(box.end - box.begin) // (num_parts * size)) * size
     borders = range(box.begin // size * size + step, box.end, step)
     cuts = [box.begin, *borders, box.end]
-    return [replace(box, begin=begin, end=end) for begin, end in pairwise(cuts)]
+    return [msgspec.structs.replace(box, begin=begin, end=end) for begin, end in pairwise(cuts)]
 
 
 def plan_spans(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
@@ -66,11 +68,15 @@ def plan_spans(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
         LayoutMismatch: as check_compatible, or the plan would have millions of rows.
         ValueError: a run does not cover the box.
     """
-    check_compatible(source.layout, destination.layout)
+    is_whole = _moves_whole_blocks(source.layout, destination.layout, box)
+    if not is_whole:
+        check_compatible(source.layout, destination.layout)
     if box.is_empty:
         return np.empty((0, 3), dtype=np.int64)
     source.check_covers(box)
     destination.check_covers(box)
+    if is_whole:
+        return _whole_blocks(source, destination, box)
     num_rows = _count_rows(source.layout, destination.layout, box)
     if num_rows > _MAX_ROWS:
         raise LayoutMismatch(
@@ -78,8 +84,6 @@ def plan_spans(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
             f"({destination.layout.describe()}) takes {num_rows} single rows, more than "
             f"{_MAX_ROWS}: take fewer tokens at a time (split_box)"
         )
-    if _moves_whole_blocks(source.layout, destination.layout, box):
-        return _coalesce(_whole_blocks(source, destination, box))
     return _coalesce(_rows_of_runs(source, destination, box))
 
 
@@ -108,6 +112,8 @@ def token_runs(
 
 def _count_rows(source: KvLayout, destination: KvLayout, box: KvBox) -> int:
     """The number of spans of a plan before adjacent ones are joined, or a few more."""
+    if _moves_whole_blocks(source, destination, box):
+        return (box.end - box.begin) // source.block_size
     num_layers = box.end_layer - box.first_layer
     narrow = 2 * num_layers * box.num_heads
     if source.block_size != destination.block_size:  # no run fills a block on both sides
@@ -123,7 +129,7 @@ def _count_rows(source: KvLayout, destination: KvLayout, box: KvBox) -> int:
 def _moves_whole_blocks(source: KvLayout, destination: KvLayout, box: KvBox) -> bool:
     """Whether the box consists of whole blocks of equal layouts: by far the most frequent case.
 
-    The general code gives the same spans, but takes eight times as long.
+    The general code gives the same spans, but takes tens of microseconds.
     """
     return (
         source == destination
@@ -135,12 +141,14 @@ def _moves_whole_blocks(source: KvLayout, destination: KvLayout, box: KvBox) -> 
 def _whole_blocks(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
     layout = source.layout
     first, end = box.begin // layout.block_size, box.end // layout.block_size
-    spans = np.empty((end - first, 3), dtype=np.int64)
-    for column, run in enumerate((source, destination)):
-        ids = run.block_ids[first - run.first_block : end - run.first_block]
-        spans[:, column] = ids * layout.block_bytes + box.first_layer * layout.layer_bytes
-    spans[:, 2] = (box.end_layer - box.first_layer) * layout.layer_bytes
-    return spans
+    layer_bytes = layout.layer_bytes
+    return _native.block_spans(
+        source.block_ids[first - source.first_block : end - source.first_block],
+        destination.block_ids[first - destination.first_block : end - destination.first_block],
+        layout.num_layers * layer_bytes,
+        box.first_layer * layer_bytes,
+        (box.end_layer - box.first_layer) * layer_bytes,
+    )
 
 
 def _rows_of_runs(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:

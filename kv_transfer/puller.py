@@ -11,8 +11,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -33,11 +33,8 @@ from kv_transfer.transports.interface import Read, Reader
 from pdserve.errors import (
     CorruptTransfer,
     StaleIncarnation,
-    StaleTicket,
     TicketInvalid,
-    TransferCancelled,
     TransferError,
-    TransferTimeout,
 )
 from pdserve.protocol import ExporterWelcome
 
@@ -121,13 +118,16 @@ class Puller:
             ValueError: the block table or `heads` is invalid for our pool.
         """
         started_s = time.perf_counter()
-        with self._counted():
+        try:
             async with link.pulling(timeout_s):
                 opened = _read_ticket_of(link.welcome, ticket)
                 box = _box_of(opened, link, self._identity, from_token, heads)
                 num_bytes, read_s = 0, 0.0
                 if not box.is_empty:
                     num_bytes, read_s = await self._pull(link, ticket, opened, box, block_table)
+        except (TransferError, StaleIncarnation, asyncio.CancelledError) as error:
+            self.statistics.count(error)
+            raise
         result = PullResult(num_bytes, time.perf_counter() - started_s, read_s)
         self.statistics.pulls += 1
         self.statistics.bytes += result.bytes
@@ -185,7 +185,9 @@ class Puller:
             block_ids, generations = ticket.blocks_between(part.begin, part.end, layout.block_size)
             source = BlockRun(layout, block_ids, part.begin // layout.block_size)
             spans = await self._plan(source, destination, part)
-            read = Read(sealed, part, block_ids, generations, spans, self._pool)
+            read = Read(
+                sealed, part, block_ids, generations, spans, part.num_bytes(layout), self._pool
+            )
             started_s = time.perf_counter()
             await link.read(read)
             read_s += time.perf_counter() - started_s
@@ -193,9 +195,10 @@ class Puller:
         return num_bytes, read_s
 
     def _destination(self, block_table: Sequence[int]) -> BlockRun:
+        num_blocks = self._pool.num_blocks
         block_ids = np.array(block_table, dtype=np.int64)
-        if len(block_ids) and not 0 <= block_ids.min() <= block_ids.max() < self._pool.num_blocks:
-            raise ValueError(f"the block table names blocks outside of 0..{self._pool.num_blocks}")
+        if len(block_ids) and not 0 <= min(block_table) <= max(block_table) < num_blocks:
+            raise ValueError(f"the block table names blocks outside of 0..{num_blocks}")
         return BlockRun(self._identity.layout, block_ids)
 
     async def _plan(self, source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
@@ -203,26 +206,6 @@ class Puller:
         if is_quick(source.layout, destination.layout, box):
             return plan()
         return await self._threads.run(plan, CancelFlag())
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        try:
-            yield
-        except StaleTicket:
-            self.statistics.stale += 1
-            raise
-        except TransferTimeout:
-            self.statistics.timeouts += 1
-            raise
-        except CorruptTransfer:
-            self.statistics.corrupt += 1
-            raise
-        except (TransferCancelled, asyncio.CancelledError):
-            self.statistics.cancelled += 1
-            raise
-        except (TransferError, StaleIncarnation):
-            self.statistics.failed += 1
-            raise
 
 
 def _read_ticket_of(exporter: ExporterWelcome, sealed: bytes) -> Ticket:

@@ -5,7 +5,17 @@ They are written on the event loop's thread only.
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from dataclasses import dataclass
+
+from pdserve.errors import (
+    CorruptTransfer,
+    StaleIncarnation,
+    StaleTicket,
+    TransferCancelled,
+    TransferError,
+    TransferTimeout,
+)
 
 
 @dataclass(slots=True)
@@ -14,7 +24,7 @@ class ExporterStatistics:
 
     tickets_issued: int = 0
     pools_shared: int = 0  # pullers admitted to read the pool directly (shm, cuda_ipc, ucx)
-    pulls_served: int = 0  # complete and valid pulls (tcp, nccl)
+    pulls_served: int = 0  # complete and valid requests (tcp, nccl)
     bytes_sent: int = 0
     stale: int = 0  # pulls that failed because a block was reused
     refused: int = 0  # invalid tickets, access tokens or hellos
@@ -37,3 +47,17 @@ class PullerStatistics:
     corrupt: int = 0  # wrong checksums
     retried: int = 0  # reads retried over the same transport
     replanned: int = 0  # reads retried over another transport
+
+    def count(self, error: TransferError | StaleIncarnation | CancelledError) -> None:
+        """Count a pull that ended with this error."""
+        match error:
+            case StaleTicket():
+                self.stale += 1
+            case TransferTimeout():
+                self.timeouts += 1
+            case CorruptTransfer():
+                self.corrupt += 1
+            case TransferCancelled() | CancelledError():
+                self.cancelled += 1
+            case _:
+                self.failed += 1

@@ -218,8 +218,34 @@ def copy_spans(
     source: NDArray[np.uint8],
     spans: NDArray[np.int64],  # [num_spans, 3]: source offset, destination offset, bytes
     cancel: NDArray[np.uint8],  # [1]; not zero: stop soon
+    start: int = 0,
+    max_bytes: int = ...,
+    way: str = "",
 ) -> int:
-    """Copy spans of one region into another; returns the bytes copied, fewer if cancelled."""
+    """Copy spans of one region into another, at most `max_bytes` from position `start` on.
+
+    Returns the position reached: less than wanted if cancelled. Each span is copied in the way that
+    is the fastest for its size on this machine, or all of them in the named `way`.
+    """
+
+def copy_rates() -> dict[int, dict[str, float]]:
+    """Return how fast each way copies spans: bytes of a span |-> way |-> bytes per second.
+
+    Spans from each of these sizes up to the next are copied in the fastest way. The first call (or
+    copy) in a process measures, which takes about ten milliseconds.
+    """
+
+def block_spans(
+    source_ids: NDArray[np.int64],
+    destination_ids: NDArray[np.int64],
+    block_bytes: int,
+    offset: int,
+    nbytes: int,
+) -> NDArray[np.int64]:
+    """Return the spans that copy bytes offset..offset+nbytes of each source block, for copy_spans.
+
+    Spans that follow each other on both sides are joined: [num_spans, 3].
+    """
 
 def send_spans(
     fd: int,

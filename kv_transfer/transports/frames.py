@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from dataclasses import asdict
 from typing import TypeVar
 
 import msgspec
@@ -59,7 +58,7 @@ class PullRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array
     @staticmethod
     def of(read: Read) -> PullRequest:
         """The request for a planned read."""
-        return PullRequest(read.sealed, **asdict(read.box))
+        return PullRequest(read.sealed, *msgspec.structs.astuple(read.box))
 
     @property
     def box(self) -> KvBox:

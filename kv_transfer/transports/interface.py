@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,8 +26,7 @@ from pdserve.kv_layout import KvLayout
 from pdserve.protocol import ExporterWelcome, TransportOffer
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(msgspec.Struct, frozen=True, eq=False):
     """One planned read: everything that a transport needs to carry it out."""
 
     sealed: bytes  # the ticket
@@ -34,12 +34,8 @@ class Read:
     block_ids: NDArray[np.int64]  # the source blocks of the box
     generations: NDArray[np.uint64]  # their expected generations
     spans: Spans  # [n, 3] (source_offset, destination_offset, nbytes), in the source's order
+    num_bytes: int  # of all spans
     destination: KvPool  # the puller's pool
-
-    @property
-    def num_bytes(self) -> int:
-        """Total bytes of the spans."""
-        return int(self.spans[:, 2].sum())
 
 
 class Source(Protocol):

@@ -12,7 +12,7 @@ from functools import partial
 
 from kv_transfer.generations import check_generations
 from kv_transfer.memory import RemotePool, cpu_pool
-from kv_transfer.threads import CancelFlag, CopyThreads
+from kv_transfer.threads import CopyThreads
 from kv_transfer.transports.interface import Read, Reader, Source
 from kv_transfer.transports.pool_share import PoolDescription, PoolShare, obtain_pool
 from pdserve import _native
@@ -44,6 +44,7 @@ class ShmTransport:
     def __init__(self, reader: Reader) -> None:
         self._threads = reader.threads
         self._host_id = reader.host_id
+        _native.copy_rates()  # measures now, and not in the first pull
 
     def obstacle(self, offer: TransportOffer, welcome: ExporterWelcome) -> str | None:
         """Processes share memory on one host only."""
@@ -72,10 +73,9 @@ class ShmChannel:
         pool = self._pool
         if pool is None:
             raise PeerLost("the channel is closed")
-        cancel = CancelFlag()
         destination = cpu_pool(read.destination).flat
-        copy = partial(_native.copy_spans, destination, pool.flat, read.spans, cancel.byte)
-        await self._threads.move(copy, cancel, read.num_bytes)
+        copy = partial(_native.copy_spans, destination, pool.flat, read.spans)
+        await self._threads.copy(copy, read.num_bytes)
         check_generations(pool.generations, read.block_ids, read.generations)
 
     async def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Measures how fast KV moves between two processes, against a memcpy of the same blocks.
+"""Measures how fast KV moves between two processes, against a memcpy of as many blocks.
 
 A row is one transport, network, block size and number of blocks: random blocks of the exporter's
 pool go to random blocks of the puller's pool, different ones with every pull. Before or after each
-pull the puller copies the same blocks with memcpy, so that both are measured at the same moment,
+pull the puller copies as many blocks with memcpy, so that both are measured at the same moment,
 even on a busy machine. Before the first row, a pull of the whole pool is compared byte by byte.
 """
 

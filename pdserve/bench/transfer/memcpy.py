@@ -1,4 +1,4 @@
-"""The yardstick: one thread copies the same blocks between two pools of this process.
+"""The yardstick: one thread copies as many blocks between two pools of this process.
 
 Uses one numpy assignment per block, which is one C memcpy; `ctypes.memmove` was slower at 64 KiB
 (its calls cost more) and equal above. The pools are of the exported kind, so page sizes are the

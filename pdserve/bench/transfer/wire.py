@@ -104,7 +104,7 @@ class Verified(BenchMessage, frozen=True):
 
 
 class Measure(BenchMessage, frozen=True):
-    """Pull one order after the other, with a memcpy of the same blocks before or after each."""
+    """Pull one order after the other, with a memcpy of as many blocks before or after each."""
 
     orders: list[PullOrder]
     timeout_s: float  # of each pull

@@ -78,7 +78,7 @@ def _cases(config: TransferConfig, network: NetworkName) -> Iterator[Case]:
 
 
 def _table(rows: list[TransferRow]) -> Table:
-    table = Table(title="pulls of scattered KV blocks, and memcpy of the same blocks")
+    table = Table(title="pulls of scattered KV blocks, and memcpy of as many")
     table.add_column("transport")
     table.add_column("network")
     columns = ("block KiB", "blocks", "GB/s", "memcpy GB/s", "ratio", "us a pull", "CPU s/GB")

@@ -1,5 +1,6 @@
 import io
 import json
+import re
 import sys
 from unittest.mock import Mock
 
@@ -84,6 +85,12 @@ def test_transports_are_tried_out(monkeypatch):
     assert by_name["tcp"].verdict is Verdict.OK
     assert by_name["shm"].verdict is Verdict.ABSENT
     assert "Function not implemented" in by_name["shm"].detail
+
+
+def test_the_way_of_copying_kv_here_is_named():
+    by_name = {found.name: found.detail for found in transports.transport_findings()}
+    copies = r"copies 64 KiB at [\d.]+ GB/s \((cached|prefetched|interleaved)\), memcpy at [\d.]+$"
+    assert re.search(copies, by_name["shm"])
 
 
 async def test_a_transport_that_delivers_something_else_does_not_work():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 
 import numpy as np
 import pytest
@@ -217,5 +216,5 @@ def test_some_of_the_ticketed_layers_cannot_be_checked() -> None:
     pool.flat[0] ^= 1
     with pytest.raises(CorruptTransfer):
         check_arrived(ticket, SMALL, pool.flat, run, whole)
-    check_arrived(ticket, SMALL, pool.flat, run, dataclasses.replace(whole, end_layer=1))
+    check_arrived(ticket, SMALL, pool.flat, run, replace(whole, end_layer=1))
     pool.close()

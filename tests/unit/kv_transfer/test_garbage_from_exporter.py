@@ -123,7 +123,7 @@ async def test_an_exporter_that_hangs_up_within_the_bytes() -> None:
 async def test_garbage_is_not_taken_for_silence() -> None:
     """Nothing was received: ask again on another connection. Garbage was: no exporter is there."""
     pool = ExportedPool(1, 8)
-    read = Read(b"", KvBox(0, 0, 0, 0, 0, 0), *[np.empty(0)] * 2, np.empty((0, 3)), pool)
+    read = Read(b"", KvBox(0, 0, 0, 0, 0, 0), *[np.empty(0)] * 2, np.empty((0, 3)), 0, pool)
     for said, error in ((b"HTTP/1.1 400 Bad Request", GarbledFrame), (b"", Unanswered)):
         ours, theirs = socket.socketpair()
         with ours, theirs:

@@ -26,13 +26,17 @@ def random_bytes(num_bytes: int, seed: int = 1) -> np.ndarray:
 SOURCE = random_bytes(1 << 20)
 
 
+@pytest.mark.parametrize("way", ["", *_native.copy_rates()[8 << 10]])
 @given(
-    st.lists(
+    pieces=st.lists(
         st.tuples(st.integers(0, 1 << 19), st.integers(0, 80), st.integers(0, 40_000)),
         max_size=20,
-    )
+    ),
+    max_bytes=st.integers(1, 100_000),
 )
-def test_copy_spans_equals_slicing(pieces: list[tuple[int, int, int]]) -> None:
+def test_copy_spans_equals_slicing(
+    way: str, pieces: list[tuple[int, int, int]], max_bytes: int
+) -> None:
     spans, end = [], 0
     for source_offset, gap, nbytes in pieces:
         spans.append((source_offset, end + gap, nbytes))
@@ -42,8 +46,52 @@ def test_copy_spans_equals_slicing(pieces: list[tuple[int, int, int]]) -> None:
     for source_offset, offset, nbytes in spans:
         expected[offset : offset + nbytes] = SOURCE[source_offset : source_offset + nbytes]
     table = np.array(spans, dtype=np.int64).reshape(-1, 3)
-    assert _native.copy_spans(found, SOURCE, table, GO) == table[:, 2].sum()
+    position, total = 0, table[:, 2].sum()
+    while position < total:
+        before, position = (
+            position,
+            _native.copy_spans(found, SOURCE, table, GO, position, max_bytes, way),
+        )
+        assert position == min(before + max_bytes, total)
     np.testing.assert_array_equal(found, expected)
+
+
+def test_every_way_of_copying_is_measured_for_every_size() -> None:
+    rates = _native.copy_rates()
+    assert list(rates) == [8 << 10, 16 << 10, 64 << 10]
+    for found in rates.values():
+        assert "cached" in found
+        assert all(rate > 0 for rate in found.values())
+    assert _native.copy_rates() == rates  # measured once
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"way": "slow"}, "way: expected one of copy_rates"),
+        ({"start": 11}, r"start: expected 0\.\.10"),
+        ({"start": -1}, r"start: expected 0\.\.10"),
+        ({"max_bytes": -1}, "max_bytes: expected >= 0"),
+    ],
+)
+def test_a_wrong_range_or_way_of_copying_is_refused(wrong: dict[str, object], message: str) -> None:
+    spans, destination = np.array([(0, 0, 10)], dtype=np.int64), np.zeros(10, np.uint8)
+    with pytest.raises(ValueError, match=message):
+        _native.copy_spans(destination, SOURCE, spans, GO, **wrong)  # type: ignore[arg-type]
+    assert not destination.any()
+
+
+def test_spans_of_blocks_are_joined_where_both_sides_go_on() -> None:
+    def ids(*values: int) -> np.ndarray:
+        return np.array(values, dtype=np.int64)
+
+    whole = _native.block_spans(ids(4, 5, 6, 9), ids(0, 1, 3, 4), 100, 0, 100)
+    assert whole.tolist() == [[400, 0, 200], [600, 300, 100], [900, 400, 100]]
+    part = _native.block_spans(ids(4, 5), ids(0, 1), 100, 20, 30)
+    assert part.tolist() == [[420, 20, 30], [520, 120, 30]]
+    assert _native.block_spans(ids(), ids(), 100, 0, 100).shape == (0, 3)
+    with pytest.raises(ValueError, match="destination_ids: expected 2 ids"):
+        _native.block_spans(ids(1, 2), ids(1), 100, 0, 100)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from itertools import pairwise
 
 import msgspec
@@ -36,7 +35,10 @@ def test_a_plan_does_what_copying_token_by_token_does(plan: Plan) -> None:
         expected = in_box(theirs, source.layout, box)
         np.testing.assert_array_equal(in_box(ours, destination.layout, box), expected)
         # As many bytes have changed as are in the box, so none has outside of it.
-        assert spans[:, 2].sum() == expected.size == np.count_nonzero(received.flat != 0xEE)
+        num_bytes = box.num_bytes(source.layout)
+        assert spans[:, 2].sum() == num_bytes == expected.size
+        assert num_bytes == box.num_bytes(destination.layout)
+        assert num_bytes == np.count_nonzero(received.flat != 0xEE)
     finally:
         source_pool.close()
         received.close()
@@ -69,7 +71,7 @@ def test_the_parts_of_a_box_are_the_box(plan: Plan) -> None:
         assert part.end == following.begin
         assert part.end % source.layout.block_size == 0
     for part in parts:
-        assert part == dataclasses.replace(box, begin=part.begin, end=part.end)
+        assert part == msgspec.structs.replace(box, begin=part.begin, end=part.end)
         assert not part.is_empty
     spans = [plan_spans(source, destination, part) for part in parts]
     whole = plan_spans(source, destination, box)
@@ -83,7 +85,7 @@ def test_whole_blocks_are_planned_at_once_and_single_rows_on_a_thread() -> None:
     assert is_quick(SMALL, SMALL, many)  # two blocks of it are parts
     assert is_quick(SMALL, wider, few)
     assert not is_quick(SMALL, wider, many)
-    assert not is_quick(SMALL, SMALL, dataclasses.replace(many, end_head=1))
+    assert not is_quick(SMALL, SMALL, msgspec.structs.replace(many, end_head=1))
 
 
 def test_a_plan_of_millions_of_rows_is_refused_and_not_made() -> None:

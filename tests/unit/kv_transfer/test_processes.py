@@ -131,7 +131,7 @@ async def test_kill_in_the_middle(doomed: Peer) -> None:
         await asyncio.wait([task])
     else:
         started_s = time.monotonic()
-        with pytest.raises(PeerLost, match="broke"):
+        with pytest.raises(PeerLost, match=r"broke|did not answer"):
             await task
         assert time.monotonic() - started_s < 2
     await assert_still(doomed.pool)

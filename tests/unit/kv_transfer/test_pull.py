@@ -10,18 +10,21 @@ import numpy as np
 import pytest
 
 from kv_transfer import plan, threads
+from kv_transfer.transports import tcp
 from pdserve.errors import StaleIncarnation, StaleTicket, TicketInvalid, TransferCancelled
 from pdserve.kv_layout import KvDtype, KvLayout
-from tests.unit.kv_transfer.pairs import SMALL, TRANSPORTS, Pair, open_pair, tokens_of
+from tests.unit.kv_transfer.pairs import LARGE, SMALL, TRANSPORTS, Pair, open_pair, tokens_of
 
 
-@pytest.fixture(params=[*TRANSPORTS, "shm in threads", "tcp in threads"])
+@pytest.fixture(params=[*TRANSPORTS, "shm in threads", "tcp in threads", "tcp over two streams"])
 async def pair(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Pair]:
-    kind, _, in_threads = request.param.partition(" ")
-    if in_threads:  # blocks as small as here would be moved on the event loop
+    kind, _, way = request.param.partition(" ")  # blocks as small as here would be moved
+    if way == "in threads":  # on the event loop
         monkeypatch.setattr(threads, "INLINE_BYTES", -1)
+    elif way:  # over one connection
+        monkeypatch.setattr(tcp, "_STREAMED_BYTES", 0)
     async with open_pair(kind) as opened:
         yield opened
 
@@ -177,3 +180,26 @@ async def test_a_pull_of_many_rows_is_several_reads(
         np.testing.assert_array_equal(received, expected)
         if kind == "tcp":
             assert pair.exporter.statistics.pulls_served == 4
+
+
+async def test_a_large_pull_over_tcp_takes_two_connections() -> None:
+    async with open_pair("tcp", LARGE, num_blocks=16) as pair:
+        served = pair.exporter.statistics
+        await pair.pull(pair.exporter.issue("r", 0, 15 * 64, list(range(15))), list(range(15)))
+        assert served.pulls_served == 1
+        backwards = list(range(15, -1, -1))
+        await pair.pull(pair.exporter.issue("r", 0, 16 * 64, list(range(16))), backwards)
+        assert served.pulls_served == 3
+        np.testing.assert_array_equal(pair.destination.data[::-1], pair.source.data)
+
+
+async def test_a_block_freed_during_one_half_of_a_pull_ends_both() -> None:
+    async with open_pair("tcp", LARGE, num_blocks=16) as pair:
+        ticket = pair.exporter.issue("r", 0, 16 * 64, list(range(16)))
+        pair.source.bump([15])
+        with pytest.raises(StaleTicket, match="block 15 has generation 1"):
+            await pair.pull(ticket, list(range(16)))
+        kept = pair.destination.data.copy()
+        pair.source.data[:] = 0
+        await asyncio.sleep(0.02)
+        np.testing.assert_array_equal(pair.destination.data, kept)

@@ -37,6 +37,7 @@ READ = Read(
     NOTHING,
     NOTHING.astype(np.uint64),
     np.empty((0, 3), dtype=np.int64),
+    0,
     ExportedPool(1, 8),
 )
 

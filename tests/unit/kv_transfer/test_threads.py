@@ -7,9 +7,10 @@ import gc
 import threading
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
-from kv_transfer.threads import CancelFlag, CopyThreads
+from kv_transfer.threads import INLINE_BYTES, CancelFlag, CopyThreads
 
 
 @pytest.fixture
@@ -92,3 +93,74 @@ async def test_an_error_after_a_cancellation_is_nobodys(threads: CopyThreads) ->
     del task
     gc.collect()
     assert reported == []
+
+
+# ---- copies ------------------------------------------------------------------------------------
+
+LOOP = "on the event loop"
+
+
+class Recorded:
+    """A copy that says where each of its pieces is done, and copies nothing."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.pieces: list[tuple[str, int]] = []
+
+    def __call__(self, cancel: np.ndarray, start: int, max_bytes: int) -> int:
+        is_loop = threading.current_thread() is threading.main_thread()
+        position = start if cancel[0] else min(start + max_bytes, self.num_bytes)
+        self.pieces.append((LOOP if is_loop else "in a thread", position - start))
+        return position
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "pieces"),
+    [
+        (1, [(LOOP, 1)]),
+        (INLINE_BYTES, [(LOOP, INLINE_BYTES)]),
+        (INLINE_BYTES + 1, [(LOOP, INLINE_BYTES), (LOOP, 1)]),
+        (8 * INLINE_BYTES, [(LOOP, INLINE_BYTES)] * 8),
+        (8 * INLINE_BYTES + 1, [("in a thread", 8 * INLINE_BYTES + 1)]),
+    ],
+)
+async def test_the_event_loop_copies_little_at_a_time(
+    threads: CopyThreads, num_bytes: int, pieces: list[tuple[str, int]]
+) -> None:
+    copy = Recorded(num_bytes)
+    await threads.copy(copy, num_bytes)
+    assert copy.pieces == pieces
+
+
+async def test_others_run_between_the_turns_of_a_copy(threads: CopyThreads) -> None:
+    copy, seen = Recorded(3 * INLINE_BYTES), []
+
+    async def watch() -> None:
+        while len(copy.pieces) < 3:
+            seen.append(len(copy.pieces))
+            await asyncio.sleep(0)
+
+    await asyncio.gather(threads.copy(copy, copy.num_bytes), watch())
+    assert seen == [1, 2]
+
+
+async def test_only_one_copy_takes_turns_at_a_time(threads: CopyThreads) -> None:
+    first, second, third = (Recorded(2 * INLINE_BYTES) for _ in range(3))
+    await asyncio.gather(*(threads.copy(c, c.num_bytes) for c in (first, second)))
+    await threads.copy(third, third.num_bytes)
+    assert [piece[0] for piece in first.pieces] == [LOOP, LOOP]
+    assert second.pieces == [("in a thread", 2 * INLINE_BYTES)]
+    assert third.pieces == first.pieces
+
+
+async def test_a_cancelled_copy_takes_no_further_turn(threads: CopyThreads) -> None:
+    copy = Recorded(4 * INLINE_BYTES)
+    task = asyncio.create_task(threads.copy(copy, copy.num_bytes))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(copy.pieces) == 2
+    await threads.copy(copy, copy.num_bytes)  # the next one may take turns again
+    assert len(copy.pieces) == 6
