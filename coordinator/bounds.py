@@ -9,11 +9,14 @@ from __future__ import annotations
 import sys
 from dataclasses import astuple, dataclass
 
+from coordinator.api.body_budget import WAIT_S
 from coordinator.api.completions import MAX_GENERATED
 from coordinator.api.config import ApiConfig
 from coordinator.api.fields import MAX_ALLOWED_IDS, MAX_BAD_WORDS
 from coordinator.api.json_text import MAX_CONTAINERS, MAX_ITEMS, MAX_MEMBERS, MAX_NESTING
 from coordinator.api.limits import MAX_PROMPT_LOGPROBS
+from coordinator.api.responses_api.frame_count import MAX_FRAGMENTS, MAX_UNREAD
+from coordinator.api.responses_api.socket_inbox import MAX_MESSAGE_BYTES
 from coordinator.api.sampling import MAX_STOP_CHARS, MAX_STOPS
 from coordinator.text.chat_template import RENDER_LIMIT_S
 from coordinator.text.grammars.checker import CHECK_CPU_S, MAX_WAITING
@@ -51,9 +54,18 @@ BOUNDS = (
     Bound(
         "Bytes of a body",
         _mib(_API.max_body_bytes),
-        "-",
-        "-",
-        "413 before it is read",
+        f"{_mib(_API.max_buffered_bytes // 2)} until the calls are planned, with the objects that "
+        "the bodies become",
+        _mib(_API.max_buffered_bytes),
+        f"413 before it is read; slow senders are ended, the others wait {WAIT_S:g} s, then 503",
+    ),
+    Bound(
+        "Bytes of a WebSocket",
+        f"{_mib(MAX_MESSAGE_BYTES)} and {MAX_FRAGMENTS} fragments a message, not compressed; "
+        f"{MAX_UNREAD} frames unread",
+        "as for bodies, from the first byte of a frame; one call at a time on a connection",
+        "as for bodies",
+        "the connection is closed, with the error's event where there was no room",
     ),
     Bound(
         "Objects that a body becomes",

@@ -13,18 +13,20 @@ import uuid
 from collections.abc import Callable
 
 from aiohttp import web
+from aiohttp.http import WebSocketReader
 from aiohttp.http_exceptions import HttpProcessingError
 
 from coordinator.api.config import ApiConfig
 from coordinator.api.errors import describe, describe_http, describe_protocol
 
+READ_BYTES = 2**16  # buffered of a request that nobody reads yet; up to twice as much arrives
 _SLOWEST_BYTES_PER_S = 1024  # slowest rate at which a client may read an answer
 
 
 class Connection(web.RequestHandler):
     """aiohttp's protocol object for one connection, with the limits and error format of the API."""
 
-    __slots__ = ("_config", "_has_room")
+    __slots__ = ("_config", "_count_frames", "_has_room")
 
     def __init__(
         self,
@@ -41,9 +43,11 @@ class Connection(web.RequestHandler):
             logger=logger,
             access_log=None,  # type: ignore[arg-type]  # documented, but not in its types
             auto_decompress=False,  # compressed bodies are refused
+            read_bufsize=READ_BYTES,
         )
         self._config = config
         self._has_room = has_room
+        self._count_frames: Callable[[bytes], bool] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
@@ -52,6 +56,27 @@ class Connection(web.RequestHandler):
         else:
             self.close()  # ignore whatever the client sends
             transport.close()
+
+    def count_frames(self, count: Callable[[bytes], bool]) -> None:
+        """Call `count` with what arrives of a WebSocket before it is parsed.
+
+        Once it returns False, what arrives is ignored.
+        """
+        self._count_frames = count
+
+    def set_parser(
+        self, parser: WebSocketReader, data_received_cb: Callable[[], None] | None = None
+    ) -> None:
+        """See aiohttp; frames that came with the handshake are counted here."""
+        count, tail = self._count_frames, self._message_tail
+        if tail and count is not None and not count(tail):
+            self._message_tail = b""
+        super().set_parser(parser, data_received_cb)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        if self._count_frames is None or self._payload_parser is None or self._count_frames(data):
+            super().data_received(data)
 
     def handle_error(
         self,

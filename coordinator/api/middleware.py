@@ -87,4 +87,5 @@ def _new_trace(request: web.Request, context: ApiContext) -> RequestTrace:
         unique=unique,
         request_id=theirs or f"req-{unique}",
         received_s=context.clock.now(),
+        address=request.remote or "",
     )
