@@ -20,6 +20,9 @@ from coordinator.api.responses_api.socket_inbox import MAX_MESSAGE_BYTES
 from coordinator.api.sampling import MAX_STOP_CHARS, MAX_STOPS
 from coordinator.text.chat_template import RENDER_LIMIT_S
 from coordinator.text.grammars.checker import CHECK_CPU_S, MAX_WAITING
+from coordinator.text.threads import NUM_THREADS
+from coordinator.text.threads import WAIT_S as TURN_WAIT_S
+from coordinator.text.tokenizer import LONG_TEXT_CHARS, PROBED_CHARS
 from pdserve.config import CoordinatorConfig
 from pdserve.grammar.matching import MAX_GRAMMAR_CHARS
 
@@ -83,11 +86,12 @@ BOUNDS = (
         "closed",
     ),
     Bound(
-        "Rendering a chat template",
-        f"{RENDER_LIMIT_S:g} s",
-        "-",
-        "-",
-        "400",
+        "Tokenising, and rendering chat templates",
+        f"what fits into the context: beyond {PROBED_CHARS} characters a token, a text's beginning "
+        f"decides; {RENDER_LIMIT_S:g} s of rendering",
+        f"tenants take turns, of one text or {LONG_TEXT_CHARS} characters of short ones",
+        f"{NUM_THREADS} threads for what is longer than {LONG_TEXT_CHARS} characters",
+        f"400; 429 after {TURN_WAIT_S:g} s, 504 at the request's time-out",
     ),
     Bound(
         "Checking a grammar",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 from aiohttp import web
 
@@ -50,7 +48,6 @@ class ApiContext:
     stored: ResponseStore
     embedding_model: EmbeddingModel
     bodies: BodyBudget
-    tokenizing: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, 1))
     in_flight: InFlight = field(default_factory=InFlight)
 
     def check_model(self, name: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from coordinator.api.limits import check_num_chars, check_token_ids
 from coordinator.text import Tokenizer
+from coordinator.text.threads import Asker
 from pdserve.errors import ContextLengthExceeded, InvalidRequest
 
 Prompt = str | list[int]
@@ -40,6 +41,13 @@ class PromptParameter:
                     f"{self.max_prompts}",
                     name,
                 )
+            for one in prompt:
+                if isinstance(one, list) and len(one) > max_model_len:
+                    raise ContextLengthExceeded(
+                        f"a prompt in {name!r} has {len(one)} token ids, but this model's maximum "
+                        f"context length is {max_model_len} tokens",
+                        name,
+                    )
             if all(isinstance(one, str) or _is_ids(one) for one in prompt):
                 return prompt
         raise InvalidRequest(
@@ -52,18 +60,28 @@ class PromptParameter:
         self,
         prompts: Sequence[Prompt],
         tokenizer: Tokenizer,
+        asker: Asker,
         *,
         add_special_tokens: bool,
         max_model_len: int,
+        is_truncated: bool,
     ) -> list[list[int]]:
         """Return the token ids of each prompt, at least one id each.
 
-        Raises InvalidRequest or ContextLengthExceeded.
+        Those that are to be truncated may have more than `max_model_len`. Raises InvalidRequest or
+        ContextLengthExceeded.
         """
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         for text in texts:
             check_num_chars(len(text), tokenizer, max_model_len, self.name)
-        encoded = iter(await tokenizer.encode_texts(texts, add_special_tokens=add_special_tokens))
+        encoded = iter(
+            await tokenizer.encode_texts(
+                texts,
+                asker,
+                add_special_tokens=add_special_tokens,
+                max_tokens=None if is_truncated else max_model_len,
+            )
+        )
         found = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
         for token_ids in found:
             if not token_ids:
@@ -75,4 +93,4 @@ class PromptParameter:
 
 
 def _is_ids(prompt: Any) -> bool:
-    return isinstance(prompt, list) and all(type(item) is int for item in prompt)
+    return isinstance(prompt, list) and set(map(type, prompt)) <= {int}

@@ -20,7 +20,7 @@ from coordinator.api.responses_api.follow import follow
 from coordinator.api.responses_api.items import KeptItem
 from coordinator.api.responses_api.objects import InputTokens
 from coordinator.api.responses_api.plan import Planned, as_fitted, plan_response
-from coordinator.api.tokenizing import turn
+from coordinator.api.tokens import counting
 
 _JSON = "application/json"
 
@@ -44,17 +44,17 @@ async def count_input_tokens(request: web.Request) -> web.Response:
     context, trace = request.app[CONTEXT], request[TRACE]
     callers.begin(context, trace)
     asked = await read_asked(request, context, trace)
+    asker = counting(trace)
 
     async def count(items: Sequence[KeptItem]) -> int:
-        num_tokens = len(await encode_chat(asked.chat(items), context))
+        num_tokens = len(await encode_chat(asked.chat(items), context, asker, max_tokens=None))
         if asked.body.truncation == "auto":
             limit = asked.body.max_output_tokens
             output_limit(num_tokens, limit, None, context.max_model_len())
         return num_tokens
 
-    async with turn(context, None if asked.earlier else request.content_length):
-        with in_our_words():
-            num_tokens = await as_fitted(asked, count)
+    with in_our_words():
+        num_tokens = await as_fitted(asked, count)
     return json_answer(InputTokens(input_tokens=num_tokens))
 
 
