@@ -12,9 +12,11 @@ from dataclasses import astuple, dataclass
 from coordinator.api.body_budget import WAIT_S
 from coordinator.api.completions import MAX_GENERATED
 from coordinator.api.config import ApiConfig
+from coordinator.api.connection import MAX_HEAD_BYTES
 from coordinator.api.fields import MAX_ALLOWED_IDS, MAX_BAD_WORDS
 from coordinator.api.json_text import MAX_CONTAINERS, MAX_ITEMS, MAX_MEMBERS, MAX_NESTING
 from coordinator.api.limits import MAX_PROMPT_LOGPROBS
+from coordinator.api.places import TENANT_SHARE, UNKNOWN_SHARE
 from coordinator.api.responses_api.frame_count import MAX_FRAGMENTS, MAX_UNREAD
 from coordinator.api.responses_api.socket_inbox import MAX_MESSAGE_BYTES
 from coordinator.api.sampling import MAX_STOP_CHARS, MAX_STOPS
@@ -80,10 +82,12 @@ BOUNDS = (
     ),
     Bound(
         "Connections",
-        "-",
-        "-",
+        f"{MAX_HEAD_BYTES // 2**10} KiB of headers",
+        f"{_API.max_connections // TENANT_SHARE}; without a key "
+        f"{_API.max_connections // UNKNOWN_SHARE} of an address, where keys are needed",
         str(_API.max_connections),
-        "closed",
+        "431 for the headers, 429 for a tenant; of an address, the oldest without a key is closed; "
+        "beyond the total, the new one",
     ),
     Bound(
         "Tokenising, and rendering chat templates",
