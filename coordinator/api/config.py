@@ -28,7 +28,7 @@ def parse_origins(texts: Iterable[str]) -> tuple[str, ...]:
 class ApiConfig:
     """Limits and intervals of the API. Sizes in bytes, times in seconds."""
 
-    max_body_bytes: int = 32 * 2**20
+    max_body_bytes: int = 16 * 2**20
     max_buffered_bytes: int = 512 * 2**20  # of all bodies until their calls are planned
     body_timeout_s: float = 60.0  # for reading one request's body
     idle_timeout_s: float = 75.0  # of a connection: also the time to send a request's headers

@@ -1,7 +1,8 @@
 """Reads clients' JSON within limits of size and nesting.
 
 A few megabytes of `[[],[],..` decode to gigabytes of objects, and block the event loop for seconds.
-So a native function first counts the objects that a text would decode to.
+So a native function first counts the objects that a text would decode to. All that are allowed take
+a turn of the event loop of a few ten milliseconds, and what is done with them takes another one.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from pdserve import _native
 from pdserve.errors import InvalidRequest
 
 MAX_NESTING = 128  # keeps recursive code that handles the value from exhausting the stack
-MAX_CONTAINERS = 2**17  # lists and objects
-MAX_MEMBERS = 2**18  # of objects
-MAX_ITEMS = 2**21  # of lists and objects; usually token ids
+MAX_CONTAINERS = 2**16  # lists and objects
+MAX_MEMBERS = 2**16  # of objects
+MAX_ITEMS = 2**20  # of lists and objects; usually token ids
 Shape = tuple[int, int, int, int]  # containers, members, items, depth
 _CONTAINER_BYTES, _MEMBER_BYTES, _ITEM_BYTES = 128, 128, 48  # of CPython objects
 _HALF_PAIR = re.compile(rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F]..)")
@@ -57,7 +58,10 @@ class JsonReader:
         )
         self._count(shape, what, None)
         await held.take(decoded_bytes(len(text), shape))
-        return _decoded(text, what, None)
+        value = _decoded(text, what, None)
+        if len(text) > _LONG_BYTES:
+            await asyncio.sleep(0)
+        return value
 
     def _count(self, shape: Shape, what: str, param: str | None) -> None:
         containers, members, items, depth = shape

@@ -11,7 +11,7 @@ from aiohttp import web
 from msgspec import Meta, Struct
 
 from coordinator.api import callers
-from coordinator.api.body import read_request
+from coordinator.api.body import convert_request, read_object, read_request
 from coordinator.api.chat_parts import check_tools
 from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
 from coordinator.api.fields import TokenId
@@ -96,15 +96,17 @@ async def detokenize(request: web.Request) -> web.Response:
     """POST /detokenize: convert tokens to text, special tokens included."""
     context = request.app[CONTEXT]
     callers.begin(context, request[TRACE])
-    body = await read_request(request, DetokenizeRequest, context.config)
-    if body.model is not None:
-        context.check_model(body.model)
-    if len(body.tokens) > context.max_model_len():
+    values = await read_object(request, context.config)
+    given, most = values.get("tokens"), context.max_model_len()
+    if isinstance(given, list) and len(given) > most:  # before they are looked at
         raise ContextLengthExceeded(
-            f"'tokens' has {len(body.tokens)} items, but this model's maximum context length is "
-            f"{context.max_model_len()} tokens",
+            f"'tokens' has {len(given)} items, but this model's maximum context length is {most} "
+            "tokens",
             "tokens",
         )
+    body = convert_request(values, DetokenizeRequest)
+    if body.model is not None:
+        context.check_model(body.model)
     check_token_ids(body.tokens, context.tokenizer, "tokens")
     text = await context.tokenizer.decode_all(body.tokens, counting(request[TRACE]))
     return json_answer(DetokenizeAnswer(prompt=text))
