@@ -27,10 +27,11 @@ from coordinator.api.routes import ROUTES
 from coordinator.text.tokenizer import Tokenizer
 from pdserve import _native
 from tests.unit.coordinator_api.fakes import FakeGenerator, served
+from tests.unit.coordinator_api.test_tools import tool_tokenizer
 
 MOST_S = 0.05
 CALL_S, OBJECT_S, BYTE_S, ID_S, CHAR_S = 100e-9, 35e-9, 1e-9, 25e-9, 150e-9
-CONTEXT = 8192
+CONTEXT = 32768
 HI: dict[str, Any] = {"role": "user", "content": "Hi"}
 
 
@@ -111,7 +112,7 @@ def tool(num: int) -> dict[str, Any]:
 
 MARGIN = 64  # for the rest of a body
 IDS = [7] * ((MAX_ITEMS - MARGIN) // MAX_INPUTS - 1)
-TEXT = "Hello world, this is a small test. " * (CONTEXT // 4)
+TEXT = "Hello world, this is a small test. " * (CONTEXT // 16)
 LARGE = "x" * (ApiConfig().max_body_bytes - 1024)
 PARTS = [{"type": "input_text", "text": "x"}] * 1000
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -132,13 +133,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "items": chat(chat_template_kwargs={"x": [1] * (MAX_ITEMS - MARGIN)}),
     "lists": chat(chat_template_kwargs={"x": [[]] * (MAX_CONTAINERS - MARGIN)}),
     "unknown names": chat(**numbered(MAX_MEMBERS - MARGIN)),
-    "stop tokens": chat(stop_token_ids=[1] * (MAX_ITEMS - MARGIN)),
     "allowed ids": chat(allowed_token_ids=[7] * MAX_ALLOWED_IDS),
     "answers": chat(n=MAX_CHOICES),
     "choices": chat(structured_outputs={"choice": [f"a{i}" for i in range(MAX_ANSWERS)]}),
-    "prompts of ids": ("/v1/completions", {"prompt": [[7] * (CONTEXT - 16)] * 64}),
+    "prompts of ids": ("/v1/completions", {"prompt": [[7] * (CONTEXT - 16)] * 31}),
     "too many ids": ("/v1/completions", {"prompt": [[7] * (MAX_ITEMS - MARGIN)]}),
-    "prompts": ("/v1/completions", {"prompt": [TEXT] * 16}),
+    "prompts": ("/v1/completions", {"prompt": [TEXT] * 2}),
     "inputs of ids": ("/v1/embeddings", {"input": [IDS] * MAX_INPUTS}),
     "inputs": ("/v1/embeddings", {"input": ["Hello world"] * MAX_INPUTS}),
     "a text to count": ("/tokenize", {"prompt": TEXT, "return_token_strs": True}),
@@ -147,11 +147,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "input items": ("/v1/responses", {"input": [HI] * MAX_INPUT_ITEMS}),
     "input items that do not fit": (
         "/v1/responses",
-        {"input": [{**HI, "content": TEXT[:20]}] * MAX_INPUT_ITEMS, "truncation": "auto"},
+        {"input": [{**HI, "content": TEXT[:200]}] * 1000, "truncation": "auto"},
     ),
     "input items to count": ("/v1/responses/input_tokens", {"input": [HI] * MAX_INPUT_ITEMS}),
     "items to compact": ("/v1/responses/compact", {"input": [HI] * (MAX_INPUT_ITEMS - 1)}),
     "a conversation": ("/v1/conversations", {"items": [{**HI, "content": PARTS}] * 20}),
+}
+
+REFUSED = {  # but only after all of it has been read
+    "a text",
+    "a schema",
+    "tools",
+    "unknown names",
+    "too many ids",
+    "too many ids to show",
 }
 
 
@@ -160,9 +169,9 @@ async def test_no_turn_does_more_than_a_little(case: str, turns: Turns) -> None:
     path, body = CASES[case]
     model = {} if path in ("/tokenize", "/detokenize", "/v1/conversations") else {"model": "alias"}
     raw = json.dumps(model | body).encode()
-    async with served(FakeGenerator(max_model_len=CONTEXT)) as api:
+    async with served(FakeGenerator(max_model_len=CONTEXT), tool_tokenizer()) as api:
         status, told = await asyncio.to_thread(post, api.server.port, path, raw)
-        assert status in (200, 400), told
+        assert status == (400 if case in REFUSED else 200), told
         assert b"lists and objects" not in told, "a larger input than is accepted"
         assert b"has more than" not in told, "a larger input than is accepted"
         assert b"too large" not in told
