@@ -40,6 +40,11 @@ from pdserve.protocol import SamplingParams
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """POST /v1/chat/completions: answer a conversation."""
+    return await answer(request, request.app[CONTEXT], await _plan(request))
+
+
+async def _plan(request: web.Request) -> CallPlan:
+    """Read the request and plan the call, which keeps nothing of the body. Raises RequestError."""
     context = request.app[CONTEXT]
     trace = admit(request, context)
     body = with_functions_as_tools(await read_request(request, ChatRequest, context.config))
@@ -65,8 +70,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         )
 
     plan = await plan_chat(body, context, terms, f"chatcmpl-{trace.unique}", make_format)
-    counts_along = usage is UsageShown.EVERYWHERE
-    return await answer(request, context, replace(plan, counts_along=counts_along))
+    return replace(plan, counts_along=usage is UsageShown.EVERYWHERE)
 
 
 async def plan_chat(

@@ -34,12 +34,17 @@ _PROMPT = PromptParameter("prompt", max_prompts=64)
 
 async def completions(request: web.Request) -> web.StreamResponse:
     """POST /v1/completions: continue one or more prompts; each gets at least one choice."""
+    return await answer(request, request.app[CONTEXT], await _read_plan(request))
+
+
+async def _read_plan(request: web.Request) -> CallPlan:
+    """Read the request and plan the call, which keeps nothing of the body. Raises RequestError."""
     context = request.app[CONTEXT]
     trace = admit(request, context)
     body = await read_request(request, CompletionRequest, context.config)
     context.check_model(body.model)
     terms = service_terms(body, request.headers, context, trace)
-    return await answer(request, context, await _plan(body, context, trace, terms))
+    return await _plan(body, context, trace, terms)
 
 
 async def _plan(

@@ -41,7 +41,6 @@ async def embeddings(request: web.Request) -> web.Response:
     trace.num_choices = len(prompts)
     trace.num_prompt_tokens = sum(map(len, prompts))
     callers.take_prompt(context, trace)
-    trace.release_body()
 
     def start(index: int) -> Generation:
         embedder = _embedder(context, trace, terms, index, prompts[index])

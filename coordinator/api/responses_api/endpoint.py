@@ -27,13 +27,22 @@ _JSON = "application/json"
 
 async def create_response(request: web.Request) -> web.StreamResponse:
     """POST /v1/responses: answer a new or a continued conversation."""
+    planned, is_background = await _plan(request)
+    if is_background:
+        return await _in_background(request, planned)
+    return await answer(request, request.app[CONTEXT], planned.call)
+
+
+async def _plan(request: web.Request) -> tuple[Planned, bool]:
+    """Read the request and plan the call, which keeps nothing of the body besides the items.
+
+    Also returns whether it is to run in the background. Raises RequestError.
+    """
     context = request.app[CONTEXT]
     trace = admit(request, context)
     asked = await read_asked(request, context, trace)
     planned = await plan_response(asked, request.headers, context, trace)
-    if asked.body.background:
-        return await _in_background(request, planned)
-    return await answer(request, context, planned.call)
+    return planned, bool(asked.body.background)
 
 
 async def count_input_tokens(request: web.Request) -> web.Response:

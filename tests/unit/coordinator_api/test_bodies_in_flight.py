@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from typing import Any
 
 import aiohttp
 import pytest
 
 from coordinator.api import body_budget
+from coordinator.api.requests import ChatRequest, CompletionRequest
+from coordinator.api.responses_api.requests import ResponseRequest
 from coordinator.generation import GenerationRequest
 from coordinator.tenants import Tenants
-from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, Harness, Step, says, served
+from tests.unit.coordinator_api.fakes import (
+    MODEL,
+    FakeGenerator,
+    Harness,
+    Pause,
+    Step,
+    says,
+    served,
+)
 from tests.unit.coordinator_api.raw_client import RawClient, connected
 from tests.unit.coordinator_api.test_tenants import bearer, clock, tenants, usage
 
@@ -97,6 +109,39 @@ async def test_a_call_holds_its_body_only_until_it_is_planned() -> None:
             assert response.status == 200
         assert held == [0, 0]
         assert api.server_context.bodies.num_bytes == 0
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses"])
+async def test_a_running_call_keeps_nothing_of_its_body_that_it_does_not_need(path: str) -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        "chat/completions": {
+            "messages": [{"role": "user", "content": "Hi"}],
+            "chat_template_kwargs": {"x": [7] * 12_345},
+        },
+        "completions": {"prompt": ["Hi"]},
+        "responses": {"input": [{"role": "user", "content": "Hi"}]},
+    }
+
+    def script(request: GenerationRequest) -> Sequence[Step]:
+        return [Pause(until=may_end), *says("Hello")(request)]
+
+    may_end = asyncio.Event()
+    async with served(FakeGenerator(script)) as api:
+        call = asyncio.create_task(
+            status_of(api.client.post(f"/v1/{path}", json={"model": MODEL, **bodies[path]}))
+        )
+        await api.generator.started.wait()
+        await asyncio.sleep(0)
+        schemas = (ChatRequest, CompletionRequest, ResponseRequest)
+        found = [type(one) for one in gc.get_objects() if isinstance(one, schemas)]
+        may_end.set()
+        assert await call == 200
+    assert found == []
+
+
+async def status_of(asking: Any) -> int:
+    async with asking as response:
+        return int(response.status)
 
 
 async def test_a_body_that_waits_in_vain_is_told_when_to_come_again(
