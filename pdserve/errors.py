@@ -15,6 +15,7 @@
     ├── CapacityError
     │   ├── KvBudgetTooSmall         not even one request of max_model_len fits
     │   ├── OutOfBlocks              the block pool cannot serve an allocation now
+    │   ├── BuffersFull              no memory for a request's body now
     │   └── Overloaded               refused before any work was done; try later
     │       ├── SloUnreachable       it would miss a promise of its class
     │       └── RateLimited          its tenant has used up its quota for now
@@ -157,6 +158,12 @@ class OutOfBlocks(CapacityError):
     """The block pool has fewer free blocks than asked for."""
 
     code = "out_of_blocks"
+
+
+class BuffersFull(CapacityError):
+    """The memory for the bodies of requests is full; slow senders are ended first."""
+
+    code = "buffers_full"
 
 
 class Overloaded(CapacityError):

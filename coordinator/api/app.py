@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
+from coordinator.api.body_budget import BodyBudget
 from coordinator.api.chat_parts import PartsOptions
 from coordinator.api.config import ApiConfig
 from coordinator.api.context import CONTEXT, ApiContext
@@ -70,6 +71,7 @@ def create_app(
         write_turns=WriteTurns(clock),
         stored=ResponseStore(config.max_stored_responses, config.max_stored_bytes),
         embedding_model=embedding_model or EmbeddingModel(),
+        bodies=BodyBudget(config.max_buffered_bytes, clock),
     )
     app.add_routes(ROUTES)
     return app

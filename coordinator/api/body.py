@@ -10,10 +10,12 @@ import msgspec
 from aiohttp import HttpVersion11, web
 
 from coordinator.api.allowed_values import allowed_values
+from coordinator.api.body_budget import SLOW, Body
 from coordinator.api.config import ApiConfig
+from coordinator.api.context import CONTEXT, TRACE
 from coordinator.api.json_text import JsonReader
 from coordinator.api.parameters import check_parameters
-from pdserve.errors import InvalidRequest
+from pdserve.errors import BuffersFull, InvalidRequest
 
 _PART_CHARS = 500  # kept at each end of a long error message
 _CONTINUE = "100-continue"
@@ -35,8 +37,10 @@ async def read_request(request: web.Request, schema: type[_T], config: ApiConfig
 async def read_object(request: web.Request, config: ApiConfig) -> dict[str, Any]:
     """Read a body that must be a JSON object. Raises InvalidRequest or an aiohttp HTTP error."""
     _check_head(request, config)
-    body = await _read_body(request, config)
-    values = await JsonReader().read_long(body, "the request body")
+    trace, bodies = request[TRACE], request.app[CONTEXT].bodies
+    trace.body = held = bodies.body(trace.payer)
+    text = await _read_body(request, config, held)
+    values = await JsonReader().read_long(text, "the request body", held)
     if not isinstance(values, dict):
         raise InvalidRequest("the request body must be a JSON object")
     return values
@@ -83,20 +87,34 @@ def _check_head(request: web.Request, config: ApiConfig) -> None:
         raise web.HTTPRequestEntityTooLarge(config.max_body_bytes, size)
 
 
-async def _read_body(request: web.Request, config: ApiConfig) -> bytes:
+async def _read_body(request: web.Request, config: ApiConfig, held: Body) -> bytes:
+    """Return the whole body; each part is counted before the next one is read."""
     if "Expect" in request.headers and request.version >= HttpVersion11:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # the interim response is no part of the answer
+    parts: list[bytes] = []
+    num_bytes = 0
     try:
-        async with asyncio.timeout(config.body_timeout_s):
-            return await request.read()
+        async with asyncio.timeout(config.body_timeout_s) as timer:
+            held.may_end(lambda: timer.reschedule(0.0))
+            while part := await request.content.readany():
+                num_bytes += len(part)
+                if num_bytes > config.max_body_bytes:
+                    raise web.HTTPRequestEntityTooLarge(config.max_body_bytes, num_bytes)
+                await held.take(len(part))
+                parts.append(part)
     except TimeoutError as error:
+        if held.was_ended:
+            raise BuffersFull(SLOW) from error
         raise web.HTTPRequestTimeout(
             text=f"the request body did not arrive within {config.body_timeout_s:g} s"
         ) from error
     except web.RequestPayloadError as error:
         what = " ".join(str(error).split())
         raise InvalidRequest(f"the request body cannot be read: {what}") from error
+    finally:
+        held.arrived()
+    return b"".join(parts)
 
 
 def _at_parameter(message: str, schema: type[msgspec.Struct]) -> InvalidRequest:

@@ -81,6 +81,7 @@ class Call:
 
         If one is refused, the others are cancelled and the refusal is raised.
         """
+        self._trace.release_body()  # all that is needed of it is in the plan
         requests, num_per_prompt = self._plan.requests, self._plan.num_per_prompt
         self._trace.num_choices = len(requests)
         prompts = requests[::num_per_prompt]

@@ -33,12 +33,18 @@ from coordinator.api.sampling import bad_words, sampling_params, text_options
 from coordinator.api.structured import answer_grammar, wanted_output
 from coordinator.api.terms import ServiceTerms, service_terms
 from coordinator.text.grammars import Thinking
+from coordinator.text.threads import Asker
 from pdserve.errors import InvalidRequest
 from pdserve.protocol import SamplingParams
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """POST /v1/chat/completions: answer a conversation."""
+    return await answer(request, request.app[CONTEXT], await _plan(request))
+
+
+async def _plan(request: web.Request) -> CallPlan:
+    """Read the request and plan the call, which keeps nothing of the body. Raises RequestError."""
     context = request.app[CONTEXT]
     trace = admit(request, context)
     body = with_functions_as_tools(await read_request(request, ChatRequest, context.config))
@@ -64,8 +70,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         )
 
     plan = await plan_chat(body, context, terms, f"chatcmpl-{trace.unique}", make_format)
-    counts_along = usage is UsageShown.EVERYWHERE
-    return await answer(request, context, replace(plan, counts_along=counts_along))
+    return replace(plan, counts_along=usage is UsageShown.EVERYWHERE)
 
 
 async def plan_chat(
@@ -80,12 +85,12 @@ async def plan_chat(
     _check_logprobs(body)
     max_model_len = context.max_model_len()
     requested = body.max_completion_tokens or body.max_tokens
-    token_ids = truncated(await encode_chat(body, context), body, requested or 1, max_model_len)
+    fitting = max_model_len if body.truncate_prompt_tokens is None else None
+    token_ids = await encode_chat(body, context, terms.asker, max_tokens=fitting)
+    token_ids = truncated(token_ids, body, requested or 1, max_model_len)
     max_tokens = output_limit(len(token_ids), requested, None, max_model_len)
     parts = plan_parts(body, token_ids, context.tokenizer, context.parts)
-    sampling = await _sampling(
-        body, context, terms.slo.tenant, len(token_ids), max_tokens, parts.thinking
-    )
+    sampling = await _sampling(body, context, terms, len(token_ids), max_tokens, parts.thinking)
     head = answer_head(context, answer_id, body.model)
     first = generation(head.id, token_ids, sampling, terms, context.clock.now())
     num_choices = body.n or 1
@@ -98,13 +103,18 @@ async def plan_chat(
     )
 
 
-async def encode_chat(body: ChatRequest, context: ApiContext) -> list[int]:
-    """Return the token ids of the rendered conversation, including tools. Raises RequestError."""
+async def encode_chat(
+    body: ChatRequest, context: ApiContext, asker: Asker, *, max_tokens: int | None
+) -> list[int]:
+    """Return the token ids of the rendered conversation, including tools.
+
+    More than `max_tokens` may be refused. Raises RequestError.
+    """
     body = with_allowed_tools(body)
     check_tools(body, context.tokenizer, context.parts)
     chat = conversation(body)
     check_num_chars(chat.num_chars, context.tokenizer, context.max_model_len(), "messages")
-    token_ids = await context.tokenizer.encode_chat(chat)
+    token_ids = await context.tokenizer.encode_chat(chat, asker, max_tokens=max_tokens)
     if not token_ids:
         raise InvalidRequest(
             "the chat template turns 'messages' into an empty prompt; at least one token is needed",
@@ -126,7 +136,7 @@ def _check_logprobs(body: ChatRequest) -> None:
 async def _sampling(
     body: ChatRequest,
     context: ApiContext,
-    tenant: str,
+    terms: ServiceTerms,
     num_prompt_tokens: int,
     max_tokens: int,
     thinking: Thinking | None,
@@ -138,11 +148,11 @@ async def _sampling(
     if must_call(body):
         output = None
     calls = call_grammar(body, context.tokenizer, context.parts, has_output=output is not None)
-    grammar = await answer_grammar(context, tenant, output, calls, thinking)
+    grammar = await answer_grammar(context, terms.slo.tenant, output, calls, thinking)
     sampling = sampling_params(
         body,
         context.tokenizer,
-        bad_words=await bad_words(body, context.tokenizer),
+        bad_words=await bad_words(body, context.tokenizer, terms.asker),
         max_tokens=max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         grammar=grammar,

@@ -23,6 +23,7 @@ from coordinator.api.sampling import TextOptions, bad_words, sampling_params, te
 from coordinator.api.structured import answer_grammar, wanted_output
 from coordinator.api.terms import ServiceTerms, service_terms
 from coordinator.generation import GenerationRequest
+from coordinator.text.threads import Asker
 from pdserve.errors import InvalidRequest
 from pdserve.protocol import BadWord, SamplingParams
 
@@ -33,12 +34,17 @@ _PROMPT = PromptParameter("prompt", max_prompts=64)
 
 async def completions(request: web.Request) -> web.StreamResponse:
     """POST /v1/completions: continue one or more prompts; each gets at least one choice."""
+    return await answer(request, request.app[CONTEXT], await _read_plan(request))
+
+
+async def _read_plan(request: web.Request) -> CallPlan:
+    """Read the request and plan the call, which keeps nothing of the body. Raises RequestError."""
     context = request.app[CONTEXT]
     trace = admit(request, context)
     body = await read_request(request, CompletionRequest, context.config)
     context.check_model(body.model)
     terms = service_terms(body, request.headers, context, trace)
-    return await answer(request, context, await _plan(body, context, trace, terms))
+    return await _plan(body, context, trace, terms)
 
 
 async def _plan(
@@ -50,11 +56,11 @@ async def _plan(
     max_model_len = context.max_model_len()
     given = _PROMPT.split(body.prompt, max_model_len)
     num_shown, num_per_prompt = body.n or 1, _num_generated(body, len(given))
-    prompts = await _encoded(given, body, context, max_model_len)
+    prompts = await _encoded(given, body, context, terms.asker, max_model_len)
     grammar = await answer_grammar(context, terms.slo.tenant, wanted_output(body))
     head = answer_head(context, f"cmpl-{trace.unique}", body.model)
     requests: list[GenerationRequest] = []
-    banned = await bad_words(body, context.tokenizer)
+    banned = await bad_words(body, context.tokenizer, terms.asker)
     for i, token_ids in enumerate(prompts):
         sampling = _sampling(body, context, banned, len(token_ids), max_model_len, grammar)
         first = generation(f"{head.id}-{i}", token_ids, sampling, terms, context.clock.now())
@@ -143,14 +149,20 @@ def _adds_special_tokens(body: CompletionRequest) -> bool:
 
 
 async def _encoded(
-    given: Sequence[Prompt], body: CompletionRequest, context: ApiContext, max_model_len: int
+    given: Sequence[Prompt],
+    body: CompletionRequest,
+    context: ApiContext,
+    asker: Asker,
+    max_model_len: int,
 ) -> list[list[int]]:
     """Return the prompts as token ids, truncated if so requested. Raises RequestError."""
     prompts = await _PROMPT.encode(
         given,
         context.tokenizer,
+        asker,
         add_special_tokens=_adds_special_tokens(body),
         max_model_len=max_model_len,
+        is_truncated=body.truncate_prompt_tokens is not None,
     )
     return [truncated(ids, body, body.max_tokens or 1, max_model_len) for ids in prompts]
 

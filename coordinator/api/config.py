@@ -28,11 +28,11 @@ def parse_origins(texts: Iterable[str]) -> tuple[str, ...]:
 class ApiConfig:
     """Limits and intervals of the API. Sizes in bytes, times in seconds."""
 
-    max_body_bytes: int = 32 * 2**20
+    max_body_bytes: int = 16 * 2**20
+    max_buffered_bytes: int = 512 * 2**20  # of all bodies until their calls are planned
     body_timeout_s: float = 60.0  # for reading one request's body
     idle_timeout_s: float = 75.0  # of a connection: also the time to send a request's headers
     max_connections: int = 8192  # of clients; fewer if the process's file limit is lower
-    tokenize_wait_s: float = 30.0  # how long a long text at /tokenize waits for those before it
     keep_alive_s: float = 15.0  # interval of keep-alive comments on an idle stream
     stall_timeout_s: float = 120.0  # a client that reads nothing for this long is disconnected
     cors_origins: tuple[str, ...] = ()  # origins of pages that may use the server; "*" = any

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 from aiohttp import web
 
+from coordinator.api.body_budget import Body, BodyBudget
 from coordinator.api.chat_parts import PartsOptions
 from coordinator.api.config import ApiConfig
 from coordinator.api.formats import AnswerFormat
@@ -48,7 +47,7 @@ class ApiContext:
     write_turns: WriteTurns
     stored: ResponseStore
     embedding_model: EmbeddingModel
-    tokenizing: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, 1))
+    bodies: BodyBudget
     in_flight: InFlight = field(default_factory=InFlight)
 
     def check_model(self, name: str) -> None:
@@ -77,6 +76,8 @@ class RequestTrace:
     unique: str  # unique string from which this request's ids are made
     request_id: str  # the client's, if it sent a valid one
     received_s: float
+    address: str = ""  # the client's
+    body: Body | None = None  # the memory that its body holds; None: not read yet
     caller: Admitted | None = None  # the caller; None: path needs no key, or not identified yet
     endpoint: str | None = None  # set once it is a call of a generating endpoint
     slo: Slo | None = None  # targets of its service class, once known
@@ -97,12 +98,24 @@ class RequestTrace:
         """The tenant's name; empty when API keys are not in use."""
         return "" if self.caller is None else self.caller.tenant.name
 
+    @property
+    def payer(self) -> str:
+        """Who pays for what is done before the call runs: the tenant, or else the address."""
+        return self.owner or self.address
+
+    def release_body(self) -> None:
+        """Give back the memory of the body: it is not needed any more."""
+        if self.body is not None:
+            self.body.release()
+            self.body = None
+
     def without_call(self) -> RequestTrace:
         """Return a trace for the HTTP request alone; the background call keeps this one."""
         return RequestTrace(
             unique=self.unique,
             request_id=self.request_id,
             received_s=self.received_s,
+            address=self.address,
             caller=self.caller,
         )
 

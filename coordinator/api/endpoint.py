@@ -36,6 +36,7 @@ def begin_call(trace: RequestTrace, endpoint: str, context: ApiContext) -> None:
 
 def conclude(context: ApiContext, trace: RequestTrace, status: int, code: str | None) -> None:
     """Finish a request; if it was a call, charge its tenant and report it to the observer."""
+    trace.release_body()
     callers.end(context, trace, code)
     if trace.endpoint is not None:
         summary = trace.summary(trace.endpoint, status, code, context.clock.now())

@@ -30,6 +30,7 @@ _BY_CLASS: dict[type[BaseException], tuple[int, str, bool]] = {
     errors.NodeNotFound: (404, _INVALID, False),
     errors.RoleRefused: (409, _INVALID, False),
     errors.Overloaded: (429, "rate_limit_error", True),
+    errors.BuffersFull: (503, _SERVER, True),
     errors.TransferError: (502, _SERVER, False),
     errors.NodeLost: (502, _SERVER, False),
     errors.NoNodeAvailable: (503, _SERVER, True),

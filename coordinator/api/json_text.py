@@ -1,7 +1,8 @@
 """Reads clients' JSON within limits of size and nesting.
 
 A few megabytes of `[[],[],..` decode to gigabytes of objects, and block the event loop for seconds.
-So a native function first counts the objects that a text would decode to.
+So a native function first counts the objects that a text would decode to. All that are allowed take
+a turn of the event loop of a few ten milliseconds, and what is done with them takes another one.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ from typing import Any
 
 import msgspec
 
+from coordinator.api.body_budget import Body
 from pdserve import _native
 from pdserve.errors import InvalidRequest
 
 MAX_NESTING = 128  # keeps recursive code that handles the value from exhausting the stack
-MAX_CONTAINERS = 2**17  # lists and objects
-MAX_MEMBERS = 2**18  # of objects
-MAX_ITEMS = 2**21  # of lists and objects; usually token ids
+MAX_CONTAINERS = 2**16  # lists and objects
+MAX_MEMBERS = 2**16  # of objects
+MAX_ITEMS = 2**20  # of lists and objects; usually token ids
+Shape = tuple[int, int, int, int]  # containers, members, items, depth
+_CONTAINER_BYTES, _MEMBER_BYTES, _ITEM_BYTES = 128, 128, 48  # of CPython objects
 _HALF_PAIR = re.compile(rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F]..)")
 _LONG_BYTES = 2**20  # counting in longer texts takes milliseconds
 
@@ -41,15 +45,25 @@ class JsonReader:
             raise InvalidRequest(f"{param} must be a JSON object", param)
         return value
 
-    async def read_long(self, text: bytes, what: str) -> Any:
-        """Like `read`, but count a long text in a thread, so that the event loop is not blocked."""
-        if len(text) <= _LONG_BYTES:
-            return self.read(text, what)
-        shape = await asyncio.to_thread(_native.json_shape, text)
-        self._count(shape, what, None)
-        return _decoded(text, what, None)
+    async def read_long(self, text: bytes, what: str, held: Body) -> Any:
+        """Like `read`, for a body; what it becomes is held, too. Raises BuffersFull besides.
 
-    def _count(self, shape: tuple[int, int, int, int], what: str, param: str | None) -> None:
+        A long text is counted in a thread, so that the event loop is not blocked.
+        """
+        is_long = len(text) > _LONG_BYTES
+        shape = (
+            await asyncio.to_thread(_native.json_shape, text)
+            if is_long
+            else _native.json_shape(text)
+        )
+        self._count(shape, what, None)
+        await held.take(decoded_bytes(len(text), shape))
+        value = _decoded(text, what, None)
+        if len(text) > _LONG_BYTES:
+            await asyncio.sleep(0)
+        return value
+
+    def _count(self, shape: Shape, what: str, param: str | None) -> None:
         containers, members, items, depth = shape
         self._containers += containers
         self._members += members
@@ -63,6 +77,14 @@ class JsonReader:
         ):
             if count > limit:
                 raise InvalidRequest(f"{what} has more than {limit} {kind}", param)
+
+
+def decoded_bytes(text_bytes: int, shape: Shape) -> int:
+    """Return about how much memory a text's objects take at most."""
+    containers, members, items, _ = shape
+    return (
+        text_bytes + _CONTAINER_BYTES * containers + _MEMBER_BYTES * members + _ITEM_BYTES * items
+    )
 
 
 def _decoded(text: bytes, what: str, param: str | None) -> Any:

@@ -11,6 +11,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from coordinator.api import callers
+from coordinator.api.connection import Connection
 from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
 from coordinator.api.endpoint import CLIENT_GONE, conclude
 from coordinator.api.errors import ErrorReply, describe, describe_http
@@ -35,6 +36,8 @@ async def answer_everything(request: web.Request, handler: Handler) -> web.Strea
             if (answer := preflight(request, context.config.cors_origins)) is not None:
                 return answer
             callers.identify(request, context, trace)
+            if trace.owner and isinstance(request.protocol, Connection):
+                request.protocol.identify(trace.owner)
             response = await handler(request)
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -87,4 +90,5 @@ def _new_trace(request: web.Request, context: ApiContext) -> RequestTrace:
         unique=unique,
         request_id=theirs or f"req-{unique}",
         received_s=context.clock.now(),
+        address=request.remote or "",
     )

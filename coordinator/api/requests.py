@@ -12,8 +12,8 @@ from msgspec import Meta, Struct
 
 from coordinator.api.fields import MAX_CHOICES, Count, GenerationFields, NumLogprobs
 
-MAX_MESSAGES = 16384
-MAX_PARTS = 16384
+MAX_MESSAGES = 4096
+MAX_PARTS = 4096
 MAX_TOOLS = 128
 MAX_CALLS = 128
 MAX_DOCUMENTS = 4096

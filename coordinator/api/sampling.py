@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from coordinator.api.fields import GenerationFields
 from coordinator.api.limits import check_token_ids
 from coordinator.text import Tokenizer
+from coordinator.text.threads import Asker
 from pdserve.errors import InvalidRequest
 from pdserve.protocol import BadWord, SamplingParams
 
@@ -57,11 +58,11 @@ def choice_seed(seed: int, choice: int) -> int:
     return (seed + choice * _SEED_STEP) % (1 << _SEED_BITS)
 
 
-async def bad_words(fields: GenerationFields, tokenizer: Tokenizer) -> list[BadWord]:
+async def bad_words(fields: GenerationFields, tokenizer: Tokenizer, asker: Asker) -> list[BadWord]:
     """Return how each bad word is tokenised at the beginning of a text, and after a space."""
     words = [word.lstrip(" ") for word in fields.bad_words or []]
     texts = list(dict.fromkeys(space + word for word in words for space in ("", " ")))
-    encoded = await tokenizer.encode_texts(texts, add_special_tokens=False)
+    encoded = await tokenizer.encode_texts(texts, asker, add_special_tokens=False)
     return [BadWord(token_ids=token_ids) for token_ids in encoded if token_ids]
 
 

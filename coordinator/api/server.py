@@ -11,6 +11,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from coordinator.api.connection import Connection
 from coordinator.api.context import CONTEXT
+from coordinator.api.places import Places
 from pdserve.addresses import format_address
 from pdserve.errors import ConfigError
 from pdserve.open_files import file_limit
@@ -29,13 +30,14 @@ class HttpServer:
     def __init__(self, app: web.Application, *, host: str = "127.0.0.1", port: int = 0) -> None:
         self._host = host
         self._port = port
-        self._is_closed = self._is_full = False
+        self._is_closed = False
         self._listener: asyncio.Server | None = None
         self._in_flight = app[CONTEXT].in_flight
         self._config = app[CONTEXT].config
         self._max_connections = min(
             self._config.max_connections, max(1, file_limit() - OTHER_FILES)
         )
+        self._places = Places(self._max_connections, need_keys=app[CONTEXT].tenants.need_keys)
         _protocol_log.addFilter(_is_worth_logging)
         self._runner = web.AppRunner(
             app,
@@ -88,14 +90,7 @@ class HttpServer:
 
     def _accepted(self) -> Connection:
         assert self._runner.server is not None
-        return Connection(self._runner.server, self._config, _protocol_log, self._has_room)
-
-    def _has_room(self) -> bool:
-        server, limit = self._runner.server, self._max_connections
-        was_full, self._is_full = self._is_full, server is None or len(server.connections) >= limit
-        if self._is_full and not was_full:
-            _log.warning("there are %d connections: more are turned away", limit)
-        return not self._is_full
+        return Connection(self._runner.server, self._config, _protocol_log, self._places)
 
     async def _close_connections(self) -> None:
         if self._is_closed:

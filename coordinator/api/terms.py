@@ -18,6 +18,7 @@ from coordinator.api.context import ApiContext, RequestTrace
 from coordinator.api.fields import CallFields
 from coordinator.tenants import Tenant
 from coordinator.tenants.identity import ANYBODY
+from coordinator.text.threads import Asker
 from pdserve.errors import DeadlineExceeded, InvalidRequest, PermissionDenied
 from pdserve.protocol import Slo
 from pdserve.slo import ServiceClasses, SloClass
@@ -33,7 +34,14 @@ class ServiceTerms:
     slo: Slo
     received_s: float
     timeout_s: float  # from receipt; 0 = none
+    payer: str = ""  # whose turn it takes before it runs
     cache_salt: str = ""  # requests share cached prefixes only with requests of the same salt
+
+    @property
+    def asker(self) -> Asker:
+        """For whom the call's texts are tokenised."""
+        until_s = self.received_s + self.timeout_s if self.timeout_s else math.inf
+        return Asker(self.payer, until_s)
 
     def waited_s(self, now_s: float) -> float:
         """Return the seconds since receipt."""
@@ -74,7 +82,7 @@ def service_terms(
     )
     timeout_s = _timeout_s(headers) or context.config.deadline_s
     cache_salt = tenant.cache_salt(fields.cache_salt or "")
-    return ServiceTerms(trace.slo, trace.received_s, timeout_s, cache_salt)
+    return ServiceTerms(trace.slo, trace.received_s, timeout_s, trace.payer, cache_salt)
 
 
 def _priority(cls: SloClass, fields: CallFields, classes: ServiceClasses, tenant: Tenant) -> int:

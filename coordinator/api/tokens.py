@@ -11,15 +11,15 @@ from aiohttp import web
 from msgspec import Meta, Struct
 
 from coordinator.api import callers
-from coordinator.api.body import read_request
+from coordinator.api.body import convert_request, read_object, read_request
 from coordinator.api.chat_parts import check_tools
-from coordinator.api.context import CONTEXT, TRACE, ApiContext
+from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
 from coordinator.api.fields import TokenId
 from coordinator.api.json_answer import json_answer
 from coordinator.api.limits import check_num_chars, check_token_ids
 from coordinator.api.messages import conversation
 from coordinator.api.requests import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Message, Tool
-from coordinator.api.tokenizing import turn
+from coordinator.text.threads import Asker
 from pdserve.errors import ContextLengthExceeded, InvalidRequest
 
 
@@ -79,10 +79,10 @@ async def tokenize(request: web.Request) -> web.Response:
         context.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("the request needs either 'prompt' or 'messages'", "prompt")
-    async with turn(context, request.content_length):
-        token_ids = await _token_ids(body, context)
-        shown = context.tokenizer.shown_texts
-        strs = await shown(token_ids) if body.return_token_strs else None
+    asker = counting(request[TRACE])
+    token_ids = await _token_ids(body, context, asker)
+    shown = context.tokenizer.shown_texts
+    strs = await shown(token_ids, asker) if body.return_token_strs else None
     answer = TokenizeAnswer(
         count=len(token_ids),
         max_model_len=context.max_model_len(),
@@ -96,18 +96,19 @@ async def detokenize(request: web.Request) -> web.Response:
     """POST /detokenize: convert tokens to text, special tokens included."""
     context = request.app[CONTEXT]
     callers.begin(context, request[TRACE])
-    body = await read_request(request, DetokenizeRequest, context.config)
-    if body.model is not None:
-        context.check_model(body.model)
-    if len(body.tokens) > context.max_model_len():
+    values = await read_object(request, context.config)
+    given, most = values.get("tokens"), context.max_model_len()
+    if isinstance(given, list) and len(given) > most:  # before they are looked at
         raise ContextLengthExceeded(
-            f"'tokens' has {len(body.tokens)} items, but this model's maximum context length is "
-            f"{context.max_model_len()} tokens",
+            f"'tokens' has {len(given)} items, but this model's maximum context length is {most} "
+            "tokens",
             "tokens",
         )
+    body = convert_request(values, DetokenizeRequest)
+    if body.model is not None:
+        context.check_model(body.model)
     check_token_ids(body.tokens, context.tokenizer, "tokens")
-    async with turn(context, request.content_length):
-        text = await context.tokenizer.decode_all(body.tokens)
+    text = await context.tokenizer.decode_all(body.tokens, counting(request[TRACE]))
     return json_answer(DetokenizeAnswer(prompt=text))
 
 
@@ -126,12 +127,22 @@ async def tokenizer_info(request: web.Request) -> web.Response:
     return json_answer(answer)
 
 
-async def _token_ids(body: TokenizeRequest, context: ApiContext) -> list[int]:
+def counting(trace: RequestTrace) -> Asker:
+    """Return for whom texts of calls that run on no node are tokenised.
+
+    They take turns of their own: the caller's other calls do not wait behind them.
+    """
+    return Asker(f"{trace.payer} counts")
+
+
+async def _token_ids(body: TokenizeRequest, context: ApiContext, asker: Asker) -> list[int]:
     tokenizer, max_model_len = context.tokenizer, context.max_model_len()
     if body.prompt is not None:
         check_num_chars(len(body.prompt), tokenizer, max_model_len, "prompt")
         adds = body.add_special_tokens is not False
-        return await tokenizer.encode_text(body.prompt, add_special_tokens=adds)
+        texts = [body.prompt]
+        (token_ids,) = await tokenizer.encode_texts(texts, asker, add_special_tokens=adds)
+        return token_ids
     assert body.messages is not None
     chat_request = ChatRequest(
         model="",
@@ -145,4 +156,4 @@ async def _token_ids(body: TokenizeRequest, context: ApiContext) -> list[int]:
     check_tools(chat_request, tokenizer, context.parts)
     chat = conversation(chat_request)
     check_num_chars(chat.num_chars, tokenizer, max_model_len, "messages")
-    return await tokenizer.encode_chat(chat)
+    return await tokenizer.encode_chat(chat, asker)

@@ -7,9 +7,7 @@ token is added; `add_bos_token` in `tokenizer_config.json` merely describes it.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,13 +17,16 @@ from coordinator.text.chat_template import ChatTemplate, Conversation
 from coordinator.text.checkpoint import load_chat_template
 from coordinator.text.parts import ToolFormat, detect_tool_format
 from coordinator.text.pieces import TokenPieces
-from pdserve.errors import InvalidRequest
+from coordinator.text.threads import Asker, TextThreads
+from pdserve.errors import ContextLengthExceeded, InvalidRequest
 from pdserve.tokenizer_files import TokenizerConfig, prepare_backend, read_tokenizer
 
 T = TypeVar("T")
 
+ANYBODY = Asker()
 LONG_TEXT_CHARS = 8192  # about a millisecond of work; longer texts go to a thread
-_NUM_THREADS = 2
+PROBED_CHARS = 16  # per token of the context; texts have about 4
+_SURPLUS = 2  # the end of a text may change how its beginning is divided, but not as much
 _MAX_SHRINKAGE = 4  # normalisers compose characters: Unicode NFC makes one of up to three
 
 
@@ -49,7 +50,7 @@ class Tokenizer:
         vocab = backend.get_vocab(with_added_tokens=True)
         self._num_ids = 1 + max(vocab.values(), default=-1)
         self._longest_token = max(map(len, vocab), default=0)
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="tokenizer")
+        self._threads = TextThreads()
 
     @classmethod
     def from_checkpoint(cls, folder: Path) -> Tokenizer:
@@ -108,23 +109,63 @@ class Tokenizer:
         encodings = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encodings[0].ids
 
-    async def encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Do the same as `encode`; a long text is encoded in a thread."""
-        (encoded,) = await self.encode_texts([text], add_special_tokens=add_special_tokens)
-        return encoded
+    def encode_fitting(
+        self, text: str, *, add_special_tokens: bool, max_tokens: int | None
+    ) -> list[int]:
+        """Do the same as `encode`, but give up a text that is far longer than `max_tokens`.
+
+        Its beginning alone is enough to know that. Raises ContextLengthExceeded.
+        """
+        num_chars = len(text) if max_tokens is None else PROBED_CHARS * max_tokens
+        while max_tokens is not None and num_chars < len(text):
+            num_tokens = len(self.encode(text[:num_chars], add_special_tokens=False))
+            if num_tokens > _SURPLUS * max_tokens:
+                raise ContextLengthExceeded(
+                    f"this model's maximum context length is {max_tokens} tokens, but the first "
+                    f"{num_chars} of the prompt's {len(text)} characters have {num_tokens} already"
+                )
+            num_chars *= 2
+        return self.encode(text, add_special_tokens=add_special_tokens)
 
     async def encode_texts(
-        self, texts: Sequence[str], *, add_special_tokens: bool
+        self,
+        texts: Sequence[str],
+        asker: Asker = ANYBODY,
+        *,
+        add_special_tokens: bool,
+        max_tokens: int | None = None,
     ) -> list[list[int]]:
-        """Encode several texts; in a thread if they are long together."""
+        """Encode several texts with `encode_fitting`; long ones in threads.
 
-        def encode() -> list[list[int]]:
-            return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+        Many texts take many turns, so others get theirs in between. Raises ContextLengthExceeded,
+        and what `TextThreads.run` raises.
+        """
+        found: list[list[int]] = []
+        for some in _batches(texts):
 
-        return await self._run(encode, sum(map(len, texts)) > LONG_TEXT_CHARS)
+            def encode(some: Sequence[str] = some) -> list[list[int]]:
+                return [
+                    self.encode_fitting(
+                        text, add_special_tokens=add_special_tokens, max_tokens=max_tokens
+                    )
+                    for text in some
+                ]
 
-    async def encode_chat(self, conversation: Conversation) -> list[int]:
-        """Render and encode a conversation. Raises InvalidRequest if the template refuses it."""
+            is_long = len(some) < len(texts) or sum(map(len, some)) > LONG_TEXT_CHARS
+            found += await self._run(encode, asker, is_long)
+        return found
+
+    async def encode_chat(
+        self,
+        conversation: Conversation,
+        asker: Asker = ANYBODY,
+        *,
+        max_tokens: int | None = None,
+    ) -> list[int]:
+        """Render and encode a conversation with `encode_fitting`; a long one in a thread.
+
+        Raises InvalidRequest if the template refuses it, and what `encode_texts` raises.
+        """
         template = self.chat_template
         if template is None:
             raise InvalidRequest(
@@ -134,34 +175,35 @@ class Tokenizer:
 
         def render_and_encode() -> list[int]:
             text = template.render(conversation)
-            return self.encode(text, add_special_tokens=conversation.add_special_tokens)
+            return self.encode_fitting(
+                text, add_special_tokens=conversation.add_special_tokens, max_tokens=max_tokens
+            )
 
-        return await self._run(render_and_encode, conversation.is_longer_than(LONG_TEXT_CHARS))
+        is_long = conversation.is_longer_than(LONG_TEXT_CHARS)
+        return await self._run(render_and_encode, asker, is_long)
 
-    async def _run(self, work: Callable[[], T], is_long: bool) -> T:
-        if not is_long:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    async def _run(self, work: Callable[[], T], asker: Asker, is_long: bool) -> T:
+        return await self._threads.run(work, asker) if is_long else work()
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of all these tokens."""
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    async def decode_all(self, token_ids: Sequence[int]) -> str:
+    async def decode_all(self, token_ids: Sequence[int], asker: Asker = ANYBODY) -> str:
         """Return the text of all these tokens, special ones included; in a thread if many."""
 
         def decode() -> str:
             return self.decode(token_ids, skip_special_tokens=False)
 
-        return await self._run(decode, len(token_ids) > LONG_TEXT_CHARS)
+        return await self._run(decode, asker, len(token_ids) > LONG_TEXT_CHARS)
 
-    async def shown_texts(self, token_ids: Sequence[int]) -> list[str]:
+    async def shown_texts(self, token_ids: Sequence[int], asker: Asker = ANYBODY) -> list[str]:
         """Return the text that each token adds in the middle of a text; in a thread if many."""
 
         def show() -> list[str]:
             return [self.shown_bytes(i).decode("utf-8", errors="replace") for i in token_ids]
 
-        return await self._run(show, len(token_ids) > LONG_TEXT_CHARS)
+        return await self._run(show, asker, len(token_ids) > LONG_TEXT_CHARS)
 
     def exact_bytes(self, token_id: int) -> bytes | None:
         """See `TokenPieces.exact`."""
@@ -174,3 +216,15 @@ class Tokenizer:
     def shown_bytes(self, token_id: int) -> bytes:
         """See `TokenPieces.shown`; the bytes may be a part of a character."""
         return self._pieces.shown(token_id)
+
+
+def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Divide texts into runs of some that are short together, or a single long one."""
+    first = num_chars = 0
+    for index, text in enumerate(texts):
+        if index > first and num_chars + len(text) > LONG_TEXT_CHARS:
+            yield texts[first:index]
+            first, num_chars = index, 0
+        num_chars += len(text)
+    if texts:
+        yield texts[first:]

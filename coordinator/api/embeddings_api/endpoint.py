@@ -22,6 +22,7 @@ from coordinator.api.limits import truncated
 from coordinator.api.prompts import PromptParameter
 from coordinator.api.terms import ServiceTerms, service_terms
 from coordinator.generation import Generation, GenerationRequest
+from coordinator.text.threads import Asker
 from pdserve.errors import ContextLengthExceeded, InvalidRequest
 from pdserve.protocol import SamplingParams, TokenEvent
 
@@ -36,7 +37,7 @@ async def embeddings(request: web.Request) -> web.Response:
     context.check_model(body.model)
     context.embedding_model.check(body.dimensions)
     terms = service_terms(body, request.headers, context, trace)
-    prompts = await _prompts(body, context)
+    prompts = await _prompts(body, context, terms.asker)
     trace.num_choices = len(prompts)
     trace.num_prompt_tokens = sum(map(len, prompts))
     callers.take_prompt(context, trace)
@@ -58,7 +59,7 @@ async def embeddings(request: web.Request) -> web.Response:
     )
 
 
-async def _prompts(body: EmbeddingRequest, context: ApiContext) -> list[list[int]]:
+async def _prompts(body: EmbeddingRequest, context: ApiContext, asker: Asker) -> list[list[int]]:
     """Return the inputs as token ids. Raises InvalidRequest or ContextLengthExceeded."""
     max_model_len = context.max_model_len()
     inputs = _INPUT.split(body.input, max_model_len)
@@ -67,8 +68,10 @@ async def _prompts(body: EmbeddingRequest, context: ApiContext) -> list[list[int
     prompts = await _INPUT.encode(
         inputs,
         context.tokenizer,
+        asker,
         add_special_tokens=body.add_special_tokens is not False,
         max_model_len=max_model_len,
+        is_truncated=body.truncate_prompt_tokens is not None,
     )
     prompts = [truncated(ids, body, 0, max_model_len) for ids in prompts]
     for index, token_ids in enumerate(prompts):

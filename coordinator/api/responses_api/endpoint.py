@@ -20,20 +20,29 @@ from coordinator.api.responses_api.follow import follow
 from coordinator.api.responses_api.items import KeptItem
 from coordinator.api.responses_api.objects import InputTokens
 from coordinator.api.responses_api.plan import Planned, as_fitted, plan_response
-from coordinator.api.tokenizing import turn
+from coordinator.api.tokens import counting
 
 _JSON = "application/json"
 
 
 async def create_response(request: web.Request) -> web.StreamResponse:
     """POST /v1/responses: answer a new or a continued conversation."""
+    planned, is_background = await _plan(request)
+    if is_background:
+        return await _in_background(request, planned)
+    return await answer(request, request.app[CONTEXT], planned.call)
+
+
+async def _plan(request: web.Request) -> tuple[Planned, bool]:
+    """Read the request and plan the call, which keeps nothing of the body besides the items.
+
+    Also returns whether it is to run in the background. Raises RequestError.
+    """
     context = request.app[CONTEXT]
     trace = admit(request, context)
     asked = await read_asked(request, context, trace)
     planned = await plan_response(asked, request.headers, context, trace)
-    if asked.body.background:
-        return await _in_background(request, planned)
-    return await answer(request, context, planned.call)
+    return planned, bool(asked.body.background)
 
 
 async def count_input_tokens(request: web.Request) -> web.Response:
@@ -44,17 +53,17 @@ async def count_input_tokens(request: web.Request) -> web.Response:
     context, trace = request.app[CONTEXT], request[TRACE]
     callers.begin(context, trace)
     asked = await read_asked(request, context, trace)
+    asker = counting(trace)
 
     async def count(items: Sequence[KeptItem]) -> int:
-        num_tokens = len(await encode_chat(asked.chat(items), context))
+        num_tokens = len(await encode_chat(asked.chat(items), context, asker, max_tokens=None))
         if asked.body.truncation == "auto":
             limit = asked.body.max_output_tokens
             output_limit(num_tokens, limit, None, context.max_model_len())
         return num_tokens
 
-    async with turn(context, None if asked.earlier else request.content_length):
-        with in_our_words():
-            num_tokens = await as_fitted(asked, count)
+    with in_our_words():
+        num_tokens = await as_fitted(asked, count)
     return json_answer(InputTokens(input_tokens=num_tokens))
 
 

@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.api.responses_api.asked import Asked
-from coordinator.api.responses_api.items import Item
+from coordinator.api.responses_api.items import Item, KeptItem
 from coordinator.api.responses_api.objects import Response
 from coordinator.api.responses_api.store import ResponseStore
-from coordinator.api.responses_api.stored import EventLog, StoredResponse, items_bytes
+from coordinator.api.responses_api.stored import (
+    EventLog,
+    StoredConversation,
+    StoredResponse,
+    items_bytes,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +22,11 @@ class Keeper:
     """Stores one response."""
 
     store: ResponseStore
-    asked: Asked
-    new_bytes: int  # size of the new input items
+    conversation: StoredConversation | None  # that it belongs to
+    new: Sequence[KeptItem]  # input items of the call
+    new_bytes: int  # their size
     stored: StoredResponse
+    is_stored: bool  # unless `store` is false
 
     def keep(self, body: bytes, output: Sequence[Item]) -> None:
         """Store a finished response, unless `store` is false.
@@ -27,14 +34,13 @@ class Keeper:
         If it belongs to a conversation, the new input and the output are appended to that.
         """
         output_bytes = items_bytes(output)
-        conversation = self.asked.conversation
-        if conversation is not None:
-            conversation.add([*self.asked.new, *output], self.new_bytes + output_bytes)
-            self.store.changed(conversation)
+        if self.conversation is not None:
+            self.conversation.add([*self.new, *output], self.new_bytes + output_bytes)
+            self.store.changed(self.conversation)
         self.stored.answered(body, output, output_bytes)
         if self.stored.is_background:
             self.store.changed(self.stored)
-        elif self.asked.body.store is not False:
+        elif self.is_stored:
             self.store.put(self.stored)
 
 
@@ -51,4 +57,5 @@ def make_keeper(store: ResponseStore, asked: Asked, response: Response, owner: s
         is_background=response.background,
         log=EventLog() if response.background and asked.body.stream else None,
     )
-    return Keeper(store, asked, new_bytes, stored)
+    is_stored = asked.body.store is not False
+    return Keeper(store, asked.conversation, asked.new, new_bytes, stored, is_stored)

@@ -17,7 +17,9 @@ from aiohttp import WSCloseCode, WSMsgType, web
 
 from coordinator.api import callers
 from coordinator.api.answer import new_events
+from coordinator.api.body_budget import FULL, SLOW
 from coordinator.api.call import Call
+from coordinator.api.connection import Connection
 from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
 from coordinator.api.endpoint import CLIENT_GONE, begin_call, conclude
 from coordinator.api.errors import ErrorReply, describe
@@ -25,10 +27,10 @@ from coordinator.api.headers import check_socket_origin
 from coordinator.api.json_text import JsonReader
 from coordinator.api.responses_api.asked import asked_by
 from coordinator.api.responses_api.plan import Planned, plan_response
-from coordinator.api.responses_api.socket_inbox import SocketInbox
+from coordinator.api.responses_api.socket_inbox import MAX_MESSAGE_BYTES, SocketInbox
 from coordinator.api.responses_api.socket_messages import as_message, body_of, refusal
 from coordinator.api.responses_api.stored import StoredResponse
-from pdserve.errors import ConnectionExpired, NodeDraining
+from pdserve.errors import BuffersFull, ConnectionExpired, NodeDraining
 
 MAX_AGE_S = 3600.0  # maximum age of a connection
 _log = logging.getLogger(__name__)
@@ -37,16 +39,21 @@ _log = logging.getLogger(__name__)
 async def respond_over_websocket(request: web.Request) -> web.StreamResponse:
     """Serve calls until the connection ends. Raises HTTPUpgradeRequired or PermissionDenied."""
     context = request.app[CONTEXT]
-    socket = web.WebSocketResponse(max_msg_size=context.config.max_body_bytes, autoping=False)
+    socket = web.WebSocketResponse(
+        max_msg_size=min(MAX_MESSAGE_BYTES, context.config.max_body_bytes),
+        autoping=False,
+        compress=False,  # a few kilobytes would become a message of the maximum size
+        decode_text=False,  # JSON is decoded from bytes
+    )
     if not socket.can_prepare(request).ok:
         raise web.HTTPUpgradeRequired(
             text=f"GET {request.path} opens a WebSocket and needs its handshake"
         )
     check_socket_origin(request, context.config.cors_origins)
-    await socket.prepare(request)
     session = _Session(request, context, socket)
     try:
         with suppress(ConnectionError):  # the client is gone
+            await socket.prepare(request)
             await session.run()
     except asyncio.CancelledError:
         task = asyncio.current_task()
@@ -55,7 +62,7 @@ async def respond_over_websocket(request: web.Request) -> web.StreamResponse:
         task.uncancel()
         await session.shut_down()
     finally:
-        session.forget()
+        session.end()
     return socket
 
 
@@ -68,7 +75,10 @@ class _Session:
         self._request = request
         self._context = context
         self._socket = socket
-        self._inbox = SocketInbox(socket, request.transport, context.config)
+        self._held = context.bodies.body(request[TRACE].payer)
+        self._inbox = SocketInbox(socket, request.transport, context.config, self._held)
+        assert isinstance(request.protocol, Connection)
+        self._inbox.listen(request.protocol)
         self._latest: StoredResponse | None = None  # the latest response, unless it is to be stored
 
     async def run(self) -> None:
@@ -76,17 +86,20 @@ class _Session:
         clock = self._context.clock
         until_s = clock.now() + MAX_AGE_S
         draining = asyncio.ensure_future(self._context.in_flight.draining.wait())
+        full = asyncio.ensure_future(self._inbox.is_full.wait())
         receiving = asyncio.ensure_future(self._inbox.receive())
         watching = asyncio.ensure_future(self._inbox.watch())
         try:
             while True:
                 await asyncio.wait(
-                    {receiving, draining},
+                    {receiving, draining, full},
                     timeout=max(0.0, until_s - clock.now()),
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 if draining.done():
                     return await self.shut_down()
+                if full.done():
+                    return await self._close(BuffersFull(SLOW if self._held.was_ended else FULL))
                 if not receiving.done():
                     return await self._close(
                         ConnectionExpired(f"a connection is good for {MAX_AGE_S:g} s")
@@ -98,6 +111,7 @@ class _Session:
                 await self._turn(message.data)
         finally:
             draining.cancel()
+            full.cancel()
             receiving.cancel()
             watching.cancel()
 
@@ -111,6 +125,11 @@ class _Session:
             self._context.stored.discard(self._latest)
             self._latest = None
 
+    def end(self) -> None:
+        """Give back what the connection holds."""
+        self.forget()
+        self._held.release()
+
     async def _close(self, error: Exception) -> None:
         with suppress(ConnectionError):
             await self._refuse(self._described(error, self._request[TRACE]))
@@ -118,7 +137,7 @@ class _Session:
 
     # ---- one call ------------------------------------------------------------------------------
 
-    async def _turn(self, message: str | bytes) -> None:
+    async def _turn(self, message: bytes) -> None:
         trace = self._new_trace()
         status, code = CLIENT_GONE, "client_disconnected"
         planned: Planned | None = None
@@ -140,12 +159,13 @@ class _Session:
         finally:
             conclude(self._context, trace, status, code or None)
 
-    async def _plan(self, message: str | bytes, trace: RequestTrace) -> Planned:
+    async def _plan(self, message: bytes, trace: RequestTrace) -> Planned:
         context = self._context
         callers.identify(self._request, context, trace)  # a key or a limit may have changed
         begin_call(trace, self._request.path, context)
-        text = message.encode() if isinstance(message, str) else message
-        values = await JsonReader().read_long(text, "the message")
+        trace.body = held = context.bodies.body(trace.payer)
+        held.add(len(message))  # it was counted while it arrived
+        values = await JsonReader().read_long(message, "the message", held)
         asked = asked_by(body_of(values), context, trace, self._find_latest)
         return await plan_response(asked, self._request.headers, context, trace, as_message)
 
@@ -202,4 +222,5 @@ class _Session:
             unique=unique,
             request_id=f"req-{unique}",
             received_s=self._context.clock.now(),
+            address=self._request[TRACE].address,
         )

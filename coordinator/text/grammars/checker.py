@@ -22,7 +22,7 @@ from pdserve.grammar import Prepared
 # answer takes the same time again.
 CHECK_CPU_S = 0.5
 _WAIT_S = 15.0  # including the queue, in which most grammars take almost no time
-_MAX_WAITING = 16  # for each tenant
+MAX_WAITING = 16  # for each tenant
 _MAX_REMEMBERED = 256
 
 
@@ -80,9 +80,9 @@ class GrammarChecker:
         key = tenant, document
         task = self._under_way.get(key)
         if task is None:
-            if self._num_waiting[tenant] >= _MAX_WAITING:
+            if self._num_waiting[tenant] >= MAX_WAITING:
                 raise Overloaded(
-                    f"{_MAX_WAITING} other grammars of yours are being prepared; try again later"
+                    f"{MAX_WAITING} other grammars of yours are being prepared; try again later"
                 )
             task = asyncio.create_task(self._prepare(document, tenant))
             self._under_way[key] = task

@@ -8,8 +8,8 @@ from asyncio.subprocess import PIPE, Process
 
 import msgspec
 
-from coordinator.text.grammars.turns import Turns
 from coordinator.text.tokenizer import Tokenizer
+from coordinator.text.turns import Turns
 from pdserve.errors import GrammarFailed, Overloaded, TokenizerError
 from pdserve.grammar.child import Beginning, Ready
 from pdserve.grammar.preparing import Prepared

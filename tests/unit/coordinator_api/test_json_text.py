@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from coordinator.api import ApiConfig, json_text
+from coordinator.api.body_budget import Body, BodyBudget
 from coordinator.api.json_text import (
     MAX_CONTAINERS,
     MAX_ITEMS,
@@ -15,6 +18,7 @@ from coordinator.api.json_text import (
     MAX_NESTING,
     JsonReader,
 )
+from pdserve.clock import ManualClock
 from pdserve.errors import InvalidRequest
 from tests.unit.coordinator_api.fakes import MODEL, is_error_body, served
 
@@ -26,13 +30,41 @@ TEXTS: list[tuple[str, int, Callable[[int], str]]] = [
 ]
 
 
+def a_body() -> Body:
+    budget = BodyBudget(ApiConfig().max_buffered_bytes, ManualClock())
+    return budget.body("somebody")
+
+
+@pytest.mark.parametrize(("what", "limit", "text"), TEXTS)
+async def test_what_a_text_becomes_is_held_and_the_most_that_it_may_become_has_room(
+    what: str, limit: int, text: Callable[[int], str]
+) -> None:
+    raw, held = text(limit).encode(), a_body()
+    tracemalloc.start()
+    try:
+        value = await JsonReader().read_long(raw, "it", held)
+        num_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert value
+    assert held.num_bytes > 0.8 * num_bytes
+
+
+async def test_the_largest_of_everything_has_room_in_a_payer_s_share() -> None:
+    config = ApiConfig()
+    most = (MAX_CONTAINERS, MAX_MEMBERS, MAX_ITEMS, MAX_NESTING)
+    held = a_body()
+    assert held.try_take(config.max_body_bytes)
+    assert held.try_take(json_text.decoded_bytes(config.max_body_bytes, most))
+
+
 @pytest.mark.parametrize(("what", "limit", "text"), TEXTS)
 async def test_text_at_a_limit_is_read_and_beyond_it_refused(
     what: str, limit: int, text: Callable[[int], str]
 ) -> None:
     JsonReader().read(text(limit).encode(), "it")
     with pytest.raises(InvalidRequest, match=rf"^it (has|is).*{what}"):
-        await JsonReader().read_long(text(limit + 1).encode(), "it")
+        await JsonReader().read_long(text(limit + 1).encode(), "it", a_body())
 
 
 def test_texts_that_belong_together_share_the_limits() -> None:

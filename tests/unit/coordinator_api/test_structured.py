@@ -404,7 +404,7 @@ async def test_who_asks_for_the_same_waits_for_one_answer(
         return await prepare(document, tenant)
 
     monkeypatch.setattr(checker._process, "prepare", count)
-    monkeypatch.setattr(checker_module, "_MAX_WAITING", 1)
+    monkeypatch.setattr(checker_module, "MAX_WAITING", 1)
     same = [asyncio.create_task(checker.checked(regex("a+"), "p", "t")) for _ in range(3)]
     while not checker._under_way:
         await asyncio.sleep(0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from coordinator.text.threads import Asker, TextThreads
 from pdserve import __version__
 from tests.unit.coordinator_api.fakes import (
     MODEL,
@@ -89,14 +91,31 @@ async def test_special_tokens_and_the_template_can_be_asked_for() -> None:
     assert info["eos_token"] is None, "this tokenizer names none"
 
 
-async def test_long_texts_take_turns_and_short_ones_do_not_wait() -> None:
-    async with served(tokenize_wait_s=0.01) as api:
-        context = api.server_context
-        async with context.tokenizing:
-            async with api.client.post("/tokenize", json={"prompt": "x" * 9000}) as response:
-                assert response.status == 429
-                assert response.headers["Retry-After"]
-            async with api.client.post("/tokenize", json={"prompt": "x"}) as response:
-                assert response.status == 200
-        async with api.client.post("/tokenize", json={"prompt": "x" * 9000}) as response:
-            assert response.status == 200
+async def test_texts_that_are_only_counted_take_turns_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    payers: list[str] = []
+    run = TextThreads.run
+
+    async def seen(self: TextThreads, work: Callable[[], Any], asker: Asker) -> Any:
+        payers.append(asker.payer)
+        return await run(self, work, asker)
+
+    monkeypatch.setattr(TextThreads, "run", seen)
+    text, ids = "x" * 9000, [5] * 9000
+    async with served(FakeGenerator(max_model_len=20_000)) as api:
+        for path, body in [
+            ("/tokenize", {"prompt": text}),
+            ("/detokenize", {"tokens": ids}),
+            ("/v1/responses/input_tokens", {"model": MODEL, "input": text}),
+            ("/v1/completions", {"model": MODEL, "prompt": text}),
+            ("/v1/chat/completions", {"model": MODEL, "messages": chat(text)}),
+            ("/v1/embeddings", {"model": MODEL, "input": text}),
+        ]:
+            async with api.client.post(path, json=body) as response:
+                assert response.status == 200, await response.text()
+    assert payers == ["127.0.0.1 counts"] * 3 + ["127.0.0.1"] * 3
+
+
+def chat(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]

@@ -1,4 +1,4 @@
-"""Turns at what serves one caller at a time; tenants take turns, however many callers they have."""
+"""Turns at what serves few callers at a time; each tenant gets its, however many callers it has."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from contextlib import asynccontextmanager
 
 
 class Turns:
-    """A lock with a queue for each tenant; the queues are served round robin."""
+    """A semaphore with a queue for each tenant; the queues are served round robin."""
 
-    def __init__(self) -> None:
-        self._is_taken = False
+    def __init__(self, num_places: int = 1) -> None:
+        self._num_free = num_places
         # Tenant |-> its waiting callers; the tenant whose turn is next comes first.
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     @asynccontextmanager
     async def of(self, tenant: str) -> AsyncIterator[None]:
         """Wait for a turn of this tenant's, and have it while in the context."""
-        await self._take(tenant)
+        await self.take(tenant)
         try:
             yield
         finally:
-            self._pass_on()
+            self.pass_on()
 
-    async def _take(self, tenant: str) -> None:
-        if not self._is_taken:
-            self._is_taken = True
+    async def take(self, tenant: str) -> None:
+        """Wait for a turn of this tenant's. It ends with `pass_on`."""
+        if self._num_free:
+            self._num_free -= 1
             return
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, deque()).append(turn)
@@ -35,17 +36,19 @@ class Turns:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():  # the turn had just come
-                self._pass_on()
+                self.pass_on()
             raise
 
-    def _pass_on(self) -> None:
-        """Give the turn to the next caller who still waits."""
+    def pass_on(self) -> None:
+        """End a turn: it goes to the next caller who still waits."""
         while self._waiting:
             tenant, queue = self._waiting.popitem(last=False)
-            callers = deque(turn for turn in queue if not turn.cancelled())
-            if callers:
-                callers.popleft().set_result(None)
-                if callers:
-                    self._waiting[tenant] = callers  # at the end
+            while queue:
+                turn = queue.popleft()
+                if turn.cancelled():
+                    continue
+                turn.set_result(None)
+                if queue:
+                    self._waiting[tenant] = queue  # at the end
                 return
-        self._is_taken = False
+        self._num_free += 1

@@ -1,0 +1,151 @@
+"""What callers can use up of a coordinator: what bounds it, and how it is shared.
+
+The bounds are kept by the code that they are imported from; this table only says them. It is also
+docs/LIMITS.md: `python -m coordinator.bounds > docs/LIMITS.md`.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import astuple, dataclass
+
+from coordinator.api.body_budget import WAIT_S
+from coordinator.api.completions import MAX_GENERATED
+from coordinator.api.config import ApiConfig
+from coordinator.api.connection import MAX_HEAD_BYTES
+from coordinator.api.fields import MAX_ALLOWED_IDS, MAX_BAD_WORDS
+from coordinator.api.json_text import MAX_CONTAINERS, MAX_ITEMS, MAX_MEMBERS, MAX_NESTING
+from coordinator.api.limits import MAX_PROMPT_LOGPROBS
+from coordinator.api.places import TENANT_SHARE, UNKNOWN_SHARE
+from coordinator.api.responses_api.frame_count import MAX_FRAGMENTS, MAX_UNREAD
+from coordinator.api.responses_api.socket_inbox import MAX_MESSAGE_BYTES
+from coordinator.api.sampling import MAX_STOP_CHARS, MAX_STOPS
+from coordinator.text.chat_template import RENDER_LIMIT_S
+from coordinator.text.grammars.checker import CHECK_CPU_S, MAX_WAITING
+from coordinator.text.threads import NUM_THREADS
+from coordinator.text.threads import WAIT_S as TURN_WAIT_S
+from coordinator.text.tokenizer import LONG_TEXT_CHARS, PROBED_CHARS
+from pdserve.config import CoordinatorConfig
+from pdserve.grammar.matching import MAX_GRAMMAR_CHARS
+
+_API = ApiConfig()
+_CLUSTER = CoordinatorConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The bounds of one resource, as texts; "-" where there is none of its own."""
+
+    resource: str
+    per_call: str
+    per_tenant: str
+    in_total: str
+    beyond: str  # what happens to the caller
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes // 2**20} MiB"
+
+
+_HEAD = """\
+# Limits
+
+What a caller can use up of a coordinator, and what bounds it. This page is made from
+`coordinator/bounds.py`, and the figures from the code that keeps them. A caller without a key is a
+tenant of its address. `-`: no bound of its own.
+"""
+
+BOUNDS = (
+    Bound(
+        "Bytes of a body",
+        _mib(_API.max_body_bytes),
+        f"{_mib(_API.max_buffered_bytes // 2)} until the calls are planned, with the objects that "
+        "the bodies become",
+        _mib(_API.max_buffered_bytes),
+        f"413 before it is read; slow senders are ended, the others wait {WAIT_S:g} s, then 503",
+    ),
+    Bound(
+        "Bytes of a WebSocket",
+        f"{_mib(MAX_MESSAGE_BYTES)} and {MAX_FRAGMENTS} fragments a message, not compressed; "
+        f"{MAX_UNREAD} frames unread",
+        "as for bodies, from the first byte of a frame; one call at a time on a connection",
+        "as for bodies",
+        "the connection is closed, with the error's event where there was no room",
+    ),
+    Bound(
+        "Objects that a body becomes",
+        f"{MAX_CONTAINERS} lists and objects, {MAX_MEMBERS} members, {MAX_ITEMS} items, "
+        f"{MAX_NESTING} levels",
+        "-",
+        "-",
+        "400 before they are made",
+    ),
+    Bound(
+        "Connections",
+        f"{MAX_HEAD_BYTES // 2**10} KiB of headers",
+        f"{_API.max_connections // TENANT_SHARE}; without a key "
+        f"{_API.max_connections // UNKNOWN_SHARE} of an address, where keys are needed",
+        str(_API.max_connections),
+        "431 for the headers, 429 for a tenant; of an address, the oldest without a key is closed; "
+        "beyond the total, the new one",
+    ),
+    Bound(
+        "Tokenising, and rendering chat templates",
+        f"what fits into the context: beyond {PROBED_CHARS} characters a token, a text's beginning "
+        f"decides; {RENDER_LIMIT_S:g} s of rendering",
+        f"tenants take turns, of one text or {LONG_TEXT_CHARS} characters of short ones",
+        f"{NUM_THREADS} threads for what is longer than {LONG_TEXT_CHARS} characters",
+        f"400; 429 after {TURN_WAIT_S:g} s, 504 at the request's time-out",
+    ),
+    Bound(
+        "Checking a grammar",
+        f"{MAX_GRAMMAR_CHARS} characters, {CHECK_CPU_S:g} s of CPU",
+        f"{MAX_WAITING} waiting; tenants take turns",
+        "one at a time",
+        "400; 429 while too many wait",
+    ),
+    Bound(
+        "Log-probabilities of a prompt",
+        f"{MAX_PROMPT_LOGPROBS} entries a prompt",
+        "-",
+        "-",
+        "400",
+    ),
+    Bound(
+        "Stored responses and conversations",
+        "-",
+        "an even share while the store is full",
+        f"{_API.max_stored_responses}, {_mib(_API.max_stored_bytes)}",
+        "who holds most loses the least recently used",
+    ),
+    Bound(
+        "Answers",
+        f"{MAX_GENERATED}",
+        "its fair share (SCHEDULING.md)",
+        f"{_CLUSTER.max_inflight} on the nodes, {_CLUSTER.routing.max_waiting} in line",
+        "400 for one call; 429 while too many wait",
+    ),
+    Bound(
+        "Work at each sampled token",
+        f"{MAX_STOPS} stop strings of {MAX_STOP_CHARS} characters, {MAX_BAD_WORDS} bad words, "
+        f"{MAX_ALLOWED_IDS} allowed ids",
+        "-",
+        "-",
+        "400",
+    ),
+)
+
+
+def markdown() -> str:
+    """Return the document of all bounds."""
+    rows = [
+        ("resource", "of one call", "of a tenant", "in total", "beyond"),
+        ("---",) * 5,
+        *map(astuple, BOUNDS),
+    ]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return f"{_HEAD}\n{table}\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())
