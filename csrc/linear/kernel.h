@@ -70,6 +70,7 @@ struct ProductKernels {
 extern const ProductKernels kAvx512Bf16ProductKernels;
 extern const ProductKernels kAvx512ProductKernels;
 extern const ProductKernels kAvx2ProductKernels;
+extern const ProductKernels kNeonBf16ProductKernels;
 extern const ProductKernels kPortableProductKernels;
 
 }  // namespace pdserve::linear
