@@ -15,14 +15,16 @@ function(kernel_build target file build)
 endfunction()
 
 function(kernel_source target file)
-  kernel_build(${target} ${file} Portable ${ARGN})
-  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
+    # Scheduled before registers are allocated, loads move up until sums no longer fit.
+    list(APPEND ARGN -fno-schedule-insns)
+    # Not armv8.6-a: CPUs have BF16 without all the rest of it.
+    kernel_build(${target} ${file} NeonBf16 -march=armv8.2-a+bf16 ${ARGN})
+  elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     set(avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma)
     kernel_build(${target} ${file} Avx2 -mavx2 -mfma ${ARGN})
     kernel_build(${target} ${file} Avx512 ${avx512} ${ARGN})
     kernel_build(${target} ${file} Avx512Bf16 ${avx512} -mavx512bf16 ${ARGN})
-  elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
-    # Not armv8.6-a: CPUs have BF16 without all the rest of it.
-    kernel_build(${target} ${file} NeonBf16 -march=armv8.2-a+bf16 ${ARGN})
   endif()
+  kernel_build(${target} ${file} Portable ${ARGN})
 endfunction()

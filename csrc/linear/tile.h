@@ -18,7 +18,8 @@ namespace {
 // that are a multiple of 4 KiB apart.
 constexpr int kWidestTile = kLanes == 16 ? 4 : 1;
 constexpr int max_tile_rows(int num_panels) {
-    return kLanes == 16 ? (num_panels > 2 ? 6 : 12) : kLanes == 8 ? 6 : 2;
+    if (kLanes == 16) return num_panels > 2 ? 6 : 12;
+    return kLanes * kRegisters >= 128 ? 6 : 2;
 }
 constexpr int kMaxTileRows = max_tile_rows(1);
 
@@ -121,7 +122,7 @@ void sum_tile(const Tile& tile) {
             }
 #pragma GCC unroll 12
             for (int r = 0; r < kRows; ++r) {
-                const auto factor = splat(rows.template element<Scalar>(r, step));
+                const auto factor = factor_of(rows.template element<Scalar>(r, step));
 #pragma GCC unroll 8
                 for (int v = 0; v < kVectors; ++v) {
                     totals[r][v] = multiply_add(

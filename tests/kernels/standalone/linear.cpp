@@ -22,7 +22,7 @@ struct Shape {
 };
 
 // Ends panels, units and vectors early; whole ones; and enough panels to share out among threads.
-constexpr Shape kShapes[] = {{70, 61}, {96, 128}, {2, 1}, {34, 1030}};
+constexpr Shape kShapes[] = {{70, 61}, {48, 128}, {2, 1}, {34, 301}};
 
 // Rows that are computed together: single ones, around the sizes of the tiles, and all.
 struct Piece {
@@ -30,7 +30,7 @@ struct Piece {
     int64_t count;
 };
 constexpr Piece kPieces[] = {{0, 1}, {300, 1}, {511, 1}, {2, 5}, {100, 6}, {101, 7}, {33, 13},
-    {17, 16}, {0, 193}, {200, 312}};
+    {17, 16}, {200, 63}, {0, 97}};
 
 struct alignas(64) Line {
     uint8_t bytes[64];
