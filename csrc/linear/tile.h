@@ -5,8 +5,6 @@
 // rows, bit for bit.
 #pragma once
 
-#include <utility>
-
 #include "kernel.h"
 #include "weights.h"
 
@@ -139,33 +137,6 @@ void sum_tile(const Tile& tile) {
             store(tile.sums + r * kSumStride + v * kLanes, totals[r][v]);
         }
     }
-}
-
-using SumTileFunction = void (*)(const Tile&);
-
-// sum_tile for 1 to N rows, at [rows - 1].
-template <class Reader, int kPanels, Ahead kAhead, int... kIndex>
-SumTileFunction pick_rows(int num_rows, std::integer_sequence<int, kIndex...>) {
-    static constexpr SumTileFunction kFunctions[] = {
-        sum_tile<Reader, kIndex + 1, kPanels, kAhead>...};
-    return kFunctions[num_rows - 1];
-}
-
-template <class Reader, int kPanels, Ahead kAhead>
-SumTileFunction pick_panels(int num_rows) {
-    constexpr int kRows = max_tile_rows(kPanels);
-    constexpr int kFewRows = kRows < kMaxStreamingRows ? kRows : kMaxStreamingRows;
-    return pick_rows<Reader, kPanels, kAhead>(num_rows,
-        std::make_integer_sequence<int, kAhead == Ahead::kStream ? kFewRows : kRows>{});
-}
-
-template <class Reader, Ahead kAhead>
-SumTileFunction pick_tile(int num_rows, int num_panels) {
-    if constexpr (kWidestTile == 4) {
-        if (num_panels == 4) return pick_panels<Reader, 4, kAhead>(num_rows);
-        if (num_panels == 2) return pick_panels<Reader, 2, kAhead>(num_rows);
-    }
-    return pick_panels<Reader, 1, kAhead>(num_rows);
 }
 
 }  // namespace
