@@ -17,6 +17,9 @@
             : (variant) == ::pdserve::Variant::kAvx512 ? kAvx512##name \
             : (variant) == ::pdserve::Variant::kAvx2   ? kAvx2##name   \
                                                        : kPortable##name)
+#elif defined(__aarch64__)
+#define PDSERVE_OF_VARIANT(variant, name) \
+    ((variant) == ::pdserve::Variant::kNeonBf16 ? kNeonBf16##name : kPortable##name)
 #else
 #define PDSERVE_OF_VARIANT(variant, name) kPortable##name
 #endif

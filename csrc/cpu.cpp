@@ -1,30 +1,27 @@
-// Asks cpuid (through the compiler's runtime, which also asks whether the OS saves the registers).
+// Asks cpuid (through the compiler's runtime, which also asks whether the OS saves the registers), or
+// the kernel on Arm.
 
 #include "cpu.h"
-
-#include <string>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
-
-#include "tensor_view.h"
-
-namespace nb = nanobind;
 
 namespace pdserve {
 
 namespace {
 
-struct Features {
-    bool avx2 = false;  // with FMA, as our AVX2 kernels need both
-    bool avx512f = false;  // with BW, DQ and VL
-    bool avx512_bf16 = false;
-    bool avx512_vnni = false;
-    bool amx_bf16 = false;  // and the OS lets this process use tiles
-};
+#if defined(__aarch64__)
+
+// Bits of AT_HWCAP2, by the names that newer system headers give them.
+constexpr unsigned long kHwcap2I8mm = 1ul << 13;
+constexpr unsigned long kHwcap2Bf16 = 1ul << 14;
+
+#endif
 
 #if defined(__x86_64__)
 bool has_amx_bf16() {
@@ -50,16 +47,20 @@ Features read_features() {
     features.avx512_bf16 = features.avx512f && __builtin_cpu_supports("avx512bf16");
     features.avx512_vnni = features.avx512f && __builtin_cpu_supports("avx512vnni");
     features.amx_bf16 = features.avx512_bf16 && has_amx_bf16() && may_use_tiles();
+#elif defined(__aarch64__)
+    const unsigned long hwcap2 = getauxval(AT_HWCAP2);
+    features.neon_i8mm = (hwcap2 & kHwcap2I8mm) != 0;
+    features.neon_bf16 = (hwcap2 & kHwcap2Bf16) != 0;
 #endif
     return features;
 }
 
-const Features& features() {
+}  // namespace
+
+const Features& cpu_features() {
     static const Features result = read_features();
     return result;
 }
-
-}  // namespace
 
 const char* variant_name(Variant variant) {
     switch (variant) {
@@ -68,19 +69,30 @@ const char* variant_name(Variant variant) {
         case Variant::kAvx512Bf16: return "avx512_bf16";
         case Variant::kAvx512: return "avx512";
         case Variant::kAvx2: return "avx2";
+        case Variant::kNeonBf16: return "neon_bf16";
         case Variant::kPortable: break;
     }
+#if defined(__aarch64__)
+    return "neon";  // which every such CPU has
+#else
     return "portable";
+#endif
 }
 
 bool can_run(Variant variant) {
     switch (variant) {
-        case Variant::kAmx: return features().amx_bf16;
-        case Variant::kAvx512Bf16: return features().avx512_bf16;
-        case Variant::kAvx512: return features().avx512f;
-        case Variant::kAvx2: return features().avx2;
-        case Variant::kPortable:
-        case Variant::kAmxEmulated: break;
+        case Variant::kAmx: return cpu_features().amx_bf16;
+        case Variant::kAvx512Bf16: return cpu_features().avx512_bf16;
+        case Variant::kAvx512: return cpu_features().avx512f;
+        case Variant::kAvx2: return cpu_features().avx2;
+        case Variant::kNeonBf16: return cpu_features().neon_bf16;
+        case Variant::kPortable: break;
+        case Variant::kAmxEmulated:
+#if defined(__x86_64__)
+            break;
+#else
+            return false;
+#endif
     }
     return true;
 }
@@ -93,42 +105,6 @@ Variant best_variant() {
         return Variant::kPortable;
     }();
     return best;
-}
-
-Variant variant_from(const char* name) {
-    if (*name == '\0') return best_variant();
-    std::string runnable;
-    for (Variant variant : kVariants) {
-        if (!can_run(variant)) continue;
-        if (std::string(name) == variant_name(variant)) return variant;
-        runnable += (runnable.empty() ? "" : ", ") + std::string(variant_name(variant));
-    }
-    raise_value_error("variant", "one of " + runnable + " on this CPU", name);
-}
-
-void bind_cpu(nb::module_& m) {
-    m.def(
-        "cpu_features",
-        [] {
-            nb::dict result;
-            result["avx2"] = features().avx2;
-            result["avx512f"] = features().avx512f;
-            result["avx512_bf16"] = features().avx512_bf16;
-            result["avx512_vnni"] = features().avx512_vnni;
-            result["amx_bf16"] = features().amx_bf16;
-            return result;
-        },
-        "Instruction set extensions of this CPU that matter to the kernels.");
-    m.def(
-        "kernel_variants",
-        [] {
-            nb::list result;
-            for (Variant variant : kVariants) {
-                if (can_run(variant)) result.append(nb::str(variant_name(variant)));
-            }
-            return result;
-        },
-        "The kernel builds this CPU can run, best first; the first is used.");
 }
 
 }  // namespace pdserve

@@ -1,25 +1,31 @@
 // Which instruction sets this CPU has, and which build of the kernels that selects.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
 namespace pdserve {
 
 // Best first. Each is the same source compiled for another instruction set, but for kAmx: its
 // products and attention of bfloat16 are sources of their own, and all else is kAvx512Bf16's.
 // kAmxEmulated does the same without AMX, on kPortable, slowly: for tests.
-enum class Variant { kAmx, kAvx512Bf16, kAvx512, kAvx2, kPortable, kAmxEmulated };
+enum class Variant { kAmx, kAvx512Bf16, kAvx512, kAvx2, kNeonBf16, kPortable, kAmxEmulated };
 
 constexpr Variant kVariants[] = {Variant::kAmx, Variant::kAvx512Bf16, Variant::kAvx512,
-    Variant::kAvx2, Variant::kPortable, Variant::kAmxEmulated};
+    Variant::kAvx2, Variant::kNeonBf16, Variant::kPortable, Variant::kAmxEmulated};
 
 const char* variant_name(Variant variant);
 bool can_run(Variant variant);
 Variant best_variant();  // decided once
 
-// By name; "" is the best. Raises ValueError: no such variant, or not on this CPU.
-Variant variant_from(const char* name);
+// Instruction set extensions that matter to the kernels; those of other architectures are false.
+struct Features {
+    bool avx2 = false;     // with FMA, as our AVX2 kernels need both
+    bool avx512f = false;  // with BW, DQ and VL
+    bool avx512_bf16 = false;
+    bool avx512_vnni = false;
+    bool amx_bf16 = false;   // and the OS lets this process use tiles
+    bool neon_bf16 = false;  // dot products of pairs of bfloat16
+    bool neon_i8mm = false;  // products of 2 x 8 matrices of int8
+};
 
-void bind_cpu(nanobind::module_& m);
+const Features& cpu_features();  // read once
 
 }  // namespace pdserve

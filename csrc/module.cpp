@@ -4,8 +4,8 @@
 #include <nanobind/nanobind.h>
 
 #include "attention/launch.h"
+#include "bind.h"
 #include "checksum.h"
-#include "cpu.h"
 #include "decoder/bind.h"
 #include "generations.h"
 #include "json_shape.h"
@@ -14,7 +14,6 @@
 #include "rows/launch.h"
 #include "sampling/launch.h"
 #include "shared_memory.h"
-#include "thread_pool.h"
 #include "transfer.h"
 
 NB_MODULE(_native, m) {

@@ -10,6 +10,13 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+// Whether the CPU multiplies pairs of bfloat16.
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define PDSERVE_HAS_PAIRS
 #endif
 
 namespace pdserve {
@@ -21,6 +28,13 @@ constexpr int kLanes = 16;
 constexpr int kLanes = 8;
 #else
 constexpr int kLanes = 4;
+#endif
+
+// Of vectors.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kRegisters = 32;
+#else
+constexpr int kRegisters = 16;
 #endif
 
 typedef float FloatLanes __attribute__((vector_size(kLanes * 4)));
@@ -66,11 +80,55 @@ PDSERVE_INLINE FloatLanes multiply_add(FloatLanes sum, FloatLanes a, FloatLanes 
     return sum + a * b;
 }
 
-#if defined(__AVX512BF16__)
+// What all lanes are multiplied by.
+PDSERVE_INLINE FloatLanes factor_of(float value) { return splat(value); }
+
+#if defined(PDSERVE_HAS_PAIRS)
+
 // sum + a.low * b.low + a.high * b.high: exact products, summed in float32.
 PDSERVE_INLINE FloatLanes multiply_add(FloatLanes sum, PairLanes a, PairLanes b) {
+#if defined(__AVX512BF16__)
     return _mm512_dpbf16_ps(sum, (__m512bh)(a), (__m512bh)(b));
+#else
+    return (FloatLanes)vbfdotq_f32((float32x4_t)sum, (bfloat16x8_t)b, (bfloat16x8_t)a);
+#endif
 }
+
+#if defined(__aarch64__)
+struct PairFactor {
+    bfloat16x4_t pair;  // in lane 0, where the instruction can take it from
+};
+
+PDSERVE_INLINE PairFactor factor_of(uint32_t value) {
+    return {(bfloat16x4_t)vset_lane_u32(value, uint32x2_t{}, 0)};
+}
+
+PDSERVE_INLINE FloatLanes multiply_add(FloatLanes sum, PairFactor a, PairLanes b) {
+    return (FloatLanes)vbfdotq_lane_f32((float32x4_t)sum, (bfloat16x8_t)b, a.pair, 0);
+}
+#else
+PDSERVE_INLINE PairLanes factor_of(uint32_t value) { return splat(value); }
+#endif
+
+// For sums of pairs.
+PDSERVE_INLINE PairLanes pairs_of_ones() {
+    PairLanes ones = splat(uint32_t{0x3f803f80});
+#if defined(__aarch64__)
+    asm("" : "+w"(ones));  // GCC 12 would take the constant for one of float16
+#endif
+    return ones;
+}
+
+// The lanes of `low`, then those of `high`, rounded to bfloat16.
+PDSERVE_INLINE PairLanes to_pairs(FloatLanes low, FloatLanes high) {
+#if defined(__AVX512BF16__)
+    return (PairLanes)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+#else
+    const bfloat16x8_t lower = vcvtq_low_bf16_f32((float32x4_t)low);
+    return (PairLanes)vcvtq_high_bf16_f32(lower, (float32x4_t)high);
+#endif
+}
+
 #endif
 
 // May drop a NaN. The softmax weight of that score is NaN nevertheless, and so is the result.
@@ -91,10 +149,12 @@ PDSERVE_INLINE void assign(BFloat16& target, float value) {
     target.bits = static_cast<uint16_t>(value != value ? 0x7fc0 : rounded);
 }
 
-// The same for all lanes. (The instruction treats denormals as zero; assign does not.)
+// The same for all lanes. (The AVX-512 instruction treats denormals as zero; assign does not.)
 PDSERVE_INLINE void store(BFloat16* target, FloatLanes lanes) {
 #if defined(__AVX512BF16__)
     store(target, (__m256i)_mm512_cvtneps_pbh((__m512)lanes));
+#elif defined(PDSERVE_HAS_PAIRS)
+    store(target, vcvt_bf16_f32((float32x4_t)lanes));
 #else
     const auto bits = (PairLanes)lanes;
     const PairLanes rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;

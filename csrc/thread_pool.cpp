@@ -10,18 +10,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <string>
 #include <utility>
-
-#include "tensor_view.h"
-
-namespace nb = nanobind;
 
 namespace pdserve {
 
 namespace {
-
-constexpr int kMaxThreads = 1024;
 
 constexpr uint64_t kGateOpen = uint64_t{1} << 31;
 constexpr uint64_t kGateJob = uint64_t{1} << 32;  // one job
@@ -226,23 +219,6 @@ void ThreadPool::leave() {
     if (gate % kGateJob != 0 || !caller_sleeps_) return;
     { std::lock_guard lock(mutex_); }  // the caller waits by now
     workers_left_.notify_one();
-}
-
-void bind_threads(nb::module_& m) {
-    m.def(
-        "set_num_threads",
-        [](int num_threads) {
-            if (num_threads < 1 || num_threads > kMaxThreads) {
-                raise_value_error("num_threads", "1 to " + std::to_string(kMaxThreads),
-                    std::to_string(num_threads));
-            }
-            nb::gil_scoped_release release;
-            ThreadPool::instance().set_num_threads(num_threads);
-        },
-        nb::arg("num_threads"), "How many threads share one kernel call, the caller included.");
-    m.def(
-        "num_threads", [] { return ThreadPool::instance().num_threads(); },
-        "How many threads share one kernel call; at first the cores this process may use.");
 }
 
 }  // namespace pdserve

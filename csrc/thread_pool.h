@@ -13,8 +13,6 @@
 #include <thread>
 #include <vector>
 
-#include <nanobind/nanobind.h>
-
 namespace pdserve {
 
 class ThreadPool {
@@ -91,7 +89,5 @@ private:
     std::condition_variable workers_left_;
     std::vector<std::thread> workers_;  // guarded by turn_mutex_
 };
-
-void bind_threads(nanobind::module_& m);
 
 }  // namespace pdserve

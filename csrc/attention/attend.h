@@ -107,7 +107,7 @@ private:
     void add_tile(int tile_start, const TileRows<T>& tile, TileRows<T>& next) {
         keys_.bring(tile, num_queries_, next);
         if (num_queries_ > kMostQueriesInPlace || padded_dim_ != call_.head_dim
-            || (kIsPair && call_.head_dim % 32 != 0)) {
+            || (kIsPair && call_.head_dim % (2 * kLanes) != 0)) {
             pack_values<T>(tile, call_.head_dim, padded_dim_, padded_dim_, packed_values());
             compute(tile_start, tile, PackedValues<U>{packed_values(), padded_dim_}, next);
         } else {

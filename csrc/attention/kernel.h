@@ -72,6 +72,7 @@ extern const KernelsOfType kAmxEmulatedTileKernels;
 extern const Kernels kAvx512Bf16Kernels;
 extern const Kernels kAvx512Kernels;
 extern const Kernels kAvx2Kernels;
+extern const Kernels kNeonBf16Kernels;
 extern const Kernels kPortableKernels;
 
 }  // namespace pdserve::attention

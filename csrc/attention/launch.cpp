@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "../cpu.h"
+#include "../bind.h"
 #include "../tensor_view.h"
 #include "batch_view.h"
 #include "layer.h"

@@ -32,8 +32,8 @@ int64_t ceil_div(int64_t number, int64_t by) { return (number + by - 1) / by; }
 const KernelsOfType& kernels_of(Variant variant, bool is_bfloat16) {
 #if defined(__x86_64__)
     if (variant == Variant::kAmx && is_bfloat16) return kAmxTileKernels;
-#endif
     if (variant == Variant::kAmxEmulated && is_bfloat16) return kAmxEmulatedTileKernels;
+#endif
     const Kernels& kernels = PDSERVE_OF_VARIANT(variant, Kernels);
     return is_bfloat16 ? kernels.bfloat16 : kernels.float32;
 }

@@ -16,9 +16,9 @@ namespace pdserve::attention {
 namespace {
 
 // Number of vectors of sums for each of Q queries: as many as fit into the registers.
-constexpr int kQueriesAtOnce = kLanes == 4 ? 4 : kMaxQueries;
+constexpr int kQueriesAtOnce = kLanes * kRegisters < 128 ? 4 : kMaxQueries;
 constexpr int columns_for(int num_queries) {
-    return kLanes == 16 || num_queries <= 2 ? 4 : num_queries <= 4 && kLanes == 8 ? 3 : 2;
+    return kRegisters == 32 || num_queries <= 2 ? 4 : num_queries <= 4 && kLanes == 8 ? 3 : 2;
 }
 
 template <int N>
@@ -84,7 +84,7 @@ struct ValuesInPlace {
     template <class Lanes, int C>
     PDSERVE_INLINE void load_columns(int unit, int64_t column, Lanes (&lanes)[C]) const {
         if constexpr (Unit<T>::is_pair) {
-#if defined(__AVX512BF16__)
+#if defined(PDSERVE_HAS_PAIRS)
 #pragma GCC unroll 8
             for (int c = 0; c < C; c += 2) {
                 PairLanes pairs[2];
@@ -124,7 +124,7 @@ PDSERVE_INLINE void add_values(const U* weights, const Values& values, Range key
         for (int c = 0; c < C; ++c) lanes[c] = masked(lanes[c]);
 #pragma GCC unroll 8
         for (int q = 0; q < Q; ++q) {
-            const auto weight = splat(weights[q * kTileKeys + u]);
+            const auto weight = factor_of(weights[q * kTileKeys + u]);
 #pragma GCC unroll 8
             for (int c = 0; c < C; ++c) {
                 totals[q][c] = multiply_add(totals[q][c], weight, lanes[c]);

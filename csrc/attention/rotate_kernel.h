@@ -38,6 +38,7 @@ struct RotateKernels {
 extern const RotateKernels kAvx512Bf16RotateKernels;
 extern const RotateKernels kAvx512RotateKernels;
 extern const RotateKernels kAvx2RotateKernels;
+extern const RotateKernels kNeonBf16RotateKernels;
 extern const RotateKernels kPortableRotateKernels;
 
 }  // namespace pdserve::attention

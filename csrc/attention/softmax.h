@@ -16,10 +16,10 @@ PDSERVE_INLINE void mask(float* scores, int first, int last, int num_keys) {
     for (int k = last; k < num_keys; ++k) scores[k] = kMinusInfinity;
 }
 
-#if defined(__AVX512BF16__) || defined(PDSERVE_TILES)
+#if defined(PDSERVE_HAS_PAIRS) || defined(PDSERVE_TILES)
 // 2**x for x <= 0, to be rounded to bfloat16. Its error is a sixteenth of that rounding error. The
-// exponent is added to the bits. Results below 2**-126 become 0, since the conversion treats
-// denormals as zero. NaN stays NaN: its low bits are zero, as those of a bfloat16 are.
+// exponent is added to the bits. Results below 2**-126 become 0, since the conversion or the product
+// treats denormals as zero. NaN stays NaN: its low bits are zero, as those of a bfloat16 are.
 PDSERVE_INLINE FloatLanes exp2_for_pairs(FloatLanes x) {
     const FloatLanes clamped = x < splat(-127.0f) ? splat(-127.0f) : x;
     const FloatLanes shifted = clamped + splat(12582912.0f);  // see exp2_of_nonpositive
@@ -38,22 +38,29 @@ PDSERVE_INLINE FloatLanes exp2_for_pairs(FloatLanes x) {
 template <bool kAsPairs>
 PDSERVE_INLINE void weigh_query(float* scores, FloatLanes maximum, int num_keys, float* totals,
     FloatLanes decay, Prefetcher& next) {
-#if defined(__AVX512BF16__)
+#if defined(PDSERVE_HAS_PAIRS)
     if constexpr (kAsPairs) {
-        const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
-        FloatLanes total = load(totals) * decay;
-        for (int k = 0; k < num_keys; k += 2 * kLanes) {
+        constexpr int kVectors = kSumLanes / kLanes;
+        const PairLanes ones = pairs_of_ones();
+        FloatLanes total[kVectors];
+        for (int v = 0; v < kVectors; ++v) total[v] = load(totals + v * kLanes) * decay;
+        for (int start = 0; start < num_keys; start += 2 * kSumLanes) {
             next.ask<kLinesAtWeighing>();
-            const FloatLanes low = exp2_for_pairs(load(scores + k) - maximum);
-            FloatLanes high = {};
-            if (k + kLanes < num_keys) {
-                high = exp2_for_pairs(load(scores + k + kLanes) - maximum);
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v) {
+                const int k = start + v * 2 * kLanes;
+                if (k >= num_keys) break;
+                const FloatLanes low = exp2_for_pairs(load(scores + k) - maximum);
+                FloatLanes high = {};
+                if (k + kLanes < num_keys) {
+                    high = exp2_for_pairs(load(scores + k + kLanes) - maximum);
+                }
+                const PairLanes pairs = to_pairs(low, high);
+                store(scores + k / 2, pairs);
+                total[v] = multiply_add(total[v], pairs, ones);
             }
-            const __m512bh pairs = _mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
-            store(scores + k / 2, pairs);
-            total = (FloatLanes)_mm512_dpbf16_ps((__m512)total, pairs, ones);
         }
-        store(totals, total);
+        for (int v = 0; v < kVectors; ++v) store(totals + v * kLanes, total[v]);
         return;
     }
 #endif

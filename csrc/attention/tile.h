@@ -14,7 +14,7 @@ struct Unit {
     using type = float;
     static constexpr bool is_pair = false;
 };
-#if defined(__AVX512BF16__) || defined(PDSERVE_TILES)
+#if defined(PDSERVE_HAS_PAIRS) || defined(PDSERVE_TILES)
 template <>
 struct Unit<BFloat16> {
     using type = uint32_t;

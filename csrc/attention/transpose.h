@@ -79,6 +79,31 @@ PDSERVE_INLINE void transpose16(
     transpose8(rows + 8, out + 8, out_stride, meanwhile);
 }
 
+#elif defined(__aarch64__)
+
+template <class Body>
+PDSERVE_INLINE void transpose16(
+    const char* const* rows, uint32_t* out, int64_t out_stride, const Body& meanwhile) {
+#pragma GCC unroll 4
+    for (int u = 0; u < 16; u += 4) {
+        meanwhile();
+#pragma GCC unroll 4
+        for (int r = 0; r < 16; r += 4) {
+            const auto row = [&](int i) { return load_as<uint32x4_t>(rows[r + i] + u * 4); };
+            const uint32x4_t a = row(0), b = row(1), c = row(2), d = row(3);
+            const auto even_low = (uint64x2_t)vtrn1q_u32(a, b);
+            const auto even_high = (uint64x2_t)vtrn1q_u32(c, d);
+            const auto odd_low = (uint64x2_t)vtrn2q_u32(a, b);
+            const auto odd_high = (uint64x2_t)vtrn2q_u32(c, d);
+            uint32_t* column = out + u * out_stride + r;
+            store(column, vtrn1q_u64(even_low, even_high));
+            store(column + out_stride, vtrn1q_u64(odd_low, odd_high));
+            store(column + 2 * out_stride, vtrn2q_u64(even_low, even_high));
+            store(column + 3 * out_stride, vtrn2q_u64(odd_low, odd_high));
+        }
+    }
+}
+
 #else
 
 template <class Body>

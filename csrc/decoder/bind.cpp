@@ -10,6 +10,7 @@
 
 #include <nanobind/stl/vector.h>
 
+#include "../bind.h"
 #include "forward.h"
 #include "read_model.h"
 #include "step_view.h"

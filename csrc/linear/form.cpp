@@ -20,9 +20,11 @@ constexpr int64_t kConvertRows = 32;
 int64_t round_up(int64_t number, int64_t unit) { return (number + unit - 1) / unit * unit; }
 
 const TileKernels* tile_kernels(Variant variant) {
-    if (variant == Variant::kAmxEmulated) return &kAmxEmulatedTileKernels;
 #if defined(__x86_64__)
     if (variant == Variant::kAmx) return &kAmxTileKernels;
+    if (variant == Variant::kAmxEmulated) return &kAmxEmulatedTileKernels;
+#else
+    (void)variant;
 #endif
     return nullptr;
 }

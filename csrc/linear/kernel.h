@@ -86,6 +86,7 @@ extern const TileKernels kAmxEmulatedTileKernels;
 extern const ProductKernels kAvx512Bf16ProductKernels;
 extern const ProductKernels kAvx512ProductKernels;
 extern const ProductKernels kAvx2ProductKernels;
+extern const ProductKernels kNeonBf16ProductKernels;
 extern const ProductKernels kPortableProductKernels;
 
 }  // namespace pdserve::linear

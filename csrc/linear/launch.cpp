@@ -5,7 +5,7 @@
 #include <cstring>
 #include <string>
 
-#include "../cpu.h"
+#include "../bind.h"
 #include "../tensor_view.h"
 #include "linear.h"
 #include "pack.h"

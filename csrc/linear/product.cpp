@@ -8,7 +8,7 @@
 namespace pdserve::linear {
 
 const ProductKernels PDSERVE_OF_THIS_BUILD(ProductKernels) = {
-#if defined(__AVX512BF16__)
+#if defined(PDSERVE_HAS_PAIRS)
     .has_pairs = true,
 #else
     .has_pairs = false,
@@ -16,7 +16,7 @@ const ProductKernels PDSERVE_OF_THIS_BUILD(ProductKernels) = {
     .float32_by_float32 = multiply_item<ReadFloat32>,
     .bfloat16_by_float32 = multiply_item<ReadBFloat16>,
     .int8_by_float32 = multiply_item<ReadInt8>,
-#if defined(__AVX512BF16__)
+#if defined(PDSERVE_HAS_PAIRS)
     .bfloat16_by_pairs = multiply_item<ReadBFloat16Pairs>,
     .int8_by_pairs = multiply_item<ReadInt8Pairs>,
 #else

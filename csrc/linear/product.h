@@ -11,6 +11,7 @@
 
 #include "finish.h"
 #include "kernel.h"
+#include "pick_tile.h"
 #include "tile.h"
 
 namespace pdserve::linear {

@@ -5,8 +5,6 @@
 // rows, bit for bit.
 #pragma once
 
-#include <utility>
-
 #include "kernel.h"
 #include "weights.h"
 
@@ -18,7 +16,8 @@ namespace {
 // that are a multiple of 4 KiB apart.
 constexpr int kWidestTile = kLanes == 16 ? 4 : 1;
 constexpr int max_tile_rows(int num_panels) {
-    return kLanes == 16 ? (num_panels > 2 ? 6 : 12) : kLanes == 8 ? 6 : 2;
+    if (kLanes == 16) return num_panels > 2 ? 6 : 12;
+    return kLanes * kRegisters >= 128 ? 6 : 2;
 }
 constexpr int kMaxTileRows = max_tile_rows(1);
 
@@ -121,7 +120,7 @@ void sum_tile(const Tile& tile) {
             }
 #pragma GCC unroll 12
             for (int r = 0; r < kRows; ++r) {
-                const auto factor = splat(rows.template element<Scalar>(r, step));
+                const auto factor = factor_of(rows.template element<Scalar>(r, step));
 #pragma GCC unroll 8
                 for (int v = 0; v < kVectors; ++v) {
                     totals[r][v] = multiply_add(
@@ -138,33 +137,6 @@ void sum_tile(const Tile& tile) {
             store(tile.sums + r * kSumStride + v * kLanes, totals[r][v]);
         }
     }
-}
-
-using SumTileFunction = void (*)(const Tile&);
-
-// sum_tile for 1 to N rows, at [rows - 1].
-template <class Reader, int kPanels, Ahead kAhead, int... kIndex>
-SumTileFunction pick_rows(int num_rows, std::integer_sequence<int, kIndex...>) {
-    static constexpr SumTileFunction kFunctions[] = {
-        sum_tile<Reader, kIndex + 1, kPanels, kAhead>...};
-    return kFunctions[num_rows - 1];
-}
-
-template <class Reader, int kPanels, Ahead kAhead>
-SumTileFunction pick_panels(int num_rows) {
-    constexpr int kRows = max_tile_rows(kPanels);
-    constexpr int kFewRows = kRows < kMaxStreamingRows ? kRows : kMaxStreamingRows;
-    return pick_rows<Reader, kPanels, kAhead>(num_rows,
-        std::make_integer_sequence<int, kAhead == Ahead::kStream ? kFewRows : kRows>{});
-}
-
-template <class Reader, Ahead kAhead>
-SumTileFunction pick_tile(int num_rows, int num_panels) {
-    if constexpr (kWidestTile == 4) {
-        if (num_panels == 4) return pick_panels<Reader, 4, kAhead>(num_rows);
-        if (num_panels == 2) return pick_panels<Reader, 2, kAhead>(num_rows);
-    }
-    return pick_panels<Reader, 1, kAhead>(num_rows);
 }
 
 }  // namespace

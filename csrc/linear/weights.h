@@ -68,7 +68,7 @@ struct OneStep {
     using Reader = ReadFloat32;
 };
 
-#if defined(__AVX512BF16__)
+#if defined(PDSERVE_HAS_PAIRS)
 
 struct ReadBFloat16Pairs {
     using Lanes = PairLanes;
@@ -76,7 +76,10 @@ struct ReadBFloat16Pairs {
     static constexpr int kSteps = 1;
 
     PDSERVE_INLINE static void read(const uint8_t* unit, int, Lanes* lanes) {
-        lanes[0] = load(reinterpret_cast<const uint32_t*>(unit));
+#pragma GCC unroll 4
+        for (int v = 0; v < kPanelVectors; ++v) {
+            lanes[v] = load(reinterpret_cast<const uint32_t*>(unit) + v * kLanes);
+        }
     }
 };
 
@@ -88,10 +91,21 @@ struct ReadInt8Pairs {
     static constexpr int kSteps = 2;
 
     PDSERVE_INLINE static void read(const uint8_t* unit, int step, Lanes* lanes) {
+#if defined(__AVX512BF16__)
         const auto* bytes = reinterpret_cast<const __m128i*>(unit) + step * 2;
         const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes)));
         const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes + 1)));
-        lanes[0] = (PairLanes)_mm512_cvtne2ps_pbh(high, low);
+        lanes[0] = to_pairs((FloatLanes)low, (FloatLanes)high);
+#else
+        const uint8_t* start = unit + step * kPanelOutputs * 2;
+#pragma GCC unroll 4
+        for (int v = 0; v < kPanelVectors; ++v) {
+            const int16x8_t wide = vmovl_s8(load_as<int8x8_t>(start + v * kLanes * 2));
+            const float32x4_t low = vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));
+            const float32x4_t high = vcvtq_f32_s32(vmovl_high_s16(wide));
+            lanes[v] = to_pairs((FloatLanes)low, (FloatLanes)high);
+        }
+#endif
     }
 };
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "../bind.h"
 #include "../build_name.h"
 #include "../tensor_view.h"
 #include "../thread_pool.h"

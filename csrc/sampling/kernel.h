@@ -59,6 +59,7 @@ struct Kernels {
 extern const Kernels kAvx512Bf16Kernels;
 extern const Kernels kAvx512Kernels;
 extern const Kernels kAvx2Kernels;
+extern const Kernels kNeonBf16Kernels;
 extern const Kernels kPortableKernels;
 
 }  // namespace pdserve::sampling

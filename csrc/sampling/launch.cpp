@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "../bind.h"
 #include "../build_name.h"
-#include "../cpu.h"
 #include "../tensor_view.h"
 #include "../thread_pool.h"
 #include "row.h"

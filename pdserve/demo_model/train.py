@@ -71,7 +71,7 @@ def loss_on(model: LlamaForCausalLM, ids: torch.Tensor, weights: torch.Tensor) -
 
 def has_fast_bfloat16() -> bool:
     """Whether this CPU multiplies bfloat16 matrices faster than float32 ones."""
-    return _native.cpu_features()["avx512_bf16"]
+    return _native.cpu_features().get("avx512_bf16", False)
 
 
 def _optimizers(model: LlamaForCausalLM, plan: TrainingPlan) -> list[torch.optim.Optimizer]:

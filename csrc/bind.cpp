@@ -1,0 +1,77 @@
+#include "bind.h"
+
+#include <string>
+
+#include "tensor_view.h"
+#include "thread_pool.h"
+
+namespace nb = nanobind;
+
+namespace pdserve {
+
+namespace {
+
+constexpr int kMaxThreads = 1024;
+
+}  // namespace
+
+Variant variant_from(const char* name) {
+    if (*name == '\0') return best_variant();
+    std::string runnable;
+    for (Variant variant : kVariants) {
+        if (!can_run(variant)) continue;
+        if (std::string(name) == variant_name(variant)) return variant;
+        runnable += (runnable.empty() ? "" : ", ") + std::string(variant_name(variant));
+    }
+    raise_value_error("variant", "one of " + runnable + " on this CPU", name);
+}
+
+void bind_cpu(nb::module_& m) {
+    m.def(
+        "cpu_features",
+        [] {
+            nb::dict result;
+            const Features& features = cpu_features();
+#if defined(__aarch64__)
+            result["neon_bf16"] = features.neon_bf16;
+            result["neon_i8mm"] = features.neon_i8mm;
+#else
+            result["avx2"] = features.avx2;
+            result["avx512f"] = features.avx512f;
+            result["avx512_bf16"] = features.avx512_bf16;
+            result["avx512_vnni"] = features.avx512_vnni;
+            result["amx_bf16"] = features.amx_bf16;
+#endif
+            return result;
+        },
+        "Instruction set extensions of this CPU that matter to the kernels.");
+    m.def(
+        "kernel_variants",
+        [] {
+            nb::list result;
+            for (Variant variant : kVariants) {
+                if (can_run(variant)) result.append(nb::str(variant_name(variant)));
+            }
+            return result;
+        },
+        "The kernel builds this CPU can run, best first; the first is used.");
+}
+
+void bind_threads(nb::module_& m) {
+    m.def(
+        "set_num_threads",
+        [](int num_threads) {
+            if (num_threads < 1 || num_threads > kMaxThreads) {
+                raise_value_error("num_threads", "1 to " + std::to_string(kMaxThreads),
+                    std::to_string(num_threads));
+            }
+            nb::gil_scoped_release release;
+            ThreadPool::instance().set_num_threads(num_threads);
+        },
+        nb::arg("num_threads"), "How many threads share one kernel call, the caller included.");
+    m.def(
+        "num_threads", [] { return ThreadPool::instance().num_threads(); },
+        "How many threads share one kernel call; at first the cores this process may use.");
+}
+
+}  // namespace pdserve
