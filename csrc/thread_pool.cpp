@@ -1,6 +1,7 @@
 // A job is a counter of items, and each awake thread takes the next item. So a worker that wakes
-// late, or is descheduled, delays only the item that it holds. If the workers are awake, a job is
-// handed to them through one cache line, without a lock or a system call.
+// late delays nobody. One that another process keeps from its core delays only the item that it
+// holds, which it finishes on the core of the thread that waits for it (PlacedThread). If the workers
+// are awake, a job is handed to them through one cache line, without a lock or a system call.
 
 #include "thread_pool.h"
 
@@ -11,6 +12,8 @@
 #include <algorithm>
 #include <chrono>
 #include <utility>
+
+#include "spin.h"
 
 namespace pdserve {
 
@@ -23,26 +26,10 @@ constexpr uint64_t kGateJob = uint64_t{1} << 32;  // one job
 // what is lost if another process needs the core.
 constexpr std::chrono::microseconds kSpin{30};
 
-uint64_t job_of(uint64_t gate) { return gate / kGateJob; }
+// How long to sleep before looking whether the thread that is awaited stands still.
+constexpr std::chrono::microseconds kPatience{200};
 
-// Spins until `happened` returns true; false if it did not within kSpin.
-template <class Happened>
-bool spin_until(const Happened& happened) {
-    constexpr int kLooksPerClock = 32;
-    if (happened()) return true;
-    const auto end = std::chrono::steady_clock::now() + kSpin;
-    do {
-        for (int i = 0; i < kLooksPerClock; ++i) {
-            if (happened()) return true;
-#if defined(__x86_64__)
-            __builtin_ia32_pause();
-#elif defined(__aarch64__)
-            asm volatile("yield");
-#endif
-        }
-    } while (std::chrono::steady_clock::now() < end);
-    return happened();
-}
+uint64_t job_of(uint64_t gate) { return gate / kGateJob; }
 
 // Never deleted: workers may still be sleeping in it when static destructors run, or after a fork.
 ThreadPool* current_pool = nullptr;
@@ -97,22 +84,33 @@ void ThreadPool::resize_workers(int num_workers) {
     }
     work_available_.notify_all();
     while (static_cast<int>(workers_.size()) > num_workers) {
-        workers_.back().join();
+        workers_.back()->thread.join();
         workers_.pop_back();
     }
     while (static_cast<int>(workers_.size()) < num_workers) {
-        workers_.emplace_back(&ThreadPool::worker_loop, this, static_cast<int>(workers_.size()));
-        pthread_setname_np(workers_.back().native_handle(), "pdserve-kernel");
+        const int index = static_cast<int>(workers_.size());
+        Worker& worker = *workers_.emplace_back(std::make_unique<Worker>());
+        worker.thread = std::thread([this, &worker, index] { worker_loop(worker, index); });
+        pthread_setname_np(worker.thread.native_handle(), "pdserve-kernel");
     }
 }
 
-ThreadPool::Region::Region(ThreadPool& pool) : pool_(pool) {
-    ++pool_.num_regions_;
+ThreadPool::Region::Region(ThreadPool& pool) : pool_(pool), is_first_(++pool.num_regions_ == 1) {
+    if (is_first_) {
+        pool_.caller_.bind();
+        pool_.has_caller_ = true;
+    }
     ++pool_.region_number_;
     if (pool_.num_threads_ > 1) pool_.wake_workers(pool_.num_threads_ - 1);
 }
 
-ThreadPool::Region::~Region() { --pool_.num_regions_; }
+ThreadPool::Region::~Region() {
+    if (is_first_) {
+        pool_.has_caller_ = false;
+        pool_.caller_.return_core();
+    }
+    --pool_.num_regions_;
+}
 
 void ThreadPool::run(int64_t num_items, Call call, const void* context) {
     if (num_threads_ == 1 || num_items <= 1) {
@@ -122,6 +120,7 @@ void ThreadPool::run(int64_t num_items, Call call, const void* context) {
     std::lock_guard turn(turn_mutex_);
     if (static_cast<int>(workers_.size()) < num_threads_ - 1) resize_workers(num_threads_ - 1);
 
+    caller_core_ = sched_getcpu();
     job_ = {num_items, call, context, nullptr};
     next_item_.store(0, std::memory_order_relaxed);
     gate_ = (job_of(gate_) + 1) * kGateJob + kGateOpen;
@@ -161,31 +160,47 @@ void ThreadPool::wake_workers(int64_t num_workers) {
 
 void ThreadPool::wait_until_left() {
     const auto nobody_is_inside = [this] { return gate_ % kGateOpen == 0; };
-    if (spin_until(nobody_is_inside)) return;
+    if (spin_until(nobody_is_inside, kSpin)) return;
     std::unique_lock lock(mutex_);
     caller_sleeps_ = true;
-    workers_left_.wait(lock, nobody_is_inside);
+    do {
+        lock.unlock();
+        for (const auto& worker : workers_) {
+            worker->place.lend_core([&] { return worker->is_inside.load(); });
+        }
+        lock.lock();
+    } while (!workers_left_.wait_for(lock, kPatience, nobody_is_inside));
     caller_sleeps_ = false;
 }
 
-void ThreadPool::worker_loop(int index) {
+void ThreadPool::worker_loop(Worker& self, int index) {
     block_signals();
+    self.place.bind();
     uint64_t last_gate = 0;
     uint64_t last_region = 0;
     while (true) {
-        if (!sees_news_soon(index, last_gate, last_region)) {
-            std::unique_lock lock(mutex_);
-            ++num_sleeping_;
-            work_available_.wait(lock, [&] { return has_news(index, last_gate, last_region); });
-            --num_sleeping_;
-        }
+        wait_for_news(index, last_gate, last_region);
         if (index >= wanted_workers_) return;
         last_region = region_number_;
-        if (enter(last_gate)) {
+        if (enter(self, last_gate)) {
             work_on_job();
-            leave();
+            leave(self);
         }
     }
+}
+
+void ThreadPool::wait_for_news(int index, uint64_t last_gate, uint64_t last_region) {
+    if (sees_news_soon(index, last_gate, last_region)) return;
+    const auto news = [&] { return has_news(index, last_gate, last_region); };
+    std::unique_lock lock(mutex_);
+    ++num_sleeping_;
+    while (num_regions_ > 0 && !work_available_.wait_for(lock, kPatience, news)) {
+        lock.unlock();
+        caller_.lend_core([this] { return has_caller_ && !caller_sleeps_; });
+        lock.lock();
+    }
+    work_available_.wait(lock, news);
+    --num_sleeping_;
 }
 
 bool ThreadPool::has_news(int index, uint64_t last_gate, uint64_t last_region) {
@@ -198,27 +213,35 @@ bool ThreadPool::sees_news_soon(int index, uint64_t last_gate, uint64_t last_reg
     const auto looked_long_enough = [&] {
         return num_regions_ == 0 || has_news(index, last_gate, last_region);
     };
-    return num_regions_ > 0 && spin_until(looked_long_enough)
+    return num_regions_ > 0 && spin_until(looked_long_enough, kSpin)
         && has_news(index, last_gate, last_region);
 }
 
 // Joins the open job, unless this worker has worked on it already.
-bool ThreadPool::enter(uint64_t& last_gate) {
+bool ThreadPool::enter(Worker& self, uint64_t& last_gate) {
     uint64_t gate = gate_;
+    const int caller_core = caller_core_;
+    if (sched_getcpu() == caller_core) self.place.step_away(caller_core);
+    self.is_inside = true;
     while ((gate & kGateOpen) != 0 && job_of(gate) != job_of(last_gate)) {
         if (gate_.compare_exchange_weak(gate, gate + 1)) {
             last_gate = gate;
             return true;
         }
     }
+    self.is_inside = false;
+    self.place.return_core();
     return false;
 }
 
-void ThreadPool::leave() {
+void ThreadPool::leave(Worker& self) {
     const uint64_t gate = --gate_;
-    if (gate % kGateJob != 0 || !caller_sleeps_) return;
-    { std::lock_guard lock(mutex_); }  // the caller waits by now
-    workers_left_.notify_one();
+    if (gate % kGateJob == 0 && caller_sleeps_) {
+        { std::lock_guard lock(mutex_); }  // the caller looks, or waits, by now
+        workers_left_.notify_one();
+    }
+    self.is_inside = false;
+    self.place.return_core();
 }
 
 }  // namespace pdserve

@@ -2,16 +2,20 @@
 //
 // Not OpenMP: torch bundles its own libgomp, and two OpenMP runtimes in one process compete for the
 // cores. Idle workers sleep. Only inside a Region, which is open while a step of the model runs, do
-// they spin for some microseconds, waiting for the next job, before they sleep.
+// they spin for some microseconds, waiting for the next job, before they sleep. A thread that is
+// about to sleep lends its core to one that it waits for, if another process keeps that from its own.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#include "placed_thread.h"
 
 namespace pdserve {
 
@@ -45,10 +49,17 @@ public:
 
     private:
         ThreadPool& pool_;
+        bool is_first_;  // of those that are open: its thread is the one that workers lend to
     };
 
 private:
     using Call = void (*)(const void* context, int64_t item);
+
+    struct Worker {
+        PlacedThread place;
+        std::atomic<bool> is_inside{false};  // may be working on the job
+        std::thread thread;
+    };
 
     struct Job {
         int64_t num_items;
@@ -62,11 +73,12 @@ private:
     void work_on_job();
     void wait_until_left();
     void wake_workers(int64_t num_workers);
-    void worker_loop(int index);
+    void worker_loop(Worker& self, int index);
+    void wait_for_news(int index, uint64_t last_gate, uint64_t last_region);
     bool has_news(int index, uint64_t last_gate, uint64_t last_region);
     bool sees_news_soon(int index, uint64_t last_gate, uint64_t last_region);
-    bool enter(uint64_t& last_gate);
-    void leave();
+    bool enter(Worker& self, uint64_t& last_gate);
+    void leave(Worker& self);
     void resize_workers(int num_workers);
 
     std::mutex turn_mutex_;  // held by the one caller whose job is running, or by a resize
@@ -81,13 +93,16 @@ private:
     std::atomic<int> num_regions_{0};                     // that are open
     std::atomic<int> num_sleeping_{0};
     std::atomic<bool> caller_sleeps_{false};
+    std::atomic<bool> has_caller_{false};  // a thread in a Region is bound to caller_
+    std::atomic<int> caller_core_{-1};     // when the job began
+    PlacedThread caller_;
     std::atomic<int> wanted_workers_{0};
     std::atomic<int> num_threads_;
 
     std::mutex mutex_;  // for going to sleep and waking up
     std::condition_variable work_available_;
     std::condition_variable workers_left_;
-    std::vector<std::thread> workers_;  // guarded by turn_mutex_
+    std::vector<std::unique_ptr<Worker>> workers_;  // guarded by turn_mutex_
 };
 
 }  // namespace pdserve

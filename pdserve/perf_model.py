@@ -22,6 +22,9 @@ from pdserve.protocol import StepCosts
 
 RATIO_WEIGHT = 0.05  # of the newest step in the moving averages, after the first few
 MOST_OFF = 2.0  # limit on the ratio of a single step: the process may have been paused in it
+# After this many steps in a row that were off by this factor in the same direction, the machine has
+# changed: a neighbour has come or gone, or the profile was wrong.
+CHANGED_STEPS, CHANGED = 5, 1.25
 SATURATED = 0.95  # share of the best throughput, above which more tokens in a step gain little
 _CANDIDATES = 256  # number of token counts evaluated to find the saturation point
 
@@ -84,7 +87,9 @@ class PerfModel:
         self.decode_ratio = decode_ratio
         self.prefill_error = 0.0  # moving average of |predicted / real - 1|
         self.decode_error = 0.0
-        self._num_observed = [0, 0]  # steps with chunks of prompts, steps without
+        # Of steps with chunks of prompts, and of steps without:
+        self._num_observed = [0, 0]
+        self._num_off = [0, 0]  # that were off by CHANGED in a row; negative: too fast
         self.costs = costs
 
     @property
@@ -171,13 +176,16 @@ class PerfModel:
 
         The first few steps have equal weight; later ones enter a moving average with
         `RATIO_WEIGHT`. The deviation of one step is limited to a factor of `MOST_OFF`. So the model
-        follows a machine that has become slow, by 5 % per step, and soon forgets a pause.
+        soon forgets a pause. When the machine has changed, the next steps count like the first
+        ones, so a wrong profile or a neighbour that has gone is forgotten as soon.
         """
         predicted_s = self.step_s(shape)
         if predicted_s <= 0 or seconds <= 0:
             return
         off = min(max(seconds / predicted_s, 1 / MOST_OFF), MOST_OFF)
         error = abs(1 / off - 1)
+        if self._has_changed(shape.is_decode, off):
+            self._num_observed[shape.is_decode] = 0
         self._num_observed[shape.is_decode] += 1
         weight = max(RATIO_WEIGHT, 1 / (1 + self._num_observed[shape.is_decode]))
         if shape.is_decode:
@@ -186,6 +194,18 @@ class PerfModel:
         else:
             self.prefill_ratio *= 1 + weight * (off - 1)
             self.prefill_error += weight * (error - self.prefill_error)
+
+    def _has_changed(self, is_decode: bool, off: float) -> bool:
+        before = self._num_off[is_decode]
+        if off > CHANGED:
+            now = max(before, 0) + 1
+        elif off < 1 / CHANGED:
+            now = min(before, 0) - 1
+        else:
+            now = 0
+        has_changed = abs(now) == CHANGED_STEPS
+        self._num_off[is_decode] = 0 if has_changed else now
+        return has_changed
 
     def _tokens_s(self, num_tokens: int) -> float:
         fixed_s, token_s = self._lines[bisect_left(self._knots, num_tokens)]

@@ -9,8 +9,7 @@ from pdserve.errors import RequestCancelled
 from pdserve.node.cores import CorePlan, use_compute_cores
 from pdserve.node.kv_memory import engine_buffer
 from pdserve.node.model import NodeModel, load_runner, packed_cache
-from pdserve.node.profile import step_costs
-from pdserve.protocol import StepCosts
+from pdserve.node.profile import KnownCosts, step_costs
 
 
 class Loading:
@@ -30,7 +29,7 @@ class Loading:
         """Make `run` raise at the next tensor, or at the next profiled step."""
         self._is_abandoned = True
 
-    def run(self) -> tuple[ModelRunner, StepCosts]:
+    def run(self) -> tuple[ModelRunner, KnownCosts]:
         """Load and profile. The kernels' workers start in this thread, and inherit its cores.
 
         Raises:

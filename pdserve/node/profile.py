@@ -9,6 +9,8 @@ import logging
 import platform
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,6 +24,7 @@ from pdserve.node.processor import processor_name
 from pdserve.node.profile_cache import (
     Profile,
     ProfileKey,
+    doubt_profile,
     read_profile,
     write_profile,
 )
@@ -36,6 +39,14 @@ log = logging.getLogger(__name__)
 
 POOR = 0.15  # error from which on the next start profiles again: the machine was too busy
 USELESS = 0.5  # error from which on a guess, corrected by the first steps, is better
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCosts:
+    """What steps cost, and whom to tell if that turns out to be wrong."""
+
+    costs: StepCosts
+    doubt: Callable[[float], None] = lambda _: None  # of the kept profile; takes the relative error
 
 
 def step_limits(engine: EngineConfig, model: NodeModel) -> StepLimits:
@@ -55,14 +66,14 @@ def step_costs(
     model: NodeModel,
     runner: Runner,
     before_each: Callable[[], None] = lambda: None,
-) -> StepCosts:
+) -> KnownCosts:
     """Read, measure or guess the costs, as the config says. Slow, so for a thread.
 
     Overwrites blocks of the pool. `before_each` is called before each measured step, and may raise
     to stop the profiling.
     """
     if config.profile == "off":
-        return GUESS
+        return KnownCosts(GUESS)
     folder = Path(config.profile_dir) if config.profile_dir else cache_folder("profiles")
     limits = step_limits(engine, model)
     key = profile_key(model, limits)
@@ -75,8 +86,17 @@ def step_costs(
                 write_profile(folder, key, kept)
     if kept.error > POOR:
         log.warning("the machine was too busy to profile well: the next start will try again")
-    costs = kept.costs if kept.error <= USELESS else GUESS
-    perf = PerfModel(costs)
+    if kept.error > USELESS:
+        known = KnownCosts(GUESS)
+    elif folder is None:
+        known = KnownCosts(kept.costs)
+    else:
+        known = KnownCosts(kept.costs, partial(doubt_profile, folder, key, kept))
+    _log_costs(PerfModel(known.costs), limits)
+    return known
+
+
+def _log_costs(perf: PerfModel, limits: StepLimits) -> None:
     log.info(
         "steps: %.2f ms for a token, %.2f ms for a prompt of %d; %d tokens saturate",
         1e3 * perf.decode_s(1, 1),
@@ -84,7 +104,6 @@ def step_costs(
         limits.token_budget,
         perf.saturating_tokens(limits.token_budget),
     )
-    return costs
 
 
 def measured_profile(

@@ -42,7 +42,9 @@ class Profile(msgspec.Struct, frozen=True):
     """A measured profile."""
 
     costs: StepCosts
-    error: float  # mean relative error of the costs, for the steps that they were fitted to
+    # Mean relative error of the costs: for the steps that they were fitted to, or for those in
+    # service, if these have shown that it is larger.
+    error: float
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -79,6 +81,21 @@ def write_profile(folder: Path, key: ProfileKey, profile: Profile) -> None:
         log.warning(
             "the profile will be measured again next time: cannot write %s: %s", path, error
         )
+
+
+def doubt_profile(folder: Path, key: ProfileKey, profile: Profile, error: float) -> None:
+    """Note that the costs of a kept profile have this error in service.
+
+    Nothing happens if another node has replaced it meanwhile. A larger error makes the next start
+    measure again, and prefer what it finds.
+    """
+    if error > profile.error and read_profile(folder, key) == profile:
+        log.warning(
+            "the machine was too busy when this node was profiled: steps take %.2f of what the "
+            "profile says; the next start will measure again",
+            1 / (1 + error),
+        )
+        write_profile(folder, key, Profile(profile.costs, error))
 
 
 def _path(folder: Path, key: ProfileKey) -> Path:

@@ -19,6 +19,7 @@ from pdserve.protocol import SamplingParams
 
 LEAST_S = 1e-6  # of a step: the kernel's clock and ours might differ by more than the step
 MOST_ROUNDS = 5  # measurements per step
+MOST_USUAL = 1.1  # ratio of a step's usual time to its least: what is above is the moment's noise
 FIRST_ROUND = 0.5  # share of the time that the warm-up round may take
 _GREEDY = SamplingParams(temperature=0.0)
 
@@ -75,7 +76,7 @@ class StepTimer:
         Each step is run once to warm up, since a kernel may have to be built for its size. Then all
         are measured in rounds, each in another order (with decodes following decodes, as in
         service), so that a disturbance does not hit one step only. Minima compare the steps best;
-        how much longer they usually take is one factor for all.
+        how much longer they usually take is one factor for all, limited to `MOST_USUAL`.
         """
         started_s = self._now()
         warm = self._warm(steps, started_s + FIRST_ROUND * budget_s)
@@ -89,6 +90,7 @@ class StepTimer:
                     times[index].append(self.seconds(steps[index]))
         measured = [some or [first] for some, first in zip(times, warm, strict=True)]
         usual = statistics.median(statistics.median(some) / min(some) for some in measured)
+        usual = min(usual, MOST_USUAL)
         return [
             (StepShape.of(step), usual * min(some))
             for step, some in zip(steps, measured, strict=False)

@@ -51,6 +51,7 @@ from pdserve.node.metrics_server import MetricsServer
 from pdserve.node.model import NodeModel, plan_model, set_threads
 from pdserve.node.perf_feed import PerfFeed
 from pdserve.node.prefix_exports import PrefixExports
+from pdserve.node.profile_watch import ProfileWatch
 from pdserve.node.roles import ServiceFactories
 from pdserve.node.services import Services
 from pdserve.node.session_server import SessionServer
@@ -198,8 +199,11 @@ class Node:
             await growth.begin()
             self._parts.pool.on_first_use(growth.used)
         await asyncio.to_thread(self._parts.grammars.compiler.load)
-        runner, costs = await self._services.engine.in_thread(self.loading.run)
-        self._parts.perf.costs = costs
+        runner, known = await self._services.engine.in_thread(self.loading.run)
+        self._parts.perf.costs = known.costs
+        in_thread = partial(asyncio.get_running_loop().run_in_executor, None)
+        watch = ProfileWatch(self._parts.perf, lambda error: in_thread(partial(known.doubt, error)))
+        self._services.on_step(lambda _: watch.stepped())
         self._perf_feed.tell()
         return runner
 

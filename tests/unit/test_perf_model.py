@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from pdserve.clock import ManualClock
 from pdserve.perf_model import MOST_OFF, PerfModel, StepRow, StepShape, chunk_pairs
 from pdserve.protocol import StepCosts
 
@@ -121,6 +122,32 @@ def test_a_profile_of_another_machine_is_soon_corrected() -> None:
     for _ in range(100):
         perf.observe(shape, 100 * PerfModel(COSTS).step_s(shape))
     assert perf.decode_ratio == pytest.approx(100, rel=0.01)
+
+
+@pytest.mark.parametrize("shape", [StepShape(8, 8), StepShape(512, 1, prefill_pairs=131_000)])
+@pytest.mark.parametrize("factor", [0.4, 0.5, 0.7, 1.4, 2.0, 3.0])
+def test_a_profile_from_a_noisy_minute_is_corrected_within_a_few_steps(
+    shape: StepShape, factor: float
+) -> None:
+    clock, perf = ManualClock(), PerfModel(COSTS)
+    as_profiled = perf.step_s(shape)
+    for _ in range(100):  # as long as the noise lasts
+        perf.observe(shape, as_profiled)
+    is_seen_s = factor * as_profiled
+    while not 0.9 < perf.step_s(shape) / is_seen_s < 1.1:
+        clock.advance(is_seen_s)
+        perf.observe(shape, is_seen_s)
+    assert clock.now() <= 20 * is_seen_s
+
+
+def test_bursts_of_a_neighbour_do_not_make_the_prediction_jump() -> None:
+    perf, shape = PerfModel(COSTS), StepShape(8, 8)
+    as_profiled = perf.step_s(shape)
+    for _ in range(50):
+        perf.observe(shape, as_profiled)
+    for step in range(400):  # a quarter of the steps take half as long again
+        perf.observe(shape, as_profiled * (1.5 if step % 16 < 4 else 1.0))
+        assert 0.99 < perf.decode_ratio < 1.25
 
 
 @given(seen=st.lists(st.tuples(shapes, st.floats(0, 1e6)), max_size=50))

@@ -8,6 +8,7 @@ no ratio is below 1, except for steps whose memory the caches hold.
 
 `floor_ratio` is the median step over that floor. `beside_ratio` compares each step with the
 yardsticks of the same moment, and is the better figure while other work runs on the machine.
+If busy neighbours are given, each case is also measured beside them (neighbours.py).
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from pdserve.bench.step.cases import Case, Phase, Skipped
 from pdserve.bench.step.floor import Limit, Rates, StepWork, Work
+from pdserve.bench.step.neighbours import BesideNeighbours, Neighbours, Rounds
 from pdserve.perf_model import StepRow
 
 LEAST_ROUNDS = 3
@@ -36,6 +39,13 @@ class StepTime(NamedTuple):
 
     total_s: float  # the whole runner: batch, model, sampling
     model_s: float  # the model alone
+
+
+class Threads(NamedTuple):
+    """What computes a step."""
+
+    num_threads: int
+    num_cores: int  # that they may use
 
 
 class Bench(Protocol):
@@ -71,6 +81,7 @@ class StepBenchRow(msgspec.Struct, frozen=True):
     beside_ratio: float  # median of step / floor by the yardsticks of the same moment
     overhead_ms: float  # median of what the runner does outside the model
     tokens_per_s: float  # computed tokens; sampled ones for a decode
+    neighbours: BesideNeighbours | None  # if there were any
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -104,6 +115,7 @@ class Observed:
     work: Work
     times: list[StepTime] = field(default_factory=list)
     beside: list[Rates] = field(default_factory=list)
+    rounds: Rounds = field(default_factory=Rounds)
 
     @property
     def least_s(self) -> float:
@@ -125,6 +137,7 @@ def observe(
     bench: Bench,
     budget_s: float,
     now: Callable[[], float] = time.perf_counter,
+    neighbours: Neighbours | None = None,
 ) -> list[Observed]:
     """Measure all cases in turns, for `budget_s` but at least LEAST_ROUNDS rounds.
 
@@ -136,10 +149,13 @@ def observe(
     while num_rounds < LEAST_ROUNDS or now() + round_s <= end_s:
         started_s = now()
         for seen, count in zip(observed, repeats, strict=True):
-            beside = Rates(bench.read_rate(), bench.product_rate())
-            for _ in range(count):
-                seen.times.append(bench.step(seen.case.rows))
-                seen.beside.append(beside)
+            seen.beside.extend([Rates(bench.read_rate(), bench.product_rate())] * count)
+            times = [bench.step(seen.case.rows) for _ in range(count)]
+            seen.times.extend(times)
+            if neighbours is not None:
+                seen.rounds.alone_s.append(statistics.fmean(time.total_s for time in times))
+                steps = partial(_mean_step_s, bench, seen.case, count)
+                seen.rounds.measure(neighbours, steps, now)
         num_rounds, round_s = num_rounds + 1, now() - started_s
     return observed
 
@@ -165,7 +181,9 @@ def best_product(observed: Sequence[Observed]) -> Best:
     return max(rates, key=lambda best: best.rate)
 
 
-def bench_row(model: str, weights: str, seen: Observed, rates: Rates) -> StepBenchRow:
+def bench_row(
+    model: str, weights: str, seen: Observed, rates: Rates, threads: Threads
+) -> StepBenchRow:
     """Make the row of one case; `rates`: the best of the run."""
     totals = [time.total_s for time in seen.times]
     median_s, floor_s = statistics.median(totals), rates.floor_s(seen.work)
@@ -187,7 +205,12 @@ def bench_row(model: str, weights: str, seen: Observed, rates: Rates) -> StepBen
         beside_ratio=statistics.median(ratios),
         overhead_ms=statistics.median(time.total_s - time.model_s for time in seen.times) * 1e3,
         tokens_per_s=seen.case.num_tokens / median_s,
+        neighbours=seen.rounds.result(*threads) if seen.rounds.beside_s else None,
     )
+
+
+def _mean_step_s(bench: Bench, case: Case, count: int) -> float:
+    return statistics.fmean(bench.step(case.rows).total_s for _ in range(count))
 
 
 def _repeats(first: StepTime) -> int:

@@ -41,6 +41,10 @@ class StepBenchConfig(ConfigStruct, frozen=True):
     quick: Annotated[
         bool, Meta(description="batches 1 and 16, contexts up to 1024, prompts of 512; 20 s")
     ] = False
+    beside: Annotated[
+        int,
+        Meta(ge=0, description="also measure beside this many processes, each half of a core busy"),
+    ] = 0
     json: Annotated[bool, Meta(description="print JSON")] = False
     engine: EngineConfig = EngineConfig()
 

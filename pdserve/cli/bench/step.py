@@ -6,6 +6,7 @@ import os
 import statistics
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,15 +24,17 @@ from pdserve.bench.step.measurement import (
     Machine,
     Observed,
     StepReport,
+    Threads,
     bench_row,
     best_product,
     best_read,
     observe,
 )
+from pdserve.bench.step.neighbours import BusyProcesses
 from pdserve.cli.bench.output import print_json, print_tables
 from pdserve.cli.bench.setup import conditions
 from pdserve.cli.bench.speed_config import StepBenchConfig
-from pdserve.cli.bench.step_table import step_remarks, step_table
+from pdserve.cli.bench.step_table import neighbour_table, step_remarks, step_table
 from pdserve.cli.exit_codes import OK
 from pdserve.config import CheckpointConfig, NodeConfig
 from pdserve.config_values import parse_bytes
@@ -56,7 +59,10 @@ def run(config: StepBenchConfig) -> int:
     if config.json:
         print_json(report, setup)
     else:
-        print_tables([step_table(report)], step_remarks(report))
+        tables = [step_table(report)]
+        if config.beside:
+            tables.append(neighbour_table(report.rows))
+        print_tables(tables, step_remarks(report))
     return OK
 
 
@@ -74,15 +80,17 @@ def _measure(config: StepBenchConfig) -> StepReport:
         raise ConfigError(f"there is not enough room for any of these steps: {skipped[0].reason}")
     most_blocks = max(case.num_blocks(model.layout) for case in cases)
     model = replace(model, num_blocks=max(most_blocks, model.layout.blocks_for(WARMUP_TOKENS)))
-    bench = StepBench(model, _native.num_threads())
-    try:
-        observed = observe(cases, _work(model), bench, config.seconds)
-    finally:
-        bench.close()
+    threads = Threads(_native.num_threads(), len(os.sched_getaffinity(0)))
+    with (
+        closing(StepBench(model, threads.num_threads)) as bench,
+        BusyProcesses(config.beside, sorted(os.sched_getaffinity(0))) as neighbours,
+    ):
+        beside = neighbours if config.beside else None
+        observed = observe(cases, _work(model), bench, config.seconds, neighbours=beside)
     read, product = best_read(observed, largest_cache_bytes()), best_product(observed)
     rates = Rates(read.rate, product.rate)
     return StepReport(
-        rows=[bench_row(config.shape, _weights(model), seen, rates) for seen in observed],
+        rows=[bench_row(config.shape, _weights(model), seen, rates, threads) for seen in observed],
         skipped=skipped,
         machine=_machine(observed, read, product, bench, load_average, str(model.kernels)),
     )

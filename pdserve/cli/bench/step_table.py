@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.table import Table
 
-from pdserve.bench.step.measurement import StepReport
+from pdserve.bench.step.measurement import StepBenchRow, StepReport
 
 _COLUMNS = (
     "batch",
@@ -45,6 +47,26 @@ def step_table(report: StepReport) -> Table:
             str(row.steps),
             row.limit,
         )
+    return table
+
+
+def neighbour_table(rows: Sequence[StepBenchRow]) -> Table:
+    """One row per kind of step that was measured beside neighbours."""
+    table = Table(title="beside busy neighbours, against what the cores that they used explain")
+    table.add_column("phase")
+    for column in ("batch", "context", "alone ms", "beside ms", "lost cores", "ratio"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        if row.neighbours is not None:
+            table.add_row(
+                row.phase,
+                str(row.batch),
+                str(row.context),
+                f"{row.neighbours.alone_ms:.2f}",
+                f"{row.neighbours.beside_ms:.2f}",
+                f"{row.neighbours.lost_cores:.2f}",
+                f"{row.neighbours.ratio:.2f}",
+            )
     return table
 
 

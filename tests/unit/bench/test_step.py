@@ -15,6 +15,7 @@ from pdserve.bench.step.measurement import (
     LEAST_ROUNDS,
     Observed,
     StepTime,
+    Threads,
     bench_row,
     best_product,
     best_read,
@@ -32,11 +33,12 @@ class FakeBench:
 
     def __init__(self) -> None:
         self.now_s = 0.0
+        self.slowness = 1.0
         self.log: list[str] = []
 
     def step(self, rows: Sequence[StepRow]) -> StepTime:
         self.log.append(f"step {len(rows)}")
-        seconds = float(sum(row.num_tokens for row in rows))
+        seconds = self.slowness * sum(row.num_tokens for row in rows)
         self.now_s += seconds
         return StepTime(seconds, seconds / 2)
 
@@ -98,7 +100,7 @@ def observed(case: Case, work: Work, *totals_s: float) -> Observed:
 
 def test_a_row_is_the_median_over_the_best_floor() -> None:
     seen = observed(Case("decode", 4, 128), Work(400, 1000), 8.0, 6.0, 16.0)
-    row = bench_row("m", "bfloat16", seen, Rates(200.0, 4000.0))
+    row = bench_row("m", "bfloat16", seen, Rates(200.0, 4000.0), Threads(2, 2))
     assert (row.p50_ms, row.min_ms, row.floor_ms) == (8000.0, 6000.0, 2000.0)
     assert row.limit is Limit.MEMORY
     assert row.floor_ratio == 4.0

@@ -66,10 +66,24 @@ def test_weights_of_8_bits_are_named(folder: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.usefixtures("cores")
+def test_steps_beside_neighbours_are_a_table_of_their_own(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(folder, "--json", "--beside=1") == 0
+    report = json.loads(capsys.readouterr().out)
+    for row in report["rows"]:
+        assert row["neighbours"]["alone_ms"] > 0
+        assert row["neighbours"]["ratio"] > 0
+    assert bench(folder, "--beside=1") == 0
+    assert "lost cores" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("cores")
 def test_people_see_what_was_left_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(folder) == 0
     out = capsys.readouterr().out
     assert "best seen" in out
+    assert "lost cores" not in out
     assert "not measured: prefill 1 x 10000: the model takes 8192 tokens" in out
 
 

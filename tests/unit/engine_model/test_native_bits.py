@@ -5,6 +5,7 @@ Not on the other rows, the chunks of its prompt, the threads, the blocks, or whi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from functools import cache
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pdserve import _native
+from pdserve.bench.step.neighbours import BusyProcesses
 from pdserve.engine.native.decoder import NativeDecoder
 from pdserve.engine.native.linear import WeightKind
 from tests.unit.engine_model.small_models import (
@@ -138,3 +140,15 @@ def test_many_threads_and_rows() -> None:
         found.append(all_logits(native, small.kv_cache(100), tokens))
     assert same_bits(found[0], found[1])
     assert same_bits(found[0], found[2])
+
+
+def test_busy_neighbours_change_no_bit_and_a_step_returns_the_core_that_was_lent_to_it() -> None:
+    dtype, kind = CASES[1]
+    expected, cores = alone(dtype, kind, 1), os.sched_getaffinity(0)
+    _native.set_num_threads(2)
+    with BusyProcesses(2, sorted(cores)[:2]) as neighbours, neighbours.busy():
+        for _ in range(50):
+            tokens = random_tokens(MAX_TOKENS, 1)
+            logits = all_logits(decoder(dtype, kind), model(dtype).kv_cache(), tokens)
+            assert same_bits(logits, expected)
+            assert os.sched_getaffinity(0) == cores

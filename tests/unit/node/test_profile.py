@@ -153,6 +153,23 @@ def test_moments_that_are_bad_do_not_bend_the_costs() -> None:
     assert costs.context_s == pytest.approx(COSTS.context_s, rel=0.1)
 
 
+def test_a_noisy_minute_is_not_taken_for_what_steps_cost() -> None:
+    runner, delays = TimedRunner(), iter([1.0, 1.6, 2.2, 1.9] * 10_000)
+
+    class Noisy(TimedRunner):
+        def execute(
+            self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
+        ) -> list[SampledToken | None]:
+            seconds = PerfModel(COSTS).step_s(shape_of(rows))
+            runner.clock.advance(seconds * next(delays))
+            return FakeRunner.execute(self, rows, progress)
+
+    timer = StepTimer(Noisy(), BLOCK, runner.clock.now, waits=never)
+    perf = PerfModel(fit_costs(timer.sample(steps_to_profile(LIMITS), 3600.0)))
+    for shape in (StepShape(64, 64, decode_context=6400), StepShape(512, 1, prefill_pairs=131_000)):
+        assert perf.step_s(shape) < 1.3 * PerfModel(COSTS).step_s(shape)
+
+
 class LayingOut(TimedRunner):
     """Lays its batches out as the engine's runner does."""
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from pdserve.config import EngineConfig, NodeConfig, ProfileConfig
 from pdserve.node.model import load_runner, plan_model
-from pdserve.node.profile import step_costs
+from pdserve.node.profile import KnownCosts, step_costs
 from pdserve.node.profile_cache import (
     Profile,
     ProfileKey,
@@ -119,6 +119,12 @@ def costs_of_a_start(
     folder: Path, profile: Literal["auto", "fresh", "off"]
 ) -> tuple[StepCosts, int]:
     """And how many steps it took."""
+    known, num_steps = known_costs(folder, profile)
+    return known.costs, num_steps
+
+
+def known_costs(folder: Path, profile: Literal["auto", "fresh", "off"]) -> tuple[KnownCosts, int]:
+    """As costs_of_a_start."""
     num_steps = 0
 
     def stepped() -> None:
@@ -169,6 +175,20 @@ def test_a_profile_that_fits_nothing_is_not_used(
     made = iter([Profile(COSTS, 0.7), Profile(COSTS, 0.04)])
     monkeypatch.setattr("pdserve.node.profile.measured_profile", lambda *_: next(made))
     assert [costs_of_a_start(tmp_path, "auto")[0] for _ in range(2)] == [GUESS, COSTS]
+
+
+def test_a_profile_that_was_wrong_in_service_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = iter([Profile(COSTS, 0.02), Profile(GUESS, 0.03)])
+    monkeypatch.setattr("pdserve.node.profile.measured_profile", lambda *_: next(made))
+    known = known_costs(tmp_path, "auto")[0]
+    assert costs_of_a_start(tmp_path, "auto")[0] == COSTS
+    known.doubt(1.0)
+    assert [costs_of_a_start(tmp_path, "auto")[0] for _ in range(2)] == [GUESS] * 2
+    known.doubt(1.0)  # by a node that has run all the while: not about this profile
+    assert costs_of_a_start(tmp_path, "auto")[0] == GUESS
+    assert next(made, None) is None
 
 
 def test_off_guesses_and_leaves_nothing(tmp_path: Path) -> None:
