@@ -32,6 +32,9 @@ PrefixPull = Literal["auto", "always", "never"]
 TransportName = Literal["shm", "cuda_ipc", "ucx", "nccl", "tcp"]
 
 
+WHOLE = {"commas": "belong to values"}  # `Meta.extra` of a list: a flag gives one value
+
+
 class ConfigStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of every config struct: immutable, keyword-only, and strict about unknown keys."""
 

@@ -72,7 +72,7 @@ def test_what_was_done_before_ctrl_c_is_printed(
     monkeypatch.setattr(bench_serve, "_measure", interrupted)
     assert main(["bench", "serve", "--json"]) == 130
     captured = capsys.readouterr()
-    assert [row["url"] for row in json.loads(captured.out)["rows"]] == ["http://it"]
+    assert [row["server"] for row in json.loads(captured.out)["rows"]] == ["http://it"]
     assert "interrupted" in captured.err
 
 
