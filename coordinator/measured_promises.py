@@ -59,7 +59,7 @@ class MeasuredPromises:
         if promised != [by_name[name] for name in MULTIPLES]:
             self._classes.promise(promised)
             settings = ",".join(f'"{as_setting(cls)}"' for cls in by_name.values())
-            log.info("%d ready nodes can keep --slo-classes %s", len(self._ready), settings)
+            log.info("the ready nodes can keep --slo-classes %s", settings)
 
     def _perfs(self, role: NodeRole) -> Iterable[PerfReport]:
         """Return the profiles of a pool, or of all nodes where one pool does everything."""
