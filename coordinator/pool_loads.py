@@ -1,4 +1,8 @@
-"""The loads of the pools, from node reports: how close they are to breaking promises."""
+"""The loads of the pools, from node reports: how close they are to breaking promises.
+
+While nothing is promised to anybody, loads are relative to usual latencies. Prompts then wait in
+the coordinator's line rather than on the nodes, so the line counts as a queue of prefill nodes.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from typing import Protocol, TypeAlias
 from coordinator.admission.decisions import Reason
 from coordinator.rebalancer import LATE, NodeLoad, pool_load
 from coordinator.registry import Member, Registry
+from coordinator.routing.sides import USUAL_TPOT_S, USUAL_TTFT_S
 from pdserve.clock import Clock
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.perf_model import PerfModel
@@ -33,6 +38,10 @@ class Promises(Protocol):
 
     def tightest(self, now_s: float) -> tuple[float, float] | None:
         """Return the shortest TTFT and TPOT promised to a class now; None if none is present."""
+        ...
+
+    def longest_wait_s(self, now_s: float) -> float:
+        """Return for how long the oldest request in line has waited; 0 for none."""
         ...
 
 
@@ -81,14 +90,18 @@ class PoolLoads:
         return self._look(late)
 
     def _look(self, late: frozenset[NodeRole]) -> list[NodeLoad]:
-        ttft_s, tpot_s = self._promises.tightest(self._clock.now()) or (inf, inf)
+        now_s = self._clock.now()
+        promised = self._promises.tightest(now_s)
+        ttft_s, tpot_s = promised or (USUAL_TTFT_S, USUAL_TPOT_S)
+        in_line_s = 0.0 if promised else self._promises.longest_wait_s(now_s)
         indispensable = _indispensable(self._registry)
         nodes = []
         for member in self._registry:
             is_prefill = member.role is NodeRole.PREFILL
             load = None
             if member.is_ready and member.perf is not None:
-                load = self._queue_s(member) / ttft_s if is_prefill else decode_load(member, tpot_s)
+                queued_s = in_line_s + self._queue_s(member)
+                load = queued_s / ttft_s if is_prefill else decode_load(member, tpot_s)
                 load = max(load, LATE) if member.role in late else load
             nodes.append(
                 NodeLoad(

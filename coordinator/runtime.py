@@ -18,6 +18,7 @@ from coordinator.api.context import CONTEXT
 from coordinator.api.server import OTHER_FILES
 from coordinator.call_metrics import MetricsObserver
 from coordinator.flow import Flow
+from coordinator.measured_promises import MeasuredPromises
 from coordinator.pool_loads import PoolLoads
 from coordinator.rebalancer import Rebalancer
 from coordinator.registry import Registry
@@ -36,7 +37,7 @@ from pdserve.metrics import CoordinatorMetrics
 from pdserve.open_files import raise_file_limit
 from pdserve.protocol import Welcome
 from pdserve.signals import StopSignals
-from pdserve.slo import ServiceClasses
+from pdserve.slo import AUTO, ServiceClasses
 from pdserve.wire import coordinator_pb2_grpc
 from pdserve.wire.channel import Server
 
@@ -56,6 +57,8 @@ class Coordinator:
         self._config = config
         self._model = model
         self._registry = Registry()
+        if config.routing.slo_classes == [AUTO]:
+            MeasuredPromises(self._registry, classes)
         self._metrics = CoordinatorMetrics()
         admission = Admission(
             WaitingLine[RunningRequest](config.routing.max_waiting),

@@ -32,6 +32,9 @@ PrefixPull = Literal["auto", "always", "never"]
 TransportName = Literal["shm", "cuda_ipc", "ucx", "nccl", "tcp"]
 
 
+WHOLE = {"commas": "belong to values"}  # `Meta.extra` of a list: a flag gives one value
+
+
 class ConfigStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of every config struct: immutable, keyword-only, and strict about unknown keys."""
 
@@ -264,7 +267,8 @@ class RoutingConfig(ConfigStruct, frozen=True):
         list[str],
         Meta(
             min_length=1,
-            description="service classes: 'NAME ttft=2 tpot=0.1 hold=0.9 priority=2 weight=1'",
+            description="service classes: 'NAME ttft=2 tpot=0.1 hold=0.9 priority=2 weight=1'; "
+            "auto: promises from what the nodes have measured",
         ),
     ] = msgspec.field(default_factory=lambda: list(DEFAULT_CLASSES))
     default_class: Annotated[str, Meta(description="class of requests that name none")] = (

@@ -1,12 +1,14 @@
 """Service classes: the latency targets and the priority of requests.
 
-As in DistServe, TTFT is the time from receipt to token 1, and TPOT the mean gap after token 1.
+The default classes promise no latency, so nothing is refused that could be served: how fast is fast
+enough is for the operator to say, or to have measured (`AUTO`). As in DistServe, TTFT is the time
+from receipt to token 1, and TPOT the mean gap after token 1.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -45,20 +47,30 @@ class SloClass(msgspec.Struct, frozen=True, kw_only=True):
         return self.hold * self.ttft_s if self.tpot_s else 0.0
 
 
+AUTO = "auto"  # instead of classes: the default ones, with promises that the nodes can keep
 DEFAULT_CLASSES = (
-    "interactive ttft=2 tpot=0.1 priority=2",
-    "standard ttft=10 tpot=0.25 priority=1",
+    "interactive priority=2",
+    "standard priority=1",
     "batch priority=0",
 )
 DEFAULT_CLASS = "standard"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ServiceClasses:
-    """The service classes of one cluster."""
+    """The service classes of one cluster. Their names stay; their promises may be replaced."""
 
-    by_name: Mapping[str, SloClass]  # in the order of the configuration
-    default: SloClass  # for requests that name no class
+    by_name: dict[str, SloClass]  # in the order of the configuration
+    default_name: str
+
+    def promise(self, classes: Iterable[SloClass]) -> None:
+        """Replace classes of these names: requests that arrive from now on are promised this."""
+        self.by_name |= {cls.name: cls for cls in classes}
+
+    @property
+    def default(self) -> SloClass:
+        """The class of requests that name none."""
+        return self.by_name[self.default_name]
 
     @property
     def highest(self) -> SloClass:
@@ -100,15 +112,30 @@ def parse_slo_class(text: str) -> SloClass:
         raise ConfigError(f'SLO class "{text}": {problem}') from error
 
 
+def as_setting(cls: SloClass) -> str:
+    """Write a class as `parse_slo_class` reads it, without what is as by default."""
+    plain = SloClass(name=cls.name)
+    words = [
+        f"{word}={getattr(cls, field):f}".rstrip("0").rstrip(".")
+        for word, field in _NUMBERS.items()
+        if getattr(cls, field) != getattr(plain, field)
+    ]
+    return " ".join([cls.name, *words])
+
+
 def parse_slo_classes(texts: Sequence[str], default: str) -> ServiceClasses:
-    """Parse all classes of a cluster.
+    """Parse all classes of a cluster; AUTO stands for the default ones.
 
     Raises:
         ConfigError: one cannot be parsed, two share a name, or `default` is not among them.
     """
+    if AUTO in texts:
+        if len(texts) > 1:
+            raise ConfigError(f'SLO class "{AUTO}" stands for all classes: name no other beside it')
+        texts = DEFAULT_CLASSES
     classes = {parsed.name: parsed for parsed in map(parse_slo_class, texts)}
     if len(classes) < len(texts):
         raise ConfigError(f"two SLO classes share a name: {', '.join(texts)}")
     if default not in classes:
         raise ConfigError(f'default_class "{default}" must be one of {", ".join(classes)}')
-    return ServiceClasses(classes, classes[default])
+    return ServiceClasses(classes, default)

@@ -127,6 +127,10 @@ class Admission(Generic[T]):
         """Return the shortest promised TTFT and TPOT of classes that are present; None if none."""
         return self._presence.tightest(now_s)
 
+    def longest_wait_s(self, now_s: float) -> float:
+        """Return for how long the oldest request in line has waited; 0 for none."""
+        return self.line.longest_wait_s(now_s)
+
     # ---- progress of requests ------------------------------------------------------------------
 
     def dispatched(self, request_id: str, slo: Slo, predicted: Predicted, now_s: float) -> None:

@@ -77,6 +77,11 @@ class WaitingLine(Generic[T]):
         num_free = self._max_waiting - len(self)
         return self.num_waiting(payer) >= MOST_TIMES_FREE * num_free
 
+    def longest_wait_s(self, now_s: float) -> float:
+        """Return for how long the oldest waiter has waited; 0 for none."""
+        oldest = next(iter(self._places.values()), None)
+        return 0.0 if oldest is None else now_s - oldest.since_s
+
     def join(self, waiter_id: str, waiter: T, payer: Payer, now_s: float) -> None:
         """Add a waiter behind the others of its payer.
 

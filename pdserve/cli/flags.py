@@ -1,8 +1,9 @@
 """Command-line flags derived from config structs, and configs read back from flags.
 
 The field `kv_memory` of a struct is the flag `--kv-memory`. Its Meta description is the help text,
-a Literal gives the choices, a list is given by repeating the flag or with commas, and a nested
-struct is a group of flags. Flags override `--config FILE.toml`, which overrides the defaults.
+a Literal gives the choices, a list is given by repeating the flag or with commas (unless its Meta
+has WHOLE), and a nested struct is a group of flags. Flags override `--config FILE.toml`, which
+overrides the defaults.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import msgspec
 
 from pdserve.cli.config_file import load_config
-from pdserve.config import ConfigStruct
+from pdserve.config import WHOLE, ConfigStruct
 
 C = TypeVar("C", bound=ConfigStruct)
 
@@ -50,6 +51,11 @@ class Flag:
     def is_list(self) -> bool:
         """Whether the flag may be repeated."""
         return get_origin(self.kind) is list
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether commas belong to a list's values."""
+        return any(meta.extra == WHOLE for meta in _metas(self.hint))
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -117,6 +123,8 @@ def as_flags(config: ConfigStruct) -> list[str]:
             continue
         if isinstance(value, bool):
             words.append(flag.option if value else "--no-" + flag.option.removeprefix("--"))
+        elif flag.is_whole:
+            words += [f"{flag.option}={text}" for text in value]
         else:
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             words.append(f"{flag.option}={text}")
@@ -148,9 +156,13 @@ def _plain(hint: Any) -> Any:
 
 
 def _description(hint: Any) -> str:
-    metas = hint.__metadata__ if get_origin(hint) is Annotated else ()
-    texts = [meta.description for meta in metas if isinstance(meta, msgspec.Meta)]
+    texts = [meta.description for meta in _metas(hint)]
     return next((text for text in reversed(texts) if text), "")
+
+
+def _metas(hint: Any) -> list[msgspec.Meta]:
+    metas = hint.__metadata__ if get_origin(hint) is Annotated else ()
+    return [meta for meta in metas if isinstance(meta, msgspec.Meta)]
 
 
 def _add(group: Any, flag: Flag) -> None:
@@ -196,7 +208,9 @@ def _reader(flag: Flag) -> Callable[[str], Any]:
     def read(text: str) -> Any:
         if flag.kind is str:
             return text
-        words: Any = [word.strip() for word in text.split(",")] if flag.is_list else text
+        words: Any = text
+        if flag.is_list:
+            words = [text] if flag.is_whole else [word.strip() for word in text.split(",")]
         try:
             return msgspec.convert(words, hint, strict=False)
         except msgspec.ValidationError as error:

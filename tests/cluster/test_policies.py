@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import get_args
@@ -10,6 +11,7 @@ from typing import get_args
 import pytest_asyncio
 
 from pdserve.config import DecodePolicyName, PrefillPolicyName, RoutingConfig
+from pdserve.slo import AUTO, SloClass, parse_slo_classes
 from tests.cluster.checkpoints import Reference, make_prompt
 from tests.cluster.client import Client
 from tests.cluster.fleet import Fleet, fleet_config, running
@@ -71,3 +73,15 @@ async def test_adaptive_mode_serves_exactly(tiny_checkpoint: Path) -> None:
         )
         for output, length in zip(outputs, [n for n in LENGTHS for _ in "ab"], strict=True):
             assert output.tokens == reference.greedy(make_prompt(length), NUM_OUTPUT), length
+
+
+async def test_measured_promises_are_told_as_they_can_be_set(tiny_checkpoint: Path) -> None:
+    routing = RoutingConfig(slo_classes=[AUTO])
+    config = fleet_config(tiny_checkpoint, mode="colocated", routing=routing)
+    async with running(Fleet(config)) as fleet:
+        told = [line.partition("--slo-classes ")[2] for _, line in fleet.lines]
+    (setting,) = shlex.split([text for text in told if text][-1])
+    classes = parse_slo_classes(setting.split(","), "standard").by_name
+    assert 0 < classes["interactive"].ttft_s < classes["standard"].ttft_s
+    assert 0 < classes["interactive"].tpot_s < classes["standard"].tpot_s
+    assert classes["batch"] == SloClass(name="batch")

@@ -11,9 +11,11 @@ from pdserve.errors import ConfigError
 from pdserve.lifecycle import Targets
 from pdserve.protocol import Slo
 from pdserve.slo import (
+    AUTO,
     DEFAULT_CLASS,
     DEFAULT_CLASSES,
     SloClass,
+    as_setting,
     parse_slo_class,
     parse_slo_classes,
 )
@@ -106,7 +108,28 @@ def test_the_default_configuration_is_one() -> None:
         "standard",
         "batch",
     ]
-    assert classes.lowest.ttft_s == classes.lowest.tpot_s == 0
+    promises = [(cls.ttft_s, cls.tpot_s, cls.hold_s) for cls in classes.by_name.values()]
+    assert promises == [(0, 0, 0)] * 3, "out of the box nothing is promised, so nothing is refused"
+
+
+def test_auto_stands_for_the_default_classes() -> None:
+    assert parse_slo_classes([AUTO], "batch") == parse_slo_classes(DEFAULT_CLASSES, "batch")
+    with pytest.raises(ConfigError, match='"auto" stands for all classes'):
+        parse_slo_classes([AUTO, "gold"], "gold")
+
+
+@pytest.mark.parametrize(
+    "text", ["a", "a ttft=26 tpot=0.008 hold=0 priority=-10 weight=100", "a ttft=0.0004 hold=0.5"]
+)
+def test_a_class_is_written_as_it_is_read(text: str) -> None:
+    assert as_setting(parse_slo_class(text)) == text
+
+
+def test_promises_can_change_while_names_stay() -> None:
+    classes = parse_slo_classes(["a", "b priority=1"], "b")
+    classes.promise([parse_slo_class("b ttft=2 priority=1")])
+    assert classes.default.ttft_s == classes.highest.ttft_s == 2
+    assert list(classes.by_name) == ["a", "b"]
 
 
 def test_tenants_of_a_class_pay_each_for_themselves():

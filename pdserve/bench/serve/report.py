@@ -18,7 +18,7 @@ from pdserve.bench.slo_score import throughput
 class ServeRow(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one server under one load, all rounds together. Percentiles in milliseconds."""
 
-    url: str
+    server: str  # its name, or its URL if it has none
     model: str
     concurrency: int  # 0: open loop
     rate: float
@@ -43,7 +43,7 @@ class ServeRow(msgspec.Struct, frozen=True, kw_only=True):
 class ServeRatio(msgspec.Struct, frozen=True):
     """A server against the first one: medians of the ratios of neighbouring rounds."""
 
-    url: str
+    server: str
     concurrency: int
     rate: float
     output_tokens_per_s: float | None  # above 1: more than the first
@@ -58,14 +58,14 @@ class ServeReport(msgspec.Struct, frozen=True):
     ratios: list[ServeRatio]
 
 
-def serve_row(url: str, model: str, load: Load, rounds: Sequence[Run]) -> ServeRow:
+def serve_row(server: str, model: str, load: Load, rounds: Sequence[Run]) -> ServeRow:
     """Combine all rounds of a load on one server."""
     outcomes = [outcome for some in rounds for outcome in some.outcomes]
     ends = Counter(outcome.end for outcome in outcomes)
     counted = [outcome.num_prompt_counted for outcome in outcomes if outcome.num_prompt_counted]
     num_pieces = sum(len(outcome.arrivals_s) for outcome in outcomes)
     return ServeRow(
-        url=url,
+        server=server,
         model=model,
         concurrency=load.concurrency,
         rate=load.rate,
@@ -99,7 +99,7 @@ def _complaint(outcome: Outcome) -> str:
     return "not ended in time" if outcome.end == "unfinished" else outcome.error
 
 
-def serve_ratio(url: str, load: Load, first: Sequence[Run], others: Sequence[Run]) -> ServeRatio:
+def serve_ratio(server: str, load: Load, first: Sequence[Run], others: Sequence[Run]) -> ServeRatio:
     """Compare the rounds of one server with those of the first one."""
 
     def median(figure: Callable[[Run], float]) -> float | None:
@@ -108,7 +108,7 @@ def serve_ratio(url: str, load: Load, first: Sequence[Run], others: Sequence[Run
         return statistics.median(ratios) if ratios else None
 
     return ServeRatio(
-        url=url,
+        server=server,
         concurrency=load.concurrency,
         rate=load.rate,
         output_tokens_per_s=median(lambda some: throughput(some.outcomes)),

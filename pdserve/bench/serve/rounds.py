@@ -55,10 +55,9 @@ async def serve(
     for load in plan.loads:
         rounds: list[list[Run]] = [[] for _ in targets]  # one list per target
         for number in range(plan.rounds):
-            requests = requests_of(plan, load, number)
-            for index in _turns(len(targets), number):
+            for index in turns(len(targets), number):
                 tell(f"{load}, round {number + 1} of {plan.rounds}: {targets[index].url}")
-                rounds[index].append(await _round(targets[index], load, plan, requests, number))
+                rounds[index].append(await run_round(targets[index], load, plan, number))
         report.rows.extend(
             serve_row(target.url, target.model, load, some)
             for target, some in zip(targets, rounds, strict=True)
@@ -69,14 +68,14 @@ async def serve(
         )
 
 
-def _turns(count: int, number: int) -> Iterator[int]:
+def turns(count: int, number: int) -> Iterator[int]:
     """Yield each of `count` indices, starting with another one in each round."""
     return ((number + index) % count for index in range(count))
 
 
-async def _round(
-    target: Target, load: Load, plan: Plan, requests: Sequence[TimedRequest], number: int
-) -> Run:
+async def run_round(target: Target, load: Load, plan: Plan, number: int) -> Run:
+    """Run round `number` of a load on one server."""
+    requests = requests_of(plan, load, number)
     salt = f"{plan.seed}-{load}-{number}"
     if load.concurrency:
         return await target.client.run_closed(requests, salt, load.concurrency, plan.round_s)

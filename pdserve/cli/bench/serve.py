@@ -1,20 +1,31 @@
-"""`pdserve bench serve`: load for servers that run already, ours or others, and what they do."""
+"""`pdserve bench serve`: load for servers, ours or others, and what they do.
+
+Servers run already, or are started and ended in turns, so that each has the machine to itself.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+from contextlib import AbstractAsyncContextManager
 
 from rich.table import Table
 
+from pdserve.bench.contestant import Contestant
 from pdserve.bench.outcome import Percentiles
-from pdserve.bench.serve.plan import Load
+from pdserve.bench.serve.in_turns import serve_in_turns
+from pdserve.bench.serve.plan import Load, Plan
 from pdserve.bench.serve.report import ServeRatio, ServeReport, ServeRow
 from pdserve.bench.serve.rounds import open_targets, serve
+from pdserve.cli.bench.contestant_process import running
 from pdserve.cli.bench.output import print_json, print_tables, say
-from pdserve.cli.bench.setup import conditions
+from pdserve.cli.bench.setup import conditions, machine_and_date
+from pdserve.cli.bench.shape import checkpoint_of, gguf_of
 from pdserve.cli.bench.speed_config import ServeBenchConfig
 from pdserve.cli.credentials import key_headers
 from pdserve.cli.exit_codes import FAILED, FORCED, OK
+from pdserve.errors import ClusterError
 
 _LATE_MS = 5.0  # of the client's clock (p99), above which its figures are its own
 _SHARE = 0.5  # of a core, likewise
@@ -23,11 +34,11 @@ _SHARE = 0.5  # of a core, likewise
 def run(config: ServeBenchConfig) -> int:
     """Measure and print; the exit code is 1 if a request failed.
 
-    Ctrl-C ends it early: what was measured is printed.
+    Ctrl-C ends it early, and so does a server that cannot be used: what was measured is printed.
 
     Raises:
         ConfigError: the settings contradict each other.
-        ClusterError: a server cannot be used.
+        ClusterError: a server cannot be used, and nothing was measured before.
     """
     setup, report, exit_code = conditions(config), ServeReport([], []), OK
     try:
@@ -37,10 +48,15 @@ def run(config: ServeBenchConfig) -> int:
             raise
         say("interrupted: the loads that were done until then")
         exit_code = FORCED
+    except ClusterError as error:
+        if not report.rows:
+            raise
+        say(f"{error}; these are the loads that were done until then")
+        exit_code = FAILED
     if config.json:
         print_json(report, setup)
     else:
-        tables = [_table(report.rows, config)]
+        tables = [_table(report.rows, config, machine_and_date(setup))]
         if report.ratios:
             tables.append(_ratio_table(report))
         print_tables(tables, _remarks(report))
@@ -49,14 +65,45 @@ def run(config: ServeBenchConfig) -> int:
 
 async def _measure(config: ServeBenchConfig, report: ServeReport) -> None:
     plan = config.plan
-    async with open_targets(config.url, config.model, plan, key_headers()) as targets:
+    if config.against:
+        await _in_turns(config, plan, report)
+        return
+    async with open_targets(config.urls, config.model, plan, key_headers()) as targets:
         await serve(targets, plan, report, say)
 
 
-def _table(rows: list[ServeRow], config: ServeBenchConfig) -> Table:
+async def _in_turns(config: ServeBenchConfig, plan: Plan, report: ServeReport) -> None:
+    """Measure contestants one after the other; SIGTERM ends it as Ctrl-C does.
+
+    Otherwise the servers that it has started would outlive it.
+    """
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, signal.raise_signal, signal.SIGINT)
+    contestants = config.contestants
+    places = _places(config, set[str]().union(*(one.places for one in contestants)))
+
+    def start(contestant: Contestant) -> AbstractAsyncContextManager[str]:
+        return running(contestant, places, config.start_s, say)
+
+    await serve_in_turns(contestants, plan, start, report, say, key_headers())
+
+
+def _places(config: ServeBenchConfig, needed: set[str]) -> dict[str, str]:
+    """Values of the names in commands, if needed: checkpoints are large."""
+    places = {"threads": str(config.threads or len(os.sched_getaffinity(0)))}
+    if needed & {"model", "gguf"}:
+        places["model"] = checkpoint_of(config.shape)
+    if "gguf" in needed:
+        places["gguf"] = gguf_of(places["model"])
+    return places
+
+
+def _table(rows: list[ServeRow], config: ServeBenchConfig, caption: str) -> Table:
     table = Table(
         title=f"prompts of {config.prompt_tokens} tokens, answers of {config.output_tokens}; ms "
-        "are p50/p90/p99"
+        "are p50/p90/p99",
+        caption=caption,
     )
     table.add_column("server")
     columns = ("load", "tokens/s", "requests/s", "TTFT ms", "TPOT ms", "ITL ms", "E2E ms")
@@ -64,7 +111,7 @@ def _table(rows: list[ServeRow], config: ServeBenchConfig) -> Table:
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(
-            row.url,
+            row.server,
             _load(row),
             f"{row.output_tokens_per_s:.1f}",
             f"{row.requests_per_s:.2f}",
@@ -81,13 +128,13 @@ def _table(rows: list[ServeRow], config: ServeBenchConfig) -> Table:
 
 
 def _ratio_table(report: ServeReport) -> Table:
-    table = Table(title=f"against {report.rows[0].url}, median of neighbouring rounds")
+    table = Table(title=f"against {report.rows[0].server}, median of neighbouring rounds")
     table.add_column("server")
     for column in ("load", "tokens/s", "TTFT p50", "TPOT p50"):
         table.add_column(column, justify="right")
     for row in report.ratios:
         figures = (row.output_tokens_per_s, row.ttft_p50, row.tpot_p50)
-        table.add_row(row.url, _load(row), *("-" if f is None else f"{f:.3f}" for f in figures))
+        table.add_row(row.server, _load(row), *("-" if f is None else f"{f:.3f}" for f in figures))
     return table
 
 
@@ -95,7 +142,7 @@ def _remarks(report: ServeReport) -> list[str]:
     """What would be easy to overlook."""
     said = []
     for row in report.rows:
-        where = f"{row.url}, {_load(row)}"
+        where = f"{row.server}, {_load(row)}"
         if row.prompt_tokens:
             said.append(f"{where}: prompts of {row.prompt_tokens:.0f} tokens as it counts them")
         late_ms = row.client_late_ms.p99 or 0.0

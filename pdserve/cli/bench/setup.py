@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,7 +14,7 @@ import msgspec
 
 import pdserve
 from pdserve.cli.doctor.machine import machine_findings
-from pdserve.cli.doctor.software import required_packages
+from pdserve.cli.doctor.software import native_findings, required_packages
 from pdserve.config import ConfigStruct
 
 _GIT_S = 5.0
@@ -25,12 +26,21 @@ def conditions(config: ConfigStruct) -> dict[str, object]:
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "config": msgspec.to_builtins(config),
         "machine": {finding.name: finding.detail for finding in machine_findings()},
+        "kernels": native_findings()[0].detail,
         "load_average": os.getloadavg()[0],  # over a minute
         "python": platform.python_version(),
         "pdserve": pdserve.__version__,
         "revision": revision(Path(__file__)),
         "packages": {name: _version(name) for name in required_packages()},
     }
+
+
+def machine_and_date(setup: Mapping[str, object]) -> str:
+    """Return what every table must name: processor, cores, our kernels, and the date."""
+    machine = setup["machine"]
+    assert isinstance(machine, dict)
+    processor, cores = machine["processor"], machine["cores"]
+    return f"{processor}, cores: {cores}, kernels: {setup['kernels']}, {setup['at']}"
 
 
 def revision(file: Path) -> str:

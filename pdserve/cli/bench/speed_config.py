@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from pdserve.bench.contestant import Contestant, parse_contestants
 from pdserve.bench.serve.plan import Load, Plan
 from pdserve.bench.step.cases import Grid
-from pdserve.config import ConfigStruct, Count, EngineConfig, Seconds
+from pdserve.config import WHOLE, ConfigStruct, Count, EngineConfig, Seconds
 from pdserve.errors import ConfigError
 
 Rate = Annotated[float, Meta(gt=0)]
+
+_USUAL_URL = "http://127.0.0.1:8000"
 
 _QUICK_BATCHES = (1, 16)
 _QUICK_CONTEXT = 1024  # tokens
@@ -78,10 +82,27 @@ class ServeBenchConfig(ConfigStruct, frozen=True):
     url: Annotated[
         list[str],
         Meta(
-            min_length=1,
-            description="OpenAI-compatible servers, compared if several; key: PDSERVE_API_KEY",
+            description="OpenAI-compatible servers, compared if several; key: PDSERVE_API_KEY "
+            f"(default: {_USUAL_URL}, unless --against)",
         ),
-    ] = msgspec.field(default_factory=lambda: ["http://127.0.0.1:8000"])
+    ] = msgspec.field(default_factory=list)
+    against: Annotated[
+        list[str],
+        Meta(
+            description="a server that takes turns with others (may be repeated): NAME=URL, "
+            "NAME=COMMAND with {model}, {port} and {threads}, vllm=VENV, llama.cpp=LLAMA_SERVER, "
+            "pdserve=FLAGS",
+            extra=WHOLE,
+        ),
+    ] = msgspec.field(default_factory=list)
+    shape: Annotated[
+        str,
+        Meta(description="{model} of commands: random weights, or a checkpoint directory"),
+    ] = "160m"
+    threads: Annotated[int, Meta(ge=0, description="{threads} of commands; 0: one per core")] = 0
+    start_s: Annotated[
+        Seconds, Meta(description="deadline until a server that was started is ready")
+    ] = 600.0
     model: Annotated[
         list[str],
         Meta(description="model names, one per URL; empty: the first that a server lists"),
@@ -102,13 +123,35 @@ class ServeBenchConfig(ConfigStruct, frozen=True):
         ),
     ] = 0
     rounds: Annotated[
-        int, Meta(ge=0, description="rounds per load; 0: 1, or 3 with several servers")
+        int, Meta(ge=0, description="rounds per load; 0: 1, or 3 with several URLs")
     ] = 0
     seed: Annotated[int, Meta(ge=0, description="random seed of prompts and arrivals")] = 0
     round_s: Annotated[
         Seconds, Meta(description="deadline of a closed-loop round, or after the last arrival")
     ] = 600.0
     json: Annotated[bool, Meta(description="print JSON")] = False
+
+    @property
+    def urls(self) -> list[str]:
+        """Servers that run already."""
+        return self.url or ([] if self.against else [_USUAL_URL])
+
+    @property
+    def contestants(self) -> list[Contestant]:
+        """All servers, if they are to be measured one after the other.
+
+        Raises:
+            ConfigError: one is not described as it must be.
+        """
+        if self.model and len(self.model) != len(self.url):
+            raise ConfigError(
+                f"{len(self.model)} models for {len(self.url)} urls: name one for each"
+            )
+        running = [
+            Contestant(url, url=url, model=model)
+            for url, model in zip_longest(self.url, self.model, fillvalue="")
+        ]
+        return [*running, *parse_contestants(self.against)]
 
     @property
     def plan(self) -> Plan:
@@ -126,7 +169,7 @@ class ServeBenchConfig(ConfigStruct, frozen=True):
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.output_tokens,
             num_requests=self.requests,
-            rounds=self.rounds or (3 if len(self.url) > 1 else 1),
+            rounds=self.rounds or (3 if len(self.urls) > 1 else 1),
             seed=self.seed,
             round_s=self.round_s,
         )

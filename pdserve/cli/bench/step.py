@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import tempfile
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -13,8 +12,6 @@ from pathlib import Path
 import msgspec
 
 from pdserve import _native
-from pdserve.bench.checkpoint_shapes import SHAPES
-from pdserve.bench.random_checkpoint import kept_checkpoint
 from pdserve.bench.step.cases import with_room
 from pdserve.bench.step.floor import Rates, StepWork
 from pdserve.bench.step.floor_read import largest_cache_bytes
@@ -33,6 +30,7 @@ from pdserve.bench.step.measurement import (
 from pdserve.bench.step.neighbours import BusyProcesses
 from pdserve.cli.bench.output import print_json, print_tables
 from pdserve.cli.bench.setup import conditions
+from pdserve.cli.bench.shape import checkpoint_of
 from pdserve.cli.bench.speed_config import StepBenchConfig
 from pdserve.cli.bench.step_table import neighbour_table, step_remarks, step_table
 from pdserve.cli.exit_codes import OK
@@ -43,7 +41,6 @@ from pdserve.node.bench_step import StepBench
 from pdserve.node.meminfo import available_bytes
 from pdserve.node.model import WARMUP_TOKENS, NodeModel, plan_model, use_cores
 from pdserve.node.processor import processor_name
-from pdserve.user_cache import cache_folder
 
 AUTO_KV_BYTES = 10 << 30
 
@@ -70,7 +67,7 @@ def _measure(config: StepBenchConfig) -> StepReport:
     grid, load_average = config.grid, os.getloadavg()[0]
     kv_bytes = _kv_bytes(config.engine.kv_memory)
     engine = msgspec.structs.replace(config.engine, kv_memory=str(kv_bytes))
-    node = NodeConfig(checkpoint=CheckpointConfig(model=_checkpoint(config.shape)), engine=engine)
+    node = NodeConfig(checkpoint=CheckpointConfig(model=checkpoint_of(config.shape)), engine=engine)
     use_cores(engine)
     model = plan_model(node)
     if model.device.type != "cpu":
@@ -94,21 +91,6 @@ def _measure(config: StepBenchConfig) -> StepReport:
         skipped=skipped,
         machine=_machine(observed, read, product, bench, load_average, str(model.kernels)),
     )
-
-
-def _checkpoint(shape: str) -> str:
-    """A checkpoint directory; that of a named shape is kept in the user's cache."""
-    if shape not in SHAPES:
-        if not Path(shape).is_dir():
-            raise ConfigError(
-                f'--shape "{shape}" is neither a directory nor one of {", ".join(SHAPES)}'
-            )
-        return shape
-    folder = cache_folder("checkpoints") or Path(tempfile.gettempdir()) / "pdserve-checkpoints"
-    try:
-        return str(kept_checkpoint(folder, shape))
-    except OSError as error:
-        raise ConfigError(f"cannot write a checkpoint to {folder}: {error}") from error
 
 
 def _kv_bytes(kv_memory: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 from pdserve.clock import Clock
 from pdserve.engine.prompts.order import Prompt, PromptRule, due_s
@@ -39,6 +40,8 @@ class DueWithSlack(PromptRule):
     The other prompts are ordered by due time, not by slack: a long prompt has little slack well
     before it is due, and would make short prompts late that are due earlier. Also, two prompts of
     about equal slack do not alternate with every chunk.
+
+    Where no prompt of a payer has a promise, none of them is late: the oldest goes first.
     """
 
     def __init__(self, perf: PerfModel, token_budget: int, clock: Clock) -> None:
@@ -50,6 +53,8 @@ class DueWithSlack(PromptRule):
 
     def order(self, prompts: list[Prompt], now_s: float) -> list[Prompt]:
         """Return the prompts that can be on time, then the late ones; sometimes late ones first."""
+        if all(prompt.request.targets.first_token_s == inf for prompt in prompts):
+            return sorted(prompts, key=lambda prompt: due_s(prompt.request))
         timely: list[Prompt] = []
         late: list[Prompt] = []
         for prompt in prompts:

@@ -72,7 +72,7 @@ class FakeServer:
             raise ClusterError("a request hangs")
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[FakeServer]:
+    async def running(self, port: int = 0) -> AsyncIterator[FakeServer]:
         app = web.Application(client_max_size=2**22)
         app.add_routes(
             [web.post("/v1/completions", self._complete), web.get("/v1/models", self._models)]
@@ -80,7 +80,7 @@ class FakeServer:
         runner = web.AppRunner(app, handler_cancellation=True)
         await runner.setup()
         try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            await web.TCPSite(runner, "127.0.0.1", port).start()
             self.url = "http://{}:{}".format(*runner.addresses[0])
             yield self
         finally:

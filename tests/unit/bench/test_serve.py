@@ -81,12 +81,12 @@ async def test_two_servers_get_the_same_and_take_turns(load: Load) -> None:
     assert [body["model"] for body in b.bodies] == ["n"] * 13
     sent_a, sent_b = ([body["prompt"] for body in server.bodies[1:]] for server in (a, b))
     assert sorted(sent_a) == sorted(sent_b)
-    assert [(row.url, row.sent, row.finished, row.failed) for row in report.rows] == [
+    assert [(row.server, row.sent, row.finished, row.failed) for row in report.rows] == [
         (a.url, 12, 12, 0),
         (b.url, 12, 12, 0),
     ]
     (ratio,) = report.ratios
-    assert ratio.url == b.url
+    assert ratio.server == b.url
     assert ratio.output_tokens_per_s is not None
     assert report.rows[0].prompt_tokens == 1.0  # as the fake counts
     assert report.rows[0].tokens_per_piece == 1.0

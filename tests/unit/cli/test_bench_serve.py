@@ -14,7 +14,7 @@ from pdserve.bench.serve.report import ServeReport, serve_row
 from pdserve.cli.bench import serve as bench_serve
 from pdserve.cli.bench.speed_config import ServeBenchConfig
 from pdserve.cli.main import main
-from pdserve.errors import ConfigError
+from pdserve.errors import ClusterError, ConfigError
 from tests.unit.bench.fake_server import Answer, Body, FakeServer, answer_all, stream
 
 
@@ -61,19 +61,27 @@ async def test_json_has_rows_and_ratios(capsys: pytest.CaptureFixture[str]) -> N
     assert report["setup"]["config"]["prompt_tokens"] == 4
 
 
-def test_what_was_done_before_ctrl_c_is_printed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("end", "exit_code", "said"),
+    [(KeyboardInterrupt(), 130, "interrupted"), (ClusterError("b is gone"), 1, "b is gone; ")],
+)
+def test_what_was_done_before_it_ended_is_printed(
+    end: BaseException,
+    exit_code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     async def interrupted(config: ServeBenchConfig, report: ServeReport) -> None:
         done = Run([], [], elapsed_s=1.0, cpu_s=0.0)
         report.rows.append(serve_row("http://it", "m", Load(concurrency=1), [done]))
-        raise KeyboardInterrupt
+        raise end
 
     monkeypatch.setattr(bench_serve, "_measure", interrupted)
-    assert main(["bench", "serve", "--json"]) == 130
+    assert main(["bench", "serve", "--json"]) == exit_code
     captured = capsys.readouterr()
-    assert [row["url"] for row in json.loads(captured.out)["rows"]] == ["http://it"]
-    assert "interrupted" in captured.err
+    assert [row["server"] for row in json.loads(captured.out)["rows"]] == ["http://it"]
+    assert said in captured.err
 
 
 async def test_people_see_what_failed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from msgspec import Meta
 
 from pdserve.cli.cluster.config import ClusterConfig
 from pdserve.cli.flags import FlagParser, add_flags, as_flags, config_from, flags_of
-from pdserve.config import ConfigStruct, CoordinatorConfig, EngineConfig, NodeConfig
+from pdserve.config import WHOLE, ConfigStruct, CoordinatorConfig, EngineConfig, NodeConfig
 from pdserve.errors import ConfigError
 
 
@@ -20,6 +20,7 @@ class Outer(ConfigStruct, frozen=True):
     wait_s: float = 0.5
     mode: Literal["a", "b"] = "a"
     names: list[str] = msgspec.field(default_factory=list)
+    commands: Annotated[list[str], Meta(extra=WHOLE)] = msgspec.field(default_factory=list)
     kinds: list[Literal["x", "y"]] = msgspec.field(default_factory=lambda: ["x"])
     revision: str | None = None
     inner: Inner = Inner()
@@ -51,6 +52,12 @@ def test_every_kind_of_flag():
 
 def test_a_list_is_repeated_or_written_with_commas():
     assert read(Outer, "--names=a,b", "--names", "c") == Outer(names=["a", "b", "c"])
+
+
+def test_a_list_of_whole_words_keeps_its_commas():
+    config = Outer(commands=["a --b {1,2}", " c"])
+    assert read(Outer, "--commands=a --b {1,2}", "--commands", " c") == config
+    assert read(Outer, *as_flags(config)) == config
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from coordinator.admission.decisions import Reason
 from coordinator.pool_loads import KV_SHARE, PoolLoads, decode_load
 from coordinator.rebalancer import LATE
 from coordinator.registry import Member, Registry
+from coordinator.routing.sides import USUAL_TPOT_S, USUAL_TTFT_S
 from pdserve.clock import ManualClock
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import NodeRole, PerfReport, StepCosts, TransportReach
@@ -27,9 +28,13 @@ class Promises:
     def __init__(self) -> None:
         self.num_refused: Counter[Reason] = Counter()
         self.promises: tuple[float, float] | None = (2.0, 0.1)
+        self.waited_s = 0.0  # in line
 
     def tightest(self, now_s: float) -> tuple[float, float] | None:
         return self.promises
+
+    def longest_wait_s(self, now_s: float) -> float:
+        return self.waited_s
 
 
 class Bench:
@@ -110,13 +115,18 @@ def test_an_idle_node_has_no_load() -> None:
     assert decode_load(member, 0.1) == 0.0
 
 
-def test_where_nothing_is_promised_only_room_can_be_short() -> None:
+def test_where_nothing_is_promised_usual_latencies_count() -> None:
     bench = Bench()
     bench.promises.promises = None
     prefill, decode = bench.join("p", P), bench.join("d", D)
-    bench.queues_s[prefill.node_id] = 1000.0
+    bench.queues_s[prefill.node_id] = 1.5
     report(bench.registry, decode, D, running_requests=11, free_blocks=NUM_BLOCKS)
-    assert bench.by_node() == {"p": 0.0, "d": 0.0}
+    loads = {"p": 1.5 / USUAL_TTFT_S, "d": 0.020 / USUAL_TPOT_S}
+    assert bench.by_node() == pytest.approx(loads)
+    bench.promises.waited_s = 20.0
+    assert bench.by_node() == pytest.approx(loads | {"p": 21.5 / USUAL_TTFT_S}), "before a node"
+    bench.promises.promises = (2.0, 0.1)
+    assert bench.by_node()["p"] == pytest.approx(1.5 / 2.0), "nobody in line was promised anything"
 
 
 def test_who_was_refused_stands_in_no_queue_but_counts() -> None:

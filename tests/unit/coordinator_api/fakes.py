@@ -22,6 +22,7 @@ from coordinator.tenants import Tenants
 from coordinator.text import ChatTemplate, Tokenizer
 from pdserve.errors import RequestCancelled
 from pdserve.protocol import FinishReason, TokenEvent, TokenLogprobs
+from pdserve.slo import ServiceClasses
 from tests.unit.coordinator_api import made_tokenizers as made
 
 MODEL = "org/tiny-model"
@@ -258,6 +259,7 @@ async def served(
     tokenizer: Tokenizer | None = None,
     tenants: Tenants | None = None,
     embedding_model: EmbeddingModel | None = None,
+    classes: ServiceClasses | None = None,
     **config: Any,
 ) -> AsyncIterator[Harness]:
     """The API on a real socket."""
@@ -272,6 +274,7 @@ async def served(
         metrics=lambda: b"pdserve_up 1\n",
         tenants=tenants,
         embedding_model=embedding_model,
+        classes=classes,
     )
     timeout = aiohttp.ClientTimeout(total=30)
     async with (

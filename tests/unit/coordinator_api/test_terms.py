@@ -10,9 +10,13 @@ import pytest
 from coordinator.api.terms import ServiceTerms
 from pdserve.errors import DeadlineExceeded, SloUnreachable
 from pdserve.protocol import Slo
+from pdserve.slo import parse_slo_classes
 from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, is_error_body, says, served
 
 MESSAGES: Any = [{"role": "user", "content": "x"}]
+PROMISING = parse_slo_classes(
+    ["interactive ttft=2 tpot=0.1 priority=2", "standard priority=1", "batch"], "standard"
+)
 INTERACTIVE = Slo(name="interactive", priority=2, ttft_s=2.0, tpot_s=0.1, hold_s=1.8)
 
 
@@ -44,7 +48,7 @@ async def test_a_call_names_its_class(
 
 
 async def test_a_class_says_what_is_promised() -> None:
-    async with served() as api, api.chat(slo_class="interactive") as response:
+    async with served(classes=PROMISING) as api, api.chat(slo_class="interactive") as response:
         await response.read()
     request = api.generator.last.request
     assert request.slo == INTERACTIVE
@@ -129,7 +133,7 @@ async def test_retry_after_is_as_predicted_in_whole_seconds(predicted_s: float, 
 
 async def test_the_sdk_can_say_all_of_it() -> None:
     async with (
-        served() as api,
+        served(classes=PROMISING) as api,
         openai.AsyncOpenAI(base_url=api.base_url, api_key="-") as client,
     ):
         await client.chat.completions.create(

@@ -180,6 +180,17 @@ def test_the_unpromised_come_in_time_as_well() -> None:
     assert all(prefills.was_in_time(request) for request in prefills.finished)
 
 
+def test_where_nothing_was_promised_nobody_is_hopeless() -> None:
+    """One that takes 24 s, of the 30 s after which it is due, would wait for all that come."""
+    prefills = Prefills("edf-slack", num_blocks=20_000)
+    long = prefills.submit(24_000, payer="standard")
+    while long not in prefills.finished:
+        prefills.submit(300, payer="standard")
+        prefills.step()
+        assert prefills.clock.now() < 25.0
+    assert prefills.finished == [long]
+
+
 def test_a_bucket_at_a_time_and_the_most_urgent_one_first() -> None:
     prefills = Prefills("buckets", prefill_chunk=128)
     short = [prefills.submit(25, ttft_s=3.0), prefills.submit(20, ttft_s=9.0)]

@@ -1,0 +1,65 @@
+"""Contestants of a benchmark, as they are written."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdserve.bench.contestant import RECIPES, parse_contestant, parse_contestants
+from pdserve.errors import ConfigError
+
+PLACES = {"model": "/m o", "port": "81", "threads": "2"}
+
+
+def test_a_server_that_runs_already() -> None:
+    contestant = parse_contestant("other=https://example.org/v1")
+    assert (contestant.name, contestant.url) == ("other", "https://example.org/v1")
+    assert contestant.argv(PLACES) == []
+
+
+def test_a_command_is_split_as_a_shell_does_and_then_filled() -> None:
+    contestant = parse_contestant(
+        """mine=serve '{"a": {port}}' --model {model} --port={port} {unknown} "x y" """
+    )
+    assert contestant.places == {"port", "model", "unknown"}
+    assert contestant.argv(PLACES) == [
+        "serve",
+        '{"a": 81}',
+        "--model",
+        "/m o",
+        "--port=81",
+        "{unknown}",
+        "x y",
+    ]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_a_command_that_serves_the_model_at_the_port(name: str) -> None:
+    contestant = parse_contestant(f"{name}:again=--mode colocated")
+    argv = contestant.argv(PLACES | {"gguf": "/m o"})
+    assert contestant.name == f"{name}:again"
+    assert "/m o" in argv
+    assert "81" in argv
+    assert "--mode" in " ".join(argv)
+    assert not [word for word in argv if "{" in word]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "must be NAME=URL or NAME=COMMAND"),
+        ("vllm", "must be NAME=URL or NAME=COMMAND"),
+        ("vllm= ", "must be NAME=URL or NAME=COMMAND"),
+        ("a b=http://it", "must be NAME=URL or NAME=COMMAND"),
+        ("mine=serve --port 80", "a command with {port}, or for one of pdserve, vllm, llama.cpp"),
+        ("mine=serve '{port}", "cannot be split into words: No closing quotation"),
+    ],
+)
+def test_what_is_wrong_is_said(text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        parse_contestant(text)
+
+
+def test_two_of_one_name() -> None:
+    with pytest.raises(ConfigError, match="two contestants share a name"):
+        parse_contestants(["vllm=/a", "vllm=/b"])
+    assert [one.name for one in parse_contestants(["vllm=/a", "vllm:b=/b"])] == ["vllm", "vllm:b"]
