@@ -11,8 +11,10 @@ import os
 import signal
 import subprocess
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+from pdserve.config import without_key
 
 LineSink = Callable[[str, str], None]  # (process name, line without its end)
 ExitSink = Callable[["Exit"], None]
@@ -60,10 +62,13 @@ class Child:
         on_line: LineSink,
         on_exit: ExitSink,
         pass_fds: Sequence[int] = (),
+        *,
+        inherits_key: bool = False,
     ) -> None:
         """Start `argv`. Every line of output is passed to `on_line`, and the end to `on_exit`.
 
-        The child inherits the descriptors `pass_fds` under the same numbers.
+        The child inherits the descriptors `pass_fds` under the same numbers,
+        and the environment: without the API key, unless it `inherits_key`.
 
         Raises:
             OSError: the program cannot be started.
@@ -75,7 +80,9 @@ class Child:
         self._unfinished = b""  # the line being written
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[Exit] = self._loop.create_future()
-        self._process = self._open(argv, pass_fds)
+        self._process = self._open(
+            argv, pass_fds, os.environ if inherits_key else without_key(os.environ)
+        )
         assert self._process.stdout is not None
         self._output = self._process.stdout
         os.set_blocking(self._output.fileno(), False)
@@ -93,14 +100,16 @@ class Child:
         """Whether its end has not been observed yet."""
         return not self._end.done()
 
-    def _open(self, argv: Sequence[str], pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:
+    def _open(
+        self, argv: Sequence[str], pass_fds: Sequence[int], environment: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
         """Start the program; both its outputs are its `stdout`."""
         return subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**environment, "PYTHONUNBUFFERED": "1"},
             start_new_session=True,
             pass_fds=pass_fds,
         )
