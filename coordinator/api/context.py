@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -39,7 +39,7 @@ class ApiContext:
     system_fingerprint: str
     config: ApiConfig
     observer: Observer
-    metrics: Callable[[], bytes]
+    metrics: Callable[[], Awaitable[bytes]]
     classes: ServiceClasses
     tenants: Tenants
     parts: PartsOptions
