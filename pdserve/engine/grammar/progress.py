@@ -129,7 +129,7 @@ class GrammarProgress:
         if failures:
             for request_id in failures:
                 del self._answers[request_id]
-            said = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
+            said = "; ".join(sorted(set(failures.values())))  # each request's client is told
             raise GrammarFailed(f"the grammar cannot be followed: {said}", list(failures))
 
     def _abandon(self) -> None:
