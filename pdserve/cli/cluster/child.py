@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 from collections import deque
@@ -19,6 +20,7 @@ from pdserve.config import without_key
 LineSink = Callable[[str, str], None]  # (process name, line without its end)
 ExitSink = Callable[["Exit"], None]
 
+_ERROR = re.compile(r"pdserve [a-z]+: error: (.*)")
 _KEPT_LINES = 50
 _READ_BYTES = 64 * 1024  # longer lines are split
 
@@ -47,6 +49,11 @@ class Exit:
         """The cause and, if the process exited with an error, its last line."""
         has_error = self.returncode > 0 and self.last_line
         return f"{self.cause}: {self.last_line}" if has_error else self.cause
+
+
+def reported_error(line: str) -> str:
+    """Return the error with which a command of ours ended, if this line says it; else nothing."""
+    return found[1] if (found := _ERROR.match(line)) else ""
 
 
 class Child:
@@ -166,5 +173,5 @@ class Child:
         self._on_exit(end)
 
     def _last_line(self) -> str:
-        errors = [line.partition(": error: ")[2] for line in self._lines if ": error: " in line]
+        errors = [error for line in self._lines if (error := reported_error(line))]
         return (errors or list(self._lines) or [""])[-1]
