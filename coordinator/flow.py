@@ -15,6 +15,7 @@ from coordinator.admission import Admission, Admit, Refuse
 from coordinator.dispatcher import Dispatcher
 from coordinator.first_tokens import FirstTokens
 from coordinator.generation import GenerationRequest
+from coordinator.leg_errors import LOST_WHILE_DECODING, LOST_WHILE_PREFILLING, error_of
 from coordinator.line_keeper import LineKeeper
 from coordinator.prefix_watch import PrefixWatch
 from coordinator.promise_left import promise_left
@@ -24,7 +25,7 @@ from coordinator.routing import Router
 from coordinator.running import Dispatch, RunningRequest
 from coordinator.status import describe_nodes, describe_waiting, watch_line, watch_nodes
 from pdserve.clock import Clock, SystemClock
-from pdserve.errors import ContextLengthExceeded, NodeLost, from_code
+from pdserve.errors import ContextLengthExceeded, NodeLost
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import (
     KvEvents,
@@ -185,14 +186,19 @@ class Flow:
         """Fail a request because a node has failed its leg."""
         running = self._running.get(failure.request_id)
         if running is not None:
-            error = from_code(failure.code, f"{sender.node_id}: {failure.message}")
-            log.warning("%s failed: %s", failure.request_id, error)
-            running.end(error)
+            log.warning(
+                "%s failed on %s: %s: %s",
+                failure.request_id,
+                sender.node_id,
+                failure.code,
+                failure.message,
+            )
+            running.end(error_of(failure))
 
     def _member_lost(self, member: Member) -> None:
         if member.load.state is not NodeState.DRAINING:
             self._metrics.nodes_lost.labels(role=member.role.name.lower()).inc()
-        num_sent_again = 0
+        num_sent_again = num_lost = 0
         for running in list(self._running.values()):
             dispatch = running.dispatch
             if dispatch is None:
@@ -201,10 +207,14 @@ class Flow:
                 num_sent_again += 1
                 continue
             if dispatch.decode is member:
-                running.end(NodeLost(f"{member.node_id}, which was decoding, is gone"))
+                num_lost += 1
+                running.end(NodeLost(LOST_WHILE_DECODING))
             elif dispatch.prefill is member and not running.has_token_one:
-                running.end(NodeLost(f"{member.node_id}, which was prefilling, is gone"))
+                num_lost += 1
+                running.end(NodeLost(LOST_WHILE_PREFILLING))
             # Otherwise the decode node has all the KV it needs, or will fail its leg itself.
+        if num_lost:
+            log.warning("%d requests ended with %s", num_lost, member.node_id)
         if num_sent_again:
             log.info("%d prompts of %s went to other nodes", num_sent_again, member.node_id)
 

@@ -33,6 +33,7 @@ from pdserve.addresses import format_address
 from pdserve.clock import SystemClock
 from pdserve.collector import freeze_loaded_objects
 from pdserve.config import CoordinatorConfig
+from pdserve.exposition import Exposition
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.open_files import raise_file_limit
 from pdserve.protocol import Welcome
@@ -120,7 +121,7 @@ class Coordinator:
             [self._model.name],
             config=_api_config(self._config),
             observer=MetricsObserver(self._metrics),
-            metrics=self._metrics.exposition,
+            metrics=Exposition(self._metrics.pieces).text,
             classes=classes,
             tenants=tenants,
             embedding_model=self._model.embedding,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from coordinator.embedding_model import EmbeddingModel, embedding_model
 from coordinator.text import Tokenizer
-from pdserve.checkpoint import resolve_checkpoint
+from pdserve.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.config import CheckpointConfig, PoolingName
 from pdserve.demo_model import CHECKPOINT_PATH, DEMO_MODEL_NAME
+from pdserve.errors import TokenizerError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +34,34 @@ def load_served_model(config: CheckpointConfig, pooling: PoolingName) -> ServedM
     checkpoint = resolve_checkpoint(
         config.model or str(CHECKPOINT_PATH), config.revision, with_weights=False
     )
+    tokenizer = Tokenizer.from_checkpoint(checkpoint.path)
+    _check_vocabulary(tokenizer, checkpoint)
     own_name = checkpoint.model_id if config.model else DEMO_MODEL_NAME
     return ServedModel(
         model_id=checkpoint.model_id,
         name=config.served_model_name or own_name,
-        tokenizer=Tokenizer.from_checkpoint(checkpoint.path),
+        tokenizer=tokenizer,
         embedding=embedding_model(checkpoint, pooling),
     )
+
+
+def _check_vocabulary(tokenizer: Tokenizer, checkpoint: Checkpoint) -> None:
+    """Raise TokenizerError if text can become tokens that the model does not have.
+
+    Special tokens are only warned of: many models have one, for padding, that is never used.
+    """
+    num_ids = (checkpoint.read_json("config.json") or {}).get("vocab_size")
+    if not isinstance(num_ids, int):
+        return  # the nodes say what is wrong with it
+    beyond = tokenizer.tokens_from(num_ids)
+    text = [token_id for token_id in beyond if not tokenizer.is_special(token_id)]
+    first = next(iter(text or beyond), None)
+    if first is None:
+        return
+    said = (
+        f"{checkpoint.path}: its tokenizer has tokens, such as {beyond[first]} ({first}), that the "
+        f"model with its {num_ids} ids (vocab_size) lacks"
+    )
+    if text:
+        raise TokenizerError(f"{said}; use the tokenizer that it was trained with")
+    log.warning("%s; prompts with these special tokens will be refused", said)

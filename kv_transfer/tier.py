@@ -160,9 +160,9 @@ class HostTier:
         if not chosen:
             return
         slots = [slot for _, _, slot in chosen]
-        spans = self._spans([block_id for _, block_id, _ in chosen], slots)
         is_complete = False
         try:
+            spans = self._spans([block_id for _, block_id, _ in chosen], slots)
             cancel = CancelFlag()
             await self._threads.run(partial(self._copies.store, spans, cancel), cancel)
             is_complete = True

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pdserve.errors import ConfigError, ModelError
+from pdserve.git_lfs import refuse_pointer
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -128,7 +129,8 @@ def read_json(file: Path) -> dict[str, Any] | None:
         content = json.loads(file.read_bytes())
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
+        refuse_pointer(file)
         raise ModelError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise ModelError(f"{file} must hold a JSON object, not a {type(content).__name__}")
@@ -178,6 +180,7 @@ def _content_revision(directory: Path, files: list[Path]) -> str:
 
 def _weight_file_digest(file: Path) -> bytes:
     """Hash of a safetensors file's name, size and header, and of some bytes of each tensor."""
+    refuse_pointer(file)
     size = file.stat().st_size
     digest = hashlib.blake2b(f"{file.name}\0{size}\0".encode())
     with file.open("rb") as stream:

@@ -7,6 +7,7 @@ value; nothing here is ever assigned to.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -285,6 +286,11 @@ class RoutingConfig(ConfigStruct, frozen=True):
 
 # Environment variable. A coordinator accepts this key; commands and benchmarks send it.
 API_KEY_VARIABLE = "PDSERVE_API_KEY"
+
+
+def without_key(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for processes that neither check nor send the API key."""
+    return {name: value for name, value in environment.items() if name != API_KEY_VARIABLE}
 
 
 class AnswerConfig(ConfigStruct, frozen=True):

@@ -21,13 +21,13 @@ however long they run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 BURST_S: Final = 2.0  # seconds of service
 FEW: Final = 64  # number of tags below which none is dropped
-MOST_SCALES: Final = 256  # maximum number of priorities to keep state for
+MOST_SCALES: Final = 256  # priorities; those of active payers are kept, however many they are
 
 
 class Payer(Protocol):
@@ -71,7 +71,8 @@ class FairShare:
 
     def __init__(self, burst: float = BURST_S) -> None:
         self._burst = burst
-        self._scales: dict[int, _Scale] = {}  # by priority, least recently charged first
+        self._scales: dict[int, _Scale] = {}  # by priority, least recently used first
+        self._active: Container[int] = ()  # the priorities of active payers
 
     def present(self, payers: Iterable[Payer]) -> None:
         """Name all payers that are active now, that is waiting or being served.
@@ -86,16 +87,19 @@ class FairShare:
             lowest[priority] = min(at, lowest.get(priority, at))
             heaviest[priority] = max(payer.weight, heaviest.get(priority, 0.0))
         for priority, at in lowest.items():
-            scale = self._scale(priority)
+            scale = self._use(priority)
             scale.now = max(scale.now, at)
             scale.heaviest = heaviest[priority]
+        self._active = lowest
 
     def charge(self, payer: Payer, amount: float) -> None:
         """Record service given to a payer; a negative amount corrects an earlier charge."""
-        scale = self._scales.pop(payer.priority, None) or _Scale()
-        self._scales[payer.priority] = scale
+        scale = self._use(payer.priority)
         while len(self._scales) > MOST_SCALES:  # clients choose priorities
-            del self._scales[next(iter(self._scales))]
+            oldest = next(iter(self._scales))
+            if oldest in self._active:
+                break
+            del self._scales[oldest]
         at = self._at(scale, payer) + amount / payer.weight
         scale.tags[payer.payer] = _Tag(at, self._burst / payer.weight)
         if len(scale.tags) > scale.most_tags:
@@ -126,6 +130,12 @@ class FairShare:
             return payer.priority < other.priority
         scale = self._scale(payer.priority)
         return self._at(scale, payer) - self._at(scale, other) > self._burst / other.weight
+
+    def _use(self, priority: int) -> _Scale:
+        """Return the scale of a priority, which is now the most recently used one."""
+        scale = self._scales.pop(priority, None) or _Scale()
+        self._scales[priority] = scale
+        return scale
 
     def _scale(self, priority: int) -> _Scale:
         return self._scales.setdefault(priority, _Scale())

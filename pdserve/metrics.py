@@ -9,7 +9,7 @@ from receipt of the request; the phases come from the nodes that ran them (`prot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import (
     CollectorRegistry,
@@ -20,6 +20,8 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 import pdserve
 from pdserve.metric_collectors import ReadCounter, ReadGauges, TokenHistogram
@@ -49,8 +51,13 @@ class _Registry:
         )
 
     def exposition(self) -> bytes:
-        """The text of GET /metrics."""
-        return generate_latest(self.registry)
+        """The text of GET /metrics, at once. Servers use `pdserve.exposition` instead."""
+        return b"".join(self.pieces())
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the text of each metric, as it is when its turn comes."""
+        for family in self.registry.collect():
+            yield generate_latest(_One(family))
 
     def _histogram(
         self, name: str, text: str, buckets: tuple[float, ...], *labels: str
@@ -76,6 +83,17 @@ class _Registry:
     def count(self, name: str, text: str, read: Callable[[], float]) -> None:
         """Add a counter that is kept elsewhere and read at each scrape."""
         self.registry.register(ReadCounter(f"pdserve_{name}", text, read))
+
+
+class _One(Collector):
+    """A single metric, for `generate_latest`."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterator[Metric]:
+        """As Collector.collect."""
+        yield self._family
 
 
 class CoordinatorMetrics(_Registry):

@@ -14,6 +14,7 @@ from typing import Any
 import tokenizers
 
 from pdserve.errors import TokenizerError
+from pdserve.git_lfs import refuse_pointer
 
 _NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
@@ -86,6 +87,7 @@ def _parse(file: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the bindings raise nothing more precise
+        refuse_pointer(file)
         raise TokenizerError(f"{file} cannot be read: {error}") from error
 
 
@@ -116,6 +118,7 @@ def _load_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
+        refuse_pointer(path)
         raise TokenizerError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(values, dict):
         raise TokenizerError(f"{path} must hold a JSON object")

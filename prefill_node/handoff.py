@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -50,7 +51,7 @@ class Handoff:
             if self.is_followed:
                 ticket = self.held.ticket(part)
                 message = Announcement(request_id=self.held.request_id, ticket=ticket)
-                self._send(message, to_all=False)
+                self._tell_followers(message)
 
     def announce_if(
         self, request: Request, num_computed: int, num_layers: int, least_bytes: int
@@ -68,7 +69,7 @@ class Handoff:
         self.announce(request, earlier)
         held.announce(request, last)
         if self.is_followed:
-            self._send(replace(record, ticket=held.ticket(last)), to_all=False)
+            self._tell_followers(replace(record, ticket=held.ticket(last)))
         for subscriber, is_follower in self.subscribers.items():
             if not is_follower:
                 self.repeat(subscriber)
@@ -93,14 +94,20 @@ class Handoff:
             self._lease = None
 
     def end(self, reason: PdserveError | None = None) -> None:
-        """Release the blocks; subscribers that are left are told the reason."""
-        if reason is not None:
-            request_id, code, message = self.held.request_id, reason.code, reason.message
-            self._send(HandoffEnded(request_id=request_id, code=code, message=message))
-        self.stop_lease()
-        self.held.release()
+        """Release the blocks; subscribers that are left are told the reason.
 
-    def _send(self, message: HandoffMessage, *, to_all: bool = True) -> None:
+        All of this is tried, whatever fails; the last failure is raised.
+        """
+        with ExitStack() as ending:
+            if reason is not None:
+                request_id, code, message = self.held.request_id, reason.code, reason.message
+                ended = HandoffEnded(request_id=request_id, code=code, message=message)
+                for subscriber in self.subscribers:
+                    ending.callback(subscriber, ended)
+            ending.callback(self.held.release)
+            ending.callback(self.stop_lease)
+
+    def _tell_followers(self, message: HandoffMessage) -> None:
         for subscriber, is_follower in self.subscribers.items():
-            if is_follower or to_all:
+            if is_follower:
                 subscriber(message)

@@ -139,10 +139,17 @@ class Handoffs:
             self._start_lease(record.request_id, handoff)
 
     def end(self, request_id: str, reason: PdserveError) -> None:
-        """End a handoff and notify its subscribers; does nothing if there is none."""
+        """End a handoff and notify its subscribers; does nothing if there is none.
+
+        What goes wrong in doing so is only logged: what ends has no more use for it.
+        """
         handoff = self._handoffs.pop(request_id, None)
-        if handoff is not None:
+        if handoff is None:
+            return
+        try:
             handoff.end(reason)
+        except Exception:  # a broken subscriber, or books that a former failure has left wrong
+            log.exception("the handoff of %s could not be ended cleanly", request_id)
 
     # ---- the sessions' side --------------------------------------------------------------------
 
@@ -203,7 +210,7 @@ class Handoffs:
 
     @contextmanager
     def _containing(self, handoff: Handoff) -> Iterator[None]:
-        """End the handoff, if the body raises; its leg fails even if that goes wrong, too."""
+        """End the handoff if the body raises, and fail its leg."""
         try:
             yield
         except Exception as error:  # one bad handoff must not end the node
@@ -211,10 +218,7 @@ class Handoffs:
             log.exception("the handoff of %s failed", request_id)
             if not isinstance(error, PdserveError):
                 error = PdserveError(f"the handoff failed: {type(error).__name__}: {error}")
-            try:
-                self.end(request_id, error)
-            except Exception:  # what failed may have left its own books wrong
-                log.exception("the handoff of %s could not be ended cleanly", request_id)
+            self.end(request_id, error)
             self._on_failed(request_id, error)
 
     def _get_or_make(self, request_id: str) -> Handoff:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
@@ -35,7 +35,7 @@ def create_app(
     *,
     config: ApiConfig | None = None,
     observer: Observer | None = None,
-    metrics: Callable[[], bytes] = bytes,
+    metrics: Callable[[], Awaitable[bytes]] | None = None,
     classes: ServiceClasses | None = None,
     tenants: Tenants | None = None,
     embedding_model: EmbeddingModel | None = None,
@@ -62,7 +62,7 @@ def create_app(
         system_fingerprint=config.system_fingerprint or _fingerprint(model_names[0]),
         config=config,
         observer=observer or NullObserver(),
-        metrics=metrics,
+        metrics=metrics or _no_metrics,
         classes=classes or parse_slo_classes(DEFAULT_CLASSES, DEFAULT_CLASS),
         tenants=tenants or Tenants(None, None, model_names[0], clock),
         parts=PartsOptions(config.tool_format or tokenizer.tool_format, config.splits_reasoning),
@@ -75,6 +75,10 @@ def create_app(
     )
     app.add_routes(ROUTES)
     return app
+
+
+async def _no_metrics() -> bytes:
+    return b""
 
 
 async def _close(app: web.Application) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -38,7 +39,7 @@ class ApiContext:
     system_fingerprint: str
     config: ApiConfig
     observer: Observer
-    metrics: Callable[[], bytes]
+    metrics: Callable[[], Awaitable[bytes]]
     classes: ServiceClasses
     tenants: Tenants
     parts: PartsOptions

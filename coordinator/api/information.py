@@ -60,7 +60,7 @@ async def health(request: web.Request) -> web.Response:
 async def metrics(request: web.Request) -> web.Response:
     """GET /metrics: return the metrics in Prometheus' text format."""
     return web.Response(
-        body=request.app[CONTEXT].metrics(), headers={"Content-Type": _METRICS_TYPE}
+        body=await request.app[CONTEXT].metrics(), headers={"Content-Type": _METRICS_TYPE}
     )
 
 

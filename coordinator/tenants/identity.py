@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from pdserve.errors import ConfigError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 PerMinute = Annotated[int, Meta(ge=0, le=10**12)]
 
 
@@ -36,3 +40,15 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 ANYBODY = Tenant()
+OWNER = Tenant(name="owner", is_operator=True)  # who has the key in the environment
+
+
+def check_name(name: str) -> None:
+    """Raise ConfigError if a key file cannot have a tenant with this name."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f'tenant "{name}": a name has up to 64 letters, digits, ".", "_" or "-"')
+    if name == OWNER.name:
+        raise ConfigError(
+            f'tenant "{name}": this is the name of who has the key in the environment; '
+            "choose another name"
+        )

@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import msgspec
 
-from coordinator.tenants.identity import Tenant
+from coordinator.tenants.identity import OWNER, Tenant, check_name
 from coordinator.tenants.keys import hash_key, is_key_hash
 from pdserve.clock import Clock
 from pdserve.errors import ConfigError
@@ -31,7 +30,6 @@ from pdserve.errors import ConfigError
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0  # between two checks whether the file has changed
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,9 +63,11 @@ def parse_key_file(text: str, classes: Collection[str]) -> dict[str, Tenant]:
 
 
 def _check(tenant: Tenant, classes: Collection[str]) -> None:
-    if not _NAME.fullmatch(tenant.name):
+    check_name(tenant.name)
+    if tenant.cache_group == OWNER.salt:
         raise ConfigError(
-            f'tenant "{tenant.name}": a name has up to 64 letters, digits, ".", "_" or "-"'
+            f'{tenant.name}: the cache group "{OWNER.salt}" is that of who has the key in the '
+            "environment; choose another name"
         )
     for key_hash in tenant.keys:
         if not is_key_hash(key_hash):

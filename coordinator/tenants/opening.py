@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from coordinator.tenants.identity import Tenant
+from coordinator.tenants.identity import OWNER
 from coordinator.tenants.key_book import KeyBook
 from coordinator.tenants.keys import hash_key
 from coordinator.tenants.ledger import Ledger
@@ -14,8 +14,6 @@ from coordinator.tenants.tenants import Tenants
 from pdserve.clock import Clock
 from pdserve.config import API_KEY_VARIABLE, AccessConfig
 from pdserve.errors import ConfigError
-
-OWNER = "owner"  # the tenant of the key in the environment; it is an operator, too
 
 
 def open_tenants(
@@ -39,7 +37,7 @@ def open_tenants(
         )
     keys: KeyBook | None = None
     if key or config.key_file:
-        extra = {hash_key(key): Tenant(name=OWNER, is_operator=True)} if key else {}
+        extra = {hash_key(key): OWNER} if key else {}
         path = Path(config.key_file) if config.key_file else None
         keys = KeyBook(path, extra, classes, clock)
     ledger = Ledger(Path(config.usage_db)) if config.usage_db else None

@@ -76,6 +76,11 @@ class Tokenizer:
         """Whether tokens are exact bytes."""
         return self._pieces.is_byte_level
 
+    def tokens_from(self, first_id: int) -> dict[int, str]:
+        """Return token id |-> text of all tokens from this id on, in order."""
+        vocab = self._backend.get_vocab(with_added_tokens=True)
+        return dict(sorted((i, text) for text, i in vocab.items() if i >= first_id))
+
     def is_special(self, token_id: int) -> bool:
         """Return whether this is a control token, not text."""
         return token_id in self._special_ids

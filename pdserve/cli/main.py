@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -17,14 +16,13 @@ from pdserve.cli.cluster.parent_death import die_with_parent
 from pdserve.cli.demo_config import DemoConfig
 from pdserve.cli.exit_codes import FORCED, OK, exit_code_of
 from pdserve.cli.flags import FlagParser, add_flags, config_from
+from pdserve.cli.log import log_to
 from pdserve.config import ConfigStruct, CoordinatorConfig, NodeConfig
 from pdserve.errors import PdserveError
 from pdserve.protocol import NodeRole
 
 Command = Callable[[argparse.Namespace], int]
 C = TypeVar("C", bound=ConfigStruct)
-
-_LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -170,7 +168,7 @@ def _process_config(arguments: argparse.Namespace, struct: type[C]) -> C:
     if arguments.die_with_parent is not None:
         die_with_parent(arguments.die_with_parent)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it reports, our log says in our words
-    logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, stream=sys.stderr)
+    log_to(sys.stderr)
     return config_from(struct, arguments)
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 from rich.text import Text
 
-from pdserve.cli.cluster.child import Exit
+from pdserve.cli.cluster.child import Exit, reported_error
 from pdserve.cli.cluster.status import ClusterStatus
 
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green")
@@ -27,7 +27,9 @@ class UpScreen:
         self._colours: dict[str, str] = {}
 
     def line(self, name: str, text: str) -> None:
-        """Print a line of a child's output."""
+        """Print a line of a child's output, but not its error, which is told with its end."""
+        if reported_error(text):
+            return
         colour = self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
         self._print(Text.assemble((f"{name:<{_NAME_WIDTH}}| ", colour), Text.from_ansi(text)))
 

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pdserve.errors import MisshapedTensor, MissingTensor, ModelError
+from pdserve.git_lfs import refuse_pointer
 
 # Tables that older exporters saved although they follow from config.json.
 _DERIVED = re.compile(r"(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
@@ -62,6 +63,7 @@ def _tensors(file: Path) -> list[tuple[str, Tensor]]:
         with safe_open(file, framework="pt", device="cpu") as tensors:
             return [(name, tensors.get_tensor(name)) for name in tensors.offset_keys()]
     except (SafetensorError, OSError) as error:
+        refuse_pointer(file)
         raise ModelError(f"{file} is damaged or cannot be read: {error}") from error
 
 

@@ -214,7 +214,8 @@ class Engine(EngineCore):
         self._report(observer)  # the previous step is still unreported if `prepare` raised
         # No traceback for errors that clients can cause at will: they could fill the log.
         if isinstance(error, GrammarFailed | NoTokenLeft):
-            log.warning("of a step of %d requests: %s", len(rows), error)
+            failed_ids = ", ".join(error.request_ids)
+            log.warning("%s failed, of a step of %d requests: %s", failed_ids, len(rows), error)
         else:
             log.error("a step of %d requests failed", len(rows), exc_info=error)
         failed = [row.request for row in rows]

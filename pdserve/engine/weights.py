@@ -12,6 +12,7 @@ import torch
 
 from pdserve.checkpoint import Checkpoint
 from pdserve.engine.checkpoint_tensors import open_tensors
+from pdserve.engine.finite import check_finite
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.models.parameters import DecoderWeights, allocate_weights, tensor_slots
@@ -51,7 +52,8 @@ def load_decoder(
     Raises:
         MissingTensor: the checkpoint lacks a tensor.
         MisshapedTensor: a tensor's shape contradicts config.json.
-        ModelError: a file is damaged, or holds tensors that this architecture does not have.
+        ModelError: a file is damaged, holds tensors that this architecture does not have, or values
+            that are not finite.
     """
     if device.type != "cpu":
         assert not is_int8, "the node has refused this"
@@ -87,4 +89,5 @@ def load_torch_weights(
         loaded_bytes += destination.nbytes
         if on_progress is not None:
             on_progress(loaded_bytes / total_bytes)
+    check_finite({name: slots[name].destination for name in tensors})
     return weights

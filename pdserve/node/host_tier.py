@@ -81,11 +81,11 @@ class NodeTier:
         pool.observe(self)
         pool.on_release(self._wake.set)
         self._storing: asyncio.Task[None] | None = None
+        self._fault = ""  # why the last copy failed; empty if it succeeded
 
     def start(self) -> None:
         """Copy every block that is freed from now on."""
         self._storing = asyncio.create_task(self._store_freed())
-        self._storing.add_done_callback(_report)
 
     async def close(self) -> None:
         """Stop copying. Nothing may be loading."""
@@ -117,12 +117,29 @@ class NodeTier:
             if num_blocks == 0:
                 await self._wake.wait()
             else:
-                await self._store([self._next() for _ in range(num_blocks)])
+                await self._try_to_store([self._next() for _ in range(num_blocks)])
 
     def _next(self) -> bytes:
         block_hash = next(iter(self._freed))
         del self._freed[block_hash]
         return block_hash
+
+    async def _try_to_store(self, hashes: list[bytes]) -> None:
+        """Store these blocks; whatever goes wrong costs these copies alone, and is logged once.
+
+        They are tried again after their next use, not at once, which would go on for ever.
+        """
+        try:
+            await self._store(hashes)
+        except Exception as error:
+            fault = f"{type(error).__name__}: {error}"
+            if fault != self._fault:
+                log.exception("blocks were not copied to the host tier: %s", fault)
+            self._fault = fault
+            for block_hash in hashes:
+                self._freed.pop(block_hash, None)
+        else:
+            self._fault = ""
 
     async def _store(self, hashes: list[bytes]) -> None:
         blocks = [(h, b) for h in hashes for b in self._pool.take_prefix([h])]
@@ -170,8 +187,3 @@ class NodeTier:
         for block_id, block_hash in zip(taken, hashes, strict=True):
             self._pool.publish(block_id, block_hash)
         return taken
-
-
-def _report(storing: asyncio.Task[None]) -> None:
-    if not storing.cancelled() and (error := storing.exception()) is not None:
-        log.error("copying to the host tier has stopped", exc_info=error)

@@ -17,10 +17,10 @@ def check_leg(parts: NodeParts, leg: PrefillLeg | DecodeLeg) -> None:
     """
     num_tokens, max_model_len = len(leg.token_ids), parts.max_model_len
     if parts.state() is NodeState.LOADING:
-        raise NoNodeAvailable(f"{parts.node_id} is loading its model")
+        raise NoNodeAvailable("a node is still loading its model: try again shortly")
     known = next((request_id for request_id in leg.request_ids if request_id in parts.legs), None)
     if known is not None:
-        raise InvalidRequest(f"{known} is running on {parts.node_id}")
+        raise InvalidRequest(f"the request id {known} is in use: it is running already")
     if not 0 < num_tokens <= max_model_len:
         raise ContextLengthExceeded(
             f"a prompt of {num_tokens} tokens: max_model_len {max_model_len} allows "

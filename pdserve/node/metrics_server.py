@@ -1,17 +1,19 @@
 """Serves GET /metrics on the event loop, since the gauges read state that only the loop may touch.
 
 In a thread of its own, it would read queues and handoffs while the loop changes them. On the loop,
-an idle connection costs one descriptor for a bounded time, instead of a thread.
+an idle connection costs one descriptor for a bounded time, instead of a thread. What all scrapes
+together take of the loop is bounded, too (`pdserve/exposition.py`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CONTENT_TYPE_LATEST
+
+from pdserve.exposition import Exposition
 
 IDLE_S = 30.0  # after which an idle connection is closed
 _protocol_log = logging.getLogger(f"{__name__}.protocol")
@@ -20,7 +22,7 @@ _protocol_log = logging.getLogger(f"{__name__}.protocol")
 class MetricsServer:
     """Serves the metrics of one process. `start` once, `close` once."""
 
-    def __init__(self, exposition: Callable[[], bytes]) -> None:
+    def __init__(self, exposition: Exposition) -> None:
         self._exposition = exposition
         app = web.Application()
         app.router.add_get("/metrics", self._answer)
@@ -48,7 +50,9 @@ class MetricsServer:
         await self._runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return web.Response(
+            body=await self._exposition.text(), headers={"Content-Type": CONTENT_TYPE_LATEST}
+        )
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:

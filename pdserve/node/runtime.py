@@ -27,6 +27,7 @@ from pdserve.config import NodeConfig
 from pdserve.engine.interface import StepReport
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.errors import ConfigError
+from pdserve.exposition import Exposition
 from pdserve.node.assembly import make_parts
 from pdserve.node.coordinator_link import CoordinatorLink
 from pdserve.node.cores import CorePlan, plan_cores, use_service_cores
@@ -136,7 +137,7 @@ class Node:
         )
         services.on_step(partial(observe_step, parts.metrics))
         services.on_step(self._correct_perf)
-        self._metrics_server = MetricsServer(parts.metrics.exposition)
+        self._metrics_server = MetricsServer(Exposition(parts.metrics.pieces))
         self._links: list[CoordinatorLink] = []
         self._joining: list[asyncio.Task[None]] = []
         self._kv_events = KvEventFeed(self._links)

@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from multiprocessing.connection import Connection
@@ -29,11 +29,13 @@ IMPORTED = ["pdserve.cli.node", "coordinator.main", "tests.cluster.forked"]
 class ForkedChild(Child):
     """A Child that runs `python -m pdserve.cli ...`, and nothing else."""
 
-    def _open(self, argv: Sequence[str], pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:
+    def _open(
+        self, argv: Sequence[str], pass_fds: Sequence[int], environment: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
         command, words = tuple(argv[: len(OWN_COMMAND)]), list(argv[len(OWN_COMMAND) :])
         assert command == OWN_COMMAND, command
         assert not pass_fds
-        process = _Process(words)
+        process = _Process(words, environment)
         self._loop.call_soon(process.begin)  # until then it cannot end: somebody has to see it
         return process  # type: ignore[return-value]
 
@@ -41,11 +43,11 @@ class ForkedChild(Child):
 class _Process:
     """What Child asks of a subprocess.Popen."""
 
-    def __init__(self, words: list[str]) -> None:
+    def __init__(self, words: list[str], environment: Mapping[str, str]) -> None:
         context = _fork_server()
         self.stdout, output = context.Pipe(duplex=False)
         beginning, self._begin = context.Pipe(duplex=False)
-        arguments = (words, dict(os.environ), output, beginning)
+        arguments = (words, dict(environment), output, beginning)
         self._process = context.Process(target=_run, args=arguments, daemon=True)
         self._process.start()
         output.close()

@@ -182,6 +182,26 @@ def test_payers_of_long_ago_are_forgotten() -> None:
     assert len(shares._scales[0].tags) < 500
 
 
+def test_whoever_waits_is_not_forgotten_however_many_priorities_others_use() -> None:
+    shares = FairShare()
+    shares.charge(A, 5.0)
+    for priority in range(1, 3 * MOST_SCALES):
+        other = Tenant("c", priority=priority)
+        shares.present([A, B, other])
+        shares.charge(other, 1.0)
+    assert shares.rank(A) > shares.rank(B), "both have waited all the time"
+
+
+def test_more_priorities_than_are_remembered_may_be_active() -> None:
+    active = [Tenant("a", priority=priority) for priority in range(2 * MOST_SCALES)]
+    shares = FairShare()
+    for payer in active:
+        shares.present(active)
+        shares.charge(payer, 5.0)
+    for payer in active:
+        assert shares.rank(payer) > shares.rank(Tenant("b", priority=payer.priority))
+
+
 def test_only_so_many_priorities_are_remembered() -> None:
     shares = FairShare()
     for priority in range(-3 * MOST_SCALES, 0):

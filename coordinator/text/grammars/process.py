@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from asyncio.subprocess import PIPE, Process
 
@@ -10,6 +11,7 @@ import msgspec
 
 from coordinator.text.tokenizer import Tokenizer
 from coordinator.text.turns import Turns
+from pdserve.config import without_key
 from pdserve.errors import GrammarFailed, Overloaded, TokenizerError
 from pdserve.grammar.child import Beginning, Ready
 from pdserve.grammar.preparing import Prepared
@@ -66,7 +68,11 @@ class GrammarProcess:
             argv = (sys.executable, "-m", "pdserve.grammar.child")
             try:
                 self._process = await asyncio.create_subprocess_exec(
-                    *argv, stdin=PIPE, stdout=PIPE, limit=_MAX_LINE_BYTES
+                    *argv,
+                    stdin=PIPE,
+                    stdout=PIPE,
+                    limit=_MAX_LINE_BYTES,
+                    env=without_key(os.environ),
                 )
             except OSError as error:
                 raise Overloaded(

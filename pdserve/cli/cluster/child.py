@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+from pdserve.config import without_key
 
 LineSink = Callable[[str, str], None]  # (process name, line without its end)
 ExitSink = Callable[["Exit"], None]
 
+_ERROR = re.compile(r"pdserve [a-z]+: error: (.*)")
 _KEPT_LINES = 50
 _READ_BYTES = 64 * 1024  # longer lines are split
 
@@ -47,6 +51,11 @@ class Exit:
         return f"{self.cause}: {self.last_line}" if has_error else self.cause
 
 
+def reported_error(line: str) -> str:
+    """Return the error with which a command of ours ended, if this line says it; else nothing."""
+    return found[1] if (found := _ERROR.match(line)) else ""
+
+
 class Child:
     """A child process, running or ended, in a session of its own.
 
@@ -60,10 +69,13 @@ class Child:
         on_line: LineSink,
         on_exit: ExitSink,
         pass_fds: Sequence[int] = (),
+        *,
+        inherits_key: bool = False,
     ) -> None:
         """Start `argv`. Every line of output is passed to `on_line`, and the end to `on_exit`.
 
-        The child inherits the descriptors `pass_fds` under the same numbers.
+        The child inherits the descriptors `pass_fds` under the same numbers,
+        and the environment: without the API key, unless it `inherits_key`.
 
         Raises:
             OSError: the program cannot be started.
@@ -75,7 +87,9 @@ class Child:
         self._unfinished = b""  # the line being written
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[Exit] = self._loop.create_future()
-        self._process = self._open(argv, pass_fds)
+        self._process = self._open(
+            argv, pass_fds, os.environ if inherits_key else without_key(os.environ)
+        )
         assert self._process.stdout is not None
         self._output = self._process.stdout
         os.set_blocking(self._output.fileno(), False)
@@ -93,14 +107,16 @@ class Child:
         """Whether its end has not been observed yet."""
         return not self._end.done()
 
-    def _open(self, argv: Sequence[str], pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:
+    def _open(
+        self, argv: Sequence[str], pass_fds: Sequence[int], environment: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
         """Start the program; both its outputs are its `stdout`."""
         return subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**environment, "PYTHONUNBUFFERED": "1"},
             start_new_session=True,
             pass_fds=pass_fds,
         )
@@ -157,5 +173,5 @@ class Child:
         self._on_exit(end)
 
     def _last_line(self) -> str:
-        errors = [line.partition(": error: ")[2] for line in self._lines if ": error: " in line]
+        errors = [error for line in self._lines if (error := reported_error(line))]
         return (errors or list(self._lines) or [""])[-1]

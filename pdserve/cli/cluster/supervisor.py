@@ -203,7 +203,9 @@ class Cluster:
 
     def _start(self, name: str) -> None:
         argv = [*self.command_line(name), f"--die-with-parent={os.getpid()}"]
-        self._children[name] = self._make_child(name, argv, self._on_line, self._exits.put_nowait)
+        self._children[name] = self._make_child(
+            name, argv, self._on_line, self._exits.put_nowait, inherits_key=name == COORDINATOR
+        )
 
     async def _wait_until(
         self, is_ready: Callable[[ClusterStatus], bool], children: Sequence[Child]

@@ -1,28 +1,34 @@
 """The positions of all constrained answers, kept between steps, or rebuilt from an answer's tokens.
 
 Grammars come from clients. The library bounds most of the cost of a mask, but not all: so positions
-in grammars that are not clearly light are advanced in separate threads. An answer whose mask is not
-ready in time fails, without affecting others. Its thread ends by itself when its computation is
-done; other answers do not wait for it.
+in grammars that are not clearly light are advanced in separate threads. An answer whose mask takes
+too much CPU time fails. Until then, for a fifth of a second, the other answers of the step wait for
+it, but no longer: its thread ends by itself when its computation is done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
+from pdserve.engine.grammar.mask_jobs import (
+    MASK_CPU_S,
+    MASK_S,
+    MaskJob,
+    MaskLimits,
+    wait_for_masks,
+)
 from pdserve.engine.grammar.masks import WORD_BITS, TokenMasks
 from pdserve.engine.grammar.position import Position
 from pdserve.engine.request import Request
 from pdserve.errors import GrammarFailed
 from pdserve.grammar import CompiledGrammar, DeepThreads
 
-MASK_S = 2.0  # limit for one answer in one step; usually it takes microseconds, at worst 20 ms
 _NAME = "grammar"
 
 
@@ -38,14 +44,17 @@ class _Answer:
 class GrammarProgress:
     """Computes the masks of each step. Called from one thread, that of the engine."""
 
-    def __init__(self, num_threads: int = 1, mask_s: float = MASK_S) -> None:
+    def __init__(
+        self, num_threads: int = 1, mask_s: float = MASK_S, mask_cpu_s: float = MASK_CPU_S
+    ) -> None:
         """
         Args:
             num_threads: number of threads that compute masks at the same time.
             mask_s: time limit for one mask, in seconds.
+            mask_cpu_s: CPU time limit for one mask, in seconds.
         """
         self._num_threads = num_threads
-        self._mask_s = mask_s
+        self._limits = MaskLimits(mask_cpu_s, mask_s)
         self._threads = DeepThreads(num_threads, _NAME)
         self._answers: dict[str, _Answer] = {}
 
@@ -102,16 +111,17 @@ class GrammarProgress:
                 _move_at_once(*row, failures)
         rows = [row for row in rows if not row[0].is_light]
         while rows:
-            started = {self._threads.submit(partial(_move, *row)): row for row in rows}
-            _, late = wait(started, timeout=self._mask_s)
-            rows = []
-            if late:
-                self._threads.abandon()
-                self._threads = DeepThreads(self._num_threads, _NAME)
-            for future, row in started.items():
+            started = [MaskJob(partial(_move, *row)) for row in rows]
+            jobs = {self._threads.submit(job): job for job in started}
+            late = wait_for_masks(jobs, self._limits, self._abandon)
+            rows, of_jobs = [], rows
+            for future, row in zip(jobs, of_jobs, strict=True):
                 request_id = row[0].request.request_id
-                if future in late and not future.cancelled():
-                    failures[request_id] = f"no mask within {self._mask_s:g} s"
+                if future in late:
+                    failures[request_id] = (
+                        f"no mask within {self._limits.cpu_s:g} s of CPU time, "
+                        f"{self._limits.wall_s:g} s in all"
+                    )
                 elif future.cancelled():
                     rows.append(row)  # it was queued behind one that took too long: try again
                 else:
@@ -119,8 +129,12 @@ class GrammarProgress:
         if failures:
             for request_id in failures:
                 del self._answers[request_id]
-            said = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
+            said = "; ".join(sorted(set(failures.values())))  # each request's client is told
             raise GrammarFailed(f"the grammar cannot be followed: {said}", list(failures))
+
+    def _abandon(self) -> None:
+        self._threads.abandon()
+        self._threads = DeepThreads(self._num_threads, _NAME)
 
 
 def _grammar_of(request: Request) -> CompiledGrammar:

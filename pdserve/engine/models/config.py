@@ -108,7 +108,7 @@ def parse_model_config(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=_head_dim(fields, family, num_heads),
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6, above=0.0),
         has_qkv_bias=resolve_bias(fields, "attention_bias", family.qkv_bias),
         has_o_bias=family.o_bias is None and fields.boolean("attention_bias", False),
         has_mlp_bias=resolve_bias(fields, "mlp_bias", family.mlp_bias),

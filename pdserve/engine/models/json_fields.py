@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,11 +39,15 @@ class JsonFields:
             raise self.error(key, f"a whole number from {minimum} up")
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """Return a number. Raises ModelError when absent without a default."""
+    def number(self, key: str, default: float | None = None, *, above: float = -math.inf) -> float:
+        """Return a finite number. Raises ModelError when absent without a default, or too small."""
         value = self._present(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.error(key, "a number")
+        # Python's JSON also has NaN and Infinity, and whole numbers of any size.
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not above < value <= sys.float_info.max:
+            raise self.error(
+                key, "a finite number" if above == -math.inf else f"a number above {above:g}"
+            )
         return float(value)
 
     def boolean(self, key: str, default: bool) -> bool:

@@ -83,7 +83,7 @@ def parse_rope(fields: JsonFields, max_positions: int) -> RopeConfig:
     params = fields.nested("rope_scaling" if fields.raw("rope_scaling") else "rope_parameters")
     rope_type = _rope_type(params)
     _refuse_unknown(params)
-    theta = params.number("rope_theta", fields.number("rope_theta", 10_000.0))
+    theta = params.number("rope_theta", fields.number("rope_theta", 10_000.0, above=0.0), above=0.0)
     # If a model states the pretraining length twice, the outer value takes precedence.
     outer = fields if "original_max_position_embeddings" in fields else params
     original = outer.integer("original_max_position_embeddings", max_positions)

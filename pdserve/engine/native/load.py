@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pdserve.checkpoint import Checkpoint
 from pdserve.engine.checkpoint_tensors import open_tensors
+from pdserve.engine.finite import check_finite
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import tensor_shapes
 from pdserve.engine.native.linear import PackedLinear, WeightKind, empty_packed, pack_rows
@@ -25,7 +26,6 @@ from pdserve.engine.native.sources import (
     layer_source,
 )
 from pdserve.engine.native.weights import NativeLayer, NativeWeights
-from pdserve.errors import ModelError
 
 Progress = Callable[[float], None]  # called with the loaded share, from 0 to 1
 Tensors = Mapping[str, Tensor]
@@ -50,7 +50,7 @@ def load_native_weights(
         on_progress: called after each matrix, from this thread; may raise to abort loading.
 
     Raises:
-        ModelError: as open_tensors; or a value cannot be quantised.
+        ModelError: as open_tensors; or a value is not finite.
     """
     files = checkpoint.weight_files()
     tensors = open_tensors(files, tensor_shapes(config), ties_embeddings=config.ties_embeddings)
@@ -83,12 +83,12 @@ class _Packing:
 
     def arrays(self) -> Arrays:
         """Yield (name, array) for all weights, except an embedding usable from the checkpoint."""
-        config, embedding = self._config, self._tensors[EMBEDDING]
+        config, embedding = self._config, self._checked(EMBEDDING)
         layers = [layer_source(config, index) for index in range(config.num_layers)]
         if embedding.dtype != self._dtype:
             yield EMBEDDING, embedding.to(self._dtype)
         for name in [*(norm for layer in layers for norm in layer.norms), FINAL_NORM]:
-            yield name, self._tensors[name].float().contiguous()
+            yield name, self._checked(name).float().contiguous()
         matrices = [matrix for layer in layers for matrix in layer.matrices]
         matrices.append(head_source(config))
         total = sum(matrix.num_out * matrix.num_in for matrix in matrices)
@@ -97,6 +97,12 @@ class _Packing:
             yield from self._packed(matrix)
             done += matrix.num_out * matrix.num_in
             self._on_progress(done / total)
+
+    def _checked(self, name: str) -> Tensor:
+        """Return a tensor that will be read now anyway. Raises ModelError if it is not finite."""
+        tensor = self._tensors[name]
+        check_finite({name: tensor})
+        return tensor
 
     def _packed(self, matrix: MatrixSource) -> Arrays:
         packed = empty_packed(
@@ -108,12 +114,9 @@ class _Packing:
         )
         first_row = 0
         for part in matrix.parts:
-            weight = self._tensors[f"{part}.weight"]
-            bias = self._tensors[f"{part}.bias"] if matrix.has_bias else None
-            try:
-                pack_rows(packed, first_row, weight, bias)
-            except ValueError as error:  # a value that cannot be quantised
-                raise ModelError(f"{part}: {error}") from error
+            weight = self._checked(f"{part}.weight")
+            bias = self._checked(f"{part}.bias") if matrix.has_bias else None
+            pack_rows(packed, first_row, weight, bias)
             first_row += len(weight)
         yield f"{matrix.name}.weights", packed.weights
         if packed.scales is not None:

@@ -29,7 +29,7 @@ from pdserve.engine.native.packed_pages import map_pages
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1  # of the file, and of the packed matrices in it
+FORMAT = 2  # of the file, and of the packed matrices in it; from 2 on, all values are finite
 PAGE_BYTES = 4096
 _MAGIC = b"PDSPACK\n"
 # magic, format, is_synced, boot, offset and size of the index, digest of index and its offset

@@ -39,9 +39,8 @@ def nothing_to_choose(logits: Tensor, requests: Sequence[Request]) -> RequestsFa
         return unusable(damaged)
     request_ids = _ids(requests)
     return NoTokenLeft(
-        f"no token can be chosen for {', '.join(request_ids)}: its grammar, 'allowed_token_ids', "
-        "'bad_words', 'min_tokens', biases and penalties leave none that this model has; ask for "
-        "less",
+        "no token can be chosen: the grammar, 'allowed_token_ids', 'bad_words', 'min_tokens', "
+        "biases and penalties leave none that this model has; ask for less",
         request_ids,
     )
 

@@ -1,6 +1,7 @@
 import asyncio
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +9,7 @@ from pdserve.cli.cluster.config import ClusterConfig
 from pdserve.cli.cluster.plan import Machine
 from pdserve.cli.cluster.supervisor import Cluster
 from pdserve.cli.exit_codes import StartFailed
-from pdserve.config import CheckpointConfig, Timeouts
+from pdserve.config import API_KEY_VARIABLE, CheckpointConfig, Timeouts
 from pdserve.errors import ClusterError, ConfigError
 
 ONE_CORE = Machine(cores=[0])
@@ -35,6 +36,19 @@ async def test_a_cluster_serves_until_it_is_left_and_leaves_nothing_behind(fake_
         assert set(await cluster.metrics_addresses()) == set(cluster.node_names)
         assert ("coordinator", "the fake coordinator listens") in lines
     assert not any(cluster.is_running(name) for name in ["coordinator", *cluster.node_names])
+
+
+async def test_only_the_coordinator_inherits_the_api_key(fake_command, monkeypatch):
+    monkeypatch.setenv(API_KEY_VARIABLE, "secret")
+
+    def environment(pid: int) -> bytes:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+
+    async with Cluster(config(), command=fake_command, machine=ONE_CORE) as cluster:
+        assert b"secret" in environment(cluster.pid("coordinator"))
+        for name in cluster.node_names:
+            assert b"PATH=" in environment(cluster.pid(name))
+            assert b"secret" not in environment(cluster.pid(name))
 
 
 async def test_a_killed_node_comes_back_as_a_new_life(fake_command):

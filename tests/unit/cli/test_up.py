@@ -129,6 +129,7 @@ async def test_a_bad_model_is_told_in_one_line_with_the_childs_exit_code(start_u
         r"ready: no checkpoint at bad",
         up.errors[-1].splitlines()[-1],
     )
+    assert "".join(up.errors).count("no checkpoint at bad") == 1
 
 
 async def test_ctrl_c_while_loading_kills_at_once(start_up):

@@ -229,7 +229,7 @@ async def test_a_failed_leg_fails_the_request_and_cancels_the_other(nodes: Nodes
     sent(prefill)
     failure = LegFailed(request_id="r", code=StaleTicket.code, message="block 7 changed hands")
     nodes.flow.leg_failed(failure, decode)
-    with pytest.raises(StaleTicket, match="d: block 7"):
+    with pytest.raises(StaleTicket, match=r"^the request's KV could not be moved"):
         await output(running)
     assert [type(m) for m in sent(prefill)] == [CancelLeg]
 
@@ -239,7 +239,7 @@ async def test_losing_the_decode_node_fails_the_request(nodes: Nodes) -> None:
     running = nodes.start()
     nodes.say(prefill, token(0))
     nodes.registry.remove(decode)
-    with pytest.raises(NodeLost, match="d, which was decoding"):
+    with pytest.raises(NodeLost, match="generated the answer is gone"):
         await output(running)
     assert CancelLeg in map(type, sent(prefill))
 
@@ -248,7 +248,7 @@ async def test_losing_the_prefill_node_before_token_one_fails_the_request(nodes:
     prefill, decode = nodes.join("p", NodeRole.PREFILL), nodes.join("d", NodeRole.DECODE)
     running = nodes.start()
     nodes.registry.remove(prefill)
-    with pytest.raises(NodeLost, match="p, which was prefilling"):
+    with pytest.raises(NodeLost, match="computed the prompt is gone"):
         await output(running)
     assert CancelLeg in map(type, sent(decode))
 

@@ -218,5 +218,5 @@ async def test_a_lost_prefill_node_ends_all_before_token_one(nodes: Nodes) -> No
     nodes.registry.remove(prefill)
     assert [m.request_id for m in sent(decode) if isinstance(m, CancelLeg)] == NAMES
     for answer in running:
-        with pytest.raises(NodeLost, match="p, which was prefilling"):
+        with pytest.raises(NodeLost, match="computed the prompt is gone"):
             await output(answer)

@@ -253,6 +253,10 @@ class Harness:
         return self.client.post("/v1/embeddings", json=whole, headers=headers)
 
 
+async def _metrics() -> bytes:
+    return b"pdserve_up 1\n"
+
+
 @asynccontextmanager
 async def served(
     generator: FakeGenerator | None = None,
@@ -271,7 +275,7 @@ async def served(
         [MODEL, "alias"],
         config=ApiConfig(**config),
         observer=observer,
-        metrics=lambda: b"pdserve_up 1\n",
+        metrics=_metrics,
         tenants=tenants,
         embedding_model=embedding_model,
         classes=classes,

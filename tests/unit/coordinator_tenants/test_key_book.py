@@ -64,6 +64,8 @@ def test_a_file_describes_tenants() -> None:
         ("[tenants.a]\nweight = 0", "weight"),
         ("[tenants.a]\nrequests_per_minute = -1", "requests_per_minute"),
         ("[tenants.'a b']", "a b"),
+        ("[tenants.owner]", '"owner".* key in the environment'),
+        ("[tenants.a]\ncache_group = 'owner'", '"owner".* key in the environment'),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(text: str, named: str) -> None:

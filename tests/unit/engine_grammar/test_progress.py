@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -182,6 +184,59 @@ def test_grammars_that_may_be_heavy_are_told(grammar: str, expected: bool) -> No
     assert is_light(grammar) is expected
 
 
+def heavy_answers(demo: DemoModel, *names: str) -> list[Request]:
+    rows = [demo.request(AB, 0, name) for name in names]
+    for row in rows:
+        assert row.grammar is not None
+        row.grammar = dataclasses.replace(row.grammar, is_light=False)
+    return rows
+
+
+def spin(until: Callable[[], bool]) -> None:
+    while not until():
+        pass
+
+
+def test_a_mask_is_given_up_by_its_cpu_time(
+    demo: DemoModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    move = progress_module._move
+
+    def busy(answer: Any, bits: np.ndarray) -> None:
+        if answer.request.request_id == "slow":
+            spin(release.is_set)
+        move(answer, bits)
+
+    monkeypatch.setattr(progress_module, "_move", busy)
+    watchdog = threading.Timer(20.0, release.set)
+    watchdog.start()
+    try:
+        with pytest.raises(GrammarFailed) as caught:
+            GrammarProgress(mask_cpu_s=0.02).masks(heavy_answers(demo, "slow", "behind"))
+        assert caught.value.request_ids == ["slow"]
+        assert not release.is_set(), "nobody has waited for it until its end"
+    finally:
+        watchdog.cancel()
+        release.set()
+
+
+def test_many_masks_that_take_long_together_are_not_given_up(
+    demo: DemoModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move = progress_module._move
+
+    def work(answer: Any, bits: np.ndarray) -> None:
+        end_s = time.thread_time() + 0.01
+        spin(lambda: time.thread_time() > end_s)
+        move(answer, bits)
+
+    monkeypatch.setattr(progress_module, "_move", work)
+    rows = heavy_answers(demo, *map(str, range(20)))
+    masks = GrammarProgress(mask_cpu_s=0.05).masks(rows)
+    assert all(allowed(masks, row) for row in range(20))
+
+
 def test_one_that_takes_too_long_fails_alone(
     demo: DemoModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,10 +252,7 @@ def test_one_that_takes_too_long_fails_alone(
 
     monkeypatch.setattr(progress_module, "_move", stuck)
     progress = GrammarProgress(mask_s=0.05)
-    rows = [demo.request(AB, 0, name) for name in ("slow", "behind", "too")]
-    for row in rows:
-        assert row.grammar is not None
-        row.grammar = dataclasses.replace(row.grammar, is_light=False)
+    rows = heavy_answers(demo, "slow", "behind", "too")
     try:
         with pytest.raises(GrammarFailed) as caught:
             progress.masks(rows)

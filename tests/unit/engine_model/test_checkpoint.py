@@ -12,7 +12,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from pdserve.checkpoint import resolve_checkpoint
+from pdserve.engine.models.config import load_model_config
 from pdserve.errors import ConfigError, ModelError
+from pdserve.tokenizer_files import read_tokenizer
 from tests.checkpoints import edit_config, make_checkpoint
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -162,6 +164,20 @@ def test_damaged_weights_are_named(content: bytes, model: Path) -> None:
     (model / "model.safetensors").write_bytes(content)
     with pytest.raises(ModelError, match=r"model\.safetensors is damaged"):
         resolve_checkpoint(str(model))
+
+
+def load_all(model: Path) -> None:
+    load_model_config(resolve_checkpoint(str(model)))
+    read_tokenizer(model)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_what_git_lfs_has_not_fetched_is_told_from_damage(name: str, model: Path) -> None:
+    (model / name).write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 12345\n"
+    )
+    with pytest.raises(ModelError, match=f"{name} is a pointer.*`git lfs pull`"):
+        load_all(model)
 
 
 def test_a_damaged_config_is_refused(model: Path) -> None:

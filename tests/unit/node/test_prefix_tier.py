@@ -10,6 +10,8 @@ import pytest
 import pytest_asyncio
 import torch
 
+from kv_transfer.plan import Spans
+from kv_transfer.threads import CancelFlag
 from kv_transfer.tier import FileBlocks
 from pdserve.config import EngineConfig, NodeConfig, PrefixConfig
 from pdserve.errors import ConfigError
@@ -149,6 +151,30 @@ async def test_a_tier_smaller_than_a_prompt_comes_to_rest() -> None:
         await asyncio.sleep(0.05)
         assert tier_of(node).tier.statistics.stored == 12
         assert tier_of(node).tier.num_held == 3
+
+
+async def test_a_copy_that_fails_costs_only_its_own_blocks(
+    node: PrefixNode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed: list[int] = []
+
+    def fail(spans: Spans, cancel: CancelFlag) -> None:
+        failed.append(len(spans))
+        raise OSError("an odd fault")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tier_of(node).tier._copies, "store", fail)
+        node.compute(PROMPT)
+        await until(lambda: len(failed) >= 2 and node.pool.num_free == NUM_BLOCKS)
+        await until(lambda: not tier_of(node)._freed)
+    assert [record.levelname for record in caplog.records] == ["ERROR"], "each reason once"
+    assert "an odd fault" in caplog.text
+    node.compute(OTHER)
+    await until_stored(node, 12)
+    node.flood()
+    node.compute(PROMPT)
+    await until_stored(node, 24)
+    node.pool.check_integrity()
 
 
 async def test_few_blocks_are_kept_from_being_evicted_at_a_time() -> None:

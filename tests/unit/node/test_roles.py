@@ -122,7 +122,7 @@ async def test_an_id_is_taken_whichever_service_has_it() -> None:
     bench.decode("r")
     (refusal,) = bench.link.sent
     assert isinstance(refusal, LegFailed)
-    assert "r is running on n" in refusal.message
+    assert "r is in use" in refusal.message
     bench.run()
     bench.check_idle()
     await bench.close()

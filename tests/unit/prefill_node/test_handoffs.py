@@ -21,6 +21,7 @@ from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import Announcement, HandoffEnded, HandoffRecord, SamplingParams
 from prefill_node.handoffs import Handoffs
+from prefill_node.held_kv import HeldKv
 
 BLOCK = 4
 NUM_LAYERS = 4
@@ -423,6 +424,42 @@ async def test_nothing_is_to_come_of_a_handoff_that_ended_before_the_step(
     assert ends == []
     assert [request_id for request_id, _ in eager.failed] == ["r"]
     eager.abandon(request)
+
+
+def refuse(message: msgspec.Struct) -> None:
+    raise OSError("the session is broken")
+
+
+async def test_an_end_that_cannot_be_told_to_one_is_told_to_others_and_frees_all(
+    node: Node,
+) -> None:
+    heard: list[msgspec.Struct] = []
+    request = node.request(9)
+    node.handoffs.open("r")
+    node.handoffs.subscribe("r", refuse, at_end=True)
+    node.handoffs.subscribe("r", heard.append)
+    node.compute(request, 9)
+    node.pool.release(request.block_table)
+    node.handoffs.end("r", RequestCancelled("client disconnected"))
+    assert isinstance(heard[-1], HandoffEnded)
+
+
+async def test_a_leg_fails_when_its_lease_is_over_even_if_nobody_can_be_told(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("an odd fault")
+
+    request = node.request(9)
+    node.handoffs.open("r")
+    node.finish(request)
+    node.pool.release(request.block_table)
+    release = HeldKv.release
+    monkeypatch.setattr(HeldKv, "release", lambda held: (release(held), fail()))
+    ended = asyncio.Event()
+    monkeypatch.setattr(node.handoffs, "_on_failed", lambda *_: ended.set())
+    async with asyncio.timeout(5):
+        await ended.wait()
 
 
 async def test_cancelled_in_mid_step_nothing_more_is_announced(eager: Node) -> None:

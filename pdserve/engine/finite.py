@@ -1,0 +1,44 @@
+"""Checks that weights are finite, before anything is computed with them.
+
+One NaN makes every answer whose tokens need it fail, and only those: so nobody would notice at the
+start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from pdserve.errors import ModelError
+
+
+def check_finite(tensors: Mapping[str, Tensor]) -> None:
+    """Check the weights of a model, or a part of them.
+
+    A sum is finite only if all elements are, and reads them at the speed of memory. It may overflow
+    nevertheless, so only then each element is looked at. One transfer from the device is enough.
+
+    Args:
+        tensors: name |-> weights, all on one device, of any shape and floating dtype.
+
+    Raises:
+        ModelError: a value is a NaN or an infinity; names the tensor and the row.
+    """
+    if not tensors:
+        return
+    sums = torch.stack([tensor.sum().float() for tensor in tensors.values()])
+    for (name, tensor), is_finite in zip(tensors.items(), sums.isfinite().tolist(), strict=True):
+        if not is_finite:
+            _look_at_each(name, tensor)
+
+
+def _look_at_each(name: str, tensor: Tensor) -> None:
+    for number, row in enumerate(tensor):
+        if not row.isfinite().all():
+            where = f"row {number}" if row.ndim else f"element {number}"
+            raise ModelError(
+                f"{name} holds a NaN or an infinity in {where}: the weights are damaged, fetch "
+                "them again"
+            )

@@ -1,0 +1,53 @@
+"""What the log of a process looks like, whatever others have said."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from pdserve.cli.log import log_to
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    root, level = logging.getLogger(), logging.getLogger().level
+    kept, root.handlers = root.handlers, []
+    stream = io.StringIO()
+    log_to(stream)
+    yield stream
+    root.handlers, root.level = kept, level
+
+
+def test_a_message_is_one_line_of_printable_text(stream: io.StringIO) -> None:
+    said = "socket: Too many open files\n\x00\x1b[2J\x7f\u2028 INFO fake: é 漢"
+    logging.getLogger("pdserve.test").warning("lost %s", said)
+    (line,) = stream.getvalue().split("\n")[:-1]
+    assert line.endswith(
+        r"WARNING pdserve.test: lost socket: Too many open files\n\x00\x1b[2J\x7f\u2028 INFO "
+        "fake: é 漢"
+    )
+
+
+def test_a_traceback_keeps_its_lines_and_nothing_else_that_is_not_text(
+    stream: io.StringIO,
+) -> None:
+    try:
+        raise ValueError("\x00\x1b[2J")
+    except ValueError:
+        logging.getLogger("pdserve.test").exception("an odd fault")
+    lines = stream.getvalue().splitlines()
+    assert lines[1] == "Traceback (most recent call last):"
+    assert lines[-1] == r"ValueError: \x00\x1b[2J"
+
+
+def test_grpcs_own_complaint_of_bytes_that_it_made_itself_is_left_out(
+    stream: io.StringIO,
+) -> None:
+    grpc_log = logging.getLogger("grpc._cython.cygrpc")
+    grpc_log.error("Invalid encoding on %s", b"failed to connect\n\x00\x00")
+    assert stream.getvalue() == ""
+    grpc_log.error("something else")
+    assert "something else" in stream.getvalue()
