@@ -52,7 +52,7 @@ class Dispatcher:
         is_shared = placement.prefill is not None and not request.ends_with_prompt
         siblings = running.siblings_to_begin
         if not is_shared:
-            self._admission.will_follow(s.request.request_id for s in siblings)
+            self._admission.will_follow((s.request.request_id for s in siblings), slo)
             siblings = []
         send_legs(request, placement, slo, self._router, [s.request for s in siblings])
         for sibling in siblings:

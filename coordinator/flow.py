@@ -23,9 +23,15 @@ from coordinator.prompt_hashes import PromptHashes
 from coordinator.registry import Member, Registry
 from coordinator.routing import Router
 from coordinator.running import Dispatch, RunningRequest
-from coordinator.status import describe_nodes, describe_waiting, watch_line, watch_nodes
+from coordinator.status import (
+    describe_nodes,
+    describe_waiting,
+    watch_line,
+    watch_nodes,
+    watch_pairs,
+)
 from pdserve.clock import Clock, SystemClock
-from pdserve.errors import ContextLengthExceeded, NodeLost
+from pdserve.errors import ContextLengthExceeded, NodeLost, from_code
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import (
     KvEvents,
@@ -67,6 +73,7 @@ class Flow:
         self._line_keeper = LineKeeper(admission, self._dispatcher, metrics, self._clock)
         watch_line(admission.line, metrics)
         watch_nodes(registry, metrics)
+        watch_pairs(router, metrics)
         metrics.watch("inflight_requests", "Requests on the nodes", lambda: self.num_on_nodes)
         registry.on_lost(self._member_lost)
         registry.on_changed(lambda member: self._line_keeper.look())
@@ -168,6 +175,8 @@ class Flow:
                 continue  # the request has ended in the meantime
             if event.index == 0 and not running.has_token_one:
                 self._prefilled(event, running, running.dispatch, sender)
+            elif event.index == 1 and (pair := running.dispatch.handed_off) is not None:
+                self._router.health.worked(*pair)
             num_tokens += len(event.token_ids)
             if event.times is not None:
                 self._observe_times(event.times, running.dispatch, sender)
@@ -186,13 +195,10 @@ class Flow:
         """Fail a request because a node has failed its leg."""
         running = self._running.get(failure.request_id)
         if running is not None:
-            log.warning(
-                "%s failed on %s: %s: %s",
-                failure.request_id,
-                sender.node_id,
-                failure.code,
-                failure.message,
-            )
+            error = from_code(failure.code, f"{sender.node_id}: {failure.message}")
+            if running.dispatch is not None and (pair := running.dispatch.handed_off) is not None:
+                self._router.health.failed(*pair, error)
+            log.warning("%s failed: %s: %s", failure.request_id, failure.code, error)
             running.end(error_of(failure))
 
     def _member_lost(self, member: Member) -> None:

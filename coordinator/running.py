@@ -48,6 +48,13 @@ class Dispatch:
         return self.booking.placement.decode
 
     @property
+    def handed_off(self) -> tuple[Member, Member] | None:
+        """The prefill node and the decode node, if both have a part of the request."""
+        if self.prefill is None or self.decode is None:
+            return None
+        return self.prefill, self.decode
+
+    @property
     def members(self) -> list[Member]:
         """All nodes that have a leg of the request."""
         return [member for member in (self.prefill, self.decode) if member is not None]

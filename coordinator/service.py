@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import TypeAlias
 
@@ -31,6 +30,7 @@ from pdserve.wire import coordinator_pb2_grpc
 from pdserve.wire.coordinator_pb2 import CoordinatorMessages, NodeMessages
 from pdserve.wire.envelopes import FROM_COORDINATOR, FROM_NODE
 from pdserve.wire.outbox import Outbox, running
+from pdserve.wire.patience import patience
 
 log = logging.getLogger(__name__)
 _MODEL_SHAPE = ("layers", "KV heads", "head_dim", "dtype")  # as in KvLayout.model_shape
@@ -99,11 +99,11 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         Raises:
             MalformedMessage: a message makes no sense, or none came for `liveness_s`.
         """
-        loop, liveness_s = asyncio.get_running_loop(), self._timeouts.liveness_s
+        liveness_s = self._timeouts.liveness_s
         try:
-            async with asyncio.timeout(liveness_s) as silence:
+            async with patience(liveness_s) as silence:
                 while (proto := await _read(context)) is not None and member in self._registry:
-                    silence.reschedule(loop.time() + liveness_s)
+                    silence.heard()
                     for message in FROM_NODE.unwrap_all(proto):
                         self._receive(message, member)
         except TimeoutError as error:
@@ -174,7 +174,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def _first(self, context: Context) -> NodeMessages | None:
         within_s = self._timeouts.connect_s
         try:
-            async with asyncio.timeout(within_s):
+            async with patience(within_s):
                 return await _read(context)
         except TimeoutError as error:
             raise _heard_nothing(within_s) from error

@@ -64,6 +64,21 @@ def watch_nodes(registry: Registry, metrics: CoordinatorMetrics) -> None:
     metrics.watch("attached_nodes", "Nodes in any state", lambda: registry.num_members)
 
 
+def watch_pairs(router: Router, metrics: CoordinatorMetrics) -> None:
+    """Add what fails between the pools."""
+    health = router.health
+    metrics.watch(
+        "failing_pairs",
+        "Pairs of a prefill and a decode node whose last handoff failed",
+        lambda: health.num_failing,
+    )
+    metrics.count(
+        "pair_failures",
+        "How often such a pair was found to fail; other requests avoid it for a while",
+        lambda: health.num_failures,
+    )
+
+
 def _describe_node(member: Member, router: Router) -> dict[str, object]:
     hello, load, outlook = member.hello, member.load, router.node_outlook(member)
     return {
@@ -86,5 +101,19 @@ def _describe_node(member: Member, router: Router) -> dict[str, object]:
         "predicted_tpot_ms": outlook.tpot_s * 1e3,
         "transports": [reach.name for reach in hello.transports],
         "is_alone": router.pairs.is_alone(member),
+        "failing": _describe_failing(member, router),
         "links": msgspec.to_builtins(load.links),
     }
+
+
+def _describe_failing(member: Member, router: Router) -> list[dict[str, object]]:
+    """Describe the nodes with which a member's handoffs fail."""
+    return [
+        {
+            "peer": peer,
+            "error": failures.code,
+            "failures": failures.count,
+            "next_try_s": router.health.next_try_in_s(failures),
+        }
+        for peer, failures in sorted(router.health.of(member).items())
+    ]

@@ -413,6 +413,7 @@ class FleetView:
         context: int,  # of the request, on average over its life
         num_tokens: int,  # of its KV at its end
         limit_s: float,  # of a step with it
+        yielding: NDArray[np.int64],  # requests of a batch that may have to give it their places
     ) -> None: ...
     def prompts(
         self,

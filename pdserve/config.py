@@ -144,7 +144,7 @@ class PolicyConfig(ConfigStruct, frozen=True):
         float, Meta(ge=0, lt=1, description="share of the KV pool that admission keeps free")
     ] = 0.01
     max_preemptions: Annotated[
-        int, Meta(ge=0, description="how often one request can be preempted")
+        int, Meta(ge=0, description="preemptions after which a request is spared, if it can be")
     ] = 3
     default_tpot_s: Annotated[
         Seconds, Meta(description="TPOT to aim at for requests without a TPOT promise")

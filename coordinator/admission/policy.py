@@ -35,6 +35,7 @@ from coordinator.admission.decisions import (
     Refuse,
     Wait,
 )
+from coordinator.admission.in_flight import InFlight
 from coordinator.admission.presence import Presence
 from coordinator.admission.promises import has_promise, is_possible, without_promise
 from coordinator.admission.rooms import Room, Rooms
@@ -83,7 +84,6 @@ class Admission(Generic[T]):
             lowest_priority: the highest priority of requests whose promise is impossible.
         """
         self.line = line
-        self.max_inflight = max_inflight
         self._refuses = refuses
         self._lowest_priority = lowest_priority
         self._rooms: dict[str, Rooms] = {}  # by class: higher classes delay lower ones
@@ -91,7 +91,12 @@ class Admission(Generic[T]):
         self._refusing: set[tuple[str, Reason]] = set()  # by payer
         self.num_refused: dict[Reason, int] = dict.fromkeys(REASONS, 0)
         self._running: dict[str, _Running] = {}  # by request id
-        self._to_follow: set[str] = set()  # request ids: admitted, dispatched later
+        self._in_flight = InFlight(max_inflight)  # with those admitted, and dispatched later
+
+    @property
+    def max_inflight(self) -> int:
+        """The limit on requests in flight."""
+        return self._in_flight.most
 
     def decide(
         self,
@@ -135,7 +140,7 @@ class Admission(Generic[T]):
 
     def dispatched(self, request_id: str, slo: Slo, predicted: Predicted, now_s: float) -> None:
         """Record that a request, admitted with this `slo`, is being sent to its nodes."""
-        self._to_follow.discard(request_id)
+        self._in_flight.add([request_id], slo.tenant)
         self._running[request_id] = _Running(slo, predicted, now_s)
         if has_promise(slo):
             self._presence.dispatched(slo, now_s)
@@ -143,9 +148,9 @@ class Admission(Generic[T]):
             num_tokens = predicted.uncached_tokens + OUTPUT_COST * predicted.output_tokens
             self.line.charge(slo, num_tokens)
 
-    def will_follow(self, request_ids: Iterable[str]) -> None:
+    def will_follow(self, request_ids: Iterable[str], slo: Slo) -> None:
         """Reserve places for further answers to a prompt, dispatched when it has been computed."""
-        self._to_follow.update(request_ids)
+        self._in_flight.add(request_ids, slo.tenant)
 
     def first_token(self, request_id: str, now_s: float) -> None:
         """Learn from the TTFT of a request whose token 1 has arrived."""
@@ -160,7 +165,7 @@ class Admission(Generic[T]):
 
         `num_tokens` is its output; 0 if it did not finish normally, so its TPOT is not learned.
         """
-        self._to_follow.discard(request_id)
+        self._in_flight.remove(request_id)
         request = self._running.pop(request_id, None)
         if request is None:
             return
@@ -183,7 +188,7 @@ class Admission(Generic[T]):
         tpot_within_s: Callable[[float], float | None],
         num_answers: int,
     ) -> Decision:
-        has_place = self._has_place(num_answers)
+        has_place = self._in_flight.has_place(num_answers, slo.tenant)
         if self._refuses and num_answers <= self.max_inflight:
             if not is_possible(slo, predicted):
                 return self._by_line(slo, predicted, now_s, num_answers)
@@ -193,8 +198,8 @@ class Admission(Generic[T]):
         elif has_place:
             return Admit(slo)
         error = Overloaded(
-            f"{self._num_inflight} requests are in flight and this call adds {num_answers}, but at "
-            f"most {self.max_inflight} can be"
+            f"{len(self._in_flight)} requests are in flight and this call adds {num_answers}, but "
+            f"at most {self.max_inflight} can be, of a tenant nine times as many as are left"
         )
         return Refuse("inflight", error)
 
@@ -250,16 +255,9 @@ class Admission(Generic[T]):
             UNFORESEEN_S if retry_after_s is None else retry_after_s,
         )
 
-    @property
-    def _num_inflight(self) -> int:
-        return len(self._running) + len(self._to_follow)
-
-    def _has_place(self, num_answers: int) -> bool:
-        return self._num_inflight + num_answers <= self.max_inflight
-
     def _has_spare(self, slo: Slo, predicted: Predicted, now_s: float, num_answers: int) -> bool:
         """Return whether a request without a promise leaves enough room for those with one."""
-        if not self._has_place(num_answers):
+        if not self._in_flight.has_place(num_answers, slo.tenant):
             return False
         rooms, tightest = self._rooms_of(slo), self.tightest(now_s)
         if tightest is None:

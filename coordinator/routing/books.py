@@ -87,6 +87,7 @@ class Books:
         decode = placement.decode
         if decode is not None:
             self.decodes.legs[decode.slot] += 1
+            self.decodes.shares.add(decode.slot, ServiceClass.of(request.slo), 1)
             if placement.prefill is None:
                 self.decodes.activate(decode.slot, 1, _context(placement))
             self._plan(booking, decode, now_s, now_s + placement.ttft_s - placement.held_s)
@@ -121,6 +122,7 @@ class Books:
         decode, plan = placement.decode, booking.plan
         if decode is not None and plan is not None and self._is_member(decode):
             self.decodes.legs[decode.slot] -= 1
+            self.decodes.shares.add(decode.slot, ServiceClass.of(booking.request.slo), -1)
             self.decodes.forecast.remove(plan, now_s)
             self._end_handoff(booking, decode)
             if booking.is_prefilled or placement.prefill is None:
@@ -135,7 +137,11 @@ class Books:
             return False
         if not slo.tpot_s or not self._is_member(decode):
             return False
-        longest_s = self.handoffs.longest_s(decode.slot, self._clock.now())
+        now_s = self._clock.now()
+        num_yielding = int(self.decodes.yielding(ServiceClass.of(slo), now_s)[decode.slot])
+        if num_yielding and self._has_place(booking, decode.slot, plan, num_yielding):
+            return False
+        longest_s = self.handoffs.longest_s(decode.slot, now_s)
         return makes_wait(slo, longest_s) or not self._has_place(booking, decode.slot, plan)
 
     def is_overloaded(self, slot: int) -> bool:
@@ -143,11 +149,16 @@ class Books:
         longest_s = self.handoffs.longest_s(slot, self._clock.now())
         return longest_s > _PATIENCE * self._fleet.full_step_s(slot)
 
-    def _has_place(self, booking: Booking, slot: int, plan: Plan) -> bool:
-        """Return whether the current batch has a place for a request that is planned there."""
+    def _has_place(self, booking: Booking, slot: int, plan: Plan, num_yielding: int = 0) -> bool:
+        """Return whether the current batch has a place for a request that is planned there.
+
+        `num_yielding` requests of the batch may have to give it theirs.
+        """
         now_s = self._clock.now()
         batch = self.decodes.at(now_s, now_s)
-        num_requests, context = int(batch.requests[slot]), int(batch.context[slot])
+        num_all, context = int(batch.requests[slot]), int(batch.context[slot])
+        num_requests = max(num_all - num_yielding, 0)
+        context = context * num_requests // max(num_all, 1)
         if not self.decodes.forecast.has_begun(plan, now_s):
             num_requests += 1
             context += _context(booking.placement)

@@ -7,8 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from coordinator.registry import Member
+from coordinator.routing.decode_shares import DecodeShares
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.forecast import LoadForecast
+from coordinator.routing.prefill_queues import ServiceClass
 from coordinator.routing.slots import Ints, SlotArrays
 from pdserve.protocol import NodeRole
 
@@ -33,11 +35,13 @@ class DecodeLoad(SlotArrays):
         # Our legs that the node counts among its requests, and their context in tokens.
         self._active: Ints = np.zeros(n, np.int64)
         self._active_context: Ints = np.zeros(n, np.int64)
+        self.shares = DecodeShares()
         self._fleet = fleet
 
     def reserve(self, slot: int) -> None:
-        """Grow the arrays and the calendar."""
+        """Grow the arrays, the shares and the calendar."""
         super().reserve(slot)
+        self.shares.reserve(slot)
         self.forecast.reserve(self.capacity)
 
     def at(self, now_s: float, moment_s: float) -> Batch:
@@ -52,6 +56,11 @@ class DecodeLoad(SlotArrays):
     def legs_with_others(self) -> Ints:
         """Return decode legs by slot: our own, and others' as reported."""
         return self.legs + self.others
+
+    def yielding(self, newcomer: ServiceClass, now_s: float) -> Ints:
+        """Return how many requests of each batch would give their places to a new request."""
+        max_batch = self._fleet.tables.max_batch[self._fleet.row]
+        return self.shares.yielding(newcomer, self.at(now_s, now_s).requests, max_batch)
 
     def activate(self, slot: int, sign: int, context: int) -> None:
         """Count one of our legs as a request at the node (sign 1), or no longer (-1)."""
@@ -77,5 +86,6 @@ class DecodeLoad(SlotArrays):
     def clear(self, slot: int) -> None:
         """Forget the load of a lost node."""
         self.forecast.clear(slot)
+        self.shares.clear(slot)
         self.legs[slot] = self.others[slot] = self.others_context[slot] = 0
         self._active[slot] = self._active_context[slot] = 0

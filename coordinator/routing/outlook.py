@@ -64,7 +64,8 @@ class Outlook:
     @cached_property
     def view(self) -> FleetView:
         """The native view of all nodes for this request."""
-        return self.newcomer.view(self.fleet, self.decodes, self.now_s)
+        yielding = self.decodes.yielding(ServiceClass.of(self.request.slo), self.now_s)
+        return self.newcomer.view(self.fleet, self.decodes, self.now_s, yielding)
 
     # ---- the prompt ----------------------------------------------------------------------------
 

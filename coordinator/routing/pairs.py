@@ -1,15 +1,18 @@
 """Which prefill nodes can hand requests off to which decode nodes: KV must be able to move.
 
-The answers are kept until the ready nodes change, which they seldom do, so a decision only looks
-them up. Nodes with the same transports have the same partners.
+The answers are kept until the ready nodes change, or pairs begin or cease to fail, which they
+seldom do, so a decision only looks them up. Nodes with the same transports have the same partners,
+except those whose handoffs fail.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from coordinator.registry import Member, Registry
 from coordinator.routing.fleet import Fleet
+from coordinator.routing.pair_health import NOTHING, Avoided, PairHealth
 from coordinator.routing.slots import Ints
 from pdserve.errors import NoNodeAvailable
 from pdserve.protocol import NodeRole, TransportReach
@@ -20,9 +23,11 @@ log = logging.getLogger(__name__)
 class Pairs:
     """Ready nodes of the two pools that share a transport. Made after the fleet."""
 
-    def __init__(self, registry: Registry, fleet: Fleet) -> None:
+    def __init__(self, registry: Registry, fleet: Fleet, health: PairHealth) -> None:
         self._fleet = fleet
+        self._health = health
         self._ready = fleet.ready(None)  # the nodes that the following is about
+        self._avoided: Avoided = NOTHING  # as well
         self._prefills: Ints | None = None
         self._decodes: dict[int, Ints] = {}  # by slot
         self._partners: dict[tuple[frozenset[TransportReach], NodeRole], Ints] = {}
@@ -34,18 +39,25 @@ class Pairs:
         """Return the prefill nodes that can hand requests off to some decode node."""
         self._forget_if_changed()
         if self._prefills is None:
-            ready = self._fleet.ready(NodeRole.PREFILL)
-            has_partner = [len(self.decodes(slot)) > 0 for slot in ready.tolist()]
-            self._prefills = ready if all(has_partner) else ready[has_partner]
+            self._prefills = self._with_any(self._working)
         return self._prefills
 
+    def prefills_to_try(self) -> Ints:
+        """Return the prefill nodes that share a transport with some decode node, and may fail."""
+        return self._with_any(self._sharing)
+
     def decodes(self, prefill: int) -> Ints:
-        """Return the decode nodes that a prefill node can hand requests off to."""
+        """Return the decode nodes that a prefill node can hand requests off to.
+
+        Where all of its handoffs fail, these are the ones to try.
+        """
         self._forget_if_changed()
         slots = self._decodes.get(prefill)
         if slots is None:
-            member = self._fleet.member(prefill)
-            slots = self._decodes[prefill] = self._partners_of(member, NodeRole.DECODE)
+            slots = self._working(prefill)
+            if len(slots) == 0:
+                slots = self._sharing(prefill)
+            self._decodes[prefill] = slots
         return slots
 
     def is_alone(self, member: Member) -> bool:
@@ -63,6 +75,22 @@ class Pairs:
             "where one node can serve a request"
         )
 
+    def _with_any(self, partners: Callable[[int], Ints]) -> Ints:
+        ready = self._fleet.ready(NodeRole.PREFILL)
+        has_partner = [len(partners(slot)) > 0 for slot in ready.tolist()]
+        return ready if all(has_partner) else ready[has_partner]
+
+    def _sharing(self, prefill: int) -> Ints:
+        return self._partners_of(self._fleet.member(prefill), NodeRole.DECODE)
+
+    def _working(self, prefill: int) -> Ints:
+        slots, avoided = self._sharing(prefill), self._avoided
+        if avoided is NOTHING:
+            return slots
+        member, fleet = self._fleet.member(prefill), self._fleet
+        works = [avoided.allows(member, fleet.member(slot)) for slot in slots.tolist()]
+        return slots if all(works) else slots[works]
+
     def _partners_of(self, member: Member, role: NodeRole) -> Ints:
         """Return the ready nodes of a pool that share a transport with a node."""
         key = (member.reaches, role)
@@ -74,9 +102,12 @@ class Pairs:
         return slots
 
     def _forget_if_changed(self) -> None:
-        ready = self._fleet.ready(None)
+        ready, avoided = self._fleet.ready(None), self._health.avoided()
         if ready is not self._ready:  # a new array on any change of either pool
-            self._ready, self._prefills, self._decodes, self._partners = ready, None, {}, {}
+            self._ready, self._partners = ready, {}
+        elif avoided == self._avoided:
+            return
+        self._avoided, self._prefills, self._decodes = avoided, None, {}
 
     def _offer(self, role: NodeRole) -> str:
         members = [self._fleet.member(slot) for slot in self._fleet.ready(role).tolist()]

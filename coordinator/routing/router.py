@@ -16,6 +16,7 @@ from coordinator.routing.fleet import Fleet
 from coordinator.routing.handed_off import HandedOff
 from coordinator.routing.one_node import OneNode
 from coordinator.routing.outlook import Outlook, Times
+from coordinator.routing.pair_health import PairHealth
 from coordinator.routing.pairs import Pairs
 from coordinator.routing.placement import Placement
 from coordinator.routing.policies import make_policy
@@ -55,7 +56,8 @@ class Router:
         self._registry = registry
         self._clock = clock or SystemClock()
         self.fleet = Fleet(registry)
-        self.pairs = Pairs(registry, self.fleet)
+        self.health = PairHealth(registry, self._clock)
+        self.pairs = Pairs(registry, self.fleet, self.health)
         self._books = Books(registry, self.fleet, self._clock)
         self._policy = make_policy(policy)
         registry.on_lost(self.prefixes.remove)
@@ -66,7 +68,7 @@ class Router:
         """Return whether there are ready nodes in all pools that the mode needs."""
         match self.mode:
             case "disaggregated":
-                return len(self.pairs.prefills()) > 0
+                return len(self.pairs.prefills_to_try()) > 0
             case "colocated":
                 return len(self.fleet.ready(NodeRole.DECODE)) > 0
             case "adaptive":
@@ -107,6 +109,8 @@ class Router:
 
     def dispatched(self, request: GenerationRequest, placement: Placement) -> Booking:
         """Enter a dispatched request into the books; report its progress to the booking."""
+        if placement.prefill is not None and placement.decode is not None:
+            self.health.sent(placement.prefill, placement.decode)
         return self._books.dispatched(request, placement)
 
     def prefix_sources(self, placement: Placement, puller: Member) -> list[PrefixSource]:
@@ -230,6 +234,8 @@ class Router:
         if outlook.ends_with_token_1:
             return self._slots(NodeRole.PREFILL)
         prefills = self.pairs.prefills()
+        if len(prefills) == 0:  # even where all handoffs failed, they must be tried
+            prefills = self.pairs.prefills_to_try()
         if len(prefills) == 0:
             for role in NodeRole:
                 self._slots(role)

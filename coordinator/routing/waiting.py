@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+import numpy as np
+
 from coordinator.routing.decode_load import DecodeLoad
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.placement import Placement
@@ -26,12 +28,19 @@ class Newcomer:
     num_tokens: int  # of KV at its end
     tpot_s: float  # promised; 0: no promise
 
-    def view(self, fleet: Fleet, decodes: DecodeLoad, now_s: float) -> FleetView:
-        """Return a view of the nodes for this request; valid until books or members change."""
+    def view(
+        self, fleet: Fleet, decodes: DecodeLoad, now_s: float, yielding: Ints | None = None
+    ) -> FleetView:
+        """Return a view of the nodes for this request; valid until books or members change.
+
+        `yielding`: how many requests of each batch would give way to it; None: none.
+        """
+        if yielding is None:
+            yielding = np.zeros(fleet.capacity, np.int64)
         limit_s = SAFETY * self.tpot_s or inf  # of a step with it
         calendar = decodes.forecast.advanced(now_s)
         size = self.context, self.num_tokens
-        return FleetView(fleet.tables, fleet, decodes, calendar, now_s, *size, limit_s)
+        return FleetView(fleet.tables, fleet, decodes, calendar, now_s, *size, limit_s, yielding)
 
 
 def tpot_within_s(

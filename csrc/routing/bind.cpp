@@ -98,11 +98,8 @@ void paces(const FleetView& view, double in_s, double full_s, nb::handle out_arr
     out.expect_size(view.num_slots(), "out");
     const int64_t ahead = view.bucket_in(in_s);
     for (int64_t slot = 0; slot < view.num_slots(); ++slot) {
-        const Node node = view.node(slot);
-        const Batch batch = view.batch(slot, ahead);
-        const double step_s = node.with_s(batch, view.newcomer());
-        out[slot] = step_s;
-        if (!node.has_place(batch, view.newcomer(), step_s)) out[slot] += full_s;
+        const auto [step_s, has_place] = view.joining(slot, ahead);
+        out[slot] = has_place ? step_s : step_s + full_s;
     }
 }
 
@@ -152,18 +149,11 @@ void on_one_node_each(const FleetView& view, nb::handle slots_array, nb::handle 
 // and come before the newcomer.
 nb::tuple place(const FleetView& view, int64_t slot, double ready_s) {
     check_slot(slot, view.num_slots());
-    const Node node = view.node(slot);
-    const auto with_s = [&](int64_t ahead) {
-        return node.with_s(view.batch(slot, ahead), view.newcomer());
-    };
     const int64_t ready = view.nearest_bucket(ready_s / view.bucket_s());
     int64_t first = view.num_buckets();
-    while (first > ready &&
-        node.has_place(view.batch(slot, first - 1), view.newcomer(), with_s(first - 1))) {
-        --first;
-    }
+    while (first > ready && view.joining(slot, first - 1).has_place) --first;
     first = std::min(first, view.num_buckets() - 1);
-    return nb::make_tuple((first - ready) * view.bucket_s(), with_s(first));
+    return nb::make_tuple((first - ready) * view.bucket_s(), view.joining(slot, first).step_s);
 }
 
 // The slots whose costs are about equal to the lowest, and of these the least loaded.
@@ -251,12 +241,12 @@ void bind_routing(nb::module_& m) {
             "__init__",
             [](FleetView* self, nb::handle tables, nb::handle nodes, nb::handle loads,
                 nb::handle calendar, double now_s, int64_t context, int64_t num_tokens,
-                double limit_s) {
-                new (self) FleetView(
-                    tables, nodes, loads, calendar, now_s, {context, num_tokens, limit_s});
+                double limit_s, nb::handle yielding) {
+                new (self) FleetView(tables, nodes, loads, calendar, now_s,
+                    {context, num_tokens, limit_s}, yielding);
             },
             arg("tables"), arg("nodes"), arg("loads"), arg("calendar"), arg("now_s"),
-            arg("context"), arg("num_tokens"), arg("limit_s"))
+            arg("context"), arg("num_tokens"), arg("limit_s"), arg("yielding"))
         .def(
             "prompts",
             [](const FleetView& view, int64_t num_tokens, nb::handle slots, nb::handle held,

@@ -7,7 +7,7 @@ namespace nb = nanobind;
 namespace pdserve::routing {
 
 FleetView::FleetView(nb::handle tables, nb::handle nodes, nb::handle loads, nb::handle calendar,
-    double now_s, const Newcomer& newcomer)
+    double now_s, const Newcomer& newcomer, nb::handle yielding)
     : seconds_(tables.attr("seconds"), "seconds", 2),
       rising_(tables.attr("rising"), "rising", 2),
       num_tabulated_(tables.attr("num_tabulated"), "num_tabulated"),
@@ -27,6 +27,7 @@ FleetView::FleetView(nb::handle tables, nb::handle nodes, nb::handle loads, nb::
       tier_token_s_(nodes.attr("tier_token_s"), "tier_token_s"),
       others_(loads.attr("others"), "others"),
       others_context_(loads.attr("others_context"), "others_context"),
+      yielding_(yielding, "yielding"),
       requests_(calendar.attr("requests"), "requests", 2),
       tokens_(calendar.attr("tokens"), "tokens", 2),
       present_(nb::cast<int64_t>(calendar.attr("present"))),
@@ -51,7 +52,7 @@ void FleetView::check_tables() const {
 }
 
 void FleetView::check_slots() const {
-    for (const Ints* column : {&kv_tokens_, &others_, &others_context_}) {
+    for (const Ints* column : {&kv_tokens_, &others_, &others_context_, &yielding_}) {
         column->expect_size(num_slots(), "counts by slot");
     }
     for (const Floats* column : {&prefill_ratio_, &decode_ratio_, &pull_fixed_s_, &pull_token_s_,

@@ -13,13 +13,20 @@
 
 namespace pdserve::routing {
 
+// The newcomer's step in a batch, and whether it has a place there.
+struct Joining {
+    double step_s;
+    bool has_place;
+};
+
 class FleetView {
 public:
     // Reads the attributes that the protocols in _native.pyi list.
     // Raises TypeError or ValueError: an array has a wrong type or size, or an index is out of
     // range.
     FleetView(nanobind::handle tables, nanobind::handle nodes, nanobind::handle loads,
-        nanobind::handle calendar, double now_s, const Newcomer& newcomer);
+        nanobind::handle calendar, double now_s, const Newcomer& newcomer,
+        nanobind::handle yielding);
 
     int64_t num_slots() const { return row_.size(); }
     int64_t num_buckets() const { return requests_.size(0); }
@@ -52,6 +59,22 @@ public:
         const int64_t bucket = (present_ + std::min(ahead, num_buckets() - 1)) % num_buckets();
         const int64_t at = bucket * num_slots() + slot;
         return {requests_[at] + others_[slot], tokens_[at] + others_context_[slot]};
+    }
+
+    // The newcomer in a batch, in which requests may have to give it their places.
+    Joining joining(int64_t slot, int64_t ahead) const {
+        const Node node = this->node(slot);
+        const Batch all = batch(slot, ahead);
+        const double step_s = node.with_s(all, newcomer_);
+        if (node.has_place(all, newcomer_, step_s)) return {step_s, true};
+        const Batch kept = all.first(all.requests - yielding_[slot]);
+        const double kept_s = node.with_s(kept, newcomer_);
+        if (kept.requests == all.requests || !node.has_place(kept, newcomer_, kept_s)) {
+            return {step_s, false};
+        }
+        // No more give way than must.
+        const double full_s = node.with_s(all.first(node.max_batch - 1), newcomer_);
+        return {std::max(kept_s, std::min(full_s, newcomer_.limit_s)), true};
     }
 
     // The bucket that is `seconds` from now, counted from the present one.
@@ -89,7 +112,7 @@ private:
     Ints row_, kv_tokens_;
     Floats prefill_ratio_, decode_ratio_;
     Floats pull_fixed_s_, pull_token_s_, tier_fixed_s_, tier_token_s_;
-    Ints others_, others_context_;
+    Ints others_, others_context_, yielding_;
     // The calendar, a ring of buckets: [num_buckets, num_slots].
     Ints requests_, tokens_;
     int64_t present_;

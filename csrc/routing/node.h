@@ -10,6 +10,13 @@ namespace pdserve::routing {
 struct Batch {
     int64_t requests;
     int64_t context;  // tokens
+
+    // At most so many of these requests, each with the same part of the context.
+    Batch first(int64_t most) const {
+        const int64_t kept = std::max<int64_t>(most, 0);
+        if (kept >= requests) return *this;
+        return {kept, static_cast<int64_t>(static_cast<double>(context) * kept / requests)};
+    }
 };
 
 // What a new request would add to a batch, and the step time that it requires.

@@ -85,13 +85,10 @@ private:
 };
 
 // Whether a batch lacks a place for the newcomer at some time, `from_s` to `until_s` from now.
-bool is_crowded(
-    const FleetView& view, const Node& node, int64_t slot, double from_s, double until_s) {
+bool is_crowded(const FleetView& view, int64_t slot, double from_s, double until_s) {
     const int64_t last = view.bucket_in(until_s);
     for (int64_t ahead = view.bucket_in(from_s); ahead <= last; ahead += kStride) {
-        const Batch batch = view.batch(slot, ahead);
-        const double with_s = node.with_s(batch, view.newcomer());
-        if (!node.has_place(batch, view.newcomer(), with_s)) return true;
+        if (!view.joining(slot, ahead).has_place) return true;
     }
     return false;
 }
@@ -111,9 +108,8 @@ Outcome on_one_node(
     const double first_s = std::min(step.step_s, prompt.prompt_s + step.without_s);
     outcome.ttft_s = std::max(ends_s, outcome.begins_s + first_s);
 
-    const Batch batch = view.batch(slot, view.bucket_in(outcome.ttft_s));
-    const double with_s = node.with_s(batch, newcomer);
-    outcome.is_full = !node.has_place(batch, newcomer, with_s);
+    const auto [with_s, has_place] = view.joining(slot, view.bucket_in(outcome.ttft_s));
+    outcome.is_full = !has_place;
     const double stall_s = step.rows > 0 ? std::max(step.step_s - with_s, 0.0) : 0.0;
     // Share of its steps that will contain chunks of other prompts. Future prompts are unknown, so
     // as many are expected as were queued before it. Its own chunks are done before its token 1.
@@ -121,7 +117,7 @@ Outcome on_one_node(
     outcome.stalled_s = std::min(share, 1.0) * stall_s;
     outcome.tpot_s = with_s + outcome.stalled_s;
     const double ends_life_s = outcome.ttft_s + promise.output_tokens * outcome.tpot_s;
-    outcome.crowds = is_crowded(view, node, slot, outcome.ttft_s, ends_life_s);
+    outcome.crowds = is_crowded(view, slot, outcome.ttft_s, ends_life_s);
 
     outcome.num_steps = prompt.prompt_s / step.alone_s;
     const double stalls_s = step.rows * stall_s * outcome.num_steps / promise.output_tokens;

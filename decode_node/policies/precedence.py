@@ -1,14 +1,15 @@
-"""Makes room for a request of higher priority by preempting running requests."""
+"""Makes room for a request by preempting those that hold a place which is due to it."""
 
 from __future__ import annotations
 
 from decode_node.policies.interface import DecodePolicy
+from decode_node.policies.places import giving_way
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 
 
 def make_way(queues: Queues, policy: DecodePolicy) -> None:
-    """Preempt running requests for the first waiting request, if it has priority over them.
+    """Preempt running requests for the first waiting request, if they have to give way to it.
 
     Preempts only as many as necessary, and none if preempting all of them would not be enough.
     Called between steps.
@@ -16,8 +17,8 @@ def make_way(queues: Queues, policy: DecodePolicy) -> None:
     newcomer = _first_to_preempt(queues, policy)
     if newcomer is None:
         return
-    victims = queues.victims.below(queues.running, newcomer.targets.priority)
-    if not _fits(queues, policy, newcomer, victims):
+    victims = list(giving_way(queues, newcomer))
+    if not victims or not _fits(queues, policy, newcomer, victims):
         return  # checked first, since it may hold for many steps
     preempted: list[Request] = []
     for victim in victims:
@@ -25,16 +26,17 @@ def make_way(queues: Queues, policy: DecodePolicy) -> None:
             break
         preempted.append(victim)
     for victim in preempted:
+        victim.gave_place = victim.targets.priority == newcomer.targets.priority
         queues.preempt(victim, for_priority=True)
 
 
 def _first_to_preempt(queues: Queues, policy: DecodePolicy) -> Request | None:
-    """Return the first waiting request if any waiting request has priority over a running one."""
+    """Return the first waiting request, if a running one might have to give way to it."""
     in_line = [*queues.waiting, *queues.claims]
     if not in_line or not queues.running:
         return None
-    lowest = min(request.targets.priority for request in queues.running)
-    if all(request.targets.priority <= lowest for request in in_line):
+    payers = {(r.targets.priority, r.targets.payer) for r in (*queues.running, *in_line)}
+    if len(payers) == 1:
         return None  # the usual case, which needs no ordering
     first = policy.first(queues)
     return None if first is None or queues.is_closed_to(first) else first

@@ -57,7 +57,7 @@ def render(status: ClusterStatus) -> RenderableType:
     ]
     if any(node.links for node in status.nodes):
         pools.append(_links(status.nodes))
-    notes = [*_requests(status), *_alone(status.nodes)]
+    notes = [*_requests(status), *_alone(status.nodes), *_failing(status.nodes)]
     return Group(head, *notes, *(pools or [Text("no node is attached", "yellow")]))
 
 
@@ -86,6 +86,17 @@ def _alone(nodes: Iterable[NodeStatus]) -> Iterator[Text]:
             names = " and ".join(node.transports) or "none"
             text = f"{node.node_id} shares no KV transport with any {other} node: it has {names}"
             yield Text(text, "yellow")
+
+
+def _failing(nodes: Iterable[NodeStatus]) -> Iterator[Text]:
+    """A line for each pair of nodes whose handoffs fail; told of its prefill node only."""
+    for node in nodes:
+        for failing in node.failing if node.role == "prefill" else ():
+            text = (
+                f"handoffs from {node.node_id} to {failing.peer} fail ({failing.error}, "
+                f"{failing.failures} in a row): tried again in {failing.next_try_s:.0f} s"
+            )
+            yield Text(text, "bold red")
 
 
 async def _watch(url: str, console: Console) -> None:

@@ -132,6 +132,7 @@ class Queues:
             request.num_cached_tokens = request.num_computed_tokens
         if request.num_preemptions:
             self.preemptions.came_back(request)
+        request.gave_place = False
         self.waiting.remove(request)
         self.running.append(request)
         if request.lifecycle.scheduled_s is None:

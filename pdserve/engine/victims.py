@@ -1,8 +1,9 @@
-"""Which request to preempt when no block is free, or for a request of higher priority.
+"""Which request to preempt when no block is free, or for a request that must have its place.
 
 The lowest priority is preempted first; within a priority, the request whose next token is due last,
 that is with the most slack (TaiChi, Kairos). A request that was preempted `max_preemptions` times
-is spared as long as there is another candidate, so that no request starves.
+is spared as long as there is another candidate, so that no request starves. If there is none, it
+gives way again: otherwise whoever has priority over it would wait until it ends.
 """
 
 from __future__ import annotations
@@ -34,16 +35,14 @@ class Victims:
             return min(fresh, key=_spared)
         return min(candidates, key=_age, default=needy)
 
-    def below(self, running: Iterable[Request], priority: int) -> list[Request]:
-        """Return the requests that may be preempted for this priority, in order of preemption."""
-        lower = [
-            r
-            for r in running
-            if _can_give_way(r)
-            and r.targets.priority < priority
-            and r.num_preemptions < self.max_preemptions
-        ]
-        return sorted(lower, key=_spared)
+    def in_order(self, running: Iterable[Request]) -> list[Request]:
+        """Return the requests that may be preempted at all, in order of preemption."""
+
+        def key(request: Request) -> tuple[int, bool, float, float]:
+            priority, *others = _spared(request)
+            return priority, request.num_preemptions >= self.max_preemptions, *others
+
+        return sorted(filter(_can_give_way, running), key=key)
 
 
 def _can_give_way(request: Request) -> bool:

@@ -33,6 +33,7 @@ from pdserve.wire.coordinator_pb2 import CoordinatorMessages, NodeMessages
 from pdserve.wire.coordinator_pb2_grpc import CoordinatorStub
 from pdserve.wire.envelopes import FROM_COORDINATOR, FROM_NODE
 from pdserve.wire.outbox import Outbox, running
+from pdserve.wire.patience import patience
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +159,7 @@ class CoordinatorLink:
     async def _attach(self) -> None:
         async with open_channel(self.address, self._timeouts.liveness_s) as channel:
             stream = CoordinatorStub(channel).Attach()
-            async with asyncio.timeout(self._timeouts.connect_s):
+            async with patience(self._timeouts.connect_s):
                 await stream.write(FROM_NODE.wrap(self._hello()))
                 welcome = FROM_COORDINATOR.unwrap(await self._read(stream))
             if not isinstance(welcome, Welcome):

@@ -36,6 +36,7 @@ from pdserve.protocol import (
 from pdserve.wire.channel import open_channel
 from pdserve.wire.envelopes import FROM_EXPORTER, FROM_PULLER
 from pdserve.wire.outbox import Outbox, running
+from pdserve.wire.patience import patience
 from pdserve.wire.session_pb2 import ExporterMessages, PullerMessages
 from pdserve.wire.session_pb2_grpc import KvSessionStub
 
@@ -233,7 +234,7 @@ class Sessions:
     async def _converse(self, peer: NodeAddress, opening: asyncio.Future[Session]) -> None:
         async with open_channel(peer.session_address, self._timeouts.liveness_s) as channel:
             stream = KvSessionStub(channel).Open()
-            async with asyncio.timeout(self._timeouts.connect_s):
+            async with patience(self._timeouts.connect_s):
                 await stream.write(FROM_PULLER.wrap(self._hello(peer)))
                 welcome = FROM_EXPORTER.unwrap(await self._read(stream))
                 if not isinstance(welcome, ExporterWelcome):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -29,6 +28,7 @@ from pdserve.protocol import (
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.envelopes import FROM_EXPORTER, FROM_PULLER
 from pdserve.wire.outbox import Outbox, running
+from pdserve.wire.patience import patience
 from pdserve.wire.session_pb2 import ExporterMessages, PullerMessages
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class SessionServer(session_pb2_grpc.KvSessionServicer):
     async def Open(self, request_iterator: object, context: Context) -> None:  # noqa: N802
         """Handshake, then serve subscriptions and queries until the puller disconnects."""
         try:
-            async with asyncio.timeout(self._hello_timeout_s):
+            async with patience(self._hello_timeout_s):
                 hello = FROM_PULLER.unwrap(await _read(context))
             if not isinstance(hello, PullerHello):
                 raise MalformedMessage(

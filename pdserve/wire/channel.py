@@ -18,12 +18,17 @@ _COMMON = [
 
 
 def _keepalive(liveness_s: float) -> list[tuple[str, int]]:
-    """Options that detect a peer that hangs within about `liveness_s`."""
+    """Options that detect a connection that is dead within about three times `liveness_s`.
+
+    gRPC's own timers cannot tell a peer that was stopped, or that we were, from a peer that is
+    gone. So they are more patient than the coordinator is with silent nodes.
+    """
     half_ms = max(1, int(liveness_s * 500))
+    patience_ms = 5 * half_ms
     return [
         ("grpc.keepalive_time_ms", half_ms),
-        ("grpc.keepalive_timeout_ms", half_ms),
-        ("grpc.http2.ping_timeout_ms", half_ms),  # used by newer gRPC; its default is 60 s
+        ("grpc.keepalive_timeout_ms", patience_ms),
+        ("grpc.http2.ping_timeout_ms", patience_ms),  # used by newer gRPC; its default is 60 s
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", half_ms),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", half_ms // 2),

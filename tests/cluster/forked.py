@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from multiprocessing.connection import Connection
@@ -35,19 +35,28 @@ class ForkedChild(Child):
         command, words = tuple(argv[: len(OWN_COMMAND)]), list(argv[len(OWN_COMMAND) :])
         assert command == OWN_COMMAND, command
         assert not pass_fds
-        process = _Process(words, environment)
+        process = _Process(words, environment, self._prepare(words))
         self._loop.call_soon(process.begin)  # until then it cannot end: somebody has to see it
         return process  # type: ignore[return-value]
+
+    def _prepare(self, words: list[str]) -> Callable[[], None] | None:
+        """What the forked process calls first, a function of a module; None: nothing."""
+        return None
 
 
 class _Process:
     """What Child asks of a subprocess.Popen."""
 
-    def __init__(self, words: list[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        words: list[str],
+        environment: Mapping[str, str],
+        prepare: Callable[[], None] | None,
+    ) -> None:
         context = _fork_server()
         self.stdout, output = context.Pipe(duplex=False)
         beginning, self._begin = context.Pipe(duplex=False)
-        arguments = (words, dict(environment), output, beginning)
+        arguments = (words, dict(environment), output, beginning, prepare)
         self._process = context.Process(target=_run, args=arguments, daemon=True)
         self._process.start()
         output.close()
@@ -84,7 +93,11 @@ def _fork_server() -> ForkServerContext:
 
 
 def _run(
-    words: list[str], environment: dict[str, str], output: Connection, beginning: Connection
+    words: list[str],
+    environment: dict[str, str],
+    output: Connection,
+    beginning: Connection,
+    prepare: Callable[[], None] | None,
 ) -> None:
     """In the forked process: as if it had been started with these words."""
     beginning.recv_bytes()
@@ -99,5 +112,7 @@ def _run(
     # Among the others is the pipe by which the fork server knows that somebody needs it.
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1, closefd=False)
+    if prepare is not None:
+        prepare()
     flags = [word for word in words if not word.startswith("--die-with-parent=")]
     sys.exit(main([*flags, f"--die-with-parent={_IMPORTED_BY}"]))

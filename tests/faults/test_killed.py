@@ -230,6 +230,25 @@ async def test_a_frozen_coordinators_legs_are_freed_and_it_is_found_again(
     await assert_all_used(client)
 
 
+@pytest.mark.parametrize(
+    "stopped", [(COORDINATOR,), (*DECODE, *PREFILL, COORDINATOR)], ids=["coordinator", "machine"]
+)
+async def test_who_was_stopped_does_not_take_its_own_silence_for_others(
+    quartet: Fleet, client: Client, undisturbed: list[list[int]], stopped: tuple[str, ...]
+) -> None:
+    """Beyond the liveness deadline: whoever was there before is there after, and streams go on."""
+    streams = [stream(client, i) for i in range(NUM_STREAMS)]
+    await asyncio.gather(*(follower.reached(3) for follower in streams))
+    quartet.lines.clear()
+    for name in stopped:
+        quartet.send_signal(name, signal.SIGSTOP)
+    await asyncio.sleep(1.2 * LIVENESS_S)  # the pause itself
+    for name in reversed(stopped):  # the coordinator first: it has heard nothing yet
+        quartet.send_signal(name, signal.SIGCONT)
+    assert [(await follower.end()).tokens for follower in streams] == undisturbed
+    assert not [line for _, line in quartet.lines if "is gone" in line]
+
+
 async def test_short_pauses_harm_nobody(
     quartet: Fleet, client: Client, undisturbed: list[list[int]]
 ) -> None:

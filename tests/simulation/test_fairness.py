@@ -17,9 +17,10 @@ from tests.simulation.compare_floods import (
     is_later,
     replay,
 )
+from tests.simulation.machines import ONE_CORE_25M
 from tests.simulation.scenarios import fleet
 from tests.simulation.score import Score
-from tests.simulation.workload import Call, calls, lognormal, merged, poisson
+from tests.simulation.workload import Call, calls, fixed, lognormal, merged, poisson
 
 ROBBED = 1.2  # times the TTFT without the flood
 SEEDS = (13, 14, 15, 16)
@@ -91,6 +92,22 @@ def test_a_flood_delays_another_little_in_its_first_seconds():
     )
     assert flooded.ttft_s(99) < 1.5 * calm.ttft_s(99)
     assert flooded.attainment == 1.0
+
+
+@pytest.mark.parametrize("mode", NODES)
+def test_long_answers_that_fill_all_places_do_not_shut_an_equal_out(mode: Mode):
+    """Alice's answers fill all 64 places of each node, and more wait; they take many seconds."""
+    num_prefill, num_decode = NODES[mode]
+    alice, bob = (Slo(name="standard", tenant=name) for name in ("alice", "bob"))
+    load = merged(
+        calls("alice", [0.0] * 80 * (num_prefill + num_decode), fixed(50), fixed(300), alice),
+        calls("bob", [2.0 + 0.2 * i for i in range(10)], fixed(50), fixed(20), bob),
+    )
+    run = fleet(num_prefill, num_decode, mode, load, POLICY, ONE_CORE_25M)
+    of_bob = run.score.where(lambda call: call.slo.tenant == "bob").served
+    assert len(of_bob) == 10
+    assert max(outcome.ttft_s for outcome in of_bob) < 0.5
+    assert max(max(outcome.gaps_s) for outcome in of_bob) < 0.5
 
 
 def test_tenants_without_promises_share_the_line_by_weight():

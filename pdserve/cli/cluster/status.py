@@ -13,6 +13,15 @@ from pdserve.protocol import LinkState
 _REPLY_S = 5.0
 
 
+class FailingPeer(msgspec.Struct, frozen=True):
+    """A node of the other pool with which handoffs fail."""
+
+    peer: str
+    error: str  # code of the last error
+    failures: int  # in a row
+    next_try_s: float  # until then, requests avoid the pair
+
+
 class NodeStatus(msgspec.Struct, frozen=True):
     """One node as the coordinator sees it."""
 
@@ -35,6 +44,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     predicted_tpot_ms: float = 0.0  # with one more stream
     transports: list[str] = []  # best first
     is_alone: bool = False  # no ready node of the other pool shares a transport with it
+    failing: list[FailingPeer] = []
     links: list[LinkState] = []  # which nodes it pulls KV from, and how
 
 

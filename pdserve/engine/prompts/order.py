@@ -123,10 +123,11 @@ class PromptOrder:
     def _is_ahead(self, request: Request) -> bool:
         """Whether a request precedes fair sharing.
 
-        It does if it has output already, or if it was started and the rule does not yield.
+        It does if it has output already and did not lose its KV to another payer's share, or if it
+        was started and the rule does not yield.
         """
         has_begun = bool(request.block_table) and not self.rule.gives_way
-        return bool(request.output_token_ids) or has_begun
+        return bool(request.output_token_ids and not request.gave_place) or has_begun
 
 
 def due_s(request: Request) -> float:

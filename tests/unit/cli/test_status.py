@@ -12,7 +12,13 @@ from rich.console import Console
 
 from pdserve.cli import status as status_command
 from pdserve.cli.cluster.config import ClusterConfig
-from pdserve.cli.cluster.status import ClusterStatus, NodeStatus, PrefixStatus, fetch_status
+from pdserve.cli.cluster.status import (
+    ClusterStatus,
+    FailingPeer,
+    NodeStatus,
+    PrefixStatus,
+    fetch_status,
+)
 from pdserve.cli.cluster.supervisor import Cluster
 from pdserve.cli.main import main
 from pdserve.errors import ClusterError
@@ -88,6 +94,18 @@ def test_a_node_that_shares_no_transport_with_the_other_pool_is_told():
     told = "decode-0 shares no KV transport with any prefill node: it has ucx and tcp"
     assert told in " ".join(text_of(msgspec.structs.replace(STATUS, nodes=[lonely])).split())
     assert "shares no" not in text_of(STATUS)
+
+
+def test_nodes_that_do_not_reach_each_other_are_told_once():
+    failing = {"error": "peer_lost", "failures": 3, "next_try_s": 3.6}
+    nodes = [
+        msgspec.structs.replace(node(node_id), failing=[FailingPeer(peer=peer, **failing)])
+        for node_id, peer in (("prefill-0", "decode-0"), ("decode-0", "prefill-0"))
+    ]
+    told = "handoffs from prefill-0 to decode-0 fail (peer_lost, 3 in a row): tried again in 4 s"
+    text = " ".join(text_of(msgspec.structs.replace(STATUS, nodes=nodes)).split())
+    assert text.count(told) == text.count("handoffs") == 1
+    assert "handoffs" not in text_of(STATUS)
 
 
 def test_a_cluster_without_nodes_says_so():

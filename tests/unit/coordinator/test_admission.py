@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from coordinator.admission import Admission, Admit, Refuse, Wait, WaitingLine
 from coordinator.admission.margin import HIGHEST, LOWEST, Margin
@@ -47,8 +48,10 @@ class Door:
         self.line = WaitingLine[Slo](max_waiting)
         self.admission = Admission(self.line, max_inflight=max_inflight, refuses=refuses)
 
-    def decide(self, slo: Slo, predicted: Predicted = IDLE) -> Admit | Wait | Refuse:
-        return self.admission.decide(slo, predicted, self.clock.now())
+    def decide(
+        self, slo: Slo, predicted: Predicted = IDLE, num_answers: int = 1
+    ) -> Admit | Wait | Refuse:
+        return self.admission.decide(slo, predicted, self.clock.now(), num_answers=num_answers)
 
     def dispatch(self, request_id: str, slo: Slo, predicted: Predicted = IDLE) -> None:
         self.admission.dispatched(request_id, slo, predicted, self.clock.now())
@@ -203,6 +206,27 @@ def test_too_many_in_flight_are_refused_whatever_is_predicted(refuses: bool) -> 
     assert isinstance(door.admission.reconsider(BATCH, IDLE, door.clock.now()), Wait)
     door.admission.ended("one", door.clock.now())
     assert isinstance(door.decide(INTERACTIVE), Admit)
+
+
+def test_a_tenant_cannot_take_all_places_on_the_nodes() -> None:
+    door = Door(max_inflight=20)
+    alice, bob = (replace(INTERACTIVE, tenant=name) for name in ("alice", "bob"))
+    while isinstance(door.decide(alice), Admit):
+        door.dispatch(f"alice-{len(door.admission._in_flight)}", alice)
+    assert len(door.admission._in_flight) == 18
+    assert isinstance(door.decide(bob), Admit)
+    assert isinstance(door.decide(bob, num_answers=2), Admit)
+    assert isinstance(door.decide(replace(BATCH, tenant="alice")), Wait)
+    door.admission.ended("alice-0", door.clock.now())
+    assert isinstance(door.decide(alice), Admit)
+
+
+def test_a_call_as_large_as_all_places_has_its_turn() -> None:
+    door = Door(max_inflight=8)
+    alice = replace(INTERACTIVE, tenant="alice")
+    assert isinstance(door.decide(alice, num_answers=8), Admit)
+    door.dispatch("other", replace(INTERACTIVE, tenant="bob"))
+    assert isinstance(door.decide(alice, num_answers=8), Refuse)
 
 
 # ---- several classes ---------------------------------------------------------------------------

@@ -92,6 +92,6 @@ def assert_nothing_is_booked(cluster: PlayedCluster) -> None:
 def assert_nothing_is_admitted(cluster: PlayedCluster) -> None:
     """Every place among the requests in flight, and in the line, is free again."""
     admission = cluster.admission
-    assert admission._num_inflight == len(admission.line) == admission.line.num_payers == 0
+    assert len(admission._in_flight) == len(admission.line) == admission.line.num_payers == 0
     assert not admission.line._num_waiting
     assert all(entry.num_inflight == 0 for entry in admission._presence._classes.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from math import inf
@@ -29,6 +29,7 @@ class PlainNode:
     context: int  # of the newcomer, on average
     num_tokens: int  # of its KV at its end
     limit_s: float
+    num_yielding: int = 0  # requests of a batch that would give their places to the newcomer
 
     @cached_property
     def model(self) -> PerfModel:
@@ -63,6 +64,25 @@ class PlainNode:
         has_row = requests < self.perf.max_batch_size
         has_room = context + self.num_tokens <= self.kv_tokens
         return requests == 0 or (has_row and has_room and self.with_s(ahead) <= self.limit_s)
+
+    def joining(self, ahead: int) -> tuple[float, bool]:
+        """(step, has a place) if as few requests as possible give theirs."""
+        if self.has_place(ahead):
+            return self.with_s(ahead), True
+        for num_given in range(1, min(self.num_yielding, self.batch(ahead)[0]) + 1):
+            fewer = self._without(ahead, num_given)
+            if fewer.has_place(0):
+                return fewer.with_s(0), True
+        return self.with_s(ahead), False
+
+    def _without(self, ahead: int, num_given: int) -> PlainNode:
+        """Some requests less, each with the same part of the context."""
+        requests, context = self.batch(ahead)
+        left = requests - num_given
+        plans = [Plan(0, self.present, None, 0)] * left
+        if left:
+            plans[0] = Plan(0, self.present, None, context * left // requests)
+        return replace(self, plans=plans)
 
     def place(self, ready_s: float) -> tuple[float, float]:
         """(wait, pace) at the first place that nobody who is to come needs."""

@@ -79,10 +79,11 @@ class World:
                 ]
             )
 
-    def view(self, newcomer: Newcomer) -> FleetView:
-        return newcomer.view(self.fleet, self.decodes, self.now_s)
+    def view(self, newcomer: Newcomer, num_yielding: int = 0) -> FleetView:
+        yielding = np.full(self.fleet.capacity, num_yielding)
+        return newcomer.view(self.fleet, self.decodes, self.now_s, yielding)
 
-    def plain(self, slot: int, newcomer: Newcomer) -> PlainNode:
+    def plain(self, slot: int, newcomer: Newcomer, num_yielding: int = 0) -> PlainNode:
         return PlainNode(
             perf=self.reports[slot],
             prefill_ratio=self.ratio,
@@ -93,6 +94,7 @@ class World:
             context=newcomer.context,
             num_tokens=newcomer.num_tokens,
             limit_s=0.9 * newcomer.tpot_s or inf,
+            num_yielding=num_yielding,
         )
 
     def empty(self) -> np.ndarray:
@@ -194,6 +196,23 @@ def test_paces_and_places_are_those_of_the_batches_to_come(
         full_s = 0.0 if plain.has_place(ahead) else 1000.0
         assert out[slot] == pytest.approx(plain.with_s(ahead) + full_s)
     assert view.place(0, in_s) == pytest.approx(world.plain(0, newcomer).place(in_s))
+
+
+@SETTINGS
+@given(reports=REPORTS, legs=LEGS, num_yielding=st.integers(1, 10))
+def test_requests_that_give_their_places_are_not_waited_for(
+    reports: list[PerfReport], legs: list[tuple[float, float, int]], num_yielding: int
+) -> None:
+    """The step is as short as the least number of them makes it, or as its limit."""
+    world, newcomer = World(reports, 1.0, legs), Newcomer(50, 100, 0.05)
+    view, out = world.view(newcomer, num_yielding), world.empty()
+    view.paces(0.0, 1000.0, out)
+    for slot in range(len(reports)):
+        step_s, has_place = world.plain(slot, newcomer, num_yielding).joining(0)
+        assert bool(out[slot] < 1000.0) is has_place
+        assert out[slot] >= step_s - 1e-9
+        if has_place and out[slot] != pytest.approx(step_s, abs=1e-6):
+            assert out[slot] <= newcomer.tpot_s * 0.9 + 1e-9
 
 
 @SETTINGS

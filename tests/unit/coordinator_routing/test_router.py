@@ -414,7 +414,7 @@ def test_a_wait_that_token_one_is_held_back_for_is_part_of_the_ttft(
 ) -> None:
     nodes = Nodes(p=1, d=1)
     fill(nodes)
-    slo = Slo(name="a", ttft_s=10.0, tpot_s=0.25)
+    slo = Slo(ttft_s=10.0, tpot_s=0.25)
     request = replace(nodes.request(10, max_tokens=101, slo=slo), waited_s=waited_s)
     at_once = nodes.router.place(request)
     request = replace(request, slo=msgspec.structs.replace(slo, hold_s=hold_s))

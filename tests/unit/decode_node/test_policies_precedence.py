@@ -32,7 +32,7 @@ def test_a_full_batch_makes_room_for_a_higher_priority() -> None:
 
 def test_equals_are_not_preempted() -> None:
     batch = Batch()
-    batch.decoding(priority=1)
+    batch.decoding(priority=1, payer="other")
     policy = decode_policy(512, 1, "max-batch", batch.perf, batch.clock)
     equal = batch.waiting(8, priority=1)
     assert tokens_of(equal, policy.plan(batch.queues)) == 0
@@ -94,14 +94,17 @@ def test_shared_blocks_do_not_count_as_gained() -> None:
     assert [row.request for row in policy.plan(batch.queues)] == [low]
 
 
-def test_whoever_has_given_way_often_enough_is_spared() -> None:
+def test_whoever_has_given_way_often_enough_is_spared_while_there_is_another() -> None:
     batch = Batch()
-    low = batch.decoding()
-    low.num_preemptions = batch.queues.victims.max_preemptions
-    policy = decode_policy(512, 1, "max-batch", batch.perf, batch.clock)
-    high = batch.waiting(8, priority=1)
-    assert [row.request for row in policy.plan(batch.queues)] == [low]
-    assert high in batch.queues.waiting
+    low, often = batch.decoding(), batch.decoding(9, num_outputs=5, tpot_s=1.0)
+    often.num_preemptions = batch.queues.victims.max_preemptions
+    policy = decode_policy(512, 2, "max-batch", batch.perf, batch.clock)
+    batch.waiting(8, priority=1)
+    policy.plan(batch.queues)
+    assert list(batch.queues.waiting) == [low]
+    batch.waiting(8, priority=2)
+    policy.plan(batch.queues)
+    assert set(batch.queues.waiting) == {low, often}, "it does not keep a higher priority waiting"
 
 
 def test_a_victim_waits_before_newcomers_of_its_priority() -> None:

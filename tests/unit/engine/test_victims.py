@@ -74,4 +74,10 @@ def test_prefill_legs_do_not_give_way() -> None:
     leg = make_request(8, leg_token_limit=1)
     needy = stream()
     assert Victims().choose([leg, needy], needy) is needy
-    assert Victims().below([leg, needy], 1) == [needy]
+    assert Victims().in_order([leg, needy]) == [needy]
+
+
+def test_for_a_place_those_come_last_that_have_given_way_often_enough() -> None:
+    spared, other = stream(num_outputs=50, num_preemptions=3), stream(num_preemptions=2)
+    high = stream(priority=1)
+    assert Victims(max_preemptions=3).in_order([high, spared, other]) == [other, spared, high]

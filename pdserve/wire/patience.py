@@ -1,0 +1,63 @@
+"""Deadlines for what a peer says, which count only time in which this process could have heard it.
+
+A process that was stopped, or whose machine was, wakes up with every deadline passed, and with all
+that its peers have said in the meantime unread. So silence is counted in ticks of the event loop,
+and a tick that comes late is not counted: what is pending is read before the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from pdserve.clock import Clock, SystemClock
+
+_TICKS = 10  # per deadline: a peer is given up within a tenth of the deadline after it
+
+
+class Patience:
+    """How long a peer has been silent, in ticks that came in time."""
+
+    def __init__(self, limit_s: float, clock: Clock) -> None:
+        self.tick_s = limit_s / _TICKS
+        self._clock = clock
+        self._ticks_left = _TICKS
+        self._due_s = clock.now() + self.tick_s
+
+    def heard(self) -> None:
+        """The peer has said something."""
+        self._ticks_left = _TICKS
+
+    def tick(self) -> bool:
+        """Count the tick that was due, unless it is late; return whether patience is at an end."""
+        now_s = self._clock.now()
+        if now_s < self._due_s + self.tick_s:
+            self._ticks_left -= 1
+        self._due_s = now_s + self.tick_s
+        return self._ticks_left <= 0
+
+
+@asynccontextmanager
+async def patience(limit_s: float, clock: Clock | None = None) -> AsyncIterator[Patience]:
+    """As asyncio.timeout, for waiting for a peer; `heard` begins the time anew.
+
+    Raises:
+        TimeoutError: the peer was silent for `limit_s` of the time in which this process ran.
+    """
+    loop = asyncio.get_running_loop()
+    counted = Patience(limit_s, clock or SystemClock())
+
+    def tick() -> None:
+        nonlocal timer
+        if counted.tick():
+            timeout.reschedule(loop.time())
+        else:
+            timer = loop.call_later(counted.tick_s, tick)
+
+    async with asyncio.timeout(None) as timeout:
+        timer = loop.call_later(counted.tick_s, tick)
+        try:
+            yield counted
+        finally:
+            timer.cancel()

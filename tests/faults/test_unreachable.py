@@ -1,0 +1,62 @@
+"""A prefill node that its peers cannot reach, beside one that they can."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest_asyncio
+from msgspec.structs import replace
+
+from pdserve.node.runtime import Node
+from pdserve.protocol import NodeHello
+from tests.cluster.checkpoints import make_prompt
+from tests.cluster.client import Client, Output
+from tests.cluster.fleet import Fleet, fleet_config, running
+from tests.cluster.forked import ForkedChild
+
+UNREACHABLE = "prefill-0"
+NOBODY = "127.0.0.1:1"  # refuses connections
+NUM_REQUESTS = 40
+AT_ONCE = 4
+
+
+def tell_a_wrong_address() -> None:
+    """In the node's process: what it tells others is not where it listens."""
+    make_hello = Node._hello
+
+    def misleading(self: Node, session_address: str, metrics_address: str) -> NodeHello:
+        return replace(make_hello(self, session_address, metrics_address), session_address=NOBODY)
+
+    Node._hello = misleading  # type: ignore[method-assign]
+
+
+class MisledChild(ForkedChild):
+    def _prepare(self, words: list[str]) -> Callable[[], None] | None:
+        return tell_a_wrong_address if f"--node-id={UNREACHABLE}" in words else None
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def fleet(tiny_checkpoint: Path) -> AsyncIterator[Fleet]:
+    config = fleet_config(tiny_checkpoint, prefill=2, decode=1)
+    async with running(Fleet(config, make_child=MisledChild)) as fleet:
+        yield fleet
+
+
+async def test_requests_are_routed_around_it(fleet: Fleet) -> None:
+    async with Client(fleet.url) as client:
+        limit = asyncio.Semaphore(AT_ONCE)
+
+        async def served(index: int) -> Output:
+            async with limit:
+                return await client.complete(make_prompt(100, index), 20)
+
+        outputs = await asyncio.gather(*(served(i) for i in range(NUM_REQUESTS)))
+    failed = [output for output in outputs if output.error is not None]
+    assert {output.error["code"] for output in failed if output.error} == {"peer_lost"}
+    # Those that were on their way at the first failure, and one for each time it is tried again.
+    assert 1 <= len(failed) <= AT_ONCE + 3
+    node = (await fleet.status()).node(UNREACHABLE)
+    assert node is not None
+    assert [(f.peer, f.error) for f in node.failing] == [("decode-0", "peer_lost")]
