@@ -46,6 +46,7 @@ class ApiContext:
     grammars: GrammarChecker
     clock: Clock
     write_turns: WriteTurns
+    long_turns: WriteTurns  # of pieces of long work
     stored: ResponseStore
     embedding_model: EmbeddingModel
     tokenizing: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, 1))
