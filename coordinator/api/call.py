@@ -93,6 +93,7 @@ class Call:
                 self._generations += self._context.generator.start_siblings(answers)
         finally:
             if len(self._generations) < len(self._plan.requests):
+                self._account()
                 self._cancel_rest("another prompt of the same call was refused")
         self._arrivals = Arrivals(self._generations, self._context.clock, self._context.write_turns)
 
@@ -104,6 +105,7 @@ class Call:
         else:
             reason = "the call failed"
         self._arrivals.close()
+        self._account()
         self._cancel_rest(reason)
 
     @property
@@ -173,6 +175,17 @@ class Call:
                 "n" if self._plan.num_per_prompt > 1 else "prompt",
             )
 
+    def _account(self) -> None:
+        """Count the tokens of the prompts that were sent to nodes; others wait in line."""
+        step = self._plan.num_per_prompt
+        self._trace.num_dispatched_tokens = sum(
+            len(request.token_ids)
+            for request, first in zip(
+                self._plan.requests[::step], self._generations[::step], strict=False
+            )
+            if first.route.was_dispatched
+        )
+
     def _shown(self) -> list[Choice]:
         """Return the choices to show: all, or with `num_shown` each prompt's likeliest, renumbered.
 
@@ -199,7 +212,6 @@ class Call:
         elif arrival.index != first and first in self._unscored:
             self._unscored[first].append(arrival)
             return
-        trace.was_served = True
         while choice.echo(PIECE):
             await self.long_work.did(PIECE)
         num_tokens = choice.num_tokens
