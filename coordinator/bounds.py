@@ -15,7 +15,7 @@ from coordinator.api.config import ApiConfig
 from coordinator.api.connection import MAX_HEAD_BYTES
 from coordinator.api.fields import MAX_ALLOWED_IDS, MAX_BAD_WORDS
 from coordinator.api.json_text import MAX_CONTAINERS, MAX_ITEMS, MAX_MEMBERS, MAX_NESTING
-from coordinator.api.limits import MAX_PROMPT_LOGPROBS
+from coordinator.api.limits import MAX_ECHOED_TOKENS, MAX_LOGPROBS
 from coordinator.api.places import TENANT_SHARE, UNKNOWN_SHARE
 from coordinator.api.responses_api.frame_count import MAX_FRAGMENTS, MAX_UNREAD
 from coordinator.api.responses_api.socket_inbox import MAX_MESSAGE_BYTES
@@ -105,9 +105,9 @@ BOUNDS = (
         "400; 429 while too many wait",
     ),
     Bound(
-        "Log-probabilities of a prompt",
-        f"{MAX_PROMPT_LOGPROBS} entries a prompt",
-        "-",
+        "Log-probabilities, and echoes of prompts",
+        f"{MAX_LOGPROBS} entries and {MAX_ECHOED_TOKENS} echoed tokens, of all answers together",
+        "encoded in pieces, between which others have their turn",
         "-",
         "400",
     ),

@@ -39,6 +39,11 @@ class Route:
     prefill_node: str | None  # None = prefilled locally by the decode node
     decode_node: str | None  # None = only one token is wanted
 
+    @property
+    def was_dispatched(self) -> bool:
+        """Whether the request was sent to nodes, which then may have worked for it."""
+        return self.prefill_node is not None or self.decode_node is not None
+
 
 Listener: TypeAlias = Callable[[TokenEvent | Exception], None]
 

@@ -34,6 +34,7 @@ from pdserve.clock import SystemClock
 from pdserve.collector import freeze_loaded_objects
 from pdserve.config import CoordinatorConfig
 from pdserve.exposition import Exposition
+from pdserve.loop_watch import LoopWatch
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.open_files import raise_file_limit
 from pdserve.protocol import Welcome
@@ -101,13 +102,15 @@ class Coordinator:
         try:
             await http.start()
             await nodes.set_serving(True)
-            async with self._rebalancing():
-                freeze_loaded_objects()
-                attach_to = format_address(config.nodes_host, grpc_port)
-                log.info("%s at %s, nodes attach to %s", self._model.name, http.url, attach_to)
-                await signals.drain.wait()
-                log.info("draining %d requests", self._flow.num_inflight)
-                await _stop(http, signals, config.timeouts.drain_s)
+            with LoopWatch() as watch:
+                self._metrics.watch_loop(watch)
+                async with self._rebalancing():
+                    freeze_loaded_objects()
+                    attach_to = format_address(config.nodes_host, grpc_port)
+                    log.info("%s at %s, nodes attach to %s", self._model.name, http.url, attach_to)
+                    await signals.drain.wait()
+                    log.info("draining %d requests", self._flow.num_inflight)
+                    await _stop(http, signals, config.timeouts.drain_s)
         finally:
             await nodes.stop(grace_s=0.1)
 

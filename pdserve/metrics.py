@@ -24,6 +24,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 import pdserve
+from pdserve.loop_watch import LoopWatch
 from pdserve.metric_collectors import ReadCounter, ReadGauges, TokenHistogram
 from pdserve.protocol import PhaseTimes
 
@@ -69,6 +70,11 @@ class _Registry:
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"pdserve_{name}", text, labels, registry=self.registry)
+
+    def watch_loop(self, watch: LoopWatch) -> None:
+        """Add how late the process's event loop was."""
+        text = "Longest time in the last minute that the event loop was late"
+        self.watch("event_loop_lag_seconds", text, watch.longest_lag_s)
 
     def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
         """Add a gauge that is read at each scrape."""

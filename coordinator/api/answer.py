@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from aiohttp import web
 
 from coordinator.api.call import Call, CallPlan
 from coordinator.api.choice import ChoiceDelta
 from coordinator.api.context import CONTEXT, TRACE, ApiContext
+from coordinator.api.long_work import PIECE, SCORED
 from coordinator.api.sse import SseStream
 
 
@@ -25,14 +24,17 @@ async def answer(request: web.Request, context: ApiContext, plan: CallPlan) -> w
 
 
 async def _whole(call: Call, plan: CallPlan) -> web.Response:
+    num_taken = 0
     while not call.is_finished:
         await call.wait()
-
-    def encoded() -> bytes:
-        return plan.format.whole(call.take(), call.usage)
-
+        is_ranked = plan.num_shown is not None  # only at the end is it known what is shown
+        if call.is_finished or (not is_ranked and call.num_tokens - num_taken >= PIECE):
+            num_taken = call.num_tokens
+            for delta in call.take():
+                plan.format.take_in(delta)
+                await call.long_work.did(_amount(delta))
     return web.Response(
-        body=await asyncio.to_thread(encoded) if plan.scores_prompts else encoded(),
+        body=plan.format.whole(call.usage),
         content_type="application/json",
         headers=call.headers,
     )
@@ -73,16 +75,15 @@ async def new_events(call: Call, plan: CallPlan, *, is_first: bool) -> list[byte
         usage = call.prompt_usage if plan.counts_along else None
         for index in range(call.num_choices):
             events += plan.format.opening(index, usage)
-    if deltas := call.take():
-        if any(delta.prompt_logprobs for delta in deltas):  # many scores may take seconds
-            events += await asyncio.to_thread(_chunks, call, plan, deltas)
-        else:
-            events += _chunks(call, plan, deltas)
+    usage = call.usage if plan.counts_along else None
+    for delta in call.take():
+        events += plan.format.chunk(delta, usage)
+        await call.long_work.did(_amount(delta))
     if call.is_finished:
         events += plan.format.closing(call.usage)
     return events
 
 
-def _chunks(call: Call, plan: CallPlan, deltas: list[ChoiceDelta]) -> list[bytes]:
-    usage = call.usage if plan.counts_along else None
-    return [event for delta in deltas for event in plan.format.chunk(delta, usage)]
+def _amount(delta: ChoiceDelta) -> int:
+    """Return how much work it is to encode a delta."""
+    return 1 + SCORED * (len(delta.tokens) + len(delta.prompt_logprobs))

@@ -69,6 +69,7 @@ def create_app(
         grammars=GrammarChecker(tokenizer),
         clock=clock,
         write_turns=WriteTurns(clock),
+        long_turns=WriteTurns(clock, num_per_turn=1),
         stored=ResponseStore(config.max_stored_responses, config.max_stored_bytes),
         embedding_model=embedding_model or EmbeddingModel(),
         bodies=BodyBudget(config.max_buffered_bytes, clock),

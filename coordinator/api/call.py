@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -12,6 +12,8 @@ from coordinator.api.arrivals import Arrival, Arrivals
 from coordinator.api.choice import Choice, ChoiceDelta
 from coordinator.api.context import ApiContext, RequestTrace
 from coordinator.api.formats import AnswerFormat
+from coordinator.api.limits import check_echo, check_logprobs
+from coordinator.api.long_work import PIECE, LongWork
 from coordinator.api.responses import PromptTokensDetails, Usage
 from coordinator.api.sampling import TextOptions
 from coordinator.generation import Generation, GenerationRequest, Route
@@ -30,11 +32,6 @@ class CallPlan:
     is_streaming: bool
     counts_along: bool = False  # each event of a stream carries the token counts so far
     echoes_prompt: bool = False
-
-    @property
-    def scores_prompts(self) -> bool:
-        """Whether the answer has log-probabilities of prompt tokens, which can make it large."""
-        return any(r.sampling.prompt_logprobs is not None for r in self.requests)
 
 
 class Call:
@@ -60,6 +57,7 @@ class Call:
             for index, request in enumerate(plan.requests)
             if request.sampling.prompt_logprobs is not None
         }
+        self.long_work = LongWork(context.long_turns)
         self._num_unfinished = len(self._choices)
         self._cancelled: set[int] = set()
         self._last_token_s: dict[int, float] = {}  # choice |-> arrival of its last token
@@ -87,6 +85,8 @@ class Call:
         prompts = requests[::num_per_prompt]
         self._trace.num_prompt_tokens = sum(len(r.token_ids) for r in prompts)
         self._check_number(len(requests))
+        check_echo(requests, echoes=self._plan.echoes_prompt)
+        check_logprobs(requests, num_per_prompt, echoes=self._plan.echoes_prompt)
         callers.take_prompt(self._context, self._trace)
         try:
             for first in range(0, len(requests), num_per_prompt):
@@ -94,6 +94,7 @@ class Call:
                 self._generations += self._context.generator.start_siblings(answers)
         finally:
             if len(self._generations) < len(self._plan.requests):
+                self._account()
                 self._cancel_rest("another prompt of the same call was refused")
         self._arrivals = Arrivals(self._generations, self._context.clock, self._context.write_turns)
 
@@ -105,6 +106,7 @@ class Call:
         else:
             reason = "the call failed"
         self._arrivals.close()
+        self._account()
         self._cancel_rest(reason)
 
     @property
@@ -116,6 +118,11 @@ class Call:
     def num_choices(self) -> int:
         """The number of choices generated."""
         return len(self._choices)
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of output tokens so far, of all choices."""
+        return self._trace.num_completion_tokens
 
     @property
     def headers(self) -> dict[str, str]:
@@ -148,14 +155,16 @@ class Call:
         Raises what the generations raise.
         """
         arrivals = await self._arrivals.take(timeout_s)
+        self.long_work.restart()
         for arrival in arrivals:
-            self._take_in(arrival)
+            await self._take_in(arrival)
         return bool(arrivals)
 
-    def take(self) -> list[ChoiceDelta]:
-        """Return the new content of every choice that has any."""
-        deltas = [choice.take() for choice in self._shown()]
-        return [delta for delta in deltas if delta is not None]
+    def take(self) -> Iterator[ChoiceDelta]:
+        """Yield the new content of every choice; there may be several deltas of one choice."""
+        for choice in self._shown():
+            while (delta := choice.take()) is not None:
+                yield delta
 
     def _check_number(self, num_answers: int) -> None:
         """Check the number of answers against the generator's limit. Raises InvalidRequest."""
@@ -166,6 +175,17 @@ class Call:
                 f"{limit} at the same time",
                 "n" if self._plan.num_per_prompt > 1 else "prompt",
             )
+
+    def _account(self) -> None:
+        """Count the tokens of the prompts that were sent to nodes; others wait in line."""
+        step = self._plan.num_per_prompt
+        self._trace.num_dispatched_tokens = sum(
+            len(request.token_ids)
+            for request, first in zip(
+                self._plan.requests[::step], self._generations[::step], strict=False
+            )
+            if first.route.was_dispatched
+        )
 
     def _shown(self) -> list[Choice]:
         """Return the choices to show: all, or with `num_shown` each prompt's likeliest, renumbered.
@@ -183,17 +203,18 @@ class Call:
             choice.index = index
         return shown
 
-    def _take_in(self, arrival: Arrival) -> None:
+    async def _take_in(self, arrival: Arrival) -> None:
         choice, trace = self._choices[arrival.index], self._trace
         if choice.is_finished:
             return
         first = arrival.index - arrival.index % self._plan.num_per_prompt
         if arrival.index == first and arrival.event.index == 0:
-            self._take_prompt(arrival)
+            await self._take_prompt(arrival)
         elif arrival.index != first and first in self._unscored:
             self._unscored[first].append(arrival)
             return
-        trace.was_served = True
+        while choice.echo(PIECE):
+            await self.long_work.did(PIECE)
         num_tokens = choice.num_tokens
         choice.push(arrival.event)
         self._measure(arrival, choice.num_tokens - num_tokens)
@@ -204,8 +225,9 @@ class Call:
             )
         if choice.is_finished:
             self._finished(choice, arrival.index)
+        await self.long_work.did(choice.num_tokens - num_tokens)
 
-    def _take_prompt(self, arrival: Arrival) -> None:
+    async def _take_prompt(self, arrival: Arrival) -> None:
         """Process a prompt's cached tokens and scores, once its prefill is done.
 
         They come with the first event of the prompt's first choice, on behalf of all its choices.
@@ -217,7 +239,7 @@ class Call:
             for choice in self._choices[first : first + self._plan.num_per_prompt]:
                 choice.score_prompt(event.prompt_logprobs)
             for of_sibling in early:
-                self._take_in(of_sibling)
+                await self._take_in(of_sibling)
 
     def _finished(self, choice: Choice, index: int) -> None:
         self._num_unfinished -= 1

@@ -47,13 +47,17 @@ def limit_headers(context: ApiContext, trace: RequestTrace) -> dict[str, str]:
 
 
 def end(context: ApiContext, trace: RequestTrace, code: str | None) -> None:
-    """Charge a finished call to its tenant; does nothing for requests that are not calls."""
+    """Charge a finished call to its tenant; does nothing for requests that are not calls.
+
+    A prompt that was sent to nodes is charged even if nobody waited for its first token: otherwise
+    callers that leave early would be served for nothing.
+    """
     if trace.caller is None or trace.endpoint is None:
         return
     used = Amounts(
         requests=1,
         failed=int(code is not None),
-        prompt_tokens=trace.num_prompt_tokens if trace.was_served else 0,
+        prompt_tokens=trace.num_dispatched_tokens,
         cached_tokens=trace.num_cached_tokens,
         output_tokens=trace.num_completion_tokens,
     )

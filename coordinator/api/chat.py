@@ -25,7 +25,7 @@ from coordinator.api.endpoint import admit, answer_head, usage_shown
 from coordinator.api.formats import AnswerFormat, AnswerHead, PromptsShown, UsageShown
 from coordinator.api.functions import with_functions_as_tools
 from coordinator.api.generations import answers_like, generation
-from coordinator.api.limits import check_num_chars, check_scores, output_limit, truncated
+from coordinator.api.limits import check_num_chars, default_max_tokens, output_limit, truncated
 from coordinator.api.logprobs import TokenNames
 from coordinator.api.messages import conversation, echoed_text
 from coordinator.api.requests import ChatRequest
@@ -90,10 +90,13 @@ async def plan_chat(
     token_ids = truncated(token_ids, body, requested or 1, max_model_len)
     max_tokens = output_limit(len(token_ids), requested, None, max_model_len)
     parts = plan_parts(body, token_ids, context.tokenizer, context.parts)
-    sampling = await _sampling(body, context, terms, len(token_ids), max_tokens, parts.thinking)
+    num_choices = body.n or 1
+    sampling = await _sampling(body, context, terms, max_tokens, parts.thinking)
+    if requested is None:
+        most = default_max_tokens(sampling, len(token_ids), num_choices)
+        sampling = structs.replace(sampling, max_tokens=most)
     head = answer_head(context, answer_id, body.model)
     first = generation(head.id, token_ids, sampling, terms, context.clock.now())
-    num_choices = body.n or 1
     return CallPlan(
         requests=answers_like(first, num_choices),
         num_per_prompt=num_choices,
@@ -137,13 +140,10 @@ async def _sampling(
     body: ChatRequest,
     context: ApiContext,
     terms: ServiceTerms,
-    num_prompt_tokens: int,
     max_tokens: int,
     thinking: Thinking | None,
 ) -> SamplingParams:
     """Return the sampling parameters of the first answer. Raises InvalidRequest."""
-    if body.prompt_logprobs is not None:
-        check_scores(num_prompt_tokens, body.prompt_logprobs, "prompt_logprobs")
     output = wanted_output(body)
     if must_call(body):
         output = None

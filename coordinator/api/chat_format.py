@@ -12,9 +12,9 @@ from msgspec import UNSET, UnsetType
 from coordinator.api import responses
 from coordinator.api.chat_calls import CallsShown
 from coordinator.api.chat_parts import PartsPlan
-from coordinator.api.choice import ChoiceDelta, ScoredToken
+from coordinator.api.choice import ChoiceDelta
 from coordinator.api.formats import AnswerHead, PromptsShown, UsageShown, error_event
-from coordinator.api.logprobs import TokenNames, chat_logprobs
+from coordinator.api.logprobs import TokenNames, chat_logprobs, encoded
 from coordinator.api.sse import DONE, framed
 from coordinator.api.text_template import TextTemplate
 from coordinator.text.parts import AnswerParts, Parts
@@ -26,12 +26,13 @@ class _Told:
 
     parts: AnswerParts
     text_chunk: TextTemplate  # template of chunks that only have text
-    unshown: list[ScoredToken] = field(default_factory=list)  # tokens not sent to the client yet
+    unshown: list[msgspec.Raw] = field(default_factory=list)  # log-probabilities not sent yet
     untold_ids: list[int] = field(default_factory=list)
+    taken: Parts = field(default_factory=Parts)  # into a whole answer
+    last: ChoiceDelta | None = None  # of these
 
     def take_in(self, delta: ChoiceDelta) -> Parts:
-        """Process a delta and return the parts that are certain now."""
-        self.unshown += delta.tokens
+        """Process a delta's text and ids, and return the parts that are certain now."""
         self.untold_ids += delta.token_ids
         parts = self.parts.push(delta.text)
         return parts + self.parts.finish() if delta.finish_reason is not None else parts
@@ -70,6 +71,7 @@ class ChatFormat:
         # Where reasoning may come, clients read this field of everything.
         self._no_reasoning: UnsetType | None = None if plan.shows_reasoning else UNSET
         self._told: dict[int, _Told] = {}  # choice index |-> state
+        self._prompt_logprobs: list[msgspec.Raw] | UnsetType = UNSET
 
     def opening(self, index: int, usage: responses.Usage | None) -> Sequence[bytes]:
         """Return a chunk with the role, and with the echoed content or none."""
@@ -79,7 +81,7 @@ class ChatFormat:
     def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
         """Return a chunk with new text, reasoning, calls or the end; none if all is held back."""
         told = self._told_of(delta.index)
-        parts = told.take_in(delta)
+        parts = self._take_in(told, delta)
         finish_reason = told.finish_reason(delta, self._calls.finish_reason)
         if finish_reason is None:
             if not parts:
@@ -103,7 +105,16 @@ class ChatFormat:
         """Return the error object as an event."""
         return error_event(error)
 
-    def whole(self, deltas: Sequence[ChoiceDelta], usage: responses.Usage) -> bytes:
+    def take_in(self, delta: ChoiceDelta) -> None:
+        """Add a choice's new content to the whole answer."""
+        told = self._told_of(delta.index)
+        told.taken += self._take_in(told, delta)
+        told.last = delta
+        if delta.index == 0:  # there is one prompt
+            shown = self._prompt_logprobs
+            self._prompt_logprobs = self._prompts.add_logprobs(shown, delta, self._names)
+
+    def whole(self, usage: responses.Usage) -> bytes:
         """Return the answer with one message per choice."""
         head = self._head
         answer = responses.ChatCompletion(
@@ -111,10 +122,10 @@ class ChatFormat:
             created=head.created,
             model=head.model,
             system_fingerprint=head.system_fingerprint,
-            choices=[self._choice(delta) for delta in deltas],
+            choices=[self._choice(told) for told in self._told.values()],
             usage=usage,
-            prompt_logprobs=self._prompts.logprobs(deltas[0], self._names),
-            prompt_token_ids=self._prompts.ids(deltas[0].index),
+            prompt_logprobs=self._prompt_logprobs,
+            prompt_token_ids=self._prompts.ids(0),
         )
         return msgspec.json.encode(answer)
 
@@ -137,9 +148,14 @@ class ChatFormat:
             role=role, content=content, reasoning_content=reasoning or self._no_reasoning
         )
 
-    def _choice(self, delta: ChoiceDelta) -> responses.ChatChoice:
-        told = self._told_of(delta.index)
-        parts = told.take_in(delta)
+    def _take_in(self, told: _Told, delta: ChoiceDelta) -> Parts:
+        if self._shows_logprobs:
+            told.unshown += map(encoded, chat_logprobs(delta.tokens, self._names))
+        return told.take_in(delta)
+
+    def _choice(self, told: _Told) -> responses.ChatChoice:
+        parts, delta = told.taken, told.last
+        assert delta is not None, "a delta was taken in"
         content = self._echoed + parts.content
         message = responses.AssistantMessage(
             content=content if content or not parts.calls else None,
@@ -157,8 +173,8 @@ class ChatFormat:
         )
 
     def _logprobs(self, told: _Told) -> responses.ChatLogprobs | None:
-        tokens, told.unshown = told.unshown, []
-        return chat_logprobs(tokens, self._names) if self._shows_logprobs else None
+        shown, told.unshown = told.unshown, []
+        return responses.ChatLogprobs(shown) if self._shows_logprobs else None
 
     def _ids(self, told: _Told) -> list[int] | UnsetType:
         token_ids, told.untold_ids = told.untold_ids, []

@@ -15,6 +15,8 @@ from coordinator.api.sampling import TextOptions
 from coordinator.text import IncrementalDetokenizer, StopMatcher, Tokenizer
 from pdserve.protocol import FinishReason, TokenEvent, TokenLogprobs
 
+MAX_SCORED = 128  # tokens with log-probabilities in one delta: they are encoded in one piece
+
 _FINISH_WORDS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
@@ -27,13 +29,13 @@ class ScoredToken(msgspec.Struct, frozen=True):
 
 
 class ChoiceDelta(msgspec.Struct, frozen=True):
-    """New content of a choice since the last delta."""
+    """New content of a choice since the last delta; at most MAX_SCORED tokens have scores."""
 
     index: int
     text: str
     tokens: list[ScoredToken]
     finish_reason: str | None
-    prompt_logprobs: Sequence[TokenLogprobs] = ()  # starting at the prompt's second token
+    prompt_logprobs: Sequence[TokenLogprobs] = ()  # of the prompt's next tokens, from its second on
     token_offsets: Sequence[int] = ()  # characters of text before each token, for all tokens so far
     stop_reason: str | int | None = None  # the stop string, or the client's stop token
     token_ids: Sequence[int] = ()  # new since the last delta, if the client wants token ids
@@ -57,8 +59,9 @@ class Choice:
         self._logprob = 0.0  # sum over the tokens so far, if they have log-probabilities
         self._options = options
         self._echoed_ids = echoed_ids
-        self._has_begun = False
+        self._num_echoed = 0
         self._prompt_logprobs: Sequence[TokenLogprobs] | None = None
+        self._num_prompt_told = 0  # of the prompt's log-probabilities
         self._end_was_taken = False
         self._detokenizer = IncrementalDetokenizer(
             tokenizer,
@@ -70,6 +73,7 @@ class Choice:
         self._token_offsets: list[int] = []
         self._untold_ids: list[int] = []
         self._num_shown_chars = 0
+        self._num_taken_chars = 0
         self._new_text: list[str] = []
         self._unshown: deque[ScoredToken] = deque()
 
@@ -98,10 +102,10 @@ class Choice:
         self._prompt_logprobs = logprobs
 
     def push(self, event: TokenEvent) -> None:
-        """Process an event's tokens; tokens after a stop string are dropped."""
-        if not self._has_begun:
-            self._has_begun = True
-            self._echo()
+        """Process an event's tokens; tokens after a stop string are dropped.
+
+        What is to be echoed has to be echoed before.
+        """
         last = len(event.token_ids) - 1
         for i, token_id in enumerate(event.token_ids):
             if self.is_finished:
@@ -119,44 +123,81 @@ class Choice:
                 if event.stop_token_id in self._options.stop_ids:
                     self._stop_reason = event.stop_token_id
 
+    def echo(self, num_tokens: int) -> bool:
+        """Show up to `num_tokens` more of the echoed prompt; return False if none was left.
+
+        Stop strings are not matched in it.
+        """
+        echoed, begin = self._echoed_ids or (), self._num_echoed
+        self._num_echoed = min(begin + num_tokens, len(echoed))
+        options, detokenizer = self._options, self._detokenizer
+        detokenizer.skip_special_tokens = (
+            options.skip_special_tokens and not options.echoes_special_tokens
+        )
+        for position in range(begin, self._num_echoed):
+            if self._prompt_logprobs is not None:
+                logprobs = self._prompt_logprobs[position - 1] if position else None
+                self._unshown.append(
+                    ScoredToken(echoed[position], self._num_decoded_chars, logprobs)
+                )
+            text = detokenizer.push(echoed[position])
+            self._num_decoded_chars += len(text)
+            self._new_shown(text)
+        detokenizer.skip_special_tokens = options.skip_special_tokens
+        return self._num_echoed > begin
+
     def take(self) -> ChoiceDelta | None:
-        """Return the content that is new since the last call, or None if there is none to show."""
+        """Return content that is new since the last call, or None if there is none to show.
+
+        Where many tokens have log-probabilities, the next call returns more.
+        """
         text = "".join(self._new_text)
         if self._end_was_taken or not (text or self.is_finished):
             return None
-        self._end_was_taken = self.is_finished
+        scores = self._next_prompt_logprobs()
+        tokens = self._next_scored() if len(scores) < MAX_SCORED else []
+        is_all = len(scores) < MAX_SCORED and not self._has_scored
         self._new_text.clear()
-        tokens: list[ScoredToken] = []
-        shows_all = self.is_finished and not self.ended_by_string
-        while self._unshown and (shows_all or self._unshown[0].offset < self._num_shown_chars):
-            tokens.append(self._unshown.popleft())
-        token_ids, self._untold_ids = self._untold_ids, []
-        scores, self._prompt_logprobs = self._prompt_logprobs or (), None
+        if not is_all:  # the text of the tokens that are still to come comes with them
+            end = self._unshown[0].offset - self._num_taken_chars if self._has_scored else len(text)
+            text, rest = text[:end], text[end:]
+            self._new_text.append(rest)
+        self._num_taken_chars += len(text)
+        self._end_was_taken = is_all and self.is_finished
+        token_ids: list[int] = []
+        if is_all:
+            token_ids, self._untold_ids = self._untold_ids, token_ids
         return ChoiceDelta(
             self.index,
             text,
             tokens,
-            self.finish_reason,
+            self.finish_reason if is_all else None,
             prompt_logprobs=scores,
             token_offsets=self._token_offsets,
             stop_reason=self._matcher.matched or self._stop_reason,
             token_ids=token_ids,
         )
 
-    def _echo(self) -> None:
-        """Add the echoed prompt's text, in which stop strings are not matched."""
-        options = self._options
-        self._detokenizer.skip_special_tokens = (
-            options.skip_special_tokens and not options.echoes_special_tokens
-        )
-        for position, token_id in enumerate(self._echoed_ids or ()):
-            if self._prompt_logprobs is not None:
-                logprobs = self._prompt_logprobs[position - 1] if position else None
-                self._unshown.append(ScoredToken(token_id, self._num_decoded_chars, logprobs))
-            text = self._detokenizer.push(token_id)
-            self._num_decoded_chars += len(text)
-            self._new_shown(text)
-        self._detokenizer.skip_special_tokens = options.skip_special_tokens
+    @property
+    def _has_scored(self) -> bool:
+        """Whether there are tokens whose log-probabilities can be shown now."""
+        shows_all = self.is_finished and not self.ended_by_string
+        unshown = self._unshown
+        return bool(unshown) and (shows_all or unshown[0].offset < self._num_shown_chars)
+
+    def _next_scored(self) -> list[ScoredToken]:
+        tokens: list[ScoredToken] = []
+        while len(tokens) < MAX_SCORED and self._has_scored:
+            tokens.append(self._unshown.popleft())
+        return tokens
+
+    def _next_prompt_logprobs(self) -> Sequence[TokenLogprobs]:
+        if self._prompt_logprobs is None or not self._options.tells_prompt_logprobs:
+            return ()
+        begin = self._num_prompt_told
+        scores = self._prompt_logprobs[begin : begin + MAX_SCORED]
+        self._num_prompt_told += len(scores)
+        return scores
 
     def _push_token(
         self, token_id: int, logprobs: TokenLogprobs | None, *, is_hidden: bool

@@ -15,7 +15,7 @@ from coordinator.api.context import CONTEXT, ApiContext, RequestTrace
 from coordinator.api.endpoint import admit, answer_head, usage_shown
 from coordinator.api.formats import CompletionFormat, PromptsShown, UsageShown
 from coordinator.api.generations import answers_like, generation
-from coordinator.api.limits import check_scores, output_limit, truncated
+from coordinator.api.limits import output_limit, truncated
 from coordinator.api.logprobs import TokenNames
 from coordinator.api.prompts import Prompt, PromptParameter
 from coordinator.api.requests import CompletionRequest
@@ -186,10 +186,6 @@ def _sampling(
 ) -> SamplingParams:
     """Return the sampling parameters of a prompt's first answer. Raises RequestError."""
     max_tokens = output_limit(num_prompt_tokens, body.max_tokens, DEFAULT_MAX_TOKENS, max_model_len)
-    num_top = _num_prompt_logprobs(body)
-    if num_top is not None:
-        param = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
-        check_scores(num_prompt_tokens, num_top, param)
     sampling = sampling_params(
         body,
         context.tokenizer,
@@ -198,7 +194,7 @@ def _sampling(
         logprobs=_num_logprobs(body),
         grammar=grammar,
     )
-    return structs.replace(sampling, prompt_logprobs=num_top)
+    return structs.replace(sampling, prompt_logprobs=_num_prompt_logprobs(body))
 
 
 def _num_prompt_logprobs(body: CompletionRequest) -> int | None:

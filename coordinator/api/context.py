@@ -45,6 +45,7 @@ class ApiContext:
     grammars: GrammarChecker
     clock: Clock
     write_turns: WriteTurns
+    long_turns: WriteTurns  # of pieces of long work
     stored: ResponseStore
     embedding_model: EmbeddingModel
     bodies: BodyBudget
@@ -85,8 +86,8 @@ class RequestTrace:
     stream: SseStream | None = None
     format: AnswerFormat | None = None  # format of the stream
     num_choices: int = 0
-    was_served: bool = False  # at least one of its prompts has been prefilled
     num_prompt_tokens: int = 0
+    num_dispatched_tokens: int = 0  # of these, in prompts that were sent to nodes; known at the end
     num_cached_tokens: int = 0
     num_completion_tokens: int = 0
     first_token_s: float | None = None  # arrival of the first token with text

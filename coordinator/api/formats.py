@@ -60,9 +60,16 @@ class AnswerFormat(Protocol):
         """Return the last event of a stream that failed."""
         ...
 
-    def whole(self, deltas: Sequence[ChoiceDelta], usage: responses.Usage) -> bytes:
-        """Return the whole answer to a client that does not stream; `deltas` has one per choice."""
+    def take_in(self, delta: ChoiceDelta) -> None:
+        """Add a choice's new content to the whole answer, for a client that does not stream."""
         ...
+
+    def whole(self, usage: responses.Usage) -> bytes:
+        """Return the whole answer, once all content was taken in."""
+        ...
+
+
+_NULL = msgspec.Raw(b"null")
 
 
 def error_event(error: responses.ErrorDetail) -> bytes:
@@ -79,15 +86,18 @@ class PromptsShown:
     num_top: int | None  # likeliest tokens returned per prompt token; None: prompts are not scored
     tells_ids: bool  # whether token ids of prompts and answers are returned
 
-    def logprobs(
-        self, delta: ChoiceDelta, names: TokenNames
-    ) -> list[dict[str, responses.PromptLogprob] | None] | UnsetType:
-        """Return the log-probabilities of the prompt to which this choice belongs."""
+    def add_logprobs(
+        self, shown: list[msgspec.Raw] | UnsetType, delta: ChoiceDelta, names: TokenNames
+    ) -> list[msgspec.Raw] | UnsetType:
+        """Return `shown` with more of the log-probabilities of the choice's prompt."""
         if self.num_top is None:
             return UNSET
-        return prompt_logprobs(
-            self._of_choice(delta.index), delta.prompt_logprobs, names, self.num_top
-        )
+        if isinstance(shown, UnsetType):
+            shown = [_NULL]  # the first token has no predecessor
+        begin, found = len(shown), delta.prompt_logprobs
+        token_ids = self._of_choice(delta.index)[begin : begin + len(found)]
+        shown += prompt_logprobs(token_ids, found, names, self.num_top)
+        return shown
 
     def ids(self, choice: int) -> list[int] | UnsetType:
         """Return the token ids of the prompt to which this choice belongs."""
@@ -99,6 +109,29 @@ class PromptsShown:
 
     def _of_choice(self, index: int) -> Sequence[int]:
         return self.token_ids[index // self.num_choices]
+
+
+@dataclass(slots=True)
+class _WholeChoice:
+    """A choice of a whole answer, of which more may come."""
+
+    choice: responses.CompletionChoice
+    texts: list[str]
+
+    def add(self, more: responses.CompletionChoice) -> None:
+        """Add what came next."""
+        choice = self.choice
+        self.texts.append(more.text)
+        choice.finish_reason, choice.stop_reason = more.finish_reason, more.stop_reason
+        if choice.logprobs is not None and more.logprobs is not None:
+            choice.logprobs.extend(more.logprobs)
+        if not isinstance(more.token_ids, UnsetType):
+            choice.token_ids = more.token_ids  # all come with the last delta
+
+    def complete(self) -> responses.CompletionChoice:
+        """Return the choice with all its text."""
+        self.choice.text = "".join(self.texts)
+        return self.choice
 
 
 class CompletionFormat:
@@ -122,6 +155,7 @@ class CompletionFormat:
         self._is_text_all = num_logprobs is None and not prompts.tells_ids  # chunks have only text
         self._text_chunks: dict[int, TextTemplate] = {}  # choice index |-> template
         self._begun: set[int] = set()  # indices of choices that have been encoded before
+        self._whole: dict[int, _WholeChoice] = {}  # by choice index
 
     def opening(self, index: int, usage: responses.Usage | None) -> Sequence[bytes]:
         """Return no events: a text completion has no opening."""
@@ -141,9 +175,20 @@ class CompletionFormat:
         """Return the error object as an event."""
         return error_event(error)
 
-    def whole(self, deltas: Sequence[ChoiceDelta], usage: responses.Usage) -> bytes:
+    def take_in(self, delta: ChoiceDelta) -> None:
+        """Add a choice's new content to the whole answer."""
+        choice = self._choice(delta)
+        whole = self._whole.get(delta.index)
+        if whole is None:
+            whole = self._whole[delta.index] = _WholeChoice(choice, [choice.text])
+        else:
+            whole.add(choice)
+        shown = whole.choice.prompt_logprobs
+        whole.choice.prompt_logprobs = self._prompts.add_logprobs(shown, delta, self._names)
+
+    def whole(self, usage: responses.Usage) -> bytes:
         """Return the answer with all choices."""
-        return self._encode([self._choice(delta) for delta in deltas], usage)
+        return self._encode([whole.complete() for whole in self._whole.values()], usage)
 
     def _text_chunk(self, index: int) -> TextTemplate:
         """Return the template for chunks that only have text; scored prompts are not streamed."""
@@ -168,7 +213,6 @@ class CompletionFormat:
         choice = responses.CompletionChoice(delta.index, delta.text, shown, delta.finish_reason)
         if delta.finish_reason is not None:
             choice.stop_reason = delta.stop_reason
-        choice.prompt_logprobs = self._prompts.logprobs(delta, self._names)
         choice.token_ids = self._prompts.answer_ids(delta.token_ids)
         if delta.index not in self._begun:
             self._begun.add(delta.index)

@@ -5,13 +5,16 @@ A request that cannot fit is refused before any work is done for it.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from coordinator.api.fields import CallFields
+from coordinator.generation import GenerationRequest
 from coordinator.text import Tokenizer
 from pdserve.errors import ContextLengthExceeded, InvalidRequest
+from pdserve.protocol import SamplingParams
 
-MAX_PROMPT_LOGPROBS = 1 << 20  # per prompt, as all of them are sent in one message
+MAX_LOGPROBS = 1 << 18  # of one call: of all its answers and prompts, each as often as returned
+MAX_ECHOED_TOKENS = 1 << 18  # of one call: its answers together
 
 
 def check_num_chars(num_chars: int, tokenizer: Tokenizer, max_model_len: int, param: str) -> None:
@@ -38,14 +41,59 @@ def check_token_ids(token_ids: Collection[int], tokenizer: Tokenizer, param: str
             )
 
 
-def check_scores(num_tokens: int, num_top: int, param: str) -> None:
-    """Check that a prompt's log-probabilities are not too many to return. Raises InvalidRequest."""
-    if num_tokens * (num_top + 1) > MAX_PROMPT_LOGPROBS:
+def check_echo(requests: Sequence[GenerationRequest], *, echoes: bool) -> None:
+    """Check that a call's answers do not echo too much. Raises InvalidRequest."""
+    num_echoed = sum(len(r.token_ids) for r in requests) if echoes else 0
+    if num_echoed > MAX_ECHOED_TOKENS:
         raise InvalidRequest(
-            f"the prompt has {num_tokens} tokens; the {num_top} likeliest at each of them are more "
-            f"than the {MAX_PROMPT_LOGPROBS} log-probabilities that one answer can hold",
-            param,
+            f"the answers would echo {num_echoed} prompt tokens, but those of one call can echo at "
+            f"most {MAX_ECHOED_TOKENS}: ask for fewer answers, or leave out 'echo'",
+            "echo",
         )
+
+
+def check_logprobs(
+    requests: Sequence[GenerationRequest], num_per_prompt: int, *, echoes: bool
+) -> None:
+    """Check that a call's log-probabilities are not too many to return. Raises InvalidRequest.
+
+    `requests` are grouped by prompt; the first of each group may have the prompt scored.
+    """
+    num_logprobs = 0
+    for first in requests[::num_per_prompt]:
+        per_token, num_prompt_tokens = logprobs_per_token(first.sampling), len(first.token_ids)
+        of_prompt = max(
+            num_prompt_tokens * per_token * echoes,
+            _prompt_logprobs(first.sampling, num_prompt_tokens),
+        )
+        num_logprobs += num_per_prompt * (first.sampling.max_tokens * per_token + of_prompt)
+    if num_logprobs > MAX_LOGPROBS:
+        raise InvalidRequest(
+            f"the call asks for up to {num_logprobs} log-probabilities (answers x tokens x listed "
+            f"per token, those of prompts for each answer), but one call can have at most "
+            f"{MAX_LOGPROBS}: ask for fewer answers, tokens, or likeliest tokens",
+            "prompt_logprobs" if requests[0].sampling.logprobs is None else "logprobs",
+        )
+
+
+def logprobs_per_token(sampling: SamplingParams) -> int:
+    """Return how many log-probabilities come with each token of an answer."""
+    num_top = sampling.logprobs
+    return 0 if num_top is None else 1 + max(num_top, len(sampling.logprob_token_ids))
+
+
+def default_max_tokens(sampling: SamplingParams, num_prompt_tokens: int, num_answers: int) -> int:
+    """Return max_tokens for a client that set none: as many as may have their log-probabilities."""
+    per_token = num_answers * logprobs_per_token(sampling)
+    if not per_token:
+        return sampling.max_tokens
+    left = MAX_LOGPROBS - num_answers * _prompt_logprobs(sampling, num_prompt_tokens)
+    return max(1, sampling.min_tokens, min(sampling.max_tokens, left // per_token))
+
+
+def _prompt_logprobs(sampling: SamplingParams, num_prompt_tokens: int) -> int:
+    num_top = sampling.prompt_logprobs
+    return 0 if num_top is None else num_prompt_tokens * (num_top + 1)
 
 
 def truncated(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from coordinator.api.choice import ScoredToken
 from coordinator.api.responses import (
-    ChatLogprobs,
     CompletionLogprobs,
     PromptLogprob,
     TokenLogprob,
@@ -24,12 +25,17 @@ class TokenNames:
     def __init__(self, tokenizer: Tokenizer, *, are_ids: bool = False) -> None:
         self._tokenizer = tokenizer
         self._are_ids = are_ids
+        self._of_chat: dict[int, tuple[str, list[int]]] = {}  # found so far, by token id
+        self._texts: dict[int, str] = {}
 
     def of_chat(self, token_id: int) -> tuple[str, list[int]]:
         """Return a token's name and its bytes."""
-        piece = self._tokenizer.shown_bytes(token_id)
-        name = self._id(token_id) if self._are_ids else piece.decode("utf-8", errors="replace")
-        return name, list(piece)
+        found = self._of_chat.get(token_id)
+        if found is None:
+            piece = self._tokenizer.shown_bytes(token_id)
+            name = self._id(token_id) if self._are_ids else piece.decode("utf-8", errors="replace")
+            found = self._of_chat[token_id] = name, list(piece)
+        return found
 
     def of_completion(self, token_id: int) -> str:
         """Return a token's name."""
@@ -37,6 +43,12 @@ class TokenNames:
 
     def text(self, token_id: int) -> str:
         """Return a token's text; incomplete UTF-8 is escaped, as there is no field for bytes."""
+        found = self._texts.get(token_id)
+        if found is None:
+            found = self._texts[token_id] = self._text(token_id)
+        return found
+
+    def _text(self, token_id: int) -> str:
         piece = self._tokenizer.shown_bytes(token_id)
         try:
             return piece.decode("utf-8")
@@ -49,7 +61,7 @@ class TokenNames:
         return f"token_id:{token_id}"
 
 
-def chat_logprobs(tokens: Sequence[ScoredToken], names: TokenNames) -> ChatLogprobs:
+def chat_logprobs(tokens: Sequence[ScoredToken], names: TokenNames) -> list[TokenLogprob]:
     """Return a chat choice's log-probabilities: each token's name, bytes and top alternatives."""
     content: list[TokenLogprob] = []
     for token in tokens:
@@ -60,7 +72,7 @@ def chat_logprobs(tokens: Sequence[ScoredToken], names: TokenNames) -> ChatLogpr
         ]
         chosen = _chat_token(token.token_id, token.logprobs.chosen, names)
         content.append(TokenLogprob(*chosen, top_logprobs=top))
-    return ChatLogprobs(content)
+    return content
 
 
 def completion_logprobs(
@@ -89,23 +101,27 @@ def completion_logprobs(
 
 def prompt_logprobs(
     token_ids: Sequence[int], found: Sequence[TokenLogprobs], names: TokenNames, num_top: int
-) -> list[dict[str, PromptLogprob] | None]:
-    """Return a prompt's log-probabilities in vLLM's form.
+) -> list[msgspec.Raw]:
+    """Return the log-probabilities of some of a prompt's tokens in vLLM's form, encoded.
 
-    Per prompt token: token id |-> log-probability and rank in that place; None for the first.
+    Per prompt token: token id |-> log-probability and rank in that place.
     """
-    shown: list[dict[str, PromptLogprob] | None] = [None]
-    for token_id, logprobs in zip(token_ids[1:], found, strict=True):
+    shown: list[msgspec.Raw] = []
+    for token_id, logprobs in zip(token_ids, found, strict=True):
         ranked = {token_id: (logprobs.chosen, logprobs.rank)}
         for index, (top_id, logprob) in enumerate(_top(logprobs)[:num_top]):
             ranked.setdefault(top_id, (logprob, index + 1))
-        shown.append(
-            {
-                str(i): PromptLogprob(_finite(logprob), rank, names.text(i))
-                for i, (logprob, rank) in ranked.items()
-            }
-        )
+        entry = {
+            str(i): PromptLogprob(_finite(logprob), rank, names.text(i))
+            for i, (logprob, rank) in ranked.items()
+        }
+        shown.append(encoded(entry))
     return shown
+
+
+def encoded(value: object) -> msgspec.Raw:
+    """Return a part of a long answer as JSON, so that encoding the answer only copies it."""
+    return msgspec.Raw(msgspec.json.encode(value))
 
 
 def _top(logprobs: TokenLogprobs) -> list[tuple[int, float]]:

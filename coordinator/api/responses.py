@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 
 class PromptTokensDetails(Struct):
@@ -51,7 +51,7 @@ class TokenLogprob(Struct):
 class ChatLogprobs(Struct):
     """Log-probabilities of a chat choice."""
 
-    content: list[TokenLogprob]
+    content: list[Raw]  # encoded TokenLogprobs: all of a long answer at once would take too long
     refusal: None = None
 
 
@@ -103,7 +103,7 @@ class ChatCompletion(Struct, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
+    prompt_logprobs: list[Raw] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
@@ -152,6 +152,13 @@ class CompletionLogprobs(Struct):
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
+    def extend(self, more: CompletionLogprobs) -> None:
+        """Add those of the tokens that follow."""
+        self.tokens += more.tokens
+        self.token_logprobs += more.token_logprobs
+        self.top_logprobs += more.top_logprobs
+        self.text_offset += more.text_offset
+
 
 class CompletionChoice(Struct):
     """One completion, or in a stream its new content."""
@@ -161,7 +168,7 @@ class CompletionChoice(Struct):
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
     stop_reason: str | int | UnsetType | None = UNSET  # set with the finish reason
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
+    prompt_logprobs: list[Raw] | UnsetType = UNSET  # null or token id |-> PromptLogprob, encoded
     prompt_token_ids: list[int] | UnsetType = UNSET  # only in a choice's first chunk
     token_ids: list[int] | UnsetType = UNSET
 

@@ -31,6 +31,7 @@ class TextOptions:
     skip_special_tokens: bool = True
     echoes_special_tokens: bool = False  # show special tokens of an echoed prompt
     kept_ids: frozenset[int] = frozenset()  # special tokens that are never skipped
+    tells_prompt_logprobs: bool = False  # return the log-probabilities of the prompt's tokens
     tells_ids: bool = False  # return the ids of all tokens, whether their text is shown or not
 
 
@@ -49,6 +50,7 @@ def text_options(fields: GenerationFields) -> TextOptions:
         include_stop=bool(fields.include_stop_str_in_output or fields.no_stop_trim),
         min_tokens=fields.min_tokens or 0,
         skip_special_tokens=fields.skip_special_tokens is not False,
+        tells_prompt_logprobs=fields.prompt_logprobs is not None,
         tells_ids=bool(fields.return_token_ids),
     )
 

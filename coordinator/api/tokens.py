@@ -43,7 +43,7 @@ class TokenizeAnswer(Struct, kw_only=True):
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: list[str] | None = None
+    token_strs: list[str] | None = None  # as in the vocabulary
 
 
 class DetokenizeRequest(Struct, kw_only=True):
@@ -81,8 +81,8 @@ async def tokenize(request: web.Request) -> web.Response:
         raise InvalidRequest("the request needs either 'prompt' or 'messages'", "prompt")
     asker = counting(request[TRACE])
     token_ids = await _token_ids(body, context, asker)
-    shown = context.tokenizer.shown_texts
-    strs = await shown(token_ids, asker) if body.return_token_strs else None
+    strings = context.tokenizer.vocabulary_strings
+    strs = await strings(token_ids, asker) if body.return_token_strs else None
     answer = TokenizeAnswer(
         count=len(token_ids),
         max_model_len=context.max_model_len(),

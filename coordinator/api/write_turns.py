@@ -15,17 +15,21 @@ from collections.abc import Callable
 
 from pdserve.clock import Clock
 
-_NUM_PER_TURN = 8  # readers; after them, the event loop looks for requests and messages
+NUM_PER_TURN = 8  # readers; after them, the event loop looks for requests and messages
 _REST = 1.0  # seconds of rest for a second of turns
 _SHORTEST_REST_S = 0.001  # timers of event loops are no finer
 _LONGEST_REST_S = 0.05  # a process that had no core was not busy writing
 
 
 class WriteTurns:
-    """The readers that are due, first come, first served; one for all calls."""
+    """The readers that are due, first come, first served; one for all calls.
 
-    def __init__(self, clock: Clock) -> None:
+    Another one is for the pieces of long work (`long_work.py`), one of them per turn.
+    """
+
+    def __init__(self, clock: Clock, num_per_turn: int = NUM_PER_TURN) -> None:
         self._clock = clock
+        self._num_per_turn = num_per_turn
         self._due: deque[Callable[[], None]] = deque()
         self._is_set = False  # whether the next turn, or the end of this one, is scheduled
         self._begun_s = 0.0  # when this turn's readers began
@@ -36,6 +40,12 @@ class WriteTurns:
         self._due.append(reader)
         if not self._is_set:
             self._set()
+
+    async def next_turn(self) -> None:
+        """Return when it is the turn of the task that calls this."""
+        turn = asyncio.get_running_loop().create_future()
+        self.wake(lambda: None if turn.done() else turn.set_result(None))
+        await turn
 
     def _set(self) -> None:
         self._is_set = True
@@ -49,7 +59,7 @@ class WriteTurns:
         """Make a few readers ready to run. They run between `_begin` and `_end`."""
         loop = asyncio.get_running_loop()
         loop.call_soon(self._begin)
-        for _ in range(min(_NUM_PER_TURN, len(self._due))):
+        for _ in range(min(self._num_per_turn, len(self._due))):
             self._due.popleft()()
         loop.call_soon(self._end)
 

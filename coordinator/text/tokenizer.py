@@ -202,11 +202,16 @@ class Tokenizer:
 
         return await self._run(decode, asker, len(token_ids) > LONG_TEXT_CHARS)
 
-    async def shown_texts(self, token_ids: Sequence[int], asker: Asker = ANYBODY) -> list[str]:
-        """Return the text that each token adds in the middle of a text; in a thread if many."""
+    async def vocabulary_strings(
+        self, token_ids: Sequence[int], asker: Asker = ANYBODY
+    ) -> list[str]:
+        """Return the tokens as the vocabulary has them, so that none is ambiguous.
+
+        A token may be a part of a character, which is no text. In a thread if they are many.
+        """
 
         def show() -> list[str]:
-            return [self.shown_bytes(i).decode("utf-8", errors="replace") for i in token_ids]
+            return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
 
         return await self._run(show, asker, len(token_ids) > LONG_TEXT_CHARS)
 

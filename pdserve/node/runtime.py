@@ -28,6 +28,7 @@ from pdserve.engine.interface import StepReport
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.errors import ConfigError
 from pdserve.exposition import Exposition
+from pdserve.loop_watch import LoopWatch
 from pdserve.node.assembly import make_parts
 from pdserve.node.coordinator_link import CoordinatorLink
 from pdserve.node.cores import CorePlan, plan_cores, use_service_cores
@@ -210,8 +211,13 @@ class Node:
 
     async def serve(self, runner: ModelRunner, signals: StopSignals) -> None:
         """Accept legs until SIGTERM, then finish those in progress, within `drain_s`."""
-        services = self._services
         freeze_loaded_objects()
+        with LoopWatch() as watch:
+            self._parts.metrics.watch_loop(watch)
+            await self._serve(runner, signals)
+
+    async def _serve(self, runner: ModelRunner, signals: StopSignals) -> None:
+        services = self._services
         engine = asyncio.create_task(services.engine.run(runner, services))
         try:
             await self._enter(NodeState.READY)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from aiohttp import web
@@ -50,7 +50,7 @@ async def embeddings(request: web.Request) -> web.Response:
         try:
             events = await run.events()
         finally:
-            _account(trace, prompts, run.found)
+            _account(trace, prompts, run)
     trace.finish_reason = "stop"
     return web.Response(
         body=await asyncio.to_thread(_answer, body, context, trace, events),
@@ -92,14 +92,13 @@ def _embedder(
     return generation(f"embd-{trace.unique}-{index}", token_ids, sampling, terms, now_s)
 
 
-def _account(
-    trace: RequestTrace, prompts: Sequence[Sequence[int]], found: Mapping[int, TokenEvent]
-) -> None:
-    """Count the prompts that were computed, also those of a failed call."""
-    if found:
-        trace.was_served = True
-        trace.num_prompt_tokens = sum(len(prompts[index]) for index in found)
-        trace.num_cached_tokens = sum(event.cached_tokens for event in found.values())
+def _account(trace: RequestTrace, prompts: Sequence[Sequence[int]], run: PromptRun) -> None:
+    """Count the prompts that were sent to nodes, also those of a failed call."""
+    sent = [
+        len(ids) for ids, route in zip(prompts, run.routes, strict=False) if route.was_dispatched
+    ]
+    trace.num_prompt_tokens = trace.num_dispatched_tokens = sum(sent)
+    trace.num_cached_tokens = sum(event.cached_tokens for event in run.found.values())
 
 
 def _answer(

@@ -59,6 +59,7 @@ class CompactFormat:
     def __init__(self, answer_id: str, make_parts: Callable[[], AnswerParts]) -> None:
         self._id = answer_id
         self._make_parts = make_parts
+        self._texts: list[str] = []
 
     def opening(self, index: int, usage: responses.Usage | None) -> Sequence[bytes]:
         """See AnswerFormat."""
@@ -76,11 +77,14 @@ class CompactFormat:
         """See AnswerFormat."""
         return error_event(error)
 
-    def whole(self, deltas: Sequence[ChoiceDelta], usage: responses.Usage) -> bytes:
+    def take_in(self, delta: ChoiceDelta) -> None:
+        """See AnswerFormat."""
+        self._texts.append(delta.text)
+
+    def whole(self, usage: responses.Usage) -> bytes:
         """Return the summary as one item, without the model's reasoning."""
         parts = self._make_parts()
-        text = "".join(delta.text for delta in deltas)
-        summary = parts.push(text).content + parts.finish().content
+        summary = parts.push("".join(self._texts)).content + parts.finish().content
         item_id = f"cmp_{self._id.removeprefix('resp_')}_0"
         return msgspec.json.encode(
             CompactedResponse(

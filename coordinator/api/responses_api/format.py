@@ -91,10 +91,12 @@ class ResponseFormat:
         """Return the current response as JSON; it has no items before it ends."""
         return msgspec.json.encode(self._response)
 
-    def whole(self, deltas: Sequence[ChoiceDelta], usage: responses.Usage) -> bytes:
+    def take_in(self, delta: ChoiceDelta) -> None:
+        """Add new content to the whole response."""
+        self._take_in(delta)
+
+    def whole(self, usage: responses.Usage) -> bytes:
         """Return the whole response as JSON."""
-        for delta in deltas:
-            self._take_in(delta)
         return self._end(usage)
 
     # ---- parts ---------------------------------------------------------------------------------
@@ -131,7 +133,7 @@ class ResponseFormat:
         return told
 
     def _logprobs(self, tokens: list[ScoredToken]) -> list[responses.TokenLogprob]:
-        return chat_logprobs(tokens, self._names).content if self._shows_logprobs else []
+        return chat_logprobs(tokens, self._names) if self._shows_logprobs else []
 
     def _end(self, usage: responses.Usage) -> bytes:
         """Complete the response and pass it to `keep`; return it as JSON."""

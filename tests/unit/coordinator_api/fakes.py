@@ -71,12 +71,15 @@ def says(text: str, *, per_event: int = 1, pause_s: float = 0.0) -> Script:
     return script
 
 
+ON_NODES = Route("prefill-0", "decode-0")
+
+
 class FakeGeneration:
     """One scripted request; after `cancel` its listener is told RequestCancelled."""
 
     def __init__(self, request: GenerationRequest, script: Sequence[Step]) -> None:
         self.request = request
-        self.route = Route("prefill-0", "decode-0")
+        self.route = ON_NODES
         self.cancels: list[str] = []
         self.is_over = False
         self._script = script
@@ -175,6 +178,7 @@ class FakeGenerator:
     max_inflight: int = 300
     ready: bool = True
     start_error: Exception | None = None
+    route: Route = ON_NODES  # of all requests
     generations: list[FakeGeneration] = field(default_factory=list)
     started: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -182,6 +186,7 @@ class FakeGenerator:
         if self.start_error is not None:
             raise self.start_error
         generation = FakeGeneration(request, self.script(request))
+        generation.route = self.route
         self.generations.append(generation)
         self.started.set()
         return generation

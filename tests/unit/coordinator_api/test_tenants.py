@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coordinator.generation import GenerationRequest
+from coordinator.generation import GenerationRequest, Route
 from coordinator.tenants import Tenants
 from coordinator.tenants.key_book import KeyBook
 from coordinator.tenants.keys import hash_key
@@ -21,6 +22,7 @@ from pdserve.errors import ConfigError, NodeLost, Overloaded
 from tests.unit.coordinator_api.fakes import (
     MODEL,
     FakeGenerator,
+    Harness,
     Pause,
     Step,
     Tokens,
@@ -205,7 +207,7 @@ async def test_prompts_without_answers_are_charged_too(tenants: Tenants) -> None
             assert response.status == 429
 
 
-async def test_what_was_computed_of_a_call_that_fails_is_charged(tenants: Tenants) -> None:
+async def test_what_was_dispatched_of_a_call_that_fails_is_charged(tenants: Tenants) -> None:
     def script(request: GenerationRequest) -> list[Step]:
         is_first = request.token_ids[0] == 3
         return [Tokens([])] if is_first else [Pause(0.0), NodeLost("it is gone")]
@@ -213,8 +215,57 @@ async def test_what_was_computed_of_a_call_that_fails_is_charged(tenants: Tenant
     async with served(FakeGenerator(script), tenants=tenants) as api:
         async with api.embed(bearer("acme-1"), input=[[3] * 400, [4] * 300]) as response:
             assert response.status == 502
-        async with api.client.get("/v1/models", headers=bearer("acme-1")) as response:
-            assert response.headers["x-ratelimit-remaining-tokens"] == "600"
+        assert await tokens_left(api) == 300
+
+
+async def tokens_left(api: Harness) -> int:
+    async with api.client.get("/v1/models", headers=bearer("acme-1")) as response:
+        return int(response.headers["x-ratelimit-remaining-tokens"])
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+@pytest.mark.parametrize("endpoint", ["chat/completions", "completions", "embeddings"])
+@pytest.mark.parametrize("was_dispatched", [True, False])
+async def test_leaving_before_the_first_token_saves_nothing(
+    tenants: Tenants, endpoint: str, is_streaming: bool, was_dispatched: bool
+) -> None:
+    """The prompt is charged once it was sent to nodes; what left the waiting line is not."""
+    generator = FakeGenerator(lambda _: [Pause(until=asyncio.Event())])
+    if not was_dispatched:
+        generator.route = Route(None, None)
+    body: dict[str, Any] = {"model": MODEL, "stream": is_streaming}
+    match endpoint:
+        case "chat/completions":
+            body["messages"] = [{"role": "user", "content": "Hi there"}]
+        case "completions":
+            body |= {"prompt": [[3] * 100, [4] * 100], "n": 2}
+        case "embeddings":
+            body = {"model": MODEL, "input": [[3] * 100, [4] * 100]}
+    async with served(generator, tenants=tenants) as api:
+        calling = asyncio.create_task(
+            api.client.post(f"/v1/{endpoint}", json=body, headers=bearer("acme-1"))
+        )
+        await generator.started.wait()
+        calling.cancel()
+        async with asyncio.timeout(5):
+            await api.observer.over.wait()
+        prompts = {tuple(g.request.token_ids) for g in generator.generations}
+        num_tokens = sum(map(len, prompts)) if was_dispatched else 0
+        assert await tokens_left(api) == 1000 - num_tokens
+
+
+async def test_of_a_call_whose_second_prompt_is_refused_the_first_is_charged(
+    tenants: Tenants,
+) -> None:
+    def script(request: GenerationRequest) -> list[Step]:
+        if request.token_ids[0] == 4:
+            raise Overloaded("busy", 3.0)
+        return [Pause(until=asyncio.Event())]
+
+    async with served(FakeGenerator(script), tenants=tenants) as api:
+        async with api.complete(bearer("acme-1"), prompt=[[3] * 400, [4] * 300]) as response:
+            assert response.status == 429
+        assert await tokens_left(api) == 600
 
 
 async def test_a_key_that_is_no_text_is_nobodys(tenants: Tenants) -> None:

@@ -42,7 +42,19 @@ async def test_a_conversation_is_what_the_model_gets() -> None:
             assert response.status == 200
     assert found["tokens"] == api.generator.last.request.token_ids
     assert len(found["token_strs"]) == found["count"]
-    assert "".join(found["token_strs"]).startswith("<s><|user|>Hi ")
+    assert "".join(found["token_strs"]).startswith("<s><|user|>Hi")
+
+
+async def test_strings_of_tokens_are_the_vocabularys_own() -> None:
+    """As `convert_ids_to_tokens` has them: each names its token, also a part of a character."""
+    prompt = "a 𓀀鬱"
+    body = {"prompt": prompt, "return_token_strs": True}
+    async with served() as api, api.client.post("/tokenize", json=body) as response:
+        found = await response.json()
+    strings = found["token_strs"]
+    assert [tiny_tokenizer().token_id(string) for string in strings] == found["tokens"]
+    assert not any("\N{REPLACEMENT CHARACTER}" in string for string in strings)
+    assert len(strings) > len(prompt) + 1, "the characters are cut into bytes"
 
 
 @pytest.mark.parametrize(
