@@ -27,8 +27,6 @@
 namespace pdserve::attention {
 namespace {
 
-constexpr float kLog2E = 1.44269504088896341f;
-
 // The layout in which keys of type T are scored.
 template <class T>
 struct KeyForm {

@@ -9,6 +9,7 @@ namespace pdserve::attention {
 namespace {
 
 constexpr float kMinusInfinity = -__builtin_inff();
+constexpr float kLog2E = 1.44269504088896341f;
 
 // Masks all keys of a tile except [first, last), which the query may see.
 PDSERVE_INLINE void mask(float* scores, int first, int last, int num_keys) {

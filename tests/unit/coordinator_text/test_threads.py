@@ -21,18 +21,24 @@ class Work:
         self.done: list[str] = []
         self.may_end = threading.Event()
         self.has_begun = threading.Semaphore(0)
+        self.has_ended = threading.Semaphore(0)
 
     def of(self, name: str) -> Callable[[], None]:
         def work() -> None:
             self.has_begun.release()
             assert self.may_end.wait(10)
             self.done.append(name)
+            self.has_ended.release()
 
         return work
 
     async def began(self, num: int) -> None:
         for _ in range(num):
             assert await asyncio.to_thread(self.has_begun.acquire, timeout=10)
+
+    async def ended(self, num: int) -> None:
+        for _ in range(num):
+            assert await asyncio.to_thread(self.has_ended.acquire, timeout=10)
 
 
 async def test_a_neighbour_does_not_wait_for_all_of_a_flood() -> None:
@@ -56,6 +62,7 @@ async def test_who_leaves_keeps_the_turn_until_its_work_is_done() -> None:
     other = asyncio.create_task(pool.run(work.of("b"), Asker("b")))
     work.may_end.set()
     await other
+    await work.ended(NUM_THREADS + 1)
     assert sorted(work.done) == ["a"] * NUM_THREADS + ["b"], "what had not begun never does"
 
 
