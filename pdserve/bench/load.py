@@ -66,10 +66,12 @@ async def open_client(url: str, model: str) -> AsyncIterator[Client]:
         yield Client(session, url, model)
 
 
-def open_session(headers: Mapping[str, str] | None = None) -> aiohttp.ClientSession:
+def open_session(
+    headers: Mapping[str, str] | None = None, *, keeps_connections: bool = True
+) -> aiohttp.ClientSession:
     """Open a session without limits on connections and total time; callers set deadlines."""
     return aiohttp.ClientSession(
         headers=headers,
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, force_close=not keeps_connections),
         timeout=aiohttp.ClientTimeout(total=None),
     )

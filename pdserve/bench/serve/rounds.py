@@ -117,7 +117,10 @@ async def open_targets(
         targets = []
         for index, given in enumerate(urls):
             url = given.rstrip("/").removesuffix("/v1")
-            session = await stack.enter_async_context(open_session(headers))
+            # Some servers (llama.cpp's) close a connection after a stream without saying so.
+            session = await stack.enter_async_context(
+                open_session(headers, keeps_connections=False)
+            )
             model = models[index] if models else await _first_model(session, url)
             targets.append(Target(url, model, await _warm_client(session, url, model, plan)))
         yield targets

@@ -120,6 +120,23 @@ async def test_a_server_that_serves_neither_is_told() -> None:
                 pass
 
 
+async def test_no_connection_is_used_twice() -> None:
+    """A server may close it after a stream; the next request would then be lost on its way."""
+    ports: list[int] = []
+
+    async def answer(request: web.Request, body: Body) -> web.StreamResponse:
+        assert request.transport is not None
+        ports.append(request.transport.get_extra_info("peername")[1])
+        return await answer_all(request, body)
+
+    async with (
+        FakeServer(answer).running() as server,
+        open_targets([server.url], [], plan()) as targets,
+    ):
+        await serve(targets, plan(), ServeReport([], []))
+    assert len(set(ports)) == len(ports) == 13
+
+
 async def test_a_server_that_is_not_there_is_told() -> None:
     with pytest.raises(ClusterError, match="does not list its models"):
         async with open_targets(["http://127.0.0.1:1"], [], plan()):
