@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,10 +10,12 @@ from decode_node.arrival import Arrival
 from kv_transfer.puller import Puller
 from pdserve.clock import Clock
 from pdserve.config import Timeouts
-from pdserve.errors import MalformedMessage
+from pdserve.errors import MalformedMessage, StaleIncarnation, TicketInvalid
 from pdserve.node.session_client import Session
 from pdserve.node.subscription import Notice, Subscription
 from pdserve.protocol import Announcement, HandoffRecord
+
+log = logging.getLogger(__name__)
 
 _OLD: Final = 0.5  # share of its lifetime after which a ticket is renewed
 
@@ -44,7 +47,7 @@ class AnnouncedPulls:
             MalformedMessage: the handoff record does not match the leg or the announcements.
             PdserveError: the handoff ended, or a pull failed; as Arrival.pull.
         """
-        notice = first
+        notice, was_refused = first, False
         while True:
             message = notice.message
             if message.ticket and self._is_old(notice):
@@ -55,7 +58,15 @@ class AnnouncedPulls:
                 arrival.restart()
             if message.ticket:
                 transfer_s = self._timeouts.transfer_s
-                await arrival.pull(self._puller, message.ticket, self._clock, transfer_s)
+                try:
+                    await arrival.pull(self._puller, message.ticket, self._clock, transfer_s)
+                except (TicketInvalid, StaleIncarnation) as error:  # damaged on the way, perhaps
+                    if was_refused:
+                        raise
+                    log.warning("a ticket was refused, and is renewed: %s", error)
+                    was_refused = True
+                    notice = await subscription.renew()
+                    continue
             if isinstance(message, HandoffRecord):
                 _check_record(message, arrival)
                 return ReceivedHandoff(message, self._prefill_end_s(message, notice, session))

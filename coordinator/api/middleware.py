@@ -54,7 +54,7 @@ async def answer_everything(request: web.Request, handler: Handler) -> web.Strea
                 conclude(context, request[TRACE], CLIENT_GONE, "client_disconnected")
                 raise ConnectionResetError from error  # there is no client to answer
             reply = describe(error, trace.request_id, retry_after_s)
-            if reply.status == web.HTTPInternalServerError.status_code:
+            if reply.detail.code == "internal_error":
                 _log.exception("request %s failed", trace.request_id)
             return await _reply(request, context, reply)
         conclude(context, request[TRACE], response.status, None)

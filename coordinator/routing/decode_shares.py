@@ -1,8 +1,9 @@
 """Whose streams would give their places on a decode node to a new request.
 
-Nodes preempt streams of lower priorities, and those of payers of equal priority that have more
-places than their share (`decode_node/policies/places.py`). So a request does not wait until such
-streams end, however many there are.
+Nodes preempt streams of lower priorities, and those of a flood of equal priority that has more
+places than its share (`decode_node/policies/places.py`). So a request does not wait until such
+streams end, however many there are. A payer counts as a flood if the places would not hold its
+requests.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class DecodeShares(SlotArrays):
             if other.priority < newcomer.priority:
                 num_yielding += self._legs[:, column]
             elif other.priority == newcomer.priority and column != own:
-                theirs = np.minimum(self._legs[:, column], batch - own_legs)
+                legs = self._legs[:, column]
+                is_flood = legs + own_legs > max_batch
+                theirs = np.minimum(legs, batch - own_legs) * is_flood
                 share: Floats = np.ceil((own_legs + 1) * (other.weight / newcomer.weight))
                 kept = np.minimum(max_batch - own_legs, share.astype(np.int64))
                 num_yielding += np.maximum(theirs - np.maximum(kept, 0), 0)

@@ -43,7 +43,7 @@ class DecodesFirst(ABC):
         queues.held_back.stop()
         queues.kept_out = None
         self.line.look(queues)
-        make_way(queues, self)
+        make_way(queues, self, self.line.yields_to)
         decodes, chunks = self.compose(queues)
         self._charge(queues, decodes, chunks)
         return decodes + chunks

@@ -1,21 +1,25 @@
 """Whose places in a full batch are for others: a flood fills its own share, not the node.
 
-Payers of equal priority may use all places that nobody else wants. A request of a payer that has
-fewer places for its weight than another one is given one of the other's, as long as that leaves the
-other no fewer than itself. So places settle at equal shares, and nobody gives way in turns.
+Payers of equal priority may use all places that nobody else wants. If one has got more service than
+another, by over a burst (`FairShare.yields_to`), and has more places for its weight, requests of
+the other are given some of them, as long as that leaves the first one no fewer. So places settle at
+equal shares, and nobody gives way in turns. Payers that ask for about the same wait for each other.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 from pdserve.lifecycle import Targets
 
+YieldsTo: TypeAlias = Callable[[Request, Request], bool]  # as FairShare.yields_to
 
-def giving_way(queues: Queues, newcomer: Request) -> Iterator[Request]:
+
+def giving_way(queues: Queues, newcomer: Request, yields_to: YieldsTo) -> Iterator[Request]:
     """Yield the running requests that may be preempted for the newcomer, in that order."""
     targets = newcomer.targets
     surplus = _surplus(queues.streams, targets)
@@ -23,7 +27,11 @@ def giving_way(queues: Queues, newcomer: Request) -> Iterator[Request]:
         theirs = request.targets
         if theirs.priority < targets.priority:
             yield request
-        elif theirs.priority == targets.priority and surplus[theirs.payer] > 0:
+        elif (
+            theirs.priority == targets.priority
+            and surplus[theirs.payer] > 0
+            and yields_to(request, newcomer)
+        ):
             surplus[theirs.payer] -= 1
             yield request
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from decode_node.policies.interface import DecodePolicy
-from decode_node.policies.places import giving_way
+from decode_node.policies.places import YieldsTo, giving_way
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 
 
-def make_way(queues: Queues, policy: DecodePolicy) -> None:
+def make_way(queues: Queues, policy: DecodePolicy, yields_to: YieldsTo) -> None:
     """Preempt running requests for the first waiting request, if they have to give way to it.
 
     Preempts only as many as necessary, and none if preempting all of them would not be enough.
@@ -17,7 +17,7 @@ def make_way(queues: Queues, policy: DecodePolicy) -> None:
     newcomer = _first_to_preempt(queues, policy)
     if newcomer is None:
         return
-    victims = list(giving_way(queues, newcomer))
+    victims = list(giving_way(queues, newcomer, yields_to))
     if not victims or not _fits(queues, policy, newcomer, victims):
         return  # checked first, since it may hold for many steps
     preempted: list[Request] = []

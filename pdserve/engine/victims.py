@@ -38,9 +38,9 @@ class Victims:
     def in_order(self, running: Iterable[Request]) -> list[Request]:
         """Return the requests that may be preempted at all, in order of preemption."""
 
-        def key(request: Request) -> tuple[int, bool, float, float]:
-            priority, *others = _spared(request)
-            return priority, request.num_preemptions >= self.max_preemptions, *others
+        def key(request: Request) -> tuple[int, bool, tuple[int, float, float]]:
+            is_spared = request.num_preemptions >= self.max_preemptions
+            return request.targets.priority, is_spared, _spared(request)
 
         return sorted(filter(_can_give_way, running), key=key)
 

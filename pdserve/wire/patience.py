@@ -47,6 +47,7 @@ async def patience(limit_s: float, clock: Clock | None = None) -> AsyncIterator[
     """
     loop = asyncio.get_running_loop()
     counted = Patience(limit_s, clock or SystemClock())
+    timer: asyncio.TimerHandle | None = None
 
     def tick() -> None:
         nonlocal timer
@@ -60,4 +61,5 @@ async def patience(limit_s: float, clock: Clock | None = None) -> AsyncIterator[
         try:
             yield counted
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()

@@ -106,7 +106,9 @@ def test_equals_give_places_until_both_have_their_shares(
     num_yielding = int(shares.yielding(me, batch, np.full(shares.capacity, 12))[3])
     left = theirs - num_yielding
     assert 0 <= num_yielding <= theirs
-    if mine + left < 12:  # there is a place for one more of mine: they keep theirs
+    if mine + theirs <= 12:  # it is no flood
+        assert num_yielding == 0
+    elif mine + left < 12:  # there is a place for one more of mine: they keep theirs
         assert num_yielding == 0 or left >= (mine + 1) / weight > left - 1
     else:
         assert left >= 12 - mine

@@ -23,10 +23,13 @@ from pdserve.engine.scheduler import Queues
 from pdserve.errors import (
     GrammarFailed,
     MalformedMessage,
+    PdserveError,
     PeerLost,
     RequestCancelled,
     RequestEnded,
+    StaleIncarnation,
     StaleTicket,
+    TicketInvalid,
     TokenizerError,
 )
 from pdserve.grammar import CompiledGrammar, Vocabulary
@@ -572,6 +575,43 @@ async def test_tickets_that_grew_old_while_waiting_for_room_are_renewed(bench: B
     bench.record(ticket=make_ticket(8, 10))
     await asyncio.wait_for(taking, 1)
     assert bench.puller.parts == [(0, 8, 0, 4), (8, 10, 0, 4)]
+
+
+REFUSED = [TicketInvalid("no blocks"), StaleIncarnation("of incarnation 'x'")]
+
+
+@pytest.mark.parametrize("error", REFUSED)
+async def test_a_ticket_that_was_damaged_on_the_way_is_renewed(
+    bench: Bench, error: PdserveError
+) -> None:
+    bench.puller.error = error
+    bench.puller.gate.set()
+    taking = bench.take()
+    await turn()
+    bench.announce(0, 10)
+    await turn()
+    assert bench.exporter.num_renewals == 1
+    bench.puller.error = None
+    bench.announce(0, 10, is_restart=True)
+    bench.record()
+    await asyncio.wait_for(taking, 1)
+    assert bench.puller.parts == [(0, 10, 0, 4)] * 2
+
+
+@pytest.mark.parametrize("error", REFUSED)
+async def test_a_ticket_that_is_refused_twice_ends_the_intake(
+    bench: Bench, error: PdserveError
+) -> None:
+    bench.puller.error = error
+    bench.puller.gate.set()
+    taking = bench.take()
+    await turn()
+    bench.announce(0, 10)
+    await turn()
+    bench.announce(0, 10, is_restart=True)
+    with pytest.raises(type(error)):
+        await asyncio.wait_for(taking, 1)
+    assert bench.exporter.num_renewals == 1
 
 
 async def test_what_was_pulled_already_is_not_pulled_again_after_a_renewal(bench: Bench) -> None:

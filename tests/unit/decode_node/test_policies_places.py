@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from pdserve.config import DecodePolicyName
-from pdserve.engine.request import Request
+from pdserve.engine.request import Request, Scheduled
 from tests.unit.decode_node.batches import Batch
 from tests.unit.engine.fakes import decode_policy
 
 PLACES = 8
+SERVED = 150  # steps of 17 ms: more than a burst of service
 
 
 class FullBatch(Batch):
@@ -22,6 +23,7 @@ class FullBatch(Batch):
             self.decoding(payer="alice", max_tokens=10_000)
         for _ in range(PLACES):
             self.waiting(8, payer="alice")
+        self.step(SERVED)
 
     def ask(self, payer: str, count: int = 1, weight: float = 1.0) -> list[Request]:
         requests = [self.waiting(8, payer=payer) for _ in range(count)]
@@ -51,7 +53,6 @@ class FullBatch(Batch):
 @pytest.mark.parametrize("policy", ["max-batch", "tpot-cap", "slack-batch"])
 def test_another_payer_gets_a_place_at_once(policy: DecodePolicyName) -> None:
     batch = FullBatch(policy)
-    batch.step()
     (request,) = batch.ask("bob")
     batch.step()
     assert request in batch.queues.running
@@ -65,10 +66,19 @@ def test_alone_a_payer_uses_all_places_and_keeps_them() -> None:
     assert batch.num_preempted == 0
 
 
+def test_payers_that_got_about_the_same_wait_for_each_other() -> None:
+    batch = FullBatch()
+    batch.policy.line.charge_chunks(
+        [Scheduled(request, 1) for request in batch.ask("bob")], SERVED * 0.017
+    )
+    batch.step(5)
+    assert batch.places("bob") == batch.num_preempted == 0
+
+
 def test_two_floods_settle_at_equal_shares() -> None:
     batch = FullBatch()
     batch.ask("bob", PLACES)
-    batch.step(50)
+    batch.step(400)
     assert batch.places("alice") == batch.places("bob") == PLACES // 2
     assert batch.num_preempted == PLACES // 2, "nobody gives way in turns"
 
@@ -76,7 +86,7 @@ def test_two_floods_settle_at_equal_shares() -> None:
 def test_shares_go_by_weight() -> None:
     batch = FullBatch()
     batch.ask("bob", PLACES, weight=3.0)
-    batch.step(50)
+    batch.step(400)
     assert (batch.places("alice"), batch.places("bob")) == (2, 6)
 
 
