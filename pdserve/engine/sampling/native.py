@@ -69,11 +69,10 @@ def sample_natively(
         rows = [row for row, token_id in enumerate(token_ids) if token_id < 0]
         raise nothing_to_choose(logits[rows], [requests[row] for row in rows])
     tokens = [SampledToken(token_id) for token_id in token_ids]
-    values = logits.numpy()
     for row, chosen, top_ids, top_logprobs in logprobs:
         wanted_ids = wanted[row].logprob_token_ids
         if wanted_ids:
-            listed = listed_beside(values[row], token_ids[row], chosen, wanted_ids)
+            listed = listed_beside(logits[row].numpy(), token_ids[row], chosen, wanted_ids)
         else:
             listed = TokenLogprobs(chosen=chosen, top_ids=top_ids, top_logprobs=top_logprobs)
         tokens[row] = SampledToken(token_ids[row], listed)
