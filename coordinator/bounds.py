@@ -19,7 +19,12 @@ from coordinator.api.limits import MAX_ECHOED_TOKENS, MAX_LOGPROBS
 from coordinator.api.places import TENANT_SHARE, UNKNOWN_SHARE
 from coordinator.api.responses_api.frame_count import MAX_FRAGMENTS, MAX_UNREAD
 from coordinator.api.responses_api.socket_inbox import MAX_MESSAGE_BYTES
-from coordinator.api.sampling import MAX_STOP_CHARS, MAX_STOPS
+from coordinator.api.sampling import (
+    MAX_BAD_WORD_TOKENS,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+)
 from coordinator.text.chat_template import RENDER_LIMIT_S
 from coordinator.text.grammars.checker import CHECK_CPU_S, MAX_WAITING
 from coordinator.text.threads import NUM_THREADS
@@ -121,14 +126,16 @@ BOUNDS = (
     Bound(
         "Answers",
         f"{MAX_GENERATED}",
-        "its fair share (SCHEDULING.md)",
+        "as many on the nodes as leave a ninth of that for others, and its fair share of the "
+        "steps (SCHEDULING.md)",
         f"{_CLUSTER.max_inflight} on the nodes, {_CLUSTER.routing.max_waiting} in line",
         "400 for one call; 429 while too many wait",
     ),
     Bound(
         "Work at each sampled token",
-        f"{MAX_STOPS} stop strings of {MAX_STOP_CHARS} characters, {MAX_BAD_WORDS} bad words, "
-        f"{MAX_ALLOWED_IDS} allowed ids",
+        f"{MAX_STOPS} stop strings of {MAX_STOP_CHARS} characters, {MAX_BAD_WORDS} bad words of "
+        f"{MAX_BAD_WORD_TOKENS} tokens together, {MAX_LOGIT_BIAS} biases, {MAX_ALLOWED_IDS} "
+        "allowed ids",
         "-",
         "-",
         "400",

@@ -6,7 +6,7 @@ message names the argument, what was expected and what was found.
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -186,12 +186,24 @@ class Decoder:
     def workspace_bytes(self) -> int:
         """Size of the memory for activations, which grows with the largest step so far."""
 
+# Of one row: row, forbidden ids, biased ids, biases, ids seen in prompt or output, repetition
+# penalty, output ids, what to subtract from their logits. All arrays are one-dimensional; no id is
+# there twice, except for the forbidden ones.
+Edits: TypeAlias = tuple[
+    int,
+    NDArray[np.int32],
+    NDArray[np.int32],
+    NDArray[np.float32],
+    NDArray[np.int32],
+    float,
+    NDArray[np.int32],
+    NDArray[np.float32],
+]
+
 def sample(
     logits: Tensor,  # [num_rows, vocab_size] float32, strided but the last
     params: bytes,  # one RowParams (csrc/sampling/row.h) a row
-    # For each row with edits: row, forbidden ids, logit_bias, prompt (empty without a repetition
-    # penalty), output, repetition, frequency and presence penalty.
-    edits: list[tuple[int, list[int], dict[int, float], list[int], list[int], float, float, float]],
+    edits: list[Edits],
     variant: str = "",  # one of kernel_variants(), for tests
     masks: NDArray[np.int32] | None = None,  # [num_masked, ceil(vocab_size / 32)] bits
     masked_rows: list[int] = ...,  # [num_masked] the row of each mask

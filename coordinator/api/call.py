@@ -18,6 +18,7 @@ from coordinator.api.responses import PromptTokensDetails, Usage
 from coordinator.api.sampling import TextOptions
 from coordinator.generation import Generation, GenerationRequest, Route
 from pdserve.errors import InvalidRequest
+from pdserve.protocol import PromptLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +238,7 @@ class Call:
         early = self._unscored.pop(first, None)
         if early is not None:
             for choice in self._choices[first : first + self._plan.num_per_prompt]:
-                choice.score_prompt(event.prompt_logprobs)
+                choice.score_prompt(event.prompt_logprobs or PromptLogprobs())
             for of_sibling in early:
                 await self._take_in(of_sibling)
 

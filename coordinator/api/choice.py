@@ -13,7 +13,7 @@ import msgspec
 
 from coordinator.api.sampling import TextOptions
 from coordinator.text import IncrementalDetokenizer, StopMatcher, Tokenizer
-from pdserve.protocol import FinishReason, TokenEvent, TokenLogprobs
+from pdserve.protocol import FinishReason, PromptLogprobs, TokenEvent, TokenLogprobs
 
 MAX_SCORED = 128  # tokens with log-probabilities in one delta: they are encoded in one piece
 
@@ -60,7 +60,7 @@ class Choice:
         self._options = options
         self._echoed_ids = echoed_ids
         self._num_echoed = 0
-        self._prompt_logprobs: Sequence[TokenLogprobs] | None = None
+        self._prompt_logprobs: PromptLogprobs | None = None
         self._num_prompt_told = 0  # of the prompt's log-probabilities
         self._end_was_taken = False
         self._detokenizer = IncrementalDetokenizer(
@@ -97,7 +97,7 @@ class Choice:
         """Whether a stop string ended the choice; the nodes do not know of stop strings."""
         return self._matcher.matched is not None
 
-    def score_prompt(self, logprobs: Sequence[TokenLogprobs]) -> None:
+    def score_prompt(self, logprobs: PromptLogprobs) -> None:
         """Set the prompt's log-probabilities, from its second token on. Call before `push`."""
         self._prompt_logprobs = logprobs
 
@@ -134,9 +134,10 @@ class Choice:
         detokenizer.skip_special_tokens = (
             options.skip_special_tokens and not options.echoes_special_tokens
         )
-        for position in range(begin, self._num_echoed):
+        for position, logprobs in zip(
+            range(begin, self._num_echoed), self._echoed_logprobs(begin), strict=True
+        ):
             if self._prompt_logprobs is not None:
-                logprobs = self._prompt_logprobs[position - 1] if position else None
                 self._unshown.append(
                     ScoredToken(echoed[position], self._num_decoded_chars, logprobs)
                 )
@@ -178,6 +179,14 @@ class Choice:
             token_ids=token_ids,
         )
 
+    def _echoed_logprobs(self, begin: int) -> Sequence[TokenLogprobs | None]:
+        """Return those of the echoed tokens up to `_num_echoed`; the prompt's first has none."""
+        found, end = self._prompt_logprobs, self._num_echoed
+        if found is None:
+            return [None] * (end - begin)
+        first = [] if begin else [None][:end]
+        return [*first, *found.within(max(begin - 1, 0), end - 1)]
+
     @property
     def _has_scored(self) -> bool:
         """Whether there are tokens whose log-probabilities can be shown now."""
@@ -195,7 +204,7 @@ class Choice:
         if self._prompt_logprobs is None or not self._options.tells_prompt_logprobs:
             return ()
         begin = self._num_prompt_told
-        scores = self._prompt_logprobs[begin : begin + MAX_SCORED]
+        scores = self._prompt_logprobs.within(begin, begin + MAX_SCORED)
         self._num_prompt_told += len(scores)
         return scores
 

@@ -16,7 +16,7 @@ MAX_CHOICES = 128  # per prompt
 MAX_LOGPROBS = 20  # listed per token
 NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 MAX_ALLOWED_IDS = 16384
-MAX_BAD_WORDS = 128  # all are looked for at every token
+MAX_BAD_WORDS = 128
 BadWordText = Annotated[str, Meta(min_length=1, max_length=64)]
 
 

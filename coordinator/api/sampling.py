@@ -14,6 +14,8 @@ from pdserve.protocol import BadWord, SamplingParams
 
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
+MAX_LOGIT_BIAS = 1024  # entries; OpenAI allows 300
+MAX_BAD_WORD_TOKENS = 2048  # of all bad words, each tokenised with and without a space before it
 _NUM_KEYS_TOLD = 5  # invalid keys named in an error
 _LEAST_TOP_P = 1e-9  # small enough to keep only the likeliest token
 _SEED_BITS = 63
@@ -61,10 +63,20 @@ def choice_seed(seed: int, choice: int) -> int:
 
 
 async def bad_words(fields: GenerationFields, tokenizer: Tokenizer, asker: Asker) -> list[BadWord]:
-    """Return how each bad word is tokenised at the beginning of a text, and after a space."""
+    """Return how each bad word is tokenised at the beginning of a text, and after a space.
+
+    Raises InvalidRequest.
+    """
     words = [word.lstrip(" ") for word in fields.bad_words or []]
     texts = list(dict.fromkeys(space + word for word in words for space in ("", " ")))
     encoded = await tokenizer.encode_texts(texts, asker, add_special_tokens=False)
+    num_tokens = sum(map(len, encoded))
+    if num_tokens > MAX_BAD_WORD_TOKENS:
+        raise InvalidRequest(
+            f"'bad_words' are {num_tokens} tokens, with and without a space before each word; all "
+            f"together can be at most {MAX_BAD_WORD_TOKENS}: leave some out, or shorten them",
+            "bad_words",
+        )
     return [BadWord(token_ids=token_ids) for token_ids in encoded if token_ids]
 
 
@@ -133,8 +145,12 @@ def _ids(fields: GenerationFields, param: str, tokenizer: Tokenizer) -> list[int
 
 
 def _logit_bias(bias: dict[str, float], tokenizer: Tokenizer) -> dict[int, float]:
-    if len(bias) > tokenizer.num_ids:
-        raise InvalidRequest("'logit_bias' has more entries than there are tokens", "logit_bias")
+    if len(bias) > MAX_LOGIT_BIAS:
+        raise InvalidRequest(
+            f"'logit_bias' takes at most {MAX_LOGIT_BIAS} entries, not {len(bias)}; to allow only "
+            "some tokens, use 'allowed_token_ids'",
+            "logit_bias",
+        )
     if bad := [key for key in bias if not (key.isascii() and key.isdigit() and len(key) < 10)]:
         shown = ", ".join(repr(key[:64]) for key in bad[:_NUM_KEYS_TOLD])
         raise InvalidRequest(f"'logit_bias' has keys that are not token ids: {shown}", "logit_bias")

@@ -2,27 +2,26 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
+#include <span>
 
 namespace pdserve::sampling {
 
-struct Bias {
-    int64_t token_id;
-    float amount;
-};
+using Ids = std::span<const int32_t>;
+using Amounts = std::span<const float>;
 
+// Views of arrays that a request keeps between steps. Except for `forbidden`, no id is there twice.
 struct Edits {
-    std::vector<int64_t> forbidden;  // cannot be chosen in this step
-    std::vector<Bias> biases;  // no id twice
-    std::vector<int64_t> prompt;  // empty where there is no repetition penalty
-    std::vector<int64_t> output;
-    float repetition_penalty;  // 1: none
-    double frequency_penalty;
-    double presence_penalty;
+    Ids forbidden;  // cannot be chosen in this step
+    Ids biased;
+    Amounts biases;  // added
+    Ids seen;  // in prompt or output
+    float repetition_penalty;  // of these; 1: none
+    Ids output;
+    Amounts penalties;  // subtracted
 };
 
 // Applied in this order: forbidden tokens, biases, repetition penalty, the other penalties. Ids
-// outside of the vocabulary are ignored. counts: [vocab_size] zeros, and zeros again afterwards.
-void apply(const Edits& edits, float* logits, int64_t vocab_size, int32_t* counts);
+// outside of the vocabulary are ignored.
+void apply(const Edits& edits, float* logits, int64_t vocab_size);
 
 }  // namespace pdserve::sampling

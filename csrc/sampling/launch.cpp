@@ -5,8 +5,11 @@
 #include <cmath>
 #include <cstring>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
+
+#include <nanobind/ndarray.h>
 
 #include "../bind.h"
 #include "../build_name.h"
@@ -73,31 +76,37 @@ T field_as(nb::handle field, const char* expected) {
     return value;
 }
 
-std::vector<int64_t> ids_from(nb::handle field) {
-    const auto list = field_as<nb::list>(field, "lists of ids");
-    std::vector<int64_t> ids(list.size());
-    for (size_t i = 0; i < ids.size(); ++i) {
-        // Converted by hand, since histories are long and the type caster is slow.
-        ids[i] = PyLong_AsLongLong(PyList_GET_ITEM(list.ptr(), i));
-        if (ids[i] == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
+template <class T>
+using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// Borrowed from the caller's list, which outlives the view; so it must not be converted.
+template <class T>
+std::span<const T> view_of(nb::handle field, const char* expected) {
+    Array<T> array;
+    if (!nb::try_cast(field, array, false)) {
+        raise_type_error("edits", expected, nb::inst_name(field).c_str());
     }
-    return ids;
+    return {array.data(), array.size()};
 }
 
 Edits edits_from(nb::tuple fields) {
-    Edits edits{
-        .forbidden = ids_from(fields[1]),
-        .biases = {},
-        .prompt = ids_from(fields[3]),
-        .output = ids_from(fields[4]),
+    const Edits edits{
+        .forbidden = view_of<int32_t>(fields[1], "forbidden ids in an array of int32"),
+        .biased = view_of<int32_t>(fields[2], "biased ids in an array of int32"),
+        .biases = view_of<float>(fields[3], "biases in an array of float32"),
+        .seen = view_of<int32_t>(fields[4], "seen ids in an array of int32"),
         .repetition_penalty = field_as<float>(fields[5], "a number as repetition penalty"),
-        .frequency_penalty = field_as<double>(fields[6], "a number as frequency penalty"),
-        .presence_penalty = field_as<double>(fields[7], "a number as presence penalty"),
+        .output = view_of<int32_t>(fields[6], "output ids in an array of int32"),
+        .penalties = view_of<float>(fields[7], "penalties in an array of float32"),
     };
-    for (const auto& [token_id, amount] : field_as<nb::dict>(fields[2], "a dict of biases")) {
-        edits.biases.push_back({field_as<int64_t>(token_id, "an id of a bias"),
-            field_as<float>(amount, "a number as bias")});
-    }
+    const auto expect_as_many = [](Ids ids, Amounts amounts, const char* what) {
+        if (ids.size() != amounts.size()) {
+            raise_value_error("edits", std::to_string(ids.size()) + what,
+                std::to_string(amounts.size()));
+        }
+    };
+    expect_as_many(edits.biased, edits.biases, " biases");
+    expect_as_many(edits.output, edits.penalties, " penalties");
     return edits;
 }
 

@@ -112,7 +112,6 @@ void Workspace::reserve(int64_t vocab_size) {
     const size_t size = padded_size(vocab_size);
     if (weights.size() >= size) return;
     logits.resize(size);
-    counts.resize(size);
     spare.resize(size + 16);
     block_sums.resize(size / kBlock);
     weights.resize(size);  // last: where memory ran out, the next call tries again
@@ -129,7 +128,7 @@ Choice choose(const Row& row, const Kernels& kernels, Workspace& workspace) {
             std::copy_n(logits, row.vocab_size, changed);
         }
         if (row.edits != nullptr) {
-            apply(*row.edits, changed, row.vocab_size, workspace.counts.data());
+            apply(*row.edits, changed, row.vocab_size);
         }
         logits = changed;
     }

@@ -43,7 +43,6 @@ public:
     void reserve(int64_t vocab_size);
 
     std::vector<float> logits;  // edited
-    std::vector<int32_t> counts;  // zeros between rows
     std::vector<float> weights;
     std::vector<float> spare;
     std::vector<double> block_sums;

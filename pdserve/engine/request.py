@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdserve.block_hash import extend_hashes
+from pdserve.engine.row_edits import RowEdits
 from pdserve.grammar import CompiledGrammar
 from pdserve.lifecycle import NO_TARGETS, Lifecycle, Targets
 from pdserve.protocol import FinishReason, PrefixSource, SamplingParams, TokenLogprobs
@@ -34,6 +35,7 @@ class Request:
     cache_salt: str = ""
     grammar: CompiledGrammar | None = None  # of `sampling.grammar`; set before it is submitted
     allowed_words: npt.NDArray[np.int32] | None = None  # mask of `sampling.allowed_token_ids`
+    edits: RowEdits | None = None  # what changes its logits; made when it is first sampled
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens whose KV came from the prefix cache

@@ -19,7 +19,6 @@ def finish(request: Request, eos_token_ids: frozenset[int]) -> None:
     sampling = request.sampling
     token_id = request.output_token_ids[-1]
     num_output_tokens = len(request.output_token_ids)
-    # Same condition as `ending_token_ids`, without building the set.
     is_ending = token_id in sampling.stop_token_ids or (
         token_id in eos_token_ids and not sampling.ignore_eos
     )
@@ -28,10 +27,3 @@ def finish(request: Request, eos_token_ids: frozenset[int]) -> None:
         request.stop_token_id = token_id
     elif num_output_tokens >= sampling.max_tokens:
         request.finish_reason = FinishReason.LENGTH
-
-
-def ending_token_ids(request: Request, eos_token_ids: frozenset[int]) -> frozenset[int]:
-    """Return the tokens that end this request once it has `min_tokens` of output."""
-    sampling = request.sampling
-    stop_token_ids = frozenset(sampling.stop_token_ids)
-    return stop_token_ids if sampling.ignore_eos else stop_token_ids | eos_token_ids

@@ -54,7 +54,9 @@ class Legs:
         link = self._links.get(event.request_id)
         if link is None:
             return
-        if event.prompt_logprobs or event.embedding:  # several may be too large for one message
+        if (
+            event.prompt_logprobs is not None or event.embedding
+        ):  # several may be too large for one message
             link.send(TokenBatch(events=[event]))
         else:
             self._batches[link].events.append(event)

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 
 from pdserve.engine.request import Request, SampledToken
 from pdserve.lifecycle import Lifecycle, Targets
-from pdserve.protocol import DecodeLeg, PhaseTimes, PrefillLeg, PrefixSource, TokenEvent
+from pdserve.protocol import (
+    DecodeLeg,
+    PhaseTimes,
+    PrefillLeg,
+    PrefixSource,
+    PromptLogprobs,
+    TokenEvent,
+)
 
 
 def request_of(
@@ -46,7 +53,13 @@ def token_event(
         finish_reason=request.finish_reason,
         stop_token_id=request.stop_token_id,
         cached_tokens=request.num_cached_tokens,
-        prompt_logprobs=[] if index else request.prompt_logprobs,
+        prompt_logprobs=None if index else _prompt_logprobs(request),
         embedding=request.embedding,
         times=times,
     )
+
+
+def _prompt_logprobs(request: Request) -> PromptLogprobs | None:
+    if request.sampling.prompt_logprobs is None:
+        return None
+    return PromptLogprobs.of(request.prompt_logprobs)

@@ -4,6 +4,7 @@
     nodes.py      coordinator <-> node: identity, state and load of a node
     costs.py      node -> coordinator: what its steps and pulls cost
     legs.py       coordinator <-> node: the legs of a request, and their tokens
+    scores.py     node -> coordinator: log-probabilities of a prompt
     session.py    node <-> node: handoffs and prefixes
 
 Each has a protobuf message of the same name with the same fields (`proto/pdserve/wire`). They are
@@ -50,6 +51,7 @@ from pdserve.protocol.requests import (
     Slo,
     TokenLogprobs,
 )
+from pdserve.protocol.scores import PromptLogprobs
 from pdserve.protocol.session import (
     Announcement,
     ExporterWelcome,
@@ -90,6 +92,7 @@ __all__ = [
     "PrefixAnswer",
     "PrefixQuery",
     "PrefixSource",
+    "PromptLogprobs",
     "PullerHello",
     "Renew",
     "SamplingParams",

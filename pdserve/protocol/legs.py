@@ -12,6 +12,7 @@ from pdserve.errors import MalformedMessage
 from pdserve.protocol.message import Message
 from pdserve.protocol.nodes import NodeAddress
 from pdserve.protocol.requests import FinishReason, SamplingParams, Slo, TokenLogprobs
+from pdserve.protocol.scores import PromptLogprobs
 
 
 class PrefixSource(Message, frozen=True):
@@ -109,7 +110,7 @@ class TokenEvent(Message, frozen=True):
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the eos or stop token that ended the output
     cached_tokens: int = 0  # prompt tokens found in the prefix cache; sent with token 1
-    prompt_logprobs: list[TokenLogprobs] = []  # from the second prompt token on; sent with token 1
+    prompt_logprobs: PromptLogprobs | None = None  # if asked for; sent with token 1
     embedding: bytes = b""  # mean of the pooled states, float32 little-endian; sent at the end
     times: PhaseTimes | None = None  # sent with the node's last event of this request
 
@@ -130,8 +131,11 @@ class TokenBatch(Message, frozen=True):
         """All tokens as events.
 
         Raises:
-            MalformedMessage: the columns differ in length; raised before the first event.
+            MalformedMessage: columns differ in length; raised before the first event.
         """
+        for event in self.events:
+            if event.prompt_logprobs is not None:
+                event.prompt_logprobs.check()
         if not len(self.request_ids) == len(self.indices) == len(self.token_ids):
             raise MalformedMessage("TokenBatch: its columns differ in length")
         yield from self.events

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pdserve import _native
@@ -279,14 +280,22 @@ def arguments() -> dict[str, Any]:
     return {
         "logits": torch.zeros(2, 10),
         "params": packed() * 2,
-        "edits": [(1, [0], {1: -1.0, 2: 1}, [], [2], 1.0, 1.0, 0.5)],
+        "edits": [(1, ids(0), ids(1, 2), amounts(-1, 1), ids(), 1.0, ids(2), amounts(1.5))],
         "masks": np.array([[0b1111110000]], dtype=np.int32),
         "masked_rows": [0],
     }
 
 
+def ids(*values: int) -> NDArray[np.int32]:
+    return np.array(values, np.int32)
+
+
+def amounts(*values: float) -> NDArray[np.float32]:
+    return np.array(values, np.float32)
+
+
 def edit(**changes: object) -> list[tuple[object, ...]]:
-    fields = ("row", "endings", "biases", "prompt", "output", "repetition", "frequency", "presence")
+    fields = ["row", "forbidden", "biased", "biases", "seen", "repetition", "output", "penalties"]
     values = dict(zip(fields, arguments()["edits"][0], strict=True)) | changes
     return [tuple(values.values())]
 
@@ -310,11 +319,13 @@ ERRORS: list[tuple[str, Any, type[Exception], str]] = [
     ("edits", [(1, [])], ValueError, "edits: expected tuples of 8, found 2"),
     ("edits", edit(row=2), ValueError, "edits: expected rows below 2, found 2"),
     ("edits", edit(row=-1), ValueError, "edits: expected rows below 2, found -1"),
-    ("edits", edit(endings=(1,)), TypeError, "edits: expected lists of ids, found tuple"),
-    ("edits", edit(output=["a"]), TypeError, "int"),
-    ("edits", edit(output=[2**70]), OverflowError, "int too"),
-    ("edits", edit(biases={1: "a"}), TypeError, "edits: expected a number as bias, found str"),
-    ("edits", edit(presence=None), TypeError, "edits: .*presence penalty, found NoneType"),
+    ("edits", edit(forbidden=(1,)), TypeError, "edits: .*forbidden ids.*int32, found tuple"),
+    ("edits", edit(biased=np.array([1, 2])), TypeError, "edits: .*biased.*int32, found ndarray"),
+    ("edits", edit(biases=np.array([1.0, 2.0])), TypeError, "biases.*float32, found ndarray"),
+    ("edits", edit(biases=amounts(1)), ValueError, "edits: expected 2 biases, found 1"),
+    ("edits", edit(seen=ids(1, 2, 3)[::2]), TypeError, "edits: .*seen.*int32, found ndarray"),
+    ("edits", edit(output=ids(1, 2)), ValueError, "edits: expected 2 penalties, found 1"),
+    ("edits", edit(repetition=None), TypeError, "edits: .*repetition penalty, found NoneType"),
     ("masks", [1], TypeError, "masks: expected a CPU tensor, found list"),
     ("masks", np.zeros((1, 1), np.uint32), TypeError, "masks: expected dtype int32"),
     ("masks", np.zeros((2, 1), np.int32), ValueError, r"masks: .*\[1, 1\], found \[2, 1\]"),

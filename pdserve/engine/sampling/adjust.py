@@ -7,7 +7,6 @@ tensor operation per kind instead of one per request.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,8 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.request import Request
-from pdserve.engine.sampling.permitted import forbidden_ids
+from pdserve.engine.row_edits import Ids
+from pdserve.engine.sampling.permitted import edits_of
 
 
 def adjust_logits(
@@ -35,9 +35,11 @@ def adjust_logits(
     forbidden, biases = _Edits(vocab_size), _Edits(vocab_size)
     repetition, output = _Edits(vocab_size), _Edits(vocab_size)
     for row, request in enumerate(requests):
-        _gather_forbidden(forbidden, row, request, eos_token_ids)
-        _gather_biases(biases, row, request)
-        _gather_penalties(repetition, output, row, request)
+        changes = edits_of(request, eos_token_ids)
+        forbidden.add(row, changes.forbidden(request.output_token_ids), 0.0)
+        biases.add(row, changes.bias_ids, changes.bias_amounts)
+        repetition.add(row, changes.seen, request.sampling.repetition_penalty)
+        output.add(row, *changes.output)
     if not (forbidden or biases or repetition or output):
         return logits
     adjusted = logits.clone()
@@ -63,16 +65,16 @@ class _Edits:
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._rows: list[npt.NDArray[np.int64]] = []
-        self._ids: list[npt.NDArray[np.int64]] = []
+        self._ids: list[Ids] = []
         self._values: list[npt.NDArray[np.float32]] = []
 
     def __bool__(self) -> bool:
         return bool(self._rows)
 
-    def add(
-        self, row: int, token_ids: npt.NDArray[np.int64], values: npt.NDArray[Any] | float
-    ) -> None:
+    def add(self, row: int, token_ids: Ids, values: npt.NDArray[np.float32] | float) -> None:
         """Add values for a row. Ids without a logit are ignored: they cannot be sampled anyway."""
+        if not len(token_ids):
+            return
         known = (token_ids >= 0) & (token_ids < self._vocab_size)
         ids = token_ids[known]
         self._rows.append(np.full(len(ids), row))
@@ -86,30 +88,3 @@ class _Edits:
             for parts in (self._rows, self._ids, self._values)
         )
         return (rows, ids), values
-
-
-def _gather_forbidden(
-    forbidden: _Edits, row: int, request: Request, eos_token_ids: frozenset[int]
-) -> None:
-    ids = forbidden_ids(request, eos_token_ids)
-    if ids:
-        forbidden.add(row, np.array(sorted(ids), dtype=np.int64), 0.0)
-
-
-def _gather_biases(biases: _Edits, row: int, request: Request) -> None:
-    logit_bias = request.sampling.logit_bias
-    if logit_bias:
-        ids = np.array(list(logit_bias), dtype=np.int64)
-        biases.add(row, ids, np.array(list(logit_bias.values()), dtype=np.float64))
-
-
-def _gather_penalties(repetition: _Edits, output: _Edits, row: int, request: Request) -> None:
-    sampling = request.sampling
-    if sampling.repetition_penalty != 1.0:
-        seen = np.array(request.prompt_token_ids + request.output_token_ids, dtype=np.int64)
-        repetition.add(row, np.unique(seen), sampling.repetition_penalty)
-    if request.output_token_ids and (sampling.frequency_penalty or sampling.presence_penalty):
-        ids, counts = np.unique(
-            np.array(request.output_token_ids, dtype=np.int64), return_counts=True
-        )
-        output.add(row, ids, sampling.frequency_penalty * counts + sampling.presence_penalty)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,6 +22,19 @@ def listed_logprobs(logits: Tensor, token_id: int, listed_ids: Sequence[int]) ->
     """
     ids = [i for i in dict.fromkeys([token_id, *listed_ids]) if i < len(logits)]
     values: list[float] = torch.log_softmax(logits, dim=-1)[ids].tolist()
+    return TokenLogprobs(chosen=values[0], top_ids=ids, top_logprobs=values)
+
+
+def listed_beside(
+    logits: npt.NDArray[np.float32], token_id: int, chosen: float, listed_ids: Sequence[int]
+) -> TokenLogprobs:
+    """Return what `listed_logprobs` does, from `chosen`, the chosen token's log-probability.
+
+    All differ from their logits by the same amount, so there is no need to go over the vocabulary.
+    """
+    ids = [i for i in dict.fromkeys([token_id, *listed_ids]) if i < len(logits)]
+    shift = chosen - float(logits[token_id])
+    values: list[float] = (logits[ids].astype(np.float64) + shift).tolist()
     return TokenLogprobs(chosen=values[0], top_ids=ids, top_logprobs=values)
 
 

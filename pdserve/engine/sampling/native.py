@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import TypeAlias
 
 from torch import Tensor
 
@@ -15,15 +14,12 @@ from pdserve import _native
 from pdserve.engine.grammar import TokenMasks
 from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.sampling.limits import GREEDY_BELOW, nothing_to_choose
-from pdserve.engine.sampling.logprobs import listed_logprobs
-from pdserve.engine.sampling.permitted import forbidden_ids
-from pdserve.protocol import TokenLogprobs
+from pdserve.engine.sampling.logprobs import listed_beside
+from pdserve.engine.sampling.permitted import edits_of
+from pdserve.protocol import SamplingParams, TokenLogprobs
 
 # temperature, top_p, min_p, top_k, seed, position, logprobs: csrc/sampling/row.h: RowParams.
 _PARAMS = struct.Struct("=dddqQQq")
-_Edits: TypeAlias = tuple[
-    int, list[int], dict[int, float], list[int], list[int], float, float, float
-]
 _GREEDY = _PARAMS.pack(0.0, 1.0, 0.0, 0, 0, 0, -1)
 
 
@@ -76,7 +72,7 @@ def sample_natively(
     for row, chosen, top_ids, top_logprobs in logprobs:
         wanted_ids = wanted[row].logprob_token_ids
         if wanted_ids:
-            listed = listed_logprobs(logits[row], token_ids[row], wanted_ids)
+            listed = listed_beside(logits[row].numpy(), token_ids[row], chosen, wanted_ids)
         else:
             listed = TokenLogprobs(chosen=chosen, top_ids=top_ids, top_logprobs=top_logprobs)
         tokens[row] = SampledToken(token_ids[row], listed)
@@ -92,20 +88,25 @@ def _packed(request: Request) -> bytes:
         sampling.top_k,
         sampling.seed % 2**64,
         request.num_tokens,
-        -1 if sampling.logprobs is None else sampling.logprobs,
+        _num_ranked(sampling),
     )
 
 
-def _edits(row: int, request: Request, eos_token_ids: frozenset[int]) -> _Edits:
-    sampling = request.sampling
-    has_repetition = sampling.repetition_penalty != 1.0
+def _num_ranked(sampling: SamplingParams) -> int:
+    """Return how many of the likeliest tokens to find; -1: no log-probabilities at all."""
+    if sampling.logprobs is None:
+        return -1
+    return 0 if sampling.logprob_token_ids else sampling.logprobs
+
+
+def _edits(row: int, request: Request, eos_token_ids: frozenset[int]) -> _native.Edits:
+    edits = edits_of(request, eos_token_ids)
     return (
         row,
-        list(forbidden_ids(request, eos_token_ids)),
-        sampling.logit_bias,
-        request.prompt_token_ids if has_repetition else [],
-        request.output_token_ids,
-        sampling.repetition_penalty,
-        sampling.frequency_penalty,
-        sampling.presence_penalty,
+        edits.forbidden(request.output_token_ids),
+        edits.bias_ids,
+        edits.bias_amounts,
+        edits.seen,
+        request.sampling.repetition_penalty,
+        *edits.output,
     )

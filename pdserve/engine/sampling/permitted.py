@@ -1,4 +1,4 @@
-"""Which tokens a request's own parameters permit in this step, besides its grammar."""
+"""What a request's own parameters change and permit in this step, besides its grammar."""
 
 from __future__ import annotations
 
@@ -10,23 +10,17 @@ import numpy.typing as npt
 from pdserve.engine.grammar import TokenMasks
 from pdserve.engine.grammar.masks import WORD_BITS
 from pdserve.engine.request import Request
-from pdserve.engine.stopping import ending_token_ids
+from pdserve.engine.row_edits import RowEdits
 
 
-def forbidden_ids(request: Request, eos_token_ids: frozenset[int]) -> set[int]:
-    """Return the tokens that may not come next: ends before `min_tokens`, and ends of bad words.
-
-    Only the output is searched for the beginning of a bad word, not the prompt, as in vLLM.
-    """
-    sampling, output = request.sampling, request.output_token_ids
-    forbidden: set[int] = set()
-    if len(output) < sampling.min_tokens:
-        forbidden |= ending_token_ids(request, eos_token_ids)
-    for word in sampling.bad_words:
-        *begin, end = word.token_ids
-        if not begin or output[-len(begin) :] == begin:
-            forbidden.add(end)
-    return forbidden
+def edits_of(request: Request, eos_token_ids: frozenset[int]) -> RowEdits:
+    """Return what changes the request's logits in this step; made with its first step."""
+    edits = request.edits
+    if edits is None:
+        edits = RowEdits(request.sampling, request.prompt_token_ids, eos_token_ids)
+        request.edits = edits
+    edits.follow(request.output_token_ids)
+    return edits
 
 
 def with_allowed_ids(

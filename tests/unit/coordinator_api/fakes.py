@@ -21,7 +21,7 @@ from coordinator.generation import GenerationRequest, Listener, Route
 from coordinator.tenants import Tenants
 from coordinator.text import ChatTemplate, Tokenizer
 from pdserve.errors import RequestCancelled
-from pdserve.protocol import FinishReason, TokenEvent, TokenLogprobs
+from pdserve.protocol import FinishReason, PromptLogprobs, TokenEvent, TokenLogprobs
 from pdserve.slo import ServiceClasses
 from tests.unit.coordinator_api import made_tokenizers as made
 
@@ -140,7 +140,7 @@ class FakeGeneration:
             finish_reason=finish,
             stop_token_id=step.stop_token_id,
             cached_tokens=3 if index == 0 else 0,
-            prompt_logprobs=[] if index else self._prompt_logprobs(),
+            prompt_logprobs=None if index else self._prompt_logprobs(),
             embedding=b"" if self.request.sampling.pooling is None else self._embedding(),
         )
 
@@ -149,18 +149,19 @@ class FakeGeneration:
         ids = self.request.token_ids
         return np.array([len(ids), ids[0], ids[-1], -1.0], "<f4").tobytes()
 
-    def _prompt_logprobs(self) -> list[TokenLogprobs]:
+    def _prompt_logprobs(self) -> PromptLogprobs | None:
         """At position i: log-probability -i and rank i; tokens 1, 2 .. are likelier."""
         num_top = self.request.sampling.prompt_logprobs
         if num_top is None:
-            return []
+            return None
         top = list(range(1, num_top + 1))
-        return [
+        found = [
             TokenLogprobs(
                 chosen=-float(i), top_ids=top, top_logprobs=[-0.1 * n for n in top], rank=i
             )
             for i in range(1, len(self.request.token_ids))
         ]
+        return PromptLogprobs.of(found)
 
 
 def _logprobs(token_id: int, count: int, chosen: float) -> TokenLogprobs:

@@ -188,8 +188,11 @@ def test_listed_logprobs_are_of_the_chosen_token_and_those_asked_for() -> None:
     plain = torch.log_softmax(logits, dim=-1)[0].tolist()
     requests = [make_request([0], logprobs=2, logprob_token_ids=[9, 5, 9, 1000])]
     (token,) = sample(logits, requests, EOS)
-    assert sample_by_torch(logits, requests, EOS) == [token]
+    (by_torch,) = sample_by_torch(logits, requests, EOS)
     assert token.logprobs is not None
+    assert by_torch.logprobs is not None
+    assert by_torch.logprobs.top_ids == token.logprobs.top_ids
+    assert by_torch.logprobs.top_logprobs == pytest.approx(token.logprobs.top_logprobs)
     assert token.logprobs.top_ids == [token.token_id, 9, 5]
     assert token.logprobs.top_logprobs == pytest.approx([plain[i] for i in token.logprobs.top_ids])
     assert token.logprobs.chosen == token.logprobs.top_logprobs[0]

@@ -6,7 +6,7 @@ from typing import cast
 
 from pdserve.node.coordinator_link import CoordinatorLink
 from pdserve.node.legs import Legs
-from pdserve.protocol import TokenBatch, TokenEvent, TokenLogprobs
+from pdserve.protocol import PromptLogprobs, TokenBatch, TokenEvent
 
 
 class Link:
@@ -23,7 +23,7 @@ def test_scores_of_prompts_are_messages_of_their_own() -> None:
     legs, link = Legs(), Link()
     for name in ("plain", "scored", "other"):
         legs.open(name, cast(CoordinatorLink, link))
-    scores = [TokenLogprobs(chosen=-1.0, rank=2)]
+    scores = PromptLogprobs(chosen=[-1.0], ranks=[2])
     events = [
         TokenEvent(request_id="plain", index=0, token_ids=[1]),
         TokenEvent(request_id="scored", index=0, token_ids=[2], prompt_logprobs=scores),
