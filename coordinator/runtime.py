@@ -102,10 +102,10 @@ class Coordinator:
         try:
             await http.start()
             await nodes.set_serving(True)
+            freeze_loaded_objects()
             with LoopWatch() as watch:
                 self._metrics.watch_loop(watch)
                 async with self._rebalancing():
-                    freeze_loaded_objects()
                     attach_to = format_address(config.nodes_host, grpc_port)
                     log.info("%s at %s, nodes attach to %s", self._model.name, http.url, attach_to)
                     await signals.drain.wait()

@@ -15,6 +15,7 @@ from coordinator.api.choice import ChoiceDelta
 from coordinator.api.logprobs import TokenNames, completion_logprobs, prompt_logprobs
 from coordinator.api.sse import DONE, framed
 from coordinator.api.text_template import TextTemplate
+from coordinator.api.whole_choice import WholeChoice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,29 +112,6 @@ class PromptsShown:
         return self.token_ids[index // self.num_choices]
 
 
-@dataclass(slots=True)
-class _WholeChoice:
-    """A choice of a whole answer, of which more may come."""
-
-    choice: responses.CompletionChoice
-    texts: list[str]
-
-    def add(self, more: responses.CompletionChoice) -> None:
-        """Add what came next."""
-        choice = self.choice
-        self.texts.append(more.text)
-        choice.finish_reason, choice.stop_reason = more.finish_reason, more.stop_reason
-        if choice.logprobs is not None and more.logprobs is not None:
-            choice.logprobs.extend(more.logprobs)
-        if not isinstance(more.token_ids, UnsetType):
-            choice.token_ids = more.token_ids  # all come with the last delta
-
-    def complete(self) -> responses.CompletionChoice:
-        """Return the choice with all its text."""
-        self.choice.text = "".join(self.texts)
-        return self.choice
-
-
 class CompletionFormat:
     """Format of POST /v1/completions; a chunk has the same fields as a whole answer."""
 
@@ -155,7 +133,7 @@ class CompletionFormat:
         self._is_text_all = num_logprobs is None and not prompts.tells_ids  # chunks have only text
         self._text_chunks: dict[int, TextTemplate] = {}  # choice index |-> template
         self._begun: set[int] = set()  # indices of choices that have been encoded before
-        self._whole: dict[int, _WholeChoice] = {}  # by choice index
+        self._whole: dict[int, WholeChoice] = {}  # by choice index
 
     def opening(self, index: int, usage: responses.Usage | None) -> Sequence[bytes]:
         """Return no events: a text completion has no opening."""
@@ -177,14 +155,10 @@ class CompletionFormat:
 
     def take_in(self, delta: ChoiceDelta) -> None:
         """Add a choice's new content to the whole answer."""
-        choice = self._choice(delta)
-        whole = self._whole.get(delta.index)
-        if whole is None:
-            whole = self._whole[delta.index] = _WholeChoice(choice, [choice.text])
-        else:
-            whole.add(choice)
-        shown = whole.choice.prompt_logprobs
-        whole.choice.prompt_logprobs = self._prompts.add_logprobs(shown, delta, self._names)
+        whole = self._whole.setdefault(delta.index, WholeChoice())
+        whole.add(self._choice(delta))
+        shown = whole.prompt_logprobs
+        whole.prompt_logprobs = self._prompts.add_logprobs(shown, delta, self._names)
 
     def whole(self, usage: responses.Usage) -> bytes:
         """Return the answer with all choices."""

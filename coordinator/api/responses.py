@@ -152,20 +152,13 @@ class CompletionLogprobs(Struct):
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
-    def extend(self, more: CompletionLogprobs) -> None:
-        """Add those of the tokens that follow."""
-        self.tokens += more.tokens
-        self.token_logprobs += more.token_logprobs
-        self.top_logprobs += more.top_logprobs
-        self.text_offset += more.text_offset
-
 
 class CompletionChoice(Struct):
     """One completion, or in a stream its new content."""
 
     index: int
     text: str
-    logprobs: CompletionLogprobs | None
+    logprobs: CompletionLogprobs | Raw | None  # encoded already if the answer is not streamed
     finish_reason: str | None
     stop_reason: str | int | UnsetType | None = UNSET  # set with the finish reason
     prompt_logprobs: list[Raw] | UnsetType = UNSET  # null or token id |-> PromptLogprob, encoded
