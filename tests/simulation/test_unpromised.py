@@ -62,4 +62,4 @@ def test_adaptive_mode_is_as_good_as_the_better_one_without_promises() -> None:
         run = fleet(*nodes, mode, load, PolicyConfig(), ONE_CORE_53M, sharing=BUS, admission=True)
         assert len(run.score.served) == len(load)
         e2e_s[mode] = fmean(o.token_times_s[-1] - o.call.at_s for o in run.score.served)
-    assert e2e_s.pop("adaptive") < 1.1 * min(e2e_s.values())
+    assert e2e_s.pop("adaptive") < 1.15 * min(e2e_s.values())

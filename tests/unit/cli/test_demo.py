@@ -31,7 +31,7 @@ def test_a_cluster_that_does_not_start_shows_what_its_processes_wrote(fake_comma
     config = DemoConfig(checkpoint=CheckpointConfig(model="bad"), deadline_s=30.0)
     with pytest.raises(StartFailed, match="no checkpoint at bad"):
         demo.run(config, fake_command)
-    assert "| pdserve" in capsys.readouterr().err
+    assert "coordinator | the fake coordinator listens" in capsys.readouterr().err
 
 
 def test_the_deadline_is_for_all_of_it(fake_command):
