@@ -25,8 +25,8 @@ from coordinator.api.sampling import (
     MAX_STOP_CHARS,
     MAX_STOPS,
 )
-from coordinator.text.chat_template import RENDER_LIMIT_S
 from coordinator.text.grammars.checker import CHECK_CPU_S, MAX_WAITING
+from coordinator.text.template_process import MAX_MEMORY_BYTES, RENDER_CPU_S
 from coordinator.text.threads import NUM_THREADS
 from coordinator.text.threads import WAIT_S as TURN_WAIT_S
 from coordinator.text.tokenizer import LONG_TEXT_CHARS, PROBED_CHARS
@@ -95,9 +95,16 @@ BOUNDS = (
         "beyond the total, the new one",
     ),
     Bound(
-        "Tokenising, and rendering chat templates",
+        "Rendering a chat template",
+        f"{RENDER_CPU_S:g} s of CPU, {MAX_MEMORY_BYTES // 2**30} GiB",
+        "tenants take turns",
+        "one at a time, in a process of its own",
+        f"400; 429 after {TURN_WAIT_S:g} s, 504 at the request's time-out",
+    ),
+    Bound(
+        "Tokenising",
         f"what fits into the context: beyond {PROBED_CHARS} characters a token, a text's beginning "
-        f"decides; {RENDER_LIMIT_S:g} s of rendering",
+        f"decides",
         f"tenants take turns, of one text or {LONG_TEXT_CHARS} characters of short ones",
         f"{NUM_THREADS} threads for what is longer than {LONG_TEXT_CHARS} characters",
         f"400; 429 after {TURN_WAIT_S:g} s, 504 at the request's time-out",

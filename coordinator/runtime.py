@@ -95,6 +95,7 @@ class Coordinator:
         """
         config = self._config
         self._app[CONTEXT].grammars.begin()  # while nodes are still loading the model
+        beginning = asyncio.create_task(self._model.tokenizer.begin())
         raise_file_limit(self._app[CONTEXT].config.max_connections + OTHER_FILES)
         http = HttpServer(self._app, host=config.host, port=config.port)
         nodes = self._make_node_server()
@@ -112,6 +113,7 @@ class Coordinator:
                     log.info("draining %d requests", self._flow.num_inflight)
                     await _stop(http, signals, config.timeouts.drain_s)
         finally:
+            beginning.cancel()
             await nodes.stop(grace_s=0.1)
 
     # ---- parts ---------------------------------------------------------------------------------

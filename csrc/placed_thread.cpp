@@ -32,7 +32,7 @@ void PlacedThread::bind() {
     clock_ = clock;
     thread_ = thread;
     CPU_ZERO(&cores_);
-    CPU_ZERO(&set_cores_);
+    CPU_ZERO(&last_cores_);
     avoided_core_ = -1;
 }
 
@@ -60,30 +60,31 @@ void PlacedThread::return_core() {
 void PlacedThread::step_away(int core) {
     const std::lock_guard lock(mutex_);
     if (!learn_cores() || CPU_COUNT(&cores_) < 2) return;
-    avoided_core_ = core;
+    avoided_core_ = core;  // after learn_cores, which may forget the one before
     end_loan();
 }
 
 void PlacedThread::end_loan() {
+    learn_cores();
     cpu_set_t cores = cores_;
     if (avoided_core_ >= 0 && CPU_COUNT(&cores) > 1) CPU_CLR(avoided_core_, &cores);
     if (CPU_COUNT(&cores) > 0) set_cores(cores);
     has_loan_ = false;
 }
 
-// Whether it is known which cores the thread may use. If they are not those that were set here,
-// somebody else has decided anew.
+// Whether it is known which cores the thread may use. If they are others than last time, somebody
+// else has decided anew.
 bool PlacedThread::learn_cores() {
     cpu_set_t now;
     if (sched_getaffinity(thread_, sizeof(now), &now) != 0) return false;
-    if (CPU_EQUAL(&now, &set_cores_)) return true;
-    cores_ = now;
+    if (CPU_EQUAL(&now, &last_cores_)) return true;
+    cores_ = last_cores_ = now;
     avoided_core_ = -1;
     return true;
 }
 
 bool PlacedThread::set_cores(const cpu_set_t& cores) {
-    set_cores_ = cores;
+    last_cores_ = cores;
     return sched_setaffinity(thread_, sizeof(cores), &cores) == 0;
 }
 

@@ -52,8 +52,8 @@ private:
 
     std::mutex mutex_;  // guards what follows; has_loan_ may be read without it
     std::atomic<bool> has_loan_{false};
-    cpu_set_t cores_{};     // that it may use, as somebody else has set them
-    cpu_set_t set_cores_{};  // as last set here; empty: never
+    cpu_set_t cores_{};       // that it may use, as somebody else has set them
+    cpu_set_t last_cores_{};  // as last set here or found; empty: never
     int avoided_core_ = -1;
 };
 

@@ -84,6 +84,7 @@ async def _no_metrics() -> bytes:
 
 async def _close(app: web.Application) -> None:
     await app[CONTEXT].grammars.close()
+    await app[CONTEXT].tokenizer.close()
 
 
 def _fingerprint(model_name: str) -> str:

@@ -9,10 +9,9 @@ from typing import Any
 import jinja2
 import msgspec
 
-from coordinator.text.sandbox import ChatEnvironment, render
+from coordinator.text.sandbox import ChatEnvironment
 from pdserve.errors import InvalidRequest, TokenizerError
 
-RENDER_LIMIT_S = 2.0
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _FINAL_MESSAGE_END = "\ue000final message ends here\ue001"  # from a private use area
 # Errors that expressions in a template may raise on unexpected values.
@@ -60,14 +59,14 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
         self.source = source
-        self._special_tokens = dict(special_tokens or {})
+        self.special_tokens = dict(special_tokens or {})
         try:
             self._template = ChatEnvironment().from_string(source)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, SyntaxError, RecursionError) as error:
             raise TokenizerError(f"the chat template cannot be compiled: {error}") from error
 
-    def render(self, conversation: Conversation, *, limit_s: float = RENDER_LIMIT_S) -> str:
-        """Return the text of the prompt.
+    def render(self, conversation: Conversation) -> str:
+        """Return the text of the prompt, however long that takes (see template_process.py).
 
         Raises InvalidRequest, with the template's own message if it refuses the conversation.
         """
@@ -81,10 +80,10 @@ class ChatTemplate:
             )
         messages = list(conversation.messages)
         if not conversation.continue_final_message:
-            return self._render(conversation, messages, limit_s)
+            return self._render(conversation, messages)
         final = messages[-1]
         messages[-1] = final | {"content": final["content"] + _FINAL_MESSAGE_END}
-        text = self._render(conversation, messages, limit_s)
+        text = self._render(conversation, messages)
         end = text.rfind(_FINAL_MESSAGE_END)
         if end < 0:
             raise InvalidRequest(
@@ -93,11 +92,9 @@ class ChatTemplate:
             )
         return text[:end]
 
-    def _render(
-        self, conversation: Conversation, messages: list[dict[str, Any]], limit_s: float
-    ) -> str:
+    def _render(self, conversation: Conversation, messages: list[dict[str, Any]]) -> str:
         names = {
-            **self._special_tokens,
+            **self.special_tokens,
             **conversation.variables,
             "messages": messages,
             "tools": list(conversation.tools) or None,
@@ -105,7 +102,7 @@ class ChatTemplate:
             "add_generation_prompt": conversation.add_generation_prompt,
         }
         try:
-            return render(self._template, names, limit_s)
+            return self._template.render(names)
         except _TEMPLATE_ERRORS as error:
             what = str(error) or type(error).__name__
             raise InvalidRequest(f"the chat template failed: {what}", "messages") from error

@@ -8,6 +8,8 @@ token is added; `add_bos_token` in `tokenizer_config.json` merely describes it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,8 +19,9 @@ from coordinator.text.chat_template import ChatTemplate, Conversation
 from coordinator.text.checkpoint import load_chat_template
 from coordinator.text.parts import ToolFormat, detect_tool_format
 from coordinator.text.pieces import TokenPieces
+from coordinator.text.template_process import TemplateProcess, encoded, text_of
 from coordinator.text.threads import Asker, TextThreads
-from pdserve.errors import ContextLengthExceeded, InvalidRequest
+from pdserve.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 from pdserve.tokenizer_files import TokenizerConfig, prepare_backend, read_tokenizer
 
 T = TypeVar("T")
@@ -38,10 +41,13 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         config: TokenizerConfig | None = None,
         chat_template: ChatTemplate | None = None,
+        templates: TemplateProcess | None = None,
     ) -> None:
+        """Chats are rendered in the process `templates`; without one here, without any limits."""
         config = config or TokenizerConfig()
         self._backend = backend
         self.chat_template = chat_template
+        self.templates = templates
         self.named_special_tokens = config.named_special_tokens  # bos_token and so on
         prepare_backend(backend, config)
         self._pieces = TokenPieces(backend)
@@ -59,7 +65,19 @@ class Tokenizer:
         source = load_chat_template(folder, config)
         variables = config.named_special_tokens
         template = ChatTemplate(source, variables) if source is not None else None
-        return cls(backend, config, template)
+        templates = None if template is None else TemplateProcess(template)
+        return cls(backend, config, template, templates)
+
+    async def begin(self) -> None:
+        """Start the process that renders chats, before there are any."""
+        if self.templates is not None:
+            with suppress(Overloaded):  # chats try again
+                await self.templates.begin()
+
+    async def close(self) -> None:
+        """End the process that renders chats."""
+        if self.templates is not None:
+            await self.templates.close()
 
     @property
     def num_ids(self) -> int:
@@ -178,13 +196,18 @@ class Tokenizer:
                 "use /v1/completions"
             )
 
+        is_long = conversation.is_longer_than(LONG_TEXT_CHARS)
+        render = partial(template.render, conversation)
+        if self.templates is not None:
+            question = await self._run(partial(encoded, conversation), asker, is_long)
+            answer = await self.templates.render(question, asker)
+            render, is_long = partial(text_of, answer), len(answer) > LONG_TEXT_CHARS
+
         def render_and_encode() -> list[int]:
-            text = template.render(conversation)
             return self.encode_fitting(
-                text, add_special_tokens=conversation.add_special_tokens, max_tokens=max_tokens
+                render(), add_special_tokens=conversation.add_special_tokens, max_tokens=max_tokens
             )
 
-        is_long = conversation.is_longer_than(LONG_TEXT_CHARS)
         return await self._run(render_and_encode, asker, is_long)
 
     async def _run(self, work: Callable[[], T], asker: Asker, is_long: bool) -> T:

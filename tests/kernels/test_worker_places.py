@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +14,10 @@ import pytest
 import torch
 
 from pdserve import _native
+from pdserve.engine.native.linear import WeightKind
 from tests.kernels.cases import Shape, make_case
 from tests.kernels.test_attention import attend
+from tests.unit.engine_model.small_models import all_logits, random_tokens, small_model
 
 CORES = sorted(os.sched_getaffinity(0))[:2]
 BURN = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); print('on', flush=True)\n"
@@ -51,37 +54,54 @@ def neighbour(core: int) -> Iterator[None]:
 
 
 def worker() -> int:
-    """Id of the only worker thread."""
+    """Id of the only worker thread, once it sleeps: it decides nothing about its place then."""
     (found,) = [
-        int(thread.name)
+        thread
         for thread in Path("/proc/self/task").iterdir()
         if (thread / "comm").read_text() == "pdserve-kernel\n"
     ]
-    return found
+    deadline_s = time.monotonic() + 10
+    while (found / "stat").read_text().rpartition(")")[2].split()[0] != "S":
+        assert time.monotonic() < deadline_s
+        os.sched_yield()
+    return int(found.name)
+
+
+def said_anew(thread: int) -> int:
+    """Restrict a thread to one core, but not to the one to which it may have gone by itself."""
+    core = CORES[1] if os.sched_getaffinity(thread) == {CORES[0]} else CORES[0]
+    os.sched_setaffinity(thread, {core})
+    return core
 
 
 def test_a_worker_leaves_the_core_of_its_caller() -> None:
-    case = make_case(Shape(), [(40, 30), (1, 100)])
-    attend(case)
-    thread, (caller_core, other_core) = worker(), CORES
+    model = small_model(torch.float32)
+    decoder = model.native(WeightKind.FLOAT32)
+
+    def step() -> None:  # during which a worker looks for work, however late it wakes up
+        all_logits(decoder, model.kv_cache(), random_tokens(40, 1))
+
+    step()
+    caller_core, other_core = CORES
     os.sched_setaffinity(0, {caller_core})
-    with neighbour(other_core):  # so that Linux itself sees no better place
-        os.sched_setaffinity(thread, {caller_core})
-        os.sched_setaffinity(thread, CORES)
-        for _ in range(2000):
-            attend(case)
-            if os.sched_getaffinity(thread) == {other_core}:
+    with neighbour(other_core):  # so that Linux seldom sees a better place for it by itself
+        for _ in range(100):
+            os.sched_setaffinity(worker(), {caller_core})
+            step()
+            os.sched_setaffinity(worker(), CORES)
+            step()
+            if os.sched_getaffinity(worker()) == {other_core}:
                 break
-        assert os.sched_getaffinity(thread) == {other_core}
+        assert os.sched_getaffinity(worker()) == {other_core}
 
 
 def test_a_worker_may_stay_if_it_has_only_the_callers_core() -> None:
     case = make_case(Shape(), [(40, 30), (1, 100)])
     expected = attend(case)
-    os.sched_setaffinity(worker(), {CORES[0]})
-    os.sched_setaffinity(0, {CORES[0]})
+    core = said_anew(worker())
+    os.sched_setaffinity(0, {core})
     assert all(torch.equal(attend(case), expected) for _ in range(50))
-    assert os.sched_getaffinity(worker()) == {CORES[0]}
+    assert os.sched_getaffinity(worker()) == {core}
 
 
 def test_neighbours_on_all_cores_change_no_result() -> None:
@@ -99,9 +119,9 @@ def test_a_worker_minds_who_else_says_where_it_may_run() -> None:
         os.sched_setaffinity(0, {core})
         for _ in range(20):
             attend(case)
-    os.sched_setaffinity(worker(), {CORES[0]})
     os.sched_setaffinity(0, CORES)
-    with neighbour(CORES[0]):  # so that the caller waits for it, and would lend its core
+    core = said_anew(worker())
+    with neighbour(core):  # so that the caller waits for it, and would lend its core
         for _ in range(300):
             attend(case)
-    assert os.sched_getaffinity(worker()) == {CORES[0]}
+    assert os.sched_getaffinity(worker()) == {core}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -135,30 +134,12 @@ def test_special_tokens_given_as_objects(tmp_path: Path) -> None:
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
         ("{{ messages.append(1) }}", "unsafe"),
-        ("{{ 'x' * 1000000000 }}", "too long"),
-        ("{{ [0] * 1000000000 }}", "too long"),
-        ("{{ 9 ** 9 ** 9 }}", "too large"),
         ("{{ range(1000000000) | list }}", "range"),
-        (
-            "{% set ns = namespace(x='x' * 100000) %}"
-            "{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-            "exceeds",
-        ),
     ],
 )
 def test_errors_of_templates_are_the_clients(source: str, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         ChatTemplate(source).render(Conversation(messages=MESSAGES))
-
-
-@pytest.mark.parametrize("body", ["{{ i }}", "{% set x = i %}"])
-def test_a_runaway_template_is_stopped(body: str) -> None:
-    loops = "".join(f"{{% for {name} in range(90000) %}}" for name in "abci")
-    template = ChatTemplate(loops + body + "{% endfor %}" * 4)
-    started_s = time.perf_counter()
-    with pytest.raises(InvalidRequest, match="took longer than"):
-        template.render(Conversation(messages=MESSAGES), limit_s=0.1)
-    assert time.perf_counter() - started_s < 5
 
 
 def test_variables_cannot_replace_the_messages() -> None:

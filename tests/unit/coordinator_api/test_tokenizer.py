@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,27 @@ def test_unusable_checkpoints(files: dict[str, str], says: str, tmp_path: Path) 
         (tmp_path / name).write_text(text)
     with pytest.raises(TokenizerError, match=says):
         Tokenizer.from_checkpoint(tmp_path)
+
+
+async def test_chats_of_checkpoints_are_rendered_in_a_process(tmp_path: Path) -> None:
+    ours = Tokenizer.from_checkpoint(
+        made.write_checkpoint(
+            tmp_path,
+            made.byte_level_json(),
+            chat_template="{% if tools %}{{ 'x' * 100000000000 }}{% endif %}"
+            "{{ messages[0].content }}",
+        )
+    )
+    assert ours.chat_template is not None
+    try:
+        for content in ("hello", "hello " * LONG_TEXT_CHARS):
+            chat = Conversation(messages=[{"role": "user", "content": content}])
+            expected = ours.encode(ours.chat_template.render(chat), add_special_tokens=False)
+            assert await ours.encode_chat(chat) == expected
+            with pytest.raises(InvalidRequest, match="too much memory"):
+                await ours.encode_chat(replace(chat, tools=[{"name": "f"}]))
+    finally:
+        await ours.close()
 
 
 async def test_no_chat_template_is_said(tmp_path: Path) -> None:

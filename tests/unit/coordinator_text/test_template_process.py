@@ -1,0 +1,129 @@
+"""Chats are rendered in a process that hostile templates cannot leave, hold up or let grow."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from jinja2.defaults import DEFAULT_FILTERS
+
+from coordinator.text import ChatTemplate, Conversation
+from coordinator.text.template_process import TemplateProcess, encoded, text_of
+from coordinator.text.threads import Asker
+from pdserve.errors import DeadlineExceeded, InvalidRequest
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+CHAT = Conversation(messages=MESSAGES)
+DOUBLED = (
+    "{{% set ns = namespace(x={}) %}}{{% for i in range(40) %}}{{% set ns.x = {} %}}{{% endfor %}}"
+)
+ATTACKS = {
+    "repeat": "{{ 'x' * 100000000000 }}",
+    "power": "{{ (9 ** 999999) ** 999 }}",
+    "concat": DOUBLED.format("'x'", "ns.x ~ ns.x"),
+    "modulo": "{{ '%100000000000d' % 1 }}",
+    "center": "{{ 'x' | center(100000000000) }}",
+    "join": "{{ range(90000) | map('center', 90000) | join }}",
+    "replace": DOUBLED.format("'x'", "ns.x.replace('x', 'xxxx')"),
+    "wordwrap": "{{ ('x' * 90000000) | wordwrap(1) }}",
+    "nested lists": DOUBLED.format("[1]", "[ns.x, ns.x]") + "{{ ns.x }}",
+    "loops": "".join(f"{{% for {name} in range(90000) %}}" for name in "abcd") + "{% endfor %}" * 4,
+}
+ATTACKED = "".join(
+    f"{{% if messages[0].content == '{name}' %}}{attack}{{% endif %}}"
+    for name, attack in ATTACKS.items()
+)
+
+
+@asynccontextmanager
+async def rendering(source: str, cpu_s: float = 0.2) -> AsyncIterator[TemplateProcess]:
+    process = TemplateProcess(ChatTemplate(source, {"bos_token": "<s>"}), cpu_s)
+    try:
+        yield process
+    finally:
+        await process.close()
+
+
+async def render(process: TemplateProcess, chat: Conversation, asker: Asker | None = None) -> str:
+    return text_of(await process.render(encoded(chat), asker or Asker()))
+
+
+def saying(content: str) -> Conversation:
+    return Conversation(messages=[{"role": "user", "content": content}])
+
+
+async def test_it_renders_as_the_template_does() -> None:
+    source = "{{ bos_token }}{{ messages | tojson }}{{ tools }}{{ n }}{{ add_generation_prompt }}"
+    chat = Conversation(
+        messages=[{"role": "user", "content": 'é\n"\u2028'}, {"role": "assistant", "content": "a"}],
+        tools=[{"name": "f", "parameters": {"x": 10**30, "y": 1.5, "z": None}}],
+        variables={"n": [1, {"a": True}]},
+        continue_final_message=False,
+    )
+    async with rendering(source) as process:
+        for _ in range(2):
+            expected = ChatTemplate(source, {"bos_token": "<s>"}).render(chat)
+            assert await render(process, chat) == expected
+
+
+async def test_attacks_are_ended_and_the_next_chat_is_rendered() -> None:
+    async with rendering(ATTACKED + "{{ messages[0].content }}", cpu_s=0.1) as process:
+        for name in ATTACKS:
+            with pytest.raises(InvalidRequest, match="the chat template"):
+                await render(process, saying(name))
+            assert await render(process, saying("hello")) == "hello"
+
+
+def test_nothing_is_computed_when_a_template_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[str] = []
+    monkeypatch.setitem(DEFAULT_FILTERS, "upper", computed.append)
+    ChatTemplate("{{ 'x' | upper }}{% set a = 'x' | upper %}{{ ['x' | upper] ~ 'x' }}")
+    assert not computed
+
+
+async def test_what_the_template_refuses_names_its_parameter() -> None:
+    async with rendering("{{ raise_exception('roles must alternate') }}") as process:
+        with pytest.raises(InvalidRequest, match="roles must alternate") as caught:
+            await render(process, CHAT)
+        assert caught.value.param == "messages"
+        reserved = Conversation(messages=MESSAGES, variables={"tools": 1})
+        with pytest.raises(InvalidRequest) as caught:
+            await render(process, reserved)
+        assert caught.value.param == "chat_template_kwargs"
+
+
+async def test_what_is_no_text_is_refused() -> None:
+    async with rendering(r"{{ '\ud800' }}") as process:
+        with pytest.raises(InvalidRequest, match="no text"):
+            await render(process, CHAT)
+
+
+async def test_who_leaves_costs_others_no_new_start() -> None:
+    async with rendering("{{ messages[0].content }}") as process:
+        await process.begin()
+        pid = process.pid
+        leaving = asyncio.create_task(render(process, saying("x" * 1000)))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        assert await render(process, saying("hello")) == "hello"
+        assert process.pid == pid
+
+
+async def test_tenants_take_turns_and_deadlines_pass_while_waiting() -> None:
+    order: list[str] = []
+
+    async def ask(payer: str) -> None:
+        await render(process, CHAT, Asker(payer))
+        order.append(payer)
+
+    async with rendering("{{ messages[0].content }}") as process:
+        await process.begin()
+        calls = [asyncio.create_task(ask(payer)) for payer in "aaaab"]
+        late = asyncio.create_task(render(process, CHAT, Asker("c", time.monotonic() - 1.0)))
+        await asyncio.gather(*calls)
+        assert order.index("b") <= 2
+        with pytest.raises(DeadlineExceeded):
+            await late
