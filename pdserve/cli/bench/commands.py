@@ -22,6 +22,7 @@ from pdserve.cli.bench.config import (
     TransferConfig,
 )
 from pdserve.cli.bench.gateway_config import CoordinatorBenchConfig
+from pdserve.cli.bench.neighbours_config import NeighboursConfig
 from pdserve.cli.bench.speed_config import ServeBenchConfig, StepBenchConfig
 from pdserve.cli.cluster.parent_death import die_with_parent
 from pdserve.cli.exit_codes import OK
@@ -51,6 +52,7 @@ class Bench:
 BENCHES: Sequence[Bench] = (
     Bench("serve", "throughput and latency of any OpenAI-compatible servers", ServeBenchConfig),
     Bench("compare", "goodput of the three modes on the same requests", CompareConfig),
+    Bench("neighbours", "what one tenant feels of another, who attacks", NeighboursConfig),
     Bench("step", "engine step times beside the hardware's limits", StepBenchConfig),
     Bench("overhead", "cost of a decode step besides the model", OverheadConfig),
     Bench("transfer", "KV transfer speed, per transport, beside memcpy", TransferConfig),

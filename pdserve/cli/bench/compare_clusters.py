@@ -74,7 +74,7 @@ class Clusters:
         cluster = Cluster(self.cluster_config(contender, promise), on_line=self._on_line)
         async with cluster as running:
             model = (await running.status()).model
-            yield _RunningServer(running, model, await _max_model_len(running.url, model))
+            yield RunningServer(running, model, await max_model_len(running.url, model))
 
 
 def _together(engine: EngineConfig, num_nodes: int) -> EngineConfig:
@@ -87,7 +87,9 @@ def _together(engine: EngineConfig, num_nodes: int) -> EngineConfig:
     )
 
 
-class _RunningServer:
+class RunningServer:
+    """A cluster as a server that can be measured."""
+
     def __init__(self, cluster: Cluster, model: str, max_model_len: int) -> None:
         self.url = cluster.url
         self.model = model
@@ -119,11 +121,17 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-async def _max_model_len(url: str, model: str) -> int:
+async def max_model_len(url: str, model: str, key: str = "") -> int:
+    """Return the context length that a server states.
+
+    Raises:
+        ClusterError: it does not answer.
+    """
     limit = aiohttp.ClientTimeout(total=_REPLY_S)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         async with (
-            aiohttp.ClientSession(timeout=limit, raise_for_status=True) as session,
+            aiohttp.ClientSession(timeout=limit, raise_for_status=True, headers=headers) as session,
             session.get(f"{url}/v1/models") as response,
         ):
             listed = msgspec.json.decode(await response.read(), type=_Models)

@@ -1,0 +1,44 @@
+"""Config of `pdserve bench neighbours`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from pdserve.bench.neighbours.attacks import ATTACKS
+from pdserve.config import CheckpointConfig, ConfigStruct, Count, EngineConfig, Mode, Seconds
+from pdserve.errors import ConfigError
+
+
+class NeighboursConfig(ConfigStruct, frozen=True):
+    """Config of `pdserve bench neighbours`."""
+
+    attack: Annotated[
+        list[str], Meta(description="attacks, by their names in the table; empty: all")
+    ] = msgspec.field(default_factory=list)
+    round_s: Annotated[Seconds, Meta(description="time for each attack")] = 4.0
+    rate: Annotated[
+        float, Meta(gt=0, description="calls per second of the tenant that is attacked")
+    ] = 6.0
+    mode: Annotated[Mode, Meta(description="as of pdserve up")] = "disaggregated"
+    prefill: Annotated[
+        Annotated[int, Meta(ge=0)] | None, Meta(description="number of prefill nodes")
+    ] = None
+    decode: Annotated[Count, Meta(description="number of decode nodes")] = 1
+    json: Annotated[bool, Meta(description="print JSON")] = False
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    engine: EngineConfig = EngineConfig()
+
+    @property
+    def attacks(self) -> list[str]:
+        """Names of the attacks.
+
+        Raises:
+            ConfigError: one is not known.
+        """
+        for name in self.attack:
+            if name not in ATTACKS:
+                raise ConfigError(f'--attack "{name}" is none of {", ".join(ATTACKS)}')
+        return self.attack or list(ATTACKS)
