@@ -27,26 +27,15 @@ def extend_hashes(
 
     `token_slice(start, end)` returns the tokens at these positions; it is called for new ones only.
     """
-    for index in range(len(hashes), num_tokens // block_size):
-        parent = hashes[-1] if hashes else _root(salt)
-        tokens = array("q", token_slice(index * block_size, (index + 1) * block_size))
-        digest = hashlib.blake2b(tokens.tobytes(), digest_size=HASH_BYTES)
-        digest.update(parent)
-        hashes.append(digest.digest())
+    num_blocks = num_tokens // block_size
+    if num_blocks > len(hashes):
+        tokens = token_slice(len(hashes) * block_size, num_blocks * block_size)
+        hashes.extend(_chain(hashes[-1] if hashes else _root(salt), tokens, block_size))
 
 
 def iter_hashes(token_ids: Sequence[int], block_size: int, salt: str) -> Iterator[bytes]:
     """The hashes of the full blocks of `token_ids`, computed lazily."""
-    parent = _root(salt)
-    block_bytes = block_size * 8
-    stride = block_size * _BLOCKS_PER_PART
-    for first in range(0, len(token_ids), stride):
-        tokens = memoryview(array("q", token_ids[first : first + stride])).cast("B")
-        for end in range(block_bytes, len(tokens) + 1, block_bytes):
-            digest = hashlib.blake2b(tokens[end - block_bytes : end], digest_size=HASH_BYTES)
-            digest.update(parent)
-            parent = digest.digest()
-            yield parent
+    return _chain(_root(salt), token_ids, block_size)
 
 
 def hash_chain(token_ids: Sequence[int], block_size: int, salt: str) -> list[bytes]:
@@ -57,3 +46,16 @@ def hash_chain(token_ids: Sequence[int], block_size: int, salt: str) -> list[byt
 def _root(salt: str) -> bytes:
     """What stands in for the parent of a chain's first block."""
     return hashlib.blake2b(salt.encode(), digest_size=HASH_BYTES, person=b"salt").digest()
+
+
+def _chain(parent: bytes, token_ids: Sequence[int], block_size: int) -> Iterator[bytes]:
+    """The hashes of the full blocks of `token_ids`, which follow the block `parent`."""
+    block_bytes = block_size * 8
+    stride = block_size * _BLOCKS_PER_PART
+    for first in range(0, len(token_ids), stride):
+        tokens = memoryview(array("q", token_ids[first : first + stride])).cast("B")
+        for end in range(block_bytes, len(tokens) + 1, block_bytes):
+            digest = hashlib.blake2b(tokens[end - block_bytes : end], digest_size=HASH_BYTES)
+            digest.update(parent)
+            parent = digest.digest()
+            yield parent

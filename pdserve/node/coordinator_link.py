@@ -185,6 +185,7 @@ class CoordinatorLink:
         while True:
             for message in FROM_COORDINATOR.unwrap_all(await self._read(stream)):
                 self._handle(message)
+                await asyncio.sleep(0)  # many legs may come at once: steps must not wait for them
 
     def _handle(self, message: msgspec.Struct) -> None:
         match message:

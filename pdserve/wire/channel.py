@@ -14,6 +14,9 @@ MAX_MESSAGE_BYTES = 64 << 20  # a prompt of a million tokens is a few MB
 _COMMON = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # The receiver's buffer stays at 64 KiB. Else it grows to megabytes, and whatever comes while a
+    # process is behind waits behind all of them; in our outboxes callers have turns.
+    ("grpc.http2.bdp_probe", 0),
 ]
 
 

@@ -11,6 +11,7 @@ import grpc.aio
 import msgspec
 
 from pdserve.wire.convert import Envelope
+from pdserve.wire.message_queue import MessageQueue
 
 _ENOUGH_BYTES = 64 * 1024  # an envelope of this size is sent without further messages
 
@@ -31,12 +32,18 @@ class Outbox:
     """
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[msgspec.Struct] = asyncio.Queue()
-        self._has_ended = asyncio.Event()  # nothing is written any more
+        self._queue = MessageQueue()
+        self._is_filled = asyncio.Event()
+        self._is_writing = False
+        self._has_ended = False  # nothing is written any more
+        self._is_done = asyncio.Event()  # everything is written, or nothing will be any more
+        self._is_done.set()
 
     def send(self, message: msgspec.Struct) -> None:
-        """Queue a message; never blocks. The order is kept."""
-        self._queue.put_nowait(message)
+        """Queue a message; never blocks. For the order see MessageQueue."""
+        self._queue.add(message)
+        self._is_filled.set()
+        self._look()
 
     async def pump(self, stream: WritableStream, envelope: Envelope[Any]) -> None:
         """Write messages in order, until cancelled or the stream breaks.
@@ -49,32 +56,35 @@ class Outbox:
         """
         try:
             while True:
-                await self._write_next(stream, envelope)
+                await self._is_filled.wait()
+                self._is_filled.clear()
+                while self._queue:  # a message may have been cancelled since
+                    self._is_writing = True
+                    await stream.write(self._next(envelope))
+                    self._is_writing = False
+                self._look()
         finally:
-            self._has_ended.set()
+            self._has_ended = True
+            self._look()
 
     async def flush(self) -> None:
         """Wait until everything sent so far has been written, or `pump` has ended."""
-        waits = [asyncio.create_task(w) for w in (self._queue.join(), self._has_ended.wait())]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+        await self._is_done.wait()
 
-    async def _write_next(self, stream: WritableStream, envelope: Envelope[Any]) -> None:
-        """Wait for a message, and write it with those that have come since."""
-        proto = envelope.wrap(await self._queue.get())
-        num_messages, num_bytes = 1, 0
-        while not self._queue.empty():
+    def _next(self, envelope: Envelope[Any]) -> Any:
+        """Take the next message, with those that fit into one envelope with it."""
+        proto = envelope.wrap(self._queue.take())
+        num_bytes = 0
+        while self._queue:
             num_bytes += envelope.last_bytes(proto)
             if num_bytes >= _ENOUGH_BYTES:
                 break
-            envelope.add(self._queue.get_nowait(), proto)
-            num_messages += 1
-        await stream.write(proto)
-        for _ in range(num_messages):
-            self._queue.task_done()
+            envelope.add(self._queue.take(), proto)
+        return proto
+
+    def _look(self) -> None:
+        is_done = self._has_ended or not (self._queue or self._is_writing)
+        (self._is_done.set if is_done else self._is_done.clear)()
 
 
 @asynccontextmanager

@@ -59,7 +59,7 @@ async def _long_texts(attacker: Attacker, number: int) -> None:
 
 
 async def _tokenize(attacker: Attacker, number: int) -> None:
-    text = f"{number} " + "a b" * 200_000
+    text = f"{number} " + "a b" * 2_600
     await attacker.post("/tokenize", {"model": attacker.model, "prompt": text})
 
 
@@ -102,7 +102,7 @@ async def _echoes(attacker: Attacker, number: int) -> None:
 
 
 async def _grammars(attacker: Attacker, number: int) -> None:
-    names = {f"k{number}_{i}": {"type": "string", "pattern": f"(a|b){{1,{i}}}"} for i in range(64)}
+    names = {f"k{number}_{i}": {"type": "string", "pattern": f"(a|b){{1,{i}}}"} for i in range(16)}
     schema = {"type": "object", "properties": names, "required": list(names)}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     await attacker.post(
@@ -155,7 +155,7 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "small-frames": Attack("thousands of WebSocket messages of nothing", _small_frames, 2),
     "logprobs": Attack("as many log-probabilities as a call may ask for", _logprobs, 2),
     "long-texts": Attack("prompts of 652 kB", _long_texts, 16),
-    "tokenize": Attack("600 kB to /tokenize", _tokenize, 8),
+    "tokenize": Attack("texts that just fit, to /tokenize", _tokenize, 8),
     "many-ids": Attack("prompts of a million token ids", _many_ids, 2),
     "messages": Attack("chats of 4096 messages", _messages, 4),
     "unfinished": Attack("bodies of 16 MiB that never end", _unfinished, 60),
@@ -184,4 +184,4 @@ async def well_behaved(attacker: Attacker, number: int) -> None:
     await attacker.post(_COMPLETIONS, body)
 
 
-WELL_BEHAVED: Final = 8
+WELL_BEHAVED: Final = 128

@@ -494,7 +494,7 @@ async def test_a_receiver_that_raises_does_not_end_the_membership(
 
 def is_flushing(link: CoordinatorLink) -> bool:
     """Whether `leave` waits in its flush: nobody else waits for the end of the outbox."""
-    return link._outbox is not None and bool(link._outbox._has_ended._waiters)
+    return link._outbox is not None and bool(link._outbox._is_done._waiters)
 
 
 @pytest.mark.parametrize("how", ["stops reading", "is gone"])
