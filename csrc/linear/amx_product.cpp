@@ -5,7 +5,8 @@
 // the chain is interrupted, the sum is stored and loaded again, which does not round it. So a row's
 // result does not depend on other rows, bit for bit.
 //
-// With few rows, memory bandwidth is the limit: 4 panels are streamed side by side. With more, 2
+// With few rows, memory bandwidth is the limit. One row is multiplied by vectors, to the same bits
+// (one_row.h); else 4 panels are streamed side by side. With more, 2
 // panels by 2 tiles of rows share their loads, and the next panels are fetched meanwhile. The
 // inputs are cut into pieces, so that a piece of the panels stays in the L1 cache for all rows.
 // Weights of int8 are widened in the first pass over them, one tile ahead of its use.
@@ -14,6 +15,7 @@
 #include "../build_name.h"
 #include "finish.h"
 #include "kernel.h"
+#include "one_row.h"
 
 namespace pdserve::linear {
 namespace {
@@ -95,6 +97,14 @@ public:
         const int64_t end = first_panel + num_panels;
         while (first_panel < end) {
             const int64_t left = end - first_panel;
+#if defined(__AMX_BF16__)
+            if (num_rows_ == 1) {
+                first_panel = left == 1 ? multiply_one_row<1>(first_panel)
+                    : left < 4          ? multiply_one_row<2>(first_panel)
+                                        : multiply_one_row<4>(first_panel);
+                continue;
+            }
+#endif
             if (left == 1) {
                 first_panel = multiply<1, 1, kMostTileRows>(first_panel);
             } else if (num_rows_ <= kFewRows && left >= 4) {
@@ -148,6 +158,17 @@ private:
         }
     }
 
+#if defined(__AMX_BF16__)
+    template <int kPanels>
+    int64_t multiply_one_row(int64_t first_panel) {
+        alignas(64) float sums[kPanels * kPanelOutputs];
+        const uint8_t* panels = call_.weights + first_panel * call_.layout.panel_bytes;
+        multiply_row<kType, kPanels>(x_, panels, call_.layout, sums);
+        finish_.run(sums, kPanels * kPanelOutputs, first_row_, 1, first_panel, kPanels);
+        return first_panel + kPanels;
+    }
+#endif
+
     // Multiplies kPanels panels; returns the next one. The sums of kRows tiles of rows are in
     // registers together.
     template <int kPanels, int kRows, int kMostRows>
@@ -200,6 +221,9 @@ private:
             }
         });
         const bool is_first_pass = piece.row_tile == 0;
+        // After its last tiles, a stream goes on in the next panels.
+        const int64_t near_end = chunk.num_whole - kStreamAhead / kTileBytes;
+        const int64_t after_end = kStreamAhead + (kPanels - 1) * chunk.panel_bytes;
         const uint8_t* x = x_ + piece.row_tile * x_tile_bytes() + piece.first * kTileBytes;
         for (int64_t k = piece.first; k < piece.end; ++k, x += kTileBytes) {
             if (kIsInt8 && is_first_pass && k + 1 < piece.end) {
@@ -212,7 +236,7 @@ private:
                 constexpr int weights = kWeights + p % (8 - kWeights);
                 const uint8_t* tile = chunk.tile(p, k);
                 if (!kIsInt8 && kRows == 1 && is_first_pass) {
-                    prefetch(tile + kStreamAhead, kTileBytes);
+                    prefetch(tile + (k < near_end ? kStreamAhead : after_end), kTileBytes);
                 }
                 tiles_.load<weights>(tile, kTileRowBytes);
                 unrolled<kRows>([&](auto r) {
