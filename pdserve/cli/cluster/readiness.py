@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 
 from pdserve.cli.cluster.child import Child, Exit
 from pdserve.cli.cluster.plan import COORDINATOR
-from pdserve.cli.cluster.status import ClusterStatus, fetch_status
+from pdserve.cli.cluster.status import fetch_status
 from pdserve.cli.exit_codes import FAILED, StartFailed
 from pdserve.errors import ClusterError
+from pdserve.protocol.status import ClusterStatus
 
 _TICK_S = 0.1  # between two requests for /status
 
