@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from coordinator.flow import Flow
 from coordinator.registry import Member, Registry
-from pdserve.config import Timeouts
+from pdserve.config import SharedTimeouts
 from pdserve.errors import ConfigError, MalformedMessage, NodeIdTaken, PdserveError
 from pdserve.introduction import check_key
 from pdserve.kv_layout import KvLayout
@@ -47,7 +47,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         flow: Flow,
         model_id: str,
         welcome: Welcome,
-        timeouts: Timeouts,
+        timeouts: SharedTimeouts,
     ) -> None:
         self._registry = registry
         self._flow = flow

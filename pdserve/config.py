@@ -8,7 +8,7 @@ value; nothing here is ever assigned to.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -33,20 +33,32 @@ PrefixPull = Literal["auto", "always", "never"]
 TransportName = Literal["shm", "cuda_ipc", "ucx", "nccl", "tcp"]
 
 
+C = TypeVar("C", bound="ConfigStruct")
+
 WHOLE = {"commas": "belong to values"}  # `Meta.extra` of a list: a flag gives one value
 
 
 class ConfigStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of every config struct: immutable, keyword-only, and strict about unknown keys."""
 
+    def part(self, struct: type[C]) -> C:
+        """The fields that `struct`, a process's part of these settings, has too."""
+        names = struct.__struct_fields__
+        return struct(**{name: getattr(self, name) for name in names})
 
-class CheckpointConfig(ConfigStruct, frozen=True):
-    """Which checkpoint is served, under which name."""
+
+class WeightsConfig(ConfigStruct, frozen=True):
+    """Which checkpoint is loaded."""
 
     model: Annotated[
         str, Meta(description="checkpoint directory or hub id; empty: the demo model")
     ] = ""
     revision: Annotated[str | None, Meta(description="branch, tag or commit on the hub")] = None
+
+
+class CheckpointConfig(WeightsConfig, frozen=True):
+    """Which checkpoint is served, under which name."""
+
     served_model_name: Annotated[
         str | None, Meta(description="model name for clients (default: its own)")
     ] = None
@@ -183,14 +195,42 @@ class PrefixConfig(ConfigStruct, frozen=True):
     ] = ""
 
 
-class Timeouts(ConfigStruct, frozen=True):
-    """Every deadline that processes wait under, by stage. Each has a test."""
+class SharedTimeouts(ConfigStruct, frozen=True):
+    """The deadlines of every process, by stage. Each has a test."""
 
     heartbeat_s: Annotated[Seconds, Meta(description="interval between load reports")] = 0.5
     liveness_s: Annotated[
         Seconds, Meta(description="silence after which a peer counts as lost")
     ] = 5.0
     connect_s: Annotated[Seconds, Meta(description="deadline to attach or to open a session")] = 3.0
+    drain_s: Annotated[
+        Seconds, Meta(description="time to finish running requests after SIGTERM")
+    ] = 30.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, which becomes a ConfigError, if sound nodes would be given up."""
+        if self.heartbeat_s >= self.liveness_s:
+            raise ValueError(
+                f"`heartbeat_s` is {self.heartbeat_s:g}, but must be less than `liveness_s` "
+                f"({self.liveness_s:g}): else every node counts as lost between two reports"
+            )
+
+
+RequestDeadline = Annotated[
+    Seconds, Meta(description="deadline of a generation, from its start to its end")
+]
+REQUEST_S = 600.0
+
+
+class CoordinatorTimeouts(SharedTimeouts, frozen=True):
+    """The deadlines of a coordinator."""
+
+    request_s: RequestDeadline = REQUEST_S
+
+
+class NodeTimeouts(SharedTimeouts, frozen=True):
+    """The deadlines of a node."""
+
     reconnect_s: Annotated[Seconds, Meta(description="pause between attempts to attach")] = 0.25
     packing_s: Annotated[
         Seconds, Meta(description="how long to wait for another node to pack the weights")
@@ -204,20 +244,12 @@ class Timeouts(ConfigStruct, frozen=True):
         Seconds, Meta(description="deadline of fetching a prefix from elsewhere")
     ] = 2.0
     ticket_s: Annotated[Seconds, Meta(description="validity of a ticket for KV blocks")] = 30.0
-    request_s: Annotated[
-        Seconds, Meta(description="deadline of a generation, from its start to its end")
-    ] = 600.0
-    drain_s: Annotated[
-        Seconds, Meta(description="time to finish running requests after SIGTERM")
-    ] = 30.0
 
-    def __post_init__(self) -> None:
-        """Raise ValueError, which becomes a ConfigError, if sound nodes would be given up."""
-        if self.heartbeat_s >= self.liveness_s:
-            raise ValueError(
-                f"`heartbeat_s` is {self.heartbeat_s:g}, but must be less than `liveness_s` "
-                f"({self.liveness_s:g}): else every node counts as lost between two reports"
-            )
+
+class Timeouts(NodeTimeouts, frozen=True):
+    """The deadlines of a whole cluster."""
+
+    request_s: RequestDeadline = REQUEST_S
 
 
 class NodeConfig(ConfigStruct, frozen=True):
@@ -241,13 +273,13 @@ class NodeConfig(ConfigStruct, frozen=True):
     checksums: Annotated[
         bool, Meta(description="verify the bytes of every pulled block (CPU only)")
     ] = False
-    checkpoint: CheckpointConfig = CheckpointConfig()
+    checkpoint: WeightsConfig = WeightsConfig()
     engine: EngineConfig = EngineConfig()
     profile: ProfileConfig = ProfileConfig()
     policy: PolicyConfig = PolicyConfig()
     handoff: HandoffConfig = HandoffConfig()
     prefix: PrefixConfig = PrefixConfig()
-    timeouts: Timeouts = Timeouts()
+    timeouts: NodeTimeouts = NodeTimeouts()
 
     def __post_init__(self) -> None:
         """Raise ValueError, which becomes a ConfigError, if an address cannot be reached."""
@@ -347,7 +379,7 @@ class CoordinatorConfig(ConfigStruct, frozen=True):
     answers: AnswerConfig = AnswerConfig()
     routing: RoutingConfig = RoutingConfig()
     access: AccessConfig = AccessConfig()
-    timeouts: Timeouts = Timeouts()
+    timeouts: CoordinatorTimeouts = CoordinatorTimeouts()
 
     @property
     def nodes_host(self) -> str:
