@@ -16,7 +16,11 @@ from msgspec import Meta
 from pdserve.addresses import check_addresses, check_own_host
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES
 
-Seconds = Annotated[float, Meta(gt=0, le=1e6)]  # timers and gRPC count in limited integers
+# `extra` has the unit that docs/SETTINGS.md says. Timers and gRPC count in limited integers.
+Seconds = Annotated[float, Meta(gt=0, le=1e6, extra={"unit": "seconds"})]
+Tokens = Annotated[int, Meta(ge=0, extra={"unit": "tokens"})]
+Requests = Annotated[int, Meta(ge=1, extra={"unit": "requests"})]
+Size = Annotated[str, Meta(extra={"unit": "bytes"})]  # read by `parse_bytes`
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
 Mode = Literal["disaggregated", "colocated", "adaptive"]
@@ -85,11 +89,11 @@ class EngineConfig(ConfigStruct, frozen=True):
     ] = 0
     cpus: Annotated[str, Meta(description='cores to run on, such as "0,2-3"; empty: all')] = ""
     block_size: Annotated[
-        int,
-        Meta(ge=0, description="tokens per KV block; 0: 16, on CPUs 16 to 64 by model"),
+        Tokens,
+        Meta(description="tokens per KV block; 0: 16, on CPUs 16 to 64 by model"),
     ] = 0
     kv_memory: Annotated[
-        str,
+        Size,
         Meta(
             description='KV cache size, such as "512MiB"; auto: a quarter of free memory, <= 4 GiB'
         ),
@@ -99,17 +103,19 @@ class EngineConfig(ConfigStruct, frozen=True):
         Meta(description="allocate all KV memory at start instead of on demand"),
     ] = False
     max_model_len: Annotated[
-        int,
-        Meta(ge=0, description="maximum prompt + output tokens per request; 0: the model's limit"),
+        Tokens,
+        Meta(description="maximum prompt + output tokens per request; 0: the model's limit"),
     ] = 0
-    token_budget: Annotated[Count, Meta(description="maximum tokens computed in a step")] = 512
-    max_batch_size: Annotated[Count, Meta(description="maximum requests in a step")] = 64
+    token_budget: Annotated[
+        Count, Meta(description="maximum tokens computed in a step", extra={"unit": "tokens"})
+    ] = 512
+    max_batch_size: Annotated[Requests, Meta(description="maximum requests in a step")] = 64
     packed_dir: Annotated[
         str,
         Meta(description="cache of packed weights; empty: ~/.cache/pdserve/weights"),
     ] = ""
     packed_limit: Annotated[
-        str, Meta(description='size of that cache, such as "64GiB"; 0: no cache')
+        Size, Meta(description='size of that cache, such as "64GiB"; 0: no cache')
     ] = "64GiB"
     prefix_cache: Annotated[bool, Meta(description="reuse the KV of equal prompt prefixes")] = True
 
@@ -136,16 +142,15 @@ class PolicyConfig(ConfigStruct, frozen=True):
         PrefillPolicyName, Meta(description="which prompts are computed first")
     ] = "edf-slack"
     prefill_chunk: Annotated[
-        int,
-        Meta(ge=0, description="tokens after which other prompts may go first; 0: automatic"),
+        Tokens,
+        Meta(description="tokens after which other prompts may go first; 0: automatic"),
     ] = 0
     decode_policy: Annotated[DecodePolicyName, Meta(description="how large decode batches get")] = (
         "tpot-cap"
     )
     local_chunk: Annotated[
-        int,
+        Tokens,
         Meta(
-            ge=0,
             description="prompt tokens per step beside decoding requests; 0: as their TPOT allows",
         ),
     ] = 0
@@ -171,6 +176,7 @@ class HandoffConfig(ConfigStruct, frozen=True):
         Meta(
             ge=0,
             description="announce KV layer by layer if a step has at least this much; 0: never",
+            extra={"unit": "bytes"},
         ),
     ] = 1 << 20
     pinned_limit: Annotated[
@@ -187,7 +193,7 @@ class PrefixConfig(ConfigStruct, frozen=True):
         Meta(description="fetch prefixes from other nodes; auto: if faster than computing"),
     ] = "auto"
     tier_memory: Annotated[
-        str, Meta(description='second cache for evicted prefixes, such as "8GiB"; 0: none')
+        Size, Meta(description='second cache for evicted prefixes, such as "8GiB"; 0: none')
     ] = "0"
     tier_dir: Annotated[
         str,
@@ -308,7 +314,7 @@ class RoutingConfig(ConfigStruct, frozen=True):
         DEFAULT_CLASS
     )
     max_waiting: Annotated[
-        Count, Meta(description="maximum requests without a promise that wait for capacity")
+        Requests, Meta(description="maximum requests without a promise that wait for capacity")
     ] = 1024
     rebalance: Annotated[
         bool,
@@ -373,7 +379,7 @@ class CoordinatorConfig(ConfigStruct, frozen=True):
         Meta(description="which nodes compute prompts; colocated: decode nodes; adaptive: either"),
     ] = "disaggregated"
     max_inflight: Annotated[
-        Count, Meta(description="maximum requests on the nodes; others wait or are refused")
+        Requests, Meta(description="maximum requests on the nodes; others wait or are refused")
     ] = 1024
     checkpoint: CheckpointConfig = CheckpointConfig()
     answers: AnswerConfig = AnswerConfig()

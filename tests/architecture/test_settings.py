@@ -12,7 +12,7 @@ import pytest
 
 from pdserve.cli.cluster.config import ClusterConfig
 from pdserve.cli.cluster.plan import Machine, plan_cluster
-from pdserve.cli.flags import Flag, flags_of
+from pdserve.cli.settings import Setting, settings_of
 from pdserve.config import ConfigStruct, CoordinatorConfig, NodeConfig
 from tests.architecture.repository import PACKAGES, ROOT
 
@@ -26,18 +26,18 @@ def test_a_node_reads_all_its_settings() -> None:
 
 
 def test_up_reads_its_own_settings() -> None:
-    own = [flag for flag in flags_of(ClusterConfig) if len(flag.path) == 1]
+    own = [flag for flag in settings_of(ClusterConfig) if len(flag.path) == 1]
     unread_by_it = unread(ClusterConfig, "pdserve.cli.up")
-    assert [flag.dest for flag in own if flag.dest in unread_by_it] == []
+    assert [flag.name for flag in own if flag.name in unread_by_it] == []
 
 
-SECTIONS = [flag for flag in flags_of(ClusterConfig) if len(flag.path) > 1]
+SECTIONS = [flag for flag in settings_of(ClusterConfig) if len(flag.path) > 1]
 PLACED = ["engine.cpus", "engine.device"]  # each node gets its own share of these
 
 
-@pytest.mark.parametrize("flag", SECTIONS, ids=lambda flag: flag.dest)
-def test_up_passes_the_others_on(flag: Flag) -> None:
-    if flag.dest in PLACED:
+@pytest.mark.parametrize("flag", SECTIONS, ids=lambda flag: flag.name)
+def test_up_passes_the_others_on(flag: Setting) -> None:
+    if flag.name in PLACED:
         return
     given = another_value(flag)
     section, name = flag.path
@@ -47,7 +47,7 @@ def test_up_passes_the_others_on(flag: Flag) -> None:
     assert given in reached
 
 
-def another_value(flag: Flag) -> Any:
+def another_value(flag: Setting) -> Any:
     """A valid value that is not the default."""
     if get_origin(flag.kind) is not list and (choices := get_args(flag.kind)):
         return next(choice for choice in choices if choice != flag.default)
@@ -69,8 +69,8 @@ def unread(struct: type[ConfigStruct], entry: str) -> list[str]:
     read = {pair for module in loaded_by(entry) for pair in attributes(module)}
     read |= attributes("pdserve.cli.main") | own_attributes(struct)
     return [
-        flag.dest
-        for flag in flags_of(struct)
+        flag.name
+        for flag in settings_of(struct)
         if not {(owner, flag.path[-1]) for owner in (*flag.path[-2:-1], "config")} & read
     ]
 
