@@ -163,7 +163,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 raise ConfigError(
                     f"{hello.node_id} serves revision {hello.revision!r} of {hello.model_id!r}, "
                     f"{other.node_id} revision {other.revision!r}: their weights differ, or the "
-                    "arithmetic of their kernels (then start all of them with the same --kernels)"
+                    "arithmetic of their kernels (then give all of them the same engine.kernels)"
                 )
             if other.layout.model_shape != hello.layout.model_shape:
                 raise ConfigError(

@@ -62,6 +62,14 @@ class Setting:
         """Its constraints, unit and description."""
         return _metas(self.hint)
 
+    @property
+    def unit(self) -> str:
+        """What its number counts, such as "seconds"; empty if that goes without saying."""
+        units = [
+            str(meta.extra["unit"]) for meta in self.metas if meta.extra and "unit" in meta.extra
+        ]
+        return next(iter(units), "")
+
     def value(self, text: str) -> Any:
         """The value that a text stands for: a list with commas, unless it `is_whole`.
 

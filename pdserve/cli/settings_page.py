@@ -79,7 +79,7 @@ def _row(setting: Setting, commands: list[str]) -> str:
         f"`{setting.name}`",
         _type(setting),
         _default(setting.default),
-        next((meta.extra["unit"] for meta in setting.metas if "unit" in (meta.extra or ())), ""),
+        setting.unit,
         setting.description.replace("<", "&lt;"),
         ", ".join(f"**{name}**" if _is_flag(setting, name) else name for name in commands),
     ]

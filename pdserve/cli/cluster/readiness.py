@@ -61,7 +61,7 @@ async def _too_late(url: str, names: Sequence[str], within_s: float) -> StartFai
         missing = status.waiting_for([name for name in names if name != COORDINATOR])
     except ClusterError as error:
         missing = str(error)
-    return StartFailed(f"the cluster was not ready within {within_s:g} s (--start-s): {missing}")
+    return StartFailed(f"the cluster was not ready within {within_s:g} s (start_s): {missing}")
 
 
 def _ended_early(end: Exit) -> StartFailed:
