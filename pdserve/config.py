@@ -110,12 +110,8 @@ class EngineConfig(ConfigStruct, frozen=True):
         Count, Meta(description="maximum tokens computed in a step", extra={"unit": "tokens"})
     ] = 512
     max_batch_size: Annotated[Requests, Meta(description="maximum requests in a step")] = 64
-    packed_dir: Annotated[
-        str,
-        Meta(description="cache of packed weights; empty: ~/.cache/pdserve/weights"),
-    ] = ""
     packed_limit: Annotated[
-        Size, Meta(description='size of that cache, such as "64GiB"; 0: no cache')
+        Size, Meta(description='size of the cache of packed weights, such as "64GiB"; 0: no cache')
     ] = "64GiB"
     prefix_cache: Annotated[bool, Meta(description="reuse the KV of equal prompt prefixes")] = True
 
@@ -130,9 +126,6 @@ class ProfileConfig(ConfigStruct, frozen=True):
         ),
     ] = "auto"
     profile_s: Annotated[Seconds, Meta(description="time to spend on measuring step costs")] = 3.0
-    profile_dir: Annotated[
-        str, Meta(description="cache of measured costs; empty: ~/.cache/pdserve/profiles")
-    ] = ""
 
 
 class PolicyConfig(ConfigStruct, frozen=True):

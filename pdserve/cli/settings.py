@@ -148,5 +148,9 @@ def _description(hint: Any) -> str:
 
 
 def _metas(hint: Any) -> list[msgspec.Meta]:
-    metas = hint.__metadata__ if get_origin(hint) is Annotated else ()
-    return [meta for meta in metas if isinstance(meta, msgspec.Meta)]
+    if get_origin(hint) is Annotated:
+        inner, *metas = get_args(hint)
+        return _metas(inner) + [meta for meta in metas if isinstance(meta, msgspec.Meta)]
+    if get_origin(hint) in (Union, UnionType):
+        return [meta for kind in get_args(hint) for meta in _metas(kind)]
+    return []
