@@ -41,6 +41,7 @@ from pdserve.protocol import (
     TokenBatch,
     TokenEvent,
 )
+from pdserve.protocol.status import ClusterStatus
 
 log = logging.getLogger(__name__)
 
@@ -102,19 +103,19 @@ class Flow:
         """Return whether a request started now could be served."""
         return self._router.can_route()
 
-    def status(self) -> dict[str, object]:
+    def status(self) -> ClusterStatus:
         """Return the state of both pools, for GET /status."""
-        return {
-            "model": self._model,
-            "mode": self._router.mode,
-            "ready": self.is_ready(),
-            "inflight": self.num_on_nodes,
-            "waiting": len(self._admission.line),
-            "waiting_by_class": describe_waiting(self._admission.line, self._clock.now()),
-            "refused": dict(self._admission.num_refused),
-            "prefixes": self._prefix_watch.status(),
-            "nodes": describe_nodes(self._registry, self._router),
-        }
+        return ClusterStatus(
+            model=self._model,
+            mode=self._router.mode,
+            ready=self.is_ready(),
+            inflight=self.num_on_nodes,
+            waiting=len(self._admission.line),
+            waiting_by_class=describe_waiting(self._admission.line, self._clock.now()),
+            refused=dict(self._admission.num_refused.items()),
+            prefixes=self._prefix_watch.status(),
+            nodes=describe_nodes(self._registry, self._router),
+        )
 
     def start(self, request: GenerationRequest) -> RunningRequest:
         """Dispatch both legs, or queue the request until there is room.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from pdserve.protocol import SamplingParams, Slo, TokenEvent
+from pdserve.protocol.status import ClusterStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +108,6 @@ class Generator(Protocol):
         """Return whether a request started now could be served."""
         ...
 
-    def status(self) -> dict[str, object]:
+    def status(self) -> ClusterStatus:
         """Return nodes, loads and counters for people to read, JSON-ready."""
         ...

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from coordinator.prefix_stability import PrefixStability
 from pdserve.clock import Clock
 from pdserve.metrics import CoordinatorMetrics
+from pdserve.protocol.status import PrefixStatus
 
 
 class PrefixWatch:
@@ -37,10 +38,10 @@ class PrefixWatch:
             metrics.prefix_unstable_position.observe(change.at_token)
             metrics.prefix_unstable_tokens.inc(change.num_tokens)
 
-    def status(self) -> dict[str, object]:
+    def status(self) -> PrefixStatus:
         """Return shares of prompt tokens for GET /status; `unstable_*` are about recent prompts."""
-        return {
-            "cached_share": self._num_cached / self._num_tokens if self._num_tokens else 0.0,
-            "unstable_share": self._stability.unstable_share,
-            "unstable_token": self._stability.unstable_token,
-        }
+        return PrefixStatus(
+            cached_share=self._num_cached / self._num_tokens if self._num_tokens else 0.0,
+            unstable_share=self._stability.unstable_share,
+            unstable_token=self._stability.unstable_token,
+        )

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from coordinator.flow import Flow
 from coordinator.registry import Member, Registry
-from pdserve.config import Timeouts
+from pdserve.config import SharedTimeouts
 from pdserve.errors import ConfigError, MalformedMessage, NodeIdTaken, PdserveError
 from pdserve.introduction import check_key
 from pdserve.kv_layout import KvLayout
@@ -47,7 +47,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         flow: Flow,
         model_id: str,
         welcome: Welcome,
-        timeouts: Timeouts,
+        timeouts: SharedTimeouts,
     ) -> None:
         self._registry = registry
         self._flow = flow
@@ -163,7 +163,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 raise ConfigError(
                     f"{hello.node_id} serves revision {hello.revision!r} of {hello.model_id!r}, "
                     f"{other.node_id} revision {other.revision!r}: their weights differ, or the "
-                    "arithmetic of their kernels (then start all of them with the same --kernels)"
+                    "arithmetic of their kernels (then give all of them the same engine.kernels)"
                 )
             if other.layout.model_shape != hello.layout.model_shape:
                 raise ConfigError(

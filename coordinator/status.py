@@ -5,34 +5,40 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-import msgspec
-
 from coordinator.admission import WaitingLine
 from coordinator.registry import Member, Registry
 from coordinator.routing import Router
 from coordinator.running import RunningRequest
 from pdserve.metrics import CoordinatorMetrics
-from pdserve.protocol import NodeRole
+from pdserve.protocol import NodeRole, NodeState
+from pdserve.protocol.status import FailingPeer, NodeStatus, RoleName, StateName, WaitingClass
+
+_ROLES: dict[NodeRole, RoleName] = {NodeRole.PREFILL: "prefill", NodeRole.DECODE: "decode"}
+_STATES: dict[NodeState, StateName] = {
+    NodeState.LOADING: "loading",
+    NodeState.READY: "ready",
+    NodeState.DRAINING: "draining",
+}
 
 
-def describe_nodes(registry: Registry, router: Router) -> list[dict[str, object]]:
-    """Describe every member, JSON-ready, sorted by node id."""
+def describe_nodes(registry: Registry, router: Router) -> list[NodeStatus]:
+    """Describe every member, sorted by node id."""
     members = sorted(registry, key=lambda m: m.node_id)
     return [_describe_node(member, router) for member in members]
 
 
-def describe_waiting(waiting: Iterable[RunningRequest], now_s: float) -> list[dict[str, object]]:
-    """Describe the line by class, JSON-ready; tenants are only counted, since this is public."""
+def describe_waiting(waiting: Iterable[RunningRequest], now_s: float) -> list[WaitingClass]:
+    """Describe the line by class; tenants are only counted, since this is public."""
     by_class: dict[str, list[RunningRequest]] = {}
     for running in waiting:  # oldest first
         by_class.setdefault(running.request.slo.name, []).append(running)
     return [
-        {
-            "slo_class": name,
-            "requests": len(members),
-            "tenants": len({running.request.slo.tenant for running in members}),
-            "oldest_s": members[0].waited_s(now_s),
-        }
+        WaitingClass(
+            slo_class=name,
+            requests=len(members),
+            tenants=len({running.request.slo.tenant for running in members}),
+            oldest_s=members[0].waited_s(now_s),
+        )
         for name, members in by_class.items()
     ]
 
@@ -79,41 +85,41 @@ def watch_pairs(router: Router, metrics: CoordinatorMetrics) -> None:
     )
 
 
-def _describe_node(member: Member, router: Router) -> dict[str, object]:
+def _describe_node(member: Member, router: Router) -> NodeStatus:
     hello, load, outlook = member.hello, member.load, router.node_outlook(member)
-    return {
-        "node_id": hello.node_id,
-        "role": member.role.name.lower(),
-        "state": load.state.name.lower(),
-        "loading_progress": load.loading_progress,
-        "incarnation": hello.incarnation,
-        "session_address": hello.session_address,
-        "metrics_address": hello.metrics_address,
-        "num_blocks": hello.num_blocks,
-        "free_blocks": load.free_blocks,
-        "cached_blocks": load.cached_blocks,
-        "pinned_blocks": load.pinned_blocks,
-        "queued_tokens": load.queued_tokens,
-        "running_requests": load.running_requests,
-        "waiting_requests": load.waiting_requests,
-        "step_time_ms": load.step_time_s * 1e3,
-        "predicted_queue_ms": outlook.queue_s * 1e3,
-        "predicted_tpot_ms": outlook.tpot_s * 1e3,
-        "transports": [reach.name for reach in hello.transports],
-        "is_alone": router.pairs.is_alone(member),
-        "failing": _describe_failing(member, router),
-        "links": msgspec.to_builtins(load.links),
-    }
+    return NodeStatus(
+        node_id=hello.node_id,
+        role=_ROLES[member.role],
+        state=_STATES[load.state],
+        loading_progress=load.loading_progress,
+        incarnation=hello.incarnation,
+        session_address=hello.session_address,
+        metrics_address=hello.metrics_address,
+        num_blocks=hello.num_blocks,
+        free_blocks=load.free_blocks,
+        cached_blocks=load.cached_blocks,
+        pinned_blocks=load.pinned_blocks,
+        queued_tokens=load.queued_tokens,
+        running_requests=load.running_requests,
+        waiting_requests=load.waiting_requests,
+        step_time_ms=load.step_time_s * 1e3,
+        predicted_queue_ms=outlook.queue_s * 1e3,
+        predicted_tpot_ms=outlook.tpot_s * 1e3,
+        transports=[reach.name for reach in hello.transports],
+        is_alone=router.pairs.is_alone(member),
+        failing=_describe_failing(member, router),
+        links=load.links,
+    )
 
 
-def _describe_failing(member: Member, router: Router) -> list[dict[str, object]]:
+def _describe_failing(member: Member, router: Router) -> list[FailingPeer]:
     """Describe the nodes with which a member's handoffs fail."""
     return [
-        {
-            "peer": peer,
-            "error": failures.code,
-            "failures": failures.count,
-            "next_try_s": router.health.next_try_in_s(failures),
-        }
+        FailingPeer(
+            peer=peer,
+            error=failures.code,
+            failures=failures.count,
+            next_try_s=router.health.next_try_in_s(failures),
+        )
         for peer, failures in sorted(router.health.of(member).items())
     ]

@@ -8,7 +8,7 @@ value; nothing here is ever assigned to.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -16,7 +16,11 @@ from msgspec import Meta
 from pdserve.addresses import check_addresses, check_own_host
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES
 
-Seconds = Annotated[float, Meta(gt=0, le=1e6)]  # timers and gRPC count in limited integers
+# `extra` has the unit that docs/SETTINGS.md says. Timers and gRPC count in limited integers.
+Seconds = Annotated[float, Meta(gt=0, le=1e6, extra={"unit": "seconds"})]
+Tokens = Annotated[int, Meta(ge=0, extra={"unit": "tokens"})]
+Requests = Annotated[int, Meta(ge=1, extra={"unit": "requests"})]
+Size = Annotated[str, Meta(extra={"unit": "bytes"})]  # read by `parse_bytes`
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
 Mode = Literal["disaggregated", "colocated", "adaptive"]
@@ -33,20 +37,32 @@ PrefixPull = Literal["auto", "always", "never"]
 TransportName = Literal["shm", "cuda_ipc", "ucx", "nccl", "tcp"]
 
 
+C = TypeVar("C", bound="ConfigStruct")
+
 WHOLE = {"commas": "belong to values"}  # `Meta.extra` of a list: a flag gives one value
 
 
 class ConfigStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of every config struct: immutable, keyword-only, and strict about unknown keys."""
 
+    def part(self, struct: type[C]) -> C:
+        """The fields that `struct`, a process's part of these settings, has too."""
+        names = struct.__struct_fields__
+        return struct(**{name: getattr(self, name) for name in names})
 
-class CheckpointConfig(ConfigStruct, frozen=True):
-    """Which checkpoint is served, under which name."""
+
+class WeightsConfig(ConfigStruct, frozen=True):
+    """Which checkpoint is loaded."""
 
     model: Annotated[
         str, Meta(description="checkpoint directory or hub id; empty: the demo model")
     ] = ""
     revision: Annotated[str | None, Meta(description="branch, tag or commit on the hub")] = None
+
+
+class CheckpointConfig(WeightsConfig, frozen=True):
+    """Which checkpoint is served, under which name."""
+
     served_model_name: Annotated[
         str | None, Meta(description="model name for clients (default: its own)")
     ] = None
@@ -73,11 +89,11 @@ class EngineConfig(ConfigStruct, frozen=True):
     ] = 0
     cpus: Annotated[str, Meta(description='cores to run on, such as "0,2-3"; empty: all')] = ""
     block_size: Annotated[
-        int,
-        Meta(ge=0, description="tokens per KV block; 0: 16, on CPUs 16 to 64 by model"),
+        Tokens,
+        Meta(description="tokens per KV block; 0: 16, on CPUs 16 to 64 by model"),
     ] = 0
     kv_memory: Annotated[
-        str,
+        Size,
         Meta(
             description='KV cache size, such as "512MiB"; auto: a quarter of free memory, <= 4 GiB'
         ),
@@ -87,17 +103,15 @@ class EngineConfig(ConfigStruct, frozen=True):
         Meta(description="allocate all KV memory at start instead of on demand"),
     ] = False
     max_model_len: Annotated[
-        int,
-        Meta(ge=0, description="maximum prompt + output tokens per request; 0: the model's limit"),
+        Tokens,
+        Meta(description="maximum prompt + output tokens per request; 0: the model's limit"),
     ] = 0
-    token_budget: Annotated[Count, Meta(description="maximum tokens computed in a step")] = 512
-    max_batch_size: Annotated[Count, Meta(description="maximum requests in a step")] = 64
-    packed_dir: Annotated[
-        str,
-        Meta(description="cache of packed weights; empty: ~/.cache/pdserve/weights"),
-    ] = ""
+    token_budget: Annotated[
+        Count, Meta(description="maximum tokens computed in a step", extra={"unit": "tokens"})
+    ] = 512
+    max_batch_size: Annotated[Requests, Meta(description="maximum requests in a step")] = 64
     packed_limit: Annotated[
-        str, Meta(description='size of that cache, such as "64GiB"; 0: no cache')
+        Size, Meta(description='size of the cache of packed weights, such as "64GiB"; 0: no cache')
     ] = "64GiB"
     prefix_cache: Annotated[bool, Meta(description="reuse the KV of equal prompt prefixes")] = True
 
@@ -112,9 +126,6 @@ class ProfileConfig(ConfigStruct, frozen=True):
         ),
     ] = "auto"
     profile_s: Annotated[Seconds, Meta(description="time to spend on measuring step costs")] = 3.0
-    profile_dir: Annotated[
-        str, Meta(description="cache of measured costs; empty: ~/.cache/pdserve/profiles")
-    ] = ""
 
 
 class PolicyConfig(ConfigStruct, frozen=True):
@@ -124,16 +135,15 @@ class PolicyConfig(ConfigStruct, frozen=True):
         PrefillPolicyName, Meta(description="which prompts are computed first")
     ] = "edf-slack"
     prefill_chunk: Annotated[
-        int,
-        Meta(ge=0, description="tokens after which other prompts may go first; 0: automatic"),
+        Tokens,
+        Meta(description="tokens after which other prompts may go first; 0: automatic"),
     ] = 0
     decode_policy: Annotated[DecodePolicyName, Meta(description="how large decode batches get")] = (
         "tpot-cap"
     )
     local_chunk: Annotated[
-        int,
+        Tokens,
         Meta(
-            ge=0,
             description="prompt tokens per step beside decoding requests; 0: as their TPOT allows",
         ),
     ] = 0
@@ -159,6 +169,7 @@ class HandoffConfig(ConfigStruct, frozen=True):
         Meta(
             ge=0,
             description="announce KV layer by layer if a step has at least this much; 0: never",
+            extra={"unit": "bytes"},
         ),
     ] = 1 << 20
     pinned_limit: Annotated[
@@ -175,7 +186,7 @@ class PrefixConfig(ConfigStruct, frozen=True):
         Meta(description="fetch prefixes from other nodes; auto: if faster than computing"),
     ] = "auto"
     tier_memory: Annotated[
-        str, Meta(description='second cache for evicted prefixes, such as "8GiB"; 0: none')
+        Size, Meta(description='second cache for evicted prefixes, such as "8GiB"; 0: none')
     ] = "0"
     tier_dir: Annotated[
         str,
@@ -183,14 +194,42 @@ class PrefixConfig(ConfigStruct, frozen=True):
     ] = ""
 
 
-class Timeouts(ConfigStruct, frozen=True):
-    """Every deadline that processes wait under, by stage. Each has a test."""
+class SharedTimeouts(ConfigStruct, frozen=True):
+    """The deadlines of every process, by stage. Each has a test."""
 
     heartbeat_s: Annotated[Seconds, Meta(description="interval between load reports")] = 0.5
     liveness_s: Annotated[
         Seconds, Meta(description="silence after which a peer counts as lost")
     ] = 5.0
     connect_s: Annotated[Seconds, Meta(description="deadline to attach or to open a session")] = 3.0
+    drain_s: Annotated[
+        Seconds, Meta(description="time to finish running requests after SIGTERM")
+    ] = 30.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, which becomes a ConfigError, if sound nodes would be given up."""
+        if self.heartbeat_s >= self.liveness_s:
+            raise ValueError(
+                f"`heartbeat_s` is {self.heartbeat_s:g}, but must be less than `liveness_s` "
+                f"({self.liveness_s:g}): else every node counts as lost between two reports"
+            )
+
+
+RequestDeadline = Annotated[
+    Seconds, Meta(description="deadline of a generation, from its start to its end")
+]
+REQUEST_S = 600.0
+
+
+class CoordinatorTimeouts(SharedTimeouts, frozen=True):
+    """The deadlines of a coordinator."""
+
+    request_s: RequestDeadline = REQUEST_S
+
+
+class NodeTimeouts(SharedTimeouts, frozen=True):
+    """The deadlines of a node."""
+
     reconnect_s: Annotated[Seconds, Meta(description="pause between attempts to attach")] = 0.25
     packing_s: Annotated[
         Seconds, Meta(description="how long to wait for another node to pack the weights")
@@ -204,20 +243,12 @@ class Timeouts(ConfigStruct, frozen=True):
         Seconds, Meta(description="deadline of fetching a prefix from elsewhere")
     ] = 2.0
     ticket_s: Annotated[Seconds, Meta(description="validity of a ticket for KV blocks")] = 30.0
-    request_s: Annotated[
-        Seconds, Meta(description="deadline of a generation, from its start to its end")
-    ] = 600.0
-    drain_s: Annotated[
-        Seconds, Meta(description="time to finish running requests after SIGTERM")
-    ] = 30.0
 
-    def __post_init__(self) -> None:
-        """Raise ValueError, which becomes a ConfigError, if sound nodes would be given up."""
-        if self.heartbeat_s >= self.liveness_s:
-            raise ValueError(
-                f"`heartbeat_s` is {self.heartbeat_s:g}, but must be less than `liveness_s` "
-                f"({self.liveness_s:g}): else every node counts as lost between two reports"
-            )
+
+class Timeouts(NodeTimeouts, frozen=True):
+    """The deadlines of a whole cluster."""
+
+    request_s: RequestDeadline = REQUEST_S
 
 
 class NodeConfig(ConfigStruct, frozen=True):
@@ -241,13 +272,13 @@ class NodeConfig(ConfigStruct, frozen=True):
     checksums: Annotated[
         bool, Meta(description="verify the bytes of every pulled block (CPU only)")
     ] = False
-    checkpoint: CheckpointConfig = CheckpointConfig()
+    checkpoint: WeightsConfig = WeightsConfig()
     engine: EngineConfig = EngineConfig()
     profile: ProfileConfig = ProfileConfig()
     policy: PolicyConfig = PolicyConfig()
     handoff: HandoffConfig = HandoffConfig()
     prefix: PrefixConfig = PrefixConfig()
-    timeouts: Timeouts = Timeouts()
+    timeouts: NodeTimeouts = NodeTimeouts()
 
     def __post_init__(self) -> None:
         """Raise ValueError, which becomes a ConfigError, if an address cannot be reached."""
@@ -276,7 +307,7 @@ class RoutingConfig(ConfigStruct, frozen=True):
         DEFAULT_CLASS
     )
     max_waiting: Annotated[
-        Count, Meta(description="maximum requests without a promise that wait for capacity")
+        Requests, Meta(description="maximum requests without a promise that wait for capacity")
     ] = 1024
     rebalance: Annotated[
         bool,
@@ -341,13 +372,13 @@ class CoordinatorConfig(ConfigStruct, frozen=True):
         Meta(description="which nodes compute prompts; colocated: decode nodes; adaptive: either"),
     ] = "disaggregated"
     max_inflight: Annotated[
-        Count, Meta(description="maximum requests on the nodes; others wait or are refused")
+        Requests, Meta(description="maximum requests on the nodes; others wait or are refused")
     ] = 1024
     checkpoint: CheckpointConfig = CheckpointConfig()
     answers: AnswerConfig = AnswerConfig()
     routing: RoutingConfig = RoutingConfig()
     access: AccessConfig = AccessConfig()
-    timeouts: Timeouts = Timeouts()
+    timeouts: CoordinatorTimeouts = CoordinatorTimeouts()
 
     @property
     def nodes_host(self) -> str:

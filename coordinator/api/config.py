@@ -18,8 +18,9 @@ def parse_origins(texts: Iterable[str]) -> tuple[str, ...]:
     for origin in origins:
         if not _ORIGIN.fullmatch(origin):
             raise ConfigError(
-                f"--cors-origins: {origin!r} is not an origin; write it as 'https://page.example', "
-                "with a port if it has one and without a path, or '*' for all"
+                f"access.cors_origins: {origin!r} is not an origin; write it as "
+                "'https://page.example', with a port if it has one and without a path, or '*' for "
+                "all"
             )
     return origins
 

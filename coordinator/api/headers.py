@@ -82,7 +82,7 @@ def check_socket_origin(request: web.Request, origins: Collection[str]) -> None:
         return
     if "Access-Control-Allow-Origin" not in _origin_headers(request, origins):
         raise PermissionDenied(
-            f"web pages from {origin[:128]!r} may not use this server (see --cors-origins)"
+            f"web pages from {origin[:128]!r} may not use this server (see access.cors_origins)"
         )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import pdserve
 from pdserve.cli.bench.commands import add_benches
@@ -23,6 +23,13 @@ from pdserve.protocol import NodeRole
 
 Command = Callable[[argparse.Namespace], int]
 C = TypeVar("C", bound=ConfigStruct)
+
+_CONFIGS: Final[Mapping[str, type[ConfigStruct]]] = {
+    "up": ClusterConfig,
+    "coordinator": CoordinatorConfig,
+    "prefill": NodeConfig,
+    "decode": NodeConfig,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,6 +61,9 @@ def build_parser() -> FlagParser:
     _add_process_flags(add("coordinator", "run one coordinator", _coordinator), CoordinatorConfig)
     _add_process_flags(add("prefill", "run one prefill node", _prefill), NodeConfig)
     _add_process_flags(add("decode", "run one decode node", _decode), NodeConfig)
+    _add_config_commands(
+        add("config", "show the settings of a command, and where each comes from", _config)
+    )
     _add_status_flags(add("status", "show the nodes and the load of a running cluster", _status))
     _add_role_flags(add("role", "move a node to the other pool", _role))
     _add_key_flags(add("key", "create an API key for a tenant", _key))
@@ -71,6 +81,19 @@ def _add_process_flags(parser: FlagParser, struct: type[ConfigStruct]) -> None:
     add_flags(parser, struct)
     # Set by the supervisor that starts this process; not meant for users.
     parser.add_argument("--die-with-parent", type=int, help=argparse.SUPPRESS)
+
+
+def _add_config_commands(parser: FlagParser) -> None:
+    parser.set_defaults(shown="up", config=None)
+    commands = parser.add_subparsers(
+        metavar="COMMAND",
+        parser_class=FlagParser,
+        help="up (the default), coordinator, prefill or decode, with its flags",
+    )
+    for name, struct in _CONFIGS.items():
+        shown = commands.add_parser(name)
+        shown.set_defaults(shown=name)
+        add_flags(shown, struct)
 
 
 def _add_url_flag(parser: FlagParser) -> None:
@@ -170,6 +193,12 @@ def _process_config(arguments: argparse.Namespace, struct: type[C]) -> C:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it reports, our log says in our words
     log_to(sys.stderr)
     return config_from(struct, arguments)
+
+
+def _config(arguments: argparse.Namespace) -> int:
+    from pdserve.cli import show_config
+
+    return show_config.run(arguments.shown, _CONFIGS[arguments.shown], arguments)
 
 
 def _status(arguments: argparse.Namespace) -> int:

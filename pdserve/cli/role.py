@@ -6,11 +6,12 @@ import asyncio
 
 import msgspec
 
-from pdserve.cli.cluster.status import ClusterStatus, NodeStatus, fetch_status
+from pdserve.cli.cluster.status import fetch_status
 from pdserve.cli.coordinator_http import request
 from pdserve.cli.credentials import key_headers
 from pdserve.cli.exit_codes import OK
 from pdserve.errors import ClusterError, from_code
+from pdserve.protocol.status import ClusterStatus, NodeStatus
 
 _SLACK_S = 2.0  # for the answer, after the coordinator's own deadline
 

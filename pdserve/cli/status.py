@@ -13,9 +13,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pdserve.cli.cluster.status import ClusterStatus, NodeStatus, fetch_status
+from pdserve.cli.cluster.status import fetch_status
 from pdserve.cli.exit_codes import OK
 from pdserve.errors import ClusterError
+from pdserve.protocol.status import ClusterStatus, NodeStatus
 
 _TICK_S = 0.5
 _MIN_UNSTABLE_SHARE = 0.01  # of prompt tokens, from which on it is printed

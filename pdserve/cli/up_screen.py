@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 from rich.text import Text
 
 from pdserve.cli.cluster.child import Exit, reported_error
-from pdserve.cli.cluster.status import ClusterStatus
+from pdserve.protocol.status import ClusterStatus
 
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green")
 _NAME_WIDTH = 12  # fits "coordinator"

@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 import grpc.aio
 import msgspec
 
-from pdserve.config import Timeouts
+from pdserve.config import NodeTimeouts
 from pdserve.errors import MalformedMessage, PdserveError
 from pdserve.protocol import (
     CancelLeg,
@@ -83,7 +83,7 @@ class CoordinatorLink:
         hello: Callable[[], NodeHello],
         load: Callable[[], LoadReport],
         receiver: LegReceiver,
-        timeouts: Timeouts,
+        timeouts: NodeTimeouts,
         on_attached: Callable[[CoordinatorLink], None] = _send_nothing,
     ) -> None:
         self.address = address

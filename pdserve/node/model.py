@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pdserve import _native
 from pdserve.checkpoint import Checkpoint, resolve_checkpoint
-from pdserve.config import EngineConfig, NodeConfig, Quantization, Timeouts
+from pdserve.config import EngineConfig, NodeConfig, NodeTimeouts, Quantization
 from pdserve.config_values import parse_bytes
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.grammar import GrammarCompiler, GrammarProgress
@@ -139,7 +139,7 @@ def auto_block_size(head_dim: int, dtype: KvDtype, device: torch.device, max_mod
     return min(max(power_of_two, LEAST_BLOCK_TOKENS), MOST_BLOCK_TOKENS)
 
 
-def packed_cache(engine: EngineConfig, timeouts: Timeouts) -> PackedCache | None:
+def packed_cache(engine: EngineConfig, timeouts: NodeTimeouts) -> PackedCache | None:
     """The cache of packed weights; None: there is none.
 
     Raises:

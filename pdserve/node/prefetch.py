@@ -44,7 +44,7 @@ def weights_folder(engine: EngineConfig) -> Path | None:
     """
     if parse_bytes(engine.packed_limit) == 0:
         return None
-    return Path(engine.packed_dir) if engine.packed_dir else cache_folder("weights")
+    return cache_folder("weights")
 
 
 def _read(path: Path) -> None:

@@ -22,7 +22,7 @@ import msgspec
 
 from kv_transfer.exporter import Exporter
 from pdserve.block_hash import HASH_BYTES
-from pdserve.config import Timeouts
+from pdserve.config import NodeTimeouts
 from pdserve.engine.block_pool import BlockPool
 from pdserve.errors import MalformedMessage
 from pdserve.node.headroom import Headroom
@@ -64,7 +64,7 @@ class PrefixExports:
         exporter: Exporter,
         tier: NodeTier | None,
         headroom: Headroom,
-        timeouts: Timeouts,
+        timeouts: NodeTimeouts,
     ) -> None:
         self.exporter = exporter
         self.tier = tier

@@ -74,7 +74,7 @@ def step_costs(
     """
     if config.profile == "off":
         return KnownCosts(GUESS)
-    folder = Path(config.profile_dir) if config.profile_dir else cache_folder("profiles")
+    folder = cache_folder("profiles")
     limits = step_limits(engine, model)
     key = profile_key(model, limits)
     kept = read_profile(folder, key) if folder is not None and config.profile == "auto" else None

@@ -17,7 +17,7 @@ from kv_transfer.link import Link
 from kv_transfer.puller import Puller
 from kv_transfer.shards import choose_shards
 from pdserve.clock import Clock
-from pdserve.config import Timeouts
+from pdserve.config import NodeTimeouts
 from pdserve.errors import MalformedMessage, PdserveError, PeerLost, from_code
 from pdserve.node.subscription import Notice, Subscription
 from pdserve.protocol import (
@@ -149,7 +149,7 @@ class Sessions:
         identity: KvIdentity,
         puller: Puller,
         clock: Clock,
-        timeouts: Timeouts,
+        timeouts: NodeTimeouts,
     ) -> None:
         self._node_id = node_id
         self._incarnation = incarnation

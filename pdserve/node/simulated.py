@@ -13,7 +13,7 @@ from secrets import token_hex
 
 from pdserve.bench.gateway.beat import Beat
 from pdserve.bench.load import PLAIN_IDS
-from pdserve.config import Timeouts
+from pdserve.config import NodeTimeouts
 from pdserve.introduction import new_key
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.node.coordinator_link import CoordinatorLink
@@ -69,7 +69,7 @@ class SimulatedNode:
         self._token_ids = cycle(PLAIN_IDS)
         self._is_flush_due = False
         self._link = CoordinatorLink(
-            coordinator, self._hello, self._load, self, Timeouts(), self._attached
+            coordinator, self._hello, self._load, self, NodeTimeouts(), self._attached
         )
         beat.listen(self._step)
 

@@ -8,7 +8,9 @@
     session.py    node <-> node: handoffs and prefixes
 
 Each has a protobuf message of the same name with the same fields (`proto/pdserve/wire`). They are
-converted in one place, `pdserve/wire/convert.py`.
+converted in one place, `pdserve/wire/convert.py`. One is JSON for clients instead:
+
+    status.py     coordinator -> anybody: the cluster's status, from `GET /status`
 """
 
 from pdserve.protocol.costs import (

@@ -23,6 +23,7 @@ from pdserve.cli.flags import as_flags
 from pdserve.config import (
     CheckpointConfig,
     CoordinatorConfig,
+    CoordinatorTimeouts,
     EngineConfig,
     ProfileConfig,
     RoutingConfig,
@@ -196,7 +197,7 @@ class SecondCoordinator:
             port=self._ports[0].port,
             grpc_port=self._ports[1].port,
             checkpoint=CheckpointConfig(model=str(checkpoint), served_model_name=MODEL),
-            timeouts=Timeouts(**LONG_S),
+            timeouts=Timeouts(**LONG_S).part(CoordinatorTimeouts),
             **fields,
         )
         self.url = f"http://127.0.0.1:{self._ports[0].port}"

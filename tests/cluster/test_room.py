@@ -39,7 +39,7 @@ async def narrow(tiny_checkpoint: Path) -> AsyncIterator[Fleet]:
         timeouts={"ticket_s": 0.25},
     )
     # Over TCP the exporter looks at every ticket. A greedy node preempts.
-    little = ["--kv-memory=96KiB", "--kv-headroom=greedy", "--watermark=0"]
+    little = ["--kv-memory=96KiB", "--set=policy.kv_headroom=greedy", "--set=policy.watermark=0"]
     flags = {"decode-0": [*little, "--transports=tcp"]}
     async with running(Fleet(config, flags)) as fleet:
         assert (await fleet.gauges("decode-0"))["blocks"] == 24

@@ -53,7 +53,11 @@ async def modes(tiny_checkpoint: Path) -> AsyncIterator[Modes]:
         second = SecondCoordinator(tiny_checkpoint, mode="colocated", routing=routing)
         stack.callback(second.release_ports)
         await stack.enter_async_context(second)
-        little = ["--kv-memory=96KiB", "--kv-headroom=greedy", "--watermark=0"]
+        little = [
+            "--kv-memory=96KiB",
+            "--set=policy.kv_headroom=greedy",
+            "--set=policy.watermark=0",
+        ]
         flags = {"decode-0": [*little, f"--coordinators={second.grpc_address}"]}
         fleet = Fleet(fleet_config(tiny_checkpoint, engine=engine), flags)
         await stack.enter_async_context(running(fleet))

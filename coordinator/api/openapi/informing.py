@@ -17,6 +17,7 @@ from coordinator.api.tokens import (
     TokenizeRequest,
     TokenizerInfo,
 )
+from pdserve.protocol.status import ClusterStatus
 
 _MODEL = in_path("model", "A name of the model; it may contain slashes.")
 _counts = partial(Operation, method="post", errors=(*READS_BODY, 429))
@@ -92,6 +93,7 @@ INFORMING = (
         path="/status",
         name="getStatus",
         summary="Get the state of the cluster: its nodes, loads and requests.",
+        answer=ClusterStatus,
     ),
     _of_cluster(
         method="post",

@@ -20,6 +20,7 @@ from pdserve.config import (
     Port,
     PrefixConfig,
     ProfileConfig,
+    Requests,
     RoutingConfig,
     Seconds,
     Timeouts,
@@ -43,13 +44,15 @@ class ClusterConfig(ConfigStruct, frozen=True):
     host: Annotated[str, Meta(description="address that the coordinator listens on")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="HTTP port of the coordinator; 0: any free port")] = 8000
     max_inflight: Annotated[
-        Count, Meta(description="maximum requests on the nodes; others wait or are refused")
+        Requests, Meta(description="maximum requests on the nodes; others wait or are refused")
     ] = 1024
     transports: Annotated[
         list[TransportName],
         Meta(description="KV transports, best first; empty: all that are useful here"),
     ] = msgspec.field(default_factory=list)
-    checksums: Annotated[bool, Meta(description="verify the bytes of every pulled block")] = False
+    checksums: Annotated[
+        bool, Meta(description="verify the bytes of every pulled block (CPU only)")
+    ] = False
     start_s: Annotated[
         Seconds, Meta(description="deadline for every process to be ready, downloads included")
     ] = 900.0

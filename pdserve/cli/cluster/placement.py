@@ -48,18 +48,17 @@ def assign_device(device: str, index: int, num_gpus: int) -> str:
 
 
 def usable_cores(cpus: str) -> list[int]:
-    """The cores that `--cpus` names, or else all that this process may use.
+    """The cores that `cpus` names, or else all that this process may use.
 
     Raises:
-        ConfigError: `--cpus` names a core that this process may not use.
+        ConfigError: `cpus` names a core that this process may not use.
     """
     allowed = sorted(os.sched_getaffinity(0))
     wanted = sorted(set(parse_cpus(cpus)))
     unusable = [core for core in wanted if core not in allowed]
     if unusable:
         raise ConfigError(
-            f"--cpus {cpus}: this process may not use core {unusable[0]}, only "
-            f"{format_cpus(allowed)}"
+            f"cpus {cpus}: this process may not use core {unusable[0]}, only {format_cpus(allowed)}"
         )
     return wanted or allowed
 

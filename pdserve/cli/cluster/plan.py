@@ -12,7 +12,14 @@ from pdserve.addresses import format_address, loopback
 from pdserve.cli.cluster.config import ClusterConfig
 from pdserve.cli.cluster.placement import assign_cores, assign_device, coordinator_cores
 from pdserve.cli.flags import as_flags
-from pdserve.config import CoordinatorConfig, EngineConfig, NodeConfig
+from pdserve.config import (
+    CoordinatorConfig,
+    CoordinatorTimeouts,
+    EngineConfig,
+    NodeConfig,
+    NodeTimeouts,
+    WeightsConfig,
+)
 from pdserve.config_values import format_cpus
 from pdserve.node.cores import plan_cores
 
@@ -86,7 +93,7 @@ def _coordinator_config(
         answers=config.answers,
         routing=config.routing,
         access=config.access,
-        timeouts=config.timeouts,
+        timeouts=config.timeouts.part(CoordinatorTimeouts),
     )
 
 
@@ -98,13 +105,13 @@ def _node_config(
         coordinators=[coordinator_address],
         transports=config.transports,
         checksums=config.checksums,
-        checkpoint=config.checkpoint,
+        checkpoint=config.checkpoint.part(WeightsConfig),
         engine=engine,
         profile=config.profile,
         policy=config.policy,
         handoff=config.handoff,
         prefix=config.prefix,
-        timeouts=config.timeouts,
+        timeouts=config.timeouts.part(NodeTimeouts),
     )
 
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 
 from pdserve.cli.cluster.child import Child, Exit
 from pdserve.cli.cluster.plan import COORDINATOR
-from pdserve.cli.cluster.status import ClusterStatus, fetch_status
+from pdserve.cli.cluster.status import fetch_status
 from pdserve.cli.exit_codes import FAILED, StartFailed
 from pdserve.errors import ClusterError
+from pdserve.protocol.status import ClusterStatus
 
 _TICK_S = 0.1  # between two requests for /status
 
@@ -60,7 +61,7 @@ async def _too_late(url: str, names: Sequence[str], within_s: float) -> StartFai
         missing = status.waiting_for([name for name in names if name != COORDINATOR])
     except ClusterError as error:
         missing = str(error)
-    return StartFailed(f"the cluster was not ready within {within_s:g} s (--start-s): {missing}")
+    return StartFailed(f"the cluster was not ready within {within_s:g} s (start_s): {missing}")
 
 
 def _ended_early(end: Exit) -> StartFailed:

@@ -26,8 +26,9 @@ from pdserve.cli.cluster.placement import count_gpus, usable_cores
 from pdserve.cli.cluster.plan import COORDINATOR, Machine, ProcessPlan, crowding, plan_cluster
 from pdserve.cli.cluster.ports import ReservedPort, reachable
 from pdserve.cli.cluster.readiness import wait_until
-from pdserve.cli.cluster.status import ClusterStatus, fetch_status
+from pdserve.cli.cluster.status import fetch_status
 from pdserve.errors import ClusterError
+from pdserve.protocol.status import ClusterStatus
 
 OWN_COMMAND = (sys.executable, "-m", "pdserve.cli")
 

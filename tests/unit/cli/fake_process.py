@@ -15,6 +15,7 @@ import sys
 from pdserve.cli.cluster.parent_death import die_with_parent
 from pdserve.cli.flags import FlagParser, add_flags, config_from
 from pdserve.config import CoordinatorConfig, NodeConfig
+from pdserve.protocol.status import STATUS_VERSION
 
 COUNTS = (
     "num_blocks",
@@ -57,6 +58,7 @@ class Coordinator:
         ready = {node["role"] for node in self.nodes.values() if node["state"] == "ready"}
         needed = {"decode"} if self.config.mode == "colocated" else {"prefill", "decode"}
         return {
+            "version": STATUS_VERSION,
             "model": "fake-model",
             "mode": self.config.mode,
             "ready": needed <= ready,

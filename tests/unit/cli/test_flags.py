@@ -5,7 +5,10 @@ import pytest
 from msgspec import Meta
 
 from pdserve.cli.cluster.config import ClusterConfig
-from pdserve.cli.flags import FlagParser, add_flags, as_flags, config_from, flags_of
+from pdserve.cli.flag_groups import groups_of
+from pdserve.cli.flags import FlagParser, add_flags, as_flags, config_from
+from pdserve.cli.main import build_parser
+from pdserve.cli.settings import settings_of
 from pdserve.config import WHOLE, ConfigStruct, CoordinatorConfig, EngineConfig, NodeConfig
 from pdserve.errors import ConfigError
 
@@ -99,8 +102,8 @@ def test_flags_come_on_top_of_the_file_and_only_those_given(tmp_path):
 @pytest.mark.parametrize(
     ("toml", "complaint"),
     [
-        ("cuont = 5", "unknown field `cuont`"),
-        ("[inner]\nkv_mem = 1", r"unknown field `kv_mem` - at `\$.inner`"),
+        ("cuont = 5", "no setting `cuont`; did you mean `count`?"),
+        ("[inner]\nkv_mem = 1", "no setting `inner.kv_mem`; did you mean `inner.kv_memory`?"),
         ("count = 0", r"Expected `int` >= 1 - at `\$.count`"),
         ('count = "7"', r"Expected `int`, got `str` - at `\$.count`"),
         ("count = ", "cannot read the config file"),
@@ -133,22 +136,65 @@ def test_as_flags_is_the_inverse_of_reading(config):
 
 @pytest.mark.parametrize("struct", [NodeConfig, CoordinatorConfig, ClusterConfig])
 def test_every_real_config_makes_flags_with_help(struct):
-    assert all(flag.description for flag in flags_of(struct))
+    assert all(flag.description for flag in settings_of(struct))
     assert read(struct) == struct()
 
 
 @pytest.mark.parametrize("struct", [NodeConfig, CoordinatorConfig, ClusterConfig])
 def test_reports_must_come_more_often_than_nodes_are_given_up(struct):
-    assert read(struct, "--heartbeat-s=2", "--liveness-s=3").timeouts.liveness_s == 3
+    words = ["--set", "timeouts.heartbeat_s=2", "--set=timeouts.liveness_s=3"]
+    assert read(struct, *words).timeouts.liveness_s == 3
     with pytest.raises(ConfigError, match=r"`heartbeat_s` is 10, but must be less than .*\(5\)"):
-        read(struct, "--heartbeat-s=10")
+        read(struct, "--set=timeouts.heartbeat_s=10")
 
 
 @pytest.mark.parametrize("seconds", ["inf", "nan", "1e300", "0", "-1"])
 def test_a_deadline_is_a_number_that_timers_can_count(seconds, capsys):
     with pytest.raises(SystemExit):
-        read(CoordinatorConfig, f"--liveness-s={seconds}")
-    assert f'argument --liveness-s: "{seconds}": Expected `float` ' in capsys.readouterr().err
+        read(CoordinatorConfig, f"--set=timeouts.liveness_s={seconds}")
+    said = capsys.readouterr().err
+    assert f'argument --set: "timeouts.liveness_s={seconds}": Expected `float` ' in said
+
+
+def test_any_setting_can_be_set_and_the_last_one_counts():
+    words = ["--set=engine.prefix_cache=false", "--set=engine.kv_memory=2GiB", "--kv-memory=3GiB"]
+    config = read(NodeConfig, *words, "--set=transports=shm,tcp", "--transports=ucx")
+    assert config.engine == EngineConfig(prefix_cache=False, kv_memory="3GiB")
+    assert config.transports == ["shm", "tcp", "ucx"]
+
+
+@pytest.mark.parametrize(
+    ("word", "complaint"),
+    [
+        ("--watermark=0", "--watermark is no flag: use --set policy.watermark=VALUE or the file"),
+        ("--no-prefix-cache", "--prefix-cache is no flag: use --set engine.prefix_cache=VALUE"),
+        ("--set=policy.watermrk=0", "no setting `policy.watermrk`; did you mean `policy.watermark"),
+        ("--set=watermark=0", "no setting `watermark`; did you mean `policy.watermark`?"),
+        ("--set=qqq=9", "there is no setting `qqq` (see"),
+        ("--set=policy.watermark", "write it as policy.watermark=VALUE"),
+        ("--set=policy.watermark=2", 'argument --set: "policy.watermark=2": Expected `float` < 1'),
+    ],
+)
+def test_what_cannot_be_set_is_told_with_what_can(word, complaint, capsys):
+    with pytest.raises(SystemExit) as info:
+        read(NodeConfig, word)
+    assert info.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["up", "coordinator", "prefill", "decode"])
+def test_a_command_shows_at_most_25_options_with_help(command, capsys):
+    with pytest.raises(SystemExit):
+        build_parser().parse_args([command, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert 20 <= sum(line.startswith("  -") for line in lines) <= 25
+
+
+@pytest.mark.parametrize("struct", [NodeConfig, CoordinatorConfig, ClusterConfig])
+def test_every_shown_flag_is_a_setting_named_once(struct):
+    shown = [name for names in (groups_of(struct) or {}).values() for name in names]
+    assert len(shown) == len(set(shown))
+    assert set(shown) <= {setting.path[-1] for setting in settings_of(struct)}
 
 
 def test_two_fields_of_one_name_are_refused():
@@ -157,7 +203,7 @@ def test_two_fields_of_one_name_are_refused():
         inner: Inner = Inner()
 
     with pytest.raises(TypeError, match="the same flag"):
-        flags_of(Doubled)
+        settings_of(Doubled)
 
 
 def test_a_section_whose_default_is_not_its_own_is_refused():
@@ -165,4 +211,4 @@ def test_a_section_whose_default_is_not_its_own_is_refused():
         engine: EngineConfig = EngineConfig(block_size=8)
 
     with pytest.raises(TypeError, match=r"engine: the default must be EngineConfig\(\)"):
-        flags_of(Odd)
+        settings_of(Odd)

@@ -9,8 +9,8 @@ import pytest
 import pdserve
 import pdserve.cli
 from pdserve.cli.bench.commands import BENCHES
-from pdserve.cli.flags import flags_of
 from pdserve.cli.main import build_parser, main
+from pdserve.cli.settings import settings_of
 from pdserve.config import CoordinatorConfig, NodeConfig
 from pdserve.errors import ClusterError, ConfigError, KvBudgetTooSmall, MissingTensor
 
@@ -110,7 +110,7 @@ def test_a_benchmark_has_help(bench, capsys):
         build_parser().parse_args(["bench", bench.name, "--help"])
     assert info.value.code == 0
     assert f"pdserve bench {bench.name}: {bench.text}" in " ".join(capsys.readouterr().out.split())
-    assert all(flag.description for flag in flags_of(bench.config))
+    assert all(flag.description for flag in settings_of(bench.config))
 
 
 def test_no_command_is_the_users_fault(capsys):

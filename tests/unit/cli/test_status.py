@@ -12,17 +12,17 @@ from rich.console import Console
 
 from pdserve.cli import status as status_command
 from pdserve.cli.cluster.config import ClusterConfig
-from pdserve.cli.cluster.status import (
-    ClusterStatus,
-    FailingPeer,
-    NodeStatus,
-    PrefixStatus,
-    fetch_status,
-)
+from pdserve.cli.cluster.status import fetch_status
 from pdserve.cli.cluster.supervisor import Cluster
 from pdserve.cli.main import main
 from pdserve.errors import ClusterError
 from pdserve.protocol import LinkState
+from pdserve.protocol.status import (
+    ClusterStatus,
+    FailingPeer,
+    NodeStatus,
+    PrefixStatus,
+)
 
 
 def node(node_id: str, state: str = "ready", progress: float = 1.0) -> NodeStatus:
@@ -109,7 +109,7 @@ def test_nodes_that_do_not_reach_each_other_are_told_once():
 
 
 def test_a_cluster_without_nodes_says_so():
-    assert "no node is attached" in text_of(ClusterStatus("m", "colocated", False, 0, []))
+    assert "no node is attached" in text_of(msgspec.structs.replace(STATUS, nodes=[]))
 
 
 def test_refusals_and_the_waiting_line_are_told_when_there_are_any():
@@ -164,7 +164,13 @@ async def test_a_status_is_read_and_unknown_fields_are_left_to_newer_versions():
     [
         (404, b"", "answers 404"),
         (200, b"<html>", "is not a cluster's status"),
-        (200, b'{"model": "m"}', "is not a cluster's status: .*`mode`"),
+        (200, b'{"model": "m"}', "is not a cluster's status: .*`version`"),
+        (200, b'{"version": 1, "model": "m"}', "is not a cluster's status: .*`mode`"),
+        (
+            200,
+            b'{"version": 0, "pools": []}',
+            "status of version 0, but this pdserve reads version",
+        ),
     ],
 )
 async def test_whatever_else_answers_is_refused(status, body, complaint):

@@ -93,7 +93,7 @@ async def test_a_child_that_cannot_start_ends_the_start_at_once_with_its_error(f
 
 async def test_the_start_deadline_names_who_is_late(fake_command):
     cluster = Cluster(config("stuck", start_s=2.0), command=fake_command, machine=ONE_CORE)
-    with pytest.raises(StartFailed, match=r"within 2 s \(--start-s\): .*decode-0 \((loading|not)"):
+    with pytest.raises(StartFailed, match=r"within 2 s \(start_s\): .*decode-0 \((loading|not)"):
         async with cluster:
             pytest.fail("it started")
 

@@ -60,7 +60,7 @@ async def start_up(fake_command):
             "-c",
             RUN_UP,
             "|".join(fake_command),
-            *("--port=0", "--start-s=30", "--drain-s=5", *flags),
+            *("--port=0", "--set=start_s=30", "--set=timeouts.drain_s=5", *flags),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
@@ -140,7 +140,7 @@ async def test_ctrl_c_while_loading_kills_at_once(start_up):
 
 
 async def test_a_second_ctrl_c_kills_at_once(start_up):
-    up = await start_up("--model=deaf", "--mode=colocated", "--drain-s=60")
+    up = await start_up("--model=deaf", "--mode=colocated", "--set=timeouts.drain_s=60")
     await up.invitation()
     up.process.send_signal(signal.SIGINT)
     await up.says("what?")

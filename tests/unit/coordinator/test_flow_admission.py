@@ -30,6 +30,7 @@ from pdserve.protocol import (
     TokenBatch,
     TokenEvent,
 )
+from pdserve.protocol.status import PrefixStatus, WaitingClass
 from tests.unit.coordinator.members import join, made_flow, output, report, said_to
 
 INTERACTIVE = Slo(name="interactive", priority=2, ttft_s=2.0, tpot_s=0.1)
@@ -153,18 +154,18 @@ async def test_what_waits_is_on_no_node_until_there_is_room(nodes: Nodes) -> Non
     assert nodes.dispatched() == []
     assert nodes.value("pdserve_waiting_requests") == 1
     status = nodes.flow.status()
-    assert (status["inflight"], status["waiting"]) == (0, 1)
+    assert (status.inflight, status.waiting) == (0, 1)
     nodes.clock.advance(3.0)
     assert nodes.value('pdserve_slo_waiting_requests{slo_class="batch"}') == 1
     assert nodes.value("pdserve_waiting_payers") == 1
-    (of_class,) = nodes.flow.status()["waiting_by_class"]  # type: ignore[misc]
-    assert of_class == {"slo_class": "batch", "requests": 1, "tenants": 1, "oldest_s": 3.0}
+    waiting = WaitingClass(slo_class="batch", requests=1, tenants=1, oldest_s=3.0)
+    assert nodes.flow.status().waiting_by_class == [waiting]
     nodes.admission.has_room = True
     report(nodes.registry, nodes.decode, NodeRole.DECODE)
     await settled()
     assert nodes.dispatched() == ["r"]
     assert running.route == Route("p", "d")
-    assert (nodes.flow.status()["inflight"], nodes.flow.status()["waiting"]) == (1, 0)
+    assert (nodes.flow.status().inflight, nodes.flow.status().waiting) == (1, 0)
     assert nodes.value('pdserve_slo_waited_seconds_sum{slo_class="batch"}') == 3.0
     nodes.finish("r")
     assert await output(running) == [0, 1]
@@ -248,7 +249,7 @@ async def test_the_deadline_holds_in_the_line(nodes: Nodes) -> None:
     running = nodes.start(deadline_s=0.01)
     with pytest.raises(DeadlineExceeded, match=r"0\.01 s"):
         await output(running)
-    assert nodes.flow.num_inflight == nodes.flow.status()["waiting"] == 0
+    assert nodes.flow.num_inflight == nodes.flow.status().waiting == 0
 
 
 async def test_the_line_waits_for_a_pool_that_has_gone(nodes: Nodes) -> None:
@@ -326,10 +327,6 @@ async def test_the_status_tells_of_prefixes_and_refusals(nodes: Nodes) -> None:
     nodes.start("r")
     nodes.finish("r")
     status = nodes.flow.status()
-    assert status["prefixes"] == {
-        "cached_share": 0.0,
-        "unstable_share": 0.0,
-        "unstable_token": None,
-    }
-    assert status["refused"] == {"ttft": 0, "tpot": 0, "inflight": 0, "waiting": 0}
+    assert status.prefixes == PrefixStatus()
+    assert status.refused == {"ttft": 0, "tpot": 0, "inflight": 0, "waiting": 0}
     assert nodes.value("pdserve_prefix_break_tokens_count") == 1

@@ -56,7 +56,7 @@ async def embeddings(running: RunningRequest) -> list[bytes]:
 
 
 def prefilling_role(nodes: Nodes) -> NodeRole:
-    return PREFILL if nodes.flow.status()["mode"] == "disaggregated" else DECODE
+    return PREFILL if nodes.flow.status().mode == "disaggregated" else DECODE
 
 
 async def test_prefill_nodes_alone_serve_them() -> None:

@@ -198,7 +198,7 @@ async def test_they_wait_for_room_together(nodes: Nodes, monkeypatch: pytest.Mon
     others = [nodes.start(f"other {i}") for i in range(6)]  # of 8 that may be in flight
     running = start(nodes)
     status = nodes.flow.status()
-    assert (status["waiting"], status["inflight"]) == (1, len(others))
+    assert (status.waiting, status.inflight) == (1, len(others))
     assert all(answer.dispatch is None for answer in running)
     sent(prefill)
     others.pop().cancel("done")

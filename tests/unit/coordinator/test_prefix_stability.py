@@ -164,8 +164,8 @@ def test_a_watch_counts_and_tells_no_text() -> None:
     whole = text(33)
     watch.prefilled(whole, SIZE, "", 32)  # the last token is never cached
     status = watch.status()
-    assert status["unstable_token"] == 48
-    assert status["cached_share"] == (48 + 48 + 32) / (3 * 363 + 33)
+    assert status.unstable_token == 48
+    assert status.cached_share == (48 + 48 + 32) / (3 * 363 + 33)
     lines = metrics.exposition().decode().splitlines()
     values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     assert values["pdserve_cached_tokens_total"] == "128.0"

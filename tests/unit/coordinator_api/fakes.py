@@ -22,6 +22,7 @@ from coordinator.tenants import Tenants
 from coordinator.text import ChatTemplate, Tokenizer
 from pdserve.errors import RequestCancelled
 from pdserve.protocol import FinishReason, PromptLogprobs, TokenEvent, TokenLogprobs
+from pdserve.protocol.status import ClusterStatus
 from pdserve.slo import ServiceClasses
 from tests.unit.coordinator_api import made_tokenizers as made
 
@@ -198,8 +199,8 @@ class FakeGenerator:
     def is_ready(self) -> bool:
         return self.ready
 
-    def status(self) -> dict[str, object]:
-        return {"nodes": [{"id": "decode-0", "free_blocks": 7}]}
+    def status(self) -> ClusterStatus:
+        return ClusterStatus(model=MODEL, mode="adaptive", ready=self.ready, inflight=7, nodes=[])
 
     @property
     def last(self) -> FakeGeneration:

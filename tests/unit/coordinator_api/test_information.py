@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import openai
 
+from pdserve.protocol.status import read_status
 from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, served
 
 
@@ -41,4 +42,4 @@ async def test_metrics_and_status() -> None:
             assert response.content_type == "text/plain"
             assert await response.read() == b"pdserve_up 1\n"
         async with api.client.get("/status") as response:
-            assert await response.json() == api.generator.status()
+            assert read_status(await response.read()) == api.generator.status()

@@ -12,6 +12,7 @@ from coordinator.routing.pair_health import FIRST_S, LONGEST_S
 from coordinator.status import describe_nodes
 from pdserve.config import RouterName
 from pdserve.errors import GrammarFailed, PeerLost, StaleTicket, TransferTimeout
+from pdserve.protocol.status import FailingPeer
 from tests.unit.coordinator_routing.nodes import Nodes, names
 
 LOST = PeerLost("d0: lost p0: UNAVAILABLE")
@@ -139,6 +140,6 @@ def test_it_is_shown() -> None:
     nodes = Nodes(p=2, d=1)
     nodes.router.health.failed(nodes.prefill[0], nodes.decode[0], TransferTimeout("slow"))
     nodes.clock.advance(0.25)
-    shown = {n["node_id"]: n["failing"] for n in describe_nodes(nodes.registry, nodes.router)}
-    failing = {"error": "transfer_timeout", "failures": 1, "next_try_s": 0.75}
-    assert shown == {"p0": [{"peer": "d0", **failing}], "p1": [], "d0": [{"peer": "p0", **failing}]}
+    shown = {n.node_id: n.failing for n in describe_nodes(nodes.registry, nodes.router)}
+    p0, d0 = (FailingPeer(peer, "transfer_timeout", 1, 0.75) for peer in ("p0", "d0"))
+    assert shown == {"p0": [d0], "p1": [], "d0": [p0]}

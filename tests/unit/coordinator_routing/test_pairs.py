@@ -151,8 +151,8 @@ def test_a_node_that_can_hand_nothing_off_is_told_of_once(
         "p4 shares no KV transport with any decode node: it has nccl",
     ]
     described = describe_nodes(nodes.registry, nodes.router)
-    assert [node["node_id"] for node in described if node["is_alone"]] == ["d2", "p2", "p3", "p4"]
-    assert next(n["transports"] for n in described if n["node_id"] == "p1") == ["shm", "tcp"]
+    assert [node.node_id for node in described if node.is_alone] == ["d2", "p2", "p3", "p4"]
+    assert next(n.transports for n in described if n.node_id == "p1") == ["shm", "tcp"]
 
 
 def test_nobody_is_alone_before_the_other_pool_is_there() -> None:

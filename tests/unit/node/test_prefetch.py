@@ -23,10 +23,19 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def prefetch_and_wait(folder: Path, model: str, limit: str = "1GiB") -> None:
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where packed weights are kept; still empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "pdserve" / "weights"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def prefetch_and_wait(model: str, limit: str = "1GiB") -> None:
     config = NodeConfig(
         checkpoint=CheckpointConfig(model=model),
-        engine=EngineConfig(packed_dir=str(folder), packed_limit=limit),
+        engine=EngineConfig(packed_limit=limit),
     )
     before = set(threading.enumerate())
     prefetch_weights(config)
@@ -36,34 +45,36 @@ def prefetch_and_wait(folder: Path, model: str, limit: str = "1GiB") -> None:
 
 @pytest.mark.parametrize("by_path", [True, False])
 def test_the_file_that_was_last_used_for_the_model(
-    tmp_path: Path, read: list[str], by_path: bool
+    folder: Path, tmp_path: Path, read: list[str], by_path: bool
 ) -> None:
     names = ["Qwen3-float32-1", "Qwen3-bfloat16-2", "Qwen3-bfloat16-int8-3", "Llama-bfloat16-4"]
     for used_s, name in enumerate(names):
-        file = tmp_path / f"{name}.packed"
+        file = folder / f"{name}.packed"
         file.touch()
         os.utime(file, (used_s, used_s))
     (tmp_path / "models" / "Qwen3").mkdir(parents=True)
-    prefetch_and_wait(tmp_path, str(tmp_path / "models" / "Qwen3") if by_path else "Qwen3")
+    prefetch_and_wait(str(tmp_path / "models" / "Qwen3") if by_path else "Qwen3")
     assert [Path(name).name for name in read] == ["Qwen3-bfloat16-int8-3.packed"]
 
 
-def test_nothing_is_read_where_nothing_is(tmp_path: Path, read: list[str]) -> None:
-    prefetch_and_wait(tmp_path / "nowhere", "Qwen3")
-    (tmp_path / "Llama-bfloat16-1.packed").touch()
-    prefetch_and_wait(tmp_path, "Qwen3")
+def test_nothing_is_read_where_nothing_is(folder: Path, read: list[str]) -> None:
+    folder.rmdir()
+    prefetch_and_wait("Qwen3")
+    folder.mkdir()
+    (folder / "Llama-bfloat16-1.packed").touch()
+    prefetch_and_wait("Qwen3")
     assert read == []
 
 
-def test_nothing_is_read_where_none_are_kept(tmp_path: Path, read: list[str]) -> None:
-    (tmp_path / "Qwen3-float32-1.packed").touch()
-    prefetch_and_wait(tmp_path, "Qwen3", limit="0")
+def test_nothing_is_read_where_none_are_kept(folder: Path, read: list[str]) -> None:
+    (folder / "Qwen3-float32-1.packed").touch()
+    prefetch_and_wait("Qwen3", limit="0")
     assert read == []
-    prefetch_and_wait(tmp_path, "Qwen3")
+    prefetch_and_wait("Qwen3")
     assert len(read) == 1
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_file_that_is_empty_is_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "Qwen3-float32-1.packed").touch()
-    prefetch_and_wait(tmp_path, "Qwen3")  # pytest warns of threads that raise
+def test_a_file_that_is_empty_is_passed_over(folder: Path) -> None:
+    (folder / "Qwen3-float32-1.packed").touch()
+    prefetch_and_wait("Qwen3")  # pytest warns of threads that raise

@@ -133,8 +133,10 @@ def known_costs(folder: Path, profile: Literal["auto", "fresh", "off"]) -> tuple
 
     model = plan_model(NodeConfig(engine=ENGINE))
     runner = load_runner(model, None, lambda _: None)
-    config = ProfileConfig(profile=profile, profile_s=0.05, profile_dir=str(folder))
-    return step_costs(config, ENGINE, model, runner, stepped), num_steps
+    config = ProfileConfig(profile=profile, profile_s=0.05)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        return step_costs(config, ENGINE, model, runner, stepped), num_steps
 
 
 @pytest.fixture

@@ -1,0 +1,113 @@
+"""The page that documents every setting of the processes, made from the config structs.
+
+It is docs/SETTINGS.md: `python -m pdserve.cli.settings_page > docs/SETTINGS.md`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from pdserve.cli.cluster.config import ClusterConfig
+from pdserve.cli.flag_groups import groups_of
+from pdserve.cli.settings import Setting, settings_of
+from pdserve.cli.show_config import ENVIRONMENT, toml_value
+from pdserve.config import ConfigStruct, CoordinatorConfig, NodeConfig
+
+# `pdserve prefill` and `pdserve decode` have the same settings, since a node can change its role.
+COMMANDS: Final[Mapping[str, type[ConfigStruct]]] = {
+    "up": ClusterConfig,
+    "coordinator": CoordinatorConfig,
+    "nodes": NodeConfig,
+}
+
+_HEAD: Final = """\
+# Settings
+
+Every setting of `pdserve up`, `pdserve coordinator`, and of `pdserve prefill` and `pdserve decode`
+(*nodes*, which have the same ones, since a node can change its role). This page is made from
+the code by `python -m pdserve.cli.settings_page`.
+
+A setting is given in the TOML file of `--config`, or as `--set NAME=VALUE`, which overrides the
+file. Where a command is printed in **bold**, the setting is a flag of it too (`engine.kv_memory` is
+`--kv-memory`). In the file, `engine.kv_memory` is `kv_memory` in the section `[engine]`. `pdserve
+config` prints the settings that a command would have, and where each comes from.
+
+```sh
+pdserve up --config cluster.toml --set timeouts.drain_s=60 --mode adaptive
+pdserve config up --config cluster.toml --mode adaptive
+```
+
+| environment | what it does |
+|---|---|
+"""
+_TABLE: Final = """
+## {title}
+
+| name | type | default | unit | what it does | read by |
+|---|---|---|---|---|---|
+"""
+
+
+def markdown() -> str:
+    """The page."""
+    text = _HEAD + "".join(f"| `{name}` | {does} |\n" for name, does in ENVIRONMENT.items())
+    section = None
+    for setting, commands in _rows():
+        here = setting.path[0] if len(setting.path) > 1 else ""
+        if here != section:
+            section = here
+            text += _TABLE.format(title=f"[{section}]" if section else "Outside of sections")
+        text += _row(setting, commands)
+    return text
+
+
+def _rows() -> Iterator[tuple[Setting, list[str]]]:
+    """Each setting with the commands that read it; twice if two commands read it differently."""
+    rows: dict[str, tuple[Setting, list[str]]] = {}
+    for command, struct in COMMANDS.items():
+        for setting in settings_of(struct):
+            key = repr((setting.name, setting.hint, setting.description, setting.default))
+            rows.setdefault(key, (setting, []))[1].append(command)
+    sections = list(dict.fromkeys(setting.path[:-1] for setting, _ in rows.values()))
+    yield from sorted(rows.values(), key=lambda row: sections.index(row[0].path[:-1]))
+
+
+def _row(setting: Setting, commands: list[str]) -> str:
+    cells = [
+        f"`{setting.name}`",
+        _type(setting),
+        _default(setting.default),
+        setting.unit,
+        setting.description.replace("<", "&lt;"),
+        ", ".join(f"**{name}**" if _is_flag(setting, name) else name for name in commands),
+    ]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _is_flag(setting: Setting, command: str) -> bool:
+    groups = groups_of(COMMANDS[command]) or {}
+    return any(setting.path[-1] in names for names in groups.values())
+
+
+def _type(setting: Setting) -> str:
+    kind = {bool: "boolean", int: "integer", float: "number"}.get(setting.kind, "text")
+    if setting.choices:
+        kind = " or ".join(f"`{choice}`" for choice in setting.choices)
+    bounds = [
+        f"{sign} {bound:g}"
+        for meta in setting.metas
+        for sign, bound in ((">", meta.gt), (">=", meta.ge), ("<", meta.lt), ("<=", meta.le))
+        if bound is not None
+    ]
+    text = " ".join([kind, ", ".join(bounds)]).strip()
+    return f"list of {text}" if setting.is_list else text
+
+
+def _default(value: Any) -> str:
+    return "" if value is None else f"`{toml_value(value)}`"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())

@@ -1,0 +1,130 @@
+"""The answer to `GET /status`, as JSON: the coordinator, its nodes and its waiting requests.
+
+It goes to people and scripts, so it is not on the gRPC wire. A reader of version n understands all
+answers of version n: fields may be added, but if one is removed or changes its meaning,
+STATUS_VERSION rises.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from pdserve.config import Mode
+from pdserve.errors import MalformedMessage
+from pdserve.protocol.message import Message
+from pdserve.protocol.nodes import LinkState
+
+STATUS_VERSION = 1
+
+RoleName = Literal["prefill", "decode"]
+StateName = Literal["loading", "ready", "draining"]
+
+
+class FailingPeer(Message, frozen=True):
+    """A node of the other pool with which handoffs fail."""
+
+    peer: str
+    error: str  # code of the last error
+    failures: int  # in a row
+    next_try_s: float  # until then, requests avoid the pair
+
+
+class NodeStatus(Message, frozen=True, kw_only=True):
+    """One node as the coordinator sees it."""
+
+    node_id: str
+    role: RoleName
+    state: StateName
+    loading_progress: float  # 0..1
+    incarnation: str
+    session_address: str
+    metrics_address: str
+    num_blocks: int
+    free_blocks: int
+    cached_blocks: int
+    pinned_blocks: int
+    queued_tokens: int
+    running_requests: int
+    waiting_requests: int
+    step_time_ms: float
+    predicted_queue_ms: float = 0.0  # for a prompt that arrives now
+    predicted_tpot_ms: float = 0.0  # with one more stream
+    transports: list[str] = []  # best first
+    is_alone: bool = False  # no ready node of the other pool shares a transport with it
+    failing: list[FailingPeer] = []
+    links: list[LinkState] = []  # which nodes it pulls KV from, and how
+
+
+class WaitingClass(Message, frozen=True):
+    """The requests of one service class that wait in the coordinator."""
+
+    slo_class: str
+    requests: int
+    tenants: int  # only their number, since the status is public
+    oldest_s: float  # for how long the first of them has waited
+
+
+class PrefixStatus(Message, frozen=True):
+    """Effect of the prefix caches, as shares of prompt tokens."""
+
+    cached_share: float = 0.0
+    unstable_share: float = 0.0  # recomputed recently only because earlier text has changed
+    unstable_token: int | None = None  # position of that text
+
+
+class ClusterStatus(Message, frozen=True, kw_only=True):
+    """The coordinator and every node attached to it."""
+
+    version: int = STATUS_VERSION
+    model: str
+    mode: Mode
+    ready: bool  # a request that arrives now can be served
+    inflight: int  # requests on the nodes
+    waiting: int = 0  # requests that wait in the coordinator
+    waiting_by_class: list[WaitingClass] = []
+    refused: dict[str, int] = {}  # requests refused so far, by reason
+    prefixes: PrefixStatus = PrefixStatus()
+    nodes: list[NodeStatus]  # by node id
+
+    def node(self, node_id: str) -> NodeStatus | None:
+        """The node with this id, if it is attached."""
+        return next((node for node in self.nodes if node.node_id == node_id), None)
+
+    def waiting_for(self, node_ids: list[str]) -> str:
+        """The nodes that are not ready, and why: "decode-0 (loading 40%)"."""
+        parts = []
+        for node_id in node_ids:
+            node = self.node(node_id)
+            if node is None:
+                parts.append(f"{node_id} (not attached)")
+            elif node.state == "loading":
+                parts.append(f"{node_id} (loading {node.loading_progress:.0%})")
+            elif node.state != "ready":
+                parts.append(f"{node_id} ({node.state})")
+        return ", ".join(parts)
+
+
+class _Version(msgspec.Struct, frozen=True):
+    """What every version of the answer begins with."""
+
+    version: int
+
+
+def read_status(content: bytes) -> ClusterStatus:
+    """Read the body of an answer.
+
+    Raises:
+        MalformedMessage: it is not a status, or one of another version.
+    """
+    try:
+        version = msgspec.json.decode(content, type=_Version).version
+        if version == STATUS_VERSION:
+            return msgspec.json.decode(content, type=ClusterStatus)
+    except msgspec.DecodeError as error:
+        raise MalformedMessage(f"not a cluster's status: {error}") from error
+    raise MalformedMessage(
+        f"a cluster's status of version {version}, but this pdserve reads version "
+        f"{STATUS_VERSION}: use the pdserve that runs the cluster"
+    )

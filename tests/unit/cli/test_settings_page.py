@@ -1,0 +1,42 @@
+"""docs/SETTINGS.md has every setting, and is what the code makes."""
+
+import re
+
+import pytest
+
+from pdserve.cli.cluster.config import ClusterConfig
+from pdserve.cli.settings import settings_of
+from pdserve.cli.settings_page import markdown
+from pdserve.config import CoordinatorConfig, NodeConfig
+from tests.architecture.repository import ROOT
+
+_PAGE = ROOT / "docs" / "SETTINGS.md"
+_LINES = [line for line in _PAGE.read_text().splitlines() if line.startswith("| `")]
+ROWS = [row for line in _LINES if len(row := line.strip("|").strip(" ").split(" | ")) == 6]
+
+
+def test_the_page_is_made_from_the_code():
+    command = "python -m pdserve.cli.settings_page > docs/SETTINGS.md"
+    assert _PAGE.read_text() == markdown(), command
+
+
+@pytest.mark.parametrize(
+    ("command", "struct"),
+    [("up", ClusterConfig), ("coordinator", CoordinatorConfig), ("nodes", NodeConfig)],
+)
+def test_every_setting_of_a_command_is_there_once_with_its_meaning(command, struct):
+    rows = [row for row in ROWS if command in re.findall(r"\w+", row[5])]
+    read = {row[0]: row for row in rows}
+    settings = {f"`{setting.name}`": setting for setting in settings_of(struct)}
+    assert sorted(row[0] for row in rows) == sorted(settings)
+    for name, row in read.items():
+        assert row[4] == settings[name].description.replace("<", "&lt;")
+
+
+def test_times_sizes_and_tokens_have_units():
+    unit = {row[0]: row[3] for row in ROWS}
+    assert unit["`timeouts.lease_s`"] == "seconds"
+    assert unit["`engine.kv_memory`"] == unit["`handoff.announce_bytes`"] == "bytes"
+    assert unit["`engine.token_budget`"] == "tokens"
+    seconds = [name for name in unit if name.endswith("_s`")]
+    assert {unit[name] for name in seconds} == {"seconds"}
