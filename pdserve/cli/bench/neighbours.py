@@ -25,6 +25,7 @@ from pdserve.cli.cluster.config import ClusterConfig
 from pdserve.cli.cluster.supervisor import Cluster
 from pdserve.cli.exit_codes import FAILED, OK
 from pdserve.config import AccessConfig
+from pdserve.errors import ConfigError
 
 
 def run(config: NeighboursConfig) -> int:
@@ -34,7 +35,10 @@ def run(config: NeighboursConfig) -> int:
         ConfigError: an attack is not known.
         ClusterError: the cluster failed.
     """
-    attacks = config.attacks
+    for name in config.attack:
+        if name not in ATTACKS:
+            raise ConfigError(f'--attack "{name}" is none of {", ".join(ATTACKS)}')
+    attacks = config.attack or list(ATTACKS)
     setup, report = conditions(config), NeighboursReport()
     asyncio.run(_measure(config, attacks, report))
     complaints = report.complaints

@@ -7,9 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from pdserve.bench.neighbours.attacks import ATTACKS
 from pdserve.config import CheckpointConfig, ConfigStruct, Count, EngineConfig, Mode, Seconds
-from pdserve.errors import ConfigError
 
 
 class NeighboursConfig(ConfigStruct, frozen=True):
@@ -30,15 +28,3 @@ class NeighboursConfig(ConfigStruct, frozen=True):
     json: Annotated[bool, Meta(description="print JSON")] = False
     checkpoint: CheckpointConfig = CheckpointConfig()
     engine: EngineConfig = EngineConfig()
-
-    @property
-    def attacks(self) -> list[str]:
-        """Names of the attacks.
-
-        Raises:
-            ConfigError: one is not known.
-        """
-        for name in self.attack:
-            if name not in ATTACKS:
-                raise ConfigError(f'--attack "{name}" is none of {", ".join(ATTACKS)}')
-        return self.attack or list(ATTACKS)

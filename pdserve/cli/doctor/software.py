@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pdserve
 from pdserve.cli.doctor.finding import Finding, Verdict
+from pdserve.kv_layout import KvDtype
 
 _WIDTH = 2048  # number of inputs of the matrices that kernels are tried on
 _REMEDY = "run `make env` in the source tree, or `pip install` the wheel"
@@ -43,12 +44,7 @@ def _kernel_findings(native: ModuleType) -> list[Finding]:
             verdict=Verdict.OK,
             detail=", ".join(variants),
         ),
-        Finding(
-            topic="native kernels",
-            name="fastest builds",
-            verdict=Verdict.OK,
-            detail=", ".join(f"{kind}: {choice}" for kind, choice in _fastest_kernels().items()),
-        ),
+        _fastest_kernels(),
     ]
     for name, is_there in features.items():
         found.append(
@@ -63,18 +59,27 @@ def _kernel_findings(native: ModuleType) -> list[Finding]:
     return found
 
 
-def _fastest_kernels() -> dict[str, str]:
-    """Kind of weights |-> the build that a node would choose for them, as measured now."""
-    from pdserve.engine.kv_cache import TORCH_DTYPES
-    from pdserve.engine.native.choice import choose_kernels  # imports torch
-    from pdserve.engine.native.linear import WeightKind
-    from pdserve.kv_layout import KvDtype
-
-    chosen = {}
+def _fastest_kernels() -> Finding:
+    """The build that a node would choose for each kind of weights, as measured now."""
+    name, need = "fastest builds", "every node"
+    try:
+        from pdserve.engine.kv_cache import TORCH_DTYPES
+        from pdserve.engine.native.choice import choose_kernels
+        from pdserve.engine.native.linear import WeightKind
+    except ImportError as error:
+        detail = f"cannot be measured without torch: {error}"
+        return Finding(
+            topic="native kernels",
+            name=name,
+            verdict=Verdict.BROKEN,
+            detail=detail,
+            needed_for=need,
+        )
+    chosen = []
     for kind in WeightKind:
         dtype = KvDtype.FLOAT32 if kind is WeightKind.FLOAT32 else KvDtype.BFLOAT16
-        chosen[str(kind)] = str(choose_kernels([_WIDTH], TORCH_DTYPES[dtype], kind, None))
-    return chosen
+        chosen.append(f"{kind}: {choose_kernels([_WIDTH], TORCH_DTYPES[dtype], kind, None)}")
+    return Finding(topic="native kernels", name=name, verdict=Verdict.OK, detail=", ".join(chosen))
 
 
 def software_findings() -> list[Finding]:

@@ -105,6 +105,7 @@ class Node:
     async def run(self):
         behaviour = self.config.checkpoint.model
         if behaviour == "bad":
+            await self.dial()  # the coordinator has been heard by then
             print(f"pdserve {self.role}: error: no checkpoint at bad", file=sys.stderr)  # noqa: T201
             sys.exit(2)
         if behaviour == "deaf":
