@@ -1,7 +1,8 @@
 """The subcommands of `pdserve bench`, one row each.
 
-`pdserve bench NAME` is `run(config)` in the module `NAME.py` beside this. It is loaded when the
-command runs and not before: most benchmarks need torch, a cluster, or both.
+`pdserve bench NAME` is `run(config, setup)` in the module `NAME.py` beside this; `setup` are the
+conditions of the measurement. It is loaded when the command runs and not before: most benchmarks
+need torch, a cluster, or both.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ class Bench:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Run the benchmark; the exit code."""
-        exit_code: int = import_module(self.module).run(config_from(self.config, arguments))
+        config = config_from(self.config, arguments)
+        from pdserve.cli.bench.conditions import conditions
+
+        setup = conditions(config)  # before anything is started
+        exit_code: int = import_module(self.module).run(config, setup)
         return exit_code
 
 

@@ -26,7 +26,6 @@ from pdserve.cli.bench.compare_clusters import Clusters
 from pdserve.cli.bench.compare_config import CompareConfig
 from pdserve.cli.bench.compare_table import tables
 from pdserve.cli.bench.output import print_json, print_tables, say
-from pdserve.cli.bench.setup import conditions
 from pdserve.cli.exit_codes import FAILED, FORCED, OK
 from pdserve.clock import SystemClock
 from pdserve.errors import ConfigError
@@ -34,7 +33,7 @@ from pdserve.errors import ConfigError
 _REQUESTS = "requests.jsonl"
 
 
-def run(config: CompareConfig) -> int:
+def run(config: CompareConfig, setup: dict[str, object]) -> int:
     """Measure, print, and write files; the exit code is 1 if a mode could not be measured.
 
     Ctrl-C ends it early: what was measured is reported.
@@ -44,7 +43,8 @@ def run(config: CompareConfig) -> int:
     """
     plan = config.plan  # checks settings, before anything is written
     make_subjects = subject_maker(config)
-    report, exit_code = CompareReport([], [], {}, _setup(config)), OK
+    model = config.model or {config.shape: SHAPES[config.shape]}
+    report, exit_code = CompareReport([], [], {}, {**setup, "model": model}), OK
     folder = _new_folder(config)
     with ExitStack() as stack:
         stage = _stage(config, plan, folder, stack, report.failures)
@@ -141,8 +141,3 @@ def subject_maker(config: CompareConfig) -> Callable[[int], Sequence[Subject]]:
     path = Path(config.trace)
     rows = read_trace(path, seed)
     return lambda longest: [replayed(path.stem, rows, longest, scale, seed)]
-
-
-def _setup(config: CompareConfig) -> dict[str, object]:
-    model = config.model or {config.shape: SHAPES[config.shape]}
-    return {**conditions(config), "model": model}

@@ -24,7 +24,6 @@ from pdserve.bench.serve.plan import Load
 from pdserve.checkpoint import resolve_checkpoint
 from pdserve.cli.bench.gateway_config import CoordinatorBenchConfig
 from pdserve.cli.bench.output import print_json, print_tables, say
-from pdserve.cli.bench.setup import conditions
 from pdserve.cli.bench.simulated_nodes import NODE_IDS, SIMULATED, NodesPlan
 from pdserve.cli.cluster.child import Child, Exit
 from pdserve.cli.cluster.plan import COORDINATOR
@@ -42,13 +41,12 @@ _STOP_S = 5.0
 _KEPT = 0.9  # of an open loop's rate
 
 
-def run(config: CoordinatorBenchConfig) -> int:
+def run(config: CoordinatorBenchConfig, setup: dict[str, object]) -> int:
     """Measure and print; the exit code is 1 if a request failed.
 
     Raises:
         PdserveError: a process did not start, or a server does not answer.
     """
-    setup = conditions(config)
     report = uvloop.run(_measure(config))
     if config.json:
         print_json(report, setup)

@@ -9,7 +9,6 @@ from rich.table import Table
 from pdserve.bench.handoff import HandoffLoad, HandoffReport, measure_handoff
 from pdserve.cli.bench.config import HandoffBenchConfig
 from pdserve.cli.bench.output import print_json, print_tables
-from pdserve.cli.bench.setup import conditions
 from pdserve.cli.cluster.config import ClusterConfig
 from pdserve.cli.cluster.supervisor import Cluster
 from pdserve.cli.exit_codes import OK
@@ -20,13 +19,12 @@ _PERCENTILES = (
 )
 
 
-def run(config: HandoffBenchConfig) -> int:
+def run(config: HandoffBenchConfig, setup: dict[str, object]) -> int:
     """Measure and print; the exit code.
 
     Raises:
         PdserveError: the cluster failed, or the settings contradict each other.
     """
-    setup = conditions(config)
     load = HandoffLoad(config.concurrency, config.rounds, config.prompt_range, config.output_tokens)
     report = asyncio.run(_measure(config, load))
     if config.json:

@@ -29,3 +29,11 @@ def print_tables(tables: Iterable[RenderableType], remarks: Iterable[str] = ()) 
         console.print(table)
     for remark in remarks:
         console.print(remark, highlight=False, soft_wrap=True)
+
+
+def machine_and_date(setup: Mapping[str, object]) -> str:
+    """Return what every table must name: processor, cores, our kernels, and the date."""
+    machine = setup["machine"]
+    assert isinstance(machine, dict)
+    processor, cores = machine["processor"], machine["cores"]
+    return f"{processor}, cores: {cores}, kernels: {setup['kernels']}, {setup['at']}"

@@ -9,19 +9,17 @@ from rich.table import Table
 from pdserve.bench.overhead import OverheadReport, OverheadRow, WatchedNode, measure_overhead
 from pdserve.cli.bench.config import OverheadConfig
 from pdserve.cli.bench.output import print_json, print_tables
-from pdserve.cli.bench.setup import conditions
 from pdserve.cli.cluster.config import ClusterConfig
 from pdserve.cli.cluster.supervisor import Cluster
 from pdserve.cli.exit_codes import OK
 
 
-def run(config: OverheadConfig) -> int:
+def run(config: OverheadConfig, setup: dict[str, object]) -> int:
     """Measure and print; the exit code.
 
     Raises:
         PdserveError: the cluster failed, or the settings leave nothing to measure.
     """
-    setup = conditions(config)
     rows = asyncio.run(_measure(config))
     if config.json:
         print_json(OverheadReport(rows), setup)

@@ -9,7 +9,6 @@ from rich.table import Table
 from pdserve.bench.perf_model import HeldOut, PerfModelReport, measure_held_out, phase_errors
 from pdserve.cli.bench.config import PerfModelConfig
 from pdserve.cli.bench.output import print_json, print_tables
-from pdserve.cli.bench.setup import conditions
 from pdserve.cli.exit_codes import OK
 from pdserve.config import NodeConfig
 from pdserve.node.model import load_runner, plan_model, use_cores
@@ -18,13 +17,12 @@ from pdserve.node.profile_timer import StepTimer
 from pdserve.perf_model import PerfModel
 
 
-def run(config: PerfModelConfig) -> int:
+def run(config: PerfModelConfig, setup: dict[str, object]) -> int:
     """Measure and print; the exit code.
 
     Raises:
         PdserveError: the model cannot be used.
     """
-    setup = conditions(config)
     report = _measure(config)
     if config.json:
         print_json(report, setup)

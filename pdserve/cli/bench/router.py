@@ -8,13 +8,11 @@ from rich.table import Table
 from coordinator.bench.router import RouterBench, measure_router
 from pdserve.cli.bench.config import RouterBenchConfig
 from pdserve.cli.bench.output import print_json, print_tables
-from pdserve.cli.bench.setup import conditions
 from pdserve.cli.exit_codes import OK
 
 
-def run(config: RouterBenchConfig) -> int:
+def run(config: RouterBenchConfig, setup: dict[str, object]) -> int:
     """Measure and print; the exit code."""
-    setup = conditions(config)
     report = measure_router(
         config.nodes, config.nodes_per_host, config.blocks, config.prompt_tokens, config.decisions
     )

@@ -19,8 +19,7 @@ from pdserve.bench.serve.plan import Load, Plan
 from pdserve.bench.serve.report import ServeRatio, ServeReport, ServeRow
 from pdserve.bench.serve.rounds import open_targets, serve
 from pdserve.cli.bench.contestant_process import running
-from pdserve.cli.bench.output import print_json, print_tables, say
-from pdserve.cli.bench.setup import conditions, machine_and_date
+from pdserve.cli.bench.output import machine_and_date, print_json, print_tables, say
 from pdserve.cli.bench.shape import checkpoint_of, gguf_of
 from pdserve.cli.bench.speed_config import ServeBenchConfig
 from pdserve.cli.credentials import key_headers
@@ -31,7 +30,7 @@ _LATE_MS = 5.0  # of the client's clock (p99), above which its figures are its o
 _SHARE = 0.5  # of a core, likewise
 
 
-def run(config: ServeBenchConfig) -> int:
+def run(config: ServeBenchConfig, setup: dict[str, object]) -> int:
     """Measure and print; the exit code is 1 if a request failed.
 
     Ctrl-C ends it early, and so does a server that cannot be used: what was measured is printed.
@@ -40,7 +39,7 @@ def run(config: ServeBenchConfig) -> int:
         ConfigError: the settings contradict each other.
         ClusterError: a server cannot be used, and nothing was measured before.
     """
-    setup, report, exit_code = conditions(config), ServeReport([], []), OK
+    report, exit_code = ServeReport([], []), OK
     try:
         asyncio.run(_measure(config, report))
     except KeyboardInterrupt:

@@ -29,7 +29,6 @@ from pdserve.bench.step.measurement import (
 )
 from pdserve.bench.step.neighbours import BusyProcesses
 from pdserve.cli.bench.output import print_json, print_tables
-from pdserve.cli.bench.setup import conditions
 from pdserve.cli.bench.shape import checkpoint_of
 from pdserve.cli.bench.speed_config import StepBenchConfig
 from pdserve.cli.bench.step_table import neighbour_table, step_remarks, step_table
@@ -45,13 +44,12 @@ from pdserve.node.processor import processor_name
 AUTO_KV_BYTES = 10 << 30
 
 
-def run(config: StepBenchConfig) -> int:
+def run(config: StepBenchConfig, setup: dict[str, object]) -> int:
     """Measure and print; the exit code.
 
     Raises:
         PdserveError: the model cannot be used, or the settings leave nothing to measure.
     """
-    setup = conditions(config)
     report = _measure(config)
     if config.json:
         print_json(report, setup)

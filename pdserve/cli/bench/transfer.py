@@ -20,21 +20,19 @@ from pdserve.bench.transfer.measurement import (
 from pdserve.cli.bench.config import NetworkName, TransferConfig
 from pdserve.cli.bench.network import NETWORKS
 from pdserve.cli.bench.output import print_json, print_tables
-from pdserve.cli.bench.setup import conditions
 from pdserve.cli.bench.transfer_processes import start_ends
 from pdserve.cli.exit_codes import OK
 
 _PULL_S = 60.0
 
 
-def run(config: TransferConfig) -> int:
+def run(config: TransferConfig, setup: dict[str, object]) -> int:
     """Measure and print; the exit code.
 
     Raises:
         ConfigError: the settings leave nothing to measure.
         ClusterError: one of the processes has ended, or does not answer.
     """
-    setup = conditions(config)
     report = asyncio.run(measure(config))
     if config.json:
         print_json(report, setup)

@@ -101,7 +101,7 @@ def test_every_command_has_help_without_hidden_flags(command, capsys):
 @pytest.mark.parametrize("bench", BENCHES, ids=lambda bench: bench.name)
 def test_a_benchmark_has_a_module_that_runs_its_config(bench):
     hints = typing.get_type_hints(import_module(bench.module).run)
-    assert hints == {"config": bench.config, "return": int}
+    assert hints == {"config": bench.config, "setup": dict[str, object], "return": int}
 
 
 @pytest.mark.parametrize("bench", BENCHES, ids=lambda bench: bench.name)

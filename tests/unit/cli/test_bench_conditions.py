@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from pdserve.cli.bench.setup import revision
+from pdserve.cli.bench.conditions import revision
 
 
 def test_a_source_tree_has_a_revision_and_says_that_it_was_changed(tmp_path: Path) -> None:

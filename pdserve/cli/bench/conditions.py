@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,14 +32,6 @@ def conditions(config: ConfigStruct) -> dict[str, object]:
         "revision": revision(Path(__file__)),
         "packages": {name: _version(name) for name in required_packages()},
     }
-
-
-def machine_and_date(setup: Mapping[str, object]) -> str:
-    """Return what every table must name: processor, cores, our kernels, and the date."""
-    machine = setup["machine"]
-    assert isinstance(machine, dict)
-    processor, cores = machine["processor"], machine["cores"]
-    return f"{processor}, cores: {cores}, kernels: {setup['kernels']}, {setup['at']}"
 
 
 def revision(file: Path) -> str:
