@@ -6,11 +6,11 @@ import asyncio
 
 import msgspec
 
-from pdserve.cli.cluster.status import ClusterStatus, NodeStatus, fetch_status
-from pdserve.cli.coordinator_http import request
-from pdserve.cli.credentials import key_headers
-from pdserve.cli.exit_codes import OK
+from pdserve.cluster.coordinator_http import request
+from pdserve.cluster.credentials import key_headers
+from pdserve.cluster.status import ClusterStatus, NodeStatus, fetch_status
 from pdserve.errors import ClusterError, from_code
+from pdserve.exit_codes import OK
 
 _SLACK_S = 2.0  # for the answer, after the coordinator's own deadline
 

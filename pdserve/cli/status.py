@@ -13,9 +13,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pdserve.cli.cluster.status import ClusterStatus, NodeStatus, fetch_status
-from pdserve.cli.exit_codes import OK
+from pdserve.cluster.status import ClusterStatus, NodeStatus, fetch_status
 from pdserve.errors import ClusterError
+from pdserve.exit_codes import OK
 
 _TICK_S = 0.5
 _MIN_UNSTABLE_SHARE = 0.01  # of prompt tokens, from which on it is printed

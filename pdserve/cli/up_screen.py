@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 from rich.text import Text
 
-from pdserve.cli.cluster.child import Exit, reported_error
-from pdserve.cli.cluster.status import ClusterStatus
+from pdserve.cluster.child import Exit, reported_error
+from pdserve.cluster.status import ClusterStatus
 
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green")
 _NAME_WIDTH = 12  # fits "coordinator"

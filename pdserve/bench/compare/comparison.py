@@ -26,7 +26,7 @@ from pdserve.bench.compare.plan import COLOCATED, ComparePlan
 from pdserve.bench.compare.report import CompareReport, ModeReport, ScenarioReport, Unloaded
 from pdserve.bench.compare.stage import Stage
 from pdserve.bench.compare.subject import Subject
-from pdserve.bench.outcome import Promise
+from pdserve.bench.load.outcome import Promise
 from pdserve.config import Mode
 from pdserve.errors import ClusterError, ConfigError
 

@@ -11,15 +11,15 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from pdserve.bench.client_run import Run
 from pdserve.bench.compare.interference import Interference, compare_itl, steady_requests
 from pdserve.bench.compare.plan import Tuning
 from pdserve.bench.compare.report import RateRow, Unloaded
-from pdserve.bench.open_loop import open_loop_client
-from pdserve.bench.outcome import Outcome, Percentiles, Promise
-from pdserve.bench.scenarios import Scenario
-from pdserve.bench.slo_score import Score, score
-from pdserve.bench.workload import TimedRequest
+from pdserve.bench.load.client_run import Run
+from pdserve.bench.load.open_loop import open_loop_client
+from pdserve.bench.load.outcome import Outcome, Percentiles, Promise
+from pdserve.bench.load.scenarios import Scenario
+from pdserve.bench.load.slo_score import Score, score
+from pdserve.bench.load.workload import TimedRequest
 from pdserve.config import Mode
 from pdserve.errors import ClusterError
 

@@ -12,7 +12,7 @@ from pdserve.bench.compare.plan import COLOCATED, Tuning
 from pdserve.bench.compare.report import RateRow, Trial, Unloaded
 from pdserve.bench.compare.stage import Stage
 from pdserve.bench.compare.subject import Subject
-from pdserve.bench.outcome import Promise
+from pdserve.bench.load.outcome import Promise
 from pdserve.config import Mode
 from pdserve.errors import ClusterError
 

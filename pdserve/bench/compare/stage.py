@@ -9,7 +9,7 @@ from math import ceil
 from pdserve.bench.compare.contest import Bout, Contender, Keep, Launch, Server
 from pdserve.bench.compare.plan import ComparePlan
 from pdserve.bench.compare.subject import Subject
-from pdserve.bench.workload import TimedRequest
+from pdserve.bench.load.workload import TimedRequest
 from pdserve.clock import Clock
 from pdserve.errors import PdserveError
 

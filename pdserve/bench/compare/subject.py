@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pdserve.bench.scenarios import SCENARIOS, Scenario, ScenarioName
-from pdserve.bench.traces import TraceRow
-from pdserve.bench.workload import SyntheticWorkload, TraceWorkload, Workload, trace_factor
+from pdserve.bench.load.scenarios import SCENARIOS, Scenario, ScenarioName
+from pdserve.bench.load.traces import TraceRow
+from pdserve.bench.load.workload import SyntheticWorkload, TraceWorkload, Workload, trace_factor
 
 _TRACE_TTFT_SCALE = 5.0
 _TRACE_TPOT_SCALE = 2.5

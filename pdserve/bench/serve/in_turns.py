@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
-from pdserve.bench.client_run import Run
-from pdserve.bench.contestant import Contestant
+from pdserve.bench.load.client_run import Run
+from pdserve.bench.serve.contestant import Contestant
 from pdserve.bench.serve.plan import Load, Plan
 from pdserve.bench.serve.report import ServeReport, serve_ratio, serve_row
 from pdserve.bench.serve.rounds import open_targets, run_round, turns

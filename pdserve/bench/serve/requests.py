@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from pdserve.bench.load.workload import TimedRequest, poisson_times, random_ids
 from pdserve.bench.serve.plan import Load, Plan
-from pdserve.bench.workload import TimedRequest, poisson_times, random_ids
 
 _ARRIVALS, _TOKENS, _WARM_UP = range(3)  # purposes of random numbers
 _LEAST_CLOSED = 8  # least requests of a closed-loop round

@@ -23,13 +23,13 @@ from dataclasses import dataclass
 import aiohttp
 import msgspec
 
-from pdserve.bench.client_run import Run
-from pdserve.bench.load import open_session
-from pdserve.bench.open_loop import OpenLoopClient
+from pdserve.bench.load.client import open_session
+from pdserve.bench.load.client_run import Run
+from pdserve.bench.load.open_loop import OpenLoopClient
+from pdserve.bench.load.workload import TimedRequest
 from pdserve.bench.serve.plan import Load, Plan
 from pdserve.bench.serve.report import ServeReport, serve_ratio, serve_row
 from pdserve.bench.serve.requests import requests_of, warm_up_prompt
-from pdserve.bench.workload import TimedRequest
 from pdserve.errors import ClusterError, ConfigError
 
 _ANSWER_S = 10.0  # deadline for the list of models

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import pytest
 from aiohttp import web
 
-from pdserve.bench.client_run import Run
 from pdserve.bench.compare import interference
 from pdserve.bench.compare.comparison import compare, promise_of
 from pdserve.bench.compare.contest import Contender, RunRecord, Server, rate_row
@@ -24,9 +23,10 @@ from pdserve.bench.compare.report import (
 )
 from pdserve.bench.compare.stage import Stage
 from pdserve.bench.compare.subject import Subject, made_up
-from pdserve.bench.outcome import Outcome, Percentiles, Promise
-from pdserve.bench.scenarios import ScenarioName
-from pdserve.bench.slo_score import score
+from pdserve.bench.load.client_run import Run
+from pdserve.bench.load.outcome import Outcome, Percentiles, Promise
+from pdserve.bench.load.scenarios import ScenarioName
+from pdserve.bench.load.slo_score import score
 from pdserve.clock import ManualClock
 from pdserve.errors import ClusterError, ConfigError
 from tests.unit.bench.fake_server import Answer, Body, FakeServer, answer_all

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdserve.bench.contestant import RECIPES, parse_contestant, parse_contestants
+from pdserve.bench.serve.contestant import RECIPES, parse_contestant, parse_contestants
 from pdserve.errors import ConfigError
 
 PLACES = {"model": "/m o", "port": "81", "threads": "2"}

@@ -8,8 +8,8 @@ from math import inf
 import pytest
 from aiohttp import web
 
-from pdserve.bench.client_run import Run
-from pdserve.bench.outcome import End, Outcome
+from pdserve.bench.load.client_run import Run
+from pdserve.bench.load.outcome import End, Outcome
 from pdserve.bench.serve.plan import Load, Plan
 from pdserve.bench.serve.report import ServeReport, serve_ratio, serve_row
 from pdserve.bench.serve.requests import requests_of, warm_up_prompt

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from pdserve.bench.compare.subject import made_up, replayed
-from pdserve.bench.load import PLAIN_IDS
-from pdserve.bench.scenarios import MODEL_LEN, SCENARIOS, Kind, Lengths, Scenario
-from pdserve.bench.traces import TraceRow
-from pdserve.bench.workload import SyntheticWorkload, TraceWorkload, draw, trace_factor
+from pdserve.bench.load.client import PLAIN_IDS
+from pdserve.bench.load.scenarios import MODEL_LEN, SCENARIOS, Kind, Lengths, Scenario
+from pdserve.bench.load.traces import TraceRow
+from pdserve.bench.load.workload import SyntheticWorkload, TraceWorkload, draw, trace_factor
 from pdserve.errors import ConfigError
 
 MIXED = Scenario(

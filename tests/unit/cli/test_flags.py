@@ -4,10 +4,10 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from pdserve.cli.cluster.config import ClusterConfig
-from pdserve.cli.flags import FlagParser, add_flags, as_flags, config_from, flags_of
+from pdserve.cluster.config import ClusterConfig
 from pdserve.config import WHOLE, ConfigStruct, CoordinatorConfig, EngineConfig, NodeConfig
 from pdserve.errors import ConfigError
+from pdserve.flags import FlagParser, add_flags, as_flags, config_from, flags_of
 
 
 class Inner(ConfigStruct, frozen=True):

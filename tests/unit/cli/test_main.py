@@ -8,11 +8,11 @@ import pytest
 
 import pdserve
 import pdserve.cli
-from pdserve.cli.bench.commands import BENCHES
-from pdserve.cli.flags import flags_of
+from pdserve.cli.bench import BENCHES
 from pdserve.cli.main import build_parser, main
 from pdserve.config import CoordinatorConfig, NodeConfig
 from pdserve.errors import ClusterError, ConfigError, KvBudgetTooSmall, MissingTensor
+from pdserve.flags import flags_of
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import pytest
 from aiohttp import web
 
 from pdserve.cli import role as role_command
-from pdserve.cli.cluster.status import ClusterStatus, NodeStatus
-from pdserve.cli.exit_codes import OK
 from pdserve.cli.main import build_parser
+from pdserve.cluster.status import ClusterStatus, NodeStatus
 from pdserve.errors import ClusterError, NodeNotFound, RoleRefused
+from pdserve.exit_codes import OK
 
 
 def node(node_id: str, role: str, running: int) -> NodeStatus:
