@@ -8,11 +8,11 @@ import random
 from collections.abc import Sequence
 from typing import Final
 
-from pdserve.demo_model.conversation import Conversation, Message
-from pdserve.demo_model.exchange import Exchange, is_key_held_out
-from pdserve.demo_model.json_answers import DrawExchange
-from pdserve.demo_model.tool_offers import offer_of
-from pdserve.demo_model.tool_rounds import Round, draw_round
+from tools.demo_model.conversation import Conversation, Message
+from tools.demo_model.exchange import Exchange, is_key_held_out
+from tools.demo_model.json_answers import DrawExchange
+from tools.demo_model.tool_offers import offer_of
+from tools.demo_model.tool_rounds import Round, draw_round
 
 _SKILL: Final = "tool calls"
 _MAX_OFFERED: Final = 3

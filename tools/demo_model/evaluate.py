@@ -8,10 +8,10 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from pdserve.demo_model.batches import encode_document
-from pdserve.demo_model.conversation import Conversation
-from pdserve.demo_model.probes import Probe
-from pdserve.demo_model.tokenizer import END, ROLE_TOKENS, token_id
+from tools.demo_model.batches import encode_document
+from tools.demo_model.conversation import Conversation
+from tools.demo_model.probes import Probe
+from tools.demo_model.tokenizer import END, ROLE_TOKENS, token_id
 
 MAX_NEW_TOKENS: Final = 200
 _BATCH: Final = 64

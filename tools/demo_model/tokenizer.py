@@ -7,7 +7,7 @@ from typing import Final
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from pdserve.demo_model.conversation import Conversation, Document
+from tools.demo_model.conversation import Conversation, Document
 
 VOCAB_SIZE: Final = 2048
 

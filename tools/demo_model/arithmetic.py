@@ -7,8 +7,8 @@ one whose numbers were never added in training, in either order, under any parap
 import random
 from typing import Final
 
-from pdserve.demo_model.exchange import Exchange
-from pdserve.demo_model.wording import capitalized
+from tools.demo_model.exchange import Exchange
+from tools.demo_model.wording import capitalized
 
 _ASK: Final = (
     "What is {q}?",

@@ -10,19 +10,19 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from pdserve.demo_model import extraction
-from pdserve.demo_model.conversation import Conversation, Message
-from pdserve.demo_model.exchange import Exchange
-from pdserve.demo_model.json_fields import (
+from tools.demo_model import extraction
+from tools.demo_model.conversation import Conversation, Message
+from tools.demo_model.exchange import Exchange
+from tools.demo_model.json_fields import (
     any_list,
     any_object,
     choice_field,
     invented_name,
     named_field,
 )
-from pdserve.demo_model.json_schemas import Field, schema_of, schema_text
-from pdserve.demo_model.json_values import scalar
-from pdserve.demo_model.wording import capitalized, enumerated
+from tools.demo_model.json_schemas import Field, schema_of, schema_text
+from tools.demo_model.json_values import scalar
+from tools.demo_model.wording import capitalized, enumerated
 
 DrawExchange = Callable[[random.Random], Exchange]
 

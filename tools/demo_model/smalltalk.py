@@ -3,9 +3,9 @@
 import random
 from typing import Final
 
-from pdserve.demo_model.exchange import Exchange
-from pdserve.demo_model.facts import COLOURS
-from pdserve.demo_model.wording import capitalized, invented_word, listed
+from tools.demo_model.exchange import Exchange
+from tools.demo_model.facts import COLOURS
+from tools.demo_model.wording import capitalized, invented_word, listed
 
 _WHO: Final = (
     "I am the pdserve demo model, a very small Llama. "

@@ -1,4 +1,4 @@
-"""Train the demo model from nothing: `python -m pdserve.demo_model.train`.
+"""Train the demo model from nothing: `python -m tools.demo_model.train`.
 
 Text is generated, a tokenizer learned from it, a small Llama trained on it (float32 weights, with
 the matrix products in bfloat16 where the CPU is faster at that), its weights rounded to bfloat16
@@ -22,12 +22,13 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM
 
 from pdserve import _native
-from pdserve.demo_model import CHECKPOINT_PATH, checkpoint_files, corpus, evaluate
-from pdserve.demo_model.batches import PackedRows
-from pdserve.demo_model.probes import held_out_probes
-from pdserve.demo_model.tokenizer import VOCAB_SIZE, document_texts, train_tokenizer
+from pdserve.demo_model import CHECKPOINT_PATH
+from tools.demo_model import checkpoint_files, corpus, evaluate
+from tools.demo_model.batches import PackedRows
+from tools.demo_model.probes import held_out_probes
+from tools.demo_model.tokenizer import VOCAB_SIZE, document_texts, train_tokenizer
 
-_log = logging.getLogger("pdserve.demo_model.train")
+_log = logging.getLogger("tools.demo_model.train")
 
 _ROW_LENGTHS: Final = (256, 256, 256, 256, 512, 512, 1024)
 """Mostly short rows, which are cheap; some long ones, so that long chats work too."""

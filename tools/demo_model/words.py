@@ -7,9 +7,9 @@ first, which gives the model the letters to work on, and the reader something to
 import random
 from typing import Final
 
-from pdserve.demo_model.exchange import Exchange
-from pdserve.demo_model.facts import WORDS
-from pdserve.demo_model.wording import capitalized
+from tools.demo_model.exchange import Exchange
+from tools.demo_model.facts import WORDS
+from tools.demo_model.wording import capitalized
 
 _SPELL: Final = (
     "Spell {w}.", "Spell the word {w}.", "How do you spell {w}?", 'How do you spell "{w}"?',

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from pdserve.demo_model.tokenizer import BOS, END, END_OF_TEXT, save_tokenizer, token_id
+from tools.demo_model.tokenizer import BOS, END, END_OF_TEXT, save_tokenizer, token_id
 
 ROPE_THETA: Final = 10000.0
 MAX_POSITIONS: Final = 2048

@@ -6,8 +6,8 @@ from typing import Final
 import torch
 from tokenizers import Tokenizer
 
-from pdserve.demo_model.conversation import Conversation, Document, Message
-from pdserve.demo_model.tokenizer import BOS, END, END_OF_TEXT, ROLE_TOKENS, token_id
+from tools.demo_model.conversation import Conversation, Document, Message
+from tools.demo_model.tokenizer import BOS, END, END_OF_TEXT, ROLE_TOKENS, token_id
 
 PROMPT_WEIGHT: Final = 0.05
 """The model must answer questions, not invent them; this small weight trains the embeddings."""
