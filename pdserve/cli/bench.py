@@ -13,17 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from typing import Any
 
 from pdserve.bench.compare.config import CompareConfig
-from pdserve.bench.config import (
-    HandoffBenchConfig,
-    OverheadConfig,
-    PerfModelConfig,
-    RouterBenchConfig,
-    TransferConfig,
-)
 from pdserve.bench.coordinator.config import CoordinatorBenchConfig
-from pdserve.bench.speed_config import ServeBenchConfig, StepBenchConfig
+from pdserve.bench.handoff.config import HandoffBenchConfig
+from pdserve.bench.overhead.config import OverheadConfig
+from pdserve.bench.perf_model.config import PerfModelConfig
+from pdserve.bench.router.config import RouterBenchConfig
+from pdserve.bench.serve.config import ServeBenchConfig
+from pdserve.bench.step.config import StepBenchConfig
+from pdserve.bench.transfer.config import TransferConfig
 from pdserve.cluster.parent_death import die_with_parent
 from pdserve.config import ConfigStruct
 from pdserve.exit_codes import OK
@@ -53,9 +53,12 @@ class Bench:
         return exit_code
 
 
-BENCHES: Sequence[Bench] = (
+COMPARISONS: Sequence[Bench] = (
     Bench("serve", "throughput and latency of any OpenAI-compatible servers", ServeBenchConfig),
     Bench("compare", "goodput of the three modes on the same requests", CompareConfig),
+)
+
+INSTRUMENTS: Sequence[Bench] = (  # measure one part of pdserve
     Bench("step", "engine step times beside the hardware's limits", StepBenchConfig),
     Bench("overhead", "cost of a decode step besides the model", OverheadConfig),
     Bench("transfer", "KV transfer speed, per transport, beside memcpy", TransferConfig),
@@ -67,18 +70,26 @@ BENCHES: Sequence[Bench] = (
     Bench("perf-model", "accuracy of predicted step times", PerfModelConfig),
 )
 
+BENCHES = (*COMPARISONS, *INSTRUMENTS)
+
 
 def add_benches(parser: FlagParser) -> None:
     """Add every benchmark to `pdserve bench`, and the helper processes that some of them start."""
-    commands = parser.add_subparsers(metavar="WHAT", required=True, parser_class=FlagParser)
+    commands = parser.add_subparsers(
+        title="benchmarks", metavar="WHAT", required=True, parser_class=FlagParser
+    )
     for bench in BENCHES:
         name = f"bench {bench.name}"
+        # Without `help`, `pdserve bench --help` does not list it among the benchmarks.
+        listed: dict[str, Any] = {"help": bench.text} if bench in COMPARISONS else {}
         added = commands.add_parser(
-            bench.name, help=bench.text, description=f"pdserve {name}: {bench.text}"
+            bench.name, description=f"pdserve {name}: {bench.text}", **listed
         )
         added.set_defaults(command=bench.run, name=name)
         add_flags(added, bench.config)
-    # Without `help`, so that `pdserve bench --help` does not list them.
+    lines = [f"    {bench.name:<12} {bench.text}" for bench in INSTRUMENTS]
+    parser.epilog = "\n".join(["developers' instruments, each for a part of pdserve:", *lines])
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter  # keeps these lines
     _add_simulated_nodes(commands.add_parser("simulated-nodes"))
     _add_transfer_end(commands.add_parser("transfer-end"))
 

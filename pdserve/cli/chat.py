@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import aiohttp
 import msgspec
 
-from pdserve.cluster.credentials import key_headers
+from pdserve.cluster.coordinator_http import key_headers
 from pdserve.errors import ClusterError, from_code
 
 _DATA = b"data:"

@@ -6,8 +6,7 @@ import asyncio
 
 import msgspec
 
-from pdserve.cluster.coordinator_http import request
-from pdserve.cluster.credentials import key_headers
+from pdserve.cluster.coordinator_http import key_headers, request
 from pdserve.cluster.status import ClusterStatus, NodeStatus, fetch_status
 from pdserve.errors import ClusterError, from_code
 from pdserve.exit_codes import OK

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Literal
 
+from pdserve.config import API_KEY_VARIABLE
 from pdserve.errors import ClusterError
 
 
@@ -37,3 +39,9 @@ async def request(
         raise ClusterError(f"no coordinator at {url}: {error.strerror}") from error
     except (aiohttp.ClientError, ValueError) as error:
         raise ClusterError(f"no coordinator at {url}: {error}") from error
+
+
+def key_headers() -> dict[str, str]:
+    """HTTP headers with the API key from the environment; none if it is not set."""
+    key = os.environ.get(API_KEY_VARIABLE, "")
+    return {"Authorization": f"Bearer {key}"} if key else {}

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pdserve.bench.coordinator.chat_stream import ChatTarget
-from pdserve.bench.coordinator.plan import Chats
+from pdserve.bench.coordinator.config import Chats
 from pdserve.bench.cpu_time import cpu_seconds, starved_seconds
 from pdserve.bench.load.client_run import without_garbage_collection
 from pdserve.bench.load.open_loop import as_text

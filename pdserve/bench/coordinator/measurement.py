@@ -14,11 +14,14 @@ does not have; their CPU time and the client's lag are reported.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
+import msgspec
+
+from pdserve.bench.coordinator.config import Chats, GatewayPlan
 from pdserve.bench.coordinator.load import Gateway, GatewayLoad, LoadRound
-from pdserve.bench.coordinator.plan import Chats, GatewayPlan
-from pdserve.bench.coordinator.report import GatewayReport, GatewayRow, gateway_row
+from pdserve.bench.load.outcome import Outcome, Percentiles
 from pdserve.bench.serve.plan import Load
 from pdserve.errors import ClusterError
 
@@ -57,3 +60,95 @@ async def _warm_up(gateway: Gateway, plan: GatewayPlan) -> None:
     broken = next((outcome for outcome in served.outcomes if outcome.end != "finished"), None)
     if broken is not None:
         raise ClusterError(f"{gateway.name} at {gateway.target.url} did not serve: {broken.error}")
+
+
+class AddedTtft(msgspec.Struct, frozen=True):
+    """How much the gateway adds to TTFT percentiles, in milliseconds."""
+
+    p50: float | None
+    p99: float | None
+
+    @classmethod
+    def of(cls, through: Percentiles, direct: Percentiles) -> AddedTtft:
+        """Subtract percentiles; None where there was no token."""
+        return cls(_less(through.p50, direct.p50), _less(through.p99, direct.p99))
+
+
+def _less(through: float | None, direct: float | None) -> float | None:
+    return None if through is None or direct is None else through - direct
+
+
+class GatewayRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one gateway under one load, all rounds together."""
+
+    gateway: str
+    output_tokens: int  # per answer
+    concurrency: int  # streams of a closed loop; 0: open loop
+    rate: float  # of an open loop
+    requests_per_s: float
+    tokens_per_s: float
+    core_share: float | None  # CPU share of the gateway's process, in cores; None: not known
+    starved_share: float | None  # share of the time in which it was runnable without a core
+    requests_per_core_s: float | None  # per CPU second of the gateway
+    tokens_per_core_s: float | None
+    tokens_per_event: float  # above 1: it was busy, and combined tokens
+    ttft_ms: Percentiles
+    direct_ttft_ms: Percentiles  # the same load without the gateway
+    added_ttft_ms: AddedTtft
+    client_late_ms: Percentiles  # lag in sending
+    beside_share: float  # CPU share of the client and the simulated server or nodes, in cores
+    direct_tokens_per_s: float
+    sent: int
+    failed: int  # or refused
+    errors: dict[str, int]  # error |-> count
+
+
+class GatewayReport(msgspec.Struct, frozen=True):
+    """The results of `pdserve bench coordinator`."""
+
+    rows: list[GatewayRow]
+
+
+def gateway_row(
+    chats: Chats, gateway: str, rounds: Sequence[tuple[LoadRound, LoadRound]]
+) -> GatewayRow:
+    """Make the row of a load from its rounds, each through the gateway and without it."""
+    through, direct = [pair[0] for pair in rounds], [pair[1] for pair in rounds]
+    outcomes = _outcomes(through)
+    seconds = sum(some.seconds for some in through)
+    cpu_s = sum(some.cpu_s for some in through)
+    num_requests = sum(some.num_requests for some in through)
+    num_tokens = sum(some.num_tokens for some in through)
+    ttft_ms, direct_ttft_ms = _ttft_ms(outcomes), _ttft_ms(_outcomes(direct))
+    return GatewayRow(
+        gateway=gateway,
+        output_tokens=chats.output_tokens,
+        concurrency=chats.load.concurrency,
+        rate=chats.load.rate,
+        requests_per_s=num_requests / seconds,
+        tokens_per_s=num_tokens / seconds,
+        core_share=cpu_s / seconds if cpu_s else None,
+        starved_share=sum(some.starved_s for some in through) / seconds if cpu_s else None,
+        requests_per_core_s=num_requests / cpu_s if cpu_s else None,
+        tokens_per_core_s=num_tokens / cpu_s if cpu_s else None,
+        tokens_per_event=sum(outcome.num_received for outcome in outcomes)
+        / max(1, sum(len(outcome.arrivals_s) for outcome in outcomes)),
+        ttft_ms=ttft_ms,
+        direct_ttft_ms=direct_ttft_ms,
+        added_ttft_ms=AddedTtft.of(ttft_ms, direct_ttft_ms),
+        client_late_ms=Percentiles.of([outcome.late_s for outcome in outcomes]),
+        beside_share=sum(some.beside_s for some in through) / seconds,
+        direct_tokens_per_s=sum(some.num_tokens for some in direct)
+        / sum(some.seconds for some in direct),
+        sent=len(outcomes),
+        failed=sum(outcome.end != "finished" for outcome in outcomes),
+        errors=dict(Counter(outcome.error for outcome in outcomes if outcome.error)),
+    )
+
+
+def _outcomes(rounds: Sequence[LoadRound]) -> list[Outcome]:
+    return [outcome for some in rounds for outcome in some.outcomes]
+
+
+def _ttft_ms(outcomes: Sequence[Outcome]) -> Percentiles:
+    return Percentiles.of([outcome.ttft_s for outcome in outcomes])

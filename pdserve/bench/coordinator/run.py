@@ -17,8 +17,12 @@ from rich.table import Table
 from pdserve.bench.coordinator.chat_stream import chat_target
 from pdserve.bench.coordinator.config import CoordinatorBenchConfig
 from pdserve.bench.coordinator.load import Gateway
-from pdserve.bench.coordinator.measurement import measure_gateways
-from pdserve.bench.coordinator.report import AddedTtft, GatewayReport, GatewayRow
+from pdserve.bench.coordinator.measurement import (
+    AddedTtft,
+    GatewayReport,
+    GatewayRow,
+    measure_gateways,
+)
 from pdserve.bench.coordinator.simulated_nodes import NODE_IDS, SIMULATED, NodesPlan
 from pdserve.bench.coordinator.sse_server import MODEL
 from pdserve.bench.load.outcome import Percentiles
@@ -26,7 +30,7 @@ from pdserve.bench.output import print_json, print_tables, say
 from pdserve.bench.serve.plan import Load
 from pdserve.checkpoint import resolve_checkpoint
 from pdserve.cluster.child import Child, Exit
-from pdserve.cluster.credentials import key_headers
+from pdserve.cluster.coordinator_http import key_headers
 from pdserve.cluster.plan import COORDINATOR
 from pdserve.cluster.ports import ReservedPort
 from pdserve.cluster.readiness import wait_until

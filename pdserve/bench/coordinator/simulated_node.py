@@ -1,17 +1,17 @@
 """Simulated nodes without an engine: they speak the whole protocol, and make up tokens.
 
 A prefill leg is answered with token 1 at once, a decode leg with one token at every step of a beat.
-So only the coordinator has work to do: `pdserve bench coordinator`.
+So only the coordinator has work to do. The beat stands in for an engine.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle
 from secrets import token_hex
 
-from pdserve.bench.coordinator.beat import Beat
 from pdserve.bench.load.client import PLAIN_IDS
 from pdserve.config import Timeouts
 from pdserve.introduction import new_key
@@ -41,6 +41,36 @@ _NUM_BLOCKS = 1 << 20
 _MAX_MODEL_LEN = 1 << 16
 _NOWHERE = "127.0.0.1:1"  # no peer ever connects: there is no KV to pull
 _QUICK_S = 1e-6  # predicted time of a prefill or a pull
+
+
+class Beat:
+    """Calls its listeners every `step_s`, from `start` on.
+
+    A beat that is late continues at even intervals from the present: like an engine, it does not
+    make up for missed steps.
+    """
+
+    def __init__(self, step_s: float) -> None:
+        self.step_s = step_s
+        self._listeners: list[Callable[[], None]] = []
+
+    def listen(self, on_step: Callable[[], None]) -> None:
+        """Call `on_step` at every step."""
+        self._listeners.append(on_step)
+
+    def start(self) -> None:
+        """Start the beat; it continues as long as the running event loop does."""
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        self._schedule(loop.time() + self.step_s)
+
+    def _schedule(self, due_s: float) -> None:
+        self._loop.call_at(due_s, self._step, due_s)
+
+    def _step(self, due_s: float) -> None:
+        for on_step in self._listeners:
+            on_step()
+        self._schedule(max(due_s + self.step_s, self._loop.time()))
 
 
 @dataclass(slots=True)

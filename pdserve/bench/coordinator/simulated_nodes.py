@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import uvloop
 
-from pdserve.bench.coordinator.beat import Beat
-from pdserve.bench.coordinator.simulated_node import SimulatedNode
+from pdserve.bench.coordinator.simulated_node import Beat, SimulatedNode
 from pdserve.bench.coordinator.sse_server import SseServer
 from pdserve.collector import freeze_loaded_objects
 from pdserve.protocol import NodeRole

@@ -15,7 +15,7 @@ from typing import cast
 
 import msgspec
 
-from pdserve.bench.coordinator.beat import Beat
+from pdserve.bench.coordinator.simulated_node import Beat
 
 MODEL = "simulated"
 

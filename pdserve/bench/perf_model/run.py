@@ -6,8 +6,8 @@ import time
 
 from rich.table import Table
 
-from pdserve.bench.config import PerfModelConfig
 from pdserve.bench.output import print_json, print_tables
+from pdserve.bench.perf_model.config import PerfModelConfig
 from pdserve.bench.perf_model.measurement import (
     HeldOut,
     PerfModelReport,

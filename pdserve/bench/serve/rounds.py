@@ -26,14 +26,17 @@ import msgspec
 from pdserve.bench.load.client import open_session
 from pdserve.bench.load.client_run import Run
 from pdserve.bench.load.open_loop import OpenLoopClient
-from pdserve.bench.load.workload import TimedRequest
+from pdserve.bench.load.workload import TimedRequest, poisson_times, random_ids
 from pdserve.bench.serve.plan import Load, Plan
 from pdserve.bench.serve.report import ServeReport, serve_ratio, serve_row
-from pdserve.bench.serve.requests import requests_of, warm_up_prompt
 from pdserve.errors import ClusterError, ConfigError
 
 _ANSWER_S = 10.0  # deadline for the list of models
 _WARM_UP_OUTPUT = 2  # tokens
+_ARRIVALS, _TOKENS, _WARM_UP = range(3)  # purposes of random numbers
+_LEAST_CLOSED = 8  # least requests of a closed-loop round
+_PER_STREAM = 4
+_OPEN = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,3 +161,27 @@ async def _warm_client(
                 f"{url} answers neither a prompt of token ids ({refusal}) nor one of text ({error})"
             ) from error
     return client
+
+
+def requests_of(plan: Plan, load: Load, number: int) -> list[TimedRequest]:
+    """Return the requests of round `number` of one of the plan's loads."""
+    times = _times(plan, load, number)
+    where = [plan.seed, _TOKENS, plan.loads.index(load), number]
+    return [
+        TimedRequest(
+            at_s, "bench", random_ids(plan.prompt_tokens, [*where, index]), plan.output_tokens
+        )
+        for index, at_s in enumerate(times)
+    ]
+
+
+def warm_up_prompt(plan: Plan) -> list[int]:
+    """Return a prompt of the measured length that is not one of the measured prompts."""
+    return random_ids(plan.prompt_tokens, [plan.seed, _WARM_UP])
+
+
+def _times(plan: Plan, load: Load, number: int) -> list[float]:
+    """Return when each request is due; all at once for a closed loop, which sends them in turn."""
+    if load.concurrency:
+        return [0.0] * (plan.num_requests or max(_LEAST_CLOSED, _PER_STREAM * load.concurrency))
+    return poisson_times(load.rate, plan.num_requests or _OPEN, [plan.seed, _ARRIVALS, number])

@@ -15,14 +15,14 @@ from rich.table import Table
 from pdserve.bench.checkpoints.named import checkpoint_of, gguf_of
 from pdserve.bench.load.outcome import Percentiles
 from pdserve.bench.output import machine_and_date, print_json, print_tables, say
+from pdserve.bench.serve.config import ServeBenchConfig
 from pdserve.bench.serve.contestant import Contestant
 from pdserve.bench.serve.contestant_process import running
 from pdserve.bench.serve.in_turns import serve_in_turns
 from pdserve.bench.serve.plan import Load, Plan
 from pdserve.bench.serve.report import ServeRatio, ServeReport, ServeRow
 from pdserve.bench.serve.rounds import open_targets, serve
-from pdserve.bench.speed_config import ServeBenchConfig
-from pdserve.cluster.credentials import key_headers
+from pdserve.cluster.coordinator_http import key_headers
 from pdserve.errors import ClusterError
 from pdserve.exit_codes import FAILED, FORCED, OK
 

@@ -1,10 +1,12 @@
-"""The model runner of a node for `pdserve bench step`: over random KV, without an event loop."""
+"""What `pdserve bench step` runs: a node's model over random KV, and the yardsticks beside it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kv_transfer.memory import ExportedPool
-from pdserve.bench.step.floor_read import StreamingRead
 from pdserve.bench.step.measurement import StepTime
 from pdserve.engine.kv_cache import TORCH_DTYPES
 from pdserve.node.model import NodeModel, load_runner
@@ -21,6 +22,9 @@ from pdserve.perf_model import StepRow
 
 PRODUCT_ROWS = 512
 _RANDOM_BYTES = 8 << 20
+READ_BYTES = 256 << 20
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 class StepBench:
@@ -79,3 +83,31 @@ def fill_with_numbers(flat: NDArray[np.uint8], dtype: torch.dtype) -> None:
     for start in range(0, len(flat), len(piece)):
         part = flat[start : start + len(piece)]
         part[:] = piece[: len(part)]
+
+
+class StreamingRead:
+    """Memory of its own that a number of threads read: much more than the caches hold.
+
+    NumPy's exclusive or over 64-bit words is as fast as memory: one load and one instruction per 64
+    bytes. Each thread has its part, and waits for no other until the end.
+    """
+
+    def __init__(self, num_threads: int, num_bytes: int = READ_BYTES) -> None:
+        words = np.arange(num_bytes // 8, dtype=np.uint64)  # so that each page is backed by memory
+        self._parts = np.array_split(words, num_threads)
+        self._threads = ThreadPoolExecutor(max(1, num_threads - 1))
+
+    def rate(self) -> float:
+        """Measure the read rate now, in bytes per second."""
+        started_s = time.perf_counter()
+        others = [self._threads.submit(np.bitwise_xor.reduce, part) for part in self._parts[1:]]
+        np.bitwise_xor.reduce(self._parts[0])
+        for other in others:
+            other.result()
+        return sum(part.nbytes for part in self._parts) / (time.perf_counter() - started_s)
+
+
+def largest_cache_bytes(caches: Path = _CACHES) -> int:
+    """Return the largest cache size of the first core, as Linux reports it; 0 if it does not."""
+    sizes = [file.read_text().strip() for file in caches.glob("index*/size")]
+    return max((int(size[:-1]) * _UNITS[size[-1]] for size in sizes), default=0)

@@ -14,10 +14,9 @@ import msgspec
 from pdserve import _native
 from pdserve.bench.checkpoints.named import checkpoint_of
 from pdserve.bench.output import print_json, print_tables
-from pdserve.bench.speed_config import StepBenchConfig
 from pdserve.bench.step.cases import with_room
+from pdserve.bench.step.config import StepBenchConfig
 from pdserve.bench.step.floor import Rates, StepWork
-from pdserve.bench.step.floor_read import largest_cache_bytes
 from pdserve.bench.step.measurement import (
     YARDSTICK,
     Best,
@@ -30,7 +29,7 @@ from pdserve.bench.step.measurement import (
     best_read,
     observe,
 )
-from pdserve.bench.step.model_bench import StepBench
+from pdserve.bench.step.model_bench import StepBench, largest_cache_bytes
 from pdserve.bench.step.neighbours import BusyProcesses
 from pdserve.bench.step.table import neighbour_table, step_remarks, step_table
 from pdserve.config import CheckpointConfig, NodeConfig

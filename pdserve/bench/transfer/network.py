@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from pdserve.bench.config import NetworkName
+from pdserve.bench.transfer.config import NetworkName
 from pdserve.errors import ClusterError
 
 _COMMAND_S = 10.0

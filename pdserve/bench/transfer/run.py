@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from kv_transfer.transports.catalog import KINDS
-from pdserve.bench.config import NetworkName, TransferConfig
 from pdserve.bench.output import print_json, print_tables
+from pdserve.bench.transfer.config import NetworkName, TransferConfig
 from pdserve.bench.transfer.ends import layout_of
 from pdserve.bench.transfer.measurement import (
     Case,

@@ -19,11 +19,10 @@ from pdserve.bench.compare.clusters import Clusters
 from pdserve.bench.compare.config import CompareConfig
 from pdserve.bench.compare.contest import Contender, Server
 from pdserve.bench.compare.plan import Tuning
-from pdserve.bench.compare.remarks import remarks
 from pdserve.bench.compare.report import CompareReport
 from pdserve.bench.compare.run import subject_maker
 from pdserve.bench.compare.stage import Stage
-from pdserve.bench.compare.table import mode_table, tables
+from pdserve.bench.compare.table import mode_table, remarks, tables
 from pdserve.bench.load.outcome import Promise
 from pdserve.bench.load.slo_score import score
 from pdserve.cli.main import build_parser, main

@@ -13,13 +13,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from pdserve.bench.coordinator.beat import Beat
 from pdserve.bench.coordinator.chat_stream import ChatTarget, chat_target
-from pdserve.bench.coordinator.config import CoordinatorBenchConfig
+from pdserve.bench.coordinator.config import Chats, CoordinatorBenchConfig, GatewayPlan
 from pdserve.bench.coordinator.load import Gateway, LoadRound, Look
-from pdserve.bench.coordinator.measurement import measure_gateways
-from pdserve.bench.coordinator.plan import Chats, GatewayPlan
-from pdserve.bench.coordinator.report import gateway_row
+from pdserve.bench.coordinator.measurement import gateway_row, measure_gateways
+from pdserve.bench.coordinator.simulated_node import Beat
 from pdserve.bench.coordinator.sse_server import MODEL, SseServer
 from pdserve.bench.cpu_time import cpu_seconds, starved_seconds
 from pdserve.bench.load.outcome import Outcome

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import pytest
 from aiohttp import web
 
-from pdserve.bench.config import HandoffBenchConfig
-from pdserve.bench.handoff.measurement import PARTS, HandoffLoad, make_report, measure_handoff
+from pdserve.bench.handoff.config import HandoffBenchConfig
+from pdserve.bench.handoff.run import PARTS, HandoffLoad, make_report, measure_handoff
 from pdserve.cli.main import main
 from pdserve.cluster.scrape import parse
 from pdserve.errors import ClusterError, ConfigError

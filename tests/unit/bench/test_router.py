@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdserve.bench.router.measurement import HIT_SHARES, KINDS, measure_router
+from pdserve.bench.router.run import HIT_SHARES, KINDS, measure_router
 
 
 def test_a_few_nodes_are_measured_as_well() -> None:

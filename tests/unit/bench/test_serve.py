@@ -12,8 +12,7 @@ from pdserve.bench.load.client_run import Run
 from pdserve.bench.load.outcome import End, Outcome
 from pdserve.bench.serve.plan import Load, Plan
 from pdserve.bench.serve.report import ServeReport, serve_ratio, serve_row
-from pdserve.bench.serve.requests import requests_of, warm_up_prompt
-from pdserve.bench.serve.rounds import open_targets, serve
+from pdserve.bench.serve.rounds import open_targets, requests_of, serve, warm_up_prompt
 from pdserve.errors import ClusterError, ConfigError
 from tests.unit.bench.fake_server import Body, FakeServer, answer_all, stream
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from pdserve.bench.serve.config import ServeBenchConfig
 from pdserve.bench.serve.contestant import Contestant
 from pdserve.bench.serve.contestant_process import running
-from pdserve.bench.speed_config import ServeBenchConfig
 from pdserve.errors import ConfigError
 from pdserve.exit_codes import StartFailed
 

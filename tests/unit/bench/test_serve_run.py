@@ -10,9 +10,9 @@ from aiohttp import web
 
 from pdserve.bench.load.client_run import Run
 from pdserve.bench.serve import run as bench_serve
+from pdserve.bench.serve.config import ServeBenchConfig
 from pdserve.bench.serve.plan import Load
 from pdserve.bench.serve.report import ServeReport, serve_row
-from pdserve.bench.speed_config import ServeBenchConfig
 from pdserve.cli.main import main
 from pdserve.errors import ClusterError, ConfigError
 from tests.unit.bench.fake_server import Answer, Body, FakeServer, answer_all, stream

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from pdserve.bench.coordinator.beat import Beat
-from pdserve.bench.coordinator.simulated_node import SimulatedNode
+from pdserve.bench.coordinator.simulated_node import Beat, SimulatedNode
 from pdserve.node.coordinator_link import CoordinatorLink
 from pdserve.protocol import (
     DecodeLeg,

@@ -10,7 +10,6 @@ import pytest
 
 from pdserve.bench.step.cases import Case, Grid, with_room
 from pdserve.bench.step.floor import Limit, Rates, StepWork, Work
-from pdserve.bench.step.floor_read import StreamingRead, largest_cache_bytes
 from pdserve.bench.step.measurement import (
     LEAST_ROUNDS,
     Observed,
@@ -21,6 +20,7 @@ from pdserve.bench.step.measurement import (
     best_read,
     observe,
 )
+from pdserve.bench.step.model_bench import StreamingRead, largest_cache_bytes
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.perf_model import StepRow
 from tests.unit.bench.test_floor import tiny

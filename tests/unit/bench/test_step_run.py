@@ -12,7 +12,7 @@ import torch
 
 from pdserve import _native
 from pdserve.bench.checkpoints.random_checkpoint import kept_checkpoint, write_random_checkpoint
-from pdserve.bench.speed_config import StepBenchConfig
+from pdserve.bench.step.config import StepBenchConfig
 from pdserve.bench.step.model_bench import fill_with_numbers
 from pdserve.cli.main import main
 from pdserve.errors import ConfigError

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pdserve.bench.config import TransferConfig
+from pdserve.bench.transfer.config import TransferConfig
 from pdserve.bench.transfer.ends import LAYER_BYTES
 from pdserve.bench.transfer.measurement import Case
 from pdserve.bench.transfer.network import Loopback, NetworkNamespaces
