@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pdserve.bench.compare.config import CompareConfig
-from pdserve.bench.compare.contest import Contender, Server
+from pdserve.bench.compare.runner import Candidate, ModeServer
 from pdserve.bench.load.outcome import Promise
 from pdserve.cluster.child import LineSink
 from pdserve.cluster.config import ClusterConfig
@@ -28,7 +28,7 @@ _KV_MEMORY = "512MiB"  # per node: all modes run at once, so the default would b
 
 
 class Clusters:
-    """Starts each contender as a cluster on this machine."""
+    """Starts each candidate as a cluster on this machine."""
 
     def __init__(self, config: CompareConfig, model: str, on_line: LineSink) -> None:
         """`model` is a directory or hub id; `on_line` receives the output of the processes."""
@@ -36,12 +36,12 @@ class Clusters:
         self._model = model
         self._on_line = on_line
 
-    def cluster_config(self, contender: Contender, promise: Promise | None) -> ClusterConfig:
+    def cluster_config(self, candidate: Candidate, promise: Promise | None) -> ClusterConfig:
         """A cluster whose only class has this promise; without a promise nothing is refused."""
         config = self._config
-        is_colocated = contender.mode == "colocated"
+        is_colocated = candidate.mode == "colocated"
         num_nodes = config.prefill + config.decode
-        engine, policy, tuning = config.engine, config.policy, contender.tuning
+        engine, policy, tuning = config.engine, config.policy, candidate.tuning
         if engine.kv_memory == "auto":
             engine = replace(engine, kv_memory=_KV_MEMORY)
         if tuning is not None:
@@ -52,7 +52,7 @@ class Clusters:
         promised = f" ttft={promise.ttft_s:.6f} tpot={promise.tpot_s:.6f}" if promise else ""
         return ClusterConfig(
             port=0,
-            mode=contender.mode,
+            mode=candidate.mode,
             prefill=None if is_colocated else config.prefill,
             decode=num_nodes if is_colocated else config.decode,
             max_inflight=4096,
@@ -62,16 +62,18 @@ class Clusters:
             engine=engine,
             policy=policy,
             routing=RoutingConfig(
-                admission=config.admission and contender.refuses and promise is not None,
+                admission=config.admission and candidate.refuses and promise is not None,
                 slo_classes=[f"measured{promised}"],
                 default_class="measured",
             ),
         )
 
     @asynccontextmanager
-    async def launch(self, contender: Contender, promise: Promise | None) -> AsyncIterator[Server]:
-        """A running cluster; see `contest.Launch`."""
-        cluster = Cluster(self.cluster_config(contender, promise), on_line=self._on_line)
+    async def launch(
+        self, candidate: Candidate, promise: Promise | None
+    ) -> AsyncIterator[ModeServer]:
+        """A running cluster; see `runner.Launch`."""
+        cluster = Cluster(self.cluster_config(candidate, promise), on_line=self._on_line)
         async with cluster as running:
             model = (await running.status()).model
             yield _RunningServer(running, model, await _max_model_len(running.url, model))
@@ -95,7 +97,7 @@ class _RunningServer:
         self._cluster = cluster
 
     async def settle(self) -> None:
-        """As Server.settle."""
+        """As ModeServer.settle."""
         inflight = 0
         try:
             async with asyncio.timeout(_SETTLE_S):

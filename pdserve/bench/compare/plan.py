@@ -34,7 +34,7 @@ class ComparePlan:
     tunings: Sequence[Tuning]  # to try when co-located; at least one
     ttft_s: float  # TTFT target; 0: derived from the idle clusters,
     tpot_s: float
-    ttft_scale: float  # as a multiple of their latencies; 0: the subject's own
+    ttft_scale: float  # as a multiple of their latencies; 0: the case's own
     tpot_scale: float
     target: float
     seed: int

@@ -14,15 +14,14 @@ import msgspec
 
 from pdserve.bench.checkpoints.random_checkpoint import write_random_checkpoint
 from pdserve.bench.checkpoints.shapes import SHAPES
+from pdserve.bench.compare.cases import CompareCase, made_up, replayed
 from pdserve.bench.compare.clusters import Clusters
 from pdserve.bench.compare.comparison import compare
 from pdserve.bench.compare.config import CompareConfig
-from pdserve.bench.compare.contest import RunRecord
 from pdserve.bench.compare.plan import ComparePlan
 from pdserve.bench.compare.plot import save_plots
 from pdserve.bench.compare.report import CompareReport
-from pdserve.bench.compare.stage import Stage
-from pdserve.bench.compare.subject import Subject, made_up, replayed
+from pdserve.bench.compare.runner import Experiment, RunRecord
 from pdserve.bench.compare.table import tables
 from pdserve.bench.load.traces import read_trace
 from pdserve.bench.output import print_json, print_tables, say
@@ -42,14 +41,14 @@ def run(config: CompareConfig, setup: dict[str, object]) -> int:
         PdserveError: nothing could be measured, or the settings contradict each other.
     """
     plan = config.plan  # checks settings, before anything is written
-    make_subjects = subject_maker(config)
+    make_cases = case_maker(config)
     model = config.model or {config.shape: SHAPES[config.shape]}
     report, exit_code = CompareReport([], [], {}, {**setup, "model": model}), OK
     folder = _new_folder(config)
     with ExitStack() as stack:
-        stage = _stage(config, plan, folder, stack, report.failures)
+        experiment = _experiment(config, plan, folder, stack, report.failures)
         try:
-            asyncio.run(compare(stage, make_subjects, report))
+            asyncio.run(compare(experiment, make_cases, report))
         except KeyboardInterrupt:
             if not report.modes:
                 raise
@@ -81,14 +80,14 @@ def _new_folder(config: CompareConfig) -> Path:
     return folder
 
 
-def _stage(
+def _experiment(
     config: CompareConfig,
     plan: ComparePlan,
     folder: Path,
     stack: ExitStack,
     failures: dict[str, str],
-) -> Stage:
-    """The stage whose raw results and logs go to files in `folder`, which `stack` closes.
+) -> Experiment:
+    """The experiment whose raw results and logs go to files in `folder`, which `stack` closes.
 
     Raises:
         ConfigError: nothing can be written there.
@@ -112,7 +111,7 @@ def _stage(
         log.write(f"{name}: {line}\n")
 
     model = config.model or _random_weights(config.shape, stack)
-    return Stage(
+    return Experiment(
         plan=plan,
         launch=Clusters(config, model, on_line).launch,
         clock=SystemClock(),
@@ -129,7 +128,7 @@ def _random_weights(shape: str, stack: ExitStack) -> str:
     return str(write_random_checkpoint(folder, shape=SHAPES[shape]))
 
 
-def subject_maker(config: CompareConfig) -> Callable[[int], Sequence[Subject]]:
+def case_maker(config: CompareConfig) -> Callable[[int], Sequence[CompareCase]]:
     """A function from the model's maximum length to the workloads.
 
     Raises:

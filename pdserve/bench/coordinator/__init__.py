@@ -1,1 +1,1 @@
-"""`pdserve bench coordinator`: what a coordinator, or any other gateway, costs."""
+"""`pdserve bench coordinator`: what a coordinator, or another server in its place, costs."""

@@ -1,6 +1,6 @@
 """A cheap client of streamed chats: it counts bytes and parses almost nothing.
 
-A client that parses everything it reads takes longer per token than a good gateway, and would
+A client that parses everything it reads takes longer per token than a good coordinator, and would
 measure itself. This one records when data arrives, finds token 1 in it, and reads the token count
 from the end of the stream. A connection serves one request after the other.
 """

@@ -29,7 +29,7 @@ class Chats:
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayPlan:
+class CoordinatorPlan:
     """All loads of a measurement."""
 
     cases: Sequence[Chats]
@@ -57,7 +57,7 @@ class CoordinatorBenchConfig(ConfigStruct, frozen=True):
     rounds: Annotated[Count, Meta(description="repetitions of each load")] = 3
     quick: Annotated[bool, Meta(description="one round, and 2 s per load")] = False
     against: Annotated[
-        str, Meta(description="URL of another gateway to measure in the same run")
+        str, Meta(description="URL of another server to measure in the same run")
     ] = ""
     against_model: Annotated[str, Meta(description="name of its model")] = "simulated"
     against_pid: Annotated[
@@ -73,7 +73,7 @@ class CoordinatorBenchConfig(ConfigStruct, frozen=True):
     checkpoint: CheckpointConfig = CheckpointConfig()
 
     @property
-    def plan(self) -> GatewayPlan:
+    def plan(self) -> CoordinatorPlan:
         """What is sent.
 
         Raises:
@@ -85,7 +85,7 @@ class CoordinatorBenchConfig(ConfigStruct, frozen=True):
             cases.append(Chats(words, self.rate_tokens, Load(rate=self.rate)))
         if not cases:
             raise ConfigError("there is nothing to measure: give --output-tokens, --rate or both")
-        return GatewayPlan(
+        return CoordinatorPlan(
             cases=cases,
             duration_s=min(self.duration_s, _QUICK_S) if self.quick else self.duration_s,
             drain_s=self.drain_s,

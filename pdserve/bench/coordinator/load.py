@@ -1,4 +1,4 @@
-"""A load of streamed chats on a gateway, and the CPU time of its process while the load was steady.
+"""A load of streamed chats, and the CPU time of the process that it is sent to, while it is steady.
 
 The measured window leaves out the beginning and the end of the load. The server counts the tokens
 when a stream has ended; a stream's tokens are assumed to be evenly spaced from first to last.
@@ -29,7 +29,7 @@ _NUM_PROMPTS = 256  # different prompts
 
 
 @dataclass(frozen=True, slots=True)
-class Gateway:
+class MeasuredServer:
     """A measured server."""
 
     name: str
@@ -43,9 +43,9 @@ class Look:
     """CPU times of a load's processes so far; zeros for unknown processes."""
 
     at_s: float
-    cpu_s: float = 0.0  # of the gateway
+    cpu_s: float = 0.0  # of the measured server
     starved_s: float = 0.0  # likewise
-    beside_s: float = 0.0  # CPU time of the client and of the server behind the gateway
+    beside_s: float = 0.0  # CPU time of the client and of the server behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class LoadRound:
 
     @property
     def cpu_s(self) -> float:
-        """CPU seconds of the gateway in the window; 0 if its process is not known."""
+        """CPU seconds of it in the window; 0 if its process is not known."""
         return self.end.cpu_s - self.begin.cpu_s
 
     @property
@@ -73,7 +73,7 @@ class LoadRound:
 
     @property
     def beside_s(self) -> float:
-        """CPU seconds of the client and of the server behind the gateway in the window."""
+        """CPU seconds of the client and of the server behind it in the window."""
         return self.end.beside_s - self.begin.beside_s
 
     @property
@@ -99,8 +99,8 @@ class LoadRound:
         return outcome.num_received * max(inside_s, 0.0) / (last_s - first_s)
 
 
-class GatewayLoad:
-    """A load with the same requests for every gateway."""
+class ChatLoad:
+    """A load with the same requests for every server."""
 
     def __init__(self, chats: Chats, duration_s: float, drain_s: float, seed: int) -> None:
         """Prepare a load; `drain_s` after it, requests that still run are cancelled."""
@@ -109,19 +109,19 @@ class GatewayLoad:
         self._drain_s = drain_s
         self._seed = seed
 
-    async def run(self, gateway: Gateway) -> LoadRound:
-        """Run one round on this gateway.
+    async def run(self, server: MeasuredServer) -> LoadRound:
+        """Run one round on this server.
 
         Raises:
-            ClusterError: the gateway cannot be reached, or does not end its answers in time.
+            ClusterError: it cannot be reached, or does not end its answers in time.
         """
-        requests = self._requests(gateway.target)
+        requests = self._requests(server.target)
         begin = self._closed if self._chats.load.concurrency else self._open
         outcomes: list[Outcome] = []
         with without_garbage_collection():
             start_s = time.perf_counter()
-            sending = begin(gateway.target, cycle(requests), outcomes, start_s)
-            looks = await self._looked_at(gateway, start_s, sending)
+            sending = begin(server.target, cycle(requests), outcomes, start_s)
+            looks = await self._looked_at(server, start_s, sending)
         return LoadRound(outcomes, *looks)
 
     def _closed(
@@ -172,13 +172,13 @@ class GatewayLoad:
         )
 
     async def _looked_at(
-        self, gateway: Gateway, start_s: float, sending: Sequence[Coroutine[Any, Any, None]]
+        self, server: MeasuredServer, start_s: float, sending: Sequence[Coroutine[Any, Any, None]]
     ) -> tuple[Look, Look]:
         """Send the load, and read CPU times at the beginning and end of the window."""
 
         async def look_at(at_s: float) -> Look:
             await asyncio.sleep(start_s + at_s - time.perf_counter())
-            return _look(gateway, time.perf_counter() - start_s)
+            return _look(server, time.perf_counter() - start_s)
 
         failure: ClusterError | None = None
         try:
@@ -192,7 +192,7 @@ class GatewayLoad:
                     tasks.create_task(one)
         except* TimeoutError:
             failure = ClusterError(
-                f"{gateway.name} did not end its answers within {self._drain_s:g} s of a load's end"
+                f"{server.name} did not end its answers within {self._drain_s:g} s of a load's end"
             )
         except* ClusterError as errors:
             failure = ClusterError(str(errors.exceptions[0]))
@@ -201,8 +201,8 @@ class GatewayLoad:
         return begin.result(), end.result()
 
 
-def _look(gateway: Gateway, now_s: float) -> Look:
-    pid, upstream_pid = gateway.pid, gateway.upstream_pid
+def _look(server: MeasuredServer, now_s: float) -> Look:
+    pid, upstream_pid = server.pid, server.upstream_pid
     return Look(
         now_s,
         cpu_s=cpu_seconds(pid) if pid else 0.0,

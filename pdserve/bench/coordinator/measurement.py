@@ -1,15 +1,15 @@
-"""The cost of a gateway: a coordinator with simulated nodes, and other gateways for comparison.
+"""The cost of a coordinator with simulated nodes, and of other servers in its place.
 
-A closed loop of streams is a gateway's full load. With long answers it shows the cost of a streamed
-token, with short ones that of a request. An open loop, at a rate that all gateways can sustain,
-shows how much TTFT they add. A server without a gateway gets the same load right after each. The
-added TTFT is the difference between neighbouring rounds: of the two medians, and of the two 99th
-percentiles. It includes the coordinator's messages to and from its nodes.
+A closed loop of streams is a coordinator's full load. With long answers it shows the cost of a
+streamed token, with short ones that of a request. An open loop, at a rate that all servers can
+sustain, shows how much TTFT they add. The simulated server gets the same load directly, right after
+each. The added TTFT is the difference between neighbouring rounds: of the two medians, and of the
+two 99th percentiles. It includes the coordinator's messages to and from its nodes.
 
-Throughput is also given per CPU second of the gateway's process, which other work on the machine
-disturbs least. A busy gateway may put several tokens into one event, and so do less work per token:
-`tokens_per_event` shows this. The client and the simulated servers share the cores that the gateway
-does not have; their CPU time and the client's lag are reported.
+Throughput is also given per CPU second of the server's process, which other work on the machine
+disturbs least. A busy one may put several tokens into one event, and so do less work per token:
+`tokens_per_event` shows this. The client and the simulated server share the cores that the
+coordinator does not have; their CPU time and the client's lag are reported.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from pdserve.bench.coordinator.config import Chats, GatewayPlan
-from pdserve.bench.coordinator.load import Gateway, GatewayLoad, LoadRound
+from pdserve.bench.coordinator.config import Chats, CoordinatorPlan
+from pdserve.bench.coordinator.load import ChatLoad, LoadRound, MeasuredServer
 from pdserve.bench.load.outcome import Outcome, Percentiles
 from pdserve.bench.serve.plan import Load
 from pdserve.errors import ClusterError
@@ -29,41 +29,41 @@ _WARM_UP = Chats(8, 2, Load(concurrency=4))
 _WARM_UP_S = 0.5
 
 
-async def measure_gateways(
-    gateways: Sequence[Gateway],
-    direct: Gateway,
-    plan: GatewayPlan,
+async def measure_servers(
+    servers: Sequence[MeasuredServer],
+    direct: MeasuredServer,
+    plan: CoordinatorPlan,
     tell: Callable[[str], None] = lambda text: None,
-) -> GatewayReport:
-    """Run every case on every gateway, in turns with the server behind it.
+) -> CoordinatorReport:
+    """Run every case on every server, in turns with the one behind it.
 
     Raises:
         ClusterError: a server cannot be reached, or does not answer.
     """
-    for gateway in (*gateways, direct):
-        await _warm_up(gateway, plan)
-    rows: list[GatewayRow] = []
+    for server in (*servers, direct):
+        await _warm_up(server, plan)
+    rows: list[CoordinatorRow] = []
     for chats in plan.cases:
-        for gateway in gateways:
-            pairs: list[tuple[LoadRound, LoadRound]] = []  # (through the gateway, directly)
+        for server in servers:
+            pairs: list[tuple[LoadRound, LoadRound]] = []  # (through it, directly)
             for number in range(plan.rounds):
-                tell(f"{chats}, {gateway.name}, round {number + 1} of {plan.rounds}")
-                load = GatewayLoad(chats, plan.duration_s, plan.drain_s, number)
-                pairs.append((await load.run(gateway), await load.run(direct)))
-            rows.append(gateway_row(chats, gateway.name, pairs))
-    return GatewayReport(rows)
+                tell(f"{chats}, {server.name}, round {number + 1} of {plan.rounds}")
+                load = ChatLoad(chats, plan.duration_s, plan.drain_s, number)
+                pairs.append((await load.run(server), await load.run(direct)))
+            rows.append(coordinator_row(chats, server.name, pairs))
+    return CoordinatorReport(rows)
 
 
-async def _warm_up(gateway: Gateway, plan: GatewayPlan) -> None:
-    """Send a warm-up load. Raises ClusterError: the gateway does not serve."""
-    served = await GatewayLoad(_WARM_UP, _WARM_UP_S, plan.drain_s, 0).run(gateway)
+async def _warm_up(server: MeasuredServer, plan: CoordinatorPlan) -> None:
+    """Send a warm-up load. Raises ClusterError: it does not serve."""
+    served = await ChatLoad(_WARM_UP, _WARM_UP_S, plan.drain_s, 0).run(server)
     broken = next((outcome for outcome in served.outcomes if outcome.end != "finished"), None)
     if broken is not None:
-        raise ClusterError(f"{gateway.name} at {gateway.target.url} did not serve: {broken.error}")
+        raise ClusterError(f"{server.name} at {server.target.url} did not serve: {broken.error}")
 
 
 class AddedTtft(msgspec.Struct, frozen=True):
-    """How much the gateway adds to TTFT percentiles, in milliseconds."""
+    """How much the coordinator adds to TTFT percentiles, in milliseconds."""
 
     p50: float | None
     p99: float | None
@@ -78,22 +78,22 @@ def _less(through: float | None, direct: float | None) -> float | None:
     return None if through is None or direct is None else through - direct
 
 
-class GatewayRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one gateway under one load, all rounds together."""
+class CoordinatorRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one server under one load, all rounds together."""
 
-    gateway: str
+    server: str
     output_tokens: int  # per answer
     concurrency: int  # streams of a closed loop; 0: open loop
     rate: float  # of an open loop
     requests_per_s: float
     tokens_per_s: float
-    core_share: float | None  # CPU share of the gateway's process, in cores; None: not known
+    core_share: float | None  # CPU share of its process, in cores; None: not known
     starved_share: float | None  # share of the time in which it was runnable without a core
-    requests_per_core_s: float | None  # per CPU second of the gateway
+    requests_per_core_s: float | None  # per CPU second of it
     tokens_per_core_s: float | None
     tokens_per_event: float  # above 1: it was busy, and combined tokens
     ttft_ms: Percentiles
-    direct_ttft_ms: Percentiles  # the same load without the gateway
+    direct_ttft_ms: Percentiles  # the same load, directly
     added_ttft_ms: AddedTtft
     client_late_ms: Percentiles  # lag in sending
     beside_share: float  # CPU share of the client and the simulated server or nodes, in cores
@@ -103,16 +103,16 @@ class GatewayRow(msgspec.Struct, frozen=True, kw_only=True):
     errors: dict[str, int]  # error |-> count
 
 
-class GatewayReport(msgspec.Struct, frozen=True):
+class CoordinatorReport(msgspec.Struct, frozen=True):
     """The results of `pdserve bench coordinator`."""
 
-    rows: list[GatewayRow]
+    rows: list[CoordinatorRow]
 
 
-def gateway_row(
-    chats: Chats, gateway: str, rounds: Sequence[tuple[LoadRound, LoadRound]]
-) -> GatewayRow:
-    """Make the row of a load from its rounds, each through the gateway and without it."""
+def coordinator_row(
+    chats: Chats, server: str, rounds: Sequence[tuple[LoadRound, LoadRound]]
+) -> CoordinatorRow:
+    """Make the row of a load from its rounds, each through the server and directly."""
     through, direct = [pair[0] for pair in rounds], [pair[1] for pair in rounds]
     outcomes = _outcomes(through)
     seconds = sum(some.seconds for some in through)
@@ -120,8 +120,8 @@ def gateway_row(
     num_requests = sum(some.num_requests for some in through)
     num_tokens = sum(some.num_tokens for some in through)
     ttft_ms, direct_ttft_ms = _ttft_ms(outcomes), _ttft_ms(_outcomes(direct))
-    return GatewayRow(
-        gateway=gateway,
+    return CoordinatorRow(
+        server=server,
         output_tokens=chats.output_tokens,
         concurrency=chats.load.concurrency,
         rate=chats.load.rate,

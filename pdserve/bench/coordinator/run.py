@@ -16,12 +16,12 @@ from rich.table import Table
 
 from pdserve.bench.coordinator.chat_stream import chat_target
 from pdserve.bench.coordinator.config import CoordinatorBenchConfig
-from pdserve.bench.coordinator.load import Gateway
+from pdserve.bench.coordinator.load import MeasuredServer
 from pdserve.bench.coordinator.measurement import (
     AddedTtft,
-    GatewayReport,
-    GatewayRow,
-    measure_gateways,
+    CoordinatorReport,
+    CoordinatorRow,
+    measure_servers,
 )
 from pdserve.bench.coordinator.simulated_nodes import NODE_IDS, SIMULATED, NodesPlan
 from pdserve.bench.coordinator.sse_server import MODEL
@@ -59,7 +59,7 @@ def run(config: CoordinatorBenchConfig, setup: dict[str, object]) -> int:
     return FAILED if any(row.failed for row in report.rows) else OK
 
 
-async def _measure(config: CoordinatorBenchConfig) -> GatewayReport:
+async def _measure(config: CoordinatorBenchConfig) -> CoordinatorReport:
     plan = config.plan
     async with AsyncExitStack() as stack:
         servers = await stack.enter_async_context(_servers(config))
@@ -67,14 +67,14 @@ async def _measure(config: CoordinatorBenchConfig) -> GatewayReport:
         if against:
             target = chat_target(against, config.against_model, key_headers())
             other = await stack.enter_async_context(target)
-            servers.append(Gateway(against, other, config.against_pid))
-        direct, *gateways = servers
-        return await measure_gateways(gateways, direct, plan, say)
+            servers.append(MeasuredServer(against, other, config.against_pid))
+        direct, *others = servers
+        return await measure_servers(others, direct, plan, say)
 
 
 @asynccontextmanager
-async def _servers(config: CoordinatorBenchConfig) -> AsyncIterator[list[Gateway]]:
-    """The simulated server without a gateway, and the coordinator; both ready."""
+async def _servers(config: CoordinatorBenchConfig) -> AsyncIterator[list[MeasuredServer]]:
+    """The simulated server to call directly, and the coordinator; both ready."""
     given = config.checkpoint
     checkpoint = resolve_checkpoint(
         given.model or str(CHECKPOINT_PATH), given.revision, with_weights=False
@@ -99,8 +99,8 @@ async def _servers(config: CoordinatorBenchConfig) -> AsyncIterator[list[Gateway
         ):
             pid, nodes_pid = (child.pid for child in children)
             yield [
-                Gateway("direct", direct, upstream_pid=nodes_pid),
-                Gateway(COORDINATOR, ours, pid, nodes_pid),
+                MeasuredServer("direct", direct, upstream_pid=nodes_pid),
+                MeasuredServer(COORDINATOR, ours, pid, nodes_pid),
             ]
     finally:
         os.sched_setaffinity(0, all_cores)
@@ -130,11 +130,11 @@ def _ignore_end(end: Exit) -> None:
     """Readiness and the client notice it."""
 
 
-def _table(report: GatewayReport) -> Table:
+def _table(report: CoordinatorReport) -> Table:
     table = Table(title="streams at a time are full load; requests a second come at random times")
     table.add_column("answers of")
     table.add_column("load")
-    table.add_column("gateway")
+    table.add_column("server")
     rates = ("requests/s", "tokens/s", "of a core", "starved", "requests/core-s", "tokens/core-s")
     times = ("TTFT ms", "direct ms", "added ms")
     for column in (*rates, "tokens/event", *times, "failed"):
@@ -143,7 +143,7 @@ def _table(report: GatewayReport) -> Table:
         table.add_row(
             f"{row.output_tokens} tokens",
             _load(row),
-            row.gateway,
+            row.server,
             f"{row.requests_per_s:,.0f}",
             f"{row.tokens_per_s:,.0f}",
             _share(row.core_share),
@@ -159,14 +159,14 @@ def _table(report: GatewayReport) -> Table:
     return table
 
 
-def _remarks(report: GatewayReport) -> list[str]:
+def _remarks(report: CoordinatorReport) -> list[str]:
     """What would be easy to overlook."""
     said = [
-        "times are p50/p99: TTFT from when a request was due, directly, and what the gateway adds",
-        "starved: the share of the time in which the gateway could have run and had no core",
+        "times are p50/p99: TTFT from when a request was due, directly, and what the server adds",
+        "starved: the share of the time in which the server could have run and had no core",
     ]
     for row in report.rows:
-        where = f"{row.gateway}, answers of {row.output_tokens}, {_load(row)}"
+        where = f"{row.server}, answers of {row.output_tokens}, {_load(row)}"
         said.append(
             f"{where}: client and simulated servers took {row.beside_share:.0%} of a core; "
             f"the client sent late by {_figure(row.client_late_ms.p99, 1)} ms (p99)"
@@ -177,7 +177,7 @@ def _remarks(report: GatewayReport) -> list[str]:
     return said
 
 
-def _load(row: GatewayRow) -> str:
+def _load(row: CoordinatorRow) -> str:
     return str(Load(row.concurrency, row.rate))
 
 

@@ -1,7 +1,7 @@
 """A chat server with almost no cost: every answer repeats one token, once per step.
 
-It serves three purposes: the overhead of a gateway is measured against direct calls to it, it is
-the upstream of gateways that need an OpenAI API, and what a client can read from it is that
+It serves three purposes: the overhead of a coordinator is measured against direct calls to it, it
+is the upstream of other servers that need an OpenAI API, and what a client can read from it is that
 client's own limit. So it understands only what is sent to it here: POST with a Content-Length for
 an answer, streamed or not, of `max_tokens` tokens, and GET for the list of models.
 """

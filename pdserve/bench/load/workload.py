@@ -1,4 +1,4 @@
-"""The requests that a client sends, and when: the same for all contenders.
+"""The requests that a client sends, and when: the same for all candidates.
 
 A workload is a sequence of requests whose contents do not depend on the rate. The times of a run's
 requests are scaled so that they arrive at exactly that rate, on average over the run: 200 Poisson

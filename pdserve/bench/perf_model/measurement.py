@@ -25,7 +25,7 @@ _DRAWS = 100  # attempts to draw an allowed step
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredStep:
     """One held-out step."""
 
     phase: str
@@ -108,7 +108,7 @@ def measure_held_out(
     num_steps: int,
     repeats: int,
     seed: int,
-) -> list[Measured]:
+) -> list[MeasuredStep]:
     """Compute `num_steps` random steps of each phase, `repeats` times after the first.
 
     Args:
@@ -132,13 +132,13 @@ def measure_held_out(
             times[index].append(seconds(step))
             perf.observe(StepShape.of(step), times[index][-1])
     return [
-        Measured(phase, step, first[index], statistics.median(times[index]))
+        MeasuredStep(phase, step, first[index], statistics.median(times[index]))
         for index, (phase, step) in enumerate(steps)
     ]
 
 
 def phase_errors(
-    measured: Sequence[Measured], profiled: PerfModel, corrected: PerfModel
+    measured: Sequence[MeasuredStep], profiled: PerfModel, corrected: PerfModel
 ) -> list[PhaseError]:
     """Return the errors of each measured phase."""
     of_phase = {phase: [m for m in measured if m.phase == phase] for phase in PHASES}
@@ -146,7 +146,7 @@ def phase_errors(
 
 
 def _error_of(
-    phase: str, measured: Sequence[Measured], profiled: PerfModel, corrected: PerfModel
+    phase: str, measured: Sequence[MeasuredStep], profiled: PerfModel, corrected: PerfModel
 ) -> PhaseError:
     off = [_off(m, profiled) for m in measured]
     corrected_off = [abs(_off(m, corrected)) for m in measured]
@@ -164,7 +164,7 @@ def _error_of(
     )
 
 
-def _off(measured: Measured, perf: PerfModel) -> float:
+def _off(measured: MeasuredStep, perf: PerfModel) -> float:
     return perf.step_s(StepShape.of(measured.step)) / measured.median_s - 1
 
 
@@ -172,7 +172,7 @@ def _p90(errors: Sequence[float]) -> float:
     return sorted(errors)[int(0.9 * (len(errors) - 1))]
 
 
-def _worst(measured: Measured, perf: PerfModel) -> WorstStep:
+def _worst(measured: MeasuredStep, perf: PerfModel) -> WorstStep:
     shape = StepShape.of(measured.step)
     return WorstStep(
         tokens=shape.num_tokens,

@@ -8,8 +8,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from pdserve.bench.serve.contestant import Contestant, parse_contestants
-from pdserve.bench.serve.plan import Load, Plan
+from pdserve.bench.serve.backend import Backend, parse_backends
+from pdserve.bench.serve.plan import Load, ServePlan
 from pdserve.config import WHOLE, ConfigStruct, Count, Seconds
 from pdserve.errors import ConfigError
 
@@ -79,7 +79,7 @@ class ServeBenchConfig(ConfigStruct, frozen=True):
         return self.url or ([] if self.against else [_USUAL_URL])
 
     @property
-    def contestants(self) -> list[Contestant]:
+    def backends(self) -> list[Backend]:
         """All servers, if they are to be measured one after the other.
 
         Raises:
@@ -90,13 +90,13 @@ class ServeBenchConfig(ConfigStruct, frozen=True):
                 f"{len(self.model)} models for {len(self.url)} urls: name one for each"
             )
         running = [
-            Contestant(url, url=url, model=model)
+            Backend(url, url=url, model=model)
             for url, model in zip_longest(self.url, self.model, fillvalue="")
         ]
-        return [*running, *parse_contestants(self.against)]
+        return [*running, *parse_backends(self.against)]
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> ServePlan:
         """What is sent.
 
         Raises:
@@ -106,7 +106,7 @@ class ServeBenchConfig(ConfigStruct, frozen=True):
         loads = loads or [Load(concurrency=count) for count in self.concurrency]
         if len(set(loads)) < len(loads):
             raise ConfigError("--concurrency and --rate must not name a load twice")
-        return Plan(
+        return ServePlan(
             loads=loads,
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.output_tokens,

@@ -18,7 +18,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ServePlan:
     """The load of a measurement."""
 
     loads: Sequence[Load]

@@ -27,7 +27,7 @@ from pdserve.bench.load.client import open_session
 from pdserve.bench.load.client_run import Run
 from pdserve.bench.load.open_loop import OpenLoopClient
 from pdserve.bench.load.workload import TimedRequest, poisson_times, random_ids
-from pdserve.bench.serve.plan import Load, Plan
+from pdserve.bench.serve.plan import Load, ServePlan
 from pdserve.bench.serve.report import ServeReport, serve_ratio, serve_row
 from pdserve.errors import ClusterError, ConfigError
 
@@ -50,7 +50,7 @@ class Target:
 
 async def serve(
     targets: Sequence[Target],
-    plan: Plan,
+    plan: ServePlan,
     report: ServeReport,
     tell: Callable[[str], None] = lambda text: None,
 ) -> None:
@@ -76,7 +76,7 @@ def turns(count: int, number: int) -> Iterator[int]:
     return ((number + index) % count for index in range(count))
 
 
-async def run_round(target: Target, load: Load, plan: Plan, number: int) -> Run:
+async def run_round(target: Target, load: Load, plan: ServePlan, number: int) -> Run:
     """Run round `number` of a load on one server."""
     requests = requests_of(plan, load, number)
     salt = f"{plan.seed}-{load}-{number}"
@@ -97,7 +97,7 @@ class _Models(msgspec.Struct):
 async def open_targets(
     urls: Sequence[str],
     models: Sequence[str],
-    plan: Plan,
+    plan: ServePlan,
     headers: Mapping[str, str] | None = None,
 ) -> AsyncIterator[list[Target]]:
     """Yield clients for servers that have answered a prompt of the plan's length.
@@ -144,7 +144,7 @@ async def _first_model(session: aiohttp.ClientSession, url: str) -> str:
 
 
 async def _warm_client(
-    session: aiohttp.ClientSession, url: str, model: str, plan: Plan
+    session: aiohttp.ClientSession, url: str, model: str, plan: ServePlan
 ) -> OpenLoopClient:
     """Return a client whose first request succeeded: with token ids or, if refused, with text."""
     prompt = warm_up_prompt(plan)
@@ -163,7 +163,7 @@ async def _warm_client(
     return client
 
 
-def requests_of(plan: Plan, load: Load, number: int) -> list[TimedRequest]:
+def requests_of(plan: ServePlan, load: Load, number: int) -> list[TimedRequest]:
     """Return the requests of round `number` of one of the plan's loads."""
     times = _times(plan, load, number)
     where = [plan.seed, _TOKENS, plan.loads.index(load), number]
@@ -175,12 +175,12 @@ def requests_of(plan: Plan, load: Load, number: int) -> list[TimedRequest]:
     ]
 
 
-def warm_up_prompt(plan: Plan) -> list[int]:
+def warm_up_prompt(plan: ServePlan) -> list[int]:
     """Return a prompt of the measured length that is not one of the measured prompts."""
     return random_ids(plan.prompt_tokens, [plan.seed, _WARM_UP])
 
 
-def _times(plan: Plan, load: Load, number: int) -> list[float]:
+def _times(plan: ServePlan, load: Load, number: int) -> list[float]:
     """Return when each request is due; all at once for a closed loop, which sends them in turn."""
     if load.concurrency:
         return [0.0] * (plan.num_requests or max(_LEAST_CLOSED, _PER_STREAM * load.concurrency))

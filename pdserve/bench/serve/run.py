@@ -15,11 +15,11 @@ from rich.table import Table
 from pdserve.bench.checkpoints.named import checkpoint_of, gguf_of
 from pdserve.bench.load.outcome import Percentiles
 from pdserve.bench.output import machine_and_date, print_json, print_tables, say
+from pdserve.bench.serve.backend import Backend
+from pdserve.bench.serve.backend_process import running
 from pdserve.bench.serve.config import ServeBenchConfig
-from pdserve.bench.serve.contestant import Contestant
-from pdserve.bench.serve.contestant_process import running
 from pdserve.bench.serve.in_turns import serve_in_turns
-from pdserve.bench.serve.plan import Load, Plan
+from pdserve.bench.serve.plan import Load, ServePlan
 from pdserve.bench.serve.report import ServeRatio, ServeReport, ServeRow
 from pdserve.bench.serve.rounds import open_targets, serve
 from pdserve.cluster.coordinator_http import key_headers
@@ -71,21 +71,21 @@ async def _measure(config: ServeBenchConfig, report: ServeReport) -> None:
         await serve(targets, plan, report, say)
 
 
-async def _in_turns(config: ServeBenchConfig, plan: Plan, report: ServeReport) -> None:
-    """Measure contestants one after the other; SIGTERM ends it as Ctrl-C does.
+async def _in_turns(config: ServeBenchConfig, plan: ServePlan, report: ServeReport) -> None:
+    """Measure backends one after the other; SIGTERM ends it as Ctrl-C does.
 
     Otherwise the servers that it has started would outlive it.
     """
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, signal.raise_signal, signal.SIGINT)
-    contestants = config.contestants
-    places = _places(config, set[str]().union(*(one.places for one in contestants)))
+    backends = config.backends
+    places = _places(config, set[str]().union(*(one.places for one in backends)))
 
-    def start(contestant: Contestant) -> AbstractAsyncContextManager[str]:
-        return running(contestant, places, config.start_s, say)
+    def start(backend: Backend) -> AbstractAsyncContextManager[str]:
+        return running(backend, places, config.start_s, say)
 
-    await serve_in_turns(contestants, plan, start, report, say, key_headers())
+    await serve_in_turns(backends, plan, start, report, say, key_headers())
 
 
 def _places(config: ServeBenchConfig, needed: set[str]) -> dict[str, str]:

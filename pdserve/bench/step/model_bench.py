@@ -28,7 +28,7 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 class StepBench:
-    """Implements `pdserve.bench.step.measurement.Bench` on the CPU."""
+    """Implements `pdserve.bench.step.measurement.StepRunner` on the CPU."""
 
     def __init__(self, model: NodeModel, num_threads: int) -> None:
         """Load the model, and fill a pool of `model.num_blocks` with random numbers.
@@ -51,13 +51,13 @@ class StepBench:
         self._weight = torch.randn(2 * inner, hidden).to(dtype)
 
     def step(self, rows: Sequence[StepRow]) -> StepTime:
-        """As Bench.step."""
+        """As StepRunner.step."""
         before_s = self._runner.model_s
         total_s = self._timer.seconds(tuple(rows))
         return StepTime(total_s, self._runner.model_s - before_s)
 
     def read_rate(self) -> float:
-        """As Bench.read_rate."""
+        """As StepRunner.read_rate."""
         return self._read.rate()
 
     @torch.inference_mode()

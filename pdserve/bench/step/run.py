@@ -20,9 +20,9 @@ from pdserve.bench.step.floor import Rates, StepWork
 from pdserve.bench.step.measurement import (
     YARDSTICK,
     Best,
-    Machine,
+    MachineRates,
     Observed,
-    StepReport,
+    StepBenchReport,
     Threads,
     bench_row,
     best_product,
@@ -60,7 +60,7 @@ def run(config: StepBenchConfig, setup: dict[str, object]) -> int:
     return OK
 
 
-def _measure(config: StepBenchConfig) -> StepReport:
+def _measure(config: StepBenchConfig) -> StepBenchReport:
     grid, load_average = config.grid, os.getloadavg()[0]
     kv_bytes = _kv_bytes(config.engine.kv_memory)
     engine = msgspec.structs.replace(config.engine, kv_memory=str(kv_bytes))
@@ -83,7 +83,7 @@ def _measure(config: StepBenchConfig) -> StepReport:
         observed = observe(cases, _work(model), bench, config.seconds, neighbours=beside)
     read, product = best_read(observed, largest_cache_bytes()), best_product(observed)
     rates = Rates(read.rate, product.rate)
-    return StepReport(
+    return StepBenchReport(
         rows=[bench_row(config.shape, _weights(model), seen, rates, threads) for seen in observed],
         skipped=skipped,
         machine=_machine(observed, read, product, bench, load_average, str(model.kernels)),
@@ -113,11 +113,11 @@ def _machine(
     bench: StepBench,
     load_average: float,
     kernels: str,
-) -> Machine:
+) -> MachineRates:
     beside = [rates for seen in observed for rates in seen.beside]
     num_rows, num_in, num_out = bench.product_shape
     yardstick = f"torch linear {num_rows}x{num_in}x{num_out}"
-    return Machine(
+    return MachineRates(
         read_gb_per_s=read.rate / 1e9,
         read_seen_in=read.seen_in,
         product_gflop_per_s=product.rate / 1e9,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from pdserve.bench.step.measurement import StepBenchRow, StepReport
+from pdserve.bench.step.measurement import StepBenchReport, StepBenchRow
 
 _COLUMNS = (
     "batch",
@@ -22,7 +22,7 @@ _COLUMNS = (
 )
 
 
-def step_table(report: StepReport) -> Table:
+def step_table(report: StepBenchReport) -> Table:
     """One row per kind of step."""
     first = report.rows[0]
     table = Table(
@@ -70,7 +70,7 @@ def neighbour_table(rows: Sequence[StepBenchRow]) -> Table:
     return table
 
 
-def step_remarks(report: StepReport) -> list[str]:
+def step_remarks(report: StepBenchReport) -> list[str]:
     """The conditions of the measurement, and what was not measured."""
     machine = report.machine
     said = [

@@ -27,14 +27,14 @@ from pdserve.bench.transfer.wire import (
     BenchMessage,
     Connect,
     Connected,
-    Conversation,
     Cpu,
+    EndSocket,
     Issue,
     Issued,
     Measure,
-    Measured,
+    PoolsFilled,
     PullOrder,
-    Ready,
+    PullTimes,
     Request,
     Serve,
     Served,
@@ -106,7 +106,7 @@ def run_end(
 async def _answer_all(
     role: Role, sock: socket.socket, num_blocks: int, block_bytes: int, *, commit: bool
 ) -> None:
-    conversation = await Conversation.over(sock)
+    conversation = await EndSocket.over(sock)
     end: _ExporterEnd | _PullerEnd
     if role == "exporter":
         end = _ExporterEnd(num_blocks, block_bytes)
@@ -114,7 +114,7 @@ async def _answer_all(
         end = _PullerEnd(num_blocks, block_bytes)
     try:
         committed = [pool.commit() for pool in end.pools] if commit else [False]
-        await conversation.send(Ready(has_huge_pages=all(committed)))
+        await conversation.send(PoolsFilled(has_huge_pages=all(committed)))
         while True:
             try:
                 request = await conversation.receive_request()
@@ -227,7 +227,7 @@ class _PullerEnd:
                 )
         return Verified()
 
-    async def _measure(self, request: Measure) -> Measured:
+    async def _measure(self, request: Measure) -> PullTimes:
         pull_s, pull_cpu_s, memcpy_s = [], [], []
         for index, order in enumerate(request.orders):
             # Alternate which goes first, so that neither finds the caches warmer. Memcpy writes to
@@ -242,7 +242,7 @@ class _PullerEnd:
             pull_cpu_s.append(time.process_time() - cpu_s)
             if not index % 2:
                 memcpy_s.append(self._memcpy(order.source_ids, elsewhere))
-        return Measured(pull_s, pull_cpu_s, memcpy_s)
+        return PullTimes(pull_s, pull_cpu_s, memcpy_s)
 
     async def _pull(self, order: PullOrder, timeout_s: float) -> None:
         if self._puller is None or self._link is None:

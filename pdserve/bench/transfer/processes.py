@@ -11,9 +11,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from pdserve.bench.transfer.ends import Role
-from pdserve.bench.transfer.measurement import Case, R
+from pdserve.bench.transfer.measurement import PullCase, R
 from pdserve.bench.transfer.network import Network
-from pdserve.bench.transfer.wire import Conversation, Ready, Request
+from pdserve.bench.transfer.wire import EndSocket, PoolsFilled, Request
 from pdserve.cluster.child import Child
 from pdserve.cluster.supervisor import OWN_COMMAND
 from pdserve.errors import ClusterError
@@ -24,7 +24,7 @@ _EXIT_S = 3.0  # from the end of the conversation to the end of the process
 class ProcessEnd:
     """Implements `pdserve.bench.transfer.measurement.End` by a child process."""
 
-    def __init__(self, child: Child, conversation: Conversation, deadline_s: float) -> None:
+    def __init__(self, child: Child, conversation: EndSocket, deadline_s: float) -> None:
         self._child = child
         self._conversation = conversation
         self.deadline_s = deadline_s  # of each answer
@@ -37,7 +37,7 @@ class ProcessEnd:
 
     async def ready(self) -> None:
         """Wait until its pools are filled. Raises as `ask`."""
-        self.has_huge_pages = (await self._hear(Ready)).has_huge_pages
+        self.has_huge_pages = (await self._hear(PoolsFilled)).has_huge_pages
 
     async def ask(self, request: Request, reply: type[R]) -> R:
         """As End.ask."""
@@ -75,7 +75,7 @@ class EndPair:
 
 @asynccontextmanager
 async def start_ends(
-    case: Case, network: Network, deadline_s: float, command: Sequence[str] = OWN_COMMAND
+    case: PullCase, network: Network, deadline_s: float, command: Sequence[str] = OWN_COMMAND
 ) -> AsyncIterator[EndPair]:
     """Both processes, which end with the context.
 
@@ -94,7 +94,7 @@ async def start_ends(
 
 @asynccontextmanager
 async def _start(
-    role: Role, case: Case, network: Network, deadline_s: float, command: Sequence[str]
+    role: Role, case: PullCase, network: Network, deadline_s: float, command: Sequence[str]
 ) -> AsyncIterator[ProcessEnd]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -116,7 +116,7 @@ async def _start(
         )
         try:
             theirs.close()
-            conversation = await Conversation.over(ours)
+            conversation = await EndSocket.over(ours)
             try:
                 yield ProcessEnd(child, conversation, deadline_s)
             finally:

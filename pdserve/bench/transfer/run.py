@@ -12,8 +12,8 @@ from pdserve.bench.output import print_json, print_tables
 from pdserve.bench.transfer.config import NetworkName, TransferConfig
 from pdserve.bench.transfer.ends import layout_of
 from pdserve.bench.transfer.measurement import (
-    Case,
-    Skipped,
+    PullCase,
+    SkippedTransport,
     TransferReport,
     TransferRow,
     count_blocks,
@@ -45,14 +45,14 @@ def run(config: TransferConfig, setup: dict[str, object]) -> int:
 async def measure(config: TransferConfig) -> TransferReport:
     """Measure everything that the config asks for. Raises as `run`."""
     rows: list[TransferRow] = []
-    skipped: list[Skipped] = []
+    skipped: list[SkippedTransport] = []
     transports: list[str] = [*config.transports] or [kind.name for kind in KINDS]
     cases = {name: list(_cases(config, name)) for name in config.networks}
     for name in config.networks:
         left = list(transports)
         obstacle = await NETWORKS[name].obstacle()
         if obstacle is not None:
-            skipped += [Skipped(transport, name, obstacle) for transport in left]
+            skipped += [SkippedTransport(transport, name, obstacle) for transport in left]
             continue
         for case in cases[name]:
             async with start_ends(case, NETWORKS[name], config.deadline_s) as ends:
@@ -60,7 +60,7 @@ async def measure(config: TransferConfig) -> TransferReport:
                     found = await measure_transport(
                         ends.exporter, ends.puller, transport, case, ends.host
                     )
-                    if isinstance(found, Skipped):
+                    if isinstance(found, SkippedTransport):
                         skipped.append(found)
                         left.remove(transport)
                     else:
@@ -68,11 +68,11 @@ async def measure(config: TransferConfig) -> TransferReport:
     return TransferReport(rows, skipped)
 
 
-def _cases(config: TransferConfig, network: NetworkName) -> Iterator[Case]:
+def _cases(config: TransferConfig, network: NetworkName) -> Iterator[PullCase]:
     for block_bytes in config.block_sizes:
         layout_of(block_bytes)  # raises here rather than in a child process
         pool_blocks, counts = count_blocks(config.counts, block_bytes, config.memory_bytes)
-        yield Case(network, block_bytes, pool_blocks, counts, _PULL_S, not config.small_pages)
+        yield PullCase(network, block_bytes, pool_blocks, counts, _PULL_S, not config.small_pages)
 
 
 def _table(rows: list[TransferRow]) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pdserve.bench.compare.contest import rate_row
 from pdserve.bench.compare.goodput import goodput
 from pdserve.bench.compare.interference import Interference
 from pdserve.bench.compare.plan import Tuning
@@ -14,6 +13,7 @@ from pdserve.bench.compare.report import (
     Trial,
     Unloaded,
 )
+from pdserve.bench.compare.runner import rate_row
 from pdserve.bench.load.client_run import Run
 from pdserve.bench.load.outcome import Outcome, Percentiles, Promise
 from pdserve.bench.load.slo_score import score

@@ -17,11 +17,10 @@ import pdserve
 from pdserve.bench.compare import run as bench_compare
 from pdserve.bench.compare.clusters import Clusters
 from pdserve.bench.compare.config import CompareConfig
-from pdserve.bench.compare.contest import Contender, Server
 from pdserve.bench.compare.plan import Tuning
 from pdserve.bench.compare.report import CompareReport
-from pdserve.bench.compare.run import subject_maker
-from pdserve.bench.compare.stage import Stage
+from pdserve.bench.compare.run import case_maker
+from pdserve.bench.compare.runner import Candidate, Experiment, ModeServer
 from pdserve.bench.compare.table import mode_table, remarks, tables
 from pdserve.bench.load.outcome import Promise
 from pdserve.bench.load.slo_score import score
@@ -84,7 +83,7 @@ def clusters(**changes: object) -> Clusters:
 def test_every_mode_gets_the_same_nodes_and_promises() -> None:
     configs = [
         clusters(prefill=2, decode=3, admission=True).cluster_config(
-            Contender(mode, tuning), PROMISE
+            Candidate(mode, tuning), PROMISE
         )
         for mode, tuning in (
             ("disaggregated", None),
@@ -105,13 +104,13 @@ def test_every_mode_gets_the_same_nodes_and_promises() -> None:
 
 def test_one_node_has_all_that_several_would_have() -> None:
     config = clusters(prefill=2, decode=1, engine=EngineConfig(threads=4, kv_memory="1GiB"))
-    one = config.cluster_config(Contender("colocated", Tuning(0, one_node=True)), PROMISE)
+    one = config.cluster_config(Candidate("colocated", Tuning(0, one_node=True)), PROMISE)
     assert (one.num_prefill, one.decode, one.engine.threads) == (0, 1, 12)
     assert parse_bytes(one.engine.kv_memory) == 3 << 30
 
 
 def test_idle_clusters_promise_and_refuse_nothing() -> None:
-    routing = clusters().cluster_config(Contender("disaggregated"), None).routing
+    routing = clusters().cluster_config(Candidate("disaggregated"), None).routing
     promised = parse_slo_classes(routing.slo_classes, routing.default_class).default
     assert (promised.ttft_s, promised.tpot_s, routing.admission) == (0.0, 0.0, False)
 
@@ -120,7 +119,7 @@ def test_what_the_user_says_of_nodes_holds() -> None:
     config = clusters(
         engine=EngineConfig(kv_memory="1GiB"),
         policy=PolicyConfig(decode_policy="max-batch", local_chunk=32),
-    ).cluster_config(Contender("adaptive"), PROMISE)
+    ).cluster_config(Candidate("adaptive"), PROMISE)
     assert config.engine.kv_memory == "1GiB"
     assert (config.policy.decode_policy, config.policy.local_chunk) == ("max-batch", 32)
     assert not config.routing.admission
@@ -222,8 +221,8 @@ def test_the_report_is_one_json_object_and_files(
 ) -> None:
     @asynccontextmanager
     async def launch(
-        self: Clusters, contender: Contender, promise: Promise | None
-    ) -> AsyncIterator[Server]:
+        self: Clusters, candidate: Candidate, promise: Promise | None
+    ) -> AsyncIterator[ModeServer]:
         async with FakeServer().running() as server:
             yield server
 
@@ -283,7 +282,9 @@ def test_results_of_another_comparison_are_not_overwritten(
 def test_what_was_measured_before_ctrl_c_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def interrupted(stage: Stage, make_subjects: object, report: CompareReport) -> None:
+    async def interrupted(
+        experiment: Experiment, make_cases: object, report: CompareReport
+    ) -> None:
         made = made_report()
         report.modes.extend(made.modes)
         report.scenarios.extend(made.scenarios)
@@ -301,11 +302,11 @@ def test_a_trace_is_replayed_instead_of_scenarios(tmp_path: Path) -> None:
     lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
     lines += [f"2023-11-16 18:15:{10 + i}.0000000,{40 + i},{2 + i}" for i in range(10)]
     path.write_text("\n".join(lines))
-    (subject,) = subject_maker(CompareConfig(trace=str(path)))(8192)
-    assert subject.name == "azure"
-    assert [len(request.prompt) for request in subject.workload.first(3)] == [40, 41, 42]
+    (case,) = case_maker(CompareConfig(trace=str(path)))(8192)
+    assert case.name == "azure"
+    assert [len(request.prompt) for request in case.workload.first(3)] == [40, 41, 42]
 
 
 def test_a_scenario_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match="do not fit a model"):
-        subject_maker(CompareConfig(length_scale=3.0))(8192)
+        case_maker(CompareConfig(length_scale=3.0))(8192)

@@ -1,4 +1,4 @@
-"""Gateways under load: the cheap server, the cheap client, and what rounds come to."""
+"""Coordinators under load: the cheap server, the cheap client, and what rounds come to."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 from aiohttp import web
 
 from pdserve.bench.coordinator.chat_stream import ChatTarget, chat_target
-from pdserve.bench.coordinator.config import Chats, CoordinatorBenchConfig, GatewayPlan
-from pdserve.bench.coordinator.load import Gateway, LoadRound, Look
-from pdserve.bench.coordinator.measurement import gateway_row, measure_gateways
+from pdserve.bench.coordinator.config import Chats, CoordinatorBenchConfig, CoordinatorPlan
+from pdserve.bench.coordinator.load import LoadRound, Look, MeasuredServer
+from pdserve.bench.coordinator.measurement import coordinator_row, measure_servers
 from pdserve.bench.coordinator.simulated_node import Beat
 from pdserve.bench.coordinator.sse_server import MODEL, SseServer
 from pdserve.bench.cpu_time import cpu_seconds, starved_seconds
@@ -74,7 +74,7 @@ async def test_the_server_streams_what_was_asked_for_over_one_connection() -> No
             assert 0 < outcome.sent_s <= outcome.arrivals_s[0]
 
 
-async def test_the_server_is_an_openai_api_as_far_as_gateways_need_one() -> None:
+async def test_the_server_is_an_openai_api_as_far_as_others_need_one() -> None:
     async with simulated() as url, aiohttp.ClientSession(url) as client:
         async with client.get("/v1/models") as response:
             assert (await response.json())["data"][0]["id"] == MODEL
@@ -158,26 +158,28 @@ async def test_what_is_no_server_is_told() -> None:
 
 async def test_loads_are_closed_loops_or_rates() -> None:
     at_a_rate = Chats(4, 3, Load(rate=50.0))
-    plan = GatewayPlan([TWO_STREAMS, at_a_rate], duration_s=0.3, drain_s=10, rounds=2)
+    plan = CoordinatorPlan([TWO_STREAMS, at_a_rate], duration_s=0.3, drain_s=10, rounds=2)
     async with simulated() as url, chat_target(url, MODEL) as target:
-        gateway = Gateway("same", target, os.getpid())
-        report = await measure_gateways([gateway], Gateway("direct", target), plan)
+        server = MeasuredServer("same", target, os.getpid())
+        report = await measure_servers([server], MeasuredServer("direct", target), plan)
     full, paced = report.rows
     assert (full.concurrency, full.rate, paced.concurrency, paced.rate) == (2, 0.0, 0, 50.0)
     assert full.tokens_per_s == pytest.approx(3 * full.requests_per_s)
     assert paced.sent == 2 * 15, "of two rounds, whatever became of those before them"
     for row in report.rows:
-        assert (row.gateway, row.output_tokens, row.failed, row.errors) == ("same", 3, 0, {})
+        assert (row.server, row.output_tokens, row.failed, row.errors) == ("same", 3, 0, {})
         assert row.added_ttft_ms.p50 is not None
         assert row.client_late_ms.p50 is not None
         assert row.beside_share > 0
 
 
-async def test_a_gateway_that_does_not_serve_is_an_error() -> None:
-    plan = GatewayPlan([TWO_STREAMS], duration_s=0.2, drain_s=10, rounds=1)
+async def test_a_server_that_does_not_serve_is_an_error() -> None:
+    plan = CoordinatorPlan([TWO_STREAMS], duration_s=0.2, drain_s=10, rounds=1)
     async with answering(b"HTTP/1.1 500 No\r\n\r\n" + REFUSAL) as url, chat_target(url, "m") as one:
         with pytest.raises(ClusterError, match=r"broken at .* did not serve: 500 overloaded"):
-            await measure_gateways([Gateway("broken", one)], Gateway("direct", one), plan)
+            await measure_servers(
+                [MeasuredServer("broken", one)], MeasuredServer("direct", one), plan
+            )
 
 
 def finished(first_s: float, last_s: float) -> Outcome:
@@ -192,7 +194,7 @@ def test_what_counts_is_in_the_window() -> None:
     window = LoadRound(outcomes, Look(1.0, 10.0, 3.0, 7.0), Look(3.0, 11.0, 3.5, 7.5))
     assert window.num_tokens == 15.0  # half of the first, all of the second, none of the third
     assert window.num_requests == 1.5
-    row = gateway_row(TWO_STREAMS, "g", [(window, LoadRound(outcomes, Look(1.0), Look(3.0)))])
+    row = coordinator_row(TWO_STREAMS, "g", [(window, LoadRound(outcomes, Look(1.0), Look(3.0)))])
     assert (row.tokens_per_s, row.tokens_per_core_s) == (7.5, 15.0)
     assert (row.core_share, row.starved_share) == (0.5, 0.25)
     assert row.beside_share == 0.25
@@ -203,7 +205,7 @@ def test_what_counts_is_in_the_window() -> None:
 
 def test_a_process_that_is_not_known_has_no_seconds() -> None:
     window = LoadRound([finished(0.0, 1.0)], Look(0.0), Look(1.0))
-    row = gateway_row(TWO_STREAMS, "g", [(window, window)])
+    row = coordinator_row(TWO_STREAMS, "g", [(window, window)])
     assert (row.core_share, row.starved_share, row.tokens_per_core_s) == (None, None, None)
 
 

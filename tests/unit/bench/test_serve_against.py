@@ -13,15 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from pdserve.bench.serve.backend import Backend
+from pdserve.bench.serve.backend_process import running
 from pdserve.bench.serve.config import ServeBenchConfig
-from pdserve.bench.serve.contestant import Contestant
-from pdserve.bench.serve.contestant_process import running
 from pdserve.errors import ConfigError
 from pdserve.exit_codes import StartFailed
 
 FAKE = (
-    f"env PYTHONPATH={Path(__file__).parents[3]} {sys.executable} "
-    "-m tests.unit.bench.fake_contestant"
+    f"env PYTHONPATH={Path(__file__).parents[3]} {sys.executable} -m tests.unit.bench.fake_backend"
 )
 IN_TIME_S = 60.0
 
@@ -63,8 +62,8 @@ async def bench(*words: str) -> AsyncIterator[asyncio.subprocess.Process]:
 
 async def test_each_has_its_turn_alone_and_is_gone_after_it(tmp_path: Path) -> None:
     diary = tmp_path / "diary"
-    contestants = [f"--against={name}={command(diary, name)}" for name in ("a", "b")]
-    async with bench(*contestants, "--rounds=2") as process:
+    backends = [f"--against={name}={command(diary, name)}" for name in ("a", "b")]
+    async with bench(*backends, "--rounds=2") as process:
         out, _ = await process.communicate()
     assert process.returncode == 0
     report = json.loads(out)
@@ -110,17 +109,17 @@ async def test_a_server_that_does_not_come_up_is_told(
     command: str, start_s: float, complaint: str
 ) -> None:
     with pytest.raises(StartFailed, match=complaint):
-        async with running(Contestant("it", command=command), {}, start_s=start_s):
+        async with running(Backend("it", command=command), {}, start_s=start_s):
             pytest.fail("it is not there")
 
 
 def test_models_are_those_of_urls() -> None:
     config = ServeBenchConfig(url=["http://a"], model=["m"], against=["b=http://b"])
-    assert config.contestants == [
-        Contestant("http://a", url="http://a", model="m"),
-        Contestant("b", url="http://b"),
+    assert config.backends == [
+        Backend("http://a", url="http://a", model="m"),
+        Backend("b", url="http://b"),
     ]
     with pytest.raises(ConfigError, match="2 models for 1 urls"):
-        _ = ServeBenchConfig(url=["a"], model=["m", "n"], against=["b=http://b"]).contestants
+        _ = ServeBenchConfig(url=["a"], model=["m", "n"], against=["b=http://b"]).backends
     assert ServeBenchConfig().urls == ["http://127.0.0.1:8000"]
     assert ServeBenchConfig(against=["b=http://b"]).urls == []

@@ -18,7 +18,7 @@ import pytest
 
 from pdserve.bench.transfer.config import TransferConfig
 from pdserve.bench.transfer.ends import LAYER_BYTES
-from pdserve.bench.transfer.measurement import Case
+from pdserve.bench.transfer.measurement import PullCase
 from pdserve.bench.transfer.network import Loopback, NetworkNamespaces
 from pdserve.bench.transfer.processes import start_ends
 from pdserve.bench.transfer.run import measure
@@ -27,7 +27,7 @@ from pdserve.cli.main import main
 from pdserve.cluster.supervisor import OWN_COMMAND
 from pdserve.errors import ClusterError, ConfigError
 
-TINY = Case("loopback", LAYER_BYTES, pool_blocks=4, counts=[1], pull_s=5.0, commit=False)
+TINY = PullCase("loopback", LAYER_BYTES, pool_blocks=4, counts=[1], pull_s=5.0, commit=False)
 NO_NAMESPACES = """#!/bin/sh
 echo 'unshare: unshare failed: Operation not permitted' >&2
 exit 1

@@ -1,27 +1,27 @@
-"""Contestants of a benchmark, as they are written."""
+"""Backends of a benchmark, as they are written."""
 
 from __future__ import annotations
 
 import pytest
 
-from pdserve.bench.serve.contestant import RECIPES, parse_contestant, parse_contestants
+from pdserve.bench.serve.backend import RECIPES, parse_backend, parse_backends
 from pdserve.errors import ConfigError
 
 PLACES = {"model": "/m o", "port": "81", "threads": "2"}
 
 
 def test_a_server_that_runs_already() -> None:
-    contestant = parse_contestant("other=https://example.org/v1")
-    assert (contestant.name, contestant.url) == ("other", "https://example.org/v1")
-    assert contestant.argv(PLACES) == []
+    backend = parse_backend("other=https://example.org/v1")
+    assert (backend.name, backend.url) == ("other", "https://example.org/v1")
+    assert backend.argv(PLACES) == []
 
 
 def test_a_command_is_split_as_a_shell_does_and_then_filled() -> None:
-    contestant = parse_contestant(
+    backend = parse_backend(
         """mine=serve '{"a": {port}}' --model {model} --port={port} {unknown} "x y" """
     )
-    assert contestant.places == {"port", "model", "unknown"}
-    assert contestant.argv(PLACES) == [
+    assert backend.places == {"port", "model", "unknown"}
+    assert backend.argv(PLACES) == [
         "serve",
         '{"a": 81}',
         "--model",
@@ -34,9 +34,9 @@ def test_a_command_is_split_as_a_shell_does_and_then_filled() -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_is_a_command_that_serves_the_model_at_the_port(name: str) -> None:
-    contestant = parse_contestant(f"{name}:again=--mode colocated")
-    argv = contestant.argv(PLACES | {"gguf": "/m o"})
-    assert contestant.name == f"{name}:again"
+    backend = parse_backend(f"{name}:again=--mode colocated")
+    argv = backend.argv(PLACES | {"gguf": "/m o"})
+    assert backend.name == f"{name}:again"
     assert "/m o" in argv
     assert "81" in argv
     assert "--mode" in " ".join(argv)
@@ -56,10 +56,10 @@ def test_a_recipe_is_a_command_that_serves_the_model_at_the_port(name: str) -> N
 )
 def test_what_is_wrong_is_said(text: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        parse_contestant(text)
+        parse_backend(text)
 
 
 def test_two_of_one_name() -> None:
-    with pytest.raises(ConfigError, match="two contestants share a name"):
-        parse_contestants(["vllm=/a", "vllm=/b"])
-    assert [one.name for one in parse_contestants(["vllm=/a", "vllm:b=/b"])] == ["vllm", "vllm:b"]
+    with pytest.raises(ConfigError, match="two servers share a name"):
+        parse_backends(["vllm=/a", "vllm=/b"])
+    assert [one.name for one in parse_backends(["vllm=/a", "vllm:b=/b"])] == ["vllm", "vllm:b"]

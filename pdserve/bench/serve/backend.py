@@ -34,7 +34,7 @@ _NAME = re.compile(r"[\w.:/+-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Contestant:
+class Backend:
     """A server, by its URL or by the command that starts it."""
 
     name: str
@@ -56,22 +56,22 @@ class Contestant:
         return [fill(word) for word in shlex.split(self.command)]
 
 
-def parse_contestants(texts: Sequence[str]) -> list[Contestant]:
-    """Parse all contestants of a comparison.
+def parse_backends(texts: Sequence[str]) -> list[Backend]:
+    """Parse all backends of a comparison.
 
     Raises:
         ConfigError: one cannot be parsed, or two share a name.
     """
-    contestants = [parse_contestant(text) for text in texts]
-    names = [contestant.name for contestant in contestants]
+    backends = [parse_backend(text) for text in texts]
+    names = [backend.name for backend in backends]
     if len(set(names)) < len(names):
         raise ConfigError(
-            f'{", ".join(names)}: two contestants share a name; "vllm:second" is another one'
+            f'{", ".join(names)}: two servers share a name; "vllm:second" is another one'
         )
-    return contestants
+    return backends
 
 
-def parse_contestant(text: str) -> Contestant:
+def parse_backend(text: str) -> Backend:
     """Parse NAME=URL, NAME=COMMAND, or a recipe.
 
     Raises:
@@ -83,7 +83,7 @@ def parse_contestant(text: str) -> Contestant:
             f'"{text}" must be NAME=URL or NAME=COMMAND, as in vllm=http://127.0.0.1:8000'
         )
     if re.match("https?://", given):
-        return Contestant(name, url=given)
+        return Backend(name, url=given)
     if "{port}" in given:
         command = given
     elif (recipe := RECIPES.get(name.partition(":")[0])) is not None:
@@ -97,4 +97,4 @@ def parse_contestant(text: str) -> Contestant:
         shlex.split(command)
     except ValueError as error:
         raise ConfigError(f'"{text}": cannot be split into words: {error}') from error
-    return Contestant(name, command=command)
+    return Backend(name, command=command)

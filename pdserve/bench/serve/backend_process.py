@@ -1,4 +1,4 @@
-"""Starts a contestant of a benchmark, waits until it serves, and ends all of its processes."""
+"""Starts a backend of a benchmark, waits until it serves, and ends all of its processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, closing, suppress
 
 import aiohttp
 
-from pdserve.bench.serve.contestant import Contestant
+from pdserve.bench.serve.backend import Backend
 from pdserve.cluster.child import Child
 from pdserve.cluster.ports import ReservedPort
 from pdserve.exit_codes import FAILED, StartFailed
@@ -25,7 +25,7 @@ _NOT_THERE = 404
 
 @asynccontextmanager
 async def running(
-    contestant: Contestant,
+    backend: Backend,
     places: Mapping[str, str],
     start_s: float,
     tell: Callable[[str], None] = lambda text: None,
@@ -33,7 +33,7 @@ async def running(
     """Yield the URL of a server that is ready; one that is started here ends with the context.
 
     Args:
-        contestant: who it is.
+        backend: who it is.
         places: values of the names in its command, besides {port}.
         start_s: deadline until it is ready.
         tell: called with what is being done.
@@ -41,17 +41,17 @@ async def running(
     Raises:
         StartFailed: it cannot be started, ended before it was ready, or was not ready in time.
     """
-    if contestant.url:
-        yield contestant.url
+    if backend.url:
+        yield backend.url
         return
     with closing(ReservedPort(_HOST)) as reserved:
         port = reserved.port  # free from now on: not every server could listen on a reserved one
-    argv = contestant.argv({**places, "port": str(port)})
+    argv = backend.argv({**places, "port": str(port)})
     tell(shlex.join(argv))
     try:
-        child = Child(contestant.name, argv, lambda name, line: None, lambda end: None)
+        child = Child(backend.name, argv, lambda name, line: None, lambda end: None)
     except OSError as error:
-        raise StartFailed(f"{contestant.name} cannot be started: {error}", FAILED) from error
+        raise StartFailed(f"{backend.name} cannot be started: {error}", FAILED) from error
     try:
         await _wait_ready(f"http://{_HOST}:{port}", child, start_s)
         yield f"http://{_HOST}:{port}"

@@ -1,4 +1,4 @@
-"""The subjects of a comparison: workloads, and how their targets follow from an idle cluster."""
+"""What modes are compared on: workloads, and how their targets follow from an idle cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TRACE_DECK = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class CompareCase:
     """A workload that fits the model."""
 
     name: str
@@ -30,7 +30,7 @@ class Subject:
 
     @property
     def share(self) -> float:
-        """Share of the time that is available for several subjects."""
+        """Share of the time that is available for several cases."""
         return self.scenario.share if self.scenario is not None else 1.0
 
     def whole_decks(self, count: int) -> int:
@@ -38,15 +38,15 @@ class Subject:
         return -(-count // self.deck) * self.deck
 
 
-def made_up(name: ScenarioName, max_model_len: int, length_scale: float, seed: int) -> Subject:
-    """Make a subject from a named scenario; `length_scale` 0 leaves it as it is.
+def made_up(name: ScenarioName, max_model_len: int, length_scale: float, seed: int) -> CompareCase:
+    """Make a case from a named scenario; `length_scale` 0 leaves it as it is.
 
     Raises:
         ConfigError: its longest request does not fit the model.
     """
     scenario = SCENARIOS[name]
     fitted = scenario.fitted(max_model_len, length_scale or 1.0)
-    return Subject(
+    return CompareCase(
         name=name,
         shows=scenario.shows,
         workload=SyntheticWorkload(fitted, seed),
@@ -60,11 +60,11 @@ def made_up(name: ScenarioName, max_model_len: int, length_scale: float, seed: i
 
 def replayed(
     name: str, rows: Sequence[TraceRow], max_model_len: int, length_scale: float, seed: int
-) -> Subject:
-    """Make a subject from a trace; `length_scale` 0 makes 99 of 100 requests fit the model."""
+) -> CompareCase:
+    """Make a case from a trace; `length_scale` 0 makes 99 of 100 requests fit the model."""
     factor = length_scale or trace_factor(rows, max_model_len)
     workload = TraceWorkload(rows, factor, max_model_len, seed)
-    return Subject(
+    return CompareCase(
         name=name,
         shows=f"{len(rows)} requests of a trace, lengths times {workload.factor:.3g}",
         workload=workload,

@@ -1,4 +1,4 @@
-"""The contenders of a comparison, and their measurements: idle, burst, at a rate, disturbed."""
+"""The candidates of a comparison, and their measurements: idle, burst, at a rate, disturbed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from math import ceil
 from typing import Protocol
 
 import msgspec
 import numpy as np
 
+from pdserve.bench.compare.cases import CompareCase
 from pdserve.bench.compare.interference import Interference, compare_itl, steady_requests
-from pdserve.bench.compare.plan import Tuning
+from pdserve.bench.compare.plan import ComparePlan, Tuning
 from pdserve.bench.compare.report import RateRow, Unloaded
 from pdserve.bench.load.client_run import Run
 from pdserve.bench.load.open_loop import open_loop_client
@@ -20,8 +22,9 @@ from pdserve.bench.load.outcome import Outcome, Percentiles, Promise
 from pdserve.bench.load.scenarios import Scenario
 from pdserve.bench.load.slo_score import Score, score
 from pdserve.bench.load.workload import TimedRequest
+from pdserve.clock import Clock
 from pdserve.config import Mode
-from pdserve.errors import ClusterError
+from pdserve.errors import ClusterError, PdserveError
 
 _IDLE_S = 60.0  # deadline of one request to an idle cluster, or of a burst
 _MARGIN_S = 1.0
@@ -30,7 +33,7 @@ _KEPT_UP_SHARE = 0.1  # limit, as a share of the TTFT target
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class Candidate:
     """A serving mode and its settings."""
 
     mode: Mode
@@ -38,8 +41,8 @@ class Contender:
     refuses: bool = True  # whether it refuses requests that would miss their targets
 
 
-class Server(Protocol):
-    """A running contender."""
+class ModeServer(Protocol):
+    """A running candidate."""
 
     @property
     def url(self) -> str:
@@ -65,8 +68,8 @@ class Server(Protocol):
         ...
 
 
-# Start a contender with these latency targets (None: without any), and stop it at the end.
-Launch = Callable[[Contender, Promise | None], AbstractAsyncContextManager[Server]]
+# Start a candidate with these latency targets (None: without any), and stop it at the end.
+Launch = Callable[[Candidate, Promise | None], AbstractAsyncContextManager[ModeServer]]
 
 
 class RunRecord(msgspec.Struct, frozen=True):
@@ -83,11 +86,11 @@ class RunRecord(msgspec.Struct, frozen=True):
 Keep = Callable[[RunRecord], None]
 
 
-class Bout:
-    """One running contender in one scenario; the record of every run is kept."""
+class CandidateRunner:
+    """One running candidate in one scenario; the record of every run is kept."""
 
-    def __init__(self, server: Server, contender: Contender, scenario: str, keep: Keep) -> None:
-        self.contender = contender
+    def __init__(self, server: ModeServer, candidate: Candidate, scenario: str, keep: Keep) -> None:
+        self.candidate = candidate
         self._server = server
         self._scenario = scenario
         self._keep = keep
@@ -144,7 +147,7 @@ class Bout:
         runs = []
         for what, disturbed in (("quiet", False), ("disturbed", True)):
             requests = steady_requests(scenario, seed, disturbed=disturbed)
-            # Streams that are delayed for long are the subject here, so they may end late.
+            # Streams that are delayed for long are what is measured here, so they may end late.
             run = await self._run(what, requests, _IDLE_S)
             runs.append(run.outcomes)
         return compare_itl(*runs)
@@ -168,7 +171,7 @@ class Bout:
         return f"{self._scenario}-{what}-{self._num_runs}"
 
     def _record(self, what: str, outcomes: list[Outcome], rate: float | None = None) -> None:
-        mode, tuning = self.contender.mode, self.contender.tuning
+        mode, tuning = self.candidate.mode, self.candidate.tuning
         self._keep(RunRecord(what, self._scenario, mode, tuning, rate, outcomes))
 
 
@@ -195,3 +198,34 @@ def rate_row(
         itl_p99_vs_unloaded=itl_p99 / idle_p99 if itl_p99 is not None and idle_p99 else None,
         prefilled_on=dict(Counter(o.prefill_node for o in run.outcomes if o.prefill_node)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """The context in which a comparison runs."""
+
+    plan: ComparePlan
+    launch: Launch
+    clock: Clock
+    keep: Keep
+    tell: Callable[[str], None]  # reports progress to the user
+    failures: dict[str, str]  # mode |-> why it is missing
+
+    async def begin(
+        self, server: ModeServer, candidate: Candidate, case: CompareCase
+    ) -> CandidateRunner:
+        """Return a warmed-up candidate. Raises ClusterError: it is gone."""
+        runner = CandidateRunner(server, candidate, case.name, self.keep)
+        await runner.warm_up(case.workload.first(self.plan.warm_up))
+        return runner
+
+    def fail(self, who: str, error: PdserveError) -> None:
+        """Record a failure; the mode is left out from here on."""
+        self.failures[who] = error.message
+        self.tell(f"{who} is left out: {error.message}")
+
+    def requests_at(self, case: CompareCase, rate: float) -> tuple[list[TimedRequest], float]:
+        """Return the requests at that rate, and the seconds over which they arrive."""
+        count = max(self.plan.least_requests, ceil(self.plan.duration_s * rate))
+        requests = case.workload.timed(rate, count)
+        return requests, len(requests) / rate
