@@ -1,12 +1,16 @@
-"""One HTTP request to a coordinator, with errors that say what is wrong."""
+"""HTTP requests to a coordinator: errors that say what is wrong, its key, and its streams."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterable, AsyncIterator
 from typing import Literal
 
 from pdserve.config import API_KEY_VARIABLE
 from pdserve.errors import ClusterError
+
+END_MARK = b"[DONE]"  # the data of the last event of a stream
+_DATA = b"data:"
 
 
 async def request(
@@ -45,3 +49,15 @@ def key_headers() -> dict[str, str]:
     """HTTP headers with the API key from the environment; none if it is not set."""
     key = os.environ.get(API_KEY_VARIABLE, "")
     return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+async def events_in(pieces: AsyncIterable[bytes]) -> AsyncIterator[list[bytes]]:
+    """Yield the data of the server-sent events of a stream, as they are completed by each piece.
+
+    For streams in the style of OpenAI, whose events are one line of data each; comments and names
+    of events are left out.
+    """
+    partial = b""
+    async for piece in pieces:
+        *lines, partial = (partial + piece).split(b"\n")
+        yield [line.removeprefix(_DATA).strip() for line in lines if line.startswith(_DATA)]

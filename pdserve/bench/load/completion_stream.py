@@ -9,11 +9,10 @@ import aiohttp
 import msgspec
 
 from pdserve.bench.load.outcome import Outcome
+from pdserve.cluster.coordinator_http import END_MARK, events_in
 
 SAID_CHARS = 120  # most characters that are kept of an error
 
-_DATA = b"data: "
-_DONE = b"[DONE]"
 _MOST_CLOSING = 4  # most events at the end: last token, finish reason, count, end mark
 
 
@@ -24,17 +23,13 @@ async def read_stream(stream: aiohttp.StreamReader, outcome: Outcome, start_s: f
     one event or two. Every other event is one token, or several if the server is behind or batches
     them; the token count, if sent, gives the total.
     """
-    partial = b""
     last: deque[bytes] = deque(maxlen=_MOST_CLOSING)
-    async for piece in stream.iter_any():
+    async for events in events_in(stream.iter_any()):
         now_s = time.perf_counter() - start_s
-        *events, partial = (partial + piece.replace(b"\r", b"")).split(b"\n\n")
-        for event in events:
-            if event.startswith(_DATA):  # otherwise it is a keep-alive comment
-                outcome.arrivals_s.append(now_s)
-                last.append(event.removeprefix(_DATA))
+        outcome.arrivals_s += [now_s] * len(events)
+        last += events
         outcome.num_received = len(outcome.arrivals_s)
-    if last and last[-1] == _DONE:
+    if last and last[-1] == END_MARK:
         if len(last) == 1 or not error_in(last[-2]):
             _finish(outcome, last)
             return
