@@ -7,7 +7,7 @@
 3. The co-located mode is tuned at a rate somewhat below the modes' capacity: with as many nodes as
    the other modes, or one node with all cores, each with several sizes of local chunks. The setup
    that would have met the tightest targets is kept.
-4. All modes are started with the targets. The rates are chosen by `ladder`. Every mode is measured
+4. All modes are started with the targets; `next_rate` chooses the rates. Every mode is measured
    at every rate, in rotating order, so that other load on the machine affects all modes alike.
 
 Modes that wait for their turn are idle; only their heartbeats cost the others anything.
@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from pdserve.bench.compare.cases import CompareCase
+from pdserve.bench.compare.config import COLOCATED, ComparePlan
 from pdserve.bench.compare.goodput import goodput
-from pdserve.bench.compare.plan import COLOCATED, ComparePlan
 from pdserve.bench.compare.report import CompareReport, ModeReport, ScenarioReport, Unloaded
 from pdserve.bench.compare.runner import Candidate, Experiment
 from pdserve.bench.compare.sweep import Sweep, SweepResult

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from pdserve.bench.compare.config import Tuning
 from pdserve.bench.compare.goodput import Goodput, RatePoint, Where
 from pdserve.bench.compare.interference import Interference
-from pdserve.bench.compare.plan import Tuning
 from pdserve.bench.load.outcome import Percentiles, Promise
 from pdserve.bench.load.slo_score import Score
 

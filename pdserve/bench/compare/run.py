@@ -17,8 +17,7 @@ from pdserve.bench.checkpoints.shapes import SHAPES
 from pdserve.bench.compare.cases import CompareCase, made_up, replayed
 from pdserve.bench.compare.clusters import Clusters
 from pdserve.bench.compare.comparison import compare
-from pdserve.bench.compare.config import CompareConfig
-from pdserve.bench.compare.plan import ComparePlan
+from pdserve.bench.compare.config import CompareConfig, ComparePlan
 from pdserve.bench.compare.plot import save_plots
 from pdserve.bench.compare.report import CompareReport
 from pdserve.bench.compare.runner import Experiment, RunRecord

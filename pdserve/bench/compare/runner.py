@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 
 from pdserve.bench.compare.cases import CompareCase
+from pdserve.bench.compare.config import ComparePlan, Tuning
 from pdserve.bench.compare.interference import Interference, compare_itl, steady_requests
-from pdserve.bench.compare.plan import ComparePlan, Tuning
 from pdserve.bench.compare.report import RateRow, Unloaded
 from pdserve.bench.load.client_run import Run
 from pdserve.bench.load.open_loop import open_loop_client

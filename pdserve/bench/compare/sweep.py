@@ -6,9 +6,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
 from pdserve.bench.compare.cases import CompareCase
+from pdserve.bench.compare.config import COLOCATED, Tuning
+from pdserve.bench.compare.goodput import next_rate
 from pdserve.bench.compare.interference import Interference
-from pdserve.bench.compare.ladder import next_rate
-from pdserve.bench.compare.plan import COLOCATED, Tuning
 from pdserve.bench.compare.report import RateRow, Trial, Unloaded
 from pdserve.bench.compare.runner import Candidate, CandidateRunner, Experiment, rate_row
 from pdserve.bench.load.outcome import Promise

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from pdserve.bench.serve.plan import Load
+from pdserve.bench.serve.config import Load
 from pdserve.config import CheckpointConfig, ConfigStruct, Count, Seconds
 from pdserve.errors import ConfigError
 

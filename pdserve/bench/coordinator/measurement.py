@@ -22,7 +22,7 @@ import msgspec
 from pdserve.bench.coordinator.config import Chats, CoordinatorPlan
 from pdserve.bench.coordinator.load import ChatLoad, LoadRound, MeasuredServer
 from pdserve.bench.load.outcome import Outcome, Percentiles
-from pdserve.bench.serve.plan import Load
+from pdserve.bench.serve.config import Load
 from pdserve.errors import ClusterError
 
 _WARM_UP = Chats(8, 2, Load(concurrency=4))

@@ -27,7 +27,7 @@ from pdserve.bench.coordinator.simulated_nodes import NODE_IDS, SIMULATED, Nodes
 from pdserve.bench.coordinator.sse_server import MODEL
 from pdserve.bench.load.outcome import Percentiles
 from pdserve.bench.output import print_json, print_tables, say
-from pdserve.bench.serve.plan import Load
+from pdserve.bench.serve.config import Load
 from pdserve.checkpoint import resolve_checkpoint
 from pdserve.cluster.child import Child, Exit
 from pdserve.cluster.coordinator_http import key_headers

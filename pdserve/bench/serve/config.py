@@ -1,7 +1,9 @@
-"""Config of `pdserve bench serve`."""
+"""Config of `pdserve bench serve`, and what it comes to."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Annotated
 
@@ -9,13 +11,36 @@ import msgspec
 from msgspec import Meta
 
 from pdserve.bench.serve.backend import Backend, parse_backends
-from pdserve.bench.serve.plan import Load, ServePlan
 from pdserve.config import WHOLE, ConfigStruct, Count, Seconds
 from pdserve.errors import ConfigError
 
 Rate = Annotated[float, Meta(gt=0)]
 
 _USUAL_URL = "http://127.0.0.1:8000"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A closed loop of `concurrency` streams or, if that is 0, an open loop at `rate`."""
+
+    concurrency: int = 0
+    rate: float = 0.0  # requests per second
+
+    def __str__(self) -> str:
+        return f"{self.concurrency} at a time" if self.concurrency else f"{self.rate:g}/s"
+
+
+@dataclass(frozen=True, slots=True)
+class ServePlan:
+    """The load of a measurement."""
+
+    loads: Sequence[Load]
+    prompt_tokens: int
+    output_tokens: int
+    num_requests: int  # per round; 0: derived from the load
+    rounds: int
+    seed: int
+    round_s: float  # limit of a closed-loop round; of an open-loop one, after its last arrival
 
 
 class ServeBenchConfig(ConfigStruct, frozen=True):

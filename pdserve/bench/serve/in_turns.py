@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 
 from pdserve.bench.load.client_run import Run
 from pdserve.bench.serve.backend import Backend
-from pdserve.bench.serve.plan import Load, ServePlan
+from pdserve.bench.serve.config import Load, ServePlan
 from pdserve.bench.serve.report import ServeReport, serve_ratio, serve_row
 from pdserve.bench.serve.rounds import open_targets, run_round, turns
 

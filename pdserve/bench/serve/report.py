@@ -12,7 +12,7 @@ import msgspec
 from pdserve.bench.load.client_run import Run
 from pdserve.bench.load.outcome import Outcome, Percentiles
 from pdserve.bench.load.slo_score import throughput
-from pdserve.bench.serve.plan import Load
+from pdserve.bench.serve.config import Load
 
 
 class ServeRow(msgspec.Struct, frozen=True, kw_only=True):

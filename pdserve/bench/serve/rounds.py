@@ -27,7 +27,7 @@ from pdserve.bench.load.client import open_session
 from pdserve.bench.load.client_run import Run
 from pdserve.bench.load.open_loop import OpenLoopClient
 from pdserve.bench.load.workload import TimedRequest, poisson_times, random_ids
-from pdserve.bench.serve.plan import Load, ServePlan
+from pdserve.bench.serve.config import Load, ServePlan
 from pdserve.bench.serve.report import ServeReport, serve_ratio, serve_row
 from pdserve.errors import ClusterError, ConfigError
 

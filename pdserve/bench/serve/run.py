@@ -17,9 +17,8 @@ from pdserve.bench.load.outcome import Percentiles
 from pdserve.bench.output import machine_and_date, print_json, print_tables, say
 from pdserve.bench.serve.backend import Backend
 from pdserve.bench.serve.backend_process import running
-from pdserve.bench.serve.config import ServeBenchConfig
+from pdserve.bench.serve.config import Load, ServeBenchConfig, ServePlan
 from pdserve.bench.serve.in_turns import serve_in_turns
-from pdserve.bench.serve.plan import Load, ServePlan
 from pdserve.bench.serve.report import ServeRatio, ServeReport, ServeRow
 from pdserve.bench.serve.rounds import open_targets, serve
 from pdserve.cluster.coordinator_http import key_headers

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from pdserve.bench.compare.config import Tuning
 from pdserve.bench.compare.goodput import goodput
 from pdserve.bench.compare.interference import Interference
-from pdserve.bench.compare.plan import Tuning
 from pdserve.bench.compare.report import (
     CompareReport,
     ModeReport,

@@ -13,7 +13,7 @@ from aiohttp import web
 from pdserve.bench.compare import interference
 from pdserve.bench.compare.cases import CompareCase, made_up
 from pdserve.bench.compare.comparison import compare, promise_of
-from pdserve.bench.compare.plan import ComparePlan, Tuning
+from pdserve.bench.compare.config import ComparePlan, Tuning
 from pdserve.bench.compare.report import (
     CompareReport,
     ModeReport,
@@ -295,7 +295,7 @@ async def test_an_interrupted_comparison_reports_what_it_has_measured() -> None:
     assert scenario.stopped == "interrupted"
 
 
-async def test_the_ladder_starts_below_what_a_burst_was_served_at() -> None:
+async def test_the_rates_start_below_what_a_burst_was_served_at() -> None:
     world = World()
     modes, report, _ = await world.run(change(PLAN, rates=[], most_rates=2))
     burst = max(mode.unloaded.burst_per_s for mode in modes.values())

@@ -16,8 +16,7 @@ from rich.table import Table
 import pdserve
 from pdserve.bench.compare import run as bench_compare
 from pdserve.bench.compare.clusters import Clusters
-from pdserve.bench.compare.config import CompareConfig
-from pdserve.bench.compare.plan import Tuning
+from pdserve.bench.compare.config import CompareConfig, Tuning
 from pdserve.bench.compare.report import CompareReport
 from pdserve.bench.compare.run import case_maker
 from pdserve.bench.compare.runner import Candidate, Experiment, ModeServer

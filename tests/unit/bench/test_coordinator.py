@@ -21,7 +21,7 @@ from pdserve.bench.coordinator.simulated_node import Beat
 from pdserve.bench.coordinator.sse_server import MODEL, SseServer
 from pdserve.bench.cpu_time import cpu_seconds, starved_seconds
 from pdserve.bench.load.outcome import Outcome
-from pdserve.bench.serve.plan import Load
+from pdserve.bench.serve.config import Load
 from pdserve.errors import ClusterError, ConfigError
 
 NO_PROCESS = 1 << 30

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from pdserve.bench.load.client_run import Run
 from pdserve.bench.load.outcome import End, Outcome
-from pdserve.bench.serve.plan import Load, ServePlan
+from pdserve.bench.serve.config import Load, ServePlan
 from pdserve.bench.serve.report import ServeReport, serve_ratio, serve_row
 from pdserve.bench.serve.rounds import open_targets, requests_of, serve, warm_up_prompt
 from pdserve.errors import ClusterError, ConfigError

@@ -10,8 +10,7 @@ from aiohttp import web
 
 from pdserve.bench.load.client_run import Run
 from pdserve.bench.serve import run as bench_serve
-from pdserve.bench.serve.config import ServeBenchConfig
-from pdserve.bench.serve.plan import Load
+from pdserve.bench.serve.config import Load, ServeBenchConfig
 from pdserve.bench.serve.report import ServeReport, serve_row
 from pdserve.cli.main import main
 from pdserve.errors import ClusterError, ConfigError
