@@ -50,7 +50,7 @@ proto: $(ENV_TEST) ## regenerate the gRPC stubs
 		--grpc_python_out=$(PROTO_OUT) proto/pdserve/wire/*.proto
 
 demo-model: $(ENV_TEST) ## retrain the bundled demo model
-	$(BIN)/python -m pdserve.demo_model.train
+	$(BIN)/python -m tools.demo_model.train
 
 clean: ## remove build outputs and caches, but not .venv
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

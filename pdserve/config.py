@@ -8,12 +8,13 @@ value; nothing here is ever assigned to.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from pdserve.addresses import check_addresses, check_own_host
+from pdserve.flag_groups import COORDINATOR, NODE, Groups
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES
 
 # `extra` has the unit that docs/SETTINGS.md says. Timers and gRPC count in limited integers.
@@ -44,6 +45,9 @@ WHOLE = {"commas": "belong to values"}  # `Meta.extra` of a list: a flag gives o
 
 class ConfigStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of every config struct: immutable, keyword-only, and strict about unknown keys."""
+
+    # The settings that are flags, in groups; None: all are, in a group for each section.
+    flag_groups: ClassVar[Groups | None] = None
 
     def part(self, struct: type[C]) -> C:
         """The fields that `struct`, a process's part of these settings, has too."""
@@ -254,6 +258,8 @@ class Timeouts(NodeTimeouts, frozen=True):
 class NodeConfig(ConfigStruct, frozen=True):
     """One prefill or decode node."""
 
+    flag_groups = NODE
+
     node_id: Annotated[
         str, Meta(description="unique name (default: the role and a random number)")
     ] = ""
@@ -359,6 +365,8 @@ class AccessConfig(ConfigStruct, frozen=True):
 
 class CoordinatorConfig(ConfigStruct, frozen=True):
     """The coordinator: HTTP for clients, gRPC for nodes."""
+
+    flag_groups = COORDINATOR
 
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="HTTP port; 0: any free port")] = 8000

@@ -1,12 +1,23 @@
-"""Benchmarks of a running cluster from outside: load, and what metrics and clients saw.
+"""All measurement; nothing that serves imports it. `pdserve bench NAME` is `run` in NAME/run.py.
 
-    compare/    goodput of the three modes on the same requests
-    serve/      any servers, in turns under the same load
-    gateway/    what a coordinator costs, with simulated nodes behind it
-    step/       engine steps against what memory and arithmetic allow
-    transfer/   KV between two processes, against memcpy
+For users:
 
-The files beside them are benchmarks of one file, and what several have in common: workloads, load,
-clients and scores. Nothing here needs torch: servers are known by their URLs. `pdserve.cli.bench`
-starts what is measured, and prints the results.
+    serve/        any OpenAI-compatible servers, in turns under the same load
+    compare/      goodput of the three modes on the same requests
+    neighbours/   what one tenant feels of another, who attacks
+
+Instruments for who changes a part of pdserve:
+
+    step/         engine steps against what memory and arithmetic allow
+    overhead/     what a decode step costs besides the model
+    transfer/     KV between two processes, against memcpy
+    handoff/      from the end of prefill to the first decode step
+    coordinator/  what a coordinator costs, with simulated nodes behind it
+    router/       what a placement decision costs among very many nodes
+    perf_model/   how accurate predicted step times are
+
+What several share: `load/` is what clients send and see, `checkpoints/` are models to measure,
+`output` prints. A folder has its settings in `config`, which every command loads, and everything
+else, tables included, behind `run`. Only `step` and `perf_model` compute a model themselves: the
+others know servers by their URLs, and need no torch.
 """

@@ -9,11 +9,8 @@ from dataclasses import dataclass
 import aiohttp
 import msgspec
 
-from pdserve.cli.credentials import key_headers
+from pdserve.cluster.coordinator_http import END_MARK, events_in, key_headers
 from pdserve.errors import ClusterError, from_code
-
-_DATA = b"data:"
-_END = b"[DONE]"
 
 
 class _Delta(msgspec.Struct):
@@ -90,8 +87,9 @@ async def ask(
             if response.status != 200:
                 content = await response.text()
                 raise ClusterError(f"the request was refused with {response.status}: {content}")
-            async for line in response.content:
-                reading.take(line)
+            async for events in events_in(response.content.iter_any()):
+                for event in events:
+                    reading.take(event)
     except aiohttp.ClientError as error:
         raise ClusterError(f"the connection to {url} broke: {error}") from error
     return reading.answer(
@@ -101,7 +99,7 @@ async def ask(
 
 
 class _Reading:
-    """Parses a stream of server-sent events, and collects the answer."""
+    """Parses the events of a stream, and collects the answer."""
 
     def __init__(self, on_text: Callable[[str], None]) -> None:
         self._on_text = on_text
@@ -113,12 +111,9 @@ class _Reading:
         self._usage: _Usage | None = None
         self._is_complete = False
 
-    def take(self, line: bytes) -> None:
-        """Parse one line of the stream."""
-        if not line.startswith(_DATA):
-            return
-        event = line.removeprefix(_DATA).strip()
-        if event == _END:
+    def take(self, event: bytes) -> None:
+        """Parse one event of the stream."""
+        if event == END_MARK:
             self._is_complete = True
             return
         try:

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Sequence
 
 from pdserve.cli.chat import Answer, ask
-from pdserve.cli.cluster.config import ClusterConfig
-from pdserve.cli.cluster.supervisor import OWN_COMMAND, Cluster
 from pdserve.cli.demo_config import DemoConfig
-from pdserve.cli.exit_codes import FORCED, OK
 from pdserve.cli.interruptible import finishes_before
 from pdserve.cli.pull_metrics import fetch_pulls
 from pdserve.cli.up_screen import UpScreen
+from pdserve.cluster.config import ClusterConfig
+from pdserve.cluster.supervisor import OWN_COMMAND, Cluster
 from pdserve.errors import ClusterError, DeadlineExceeded, PdserveError
+from pdserve.exit_codes import FORCED, OK
 from pdserve.signals import StopSignals
 
 

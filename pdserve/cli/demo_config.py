@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from pdserve.config import CheckpointConfig, ConfigStruct, Count, EngineConfig, Seconds
+from pdserve.flag_groups import DEMO
 
 _PROMPTS = (
     "What is 12 plus 30?",
@@ -17,6 +18,8 @@ _PROMPTS = (
 
 class DemoConfig(ConfigStruct, frozen=True):
     """One prefill and one decode node, and some questions."""
+
+    flag_groups = DEMO
 
     prompt: Annotated[str, Meta(description="question to ask; empty: three built-in ones")] = ""
     max_tokens: Annotated[Count, Meta(description="maximum output tokens per answer")] = 128

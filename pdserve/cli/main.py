@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 import pdserve
-from pdserve.cli.bench.commands import add_benches
-from pdserve.cli.cluster.config import ClusterConfig
-from pdserve.cli.cluster.parent_death import die_with_parent
+from pdserve.cli.bench import add_benches
 from pdserve.cli.demo_config import DemoConfig
-from pdserve.cli.exit_codes import FORCED, OK, exit_code_of
-from pdserve.cli.flags import FlagParser, add_flags, config_from
 from pdserve.cli.log import log_to
+from pdserve.cluster.config import ClusterConfig
+from pdserve.cluster.parent_death import die_with_parent
 from pdserve.config import ConfigStruct, CoordinatorConfig, NodeConfig
 from pdserve.errors import PdserveError
+from pdserve.exit_codes import FORCED, OK, exit_code_of
+from pdserve.flags import FlagParser, add_flags, config_from
 from pdserve.protocol import NodeRole
 
 Command = Callable[[argparse.Namespace], int]
@@ -159,7 +159,7 @@ def _up(arguments: argparse.Namespace) -> int:
 def _coordinator(arguments: argparse.Namespace) -> int:
     config = _process_config(arguments, CoordinatorConfig)
     if config.cpus:
-        from pdserve.cli.cluster.placement import usable_cores
+        from pdserve.cluster.placement import usable_cores
 
         os.sched_setaffinity(0, usable_cores(config.cpus))
     from coordinator.main import run  # here, because imports may start threads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pdserve.bench.scrape import Samples, scrape
+from pdserve.cluster.scrape import Samples, scrape
 
 
 @dataclass(frozen=True)

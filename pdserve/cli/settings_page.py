@@ -9,11 +9,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from pdserve.cli.cluster.config import ClusterConfig
-from pdserve.cli.flag_groups import groups_of
-from pdserve.cli.settings import Setting, settings_of
 from pdserve.cli.show_config import ENVIRONMENT, toml_value
+from pdserve.cluster.config import ClusterConfig
 from pdserve.config import ConfigStruct, CoordinatorConfig, NodeConfig
+from pdserve.settings import Setting, settings_of
 
 # `pdserve prefill` and `pdserve decode` have the same settings, since a node can change its role.
 COMMANDS: Final[Mapping[str, type[ConfigStruct]]] = {
@@ -87,7 +86,7 @@ def _row(setting: Setting, commands: list[str]) -> str:
 
 
 def _is_flag(setting: Setting, command: str) -> bool:
-    groups = groups_of(COMMANDS[command]) or {}
+    groups = COMMANDS[command].flag_groups or {}
     return any(setting.path[-1] in names for names in groups.values())
 
 

@@ -11,11 +11,11 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from pdserve.cli.config_file import names_in, read_file
-from pdserve.cli.exit_codes import OK
-from pdserve.cli.flags import config_from, given_values
-from pdserve.cli.settings import settings_of
 from pdserve.config import API_KEY_VARIABLE, ConfigStruct
+from pdserve.config_file import names_in, read_file
+from pdserve.exit_codes import OK
+from pdserve.flags import config_from, given_values
+from pdserve.settings import settings_of
 from pdserve.user_cache import CACHE_VARIABLE
 
 ENVIRONMENT: Final[Mapping[str, str]] = {

@@ -13,9 +13,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pdserve.cli.cluster.status import fetch_status
-from pdserve.cli.exit_codes import OK
+from pdserve.cluster.status import fetch_status
 from pdserve.errors import ClusterError
+from pdserve.exit_codes import OK
 from pdserve.protocol.status import ClusterStatus, NodeStatus
 
 _TICK_S = 0.5

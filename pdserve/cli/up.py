@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from pdserve.cli.cluster.child import Exit
-from pdserve.cli.cluster.config import ClusterConfig
-from pdserve.cli.cluster.plan import COORDINATOR
-from pdserve.cli.cluster.supervisor import OWN_COMMAND, Cluster
-from pdserve.cli.exit_codes import FAILED, FORCED, OK
 from pdserve.cli.interruptible import finishes_before
 from pdserve.cli.up_screen import UpScreen, invitation
+from pdserve.cluster.child import Exit
+from pdserve.cluster.config import ClusterConfig
+from pdserve.cluster.plan import COORDINATOR
+from pdserve.cluster.supervisor import OWN_COMMAND, Cluster
+from pdserve.exit_codes import FAILED, FORCED, OK
 from pdserve.signals import StopSignals
 
 

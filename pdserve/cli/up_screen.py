@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 from rich.text import Text
 
-from pdserve.cli.cluster.child import Exit, reported_error
+from pdserve.cluster.child import Exit, reported_error
 from pdserve.protocol.status import ClusterStatus
 
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green")

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from coordinator.tenants.report import By, UsageRow, read_usage
-from pdserve.cli.exit_codes import OK
 from pdserve.errors import ConfigError
+from pdserve.exit_codes import OK
 
 
 def run(path: Path, by: By, *, tenant: str, since: str, as_json: bool) -> int:

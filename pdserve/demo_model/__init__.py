@@ -1,8 +1,7 @@
-"""The bundled demo model: a tiny Llama trained by this package on text it generates itself.
+"""The bundled demo model: a tiny Llama, trained by `tools/demo_model` on text that it generates.
 
 `pdserve up` without `--model` serves the checkpoint at `CHECKPOINT_PATH`; `make demo-model`
-trains it anew. Importing this package loads neither torch nor transformers, so that a process
-which only needs the path does not pay for them.
+trains it anew.
 """
 
 from pathlib import Path

@@ -9,7 +9,7 @@ PACKAGES = ("pdserve", "kv_transfer", "prefill_node", "decode_node", "coordinato
 
 def python_files() -> list[Path]:
     """Every source file that a person wrote."""
-    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    files = [path for package in (*PACKAGES, "tools") for path in (ROOT / package).rglob("*.py")]
     assert files
     return sorted(path for path in files if "_pb2" not in path.name)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.tenants.key_book import parse_key_file
-from pdserve.cli.config_file import load_config
 from pdserve.cli.main import build_parser
 from pdserve.config import NodeConfig
+from pdserve.config_file import load_config
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES, parse_slo_classes
 from tests.architecture.repository import ROOT, native_files, python_files
 

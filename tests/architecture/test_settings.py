@@ -10,10 +10,10 @@ from typing import Any, get_args, get_origin
 import msgspec
 import pytest
 
-from pdserve.cli.cluster.config import ClusterConfig
-from pdserve.cli.cluster.plan import Machine, plan_cluster
-from pdserve.cli.settings import Setting, settings_of
+from pdserve.cluster.config import ClusterConfig
+from pdserve.cluster.plan import Machine, plan_cluster
 from pdserve.config import ConfigStruct, CoordinatorConfig, NodeConfig
+from pdserve.settings import Setting, settings_of
 from tests.architecture.repository import PACKAGES, ROOT
 
 

@@ -13,13 +13,12 @@ from typing import Any
 
 import aiohttp
 
-from pdserve.cli.cluster.child import Child, Exit
-from pdserve.cli.cluster.config import ClusterConfig
-from pdserve.cli.cluster.plan import COORDINATOR
-from pdserve.cli.cluster.ports import ReservedPort
-from pdserve.cli.cluster.status import fetch_status
-from pdserve.cli.cluster.supervisor import OWN_COMMAND, Cluster
-from pdserve.cli.flags import as_flags
+from pdserve.cluster.child import Child, Exit
+from pdserve.cluster.config import ClusterConfig
+from pdserve.cluster.plan import COORDINATOR
+from pdserve.cluster.ports import ReservedPort
+from pdserve.cluster.status import fetch_status
+from pdserve.cluster.supervisor import OWN_COMMAND, Cluster
 from pdserve.config import (
     CheckpointConfig,
     CoordinatorConfig,
@@ -30,6 +29,7 @@ from pdserve.config import (
     Timeouts,
 )
 from pdserve.errors import ClusterError
+from pdserve.flags import as_flags
 from tests.cluster.client import MODEL
 from tests.cluster.forked import ForkedChild
 

@@ -18,9 +18,9 @@ from functools import cache
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 
-from pdserve.cli.cluster.child import Child
-from pdserve.cli.cluster.supervisor import OWN_COMMAND
 from pdserve.cli.main import main
+from pdserve.cluster.child import Child
+from pdserve.cluster.supervisor import OWN_COMMAND
 
 _IMPORTED_BY = os.getpid()  # in a forked process: the fork server, which has imported this
 IMPORTED = ["pdserve.cli.node", "coordinator.main", "tests.cluster.forked"]

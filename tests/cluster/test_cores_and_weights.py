@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pdserve.checkpoint import resolve_checkpoint
-from pdserve.cli.cluster.child import Child
+from pdserve.cluster.child import Child
 from pdserve.engine.kv_cache import KvCache
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import load_model_config

@@ -7,8 +7,8 @@ import re
 import sys
 from pathlib import Path
 
-from pdserve.cli.cluster.config import ClusterConfig
-from pdserve.cli.cluster.supervisor import Cluster
+from pdserve.cluster.config import ClusterConfig
+from pdserve.cluster.supervisor import Cluster
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 

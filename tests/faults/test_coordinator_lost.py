@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest_asyncio
 
-from pdserve.cli.cluster.plan import COORDINATOR
+from pdserve.cluster.plan import COORDINATOR
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import (

@@ -10,8 +10,8 @@ from pathlib import Path
 import aiohttp
 import pytest_asyncio
 
-from pdserve.cli.cluster.child import Child
-from pdserve.cli.cluster.plan import COORDINATOR
+from pdserve.cluster.child import Child
+from pdserve.cluster.plan import COORDINATOR
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Follower, Output
 from tests.cluster.fleet import HEARD_S, Fleet, fleet_config, poll, running

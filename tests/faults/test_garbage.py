@@ -15,7 +15,7 @@ import grpc.aio
 import psutil
 import pytest
 
-from pdserve.cli.cluster.plan import COORDINATOR
+from pdserve.cluster.plan import COORDINATOR
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.protocol import NodeHello, NodeRole, NodeState, PullerHello, Settle, TokenBatch
 from pdserve.wire.envelopes import FROM_NODE, FROM_PULLER

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from pdserve.cli.cluster.plan import COORDINATOR
+from pdserve.cluster.plan import COORDINATOR
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Follower, Output
 from tests.cluster.fleet import SETTLE_S, Fleet, assert_free, fleet_config, poll, running

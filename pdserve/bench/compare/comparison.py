@@ -7,7 +7,7 @@
 3. The co-located mode is tuned at a rate somewhat below the modes' capacity: with as many nodes as
    the other modes, or one node with all cores, each with several sizes of local chunks. The setup
    that would have met the tightest targets is kept.
-4. All modes are started with the targets. The rates are chosen by `ladder`. Every mode is measured
+4. All modes are started with the targets; `next_rate` chooses the rates. Every mode is measured
    at every rate, in rotating order, so that other load on the machine affects all modes alike.
 
 Modes that wait for their turn are idle; only their heartbeats cost the others anything.
@@ -19,51 +19,50 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from pdserve.bench.compare.contest import Contender
+from pdserve.bench.compare.cases import CompareCase
+from pdserve.bench.compare.config import COLOCATED, ComparePlan
 from pdserve.bench.compare.goodput import goodput
-from pdserve.bench.compare.match import Match, Result
-from pdserve.bench.compare.plan import COLOCATED, ComparePlan
 from pdserve.bench.compare.report import CompareReport, ModeReport, ScenarioReport, Unloaded
-from pdserve.bench.compare.stage import Stage
-from pdserve.bench.compare.subject import Subject
-from pdserve.bench.outcome import Promise
+from pdserve.bench.compare.runner import Candidate, Experiment
+from pdserve.bench.compare.sweep import Sweep, SweepResult
+from pdserve.bench.load.outcome import Promise
 from pdserve.config import Mode
 from pdserve.errors import ClusterError, ConfigError
 
 _BURST = 20  # least number of requests sent at once: enough to fill batches
 
-MakeSubjects = Callable[[int], Sequence[Subject]]  # argument: the model's maximum length in tokens
+MakeCases = Callable[[int], Sequence[CompareCase]]  # argument: the model's maximum length in tokens
 
 
-async def compare(stage: Stage, make_subjects: MakeSubjects, report: CompareReport) -> None:
+async def compare(experiment: Experiment, make_cases: MakeCases, report: CompareReport) -> None:
     """Measure everything, into `report`; when cancelled, it has what was measured until then.
 
-    `stage.failures` records which modes are missing, and why.
+    `experiment.failures` records which modes are missing, and why.
 
     Raises:
         ClusterError: no mode could be measured at all.
         ConfigError: as `promise_of`.
     """
-    end_s = stage.clock.now() + stage.plan.budget_s
-    subjects, idle = await _measure_idle(stage, make_subjects)
-    for number, subject in enumerate(subjects):
-        started_s = stage.clock.now()
-        shares = [later.share for later in subjects[number:]]
+    end_s = experiment.clock.now() + experiment.plan.budget_s
+    cases, idle = await _measure_idle(experiment, make_cases)
+    for number, case in enumerate(cases):
+        started_s = experiment.clock.now()
+        shares = [later.share for later in cases[number:]]
         until_s = started_s + (end_s - started_s) * shares[0] / sum(shares)
-        promise, promise_is = promise_of(stage.plan, subject, idle[subject.name].values())
-        result = Result(stage.plan.tunings[0])
+        promise, promise_is = promise_of(experiment.plan, case, idle[case.name].values())
+        result = SweepResult(experiment.plan.tunings[0])
         try:
-            await Match(stage, subject, promise, idle[subject.name]).play(result, until_s)
+            await Sweep(experiment, case, promise, idle[case.name]).run(result, until_s)
         finally:
-            report.modes.extend(_mode_reports(stage.plan, subject, idle[subject.name], result))
-            took_s = stage.clock.now() - started_s
+            report.modes.extend(_mode_reports(experiment.plan, case, idle[case.name], result))
+            took_s = experiment.clock.now() - started_s
             report.scenarios.append(
-                _scenario_report(stage, subject, promise, promise_is, result, took_s)
+                _scenario_report(experiment, case, promise, promise_is, result, took_s)
             )
 
 
 def promise_of(
-    plan: ComparePlan, subject: Subject, idle: Iterable[Unloaded]
+    plan: ComparePlan, case: CompareCase, idle: Iterable[Unloaded]
 ) -> tuple[Promise, str]:
     """Return the targets for every mode, and how they were derived.
 
@@ -74,15 +73,15 @@ def promise_of(
     parts = []
     ttft_s, tpot_s = plan.ttft_s, plan.tpot_s
     if not ttft_s:
-        scale = plan.ttft_scale or subject.ttft_scale
+        scale = plan.ttft_scale or case.ttft_scale
         ttft_s = scale * min(unloaded.slowest_ttft_s for unloaded in best)
         parts.append(f"TTFT {scale:g} times the slowest of an idle cluster")
     if not tpot_s:
-        scale = plan.tpot_scale or subject.tpot_scale
+        scale = plan.tpot_scale or case.tpot_scale
         tpot_s = scale * min(unloaded.median_tpot_s for unloaded in best)
         if not tpot_s:
             raise ConfigError(
-                f"{subject.name}: TPOT cannot be measured, as most answers are one token long; "
+                f"{case.name}: TPOT cannot be measured, as most answers are one token long; "
                 "give --tpot-s, or a larger --length-scale"
             )
         parts.append(f"TPOT {scale:g} times the median of an idle cluster")
@@ -90,42 +89,42 @@ def promise_of(
 
 
 async def _measure_idle(
-    stage: Stage, make_subjects: MakeSubjects
-) -> tuple[Sequence[Subject], dict[str, dict[Mode, Unloaded]]]:
-    """Return the subjects, and subject name |-> mode |-> latencies when idle."""
-    subjects: Sequence[Subject] = []
+    experiment: Experiment, make_cases: MakeCases
+) -> tuple[Sequence[CompareCase], dict[str, dict[Mode, Unloaded]]]:
+    """Return the cases, and case name |-> mode |-> latencies when idle."""
+    cases: Sequence[CompareCase] = []
     found: dict[str, dict[Mode, Unloaded]] = {}
-    for mode in stage.plan.modes:
-        contender = Contender(mode)
+    for mode in experiment.plan.modes:
+        candidate = Candidate(mode)
         measured: dict[str, Unloaded] = {}
         try:
-            async with stage.launch(contender, None) as server:
-                subjects = subjects or make_subjects(server.max_model_len)
-                for subject in subjects:
-                    stage.tell(f"{subject.name}: {mode}, idle")
-                    bout = await stage.begin(server, contender, subject)
+            async with experiment.launch(candidate, None) as server:
+                cases = cases or make_cases(server.max_model_len)
+                for case in cases:
+                    experiment.tell(f"{case.name}: {mode}, idle")
+                    runner = await experiment.begin(server, candidate, case)
                     alone, together = (
-                        subject.workload.first(subject.whole_decks(count))
-                        for count in (stage.plan.idle_requests, _BURST)
+                        case.workload.first(case.whole_decks(count))
+                        for count in (experiment.plan.idle_requests, _BURST)
                     )
-                    measured[subject.name] = await bout.unloaded(alone, together)
+                    measured[case.name] = await runner.unloaded(alone, together)
         except ClusterError as error:
-            stage.fail(mode, error)
+            experiment.fail(mode, error)
         else:
             for name, unloaded in measured.items():
                 found.setdefault(name, {})[mode] = unloaded
     if not found:
-        reasons = "; ".join(f"{mode}: {why}" for mode, why in stage.failures.items())
+        reasons = "; ".join(f"{mode}: {why}" for mode, why in experiment.failures.items())
         raise ClusterError(f"no mode could be measured: {reasons}")
-    return subjects, found
+    return cases, found
 
 
 def _mode_reports(
-    plan: ComparePlan, subject: Subject, idle: dict[Mode, Unloaded], result: Result
+    plan: ComparePlan, case: CompareCase, idle: dict[Mode, Unloaded], result: SweepResult
 ) -> list[ModeReport]:
     return [
         ModeReport.of(
-            subject.name,
+            case.name,
             mode,
             goodput([row.point for row in rows], plan.target, plan.seed),
             tuning=result.tuning if mode == COLOCATED else None,
@@ -140,25 +139,25 @@ def _mode_reports(
 
 
 def _scenario_report(
-    stage: Stage,
-    subject: Subject,
+    experiment: Experiment,
+    case: CompareCase,
     promise: Promise,
     promise_is: str,
-    result: Result,
+    result: SweepResult,
     took_s: float,
 ) -> ScenarioReport:
     rates = sorted({row.rate for rows in result.rows.values() for row in rows})
-    sent = stage.requests_at(subject, rates[-1])[0] if rates else []
+    sent = experiment.requests_at(case, rates[-1])[0] if rates else []
     return ScenarioReport(
-        name=subject.name,
-        shows=subject.shows,
+        name=case.name,
+        shows=case.shows,
         promise=promise,
         promise_is=promise_is,
-        target=stage.plan.target,
+        target=experiment.plan.target,
         mean_prompt_tokens=float(np.mean([len(r.prompt) for r in sent])) if sent else 0.0,
         mean_output_tokens=float(np.mean([r.num_output for r in sent])) if sent else 0.0,
-        num_cut=subject.num_cut,
-        length_factor=subject.length_factor,
+        num_cut=case.num_cut,
+        length_factor=case.length_factor,
         rates=rates,
         stopped=result.stopped,
         seconds=took_s,

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pdserve.bench.outcome import Outcome, Percentiles
-from pdserve.bench.scenarios import Scenario
-from pdserve.bench.workload import TimedRequest, draw_prompt
+from pdserve.bench.load.outcome import Outcome, Percentiles
+from pdserve.bench.load.scenarios import Scenario
+from pdserve.bench.load.workload import TimedRequest, draw_prompt
 
 STREAMS = 4
 STREAM_TOKENS = 1500  # long enough for all prompts to arrive meanwhile

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from pdserve.bench.compare.config import Tuning
 from pdserve.bench.compare.goodput import Goodput, RatePoint, Where
 from pdserve.bench.compare.interference import Interference
-from pdserve.bench.compare.plan import Tuning
-from pdserve.bench.outcome import Percentiles, Promise
-from pdserve.bench.slo_score import Score
+from pdserve.bench.load.outcome import Percentiles, Promise
+from pdserve.bench.load.slo_score import Score
 
 
 class Unloaded(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from itertools import count
 import aiohttp
 import msgspec
 
-from pdserve.bench.load import open_session
+from pdserve.bench.load.client import open_session
 from pdserve.bench.neighbours.attacks import ATTACKS, WELL_BEHAVED, Attack, well_behaved
 from pdserve.bench.neighbours.calls import Attacker
 

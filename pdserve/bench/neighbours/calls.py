@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from pdserve.bench.load import PLAIN_IDS
+from pdserve.bench.load.client import PLAIN_IDS
 
 _TRICKLE_S = 0.5
 

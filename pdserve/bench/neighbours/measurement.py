@@ -16,11 +16,11 @@ from itertools import count
 import msgspec
 import numpy as np
 
-from pdserve.bench.load import open_session
+from pdserve.bench.load.client import open_session
+from pdserve.bench.load.open_loop import OpenLoopClient
+from pdserve.bench.load.outcome import Outcome, Percentiles
+from pdserve.bench.load.workload import TimedRequest, poisson_times, random_ids
 from pdserve.bench.neighbours.attacker import AttackPlan
-from pdserve.bench.open_loop import OpenLoopClient
-from pdserve.bench.outcome import Outcome, Percentiles
-from pdserve.bench.workload import TimedRequest, poisson_times, random_ids
 
 ALONE, FAIR, ALL = "alone", "a well-behaved tenant", "all attacks"
 MOST_RATIO = 1.2

@@ -1,4 +1,4 @@
-"""Contestants one after the other on the same cores: each is started, measured and ended.
+"""Backends one after the other on the same cores: each is started, measured and ended.
 
 In each round another one is first, so ratios compare neighbouring rounds here as well.
 """
@@ -8,34 +8,34 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
-from pdserve.bench.client_run import Run
-from pdserve.bench.contestant import Contestant
-from pdserve.bench.serve.plan import Load, Plan
+from pdserve.bench.load.client_run import Run
+from pdserve.bench.serve.backend import Backend
+from pdserve.bench.serve.config import Load, ServePlan
 from pdserve.bench.serve.report import ServeReport, serve_ratio, serve_row
 from pdserve.bench.serve.rounds import open_targets, run_round, turns
 
-Start = Callable[[Contestant], AbstractAsyncContextManager[str]]  # yields its URL
+Start = Callable[[Backend], AbstractAsyncContextManager[str]]  # yields its URL
 
 
 async def serve_in_turns(
-    contestants: Sequence[Contestant],
-    plan: Plan,
+    backends: Sequence[Backend],
+    plan: ServePlan,
     start: Start,
     report: ServeReport,
     tell: Callable[[str], None] = lambda text: None,
     headers: Mapping[str, str] | None = None,
 ) -> None:
-    """Run every load on every contestant; `report` has all that is done, whenever it ends.
+    """Run every load on every backend; `report` has all that is done, whenever it ends.
 
     Raises:
-        PdserveError: a contestant cannot be started or used.
+        PdserveError: a backend cannot be started or used.
     """
-    names = [contestant.name for contestant in contestants]
+    names = [backend.name for backend in backends]
     done = {load: {name: list[Run]() for name in names} for load in plan.loads}
     models: dict[str, str] = {}
     for number in range(plan.rounds):
-        for index in turns(len(contestants), number):
-            one = contestants[index]
+        for index in turns(len(backends), number):
+            one = backends[index]
             tell(f"round {number + 1} of {plan.rounds}: {one.name} starts")
             chosen = [one.model] if one.model else []
             async with (

@@ -9,10 +9,10 @@ from math import inf
 
 import msgspec
 
-from pdserve.bench.client_run import Run
-from pdserve.bench.outcome import Outcome, Percentiles
-from pdserve.bench.serve.plan import Load
-from pdserve.bench.slo_score import throughput
+from pdserve.bench.load.client_run import Run
+from pdserve.bench.load.outcome import Outcome, Percentiles
+from pdserve.bench.load.slo_score import throughput
+from pdserve.bench.serve.config import Load
 
 
 class ServeRow(msgspec.Struct, frozen=True, kw_only=True):

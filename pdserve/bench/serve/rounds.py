@@ -23,17 +23,20 @@ from dataclasses import dataclass
 import aiohttp
 import msgspec
 
-from pdserve.bench.client_run import Run
-from pdserve.bench.load import open_session
-from pdserve.bench.open_loop import OpenLoopClient
-from pdserve.bench.serve.plan import Load, Plan
+from pdserve.bench.load.client import open_session
+from pdserve.bench.load.client_run import Run
+from pdserve.bench.load.open_loop import OpenLoopClient
+from pdserve.bench.load.workload import TimedRequest, poisson_times, random_ids
+from pdserve.bench.serve.config import Load, ServePlan
 from pdserve.bench.serve.report import ServeReport, serve_ratio, serve_row
-from pdserve.bench.serve.requests import requests_of, warm_up_prompt
-from pdserve.bench.workload import TimedRequest
 from pdserve.errors import ClusterError, ConfigError
 
 _ANSWER_S = 10.0  # deadline for the list of models
 _WARM_UP_OUTPUT = 2  # tokens
+_ARRIVALS, _TOKENS, _WARM_UP = range(3)  # purposes of random numbers
+_LEAST_CLOSED = 8  # least requests of a closed-loop round
+_PER_STREAM = 4
+_OPEN = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class Target:
 
 async def serve(
     targets: Sequence[Target],
-    plan: Plan,
+    plan: ServePlan,
     report: ServeReport,
     tell: Callable[[str], None] = lambda text: None,
 ) -> None:
@@ -73,7 +76,7 @@ def turns(count: int, number: int) -> Iterator[int]:
     return ((number + index) % count for index in range(count))
 
 
-async def run_round(target: Target, load: Load, plan: Plan, number: int) -> Run:
+async def run_round(target: Target, load: Load, plan: ServePlan, number: int) -> Run:
     """Run round `number` of a load on one server."""
     requests = requests_of(plan, load, number)
     salt = f"{plan.seed}-{load}-{number}"
@@ -94,7 +97,7 @@ class _Models(msgspec.Struct):
 async def open_targets(
     urls: Sequence[str],
     models: Sequence[str],
-    plan: Plan,
+    plan: ServePlan,
     headers: Mapping[str, str] | None = None,
 ) -> AsyncIterator[list[Target]]:
     """Yield clients for servers that have answered a prompt of the plan's length.
@@ -141,7 +144,7 @@ async def _first_model(session: aiohttp.ClientSession, url: str) -> str:
 
 
 async def _warm_client(
-    session: aiohttp.ClientSession, url: str, model: str, plan: Plan
+    session: aiohttp.ClientSession, url: str, model: str, plan: ServePlan
 ) -> OpenLoopClient:
     """Return a client whose first request succeeded: with token ids or, if refused, with text."""
     prompt = warm_up_prompt(plan)
@@ -158,3 +161,27 @@ async def _warm_client(
                 f"{url} answers neither a prompt of token ids ({refusal}) nor one of text ({error})"
             ) from error
     return client
+
+
+def requests_of(plan: ServePlan, load: Load, number: int) -> list[TimedRequest]:
+    """Return the requests of round `number` of one of the plan's loads."""
+    times = _times(plan, load, number)
+    where = [plan.seed, _TOKENS, plan.loads.index(load), number]
+    return [
+        TimedRequest(
+            at_s, "bench", random_ids(plan.prompt_tokens, [*where, index]), plan.output_tokens
+        )
+        for index, at_s in enumerate(times)
+    ]
+
+
+def warm_up_prompt(plan: ServePlan) -> list[int]:
+    """Return a prompt of the measured length that is not one of the measured prompts."""
+    return random_ids(plan.prompt_tokens, [plan.seed, _WARM_UP])
+
+
+def _times(plan: ServePlan, load: Load, number: int) -> list[float]:
+    """Return when each request is due; all at once for a closed loop, which sends them in turn."""
+    if load.concurrency:
+        return [0.0] * (plan.num_requests or max(_LEAST_CLOSED, _PER_STREAM * load.concurrency))
+    return poisson_times(load.rate, plan.num_requests or _OPEN, [plan.seed, _ARRIVALS, number])

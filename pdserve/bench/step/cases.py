@@ -14,7 +14,7 @@ from pdserve.perf_model import StepRow
 Phase = Literal["decode", "prefill"]
 
 
-class Skipped(msgspec.Struct, frozen=True):
+class SkippedCase(msgspec.Struct, frozen=True):
     """A case that was not measured."""
 
     phase: Phase
@@ -24,7 +24,7 @@ class Skipped(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class StepCase:
     """One step: one token for each of `batch` requests, or one prompt. All rows are sampled."""
 
     phase: Phase
@@ -56,25 +56,25 @@ class Grid:
     contexts: Sequence[int]  # context lengths of decodes
     prompts: Sequence[int]  # tokens of a prompt
 
-    def cases(self) -> Iterator[Case]:
+    def cases(self) -> Iterator[StepCase]:
         """Yield decodes, then prompts."""
         for batch in self.batches:
             for context in self.contexts:
-                yield Case("decode", batch, context)
+                yield StepCase("decode", batch, context)
         for tokens in self.prompts:
-            yield Case("prefill", 1, tokens)
+            yield StepCase("prefill", 1, tokens)
 
 
 def with_room(
-    cases: Iterator[Case], layout: KvLayout, max_model_len: int, memory_bytes: int
-) -> tuple[list[Case], list[Skipped]]:
+    cases: Iterator[StepCase], layout: KvLayout, max_model_len: int, memory_bytes: int
+) -> tuple[list[StepCase], list[SkippedCase]]:
     """Return the cases that fit, and why the others do not.
 
     Requests of a batch never share blocks to make them fit: the caches would then serve what comes
     from memory in production.
     """
-    kept: list[Case] = []
-    skipped: list[Skipped] = []
+    kept: list[StepCase] = []
+    skipped: list[SkippedCase] = []
     for case in cases:
         needed_bytes = case.num_blocks(layout) * layout.block_bytes
         if case.context > max_model_len:
@@ -84,7 +84,7 @@ def with_room(
         else:
             kept.append(case)
             continue
-        skipped.append(Skipped(case.phase, case.batch, case.context, reason))
+        skipped.append(SkippedCase(case.phase, case.batch, case.context, reason))
     return kept, skipped
 
 

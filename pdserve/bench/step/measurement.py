@@ -22,9 +22,9 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from pdserve.bench.step.cases import Case, Phase, Skipped
+from pdserve.bench.step.cases import Phase, SkippedCase, StepCase
 from pdserve.bench.step.floor import Limit, Rates, StepWork, Work
-from pdserve.bench.step.neighbours import BesideNeighbours, Neighbours, Rounds
+from pdserve.bench.step.neighbours import BesideNeighbours, OtherWork, Rounds
 from pdserve.perf_model import StepRow
 
 LEAST_ROUNDS = 3
@@ -48,7 +48,7 @@ class Threads(NamedTuple):
     num_cores: int  # that they may use
 
 
-class Bench(Protocol):
+class StepRunner(Protocol):
     """The model runner and the yardsticks that are measured."""
 
     def step(self, rows: Sequence[StepRow]) -> StepTime:
@@ -84,7 +84,7 @@ class StepBenchRow(msgspec.Struct, frozen=True):
     neighbours: BesideNeighbours | None  # if there were any
 
 
-class Machine(msgspec.Struct, frozen=True):
+class MachineRates(msgspec.Struct, frozen=True):
     """The best rates of the machine, and what reached them."""
 
     read_gb_per_s: float
@@ -99,19 +99,19 @@ class Machine(msgspec.Struct, frozen=True):
     load_average: float  # at the beginning
 
 
-class StepReport(msgspec.Struct, frozen=True):
+class StepBenchReport(msgspec.Struct, frozen=True):
     """The results of `pdserve bench step`."""
 
     rows: list[StepBenchRow]
-    skipped: list[Skipped]
-    machine: Machine
+    skipped: list[SkippedCase]
+    machine: MachineRates
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
     """The steps of a case, and the yardsticks measured just before each."""
 
-    case: Case
+    case: StepCase
     work: Work
     times: list[StepTime] = field(default_factory=list)
     beside: list[Rates] = field(default_factory=list)
@@ -132,12 +132,12 @@ class Best:
 
 
 def observe(
-    cases: Sequence[Case],
+    cases: Sequence[StepCase],
     work: StepWork,
-    bench: Bench,
+    bench: StepRunner,
     budget_s: float,
     now: Callable[[], float] = time.perf_counter,
-    neighbours: Neighbours | None = None,
+    neighbours: OtherWork | None = None,
 ) -> list[Observed]:
     """Measure all cases in turns, for `budget_s` but at least LEAST_ROUNDS rounds.
 
@@ -209,7 +209,7 @@ def bench_row(
     )
 
 
-def _mean_step_s(bench: Bench, case: Case, count: int) -> float:
+def _mean_step_s(bench: StepRunner, case: StepCase, count: int) -> float:
     return statistics.fmean(bench.step(case.rows).total_s for _ in range(count))
 
 
@@ -218,5 +218,5 @@ def _repeats(first: StepTime) -> int:
     return max(1, min(_MOST_REPEATS, int(_CASE_S / max(first.total_s, 1e-6))))
 
 
-def _name(case: Case) -> str:
+def _name(case: StepCase) -> str:
     return f"{case.phase} {case.batch}x{case.context}"

@@ -37,7 +37,7 @@ class BesideNeighbours(msgspec.Struct, frozen=True):
     ratio: float  # beside / alone, over what the lost cores explain
 
 
-class Neighbours(Protocol):
+class OtherWork(Protocol):
     """Other work on the cores, which can be switched on."""
 
     def busy(self) -> AbstractContextManager[Callable[[], float]]:
@@ -46,7 +46,7 @@ class Neighbours(Protocol):
 
 
 class BusyProcesses:
-    """Implements Neighbours: processes that each want one core half of the time."""
+    """Implements OtherWork: processes that each want one core half of the time."""
 
     def __init__(self, count: int, cores: Sequence[int]) -> None:
         """Prepare for `count` of them, on the last of these cores."""
@@ -76,7 +76,7 @@ class BusyProcesses:
 
     @contextmanager
     def busy(self) -> Iterator[Callable[[], float]]:
-        """As Neighbours.busy.
+        """As OtherWork.busy.
 
         Raises:
             ClusterError: one of them has ended.
@@ -109,7 +109,7 @@ class Rounds:
 
     def measure(
         self,
-        neighbours: Neighbours,
+        neighbours: OtherWork,
         steps: Callable[[], float],
         now: Callable[[], float] = time.perf_counter,
     ) -> None:

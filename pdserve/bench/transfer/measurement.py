@@ -26,8 +26,8 @@ from pdserve.bench.transfer.wire import (
     Issue,
     Issued,
     Measure,
-    Measured,
     PullOrder,
+    PullTimes,
     Request,
     Serve,
     Served,
@@ -59,7 +59,7 @@ class TransferRow(msgspec.Struct, frozen=True):
     huge_pages: bool  # whether all pools use them
 
 
-class Skipped(msgspec.Struct, frozen=True):
+class SkippedTransport(msgspec.Struct, frozen=True):
     """A transport that could not be measured."""
 
     transport: str
@@ -71,11 +71,11 @@ class TransferReport(msgspec.Struct, frozen=True):
     """The results of one run."""
 
     rows: list[TransferRow]
-    skipped: list[Skipped]
+    skipped: list[SkippedTransport]
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class PullCase:
     """The measurements of one pair of processes, transport by transport."""
 
     network: str
@@ -121,8 +121,8 @@ def count_pulls(pull_bytes: int) -> int:
 
 
 async def measure_transport(
-    exporter: End, puller: End, transport: str, case: Case, host: str
-) -> list[TransferRow] | Skipped:
+    exporter: End, puller: End, transport: str, case: PullCase, host: str
+) -> list[TransferRow] | SkippedTransport:
     """Measure every row of one transport, or return why it was skipped.
 
     Raises:
@@ -130,10 +130,10 @@ async def measure_transport(
     """
     served = await exporter.ask(Serve(transport, host), Served)
     if served.welcome is None:
-        return Skipped(transport, case.network, served.obstacle)
+        return SkippedTransport(transport, case.network, served.obstacle)
     connected = await puller.ask(Connect(transport, served.welcome), Connected)
     if connected.obstacle:
-        return Skipped(transport, case.network, connected.obstacle)
+        return SkippedTransport(transport, case.network, connected.obstacle)
     # Pull all blocks once, so that every page is mapped on both sides before the measurement.
     (order,) = await _orders(exporter, case, case.pool_blocks, 1)
     await puller.ask(Verify(order, case.pull_s), Verified)
@@ -141,11 +141,11 @@ async def measure_transport(
 
 
 async def _measure_row(
-    exporter: End, puller: End, transport: str, case: Case, count: int
+    exporter: End, puller: End, transport: str, case: PullCase, count: int
 ) -> TransferRow:
     orders = await _orders(exporter, case, count, count_pulls(count * case.block_bytes))
     before = await exporter.ask(AskCpu(), Cpu)
-    measured = await puller.ask(Measure(orders, case.pull_s), Measured)
+    measured = await puller.ask(Measure(orders, case.pull_s), PullTimes)
     after = await exporter.ask(AskCpu(), Cpu)
     return make_row(
         transport,
@@ -157,7 +157,7 @@ async def _measure_row(
     )
 
 
-async def _orders(exporter: End, case: Case, count: int, num_orders: int) -> list[PullOrder]:
+async def _orders(exporter: End, case: PullCase, count: int, num_orders: int) -> list[PullOrder]:
     ids = itertools.islice(random_blocks(case.pool_blocks, count, seed=count), 2 * num_orders)
     sources, destinations = list(itertools.islice(ids, num_orders)), list(ids)
     issued = await exporter.ask(Issue(sources), Issued)
@@ -173,9 +173,9 @@ def random_blocks(pool_blocks: int, count: int, seed: int) -> Iterator[list[int]
 
 def make_row(
     transport: str,
-    case: Case,
+    case: PullCase,
     count: int,
-    measured: Measured,
+    measured: PullTimes,
     exporter_cpu_s: float,
     *,
     huge_pages: bool,

@@ -23,7 +23,7 @@ class BenchMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     """Base of every message here."""
 
 
-class Ready(BenchMessage, frozen=True):
+class PoolsFilled(BenchMessage, frozen=True):
     """The first message of each process: its pools are filled."""
 
     has_huge_pages: bool
@@ -110,7 +110,7 @@ class Measure(BenchMessage, frozen=True):
     timeout_s: float  # of each pull
 
 
-class Measured(BenchMessage, frozen=True):
+class PullTimes(BenchMessage, frozen=True):
     """Measured seconds, one of each kind per pull."""
 
     pull_s: list[float]
@@ -125,7 +125,7 @@ _REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 M = TypeVar("M")
 
 
-class Conversation:
+class EndSocket:
     """One end of the socket pair."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -133,9 +133,9 @@ class Conversation:
         self._writer = writer
 
     @staticmethod
-    async def over(sock: socket.socket) -> Conversation:
+    async def over(sock: socket.socket) -> EndSocket:
         """Open a conversation; takes ownership of the socket."""
-        return Conversation(*await asyncio.open_connection(sock=sock))
+        return EndSocket(*await asyncio.open_connection(sock=sock))
 
     async def send(self, message: BenchMessage) -> None:
         """Send a message. Raises ClusterError: the other process has ended."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from pdserve.bench.workload import TimedRequest
+from pdserve.bench.load.workload import TimedRequest
 from pdserve.errors import ClusterError
 
 Body = dict[str, Any]

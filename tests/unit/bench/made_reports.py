@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pdserve.bench.client_run import Run
-from pdserve.bench.compare.contest import rate_row
+from pdserve.bench.compare.config import Tuning
 from pdserve.bench.compare.goodput import goodput
 from pdserve.bench.compare.interference import Interference
-from pdserve.bench.compare.plan import Tuning
 from pdserve.bench.compare.report import (
     CompareReport,
     ModeReport,
@@ -15,8 +13,10 @@ from pdserve.bench.compare.report import (
     Trial,
     Unloaded,
 )
-from pdserve.bench.outcome import Outcome, Percentiles, Promise
-from pdserve.bench.slo_score import score
+from pdserve.bench.compare.runner import rate_row
+from pdserve.bench.load.client_run import Run
+from pdserve.bench.load.outcome import Outcome, Percentiles, Promise
+from pdserve.bench.load.slo_score import score
 
 PROMISE = Promise(ttft_s=1.0, tpot_s=0.02)
 TARGET = 0.9

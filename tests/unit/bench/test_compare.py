@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 import pytest
 from aiohttp import web
 
-from pdserve.bench.client_run import Run
 from pdserve.bench.compare import interference
+from pdserve.bench.compare.cases import CompareCase, made_up
 from pdserve.bench.compare.comparison import compare, promise_of
-from pdserve.bench.compare.contest import Contender, RunRecord, Server, rate_row
-from pdserve.bench.compare.plan import ComparePlan, Tuning
+from pdserve.bench.compare.config import ComparePlan, Tuning
 from pdserve.bench.compare.report import (
     CompareReport,
     ModeReport,
@@ -22,11 +21,11 @@ from pdserve.bench.compare.report import (
     ScenarioReport,
     Unloaded,
 )
-from pdserve.bench.compare.stage import Stage
-from pdserve.bench.compare.subject import Subject, made_up
-from pdserve.bench.outcome import Outcome, Percentiles, Promise
-from pdserve.bench.scenarios import ScenarioName
-from pdserve.bench.slo_score import score
+from pdserve.bench.compare.runner import Candidate, Experiment, ModeServer, RunRecord, rate_row
+from pdserve.bench.load.client_run import Run
+from pdserve.bench.load.outcome import Outcome, Percentiles, Promise
+from pdserve.bench.load.scenarios import ScenarioName
+from pdserve.bench.load.slo_score import score
 from pdserve.clock import ManualClock
 from pdserve.errors import ClusterError, ConfigError
 from tests.unit.bench.fake_server import Answer, Body, FakeServer, answer_all
@@ -73,9 +72,9 @@ def refuses_in(what: str) -> Answer:
 class World:
     """Starts fake servers, and remembers everything."""
 
-    answers: dict[Contender, Answer] = field(default_factory=dict)  # default: all is served
+    answers: dict[Candidate, Answer] = field(default_factory=dict)  # default: all is served
     cannot_start: tuple[str, ...] = ()
-    launched: list[tuple[Contender, Promise | None]] = field(default_factory=list)
+    launched: list[tuple[Candidate, Promise | None]] = field(default_factory=list)
     servers: list[FakeServer] = field(default_factory=list)
     kept: list[RunRecord] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
@@ -83,11 +82,13 @@ class World:
     report: CompareReport | None = None
 
     @asynccontextmanager
-    async def launch(self, contender: Contender, promise: Promise | None) -> AsyncIterator[Server]:
-        if contender.mode in self.cannot_start:
-            raise ClusterError(f"{contender.mode} has no nodes")
-        self.launched.append((contender, promise))
-        async with FakeServer(self.answers.get(contender, answer_all)).running() as server:
+    async def launch(
+        self, candidate: Candidate, promise: Promise | None
+    ) -> AsyncIterator[ModeServer]:
+        if candidate.mode in self.cannot_start:
+            raise ClusterError(f"{candidate.mode} has no nodes")
+        self.launched.append((candidate, promise))
+        async with FakeServer(self.answers.get(candidate, answer_all)).running() as server:
             self.servers.append(server)
             self.num_running += 1
             try:
@@ -95,8 +96,8 @@ class World:
             finally:
                 self.num_running -= 1
 
-    def stage(self, plan: ComparePlan = PLAN) -> Stage:
-        return Stage(
+    def experiment(self, plan: ComparePlan = PLAN) -> Experiment:
+        return Experiment(
             plan=plan,
             launch=self.launch,
             clock=ManualClock(),
@@ -108,19 +109,19 @@ class World:
     async def run(
         self, plan: ComparePlan = PLAN, scenario: ScenarioName = "short-prompts"
     ) -> tuple[dict[str, ModeReport], ScenarioReport, dict[str, str]]:
-        stage = self.stage(plan)
+        experiment = self.experiment(plan)
 
-        def subjects(max_model_len: int) -> list[Subject]:
+        def cases(max_model_len: int) -> list[CompareCase]:
             return [made_up(scenario, max_model_len, 0.1, plan.seed)]
 
-        report = CompareReport([], [], stage.failures, {})
+        report = CompareReport([], [], experiment.failures, {})
         try:
-            await compare(stage, subjects, report)
+            await compare(experiment, cases, report)
         finally:
             assert self.num_running == 0
             self.report = report
         (scenario,) = report.scenarios
-        return {mode.mode: mode for mode in report.modes}, scenario, stage.failures
+        return {mode.mode: mode for mode in report.modes}, scenario, experiment.failures
 
 
 async def test_every_mode_sees_the_same_requests_at_every_rate() -> None:
@@ -174,14 +175,14 @@ async def test_idle_clusters_are_promised_nothing_and_all_others_the_same() -> N
 
 
 async def test_the_tuning_that_serves_best_is_kept() -> None:
-    world = World(answers={Contender("colocated", Tuning(0)): refuse})
+    world = World(answers={Candidate("colocated", Tuning(0)): refuse})
     modes, _, _ = await world.run()
     colocated = modes["colocated"]
     tried = [(trial.tuning, trial.score.attainment) for trial in colocated.trials]
     assert tried == [(Tuning(0), 0.0), (Tuning(64), 1.0)]
     assert colocated.tuning == Tuning(64)
     assert colocated.rows[0].score.attainment == 1.0
-    assert (Contender("colocated", Tuning(64)), Promise(FOR_EVER_S, FOR_EVER_S)) == world.launched[
+    assert (Candidate("colocated", Tuning(64)), Promise(FOR_EVER_S, FOR_EVER_S)) == world.launched[
         -2
     ]
     assert modes["disaggregated"].tuning is None
@@ -195,7 +196,7 @@ async def test_one_tuning_needs_no_trial() -> None:
 
 
 async def test_refusals_are_misses() -> None:
-    world = World(answers={Contender("disaggregated"): refuses_in("-rate-3")})
+    world = World(answers={Candidate("disaggregated"): refuses_in("-rate-3")})
     modes, _, _ = await world.run()  # warm-up is its run 1, the first rate 2, the second one 3
     refused = modes["disaggregated"].rows[1].score
     assert (refused.attainment, refused.refused, refused.errors) == (
@@ -219,7 +220,7 @@ async def test_without_any_mode_there_is_nothing_to_report() -> None:
 
 
 async def test_an_idle_cluster_that_refuses_is_left_out() -> None:
-    _, _, failures = await World(answers={Contender("adaptive"): refuse}).run()
+    _, _, failures = await World(answers={Candidate("adaptive"): refuse}).run()
     assert list(failures) == ["adaptive"]
     assert "429 overloaded" in failures["adaptive"]
 
@@ -229,10 +230,10 @@ async def test_no_mode_may_be_left_when_the_rates_begin() -> None:
     launch = world.launch
 
     @asynccontextmanager
-    async def once(contender: Contender, promise: Promise | None) -> AsyncIterator[Server]:
+    async def once(candidate: Candidate, promise: Promise | None) -> AsyncIterator[ModeServer]:
         if promise is not None:
             raise ClusterError("it does not start again")
-        async with launch(contender, promise) as server:
+        async with launch(candidate, promise) as server:
             yield server
 
     world.launch = once  # type: ignore[method-assign]
@@ -243,7 +244,7 @@ async def test_no_mode_may_be_left_when_the_rates_begin() -> None:
 
 
 async def test_an_idle_cluster_that_serves_nothing_at_once_is_left_out() -> None:
-    _, _, failures = await World(answers={Contender("adaptive"): refuses_in("burst")}).run()
+    _, _, failures = await World(answers={Candidate("adaptive"): refuses_in("burst")}).run()
     assert list(failures) == ["adaptive"]
     assert "20 simultaneous requests" in failures["adaptive"]
 
@@ -253,9 +254,9 @@ async def test_a_server_that_does_not_settle_is_left_out() -> None:
     launch = world.launch
 
     @asynccontextmanager
-    async def dying(contender: Contender, promise: Promise | None) -> AsyncIterator[Server]:
-        async with launch(contender, promise) as server:
-            if contender.mode == "disaggregated" and promise is not None:
+    async def dying(candidate: Candidate, promise: Promise | None) -> AsyncIterator[ModeServer]:
+        async with launch(candidate, promise) as server:
+            if candidate.mode == "disaggregated" and promise is not None:
                 world.servers[-1].settles = False
             yield server
 
@@ -282,7 +283,7 @@ async def test_an_interrupted_comparison_reports_what_it_has_measured() -> None:
             await asyncio.Event().wait()
         return await answer_all(request, body)
 
-    world = World(answers={Contender("disaggregated"): hang_at_the_second_rate})
+    world = World(answers={Candidate("disaggregated"): hang_at_the_second_rate})
     measuring = asyncio.create_task(world.run(change(PLAN, modes=["disaggregated"])))
     await reached.wait()
     measuring.cancel()
@@ -294,7 +295,7 @@ async def test_an_interrupted_comparison_reports_what_it_has_measured() -> None:
     assert scenario.stopped == "interrupted"
 
 
-async def test_the_ladder_starts_below_what_a_burst_was_served_at() -> None:
+async def test_the_rates_start_below_what_a_burst_was_served_at() -> None:
     world = World()
     modes, report, _ = await world.run(change(PLAN, rates=[], most_rates=2))
     burst = max(mode.unloaded.burst_per_s for mode in modes.values())
@@ -303,7 +304,7 @@ async def test_the_ladder_starts_below_what_a_burst_was_served_at() -> None:
 
 
 async def test_warm_up_is_kept_but_counts_nowhere() -> None:
-    world = World(answers={Contender("disaggregated"): refuses_in("warm-up")})
+    world = World(answers={Candidate("disaggregated"): refuses_in("warm-up")})
     modes, _, failures = await world.run()
     assert failures == {}
     assert any(record.what == "warm-up" for record in world.kept)
@@ -330,25 +331,25 @@ def unloaded(slowest_ttft_s: float, median_tpot_s: float) -> Unloaded:
 
 
 def test_promises_are_multiples_of_the_best_idle_figures() -> None:
-    subject = made_up("long-prompts", 8192, 0.0, 0)
-    subject_scales = (subject.ttft_scale, subject.tpot_scale)
+    case = made_up("long-prompts", 8192, 0.0, 0)
+    subject_scales = (case.ttft_scale, case.tpot_scale)
     idle = [unloaded(1.0, 0.004), unloaded(2.0, 0.003)]
     free = change(PLAN, ttft_s=0.0, tpot_s=0.0)
-    promise, promise_is = promise_of(free, subject, idle)
+    promise, promise_is = promise_of(free, case, idle)
     assert promise.ttft_s == pytest.approx(subject_scales[0] * 1.0)
     assert promise.tpot_s == pytest.approx(subject_scales[1] * 0.003)
     assert promise_is.startswith("TTFT 3 times the slowest")
-    promise, promise_is = promise_of(change(free, tpot_s=0.5, ttft_scale=10.0), subject, idle)
+    promise, promise_is = promise_of(change(free, tpot_s=0.5, ttft_scale=10.0), case, idle)
     assert promise == Promise(10.0, 0.5)
     assert "TPOT" not in promise_is
 
 
 def test_answers_of_one_token_promise_no_tpot() -> None:
-    subject = made_up("short-prompts", 8192, 0.0, 0)
+    case = made_up("short-prompts", 8192, 0.0, 0)
     free = change(PLAN, ttft_s=0.0, tpot_s=0.0)
     with pytest.raises(ConfigError, match=r"short-prompts: .*most answers are one token.*--tpot-s"):
-        promise_of(free, subject, [unloaded(1.0, 0.0)])
-    assert promise_of(change(free, tpot_s=0.5), subject, [unloaded(1.0, 0.0)])[0].tpot_s == 0.5
+        promise_of(free, case, [unloaded(1.0, 0.0)])
+    assert promise_of(change(free, tpot_s=0.5), case, [unloaded(1.0, 0.0)])[0].tpot_s == 0.5
 
 
 def test_a_row_says_whether_its_client_kept_up() -> None:

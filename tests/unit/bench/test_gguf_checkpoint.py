@@ -10,8 +10,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import pytest
 
-from pdserve.bench.gguf_checkpoint import write_gguf
-from pdserve.bench.random_checkpoint import tensor_shapes, write_random_checkpoint
+from pdserve.bench.checkpoints.gguf_checkpoint import write_gguf
+from pdserve.bench.checkpoints.random_checkpoint import tensor_shapes, write_random_checkpoint
 from pdserve.checkpoint import SINGLE_FILE
 from pdserve.errors import ConfigError
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdserve.bench.compare.goodput import RatePoint, crossing, goodput
-from pdserve.bench.compare.ladder import GROWTH, next_rate
+from pdserve.bench.compare.goodput import GROWTH, RatePoint, crossing, goodput, next_rate
 
 
 def points(*pairs: tuple[float, float], sent: int = 1000) -> list[RatePoint]:

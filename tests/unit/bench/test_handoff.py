@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import pytest
 from aiohttp import web
 
-from pdserve.bench.handoff import PARTS, HandoffLoad, make_report, measure_handoff
-from pdserve.bench.scrape import parse
-from pdserve.cli.bench.config import HandoffBenchConfig
+from pdserve.bench.handoff.config import HandoffBenchConfig
+from pdserve.bench.handoff.run import PARTS, HandoffLoad, make_report, measure_handoff
 from pdserve.cli.main import main
+from pdserve.cluster.scrape import parse
 from pdserve.errors import ClusterError, ConfigError
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import PhaseTimes

@@ -13,8 +13,8 @@ from pdserve.bench.compare.interference import (
     compare_itl,
     steady_requests,
 )
-from pdserve.bench.outcome import Outcome
-from pdserve.bench.scenarios import LONG_PROMPTS
+from pdserve.bench.load.outcome import Outcome
+from pdserve.bench.load.scenarios import LONG_PROMPTS
 
 
 def seen(kind: str, gaps_s: list[float], end: str = "finished") -> Outcome:

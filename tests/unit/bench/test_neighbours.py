@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.bench.step.cases import Case
+from pdserve.bench.step.cases import StepCase
 from pdserve.bench.step.floor import StepWork
 from pdserve.bench.step.measurement import LEAST_ROUNDS, observe
 from pdserve.bench.step.neighbours import BusyProcesses, Rounds
@@ -48,7 +48,7 @@ def children() -> set[int]:
 
 def test_each_case_is_measured_alone_and_beside_neighbours_in_turns() -> None:
     bench = FakeBench()
-    cases = [Case("decode", 2, 8)]
+    cases = [StepCase("decode", 2, 8)]
     work = StepWork(tiny(), KvDtype.BFLOAT16)
     (seen,) = observe(cases, work, bench, 0.0, bench.now, FakeNeighbours(bench))
     turn = ["read", "product", "step 2", "busy", "step 2", "rest"]

@@ -8,10 +8,10 @@ import gc
 import pytest
 from aiohttp import web
 
-from pdserve.bench.client_run import Run
-from pdserve.bench.open_loop import open_loop_client
-from pdserve.bench.outcome import Outcome
-from pdserve.bench.workload import TimedRequest
+from pdserve.bench.load.client_run import Run
+from pdserve.bench.load.open_loop import open_loop_client
+from pdserve.bench.load.outcome import Outcome
+from pdserve.bench.load.workload import TimedRequest
 from pdserve.errors import ClusterError
 from tests.unit.bench.fake_server import (
     Answer,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 from aiohttp import web
 
-from pdserve.bench.overhead import WatchedNode, measure_overhead
+from pdserve.bench.overhead.run import WatchedNode, measure_overhead
 from pdserve.errors import ClusterError
 from pdserve.metrics import NodeMetrics
 from tests.unit.bench.serving import serving

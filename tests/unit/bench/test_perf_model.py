@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from pdserve.bench.perf_model import PHASES, HeldOut, Step, measure_held_out, phase_errors
+from pdserve.bench.perf_model.measurement import (
+    PHASES,
+    HeldOut,
+    Step,
+    measure_held_out,
+    phase_errors,
+)
 from pdserve.perf_model import PerfModel, StepShape
 from pdserve.protocol import StepCosts
 

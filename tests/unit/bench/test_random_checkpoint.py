@@ -13,8 +13,12 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
-from pdserve.bench.checkpoint_shapes import SHAPES
-from pdserve.bench.random_checkpoint import plain_ids, tensor_shapes, write_random_checkpoint
+from pdserve.bench.checkpoints.random_checkpoint import (
+    plain_ids,
+    tensor_shapes,
+    write_random_checkpoint,
+)
+from pdserve.bench.checkpoints.shapes import SHAPES
 from pdserve.checkpoint import resolve_checkpoint
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.models.config import load_model_config, parse_model_config

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from pdserve.bench.scrape import between, parse
+from pdserve.cluster.scrape import between, parse
 from pdserve.metrics import NodeMetrics
 
 

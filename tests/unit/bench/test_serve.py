@@ -8,19 +8,18 @@ from math import inf
 import pytest
 from aiohttp import web
 
-from pdserve.bench.client_run import Run
-from pdserve.bench.outcome import End, Outcome
-from pdserve.bench.serve.plan import Load, Plan
+from pdserve.bench.load.client_run import Run
+from pdserve.bench.load.outcome import End, Outcome
+from pdserve.bench.serve.config import Load, ServePlan
 from pdserve.bench.serve.report import ServeReport, serve_ratio, serve_row
-from pdserve.bench.serve.requests import requests_of, warm_up_prompt
-from pdserve.bench.serve.rounds import open_targets, serve
+from pdserve.bench.serve.rounds import open_targets, requests_of, serve, warm_up_prompt
 from pdserve.errors import ClusterError, ConfigError
 from tests.unit.bench.fake_server import Body, FakeServer, answer_all, stream
 
 FOUR, RATE = Load(concurrency=4), Load(rate=50.0)
 
 
-def plan(*loads: Load, **changes: object) -> Plan:
+def plan(*loads: Load, **changes: object) -> ServePlan:
     fields = {
         "loads": loads or (FOUR,),
         "prompt_tokens": 8,
@@ -30,7 +29,7 @@ def plan(*loads: Load, **changes: object) -> Plan:
         "seed": 0,
         "round_s": 30.0,
     }
-    return Plan(**fields | changes)  # type: ignore[arg-type]
+    return ServePlan(**fields | changes)  # type: ignore[arg-type]
 
 
 def test_no_prompt_comes_twice() -> None:

@@ -6,8 +6,8 @@ from math import inf
 
 import pytest
 
-from pdserve.bench.outcome import End, Outcome, Percentiles, Promise
-from pdserve.bench.slo_score import score, wilson
+from pdserve.bench.load.outcome import End, Outcome, Percentiles, Promise
+from pdserve.bench.load.slo_score import score, wilson
 
 PROMISE = Promise(ttft_s=1.0, tpot_s=0.1)
 

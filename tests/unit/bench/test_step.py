@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pdserve.bench.step.cases import Case, Grid, with_room
+from pdserve.bench.step.cases import Grid, StepCase, with_room
 from pdserve.bench.step.floor import Limit, Rates, StepWork, Work
-from pdserve.bench.step.floor_read import StreamingRead, largest_cache_bytes
 from pdserve.bench.step.measurement import (
     LEAST_ROUNDS,
     Observed,
@@ -21,6 +20,7 @@ from pdserve.bench.step.measurement import (
     best_read,
     observe,
 )
+from pdserve.bench.step.model_bench import StreamingRead, largest_cache_bytes
 from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.perf_model import StepRow
 from tests.unit.bench.test_floor import tiny
@@ -56,14 +56,18 @@ class FakeBench:
 
 def test_a_grid_is_decodes_and_prompts() -> None:
     cases = list(Grid([1, 4], [128], [512]).cases())
-    assert cases == [Case("decode", 1, 128), Case("decode", 4, 128), Case("prefill", 1, 512)]
+    assert cases == [
+        StepCase("decode", 1, 128),
+        StepCase("decode", 4, 128),
+        StepCase("prefill", 1, 512),
+    ]
     assert cases[1].rows == (StepRow(1, 127, is_decoding=True),) * 4
     assert cases[2].rows == (StepRow(512, 0),)
     assert [case.num_tokens for case in cases] == [1, 4, 512]
 
 
 def test_what_does_not_fit_is_told_and_never_shared() -> None:
-    cases = [Case("decode", 2, 17), Case("decode", 3, 17), Case("prefill", 1, 65)]
+    cases = [StepCase("decode", 2, 17), StepCase("decode", 3, 17), StepCase("prefill", 1, 65)]
     room = 4 * LAYOUT.block_bytes
     kept, skipped = with_room(iter(cases), LAYOUT, 64, room)
     assert kept == cases[:1]
@@ -74,7 +78,7 @@ def test_what_does_not_fit_is_told_and_never_shared() -> None:
 
 def test_steps_and_yardsticks_take_turns() -> None:
     bench = FakeBench()
-    cases = [Case("decode", 1, 8), Case("decode", 2, 8)]
+    cases = [StepCase("decode", 1, 8), StepCase("decode", 2, 8)]
     work = StepWork(tiny(), KvDtype.BFLOAT16)
     observed = observe(cases, work, bench, 0.0, bench.now)
     turn = ["read", "product", "step 1", "read", "product", "step 2"]
@@ -86,11 +90,11 @@ def test_steps_and_yardsticks_take_turns() -> None:
 def test_time_that_is_left_is_used_and_not_more() -> None:
     bench = FakeBench()
     work = StepWork(tiny(), KvDtype.BFLOAT16)
-    (seen,) = observe([Case("decode", 2, 8)], work, bench, 11.0, bench.now)
+    (seen,) = observe([StepCase("decode", 2, 8)], work, bench, 11.0, bench.now)
     assert len(seen.times) == 5  # 2 s each; the first, which does not count, is before
 
 
-def observed(case: Case, work: Work, *totals_s: float) -> Observed:
+def observed(case: StepCase, work: Work, *totals_s: float) -> Observed:
     seen = Observed(case, work)
     for total_s in totals_s:
         seen.times.append(StepTime(total_s, total_s - 0.25))
@@ -99,7 +103,7 @@ def observed(case: Case, work: Work, *totals_s: float) -> Observed:
 
 
 def test_a_row_is_the_median_over_the_best_floor() -> None:
-    seen = observed(Case("decode", 4, 128), Work(400, 1000), 8.0, 6.0, 16.0)
+    seen = observed(StepCase("decode", 4, 128), Work(400, 1000), 8.0, 6.0, 16.0)
     row = bench_row("m", "bfloat16", seen, Rates(200.0, 4000.0), Threads(2, 2))
     assert (row.p50_ms, row.min_ms, row.floor_ms) == (8000.0, 6000.0, 2000.0)
     assert row.limit is Limit.MEMORY
@@ -110,8 +114,8 @@ def test_a_row_is_the_median_over_the_best_floor() -> None:
 
 
 def test_a_step_that_beats_the_yardstick_becomes_it() -> None:
-    slow = observed(Case("decode", 1, 128), Work(400, 1000), 8.0)
-    fast = observed(Case("prefill", 1, 512), Work(4000, 90_000), 20.0, 10.0)
+    slow = observed(StepCase("decode", 1, 128), Work(400, 1000), 8.0)
+    fast = observed(StepCase("prefill", 1, 512), Work(4000, 90_000), 20.0, 10.0)
     assert best_read([slow, fast], cache_bytes=100).seen_in == "prefill 1x512"
     assert best_read([slow, fast], cache_bytes=100).rate == 400.0
     assert best_read([slow, fast], cache_bytes=1001).seen_in == "yardstick"

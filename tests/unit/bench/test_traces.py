@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.bench.traces import MOONCAKE_TICK_S, TraceRow, mean_rate, read_trace
+from pdserve.bench.load.traces import MOONCAKE_TICK_S, TraceRow, mean_rate, read_trace
 from pdserve.errors import ConfigError
 
 AZURE = (

@@ -13,8 +13,8 @@ from kv_transfer.memory import ExportedPool
 from pdserve.bench.transfer.ends import LAYER_BYTES, layout_of
 from pdserve.bench.transfer.measurement import (
     MIN_PULLS,
-    Case,
-    Skipped,
+    PullCase,
+    SkippedTransport,
     count_blocks,
     count_pulls,
     make_row,
@@ -29,7 +29,7 @@ from pdserve.bench.transfer.wire import (
     Issue,
     Issued,
     Measure,
-    Measured,
+    PullTimes,
     Request,
     Served,
     Verified,
@@ -41,7 +41,7 @@ from pdserve.protocol import ExporterWelcome
 
 R = TypeVar("R", bound=BenchMessage)
 
-CASE = Case(
+CASE = PullCase(
     "loopback", block_bytes=1_000_000, pool_blocks=50, counts=[4, 20], pull_s=1.0, commit=False
 )
 
@@ -60,7 +60,7 @@ class Scripted:
         if isinstance(request, Issue):
             found: BenchMessage = Issued([b"%d" % len(ids) for ids in request.block_ids])
         elif isinstance(request, Measure):
-            found = Measured(*([1e-3] * len(request.orders) for _ in range(3)))
+            found = PullTimes(*([1e-3] * len(request.orders) for _ in range(3)))
         else:
             found = self._replies.pop(0)
         assert isinstance(found, reply)
@@ -77,7 +77,7 @@ def welcome() -> ExporterWelcome:
 
 
 def test_a_row_is_the_medians_of_its_pulls() -> None:
-    measured = Measured(
+    measured = PullTimes(
         pull_s=[0.002, 0.001, 0.010],
         pull_cpu_s=[0.002, 0.001, 0.003],
         memcpy_s=[0.001, 0.001, 0.002],
@@ -133,7 +133,7 @@ async def test_the_pool_is_verified_and_each_count_measured_with_fresh_blocks() 
     exporter = Scripted(Served(welcome()), *cpu)
     puller = Scripted(Connected(), Verified())
     rows = await measure_transport(exporter, puller, "shm", CASE, "127.0.0.1")
-    assert not isinstance(rows, Skipped)
+    assert not isinstance(rows, SkippedTransport)
     assert [row.blocks for row in rows] == [4, 20]
     pull_gb = 0.02
     assert rows[1].cpu_s_per_gb == pytest.approx(0.5 / (pull_gb * rows[1].pulls) + 1e-3 / pull_gb)
@@ -151,7 +151,7 @@ async def test_the_pool_is_verified_and_each_count_measured_with_fresh_blocks() 
 async def test_what_cannot_be_served_is_skipped_with_the_exporters_reason() -> None:
     exporter, puller = Scripted(Served(None, "no such device")), Scripted()
     found = await measure_transport(exporter, puller, "ucx", CASE, "127.0.0.1")
-    assert found == Skipped("ucx", "loopback", "no such device")
+    assert found == SkippedTransport("ucx", "loopback", "no such device")
     assert puller.asked == []
 
 
@@ -159,5 +159,5 @@ async def test_what_cannot_be_connected_is_skipped_with_the_pullers_reason() -> 
     exporter = Scripted(Served(welcome()))
     puller = Scripted(Connected("another host"))
     found = await measure_transport(exporter, puller, "shm", CASE, "192.0.2.1")
-    assert found == Skipped("shm", "loopback", "another host")
+    assert found == SkippedTransport("shm", "loopback", "another host")
     assert isinstance(puller.asked[0], Connect)

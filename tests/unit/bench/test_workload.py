@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pdserve.bench.compare.subject import made_up, replayed
-from pdserve.bench.load import PLAIN_IDS
-from pdserve.bench.scenarios import MODEL_LEN, SCENARIOS, Kind, Lengths, Scenario
-from pdserve.bench.traces import TraceRow
-from pdserve.bench.workload import SyntheticWorkload, TraceWorkload, draw, trace_factor
+from pdserve.bench.compare.cases import made_up, replayed
+from pdserve.bench.load.client import PLAIN_IDS
+from pdserve.bench.load.scenarios import MODEL_LEN, SCENARIOS, Kind, Lengths, Scenario
+from pdserve.bench.load.traces import TraceRow
+from pdserve.bench.load.workload import SyntheticWorkload, TraceWorkload, draw, trace_factor
 from pdserve.errors import ConfigError
 
 MIXED = Scenario(
@@ -82,10 +82,10 @@ def test_every_scenario_fits_the_model_it_is_for_and_smaller_ones(name: str) -> 
 
 
 def test_a_scenario_as_subject() -> None:
-    subject = made_up("long-prompts", MODEL_LEN // 2, 0.0, seed=0)
-    assert subject.length_factor == pytest.approx(0.5)
-    assert [subject.whole_decks(count) for count in (1, 13, 14)] == [13, 13, 26]
-    longest = max(len(request.prompt) for request in subject.workload.first(13))
+    case = made_up("long-prompts", MODEL_LEN // 2, 0.0, seed=0)
+    assert case.length_factor == pytest.approx(0.5)
+    assert [case.whole_decks(count) for count in (1, 13, 14)] == [13, 13, 26]
+    longest = max(len(request.prompt) for request in case.workload.first(13))
     assert longest == 2048
 
 
@@ -141,6 +141,6 @@ def test_lengths_of_a_trace_are_scaled_by_its_99th_percentile() -> None:
     rows = [TraceRow(float(i), 900 if i else 10**6, 100) for i in range(200)]
     assert trace_factor(rows, 500) == pytest.approx(0.5)
     assert trace_factor(rows, 5000) == 1.0
-    subject = replayed("t", rows, 500, 0.0, seed=0)
-    assert subject.length_factor == 0.5
-    assert subject.num_cut == 1
+    case = replayed("t", rows, 500, 0.0, seed=0)
+    assert case.length_factor == 0.5
+    assert case.num_cut == 1

@@ -12,9 +12,9 @@ import os
 import signal
 import sys
 
-from pdserve.cli.cluster.parent_death import die_with_parent
-from pdserve.cli.flags import FlagParser, add_flags, config_from
+from pdserve.cluster.parent_death import die_with_parent
 from pdserve.config import CoordinatorConfig, NodeConfig
+from pdserve.flags import FlagParser, add_flags, config_from
 from pdserve.protocol.status import STATUS_VERSION
 
 COUNTS = (

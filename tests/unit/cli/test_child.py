@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from pdserve.cli.cluster.child import Child
+from pdserve.cluster.child import Child
 
 
 def start(code: str, lines: list[str] | None = None, exits: list | None = None) -> Child:

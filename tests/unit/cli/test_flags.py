@@ -4,13 +4,12 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from pdserve.cli.cluster.config import ClusterConfig
-from pdserve.cli.flag_groups import groups_of
-from pdserve.cli.flags import FlagParser, add_flags, as_flags, config_from
 from pdserve.cli.main import build_parser
-from pdserve.cli.settings import settings_of
+from pdserve.cluster.config import ClusterConfig
 from pdserve.config import WHOLE, ConfigStruct, CoordinatorConfig, EngineConfig, NodeConfig
 from pdserve.errors import ConfigError
+from pdserve.flags import FlagParser, add_flags, as_flags, config_from
+from pdserve.settings import settings_of
 
 
 class Inner(ConfigStruct, frozen=True):
@@ -192,7 +191,7 @@ def test_a_command_shows_at_most_25_options_with_help(command, capsys):
 
 @pytest.mark.parametrize("struct", [NodeConfig, CoordinatorConfig, ClusterConfig])
 def test_every_shown_flag_is_a_setting_named_once(struct):
-    shown = [name for names in (groups_of(struct) or {}).values() for name in names]
+    shown = [name for names in (struct.flag_groups or {}).values() for name in names]
     assert len(shown) == len(set(shown))
     assert set(shown) <= {setting.path[-1] for setting in settings_of(struct)}
 

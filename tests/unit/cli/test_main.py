@@ -8,11 +8,11 @@ import pytest
 
 import pdserve
 import pdserve.cli
-from pdserve.cli.bench.commands import BENCHES
+from pdserve.cli.bench import BENCHES, COMPARISONS, INSTRUMENTS
 from pdserve.cli.main import build_parser, main
-from pdserve.cli.settings import settings_of
 from pdserve.config import CoordinatorConfig, NodeConfig
 from pdserve.errors import ClusterError, ConfigError, KvBudgetTooSmall, MissingTensor
+from pdserve.settings import settings_of
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_every_command_has_help_without_hidden_flags(command, capsys):
 @pytest.mark.parametrize("bench", BENCHES, ids=lambda bench: bench.name)
 def test_a_benchmark_has_a_module_that_runs_its_config(bench):
     hints = typing.get_type_hints(import_module(bench.module).run)
-    assert hints == {"config": bench.config, "return": int}
+    assert hints == {"config": bench.config, "setup": dict[str, object], "return": int}
 
 
 @pytest.mark.parametrize("bench", BENCHES, ids=lambda bench: bench.name)
@@ -128,3 +128,12 @@ def test_the_entry_module_loads_neither_torch_nor_a_server():
     command = [sys.executable, "-c", code]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert out == "[]\n"
+
+
+def test_instruments_are_listed_apart_from_the_comparisons(capsys):
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["bench", "--help"])
+    for_users, for_developers = capsys.readouterr().out.split("developers' instruments")
+    for benches, where in ((COMPARISONS, for_users), (INSTRUMENTS, for_developers)):
+        for bench in benches:
+            assert f" {bench.name} {bench.text}" in " ".join(where.split())

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.cli.cluster.placement import (
+from pdserve.cluster.placement import (
     assign_cores,
     assign_device,
     coordinator_cores,
@@ -106,5 +106,5 @@ def test_without_a_driver_there_are_no_gpus_and_nobody_is_asked(tmp_path):
     ("code", "num_gpus"), [("print(2)", 2), ("print('?')", 0), ("raise ImportError", 0)]
 )
 def test_with_a_driver_torch_is_asked_in_another_process(code, num_gpus, tmp_path, monkeypatch):
-    monkeypatch.setattr("pdserve.cli.cluster.placement._COUNT_GPUS", code)
+    monkeypatch.setattr("pdserve.cluster.placement._COUNT_GPUS", code)
     assert count_gpus(driver=tmp_path) == num_gpus

@@ -1,11 +1,11 @@
 import pytest
 
-from pdserve.cli.cluster.config import ClusterConfig
-from pdserve.cli.cluster.plan import Machine, crowding, plan_cluster
-from pdserve.cli.flags import config_from
 from pdserve.cli.main import build_parser
+from pdserve.cluster.config import ClusterConfig
+from pdserve.cluster.plan import Machine, crowding, plan_cluster
 from pdserve.config import CheckpointConfig, EngineConfig, Timeouts
 from pdserve.errors import ConfigError
+from pdserve.flags import config_from
 
 
 def plan(config: ClusterConfig, machine: Machine | None = None):

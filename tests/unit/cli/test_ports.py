@@ -4,7 +4,7 @@ import socket
 import grpc
 import pytest
 
-from pdserve.cli.cluster.ports import ReservedPort, reachable
+from pdserve.cluster.ports import ReservedPort, reachable
 from pdserve.errors import ConfigError
 
 

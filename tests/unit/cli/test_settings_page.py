@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from pdserve.cli.cluster.config import ClusterConfig
-from pdserve.cli.settings import settings_of
 from pdserve.cli.settings_page import markdown
+from pdserve.cluster.config import ClusterConfig
 from pdserve.config import CoordinatorConfig, NodeConfig
+from pdserve.settings import settings_of
 from tests.architecture.repository import ROOT
 
 _PAGE = ROOT / "docs" / "SETTINGS.md"

@@ -5,10 +5,10 @@ import tomllib
 import msgspec
 import pytest
 
-from pdserve.cli.cluster.config import ClusterConfig
 from pdserve.cli.main import main
-from pdserve.cli.settings import settings_of
+from pdserve.cluster.config import ClusterConfig
 from pdserve.config import API_KEY_VARIABLE, ConfigStruct, CoordinatorConfig, NodeConfig
+from pdserve.settings import settings_of
 
 STRUCTS = {
     "up": ClusterConfig,

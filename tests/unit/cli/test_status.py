@@ -11,10 +11,10 @@ from aiohttp import web
 from rich.console import Console
 
 from pdserve.cli import status as status_command
-from pdserve.cli.cluster.config import ClusterConfig
-from pdserve.cli.cluster.status import fetch_status
-from pdserve.cli.cluster.supervisor import Cluster
 from pdserve.cli.main import main
+from pdserve.cluster.config import ClusterConfig
+from pdserve.cluster.status import fetch_status
+from pdserve.cluster.supervisor import Cluster
 from pdserve.errors import ClusterError
 from pdserve.protocol import LinkState
 from pdserve.protocol.status import (

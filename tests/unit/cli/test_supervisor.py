@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.cli.cluster.config import ClusterConfig
-from pdserve.cli.cluster.plan import Machine
-from pdserve.cli.cluster.supervisor import Cluster
-from pdserve.cli.exit_codes import StartFailed
+from pdserve.cluster.config import ClusterConfig
+from pdserve.cluster.plan import Machine
+from pdserve.cluster.supervisor import Cluster
 from pdserve.config import API_KEY_VARIABLE, CheckpointConfig, Timeouts
 from pdserve.errors import ClusterError, ConfigError
+from pdserve.exit_codes import StartFailed
 
 ONE_CORE = Machine(cores=[0])
 

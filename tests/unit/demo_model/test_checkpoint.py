@@ -5,7 +5,8 @@ import json
 import jinja2
 import pytest
 
-from pdserve.demo_model import CHECKPOINT_PATH, stories
+from pdserve.demo_model import CHECKPOINT_PATH
+from tools.demo_model import stories
 
 MAX_BYTES = 8 * 2**20
 

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from pdserve.demo_model import arithmetic, corpus, facts, questions, smalltalk, words
-from pdserve.demo_model.exchange import Exchange, draw, draw_pair, is_held_out
-from pdserve.demo_model.relations import RELATIONS
+from tools.demo_model import arithmetic, corpus, facts, questions, smalltalk, words
+from tools.demo_model.exchange import Exchange, draw, draw_pair, is_held_out
+from tools.demo_model.relations import RELATIONS
 
 NUMBERS = re.compile(r"\d+")
 

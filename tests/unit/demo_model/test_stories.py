@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from pdserve.demo_model import stories
-from pdserve.demo_model.stories import Subject
+from tools.demo_model import stories
+from tools.demo_model.stories import Subject
 
 FOX_AND_RIVER = Subject("fox", "river")
 

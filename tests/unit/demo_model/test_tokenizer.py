@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from pdserve.demo_model import CHECKPOINT_PATH, corpus
-from pdserve.demo_model.batches import PackedRows, encode_document
-from pdserve.demo_model.conversation import Conversation, Message
-from pdserve.demo_model.tokenizer import SPECIAL_TOKENS, VOCAB_SIZE, token_id
+from pdserve.demo_model import CHECKPOINT_PATH
+from tools.demo_model import corpus
+from tools.demo_model.batches import PackedRows, encode_document
+from tools.demo_model.conversation import Conversation, Message
+from tools.demo_model.tokenizer import SPECIAL_TOKENS, VOCAB_SIZE, token_id
 
 TOKENIZER = Tokenizer.from_file(str(CHECKPOINT_PATH / "tokenizer.json"))
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pdserve.demo_model import checkpoint_files, train
-from pdserve.demo_model.train import TrainingPlan
+from tools.demo_model import checkpoint_files, train
+from tools.demo_model.train import TrainingPlan
 
 SHAPE = {
     "hidden_size": 32,

@@ -1,1 +1,0 @@
-"""What measures parts of the coordinator. It is here since `pdserve.bench` is a floor below."""

@@ -1,0 +1,1 @@
+"""Checkpoints to measure: named shapes with random weights."""

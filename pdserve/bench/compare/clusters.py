@@ -1,0 +1,144 @@
+"""Starts the clusters of `pdserve bench compare`: same cores, same model, same promises."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import msgspec
+from msgspec.structs import replace
+
+from pdserve.bench.compare.config import CompareConfig
+from pdserve.bench.compare.runner import Candidate, ModeServer
+from pdserve.bench.load.outcome import Promise
+from pdserve.cluster.child import LineSink
+from pdserve.cluster.config import ClusterConfig
+from pdserve.cluster.supervisor import Cluster
+from pdserve.config import CheckpointConfig, EngineConfig, RoutingConfig
+from pdserve.config_values import parse_bytes
+from pdserve.errors import ClusterError
+
+_START_S = 120.0
+_SETTLE_S = 15.0
+_LOOK_S = 0.05
+_REPLY_S = 5.0
+_KV_MEMORY = "512MiB"  # per node: all modes run at once, so the default would be too much
+
+
+class Clusters:
+    """Starts each candidate as a cluster on this machine."""
+
+    def __init__(self, config: CompareConfig, model: str, on_line: LineSink) -> None:
+        """`model` is a directory or hub id; `on_line` receives the output of the processes."""
+        self._config = config
+        self._model = model
+        self._on_line = on_line
+
+    def cluster_config(self, candidate: Candidate, promise: Promise | None) -> ClusterConfig:
+        """A cluster whose only class has this promise; without a promise nothing is refused."""
+        config = self._config
+        is_colocated = candidate.mode == "colocated"
+        num_nodes = config.prefill + config.decode
+        engine, policy, tuning = config.engine, config.policy, candidate.tuning
+        if engine.kv_memory == "auto":
+            engine = replace(engine, kv_memory=_KV_MEMORY)
+        if tuning is not None:
+            policy = replace(policy, local_chunk=tuning.local_chunk)
+            if tuning.one_node:
+                engine = _together(engine, num_nodes)
+                num_nodes = 1
+        promised = f" ttft={promise.ttft_s:.6f} tpot={promise.tpot_s:.6f}" if promise else ""
+        return ClusterConfig(
+            port=0,
+            mode=candidate.mode,
+            prefill=None if is_colocated else config.prefill,
+            decode=num_nodes if is_colocated else config.decode,
+            max_inflight=4096,
+            transports=config.transports,
+            start_s=_START_S,
+            checkpoint=CheckpointConfig(model=self._model),
+            engine=engine,
+            policy=policy,
+            routing=RoutingConfig(
+                admission=config.admission and candidate.refuses and promise is not None,
+                slo_classes=[f"measured{promised}"],
+                default_class="measured",
+            ),
+        )
+
+    @asynccontextmanager
+    async def launch(
+        self, candidate: Candidate, promise: Promise | None
+    ) -> AsyncIterator[ModeServer]:
+        """A running cluster; see `runner.Launch`."""
+        cluster = Cluster(self.cluster_config(candidate, promise), on_line=self._on_line)
+        async with cluster as running:
+            model = (await running.status()).model
+            yield RunningServer(running, model, await max_model_len(running.url, model))
+
+
+def _together(engine: EngineConfig, num_nodes: int) -> EngineConfig:
+    """The config of one node that has the resources of `num_nodes` nodes."""
+    memory = parse_bytes(engine.kv_memory)
+    return replace(
+        engine,
+        threads=num_nodes * engine.threads,  # 0 stays 0: one on each core that it gets
+        kv_memory=str(num_nodes * memory),
+    )
+
+
+class RunningServer:
+    """A cluster as a server that can be measured."""
+
+    def __init__(self, cluster: Cluster, model: str, max_model_len: int) -> None:
+        self.url = cluster.url
+        self.model = model
+        self.max_model_len = max_model_len
+        self._cluster = cluster
+
+    async def settle(self) -> None:
+        """As ModeServer.settle."""
+        inflight = 0
+        try:
+            async with asyncio.timeout(_SETTLE_S):
+                while True:
+                    inflight = (await self._cluster.status()).inflight
+                    if inflight == 0:
+                        return
+                    await asyncio.sleep(_LOOK_S)
+        except TimeoutError as error:
+            raise ClusterError(
+                f"{inflight} requests were in flight {_SETTLE_S:g} s after their clients had left"
+            ) from error
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: int
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+async def max_model_len(url: str, model: str, key: str = "") -> int:
+    """Return the context length that a server states.
+
+    Raises:
+        ClusterError: it does not answer.
+    """
+    limit = aiohttp.ClientTimeout(total=_REPLY_S)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=limit, raise_for_status=True, headers=headers) as session,
+            session.get(f"{url}/v1/models") as response,
+        ):
+            listed = msgspec.json.decode(await response.read(), type=_Models)
+    except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
+        raise ClusterError(
+            f"cannot read the context length from {url}/v1/models: {error!r}"
+        ) from error
+    return next(entry.max_model_len for entry in listed.data if entry.id == model)

@@ -1,0 +1,141 @@
+"""`pdserve bench compare`: starts a cluster per mode, and compares their goodput."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from pdserve.bench.checkpoints.random_checkpoint import write_random_checkpoint
+from pdserve.bench.checkpoints.shapes import SHAPES
+from pdserve.bench.compare.cases import CompareCase, made_up, replayed
+from pdserve.bench.compare.clusters import Clusters
+from pdserve.bench.compare.comparison import compare
+from pdserve.bench.compare.config import CompareConfig, ComparePlan
+from pdserve.bench.compare.plot import save_plots
+from pdserve.bench.compare.report import CompareReport
+from pdserve.bench.compare.runner import Experiment, RunRecord
+from pdserve.bench.compare.table import tables
+from pdserve.bench.load.traces import read_trace
+from pdserve.bench.output import print_json, print_tables, say
+from pdserve.clock import SystemClock
+from pdserve.errors import ConfigError
+from pdserve.exit_codes import FAILED, FORCED, OK
+
+_REQUESTS = "requests.jsonl"
+
+
+def run(config: CompareConfig, setup: dict[str, object]) -> int:
+    """Measure, print, and write files; the exit code is 1 if a mode could not be measured.
+
+    Ctrl-C ends it early: what was measured is reported.
+
+    Raises:
+        PdserveError: nothing could be measured, or the settings contradict each other.
+    """
+    plan = config.plan  # checks settings, before anything is written
+    make_cases = case_maker(config)
+    model = config.model or {config.shape: SHAPES[config.shape]}
+    report, exit_code = CompareReport([], [], {}, {**setup, "model": model}), OK
+    folder = _new_folder(config)
+    with ExitStack() as stack:
+        experiment = _experiment(config, plan, folder, stack, report.failures)
+        try:
+            asyncio.run(compare(experiment, make_cases, report))
+        except KeyboardInterrupt:
+            if not report.modes:
+                raise
+            say("interrupted: what was measured until then")
+            exit_code = FORCED
+    (folder / "report.json").write_bytes(msgspec.json.encode(report) + b"\n")
+    plots = save_plots(report, folder)
+    if config.json:
+        print_json(report, report.setup)
+    else:
+        print_tables(tables(report), [f"plots: {', '.join(map(str, plots))}"])
+    sys.stdout.flush()
+    return exit_code or (FAILED if report.failures else OK)
+
+
+def _new_folder(config: CompareConfig) -> Path:
+    """The folder for the results, which has none yet.
+
+    Raises:
+        ConfigError: it has.
+    """
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
+    folder = Path(config.out) if config.out else Path("bench-compare") / now
+    if (folder / _REQUESTS).exists():
+        raise ConfigError(
+            f"--out {folder}: this directory has the results of another comparison: name a new "
+            "one, or remove it"
+        )
+    return folder
+
+
+def _experiment(
+    config: CompareConfig,
+    plan: ComparePlan,
+    folder: Path,
+    stack: ExitStack,
+    failures: dict[str, str],
+) -> Experiment:
+    """The experiment whose raw results and logs go to files in `folder`, which `stack` closes.
+
+    Raises:
+        ConfigError: nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        requests = stack.enter_context((folder / _REQUESTS).open("wb"))
+        log = stack.enter_context((folder / "processes.log").open("w", buffering=1))
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: cannot write there: {error}") from error
+
+    def keep(record: RunRecord) -> None:
+        requests.write(msgspec.json.encode(record) + b"\n")
+        requests.flush()  # a run is kept whatever happens to later ones
+
+    def tell(text: str) -> None:
+        log.write(f"---- {text}\n")
+        say(text)
+
+    def on_line(name: str, line: str) -> None:
+        log.write(f"{name}: {line}\n")
+
+    model = config.model or _random_weights(config.shape, stack)
+    return Experiment(
+        plan=plan,
+        launch=Clusters(config, model, on_line).launch,
+        clock=SystemClock(),
+        keep=keep,
+        tell=tell,
+        failures=failures,
+    )
+
+
+def _random_weights(shape: str, stack: ExitStack) -> str:
+    """A checkpoint directory, which `stack` removes."""
+    temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="pdserve-bench-"))
+    folder = Path(temporary) / f"random-weights-{shape}"
+    return str(write_random_checkpoint(folder, shape=SHAPES[shape]))
+
+
+def case_maker(config: CompareConfig) -> Callable[[int], Sequence[CompareCase]]:
+    """A function from the model's maximum length to the workloads.
+
+    Raises:
+        ConfigError: the trace cannot be read.
+    """
+    scale, seed = config.length_scale, config.seed
+    if not config.trace:
+        return lambda longest: [made_up(name, longest, scale, seed) for name in config.scenarios]
+    path = Path(config.trace)
+    rows = read_trace(path, seed)
+    return lambda longest: [replayed(path.stem, rows, longest, scale, seed)]

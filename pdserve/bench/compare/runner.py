@@ -1,0 +1,231 @@
+"""The candidates of a comparison, and their measurements: idle, burst, at a rate, disturbed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from math import ceil
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from pdserve.bench.compare.cases import CompareCase
+from pdserve.bench.compare.config import ComparePlan, Tuning
+from pdserve.bench.compare.interference import Interference, compare_itl, steady_requests
+from pdserve.bench.compare.report import RateRow, Unloaded
+from pdserve.bench.load.client_run import Run
+from pdserve.bench.load.open_loop import open_loop_client
+from pdserve.bench.load.outcome import Outcome, Percentiles, Promise
+from pdserve.bench.load.scenarios import Scenario
+from pdserve.bench.load.slo_score import Score, score
+from pdserve.bench.load.workload import TimedRequest
+from pdserve.clock import Clock
+from pdserve.config import Mode
+from pdserve.errors import ClusterError, PdserveError
+
+_IDLE_S = 60.0  # deadline of one request to an idle cluster, or of a burst
+_MARGIN_S = 1.0
+_KEPT_UP_MS = 50.0  # limit on the p99 of the client's own lag
+_KEPT_UP_SHARE = 0.1  # limit, as a share of the TTFT target
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A serving mode and its settings."""
+
+    mode: Mode
+    tuning: Tuning | None = None  # None: as configured
+    refuses: bool = True  # whether it refuses requests that would miss their targets
+
+
+class ModeServer(Protocol):
+    """A running candidate."""
+
+    @property
+    def url(self) -> str:
+        """The server's URL, as in "http://127.0.0.1:8000"."""
+        ...
+
+    @property
+    def model(self) -> str:
+        """The name of its model in requests."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and output together."""
+        ...
+
+    async def settle(self) -> None:
+        """Wait until nothing is in flight.
+
+        Raises:
+            ClusterError: it takes too long, or the server is gone.
+        """
+        ...
+
+
+# Start a candidate with these latency targets (None: without any), and stop it at the end.
+Launch = Callable[[Candidate, Promise | None], AbstractAsyncContextManager[ModeServer]]
+
+
+class RunRecord(msgspec.Struct, frozen=True):
+    """The full record of one run, which allows scoring it again."""
+
+    what: str  # "rate", "tuning", "idle", "burst", "quiet", "disturbed", "warm-up"
+    scenario: str
+    mode: str
+    tuning: Tuning | None
+    rate: float | None
+    outcomes: list[Outcome]
+
+
+Keep = Callable[[RunRecord], None]
+
+
+class CandidateRunner:
+    """One running candidate in one scenario; the record of every run is kept."""
+
+    def __init__(self, server: ModeServer, candidate: Candidate, scenario: str, keep: Keep) -> None:
+        self.candidate = candidate
+        self._server = server
+        self._scenario = scenario
+        self._keep = keep
+        self._num_runs = 0
+
+    async def warm_up(self, requests: Sequence[TimedRequest]) -> None:
+        """Send these at once, without counting them. Raises ClusterError as `settle`."""
+        await self._run("warm-up", requests, _IDLE_S)
+
+    async def unloaded(
+        self, alone: Sequence[TimedRequest], together: Sequence[TimedRequest]
+    ) -> Unloaded:
+        """Send some requests one at a time, then others all at once.
+
+        Raises:
+            ClusterError: one of the first requests was not served, or none of the others.
+        """
+        async with open_loop_client(self._server.url, self._server.model) as client:
+            outcomes = await client.one_by_one(alone, self._salt("idle"), _IDLE_S)
+        self._record("idle", outcomes)
+        burst = (await self._run("burst", together, _IDLE_S)).outcomes
+        served = [outcome for outcome in burst if outcome.end == "finished"]
+        if not served:
+            raise ClusterError(
+                f"an idle cluster served none of {len(burst)} simultaneous requests within "
+                f"{_IDLE_S:g} s"
+            )
+        last_s = max(outcome.arrivals_s[-1] for outcome in served)
+        return Unloaded(
+            requests=len(outcomes),
+            ttft_ms=Percentiles.of([outcome.ttft_s for outcome in outcomes]),
+            tpot_ms=Percentiles.of([outcome.tpot_s for outcome in outcomes]),
+            itl_ms=Percentiles.of([gap for outcome in outcomes for gap in outcome.gaps_s]),
+            slowest_ttft_s=max(outcome.ttft_s for outcome in outcomes),
+            median_tpot_s=float(np.median([outcome.tpot_s for outcome in outcomes])),
+            burst_requests=len(burst),
+            burst_per_s=len(served) / last_s,
+        )
+
+    async def at_rate(
+        self,
+        what: str,
+        requests: Sequence[TimedRequest],
+        rate: float,
+        promise: Promise,
+        target: float,
+    ) -> tuple[Run, Score]:
+        """Run an open loop at this rate, and score it. Raises ClusterError as `settle`."""
+        run = await self._run(what, requests, drain_s(promise, requests), rate)
+        return run, score(run.outcomes, promise, target)
+
+    async def interference(self, scenario: Scenario, seed: int) -> Interference:
+        """Measure the scenario's streams without and with disturbance. Raises as `settle`."""
+        runs = []
+        for what, disturbed in (("quiet", False), ("disturbed", True)):
+            requests = steady_requests(scenario, seed, disturbed=disturbed)
+            # Streams that are delayed for long are what is measured here, so they may end late.
+            run = await self._run(what, requests, _IDLE_S)
+            runs.append(run.outcomes)
+        return compare_itl(*runs)
+
+    async def _run(
+        self,
+        what: str,
+        requests: Sequence[TimedRequest],
+        limit_s: float,
+        rate: float | None = None,
+    ) -> Run:
+        async with open_loop_client(self._server.url, self._server.model) as client:
+            run = await client.run(requests, self._salt(what), limit_s)
+        self._record(what, run.outcomes, rate)
+        await self._server.settle()
+        return run
+
+    def _salt(self, what: str) -> str:
+        """Return a salt for one run, so that it shares no prefixes with other runs."""
+        self._num_runs += 1
+        return f"{self._scenario}-{what}-{self._num_runs}"
+
+    def _record(self, what: str, outcomes: list[Outcome], rate: float | None = None) -> None:
+        mode, tuning = self.candidate.mode, self.candidate.tuning
+        self._keep(RunRecord(what, self._scenario, mode, tuning, rate, outcomes))
+
+
+def drain_s(promise: Promise, requests: Sequence[TimedRequest]) -> float:
+    """Return how long after the last arrival a request can still end in time."""
+    longest = max((request.num_output for request in requests), default=0)
+    return promise.ttft_s + promise.tpot_s * longest + _MARGIN_S
+
+
+def rate_row(
+    rate: float, duration_s: float, run: Run, scored: Score, unloaded: Unloaded, promise: Promise
+) -> RateRow:
+    """Make the table row of a run."""
+    lag_p99_ms, idle_p99 = Percentiles.of(run.lags_s).p99, unloaded.itl_ms.p99
+    itl_p99 = scored.itl_ms.p99
+    late_ms = max(scored.late_ms.p99 or 0.0, lag_p99_ms or 0.0)
+    return RateRow(
+        rate=rate,
+        duration_s=duration_s,
+        score=scored,
+        client_kept_up=late_ms <= min(_KEPT_UP_MS, _KEPT_UP_SHARE * promise.ttft_s * 1e3),
+        client_lag_p99_ms=lag_p99_ms,
+        client_core_share=run.core_share,
+        itl_p99_vs_unloaded=itl_p99 / idle_p99 if itl_p99 is not None and idle_p99 else None,
+        prefilled_on=dict(Counter(o.prefill_node for o in run.outcomes if o.prefill_node)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """The context in which a comparison runs."""
+
+    plan: ComparePlan
+    launch: Launch
+    clock: Clock
+    keep: Keep
+    tell: Callable[[str], None]  # reports progress to the user
+    failures: dict[str, str]  # mode |-> why it is missing
+
+    async def begin(
+        self, server: ModeServer, candidate: Candidate, case: CompareCase
+    ) -> CandidateRunner:
+        """Return a warmed-up candidate. Raises ClusterError: it is gone."""
+        runner = CandidateRunner(server, candidate, case.name, self.keep)
+        await runner.warm_up(case.workload.first(self.plan.warm_up))
+        return runner
+
+    def fail(self, who: str, error: PdserveError) -> None:
+        """Record a failure; the mode is left out from here on."""
+        self.failures[who] = error.message
+        self.tell(f"{who} is left out: {error.message}")
+
+    def requests_at(self, case: CompareCase, rate: float) -> tuple[list[TimedRequest], float]:
+        """Return the requests at that rate, and the seconds over which they arrive."""
+        count = max(self.plan.least_requests, ceil(self.plan.duration_s * rate))
+        requests = case.workload.timed(rate, count)
+        return requests, len(requests) / rate

@@ -1,0 +1,162 @@
+"""One scenario: tunes the co-located mode, measures interference, and ascends the rates."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+
+from pdserve.bench.compare.cases import CompareCase
+from pdserve.bench.compare.config import COLOCATED, Tuning
+from pdserve.bench.compare.goodput import next_rate
+from pdserve.bench.compare.interference import Interference
+from pdserve.bench.compare.report import RateRow, Trial, Unloaded
+from pdserve.bench.compare.runner import Candidate, CandidateRunner, Experiment, rate_row
+from pdserve.bench.load.outcome import Promise
+from pdserve.config import Mode
+from pdserve.errors import ClusterError
+
+_START = 0.6  # first rate, as a share of the best mode's capacity
+_TUNING = 0.7  # rate at which tunings are tried, as a share of it
+_RATE_DIGITS = 3
+
+
+@dataclass(slots=True)
+class SweepResult:
+    """The results of a scenario, without modes that failed."""
+
+    tuning: Tuning  # of the co-located mode
+    trials: list[Trial] = field(default_factory=list)
+    interference: dict[Mode, Interference] = field(default_factory=dict)
+    rows: dict[Mode, list[RateRow]] = field(default_factory=dict)
+    stopped: str = "interrupted"  # why there are no more rates
+
+    def drop(self, mode: Mode) -> None:
+        """Remove a mode that failed: its earlier results are not a valid basis."""
+        self.interference.pop(mode, None)
+        self.rows.pop(mode, None)
+
+
+class Sweep:
+    """All modes on one case, with the same latency targets."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        case: CompareCase,
+        promise: Promise,
+        idle: dict[Mode, Unloaded],
+    ) -> None:
+        self._experiment = experiment
+        self._plan = experiment.plan
+        self._case = case
+        self._promise = promise
+        self._idle = idle
+        self._takes = max(unloaded.burst_per_s for unloaded in idle.values())
+
+    async def run(self, result: SweepResult, until_s: float) -> None:
+        """Measure, into `result`; do not begin a rate that would not be done by `until_s`."""
+        await self._tune(result.trials)
+        best = min(result.trials, key=lambda trial: trial.merit, default=None)
+        if best is not None:
+            result.tuning = best.tuning
+        candidates = [
+            Candidate(mode, result.tuning if mode == COLOCATED else None) for mode in self._idle
+        ]
+        await self._disturb(candidates, result)
+        async with AsyncExitStack() as running:
+            runners: dict[Mode, CandidateRunner] = {}
+            for candidate in candidates:
+                mode = candidate.mode
+                try:
+                    launched = self._experiment.launch(candidate, self._promise)
+                    server = await running.enter_async_context(launched)
+                    runners[mode] = await self._experiment.begin(server, candidate, self._case)
+                except ClusterError as error:
+                    self._experiment.fail(mode, error)
+            await self._measure_rates(runners, result, until_s)
+
+    async def _tune(self, trials: list[Trial]) -> None:
+        """Try every tuning at the same rate, each in a cluster of its own."""
+        tunings = self._plan.tunings
+        if COLOCATED not in self._idle or len(tunings) == 1:
+            return
+        rate = round(self._takes * _TUNING, _RATE_DIGITS)
+        requests, _ = self._experiment.requests_at(self._case, rate)
+        for tuning in tunings:
+            self._tell(f"{COLOCATED}, {tuning.text}, at {rate:g}/s")
+            candidate = Candidate(COLOCATED, tuning)
+            try:
+                async with self._experiment.launch(candidate, self._promise) as server:
+                    runner = await self._experiment.begin(server, candidate, self._case)
+                    _, scored = await runner.at_rate(
+                        "tuning", requests, rate, self._promise, self._plan.target
+                    )
+            except ClusterError as error:
+                self._experiment.fail(f"{COLOCATED}, {tuning.text}", error)
+            else:
+                trials.append(Trial(tuning, rate, scored))
+
+    async def _disturb(self, candidates: list[Candidate], result: SweepResult) -> None:
+        """Measure interference; each mode has its own cluster, which must admit the prompts."""
+        scenario = self._case.scenario
+        if scenario is None or not scenario.disturbed_by:
+            return
+        for candidate in list(candidates):
+            mode = candidate.mode
+            self._tell(f"{mode}, streams disturbed by {scenario.disturbed_by}")
+            patient = replace(candidate, refuses=False)
+            try:
+                async with self._experiment.launch(patient, self._promise) as server:
+                    runner = await self._experiment.begin(server, patient, self._case)
+                    result.interference[mode] = await runner.interference(scenario, self._plan.seed)
+            except ClusterError as error:
+                candidates.remove(candidate)
+                self._experiment.fail(mode, error)
+
+    async def _measure_rates(
+        self, runners: dict[Mode, CandidateRunner], result: SweepResult, until_s: float
+    ) -> None:
+        """Measure every mode at every rate, with another mode first each time."""
+        result.rows = {mode: [] for mode in runners}
+        longest_tail_s = 0.0  # of a run, after its last arrival
+        for number in range(self._plan.most_rates):
+            if not runners:
+                break
+            rate = self._next_rate(number, result)
+            if rate is None:
+                result.stopped = "every rate that tells something was measured"
+                return
+            requests, duration_s = self._experiment.requests_at(self._case, rate)
+            needs_s = len(runners) * (duration_s + longest_tail_s)
+            if number and self._experiment.clock.now() + needs_s > until_s:
+                result.stopped = f"no time for {rate:g}/s, which would take {needs_s:.0f} s"
+                return
+            order = list(runners)
+            for mode in order[number % len(order) :] + order[: number % len(order)]:
+                self._tell(f"{mode} at {rate:g}/s, {len(requests)} requests")
+                began_s = self._experiment.clock.now()
+                try:
+                    run, scored = await runners[mode].at_rate(
+                        "rate", requests, rate, self._promise, self._plan.target
+                    )
+                except ClusterError as error:
+                    del runners[mode]
+                    result.drop(mode)
+                    self._experiment.fail(mode, error)
+                else:
+                    row = rate_row(rate, duration_s, run, scored, self._idle[mode], self._promise)
+                    result.rows[mode].append(row)
+                tail_s = self._experiment.clock.now() - began_s - duration_s
+                longest_tail_s = max(longest_tail_s, tail_s)
+        most = self._plan.most_rates
+        result.stopped = f"{most} rates were measured" if runners else "no mode is left"
+
+    def _next_rate(self, number: int, result: SweepResult) -> float | None:
+        if self._plan.rates:
+            return self._plan.rates[number] if number < len(self._plan.rates) else None
+        curves = [[row.point for row in rows] for rows in result.rows.values()]
+        rate = next_rate(curves, self._takes * _START, self._plan.target)
+        return None if rate is None else round(rate, _RATE_DIGITS)
+
+    def _tell(self, text: str) -> None:
+        self._experiment.tell(f"{self._case.name}: {text}")

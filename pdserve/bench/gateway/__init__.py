@@ -1,1 +1,0 @@
-"""`pdserve bench coordinator`: what a coordinator, or any other gateway, costs."""

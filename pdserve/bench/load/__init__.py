@@ -1,0 +1,1 @@
+"""What benchmarks send, and what their clients see: workloads, clients, outcomes, scores."""

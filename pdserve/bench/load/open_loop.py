@@ -1,0 +1,184 @@
+"""An open-loop client: sends requests when they are due, whatever happens to earlier ones.
+
+A closed loop waits for a slow server, and so measures only the load that the server can handle.
+Here a server that falls behind gets the same arrivals as one that does not. The client's own lag is
+measured as well, at every request and by a clock that ticks beside them: results are valid only
+while this lag is small.
+
+The same client can run a closed loop: a number of streams that each send the next request when one
+has ended. It shows what a server does at exactly this concurrency.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import aiohttp
+import msgspec
+
+from pdserve.bench.load.client import completion_body, open_session
+from pdserve.bench.load.client_run import Run, timed
+from pdserve.bench.load.completion_stream import SAID_CHARS, error_in, read_stream
+from pdserve.bench.load.outcome import Outcome
+from pdserve.bench.load.workload import TimedRequest
+from pdserve.errors import ClusterError
+
+_REFUSED = 429
+_WORDS = ("the", "of", "and", "to", "in", "a", "is", "that", "for", "it", "as", "was", "with", "be")
+
+
+class OpenLoopClient:
+    """Sends timed requests to one server."""
+
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, model: str, *, sends_text: bool = False
+    ) -> None:
+        """Send to this server; `sends_text`: a word per token, for servers without token ids."""
+        self._session = session
+        self._url = url
+        self._model = model
+        self._sends_text = sends_text
+
+    async def run(self, requests: Sequence[TimedRequest], salt: str, drain_s: float) -> Run:
+        """Send each request when it is due, and wait up to `drain_s` after the last one is due.
+
+        Args:
+            requests: by time.
+            salt: prefixes are shared only between requests of one salt, so not between runs.
+            drain_s: after this time, running requests are cancelled and stay "unfinished".
+        """
+        bodies = [self._body(request, salt) for request in requests]
+        outcomes = [_nothing_yet(request) for request in requests]
+        sending: set[asyncio.Task[None]] = set()
+        async with timed() as timer, _ended(sending):
+            start_s = timer.start_s
+            for body, outcome in zip(bodies, outcomes, strict=True):
+                await asyncio.sleep(start_s + outcome.due_s - time.perf_counter())
+                sending.add(asyncio.create_task(self._send(body, outcome, start_s)))
+            await asyncio.wait(sending, timeout=drain_s)
+        return timer.run_of(outcomes)
+
+    async def run_closed(
+        self, requests: Sequence[TimedRequest], salt: str, concurrency: int, limit_s: float
+    ) -> Run:
+        """Send `concurrency` requests, and another one whenever one has ended.
+
+        A request is due when its turn has come.
+
+        Args:
+            requests: in this order.
+            salt: as `run`.
+            concurrency: number of concurrent requests.
+            limit_s: after this time, running requests are cancelled and no more are sent; all of
+                them are "unfinished".
+        """
+        bodies = [self._body(request, salt) for request in requests]
+        outcomes = [_nothing_yet(request) for request in requests]
+        left = iter(zip(bodies, outcomes, strict=True))
+        streams: set[asyncio.Task[None]] = set()
+        async with timed() as timer, _ended(streams):
+            start_s = timer.start_s
+
+            async def one_after_another() -> None:
+                for body, outcome in left:
+                    outcome.due_s = time.perf_counter() - start_s
+                    await self._send(body, outcome, start_s)
+
+            streams |= {asyncio.create_task(one_after_another()) for _ in range(concurrency)}
+            await asyncio.wait(streams, timeout=limit_s)
+        return timer.run_of(outcomes)
+
+    async def one_by_one(
+        self, requests: Sequence[TimedRequest], salt: str, deadline_s: float
+    ) -> list[Outcome]:
+        """Send each request when the previous one has ended, as on an idle cluster.
+
+        Raises:
+            ClusterError: one of them did not finish, or not within `deadline_s`.
+        """
+        outcomes = []
+        for request in requests:
+            outcome = _nothing_yet(request)
+            try:
+                async with asyncio.timeout(deadline_s):
+                    await self._send(self._body(request, salt), outcome, time.perf_counter())
+            except TimeoutError as error:
+                raise ClusterError(
+                    f"an idle cluster did not answer a prompt of {outcome.num_prompt} tokens "
+                    f"within {deadline_s:g} s"
+                ) from error
+            if outcome.end != "finished":
+                raise ClusterError(f"an idle cluster did not serve a request: {outcome.error}")
+            outcomes.append(outcome)
+        return outcomes
+
+    def _body(self, request: TimedRequest, salt: str) -> bytes:
+        """Encode a request before the run, since encoding long prompts takes time."""
+        return msgspec.json.encode(
+            completion_body(self._model, request.prompt, request.num_output)
+            | ({"prompt": as_text(request.prompt)} if self._sends_text else {})
+            | {
+                "cache_salt": salt,
+                "skip_special_tokens": False,  # otherwise their arrival would not be visible
+                "stream_options": {"include_usage": True},
+            }
+        )
+
+    async def _send(self, body: bytes, outcome: Outcome, start_s: float) -> None:
+        outcome.sent_s = time.perf_counter() - start_s
+        try:
+            async with self._session.post(
+                f"{self._url}/v1/completions",
+                data=body,
+                headers={"Content-Type": "application/json"},
+            ) as response:
+                outcome.prefill_node = response.headers.get("x-pdserve-prefill-node", "")
+                outcome.decode_node = response.headers.get("x-pdserve-decode-node", "")
+                if response.status == 200:
+                    await read_stream(response.content, outcome, start_s)
+                else:
+                    outcome.end = "refused" if response.status == _REFUSED else "failed"
+                    outcome.error = f"{response.status} {error_in(await response.read())}"
+        except aiohttp.ClientError as error:
+            outcome.end, outcome.error = "failed", f"the connection broke: {error}"[:SAID_CHARS]
+
+
+@asynccontextmanager
+async def open_loop_client(
+    url: str, model: str, *, sends_text: bool = False
+) -> AsyncIterator[OpenLoopClient]:
+    """Yield a client for `model` of the server at `url`; see OpenLoopClient."""
+    async with open_session() as session:
+        yield OpenLoopClient(session, url, model, sends_text=sends_text)
+
+
+def as_text(prompt: Sequence[int]) -> str:
+    """Return as many words as there are ids, the same for the same ids."""
+    return " ".join(_WORDS[token_id % len(_WORDS)] for token_id in prompt)
+
+
+def _nothing_yet(request: TimedRequest) -> Outcome:
+    return Outcome(
+        kind=request.kind,
+        due_s=request.at_s,
+        num_prompt=len(request.prompt),
+        num_output=request.num_output,
+    )
+
+
+@asynccontextmanager
+async def _ended(tasks: set[asyncio.Task[None]]) -> AsyncIterator[None]:
+    """Cancel the tasks at the end, and wait for them; raise the error of one that failed."""
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()

@@ -1,0 +1,156 @@
+"""The requests that a client sends, and when: the same for all candidates.
+
+A workload is a sequence of requests whose contents do not depend on the rate. The times of a run's
+requests are scaled so that they arrive at exactly that rate, on average over the run: 200 Poisson
+arrivals alone would be 7 % off, and the first 200 requests of a trace whose load rises, 40 %. Two
+servers get the same prompts at the same times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from pdserve.bench.load.client import PLAIN_IDS
+from pdserve.bench.load.scenarios import Kind, Lengths, Scenario
+from pdserve.bench.load.traces import MOONCAKE_BLOCK, TraceRow, mean_rate
+
+# Purposes of random numbers: independent streams.
+_ARRIVALS, _KINDS, _LENGTHS, _TOKENS, _BLOCKS = range(5)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedRequest:
+    """A request and the time at which it is due."""
+
+    at_s: float  # since the start of the run
+    kind: str
+    prompt: list[int]
+    num_output: int  # exact number of output tokens
+
+
+class Workload(Protocol):
+    """Generates requests for any rate."""
+
+    def timed(self, rate: float, count: int) -> list[TimedRequest]:
+        """Return the first `count` requests, or all there are, at `rate` requests per second."""
+        ...
+
+    def first(self, count: int) -> list[TimedRequest]:
+        """Return the first `count` requests, all at time 0."""
+        ...
+
+
+class SyntheticWorkload:
+    """A scenario's mixture of requests, arriving as a Poisson process."""
+
+    def __init__(self, scenario: Scenario, seed: int) -> None:
+        self._scenario = scenario
+        self._seed = seed
+
+    def timed(self, rate: float, count: int) -> list[TimedRequest]:
+        """As Workload.timed."""
+        times = poisson_times(rate, count, [self._seed, _ARRIVALS])
+        return [self._request(*numbered) for numbered in zip(times, self._kinds(), strict=False)]
+
+    def first(self, count: int) -> list[TimedRequest]:
+        """As Workload.first."""
+        kinds = self._kinds()
+        return [self._request(0.0, next(kinds)) for _ in range(count)]
+
+    def _kinds(self) -> Iterator[tuple[int, Kind]]:
+        """Yield numbered kinds from a shuffled deck, so that short runs have the mixture too."""
+        rng = np.random.default_rng([self._seed, _KINDS])
+        deck = [kind for kind in self._scenario.kinds for _ in range(kind.cards)]
+        number = 0
+        while True:
+            for card in rng.permutation(len(deck)):
+                yield number, deck[card]
+                number += 1
+
+    def _request(self, at_s: float, numbered: tuple[int, Kind]) -> TimedRequest:
+        number, kind = numbered
+        rng = np.random.default_rng([self._seed, _LENGTHS, number])
+        num_prompt, num_output = draw(kind.prompt, rng), draw(kind.output, rng)
+        prompt = random_ids(num_prompt, [self._seed, _TOKENS, number])
+        return TimedRequest(at_s, kind.name, prompt, num_output)
+
+
+class TraceWorkload:
+    """A trace whose lengths and times are scaled to the measurement.
+
+    Prompt tokens are random, but equal block ids give equal tokens. A trace's block becomes
+    `round(512 * factor)` tokens, and every length is scaled by exactly this ratio. Requests that
+    are still too long for the model are cut at `most_tokens`, the prompt first.
+    """
+
+    def __init__(
+        self, rows: Sequence[TraceRow], factor: float, most_tokens: int, seed: int
+    ) -> None:
+        """Replay a trace; `factor`: on lengths; `most_tokens`: of prompt and output together."""
+        self._rows = rows
+        self._seed = seed
+        self._most_tokens = most_tokens
+        self._block_tokens = max(1, round(MOONCAKE_BLOCK * factor))
+        self.factor = self._block_tokens / MOONCAKE_BLOCK
+        self.num_cut = sum(sum(self._scaled(row)) > most_tokens for row in rows)
+
+    def timed(self, rate: float, count: int) -> list[TimedRequest]:
+        """As Workload.timed. Raises ConfigError as `mean_rate`."""
+        rows = self._rows[:count]
+        slower = mean_rate(rows) / rate
+        return [self._request(i, row, row.at_s * slower) for i, row in enumerate(rows)]
+
+    def first(self, count: int) -> list[TimedRequest]:
+        """As Workload.first."""
+        return [self._request(i, row, 0.0) for i, row in enumerate(self._rows[:count])]
+
+    def _request(self, number: int, row: TraceRow, at_s: float) -> TimedRequest:
+        num_prompt, num_output = self._scaled(row)
+        num_output = min(num_output, self._most_tokens - 1)
+        num_prompt = min(num_prompt, self._most_tokens - num_output)
+        if row.blocks:
+            blocks = [random_ids(self._block_tokens, [self._seed, _BLOCKS, b]) for b in row.blocks]
+            prompt = [token for block in blocks for token in block][:num_prompt]
+        else:
+            prompt = random_ids(num_prompt, [self._seed, _TOKENS, number])
+        return TimedRequest(at_s, "trace", prompt, num_output)
+
+    def _scaled(self, row: TraceRow) -> tuple[int, int]:
+        return max(1, int(row.num_prompt * self.factor)), max(1, int(row.num_output * self.factor))
+
+
+def trace_factor(rows: Sequence[TraceRow], max_model_len: int) -> float:
+    """Return the factor on lengths, at most 1, with which 99 of 100 requests fit the model."""
+    p99 = float(np.percentile([row.num_prompt + row.num_output for row in rows], 99))
+    return min(1.0, max_model_len / p99)
+
+
+def poisson_times(rate: float, count: int, seed: Sequence[int]) -> list[float]:
+    """Return when `count` requests arrive within `count / rate` seconds, as in a Poisson process.
+
+    That is a Poisson process of which it is known how many requests arrive in this time.
+    """
+    sums = np.random.default_rng(seed).exponential(size=count + 1).cumsum()
+    times: list[float] = (sums[:-1] / sums[-1] * (count / rate)).tolist()
+    return times
+
+
+def draw(lengths: Lengths, rng: np.random.Generator) -> int:
+    """Draw one length, in tokens."""
+    drawn = lengths.median * np.exp(lengths.sigma * rng.standard_normal())
+    return int(np.clip(round(drawn), lengths.least, lengths.most))
+
+
+def draw_prompt(kind: Kind, seed: Sequence[int]) -> list[int]:
+    """Make one prompt of that kind; the same for the same seed."""
+    return random_ids(draw(kind.prompt, np.random.default_rng([*seed, _LENGTHS])), seed)
+
+
+def random_ids(count: int, seed: Sequence[int]) -> list[int]:
+    """Return `count` plain token ids; the same for the same seed."""
+    ids: list[int] = np.random.default_rng(seed).choice(PLAIN_IDS, count).tolist()
+    return ids

@@ -1,0 +1,1 @@
+"""`pdserve bench overhead`: what a decode step costs besides the model."""

@@ -1,0 +1,1 @@
+"""`pdserve bench perf-model`: how accurate predicted step times are."""

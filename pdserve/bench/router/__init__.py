@@ -1,0 +1,1 @@
+"""`pdserve bench router`: what a placement decision costs among very many nodes."""

@@ -1,0 +1,97 @@
+"""`pdserve bench transfer`: starts an exporter and a puller per block size, and measures pulls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from rich.table import Table
+
+from kv_transfer.transports.catalog import KINDS
+from pdserve.bench.output import print_json, print_tables
+from pdserve.bench.transfer.config import NetworkName, TransferConfig
+from pdserve.bench.transfer.ends import layout_of
+from pdserve.bench.transfer.measurement import (
+    PullCase,
+    SkippedTransport,
+    TransferReport,
+    TransferRow,
+    count_blocks,
+    measure_transport,
+)
+from pdserve.bench.transfer.network import NETWORKS
+from pdserve.bench.transfer.processes import start_ends
+from pdserve.exit_codes import OK
+
+_PULL_S = 60.0
+
+
+def run(config: TransferConfig, setup: dict[str, object]) -> int:
+    """Measure and print; the exit code.
+
+    Raises:
+        ConfigError: the settings leave nothing to measure.
+        ClusterError: one of the processes has ended, or does not answer.
+    """
+    report = asyncio.run(measure(config))
+    if config.json:
+        print_json(report, setup)
+    else:
+        skipped = [f"{s.transport} over {s.network}: {s.reason}" for s in report.skipped]
+        print_tables([_table(report.rows)], skipped)
+    return OK
+
+
+async def measure(config: TransferConfig) -> TransferReport:
+    """Measure everything that the config asks for. Raises as `run`."""
+    rows: list[TransferRow] = []
+    skipped: list[SkippedTransport] = []
+    transports: list[str] = [*config.transports] or [kind.name for kind in KINDS]
+    cases = {name: list(_cases(config, name)) for name in config.networks}
+    for name in config.networks:
+        left = list(transports)
+        obstacle = await NETWORKS[name].obstacle()
+        if obstacle is not None:
+            skipped += [SkippedTransport(transport, name, obstacle) for transport in left]
+            continue
+        for case in cases[name]:
+            async with start_ends(case, NETWORKS[name], config.deadline_s) as ends:
+                for transport in list(left):
+                    found = await measure_transport(
+                        ends.exporter, ends.puller, transport, case, ends.host
+                    )
+                    if isinstance(found, SkippedTransport):
+                        skipped.append(found)
+                        left.remove(transport)
+                    else:
+                        rows += found
+    return TransferReport(rows, skipped)
+
+
+def _cases(config: TransferConfig, network: NetworkName) -> Iterator[PullCase]:
+    for block_bytes in config.block_sizes:
+        layout_of(block_bytes)  # raises here rather than in a child process
+        pool_blocks, counts = count_blocks(config.counts, block_bytes, config.memory_bytes)
+        yield PullCase(network, block_bytes, pool_blocks, counts, _PULL_S, not config.small_pages)
+
+
+def _table(rows: list[TransferRow]) -> Table:
+    table = Table(title="pulls of scattered KV blocks, and memcpy of as many")
+    table.add_column("transport")
+    table.add_column("network")
+    columns = ("block KiB", "blocks", "GB/s", "memcpy GB/s", "ratio", "us a pull", "CPU s/GB")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(
+            row.transport,
+            row.network,
+            str(row.block_bytes >> 10),
+            str(row.blocks),
+            f"{row.gb_per_s:.2f}",
+            f"{row.memcpy_gb_per_s:.2f}",
+            f"{row.memcpy_ratio:.2f}",
+            f"{row.pull_us:.0f}",
+            f"{row.cpu_s_per_gb:.3f}",
+        )
+    return table

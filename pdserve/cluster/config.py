@@ -1,0 +1,93 @@
+"""The config of `pdserve up`: one coordinator and its nodes on this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from pdserve.config import (
+    AccessConfig,
+    AnswerConfig,
+    CheckpointConfig,
+    ConfigStruct,
+    Count,
+    EngineConfig,
+    HandoffConfig,
+    Mode,
+    PolicyConfig,
+    Port,
+    PrefixConfig,
+    ProfileConfig,
+    Requests,
+    RoutingConfig,
+    Seconds,
+    Timeouts,
+    TransportName,
+)
+from pdserve.errors import ConfigError
+from pdserve.flag_groups import CLUSTER
+
+
+class ClusterConfig(ConfigStruct, frozen=True):
+    """A cluster on one machine. What all nodes share is given once."""
+
+    flag_groups = CLUSTER
+
+    prefill: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="number of prefill nodes (default: 1, or 0 if colocated)"),
+    ] = None
+    decode: Annotated[Count, Meta(description="number of decode nodes")] = 1
+    mode: Annotated[
+        Mode,
+        Meta(description="which nodes compute prompts; colocated: decode nodes; adaptive: either"),
+    ] = "disaggregated"
+    host: Annotated[str, Meta(description="address that the coordinator listens on")] = "127.0.0.1"
+    port: Annotated[Port, Meta(description="HTTP port of the coordinator; 0: any free port")] = 8000
+    max_inflight: Annotated[
+        Requests, Meta(description="maximum requests on the nodes; others wait or are refused")
+    ] = 1024
+    transports: Annotated[
+        list[TransportName],
+        Meta(description="KV transports, best first; empty: all that are useful here"),
+    ] = msgspec.field(default_factory=list)
+    checksums: Annotated[
+        bool, Meta(description="verify the bytes of every pulled block (CPU only)")
+    ] = False
+    start_s: Annotated[
+        Seconds, Meta(description="deadline for every process to be ready, downloads included")
+    ] = 900.0
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    engine: EngineConfig = EngineConfig()
+    profile: ProfileConfig = ProfileConfig()
+    policy: PolicyConfig = PolicyConfig()
+    answers: AnswerConfig = AnswerConfig()
+    routing: RoutingConfig = RoutingConfig()
+    access: AccessConfig = AccessConfig()
+    handoff: HandoffConfig = HandoffConfig()
+    prefix: PrefixConfig = PrefixConfig()
+    timeouts: Timeouts = Timeouts()
+
+    @property
+    def num_prefill(self) -> int:
+        """How many prefill nodes there will be.
+
+        Raises:
+            ConfigError: the number asked for contradicts the mode.
+        """
+        colocated = self.mode == "colocated"
+        if self.prefill is None:
+            return 0 if colocated else 1
+        if colocated and self.prefill:
+            raise ConfigError(
+                f"--prefill {self.prefill} with --mode colocated: in that mode each node prefills "
+                "its own requests; leave --prefill out"
+            )
+        if not colocated and not self.prefill:
+            raise ConfigError(
+                f"--prefill 0 with --mode {self.mode}: that mode needs prefill nodes; use --mode "
+                "colocated"
+            )
+        return self.prefill

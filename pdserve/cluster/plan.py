@@ -1,0 +1,140 @@
+"""Plans a cluster's processes before any of them is started: names, configs, cores and devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from msgspec.structs import replace
+
+from pdserve.addresses import format_address, loopback
+from pdserve.cluster.config import ClusterConfig
+from pdserve.cluster.placement import assign_cores, assign_device, coordinator_cores
+from pdserve.config import (
+    CoordinatorConfig,
+    CoordinatorTimeouts,
+    EngineConfig,
+    NodeConfig,
+    NodeTimeouts,
+    WeightsConfig,
+)
+from pdserve.config_values import format_cpus
+from pdserve.flags import as_flags
+from pdserve.node.cores import plan_cores
+
+COORDINATOR = "coordinator"
+
+Kind = Literal["coordinator", "prefill", "decode"]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The resources of this machine that a cluster may use."""
+
+    cores: Sequence[int]
+    num_gpus: int = 0
+
+
+@dataclass(frozen=True)
+class ProcessPlan:
+    """One process of a cluster."""
+
+    name: str  # for a node, also its node id
+    kind: Kind
+    config: CoordinatorConfig | NodeConfig
+
+    @property
+    def arguments(self) -> list[str]:
+        """Its command line after `pdserve`."""
+        return [self.kind, *as_flags(self.config)]
+
+
+def plan_cluster(
+    config: ClusterConfig, http_port: int, grpc_port: int, machine: Machine
+) -> list[ProcessPlan]:
+    """The coordinator, then prefill-0, prefill-1, ..., decode-0, ...
+
+    Raises:
+        ConfigError: the numbers of nodes contradict the mode.
+    """
+    prefill: list[Kind] = ["prefill"] * config.num_prefill
+    decode: list[Kind] = ["decode"] * config.decode
+    kinds = prefill + decode
+    shares = assign_cores(len(kinds), machine.cores)
+    engines = [
+        _placed(config.engine, number, cores, machine.num_gpus)
+        for number, cores in enumerate(shares)
+    ]
+    core_plans = [plan_cores(engine, machine.cores) for engine in engines]
+    cpus = format_cpus(coordinator_cores(core_plans, machine.cores))
+    coordinator = _coordinator_config(config, http_port, grpc_port, cpus)
+    plans = [ProcessPlan(COORDINATOR, "coordinator", coordinator)]
+    coordinator_address = format_address(loopback(config.host), grpc_port)
+    for number, (kind, engine) in enumerate(zip(kinds, engines, strict=True)):
+        name = f"{kind}-{kinds[:number].count(kind)}"
+        node = _node_config(config, name, coordinator_address, engine)
+        plans.append(ProcessPlan(name, kind, node))
+    return plans
+
+
+def _coordinator_config(
+    config: ClusterConfig, http_port: int, grpc_port: int, cpus: str
+) -> CoordinatorConfig:
+    return CoordinatorConfig(
+        host=config.host,
+        port=http_port,
+        grpc_host=loopback(config.host),  # all nodes are here, and nobody else may join
+        grpc_port=grpc_port,
+        cpus=cpus,
+        mode=config.mode,
+        max_inflight=config.max_inflight,
+        checkpoint=config.checkpoint,
+        answers=config.answers,
+        routing=config.routing,
+        access=config.access,
+        timeouts=config.timeouts.part(CoordinatorTimeouts),
+    )
+
+
+def _node_config(
+    config: ClusterConfig, node_id: str, coordinator_address: str, engine: EngineConfig
+) -> NodeConfig:
+    return NodeConfig(
+        node_id=node_id,
+        coordinators=[coordinator_address],
+        transports=config.transports,
+        checksums=config.checksums,
+        checkpoint=config.checkpoint.part(WeightsConfig),
+        engine=engine,
+        profile=config.profile,
+        policy=config.policy,
+        handoff=config.handoff,
+        prefix=config.prefix,
+        timeouts=config.timeouts.part(NodeTimeouts),
+    )
+
+
+def crowding(plans: Sequence[ProcessPlan], cores: Sequence[int]) -> str:
+    """A warning if there are more compute threads than cores; otherwise empty."""
+    engines = [plan.config.engine for plan in plans if isinstance(plan.config, NodeConfig)]
+    shares = [
+        plan_cores(engine, cores) for engine in engines if not engine.device.startswith("cuda")
+    ]
+    num_threads = sum(share.num_threads for share in shares)
+    num_cores = len({core for share in shares for core in share.compute})
+    if num_threads <= num_cores:
+        return ""
+    return (
+        f"{len(shares)} nodes compute with {num_threads} threads on {num_cores} cores: their steps "
+        "will wait for each other; predictions of TTFT and TPOT hold for fewer nodes, or more cores"
+    )
+
+
+def _placed(engine: EngineConfig, number: int, cores: list[int], num_gpus: int) -> EngineConfig:
+    """The engine config of node `number`, with its share of the machine."""
+    return replace(
+        engine,
+        cpus=format_cpus(cores),
+        device=assign_device(engine.device, number, num_gpus),
+    )

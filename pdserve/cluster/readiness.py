@@ -1,0 +1,71 @@
+"""Waits until a cluster, or a part of it, is ready, or one of its processes has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from pdserve.cluster.child import Child, Exit
+from pdserve.cluster.plan import COORDINATOR
+from pdserve.cluster.status import fetch_status
+from pdserve.errors import ClusterError
+from pdserve.exit_codes import FAILED, StartFailed
+from pdserve.protocol.status import ClusterStatus
+
+_TICK_S = 0.1  # between two requests for /status
+
+
+async def wait_until(
+    is_ready: Callable[[ClusterStatus], bool],
+    url: str,
+    children: Sequence[Child],
+    within_s: float,
+) -> None:
+    """Poll the status of the cluster at `url` until `is_ready` returns True.
+
+    Raises:
+        StartFailed: one of `children` ended first, or `within_s` passed.
+    """
+    looking = asyncio.create_task(_look_until(is_ready, url))
+    endings = [asyncio.create_task(child.ended()) for child in children]
+    try:
+        done, _ = await asyncio.wait(
+            [looking, *endings], timeout=within_s, return_when=asyncio.FIRST_COMPLETED
+        )
+    finally:
+        for task in (looking, *endings):
+            task.cancel()
+    for ending in endings:
+        if ending in done:
+            raise _ended_early(ending.result())
+    if looking not in done:
+        raise await _too_late(url, [child.name for child in children], within_s)
+    looking.result()
+
+
+async def _look_until(is_ready: Callable[[ClusterStatus], bool], url: str) -> None:
+    while True:
+        try:
+            status = await fetch_status(url)
+        except ClusterError:  # the coordinator does not listen yet
+            pass
+        else:
+            if is_ready(status):
+                return
+        await asyncio.sleep(_TICK_S)
+
+
+async def _too_late(url: str, names: Sequence[str], within_s: float) -> StartFailed:
+    try:
+        status = await fetch_status(url)
+        missing = status.waiting_for([name for name in names if name != COORDINATOR])
+    except ClusterError as error:
+        missing = str(error)
+    return StartFailed(f"the cluster was not ready within {within_s:g} s (start_s): {missing}")
+
+
+def _ended_early(end: Exit) -> StartFailed:
+    return StartFailed(
+        f"{end.name} ended with {end.cause} before the cluster was ready: {end.last_line}",
+        end.returncode if end.returncode > 0 else FAILED,
+    )

@@ -1,0 +1,253 @@
+"""Runs a cluster as child processes: starts, watches, kills, restarts and stops them.
+
+    async with Cluster(ClusterConfig(port=0, decode=2)) as cluster:  # everything is ready here
+        print(cluster.url)
+        await cluster.kill_node("decode-1")
+        await cluster.start_node("decode-1")
+
+A process is planned, started, loading, ready (both according to /status), and ended. The nodes are
+stopped first, so that they can drain, and the coordinator last. No child outlives this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from pdserve.addresses import format_address, loopback
+from pdserve.cluster.child import Child, Exit, LineSink
+from pdserve.cluster.config import ClusterConfig
+from pdserve.cluster.placement import count_gpus, usable_cores
+from pdserve.cluster.plan import COORDINATOR, Machine, ProcessPlan, crowding, plan_cluster
+from pdserve.cluster.ports import ReservedPort, reachable
+from pdserve.cluster.readiness import wait_until
+from pdserve.cluster.status import fetch_status
+from pdserve.errors import ClusterError
+from pdserve.protocol.status import ClusterStatus
+
+OWN_COMMAND = (sys.executable, "-m", "pdserve.cli")
+
+
+class Cluster:
+    """One coordinator and its nodes, named "coordinator", "prefill-0", ..., "decode-0", ...
+
+    Use it only from the thread that runs the event loop. The children are killed when that thread
+    ends, so it must live as long as the cluster.
+    """
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        *,
+        on_line: LineSink = lambda name, line: None,
+        command: Sequence[str] = OWN_COMMAND,
+        make_child: Callable[..., Child] = Child,
+        machine: Machine | None = None,
+        stop_margin_s: float = 3.0,
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            config: what to start; port 0 stands for any free port.
+            on_line: called with (process name, line) for every line that a child writes.
+            command: the program that understands `coordinator|prefill|decode FLAGS`.
+            make_child: what runs such a command, called as `Child` is.
+            machine: the resources to use; default: all that this process may use.
+            stop_margin_s: time for a process to exit after its drain deadline.
+        """
+        self.config = config
+        self.crowding = ""  # a warning if there are too few cores; set by `spawn`
+        self._on_line = on_line
+        self._command = list(command)
+        self._make_child = make_child
+        self._machine = machine
+        self._stop_margin_s = stop_margin_s
+        self._ports: list[ReservedPort] = []  # HTTP, gRPC
+        self._plans: dict[str, ProcessPlan] = {}
+        self._children: dict[str, Child] = {}
+        self._exits: asyncio.Queue[Exit] = asyncio.Queue()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.spawn()
+            await self.wait_ready()
+        except BaseException:
+            await self.kill()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                await self.stop()
+        finally:
+            await self.kill()
+
+    # ---- state -----------------------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        """Address for clients: "http://127.0.0.1:8000"."""
+        return f"http://{reachable(self.config.host, self._ports[0].port)}"
+
+    @property
+    def grpc_address(self) -> str:
+        """Address for nodes: "127.0.0.1:8001"."""
+        return format_address(loopback(self.config.host), self._ports[1].port)
+
+    @property
+    def _stop_grace_s(self) -> float:
+        return self.config.timeouts.drain_s + self._stop_margin_s
+
+    @property
+    def node_names(self) -> list[str]:
+        """All planned nodes, prefill nodes first; the names are also the node ids."""
+        return [name for name in self._plans if name != COORDINATOR]
+
+    def pid(self, name: str) -> int:
+        """The process id, also after the end of the process."""
+        return self._children[name].pid
+
+    def is_running(self, name: str) -> bool:
+        """Whether the process was started and has not ended."""
+        return name in self._children and self._children[name].is_running
+
+    def command_line(self, name: str) -> list[str]:
+        """The command that starts the process by hand, for instance as a replacement."""
+        return [*self._command, *self._plans[name].arguments]
+
+    async def status(self) -> ClusterStatus:
+        """The current status, from the coordinator.
+
+        Raises:
+            ClusterError: the coordinator does not answer.
+        """
+        return await fetch_status(self.url)
+
+    async def metrics_addresses(self) -> dict[str, str]:
+        """Node name |-> host:port of its /metrics, for the attached nodes."""
+        return {node.node_id: node.metrics_address for node in (await self.status()).nodes}
+
+    # ---- start -----------------------------------------------------------------------------------
+
+    async def spawn(self) -> None:
+        """Start all processes; returns before they are ready.
+
+        Raises:
+            ConfigError: a port is in use, or the config contradicts itself.
+        """
+        config = self.config
+        machine = self._machine or Machine(
+            usable_cores(config.engine.cpus), await asyncio.to_thread(count_gpus)
+        )
+        self._ports = [ReservedPort(config.host, config.port)]
+        self._ports.append(ReservedPort(loopback(config.host)))
+        http_port, grpc_port = (reserved.port for reserved in self._ports)
+        plans = plan_cluster(config, http_port, grpc_port, machine)
+        self.crowding = crowding(plans, machine.cores)
+        for plan in plans:
+            self._plans[plan.name] = plan
+        for name in self._plans:
+            self._start(name)
+
+    async def wait_ready(self, on_status: Callable[[ClusterStatus], None] | None = None) -> None:
+        """Wait until all nodes are ready; `on_status` is called with every status on the way.
+
+        Raises:
+            StartFailed: a process ended first, or `start_s` passed.
+        """
+
+        def is_ready(status: ClusterStatus) -> bool:
+            if on_status is not None:
+                on_status(status)
+            return status.ready and not status.waiting_for(self.node_names)
+
+        await self._wait_until(is_ready, list(self._children.values()))
+
+    async def start_node(self, name: str) -> None:
+        """Start a node that has ended, and wait until its new incarnation is ready.
+
+        Raises:
+            StartFailed: it ended before that, or `start_s` passed.
+            ClusterError: it is still running, or the coordinator does not answer.
+        """
+        if self.is_running(name):
+            raise ClusterError(f"{name} is still running: kill it before starting it again")
+        former = (await self.status()).node(name)
+        self._start(name)
+
+        def is_ready(status: ClusterStatus) -> bool:
+            node = status.node(name)
+            is_former = node and former and node.incarnation == former.incarnation
+            return node is not None and node.state == "ready" and not is_former
+
+        await self._wait_until(is_ready, [self._children[name]])
+
+    async def restart_coordinator(self) -> None:
+        """Kill it, start it on the same ports, and wait until all running nodes are ready again.
+
+        Raises:
+            StartFailed: a process ended before that, or `start_s` passed.
+        """
+        await self.kill_node(COORDINATOR)
+        self._start(COORDINATOR)
+        running = [child for child in self._children.values() if child.is_running]
+        names = [child.name for child in running if child.name != COORDINATOR]
+        await self._wait_until(lambda status: not status.waiting_for(names), running)
+
+    def _start(self, name: str) -> None:
+        argv = [*self.command_line(name), f"--die-with-parent={os.getpid()}"]
+        self._children[name] = self._make_child(
+            name, argv, self._on_line, self._exits.put_nowait, inherits_key=name == COORDINATOR
+        )
+
+    async def _wait_until(
+        self, is_ready: Callable[[ClusterStatus], bool], children: Sequence[Child]
+    ) -> None:
+        await wait_until(is_ready, self.url, children, self.config.start_s)
+
+    # ---- end -------------------------------------------------------------------------------------
+
+    async def next_exit(self) -> Exit:
+        """Wait for the next end of any process; each end is returned once."""
+        return await self._exits.get()
+
+    def send_signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to the process, without waiting."""
+        self._children[name].send_signal(number)
+
+    async def kill_node(self, name: str) -> Exit:
+        """Send SIGKILL; returns when the process has ended."""
+        self.send_signal(name, signal.SIGKILL)
+        return await self._children[name].ended()
+
+    async def drain_node(self, name: str) -> Exit:
+        """Send SIGTERM, and SIGKILL after the drain deadline; returns when it has ended."""
+        return await self._children[name].stop(self._stop_grace_s)
+
+    async def stop(self) -> list[Exit]:
+        """Drain all nodes, then stop the coordinator. Returns how each running process ended."""
+        running = [name for name in self.node_names if self.is_running(name)]
+        ends = await asyncio.gather(*(self.drain_node(name) for name in running))
+        if self.is_running(COORDINATOR):
+            ends.append(await self.drain_node(COORDINATOR))
+        self._release_ports()
+        return ends
+
+    async def kill(self) -> None:
+        """Send SIGKILL to all processes at once, and wait until they have ended."""
+        for child in self._children.values():
+            child.send_signal(signal.SIGKILL)
+        await asyncio.gather(*(child.ended() for child in self._children.values()))
+        self._release_ports()
+
+    def _release_ports(self) -> None:
+        for reserved in self._ports:
+            reserved.close()

@@ -1,0 +1,57 @@
+"""Which settings of a process are flags, by what a user wants. The others are in docs/SETTINGS.md.
+
+What is not here is set in the file or with `--set`: it matters to few, or once per installation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+Groups = Mapping[str, tuple[str, ...]]  # heading |-> names of fields
+
+CLUSTER: Final[Groups] = {
+    "pools": ("prefill", "decode", "mode", "rebalance"),
+    "model": (
+        "model",
+        "served_model_name",
+        "dtype",
+        "quantization",
+        "max_model_len",
+        "tool_format",
+        "split_reasoning",
+    ),
+    "network": ("host", "port", "transports"),
+    "promises": ("slo_classes", "default_class", "admission"),
+    "access": ("key_file", "usage_db"),
+    "performance": ("device", "threads", "kv_memory"),
+}
+
+COORDINATOR: Final[Groups] = {
+    "pools": ("mode", "router", "rebalance"),
+    "model": ("model", "revision", "served_model_name", "tool_format", "split_reasoning"),
+    "network": ("host", "port", "grpc_host", "grpc_port"),
+    "promises and limits": (
+        "slo_classes",
+        "default_class",
+        "admission",
+        "max_inflight",
+        "max_waiting",
+    ),
+    "access": ("key_file", "cors_origins", "usage_db"),
+    "performance": ("cpus",),
+}
+
+NODE: Final[Groups] = {
+    "cluster": ("node_id", "coordinators"),
+    "model": ("model", "revision", "dtype", "quantization", "max_model_len"),
+    "network": ("host", "port", "metrics_port", "transports"),
+    "scheduling": ("prefill_policy", "decode_policy", "max_batch_size", "token_budget"),
+    "performance": ("device", "threads", "cpus", "kv_memory", "block_size", "tier_memory"),
+}
+
+DEMO: Final[Groups] = {
+    "questions": ("prompt", "max_tokens", "deadline_s"),
+    "model": ("model", "dtype", "quantization"),
+    "performance": ("device", "threads", "cpus", "kv_memory"),
+}

@@ -1,0 +1,311 @@
+"""`pdserve bench compare`: what it can be told, what it starts, what it prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from rich.console import Console
+from rich.table import Table
+
+import pdserve
+from pdserve.bench.compare import run as bench_compare
+from pdserve.bench.compare.clusters import Clusters
+from pdserve.bench.compare.config import CompareConfig, Tuning
+from pdserve.bench.compare.report import CompareReport
+from pdserve.bench.compare.run import case_maker
+from pdserve.bench.compare.runner import Candidate, Experiment, ModeServer
+from pdserve.bench.compare.table import mode_table, remarks, tables
+from pdserve.bench.load.outcome import Promise
+from pdserve.bench.load.slo_score import score
+from pdserve.cli.main import build_parser, main
+from pdserve.config import EngineConfig, PolicyConfig
+from pdserve.config_values import parse_bytes
+from pdserve.errors import ConfigError
+from pdserve.slo import parse_slo_classes
+from tests.unit.bench.fake_server import FakeServer
+from tests.unit.bench.made_reports import made_report, outcome
+
+PROMISE = Promise(ttft_s=1.5, tpot_s=0.0071)
+
+
+def test_quick_is_less_of_everything() -> None:
+    plan, quick = CompareConfig().plan, CompareConfig(quick=True).plan
+    assert quick.duration_s < plan.duration_s
+    assert quick.idle_requests < plan.idle_requests
+    assert set(quick.tunings) < set(plan.tunings)
+    assert quick.least_requests < plan.least_requests
+    assert quick.budget_s < 600
+    assert quick.modes == plan.modes
+
+
+def test_quick_does_not_override_what_is_quicker_still() -> None:
+    config = CompareConfig(quick=True, duration_s=2.0, budget_s=60.0, chunks=[512, 128])
+    plan = config.plan
+    assert (plan.duration_s, plan.budget_s) == (2.0, 60.0)
+    assert plan.tunings == [Tuning(512), Tuning(512, one_node=True)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--modes=adaptive,adaptive"], "must not name anything twice"),
+        (["--scenarios=conversation,conversation"], "must not name anything twice"),
+        (["--rates=2,1"], "must rise"),
+        (["--rates=1,1e6"], "would have 30000000 requests"),
+        (["--shape=7b"], "there are demo-14m, 25m"),
+        (["--trace=/nowhere/trace.csv"], "cannot read the trace"),
+        (["--out=/dev/null/x"], "cannot write there"),
+    ],
+)
+def test_the_users_fault_is_told_before_anything_starts(
+    flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["bench", "compare", f"--out={tmp_path}", *flags]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_flags_are_read() -> None:
+    line = "bench compare --quick --scenarios conversation --rates 1,2.5 --local-chunk 32 --json"
+    assert build_parser().parse_args(line.split()).command is not None
+
+
+def clusters(**changes: object) -> Clusters:
+    return Clusters(CompareConfig(**changes), "model", lambda name, line: None)  # type: ignore[arg-type]
+
+
+def test_every_mode_gets_the_same_nodes_and_promises() -> None:
+    configs = [
+        clusters(prefill=2, decode=3, admission=True).cluster_config(
+            Candidate(mode, tuning), PROMISE
+        )
+        for mode, tuning in (
+            ("disaggregated", None),
+            ("adaptive", None),
+            ("colocated", Tuning(64)),
+        )
+    ]
+    assert [(c.num_prefill, c.decode) for c in configs] == [(2, 3), (2, 3), (0, 5)]
+    assert [c.policy.local_chunk for c in configs] == [0, 0, 64]
+    for config in configs:
+        assert config.port == 0
+        assert config.checkpoint.model == "model"
+        assert config.routing.admission
+        routing = config.routing
+        promised = parse_slo_classes(routing.slo_classes, routing.default_class).default
+        assert (promised.ttft_s, promised.tpot_s) == (1.5, 0.0071)
+
+
+def test_one_node_has_all_that_several_would_have() -> None:
+    config = clusters(prefill=2, decode=1, engine=EngineConfig(threads=4, kv_memory="1GiB"))
+    one = config.cluster_config(Candidate("colocated", Tuning(0, one_node=True)), PROMISE)
+    assert (one.num_prefill, one.decode, one.engine.threads) == (0, 1, 12)
+    assert parse_bytes(one.engine.kv_memory) == 3 << 30
+
+
+def test_idle_clusters_promise_and_refuse_nothing() -> None:
+    routing = clusters().cluster_config(Candidate("disaggregated"), None).routing
+    promised = parse_slo_classes(routing.slo_classes, routing.default_class).default
+    assert (promised.ttft_s, promised.tpot_s, routing.admission) == (0.0, 0.0, False)
+
+
+def test_what_the_user_says_of_nodes_holds() -> None:
+    config = clusters(
+        engine=EngineConfig(kv_memory="1GiB"),
+        policy=PolicyConfig(decode_policy="max-batch", local_chunk=32),
+    ).cluster_config(Candidate("adaptive"), PROMISE)
+    assert config.engine.kv_memory == "1GiB"
+    assert (config.policy.decode_policy, config.policy.local_chunk) == ("max-batch", 32)
+    assert not config.routing.admission
+
+
+def test_the_tables_have_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(width=200)
+    for table in tables(made_report()):
+        console.print(table)
+    printed = capsys.readouterr().out
+    for text in (
+        "made-up: nothing",
+        "TTFT 1000 ms, TPOT 20.0 ms (as given)",
+        "1.5/s",  # disaggregated, half way from 100 % to 80 %
+        "1.17/s",
+        "500/500/500",
+        "200.0 !",
+        "1.25",
+        "tuned at 1.5/s",
+        "adaptive is missing: it has no nodes",
+    ):
+        assert text in printed, text
+
+
+def test_goodput_beyond_the_rates_has_no_ratio(capsys: pytest.CaptureFixture[str]) -> None:
+    report = made_report()
+    open_end = replace(
+        report.modes[0],
+        goodput=2.0,
+        goodput_is="above the rates",
+        goodput_interval=(1.2, None),
+    )
+    Console(width=200).print(mode_table(report.scenarios[0], [open_end, report.modes[1]]))
+    printed = capsys.readouterr().out
+    assert "> 2/s" in printed
+    assert "> 1.2" in printed
+    assert "%" not in printed.split("of the best")[1]
+
+
+def test_a_busy_machine_is_remarked_on() -> None:
+    report = made_report()
+    assert "Other work" not in "\n".join(remarks(report))
+    report.setup["load_average"] = 3.0
+    assert "its load was 3.0" in "\n".join(remarks(report))
+
+
+def test_a_late_client_and_cut_requests_are_remarked_on() -> None:
+    said = "\n".join(remarks(made_report()))
+    assert "In 1 rows marked ! the client itself was late" in said
+    assert "3 requests were cut" in said
+
+
+def test_percentiles_of_few_requests_or_of_survivors_are_remarked_on() -> None:
+    report = made_report()
+    said = "\n".join(remarks(report))
+    assert "Percentiles leave out what did not happen" in said  # five requests were refused
+    assert "A p99 of fewer than 100 requests" in said
+    many = [outcome(0.01)] * 100
+    row = replace(report.modes[0].rows[0], score=score(many, report.scenarios[0].promise, 0.9))
+    said = "\n".join(remarks(replace(report, modes=[replace(report.modes[0], rows=[row])])))
+    assert "Percentiles leave out" not in said
+    assert "A p99" not in said
+
+
+def test_every_kind_has_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    report = made_report()
+    assert "each kind of requests" not in [table.title for table in printed_tables(report)]
+    mixed = [outcome(0.01)] * 9 + [outcome(0.01, kind="long"), outcome(0.05, kind="long")]
+    row = replace(report.modes[0].rows[0], score=score(mixed, report.scenarios[0].promise, 0.9))
+    report = replace(report, modes=[replace(report.modes[0], rows=[row])])
+    (table,) = [t for t in printed_tables(report) if "each kind" in str(t.title)]
+    Console(width=200).print(table)
+    lines = capsys.readouterr().out.splitlines()
+    chat, long = (next(line.split() for line in lines if kind in line) for kind in ("chat", "long"))
+    assert chat[5:10:2] == ["chat", "100%", "9"]
+    assert long[5:10:2] == ["long", "50%", "2"]
+    assert long[-2] == "30.0/46.0/49.6"  # TPOT of 10 and 50 ms, linear between them
+
+
+def printed_tables(report: CompareReport) -> list[Table]:
+    return [table for table in tables(report) if isinstance(table, Table)]
+
+
+@pytest.mark.parametrize(("prompts", "streams"), [(3, 8), (4, 7)])
+def test_disturbances_that_were_refused_are_remarked_on(prompts: int, streams: int) -> None:
+    report = made_report()
+    assert "to disturb" not in "\n".join(remarks(report))
+    mode = report.modes[0]
+    assert mode.interference is not None
+    partial = replace(mode.interference, prompts_finished=prompts, streams_finished=streams)
+    report.modes[0] = replace(mode, interference=partial)
+    said = "\n".join(remarks(report))
+    assert f"served {prompts} of 4 prompts that were to disturb its streams" in said
+    assert f"{streams} of 8 streams" in said
+
+
+def test_the_report_is_one_json_object_and_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @asynccontextmanager
+    async def launch(
+        self: Clusters, candidate: Candidate, promise: Promise | None
+    ) -> AsyncIterator[ModeServer]:
+        async with FakeServer().running() as server:
+            yield server
+
+    monkeypatch.setattr(Clusters, "launch", launch)
+    flags = "--scenarios short-prompts --modes disaggregated,colocated --chunks 0 --no-one-node"
+    short = "--rates 50,100 --duration-s 0.1 --idle-requests 1 --length-scale 0.1 --json"
+    promise = "--ttft-s 9 --tpot-s 9"
+    words = [*flags.split(), *short.split(), *promise.split()]
+    assert main(["bench", "compare", f"--out={tmp_path}", *words]) == 0
+    captured = capsys.readouterr()
+    report = json.loads(captured.out)
+    assert [(mode["mode"], mode["goodput"]) for mode in report["modes"]] == [
+        ("disaggregated", 100.0),
+        ("colocated", 100.0),
+    ]
+    assert report == json.loads((tmp_path / "report.json").read_text())
+    assert report["setup"]["config"]["seed"] == 0
+    assert report["setup"]["machine"]
+    assert report["setup"]["packages"]["numpy"]
+    assert "disaggregated at 50/s" in captured.err
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {
+        "report.json",
+        "requests.jsonl",
+        "processes.log",
+        "short-prompts-attainment.png",
+        "short-prompts-latency.png",
+    }
+    runs = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+    assert {run["what"] for run in runs} == {"warm-up", "idle", "burst", "rate"}
+    monkeypatch.chdir(tmp_path)
+    exec(example("docs/BENCHMARKS.md"), {})
+    attainments = {(m["mode"], r["rate"]): r["score"]["attainment"] for m, r in rows(report)}
+    computed = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert {(mode, float(rate)): float(share) for _, mode, rate, share in computed} == attainments
+
+
+def example(document: str) -> str:
+    """Return its code, which computes the attainment of each run from the raw results."""
+    text = (Path(pdserve.__file__).parents[1] / document).read_text()
+    return text.split("```python\n")[1].split("```")[0]
+
+
+def rows(report: Any) -> Iterator[tuple[Any, Any]]:
+    return ((mode, row) for mode in report["modes"] for row in mode["rows"])
+
+
+def test_results_of_another_comparison_are_not_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "requests.jsonl").write_text("precious")
+    assert main(["bench", "compare", f"--out={tmp_path}"]) == 2
+    assert "has the results of another comparison" in capsys.readouterr().err
+    assert (tmp_path / "requests.jsonl").read_text() == "precious"
+
+
+def test_what_was_measured_before_ctrl_c_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def interrupted(
+        experiment: Experiment, make_cases: object, report: CompareReport
+    ) -> None:
+        made = made_report()
+        report.modes.extend(made.modes)
+        report.scenarios.extend(made.scenarios)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_compare, "compare", interrupted)
+    assert main(["bench", "compare", f"--out={tmp_path}"]) == 130
+    assert "made-up: nothing" in capsys.readouterr().out
+    kept = json.loads((tmp_path / "report.json").read_text())
+    assert [mode["mode"] for mode in kept["modes"]] == ["disaggregated", "colocated"]
+
+
+def test_a_trace_is_replayed_instead_of_scenarios(tmp_path: Path) -> None:
+    path = tmp_path / "azure.csv"
+    lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
+    lines += [f"2023-11-16 18:15:{10 + i}.0000000,{40 + i},{2 + i}" for i in range(10)]
+    path.write_text("\n".join(lines))
+    (case,) = case_maker(CompareConfig(trace=str(path)))(8192)
+    assert case.name == "azure"
+    assert [len(request.prompt) for request in case.workload.first(3)] == [40, 41, 42]
+
+
+def test_a_scenario_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ConfigError, match="do not fit a model"):
+        case_maker(CompareConfig(length_scale=3.0))(8192)
