@@ -15,7 +15,7 @@ from coordinator.api import ApiConfig, HttpServer, create_app
 from coordinator.api.admin import add_admin_routes
 from coordinator.api.config import parse_origins
 from coordinator.api.context import CONTEXT
-from coordinator.api.server import OTHER_FILES
+from coordinator.api.server.server import OTHER_FILES
 from coordinator.call_metrics import MetricsObserver
 from coordinator.flow import Flow
 from coordinator.measured_promises import MeasuredPromises

@@ -9,6 +9,6 @@ events (`arrivals`) and converts them to text (`choice`); `formats` and `sse` en
 from coordinator.api.app import create_app
 from coordinator.api.config import ApiConfig
 from coordinator.api.observer import NullObserver, Observer, RequestSummary
-from coordinator.api.server import HttpServer
+from coordinator.api.server.server import HttpServer
 
 __all__ = ["ApiConfig", "HttpServer", "NullObserver", "Observer", "RequestSummary", "create_app"]

@@ -8,9 +8,9 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from coordinator.api.body import expect_nothing, read_request
 from coordinator.api.context import CONTEXT
-from coordinator.api.json_answer import json_answer
+from coordinator.api.read.body import expect_nothing, read_request
+from coordinator.api.server.json_answer import json_answer
 from coordinator.role_changes import RoleChanges
 from pdserve.protocol import NodeRole
 

@@ -8,18 +8,18 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
-from coordinator.api.body_budget import BodyBudget
-from coordinator.api.chat_parts import PartsOptions
+from coordinator.api.answer.write_turns import WriteTurns
 from coordinator.api.config import ApiConfig
 from coordinator.api.context import CONTEXT, ApiContext
-from coordinator.api.headers import label
-from coordinator.api.middleware import answer_everything
 from coordinator.api.observer import NullObserver, Observer
-from coordinator.api.responses_api.store import ResponseStore
+from coordinator.api.plan.parts import PartsOptions
+from coordinator.api.read.body_budget import BodyBudget
 from coordinator.api.routes import ROUTES
-from coordinator.api.write_turns import WriteTurns
+from coordinator.api.server.headers import label
+from coordinator.api.server.middleware import answer_everything
 from coordinator.embedding_model import EmbeddingModel
 from coordinator.generation import Generator
+from coordinator.stateful.store import ResponseStore
 from coordinator.tenants import Tenants
 from coordinator.text import Tokenizer
 from coordinator.text.grammars import GrammarChecker

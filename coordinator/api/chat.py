@@ -8,11 +8,16 @@ from dataclasses import replace
 from aiohttp import web
 from msgspec import structs
 
-from coordinator.api.answer import answer
-from coordinator.api.body import read_request
-from coordinator.api.call import CallPlan
-from coordinator.api.chat_format import ChatFormat
-from coordinator.api.chat_parts import (
+from coordinator.api.answer.call import CallPlan
+from coordinator.api.answer.chat_format import ChatFormat
+from coordinator.api.answer.formats import AnswerFormat, AnswerHead, PromptsShown, UsageShown
+from coordinator.api.answer.logprobs import TokenNames
+from coordinator.api.answer.run import answer
+from coordinator.api.context import CONTEXT, ApiContext
+from coordinator.api.endpoint import admit, answer_head, usage_shown
+from coordinator.api.plan.generations import answers_like, generation
+from coordinator.api.plan.limits import check_num_chars, default_max_tokens, output_limit, truncated
+from coordinator.api.plan.parts import (
     PartsPlan,
     call_grammar,
     check_tools,
@@ -20,18 +25,13 @@ from coordinator.api.chat_parts import (
     plan_parts,
     with_allowed_tools,
 )
-from coordinator.api.context import CONTEXT, ApiContext
-from coordinator.api.endpoint import admit, answer_head, usage_shown
-from coordinator.api.formats import AnswerFormat, AnswerHead, PromptsShown, UsageShown
-from coordinator.api.functions import with_functions_as_tools
-from coordinator.api.generations import answers_like, generation
-from coordinator.api.limits import check_num_chars, default_max_tokens, output_limit, truncated
-from coordinator.api.logprobs import TokenNames
-from coordinator.api.messages import conversation, echoed_text
-from coordinator.api.requests import ChatRequest
-from coordinator.api.sampling import bad_words, sampling_params, text_options
-from coordinator.api.structured import answer_grammar, wanted_output
-from coordinator.api.terms import ServiceTerms, service_terms
+from coordinator.api.plan.sampling import bad_words, sampling_params, text_options
+from coordinator.api.prompt.messages import conversation, echoed_text
+from coordinator.api.read.body import read_request
+from coordinator.api.read.functions import with_functions_as_tools
+from coordinator.api.read.requests import ChatRequest
+from coordinator.api.read.structured import answer_grammar, wanted_output
+from coordinator.api.read.terms import ServiceTerms, service_terms
 from coordinator.text.grammars import Thinking
 from coordinator.text.threads import Asker
 from pdserve.errors import InvalidRequest

@@ -8,20 +8,20 @@ from dataclasses import replace
 from aiohttp import web
 from msgspec import structs
 
-from coordinator.api.answer import answer
-from coordinator.api.body import read_request
-from coordinator.api.call import CallPlan
+from coordinator.api.answer.call import CallPlan
+from coordinator.api.answer.formats import CompletionFormat, PromptsShown, UsageShown
+from coordinator.api.answer.logprobs import TokenNames
+from coordinator.api.answer.run import answer
 from coordinator.api.context import CONTEXT, ApiContext, RequestTrace
 from coordinator.api.endpoint import admit, answer_head, usage_shown
-from coordinator.api.formats import CompletionFormat, PromptsShown, UsageShown
-from coordinator.api.generations import answers_like, generation
-from coordinator.api.limits import output_limit, truncated
-from coordinator.api.logprobs import TokenNames
-from coordinator.api.prompts import Prompt, PromptParameter
-from coordinator.api.requests import CompletionRequest
-from coordinator.api.sampling import TextOptions, bad_words, sampling_params, text_options
-from coordinator.api.structured import answer_grammar, wanted_output
-from coordinator.api.terms import ServiceTerms, service_terms
+from coordinator.api.plan.generations import answers_like, generation
+from coordinator.api.plan.limits import output_limit, truncated
+from coordinator.api.plan.sampling import TextOptions, bad_words, sampling_params, text_options
+from coordinator.api.prompt.parameter import Prompt, PromptParameter
+from coordinator.api.read.body import read_request
+from coordinator.api.read.requests import CompletionRequest
+from coordinator.api.read.structured import answer_grammar, wanted_output
+from coordinator.api.read.terms import ServiceTerms, service_terms
 from coordinator.generation import GenerationRequest
 from coordinator.text.threads import Asker
 from pdserve.errors import InvalidRequest

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from coordinator.api.body_budget import Body, BodyBudget
-from coordinator.api.chat_parts import PartsOptions
+from coordinator.api.answer.formats import AnswerFormat
+from coordinator.api.answer.sse import SseStream
+from coordinator.api.answer.write_turns import WriteTurns
 from coordinator.api.config import ApiConfig
-from coordinator.api.formats import AnswerFormat
-from coordinator.api.in_flight import InFlight
 from coordinator.api.observer import Observer, RequestSummary
-from coordinator.api.responses_api.store import ResponseStore
-from coordinator.api.sse import SseStream
-from coordinator.api.write_turns import WriteTurns
+from coordinator.api.plan.parts import PartsOptions
+from coordinator.api.read.body_budget import Body, BodyBudget
+from coordinator.api.server.in_flight import InFlight
 from coordinator.embedding_model import EmbeddingModel
 from coordinator.generation import Generator
+from coordinator.stateful.store import ResponseStore
 from coordinator.tenants import Admitted, Tenants
 from coordinator.text import Tokenizer
 from coordinator.text.grammars import GrammarChecker

@@ -6,10 +6,10 @@ import time
 
 from aiohttp import web
 
-from coordinator.api import callers
+from coordinator.api.answer.formats import AnswerHead, UsageShown
 from coordinator.api.context import TRACE, ApiContext, RequestTrace
-from coordinator.api.fields import GenerationFields
-from coordinator.api.formats import AnswerHead, UsageShown
+from coordinator.api.read.fields import GenerationFields
+from coordinator.api.server import callers
 from pdserve.errors import InvalidRequest, NodeDraining
 
 CLIENT_GONE = 499  # nginx's status for "client closed request"; only recorded, never received

@@ -7,9 +7,9 @@ from typing import Literal
 import msgspec
 from aiohttp import web
 
+from coordinator.api.answer.bodies import Model, ModelList
 from coordinator.api.context import CONTEXT, ApiContext
-from coordinator.api.json_answer import json_answer
-from coordinator.api.responses import Model, ModelList
+from coordinator.api.server.json_answer import json_answer
 from pdserve import __version__
 
 

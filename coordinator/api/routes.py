@@ -7,16 +7,16 @@ from functools import partial
 from aiohttp import web
 
 from coordinator.api import information
-from coordinator.api.body import expect_nothing
 from coordinator.api.chat import chat_completions
 from coordinator.api.completions import completions
-from coordinator.api.embeddings_api.endpoint import embeddings
+from coordinator.api.embeddings.endpoint import embeddings
 from coordinator.api.openapi import endpoint as openapi_endpoint
-from coordinator.api.responses_api import conversations, stored_responses
-from coordinator.api.responses_api import endpoint as responses_endpoint
-from coordinator.api.responses_api.compact import compact_conversation
-from coordinator.api.responses_api.websocket import respond_over_websocket
+from coordinator.api.read.body import expect_nothing
 from coordinator.api.tokens import detokenize, tokenize, tokenizer_info
+from coordinator.stateful import conversations, stored_responses
+from coordinator.stateful import endpoint as responses_endpoint
+from coordinator.stateful.compact import compact_conversation
+from coordinator.stateful.websocket import respond_over_websocket
 
 _post = partial(web.post, expect_handler=expect_nothing)
 _RESPONSE = (

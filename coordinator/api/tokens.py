@@ -10,15 +10,15 @@ from typing import Annotated, Any
 from aiohttp import web
 from msgspec import Meta, Struct
 
-from coordinator.api import callers
-from coordinator.api.body import convert_request, read_object, read_request
-from coordinator.api.chat_parts import check_tools
 from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
-from coordinator.api.fields import TokenId
-from coordinator.api.json_answer import json_answer
-from coordinator.api.limits import check_num_chars, check_token_ids
-from coordinator.api.messages import conversation
-from coordinator.api.requests import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Message, Tool
+from coordinator.api.plan.limits import check_num_chars, check_token_ids
+from coordinator.api.plan.parts import check_tools
+from coordinator.api.prompt.messages import conversation
+from coordinator.api.read.body import convert_request, read_object, read_request
+from coordinator.api.read.fields import TokenId
+from coordinator.api.read.requests import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Message, Tool
+from coordinator.api.server import callers
+from coordinator.api.server.json_answer import json_answer
 from coordinator.text.threads import Asker
 from pdserve.errors import ContextLengthExceeded, InvalidRequest
 

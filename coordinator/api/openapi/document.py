@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
+from coordinator.api.answer.bodies import ErrorBody
+from coordinator.api.answer.sse import DONE_DATA
 from coordinator.api.openapi.operation import EVENTS, JSON, Operation, Parameter
 from coordinator.api.openapi.operations import OPERATIONS
-from coordinator.api.parameters import IGNORED, NEUTRAL
-from coordinator.api.responses import ErrorBody
-from coordinator.api.sse import DONE_DATA
+from coordinator.api.read.parameters import IGNORED, NEUTRAL
 from pdserve import __version__
 
 _REF = "#/components/schemas/{name}"

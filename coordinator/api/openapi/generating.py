@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from coordinator.api.embeddings_api.objects import EmbeddingList
-from coordinator.api.embeddings_api.requests import EmbeddingRequest
+from coordinator.api.answer.bodies import ChatChunk, ChatCompletion, Completion
+from coordinator.api.embeddings.objects import EmbeddingList
+from coordinator.api.embeddings.requests import EmbeddingRequest
 from coordinator.api.openapi.operation import GENERATES, TERMS, Operation
-from coordinator.api.requests import ChatRequest, CompletionRequest
-from coordinator.api.responses import ChatChunk, ChatCompletion, Completion
-from coordinator.api.responses_api.events import StreamEvent
-from coordinator.api.responses_api.objects import CompactedResponse, Response
-from coordinator.api.responses_api.requests import CompactRequest, ResponseRequest
+from coordinator.api.read.requests import ChatRequest, CompletionRequest
+from coordinator.api.responses.events import StreamEvent
+from coordinator.api.responses.objects import CompactedResponse, Response
+from coordinator.api.responses.requests import CompactRequest, ResponseRequest
 
 _generates = partial(Operation, method="post", errors=GENERATES, parameters=TERMS)
 

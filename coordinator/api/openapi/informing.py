@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from coordinator.api.admin import RoleAnswer, RoleRequest
+from coordinator.api.answer.bodies import Model, ModelList
 from coordinator.api.information import Health, Version
 from coordinator.api.openapi.operation import HTML, METRICS, READS_BODY, Operation, in_path
-from coordinator.api.responses import Model, ModelList
-from coordinator.api.responses_api.objects import InputTokens
-from coordinator.api.responses_api.requests import ResponseRequest
+from coordinator.api.responses.objects import InputTokens
+from coordinator.api.responses.requests import ResponseRequest
 from coordinator.api.tokens import (
     DetokenizeAnswer,
     DetokenizeRequest,

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from coordinator.api.terms import CLASS_HEADER, TIMEOUT_HEADER
+from coordinator.api.read.terms import CLASS_HEADER, TIMEOUT_HEADER
 
 EVENTS = "text/event-stream"
 HTML = "text/html"

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from coordinator.api.openapi.generating import GENERATING
 from coordinator.api.openapi.informing import INFORMING
-from coordinator.api.openapi.stored import STORED
+from coordinator.stateful.operations import STORED
 
 OPERATIONS = (*GENERATING, *STORED, *INFORMING)

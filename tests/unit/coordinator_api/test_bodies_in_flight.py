@@ -12,9 +12,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from coordinator.api import body_budget
-from coordinator.api.requests import ChatRequest, CompletionRequest
-from coordinator.api.responses_api.requests import ResponseRequest
+from coordinator.api.read import body_budget
+from coordinator.api.read.requests import ChatRequest, CompletionRequest
+from coordinator.api.responses.requests import ResponseRequest
 from coordinator.generation import GenerationRequest
 from coordinator.tenants import Tenants
 from tests.unit.coordinator_api.fakes import (

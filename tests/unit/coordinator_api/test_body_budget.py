@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from coordinator.api import body_budget
-from coordinator.api.body_budget import Body, BodyBudget
+from coordinator.api.read import body_budget
+from coordinator.api.read.body_budget import Body, BodyBudget
 from pdserve.clock import ManualClock
 from pdserve.errors import BuffersFull
 

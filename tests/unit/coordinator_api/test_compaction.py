@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from coordinator.api.responses_api.item_requests import MAX_ITEMS
+from coordinator.api.responses.item_requests import MAX_ITEMS
 from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, says, served
 from tests.unit.coordinator_api.test_responses import tail_of_prompt
 from tests.unit.coordinator_api.test_tools import client_of, tool_tokenizer

@@ -10,8 +10,8 @@ import openai
 import pytest
 import tokenizers
 
-from coordinator.api.choice import ScoredToken
-from coordinator.api.logprobs import TokenNames, completion_logprobs
+from coordinator.api.answer.choice import ScoredToken
+from coordinator.api.answer.logprobs import TokenNames, completion_logprobs
 from coordinator.generation import GenerationRequest
 from coordinator.text import Tokenizer
 from pdserve.errors import Overloaded

@@ -10,7 +10,7 @@ import numpy as np
 import openai
 import pytest
 
-from coordinator.api.embeddings_api.run import AT_ONCE
+from coordinator.api.embeddings.run import AT_ONCE
 from coordinator.embedding_model import EmbeddingModel
 from coordinator.generation import GenerationRequest
 from pdserve.errors import NodeLost, Overloaded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.api.responses_api.frame_count import MAX_FRAGMENTS, MAX_UNREAD, FrameCount
+from coordinator.stateful.frame_count import MAX_FRAGMENTS, MAX_UNREAD, FrameCount
 
 PING = b"\x89\x80mask"
 

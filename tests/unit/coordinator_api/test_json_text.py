@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.api import ApiConfig, json_text
-from coordinator.api.body_budget import Body, BodyBudget
-from coordinator.api.json_text import (
+from coordinator.api import ApiConfig
+from coordinator.api.read import json_text
+from coordinator.api.read.body_budget import Body, BodyBudget
+from coordinator.api.read.json_text import (
     MAX_CONTAINERS,
     MAX_ITEMS,
     MAX_MEMBERS,

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.api.choice import MAX_SCORED, Choice, ChoiceDelta
-from coordinator.api.limits import MAX_ECHOED_TOKENS, MAX_LOGPROBS
-from coordinator.api.long_work import PIECE, LongWork
-from coordinator.api.write_turns import WriteTurns
+from coordinator.api.answer.choice import MAX_SCORED, Choice, ChoiceDelta
+from coordinator.api.answer.long_work import PIECE, LongWork
+from coordinator.api.answer.write_turns import WriteTurns
+from coordinator.api.plan.limits import MAX_ECHOED_TOKENS, MAX_LOGPROBS
 from coordinator.generation import GenerationRequest
 from pdserve.clock import SystemClock
 from pdserve.protocol import FinishReason

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.api.prompts import PromptParameter
+from coordinator.api.prompt.parameter import PromptParameter
 from coordinator.text import Tokenizer
 from pdserve.errors import ContextLengthExceeded
 from tests.unit.coordinator_api.fakes import FakeGenerator, served, tiny_tokenizer

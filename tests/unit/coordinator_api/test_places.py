@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from coordinator.api.places import Places
+from coordinator.api.server.places import Places
 from coordinator.tenants import Tenants
 from pdserve.errors import Overloaded
 from tests.unit.coordinator_api.fakes import Harness, served

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.api.responses_api.items import CallOutputItem
-from coordinator.api.responses_api.store import ResponseStore
-from coordinator.api.responses_api.stored import StoredConversation, StoredResponse, items_bytes
+from coordinator.api.responses.items import CallOutputItem
+from coordinator.stateful.store import ResponseStore
+from coordinator.stateful.stored import StoredConversation, StoredResponse, items_bytes
 from pdserve.errors import ResponseNotFound
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from coordinator.api.responses_api import websocket
+from coordinator.stateful import websocket
 from coordinator.tenants import Tenants
 from coordinator.tenants.key_book import LOOK_S
 from coordinator.tenants.keys import hash_key

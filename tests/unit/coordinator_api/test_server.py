@@ -10,7 +10,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from coordinator.api import HttpServer, create_app, server
+from coordinator.api import HttpServer, create_app
+from coordinator.api.server import server
 from pdserve.errors import ConfigError
 from tests.unit.coordinator_api.fakes import (
     MODEL,

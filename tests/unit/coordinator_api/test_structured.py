@@ -14,7 +14,7 @@ import pydantic
 import pytest
 import tokenizers
 
-from coordinator.api.fields import MAX_ANSWERS
+from coordinator.api.read.fields import MAX_ANSWERS
 from coordinator.text import ChatTemplate, Tokenizer
 from coordinator.text.grammars import AnswerGrammar, GrammarChecker, Output, OutputKind
 from coordinator.text.grammars import checker as checker_module

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from coordinator.api.terms import ServiceTerms
+from coordinator.api.read.terms import ServiceTerms
 from pdserve.errors import DeadlineExceeded, SloUnreachable
 from pdserve.protocol import Slo
 from pdserve.slo import parse_slo_classes

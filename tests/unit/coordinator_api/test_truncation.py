@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.api.responses_api.items import (
+from coordinator.api.responses.items import (
     CallItem,
     CallOutputItem,
     InputText,
     KeptItem,
     MessageItem,
 )
-from coordinator.api.responses_api.truncation import droppable, fitted
+from coordinator.api.responses.truncation import droppable, fitted
 from pdserve.errors import ContextLengthExceeded
 from tests.unit.coordinator_api.fakes import MODEL, served
 from tests.unit.coordinator_api.test_responses import tail_of_prompt

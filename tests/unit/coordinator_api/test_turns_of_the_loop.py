@@ -16,14 +16,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from coordinator.api import ApiConfig, prompts
-from coordinator.api.embeddings_api.requests import MAX_INPUTS
-from coordinator.api.fields import MAX_ALLOWED_IDS, MAX_ANSWERS, MAX_CHOICES
-from coordinator.api.json_text import MAX_CONTAINERS, MAX_ITEMS, MAX_MEMBERS
-from coordinator.api.requests import MAX_MESSAGES, MAX_PARTS
-from coordinator.api.responses_api.item_requests import MAX_ITEMS as MAX_INPUT_ITEMS
-from coordinator.api.responses_api.socket_inbox import MAX_MESSAGE_BYTES
+from coordinator.api import ApiConfig
+from coordinator.api.embeddings.requests import MAX_INPUTS
+from coordinator.api.prompt import parameter as prompts
+from coordinator.api.read.fields import MAX_ALLOWED_IDS, MAX_ANSWERS, MAX_CHOICES
+from coordinator.api.read.json_text import MAX_CONTAINERS, MAX_ITEMS, MAX_MEMBERS
+from coordinator.api.read.requests import MAX_MESSAGES, MAX_PARTS
+from coordinator.api.responses.item_requests import MAX_ITEMS as MAX_INPUT_ITEMS
 from coordinator.api.routes import ROUTES
+from coordinator.stateful.socket_inbox import MAX_MESSAGE_BYTES
 from coordinator.text.tokenizer import Tokenizer
 from pdserve import _native
 from tests.unit.coordinator_api.fakes import FakeGenerator, served

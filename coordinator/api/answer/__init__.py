@@ -1,0 +1,1 @@
+"""A running call, and its answer on the way to the client."""

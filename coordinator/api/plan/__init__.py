@@ -1,0 +1,1 @@
+"""What is asked of the nodes: the parts of the answer, and how its tokens are sampled."""

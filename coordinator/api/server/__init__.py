@@ -1,0 +1,1 @@
+"""The HTTP server: what every request meets, whatever it asks for."""

@@ -1,0 +1,1 @@
+"""What outlives a request: kept responses and conversations, background runs, WebSockets."""
