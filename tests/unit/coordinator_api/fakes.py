@@ -23,7 +23,7 @@ from coordinator.text import ChatTemplate, Tokenizer
 from pdserve.errors import RequestCancelled
 from pdserve.protocol import FinishReason, PromptLogprobs, TokenEvent, TokenLogprobs
 from pdserve.slo import ServiceClasses
-from tests.unit.coordinator_api import made_tokenizers as made
+from tests.unit.coordinator_text import made_tokenizers as made
 
 MODEL = "org/tiny-model"
 EOS = 1

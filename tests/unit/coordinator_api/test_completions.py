@@ -16,7 +16,6 @@ from coordinator.generation import GenerationRequest
 from coordinator.text import Tokenizer
 from pdserve.errors import Overloaded
 from pdserve.protocol import TokenLogprobs
-from tests.unit.coordinator_api import made_tokenizers as made
 from tests.unit.coordinator_api.fakes import (
     MODEL,
     FakeGeneration,
@@ -27,6 +26,7 @@ from tests.unit.coordinator_api.fakes import (
     served,
     tiny_tokenizer,
 )
+from tests.unit.coordinator_text import made_tokenizers as made
 
 
 async def test_whole_answer_with_the_sdk() -> None:

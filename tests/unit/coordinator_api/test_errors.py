@@ -13,7 +13,6 @@ import tokenizers
 from coordinator.text import ChatTemplate, Tokenizer
 from pdserve import errors
 from pdserve.errors import PdserveError
-from tests.unit.coordinator_api import made_tokenizers as made
 from tests.unit.coordinator_api.fakes import (
     MODEL,
     FakeGenerator,
@@ -24,6 +23,7 @@ from tests.unit.coordinator_api.fakes import (
     served,
     tiny_tokenizer,
 )
+from tests.unit.coordinator_text import made_tokenizers as made
 
 MESSAGES: Any = [{"role": "user", "content": "x"}]
 TABLE: list[tuple[Exception, int, str]] = [

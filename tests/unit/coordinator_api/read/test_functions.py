@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, is_error_body, says, served
-from tests.unit.coordinator_api.test_tools import (
+from tests.unit.coordinator_api.answer.test_tools import (
     CALL,
     MESSAGES,
     TOOLS,
@@ -16,6 +15,7 @@ from tests.unit.coordinator_api.test_tools import (
     prompt_of,
     tool_tokenizer,
 )
+from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, is_error_body, says, served
 
 FUNCTIONS: Any = [TOOLS[0]["function"]]
 CALLED: Any = {"name": "weather", "arguments": '{"city": "Paris"}'}

@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from pdserve.errors import NodeLost, Overloaded
+from tests.unit.coordinator_api.answer.test_tools import client_of
 from tests.unit.coordinator_api.fakes import (
     MODEL,
     FakeGenerator,
@@ -19,8 +20,7 @@ from tests.unit.coordinator_api.fakes import (
     served,
     tiny_tokenizer,
 )
-from tests.unit.coordinator_api.test_server import waits_for
-from tests.unit.coordinator_api.test_tools import client_of
+from tests.unit.coordinator_api.server.test_server import waits_for
 
 ASKED: Any = {"model": MODEL, "input": "Hi", "background": True}
 HELLO = tiny_tokenizer().encode("Hello", add_special_tokens=False)

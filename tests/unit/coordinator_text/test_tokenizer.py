@@ -14,8 +14,8 @@ import pytest
 from coordinator.text import Conversation, Tokenizer
 from coordinator.text.tokenizer import LONG_TEXT_CHARS
 from pdserve.errors import InvalidRequest, TokenizerError
-from tests.unit.coordinator_api import made_tokenizers as made
 from tests.unit.coordinator_api.fakes import tiny_tokenizer
+from tests.unit.coordinator_text import made_tokenizers as made
 
 TEXTS = [
     "Hello world",

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.text import ChatTemplate, Conversation, Tokenizer
 from pdserve.errors import InvalidRequest
-from tests.unit.coordinator_api import made_tokenizers as made
+from tests.unit.coordinator_text import made_tokenizers as made
 
 MESSAGES = [
     {"role": "system", "content": "Be brief."},

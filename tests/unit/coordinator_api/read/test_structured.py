@@ -27,9 +27,9 @@ from pdserve.errors import (
     PdserveError,
 )
 from pdserve.grammar import Prepared, make_vocabulary, new_matcher
-from tests.unit.coordinator_api import made_tokenizers as made
+from tests.unit.coordinator_api.answer.test_tools import MESSAGES, TEMPLATE, tool_tokenizer
 from tests.unit.coordinator_api.fakes import EOS, FakeGenerator, Harness, served, tiny_tokenizer
-from tests.unit.coordinator_api.test_tools import MESSAGES, TEMPLATE, tool_tokenizer
+from tests.unit.coordinator_text import made_tokenizers as made
 
 POINT: dict[str, Any] = {
     "type": "object",

@@ -7,10 +7,10 @@ from typing import Any
 import pydantic
 import pytest
 
+from tests.unit.coordinator_api.answer.test_tools import client_of, tool_tokenizer
 from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, is_error_body, says, served
-from tests.unit.coordinator_api.test_responses import post
-from tests.unit.coordinator_api.test_structured import POINT, sent, takes
-from tests.unit.coordinator_api.test_tools import client_of, tool_tokenizer
+from tests.unit.coordinator_api.read.test_structured import POINT, sent, takes
+from tests.unit.coordinator_stateful.test_responses import post
 
 SCHEMA: dict[str, Any] = {"type": "json_schema", "name": "point", "schema": POINT, "strict": True}
 TOOLS: list[dict[str, Any]] = [

@@ -11,6 +11,7 @@ import pytest
 from openai.types.responses import Response
 
 from pdserve.errors import NodeLost, Overloaded
+from tests.unit.coordinator_api.answer.test_tools import CALL, client_of, prompt_of, tool_tokenizer
 from tests.unit.coordinator_api.fakes import (
     MODEL,
     FakeGenerator,
@@ -22,7 +23,6 @@ from tests.unit.coordinator_api.fakes import (
     served,
     tiny_tokenizer,
 )
-from tests.unit.coordinator_api.test_tools import CALL, client_of, prompt_of, tool_tokenizer
 
 TOOLS: Any = [
     {

@@ -14,7 +14,6 @@ import uvloop
 
 from coordinator.text import Tokenizer
 from pdserve.protocol import FinishReason
-from tests.unit.coordinator_api import made_tokenizers as made
 from tests.unit.coordinator_api.fakes import (
     EOS,
     FakeGenerator,
@@ -28,6 +27,7 @@ from tests.unit.coordinator_api.fakes import (
     tiny_tokenizer,
 )
 from tests.unit.coordinator_api.raw_client import chat_request, connected, post
+from tests.unit.coordinator_text import made_tokenizers as made
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.unit.coordinator_api.answer.test_tools import prompt_of, tool_tokenizer
 from tests.unit.coordinator_api.fakes import served
-from tests.unit.coordinator_api.test_tools import prompt_of, tool_tokenizer
 
 TEMPLATE = (
     "{{ reasoning_effort | default('-') }}|{{ verbosity | default('-') }}|"

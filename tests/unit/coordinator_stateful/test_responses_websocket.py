@@ -15,6 +15,7 @@ from coordinator.tenants.key_book import LOOK_S
 from coordinator.tenants.keys import hash_key
 from pdserve.clock import ManualClock
 from pdserve.errors import NodeLost, Overloaded
+from tests.unit.coordinator_api.answer.test_tools import tool_tokenizer
 from tests.unit.coordinator_api.fakes import (
     MODEL,
     FakeGenerator,
@@ -23,10 +24,9 @@ from tests.unit.coordinator_api.fakes import (
     served,
     tiny_tokenizer,
 )
-from tests.unit.coordinator_api.test_responses import tail_of_prompt
-from tests.unit.coordinator_api.test_server import waits_for
+from tests.unit.coordinator_api.server.test_server import waits_for
 from tests.unit.coordinator_api.test_tenants import bearer, clock, tenants, usage
-from tests.unit.coordinator_api.test_tools import tool_tokenizer
+from tests.unit.coordinator_stateful.test_responses import tail_of_prompt
 
 __all__ = ["clock", "tenants", "usage"]  # fixtures
 

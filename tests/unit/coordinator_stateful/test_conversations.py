@@ -8,11 +8,11 @@ from typing import Any
 import openai
 import pytest
 
+from tests.unit.coordinator_api.answer.test_tools import CALL, client_of, tool_tokenizer
 from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, Tokens, says, served
-from tests.unit.coordinator_api.test_background import over
-from tests.unit.coordinator_api.test_responses import TOOLS, tail_of_prompt
 from tests.unit.coordinator_api.test_tenants import bearer, clock, tenants, usage
-from tests.unit.coordinator_api.test_tools import CALL, client_of, tool_tokenizer
+from tests.unit.coordinator_stateful.test_background import over
+from tests.unit.coordinator_stateful.test_responses import TOOLS, tail_of_prompt
 
 __all__ = ["clock", "tenants", "usage"]  # fixtures
 

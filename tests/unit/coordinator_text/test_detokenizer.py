@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.text import IncrementalDetokenizer, Tokenizer
-from tests.unit.coordinator_api import made_tokenizers as made
+from tests.unit.coordinator_text import made_tokenizers as made
 
 FAMILIES: dict[str, Callable[[], str]] = {
     "byte_level": made.byte_level_json,
