@@ -27,6 +27,7 @@ from coordinator.routing import Router
 from coordinator.running import RunningRequest
 from coordinator.served_model import ServedModel
 from coordinator.service import CoordinatorService
+from coordinator.stateful.routes import add_stateful_routes
 from coordinator.tenants import Tenants
 from coordinator.text.parts import ToolFormat
 from pdserve.addresses import format_address
@@ -131,6 +132,7 @@ class Coordinator:
             tenants=tenants,
             embedding_model=self._model.embedding,
         )
+        add_stateful_routes(app)
         add_admin_routes(app, self._changes)
         return app
 

@@ -12,14 +12,14 @@ from coordinator.api.answer.write_turns import WriteTurns
 from coordinator.api.config import ApiConfig
 from coordinator.api.context import CONTEXT, ApiContext
 from coordinator.api.observer import NullObserver, Observer
+from coordinator.api.openapi.document import DESCRIPTION, Description
 from coordinator.api.plan.parts import PartsOptions
 from coordinator.api.read.body_budget import BodyBudget
-from coordinator.api.routes import ROUTES
+from coordinator.api.routes import OPERATIONS, ROUTES, add_routes
 from coordinator.api.server.headers import label
 from coordinator.api.server.middleware import answer_everything
 from coordinator.embedding_model import EmbeddingModel
 from coordinator.generation import Generator
-from coordinator.stateful.store import ResponseStore
 from coordinator.tenants import Tenants
 from coordinator.text import Tokenizer
 from coordinator.text.grammars import GrammarChecker
@@ -40,7 +40,9 @@ def create_app(
     tenants: Tenants | None = None,
     embedding_model: EmbeddingModel | None = None,
 ) -> web.Application:
-    """Build the application that serves the whole API on top of `generator`, for `HttpServer`.
+    """Build the application that serves the API on top of `generator`, for `HttpServer`.
+
+    What else is served is added to it: see `add_routes`.
 
     `model_names` are the names that clients may use for the model, its own name first. `metrics`
     returns the body of GET /metrics. `classes` are the service classes (default: pdserve's own).
@@ -70,11 +72,11 @@ def create_app(
         clock=clock,
         write_turns=WriteTurns(clock),
         long_turns=WriteTurns(clock, num_per_turn=1),
-        stored=ResponseStore(config.max_stored_responses, config.max_stored_bytes),
         embedding_model=embedding_model or EmbeddingModel(),
         bodies=BodyBudget(config.max_buffered_bytes, clock),
     )
-    app.add_routes(ROUTES)
+    app[DESCRIPTION] = Description()
+    add_routes(app, ROUTES, OPERATIONS)
     return app
 
 

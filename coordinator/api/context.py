@@ -17,7 +17,6 @@ from coordinator.api.read.body_budget import Body, BodyBudget
 from coordinator.api.server.in_flight import InFlight
 from coordinator.embedding_model import EmbeddingModel
 from coordinator.generation import Generator
-from coordinator.stateful.store import ResponseStore
 from coordinator.tenants import Admitted, Tenants
 from coordinator.text import Tokenizer
 from coordinator.text.grammars import GrammarChecker
@@ -46,7 +45,6 @@ class ApiContext:
     clock: Clock
     write_turns: WriteTurns
     long_turns: WriteTurns  # of pieces of long work
-    stored: ResponseStore
     embedding_model: EmbeddingModel
     bodies: BodyBudget
     in_flight: InFlight = field(default_factory=InFlight)

@@ -17,7 +17,7 @@ from coordinator.api.responses.input_items import check_items, items_of
 from coordinator.api.responses.items import KeptItem
 from coordinator.api.responses.messages import messages_of
 from coordinator.api.responses.requests import ResponseRequest
-from coordinator.stateful.store import ResponseStore
+from coordinator.stateful.store import STORE, ResponseStore
 from coordinator.stateful.stored import StoredConversation, StoredResponse
 from pdserve.errors import InvalidRequest
 
@@ -34,6 +34,7 @@ class Asked:
 
     body: ResponseRequest
     model: str
+    store: ResponseStore  # of what it continues, and of its own response
     conversation: StoredConversation | None
     earlier: Sequence[KeptItem]  # items of the conversation that is continued
     earlier_bytes: int
@@ -54,12 +55,14 @@ class Asked:
 
 async def read_asked(request: web.Request, context: ApiContext, trace: RequestTrace) -> Asked:
     """Read and validate the request's body. Raises what `read_object` and `asked_by` raise."""
-    return asked_by(await read_object(request, context.config), context, trace)
+    values = await read_object(request, context.config)
+    return asked_by(values, context, request.app[STORE], trace)
 
 
 def asked_by(
     values: dict[str, Any],
     context: ApiContext,
+    store: ResponseStore,
     trace: RequestTrace,
     find_local: FindResponse = _find_nothing,
 ) -> Asked:
@@ -73,7 +76,7 @@ def asked_by(
     context.check_model(model)
     body = structs.replace(body, model=model)
     _check_background(body)
-    store, owner = context.stored, trace.owner
+    owner = trace.owner
     conversation = _conversation(body, store, owner)
     earlier: Sequence[KeptItem] = ()
     earlier_bytes = 0
@@ -87,6 +90,7 @@ def asked_by(
     return Asked(
         body=body,
         model=model,
+        store=store,
         conversation=conversation,
         earlier=earlier,
         earlier_bytes=earlier_bytes,

@@ -18,6 +18,7 @@ from coordinator.api.context import ApiContext, RequestTrace
 from coordinator.api.endpoint import CLIENT_GONE, conclude
 from coordinator.api.server.errors import describe
 from coordinator.stateful.plan import Planned
+from coordinator.stateful.store import ResponseStore
 from pdserve.errors import NodeDraining
 
 _log = logging.getLogger(__name__)
@@ -35,11 +36,13 @@ class BackgroundRun:
     def __init__(
         self,
         context: ApiContext,
+        store: ResponseStore,
         trace: RequestTrace,
         planned: Planned,
         take_over: Callable[[], None],
     ) -> None:
         self._context = context
+        self._store = store
         self._trace = trace
         self._plan = planned.call
         self._format = planned.format
@@ -58,7 +61,7 @@ class BackgroundRun:
         self._stored.making = self._context.in_flight.start(self._follow(call))
         # A done callback also runs for a task that is cancelled before its first step.
         self._stored.making.add_done_callback(partial(self._over, call))
-        self._context.stored.put(self._stored)
+        self._store.put(self._stored)
         return self._stored.body
 
     async def _follow(self, call: Call) -> None:
@@ -98,7 +101,7 @@ class BackgroundRun:
             stored.log.add(events)
         if is_step and not stored.is_answer:
             stored.body = self._format.body()
-        self._context.stored.changed(stored)
+        self._store.changed(stored)
 
     def _end(self, status: int, code: str | None) -> None:
         if self._stored.log is not None:

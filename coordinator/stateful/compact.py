@@ -26,6 +26,7 @@ from coordinator.api.responses.objects import CompactedResponse
 from coordinator.api.responses.requests import CompactRequest
 from coordinator.api.responses.usage import response_usage
 from coordinator.stateful.asked import asked_by
+from coordinator.stateful.store import STORE
 from coordinator.stateful.stored import RESPONSE_ID
 from coordinator.text.parts import AnswerParts
 from pdserve.errors import InvalidRequest
@@ -40,7 +41,8 @@ async def compact_conversation(request: web.Request) -> web.StreamResponse:
     body = convert_request(values, CompactRequest)
     if body.input is None and body.previous_response_id is None:
         raise InvalidRequest("the request needs 'input', 'previous_response_id' or both", "input")
-    asked = asked_by(values | {"input": with_task(values.get("input"))}, context, trace)
+    values["input"] = with_task(values.get("input"))
+    asked = asked_by(values, context, request.app[STORE], trace)
     terms = service_terms(body, request.headers, context, trace)
     answer_id = RESPONSE_ID.format(trace.unique)
 

@@ -14,6 +14,7 @@ from coordinator.api.responses.objects import Conversation, DeletedConversation
 from coordinator.api.responses.requests import ConversationRequest, ConversationUpdate, NewItems
 from coordinator.api.server.json_answer import json_answer
 from coordinator.stateful.pages import check_include, page_of, whole_page
+from coordinator.stateful.store import STORE
 from coordinator.stateful.stored import CONVERSATION_ID, StoredConversation, items_bytes
 
 
@@ -30,7 +31,7 @@ async def create_conversation(request: web.Request) -> web.Response:
         metadata=body.metadata or {},
     )
     _add(request, stored, body.items or [])
-    context.stored.put(stored)
+    request.app[STORE].put(stored)
     return _shown(stored)
 
 
@@ -41,32 +42,30 @@ async def get_conversation(request: web.Request) -> web.Response:
 
 async def update_conversation(request: web.Request) -> web.Response:
     """Replace a conversation's metadata."""
-    context = request.app[CONTEXT]
-    body = await read_request(request, ConversationUpdate, context.config)
+    body = await read_request(request, ConversationUpdate, request.app[CONTEXT].config)
     stored = _stored(request)  # only now, as it may be removed while the body is read
     stored.metadata = body.metadata
-    context.stored.changed(stored)
+    request.app[STORE].changed(stored)
     return _shown(stored)
 
 
 async def delete_conversation(request: web.Request) -> web.Response:
     """Delete a conversation; its stored responses are kept."""
     stored = _stored(request)
-    request.app[CONTEXT].stored.discard(stored)
+    request.app[STORE].discard(stored)
     return json_answer(DeletedConversation(id=stored.id))
 
 
 async def add_items(request: web.Request) -> web.Response:
     """Append items to a conversation, and return them."""
     check_include(request.query)
-    context = request.app[CONTEXT]
-    values = await read_object(request, context.config)
+    values = await read_object(request, request.app[CONTEXT].config)
     check_items(values, "items")
     body = convert_request(values, NewItems)
     stored = _stored(request)
     num_before = len(stored.items)
     _add(request, stored, body.items)
-    context.stored.changed(stored)
+    request.app[STORE].changed(stored)
     return json_answer(whole_page(stored.items[num_before:]))
 
 
@@ -85,13 +84,13 @@ async def delete_item(request: web.Request) -> web.Response:
     """Delete an item from a conversation."""
     stored = _stored(request)
     stored.remove(request.match_info["item"])
-    request.app[CONTEXT].stored.changed(stored)
+    request.app[STORE].changed(stored)
     return _shown(stored)
 
 
 def _add(request: web.Request, stored: StoredConversation, given: list[InputItem]) -> None:
     """Validate items and append them to the conversation. Raises InvalidRequest."""
-    store, trace = request.app[CONTEXT].stored, request[TRACE]
+    store, trace = request.app[STORE], request[TRACE]
     items = items_of(
         given, "items", trace.unique, stored.items, lambda i: store.find_item(i, trace.owner)
     )
@@ -100,7 +99,7 @@ def _add(request: web.Request, stored: StoredConversation, given: list[InputItem
 
 def _stored(request: web.Request) -> StoredConversation:
     """Return the conversation named in the path. Raises ConversationNotFound."""
-    store, owner = request.app[CONTEXT].stored, request[TRACE].owner
+    store, owner = request.app[STORE], request[TRACE].owner
     return store.get_conversation(request.match_info["conversation"], owner)
 
 

@@ -21,6 +21,7 @@ from coordinator.stateful.asked import read_asked
 from coordinator.stateful.background import BackgroundRun
 from coordinator.stateful.follow import follow
 from coordinator.stateful.plan import Planned, as_fitted, plan_response
+from coordinator.stateful.store import STORE
 
 _JSON = "application/json"
 
@@ -75,7 +76,7 @@ async def _in_background(request: web.Request, planned: Planned) -> web.StreamRe
         request[TRACE] = trace.without_call()
 
     trace.is_streaming = planned.call.is_streaming
-    body = BackgroundRun(context, trace, planned, take_over).begin()
+    body = BackgroundRun(context, request.app[STORE], trace, planned, take_over).begin()
     if planned.stored.log is not None:
         return await follow(request, planned.stored.log, 0)
     return web.Response(body=body, content_type=_JSON)

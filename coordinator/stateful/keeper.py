@@ -44,7 +44,7 @@ class Keeper:
             self.store.put(self.stored)
 
 
-def make_keeper(store: ResponseStore, asked: Asked, response: Response, owner: str) -> Keeper:
+def make_keeper(asked: Asked, response: Response, owner: str) -> Keeper:
     """Return the keeper of a response that is about to be generated."""
     items, new_bytes = asked.items, items_bytes(asked.new)
     stored = StoredResponse(
@@ -58,4 +58,4 @@ def make_keeper(store: ResponseStore, asked: Asked, response: Response, owner: s
         log=EventLog() if response.background and asked.body.stream else None,
     )
     is_stored = asked.body.store is not False
-    return Keeper(store, asked.conversation, asked.new, new_bytes, stored, is_stored)
+    return Keeper(asked.store, asked.conversation, asked.new, new_bytes, stored, is_stored)

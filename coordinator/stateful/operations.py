@@ -1,25 +1,37 @@
-"""The operations on stored responses and conversations."""
+"""The operations of the Responses API: a row for each of its routes."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import get_args
 
-from coordinator.api.openapi.operation import READS_BODY, Operation, in_path, in_query
+from coordinator.api.openapi.operation import (
+    COUNTS,
+    GENERATES,
+    READS_BODY,
+    TERMS,
+    Operation,
+    in_path,
+    in_query,
+)
 from coordinator.api.responses.events import StreamEvent
 from coordinator.api.responses.items import KeptItem
 from coordinator.api.responses.objects import (
+    CompactedResponse,
     Conversation,
     DeletedConversation,
     DeletedResponse,
+    InputTokens,
     ItemList,
     Response,
 )
 from coordinator.api.responses.requests import (
+    CompactRequest,
     ConversationRequest,
     ConversationUpdate,
     Includable,
     NewItems,
+    ResponseRequest,
 )
 from coordinator.stateful.pages import DEFAULT_ITEMS, INCLUDE, MAX_ITEMS
 from coordinator.stateful.stored_responses import MAX_SEQUENCE_NUMBER
@@ -69,13 +81,60 @@ _STREAM = (
     ),
     *_INCLUDE,
 )
+_generates = partial(Operation, method="post", errors=GENERATES, parameters=TERMS)
 _of_response = partial(Operation, tag="Generation", errors=(400, 401, 404), parameters=(_RESPONSE,))
 _of_conversation = partial(
     Operation, tag="Conversations", errors=(401, 404), parameters=(_CONVERSATION,)
 )
 _MESSAGE = {"role": "user", "content": "Hi"}
 
-STORED = (
+OPERATIONS = (
+    _generates(
+        path="/v1/responses",
+        name="createResponse",
+        tag="Generation",
+        summary="Answer a conversation, or continue an earlier response.",
+        body=ResponseRequest,
+        examples=(
+            {"model": "M", "input": "Hi", "instructions": "Be brief."},
+            {
+                "model": "M",
+                "input": [
+                    {"role": "user", "content": "Rain?"},
+                    {
+                        "type": "function_call",
+                        "call_id": "call_1",
+                        "name": "weather",
+                        "arguments": "{}",
+                    },
+                    {"type": "function_call_output", "call_id": "call_1", "output": "No."},
+                ],
+                "stream": True,
+            },
+        ),
+        answer=Response,
+        events=StreamEvent,
+    ),
+    _generates(
+        path="/v1/responses/compact",
+        name="compactConversation",
+        tag="Generation",
+        summary="Have the model summarise a conversation, to continue it from the summary.",
+        body=CompactRequest,
+        examples=({"model": "M", "input": "Hi", "instructions": "Be brief."},),
+        answer=CompactedResponse,
+    ),
+    Operation(
+        method="post",
+        path="/v1/responses/input_tokens",
+        name="countInputTokens",
+        tag="Generation",
+        summary="Count the input tokens of a createResponse request.",
+        body=ResponseRequest,
+        examples=({"model": "M", "input": "Hi"},),
+        answer=InputTokens,
+        errors=COUNTS,
+    ),
     Operation(
         method="get",
         path="/v1/responses",

@@ -54,7 +54,7 @@ async def plan_response(
     """Validate the request and plan the call, before anything runs. Raises RequestError."""
     terms = service_terms(asked.body, headers, context, trace)
     response = _begun(asked, RESPONSE_ID.format(trace.unique))
-    keeper = make_keeper(context.stored, asked, response, trace.owner)
+    keeper = make_keeper(asked, response, trace.owner)
 
     def make_format(head: AnswerHead, parts: PartsPlan, prompt: Sequence[int]) -> ResponseFormat:
         shows_logprobs = LOGPROBS in (asked.body.include or [])

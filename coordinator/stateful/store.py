@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 
+from aiohttp import web
+
 from coordinator.api.responses.items import KeptItem
 from coordinator.stateful.stored import RESPONSE_ID, StoredConversation, StoredResponse
 from pdserve.errors import (
@@ -14,6 +16,8 @@ from pdserve.errors import (
     ResponseNotFound,
 )
 
+MAX_RESPONSES = 4096  # responses and conversations kept for later requests
+MAX_BYTES = 256 * 2**20
 ITEM_ID = re.compile(r"[a-z]+_(?P<unique>[0-9a-f]{32})_\w+")  # `unique` is its response's, too
 Stored = StoredResponse | StoredConversation
 
@@ -46,7 +50,7 @@ class ResponseStore:
     while it is being generated is cancelled.
     """
 
-    def __init__(self, max_responses: int, max_bytes: int) -> None:
+    def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._shelves: dict[str, _Shelf] = {}  # owner |-> its entries, at least one
@@ -147,3 +151,6 @@ class ResponseStore:
         shelf.remove(stored_id).forget()
         if not shelf.by_id:
             del self._shelves[owner]
+
+
+STORE = web.AppKey("STORE", ResponseStore)

@@ -6,11 +6,12 @@ import asyncio
 
 from aiohttp import web
 
-from coordinator.api.context import CONTEXT, TRACE
+from coordinator.api.context import TRACE
 from coordinator.api.responses.objects import DeletedResponse
 from coordinator.api.server.json_answer import json_answer
 from coordinator.stateful.follow import follow
 from coordinator.stateful.pages import check_include, page_of, whole_number
+from coordinator.stateful.store import STORE
 from coordinator.stateful.stored import StoredResponse
 from pdserve.errors import InvalidRequest
 
@@ -41,7 +42,7 @@ async def delete_response(request: web.Request) -> web.Response:
     If it is still being generated in the background, it is cancelled.
     """
     stored = _stored(request)
-    request.app[CONTEXT].stored.discard(stored)
+    request.app[STORE].discard(stored)
     return json_answer(DeletedResponse(id=stored.id))
 
 
@@ -70,7 +71,7 @@ async def list_input_items(request: web.Request) -> web.Response:
 
 def _stored(request: web.Request) -> StoredResponse:
     """Return the stored response named in the path. Raises ResponseNotFound."""
-    return request.app[CONTEXT].stored.get(request.match_info["response"], request[TRACE].owner)
+    return request.app[STORE].get(request.match_info["response"], request[TRACE].owner)
 
 
 def _first_event(request: web.Request) -> int | None:

@@ -29,6 +29,7 @@ from coordinator.stateful.asked import asked_by
 from coordinator.stateful.plan import Planned, plan_response
 from coordinator.stateful.socket_inbox import MAX_MESSAGE_BYTES, SocketInbox
 from coordinator.stateful.socket_messages import as_message, body_of, refusal
+from coordinator.stateful.store import STORE
 from coordinator.stateful.stored import StoredResponse
 from pdserve.errors import BuffersFull, ConnectionExpired, NodeDraining
 
@@ -74,6 +75,7 @@ class _Session:
     ) -> None:
         self._request = request
         self._context = context
+        self._store = request.app[STORE]
         self._socket = socket
         self._held = context.bodies.body(request[TRACE].payer)
         self._inbox = SocketInbox(socket, request.transport, context.config, self._held)
@@ -122,7 +124,7 @@ class _Session:
     def forget(self) -> None:
         """Remove the latest response from the store, if it was not to be stored."""
         if self._latest is not None:
-            self._context.stored.discard(self._latest)
+            self._store.discard(self._latest)
             self._latest = None
 
     def end(self) -> None:
@@ -166,7 +168,7 @@ class _Session:
         trace.body = held = context.bodies.body(trace.payer)
         held.add(len(message))  # it was counted while it arrived
         values = await JsonReader().read_long(message, "the message", held)
-        asked = asked_by(body_of(values), context, trace, self._find_latest)
+        asked = asked_by(body_of(values), context, self._store, trace, self._find_latest)
         return await plan_response(asked, self._request.headers, context, trace, as_message)
 
     async def _run(self, planned: Planned, trace: RequestTrace) -> None:
@@ -185,13 +187,13 @@ class _Session:
         self.forget()
         if not planned.is_stored:
             self._latest = replace(planned.stored, id=self._local_id(planned.stored.id))
-            self._context.stored.put(self._latest)
+            self._store.put(self._latest)
 
     def _find_latest(self, response_id: str) -> StoredResponse | None:
         latest = self._latest
         if latest is None or latest.id != self._local_id(response_id):
             return None
-        return latest if self._context.stored.has(latest) else None
+        return latest if self._store.has(latest) else None
 
     def _local_id(self, response_id: str) -> str:
         return f"{self._request[TRACE].unique}/{response_id}"

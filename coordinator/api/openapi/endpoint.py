@@ -7,13 +7,13 @@ from importlib.resources import files
 
 from aiohttp import web
 
-from coordinator.api.openapi.document import openapi_document
+from coordinator.api.openapi.document import DESCRIPTION
 from coordinator.api.openapi.operation import HTML, JSON
 
 
 async def get_document(request: web.Request) -> web.Response:
     """GET /openapi.json: return the document."""
-    return web.Response(body=openapi_document(), content_type=JSON)
+    return web.Response(body=request.app[DESCRIPTION].document, content_type=JSON)
 
 
 async def get_page(request: web.Request) -> web.Response:

@@ -9,9 +9,6 @@ from coordinator.api.embeddings.objects import EmbeddingList
 from coordinator.api.embeddings.requests import EmbeddingRequest
 from coordinator.api.openapi.operation import GENERATES, TERMS, Operation
 from coordinator.api.read.requests import ChatRequest, CompletionRequest
-from coordinator.api.responses.events import StreamEvent
-from coordinator.api.responses.objects import CompactedResponse, Response
-from coordinator.api.responses.requests import CompactRequest, ResponseRequest
 
 _generates = partial(Operation, method="post", errors=GENERATES, parameters=TERMS)
 
@@ -45,41 +42,6 @@ GENERATING = (
         examples=({"model": "M", "prompt": "Once upon", "max_tokens": 16},),
         answer=Completion,
         events=Completion,
-    ),
-    _generates(
-        path="/v1/responses",
-        name="createResponse",
-        tag="Generation",
-        summary="Answer a conversation, or continue an earlier response.",
-        body=ResponseRequest,
-        examples=(
-            {"model": "M", "input": "Hi", "instructions": "Be brief."},
-            {
-                "model": "M",
-                "input": [
-                    {"role": "user", "content": "Rain?"},
-                    {
-                        "type": "function_call",
-                        "call_id": "call_1",
-                        "name": "weather",
-                        "arguments": "{}",
-                    },
-                    {"type": "function_call_output", "call_id": "call_1", "output": "No."},
-                ],
-                "stream": True,
-            },
-        ),
-        answer=Response,
-        events=StreamEvent,
-    ),
-    _generates(
-        path="/v1/responses/compact",
-        name="compactConversation",
-        tag="Generation",
-        summary="Have the model summarise a conversation, to continue it from the summary.",
-        body=CompactRequest,
-        examples=({"model": "M", "input": "Hi", "instructions": "Be brief."},),
-        answer=CompactedResponse,
     ),
     _generates(
         path="/v1/embeddings",

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from coordinator.api.admin import RoleAnswer, RoleRequest
 from coordinator.api.answer.bodies import Model, ModelList
 from coordinator.api.information import Health, Version
-from coordinator.api.openapi.operation import HTML, METRICS, READS_BODY, Operation, in_path
-from coordinator.api.responses.objects import InputTokens
-from coordinator.api.responses.requests import ResponseRequest
+from coordinator.api.openapi.operation import COUNTS, HTML, METRICS, Operation, in_path
 from coordinator.api.tokens import (
     DetokenizeAnswer,
     DetokenizeRequest,
@@ -19,22 +16,12 @@ from coordinator.api.tokens import (
 )
 
 _MODEL = in_path("model", "A name of the model; it may contain slashes.")
-_counts = partial(Operation, method="post", errors=(*READS_BODY, 429))
-_tokens = partial(_counts, tag="Models")
+_tokens = partial(Operation, method="post", errors=COUNTS, tag="Models")
 _of_models = partial(Operation, method="get", tag="Models")
 _of_cluster = partial(Operation, method="get", tag="Cluster", errors=())
 _of_description = partial(Operation, method="get", tag="Description", errors=())
 
 INFORMING = (
-    _counts(
-        path="/v1/responses/input_tokens",
-        name="countInputTokens",
-        tag="Generation",
-        summary="Count the input tokens of a createResponse request.",
-        body=ResponseRequest,
-        examples=({"model": "M", "input": "Hi"},),
-        answer=InputTokens,
-    ),
     _of_models(
         path="/v1/models",
         name="listModels",
@@ -92,16 +79,6 @@ INFORMING = (
         path="/status",
         name="getStatus",
         summary="Get the state of the cluster: its nodes, loads and requests.",
-    ),
-    _of_cluster(
-        method="post",
-        path="/admin/role",
-        name="changeRole",
-        summary="Move a node to the other pool.",
-        body=RoleRequest,
-        examples=({"node": "prefill-0", "role": "decode"},),
-        answer=RoleAnswer,
-        errors=(400, 401, 403, 404, 408, 409, 413, 415, 417, 502, 503, 504),
     ),
     _of_description(path="/openapi.json", name="getOpenapi", summary="Get this document."),
     _of_description(

@@ -16,6 +16,7 @@ METRICS = "text/plain"
 
 NO_CHOICE = (401,)  # errors that any request with a key can get
 READS_BODY = (400, 401, 404, 408, 413, 415, 417, 503)
+COUNTS = (*READS_BODY, 429)  # no node is involved
 GENERATES = (400, 401, 403, 404, 408, 413, 415, 417, 429, 500, 502, 503, 504)
 
 

@@ -18,6 +18,8 @@ from coordinator.api import ApiConfig, HttpServer, RequestSummary, create_app
 from coordinator.api.context import CONTEXT, ApiContext
 from coordinator.embedding_model import EmbeddingModel
 from coordinator.generation import GenerationRequest, Listener, Route
+from coordinator.stateful.routes import add_stateful_routes
+from coordinator.stateful.store import ResponseStore
 from coordinator.tenants import Tenants
 from coordinator.text import ChatTemplate, Tokenizer
 from pdserve.errors import RequestCancelled
@@ -270,6 +272,7 @@ async def served(
     tenants: Tenants | None = None,
     embedding_model: EmbeddingModel | None = None,
     classes: ServiceClasses | None = None,
+    store: ResponseStore | None = None,
     **config: Any,
 ) -> AsyncIterator[Harness]:
     """The API on a real socket."""
@@ -286,6 +289,7 @@ async def served(
         embedding_model=embedding_model,
         classes=classes,
     )
+    add_stateful_routes(app, store)
     timeout = aiohttp.ClientTimeout(total=30)
     async with (
         HttpServer(app) as server,

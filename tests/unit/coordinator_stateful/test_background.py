@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 
+from coordinator.stateful.store import ResponseStore
 from pdserve.errors import NodeLost, Overloaded
 from tests.unit.coordinator_api.answer.test_tools import client_of
 from tests.unit.coordinator_api.fakes import (
@@ -110,7 +111,7 @@ async def _rest(client: openai.AsyncOpenAI, response_id: str, after: int | None)
 @pytest.mark.parametrize("way", ["cancel", "delete", "pushed out"])
 async def test_what_is_not_wanted_any_more_ends(way: str) -> None:
     async with (
-        served(waits_for(asyncio.Event()), max_stored_responses=1) as api,
+        served(waits_for(asyncio.Event()), store=ResponseStore(max_responses=1)) as api,
         client_of(api) as client,
     ):
         stream = await client.responses.create(**ASKED, stream=True)
@@ -176,7 +177,7 @@ async def test_at_a_stop_it_may_end_or_is_told_to() -> None:
 
 async def test_one_that_is_cancelled_before_it_began_is_over() -> None:
     """A store without room cancels it at once, before the first step of its task."""
-    async with served(waits_for(asyncio.Event()), max_stored_bytes=1) as api:
+    async with served(waits_for(asyncio.Event()), store=ResponseStore(max_bytes=1)) as api:
         async with api.client.post("/v1/responses", json={**ASKED, "stream": True}) as response:
             assert b"response.incomplete" in await response.read()
         await over(api)

@@ -10,6 +10,7 @@ import openai
 import pytest
 from openai.types.responses import Response
 
+from coordinator.stateful.store import ResponseStore
 from pdserve.errors import NodeLost, Overloaded
 from tests.unit.coordinator_api.answer.test_tools import CALL, client_of, prompt_of, tool_tokenizer
 from tests.unit.coordinator_api.fakes import (
@@ -323,7 +324,7 @@ async def test_what_is_not_to_be_stored_is_not() -> None:
 
 
 async def test_old_ones_give_way() -> None:
-    async with served(max_stored_responses=2) as api, client_of(api) as client:
+    async with served(store=ResponseStore(max_responses=2)) as api, client_of(api) as client:
         made = [await client.responses.create(model=MODEL, input="Hi") for _ in range(2)]
         await client.responses.retrieve(made[0].id)
         await client.responses.create(model=MODEL, input="Hi")
