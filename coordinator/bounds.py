@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass
 
 from coordinator.api.completions import MAX_GENERATED
 from coordinator.api.config import ApiConfig
-from coordinator.api.plan.limits import MAX_ECHOED_TOKENS, MAX_LOGPROBS
+from coordinator.api.plan.generations import MAX_ECHOED_TOKENS, MAX_LOGPROBS
 from coordinator.api.plan.sampling import (
     MAX_BAD_WORD_TOKENS,
     MAX_LOGIT_BIAS,

@@ -8,11 +8,11 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
+from coordinator.api.answer.bodies import json_answer
 from coordinator.api.context import CONTEXT
 from coordinator.api.openapi.operation import Operation
 from coordinator.api.read.body import read_request
 from coordinator.api.routes import add_routes, post
-from coordinator.api.server.json_answer import json_answer
 from coordinator.role_changes import RoleChanges
 from pdserve.protocol import NodeRole
 

@@ -13,7 +13,6 @@ from coordinator.api.config import ApiConfig
 from coordinator.api.context import CONTEXT, ApiContext
 from coordinator.api.observer import NullObserver, Observer
 from coordinator.api.openapi.document import DESCRIPTION, Description
-from coordinator.api.plan.parts import PartsOptions
 from coordinator.api.read.body_budget import BodyBudget
 from coordinator.api.routes import OPERATIONS, ROUTES, add_routes
 from coordinator.api.server.headers import label
@@ -67,7 +66,7 @@ def create_app(
         metrics=metrics or _no_metrics,
         classes=classes or parse_slo_classes(DEFAULT_CLASSES, DEFAULT_CLASS),
         tenants=tenants or Tenants(None, None, model_names[0], clock),
-        parts=PartsOptions(config.tool_format or tokenizer.tool_format, config.splits_reasoning),
+        tool_format=config.tool_format or tokenizer.tool_format,
         grammars=GrammarChecker(tokenizer),
         clock=clock,
         write_turns=WriteTurns(clock),

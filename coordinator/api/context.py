@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from coordinator.api.answer.formats import AnswerFormat
+from coordinator.api.answer.formats import AnswerFormat, AnswerHead
 from coordinator.api.answer.sse import SseStream
 from coordinator.api.answer.write_turns import WriteTurns
 from coordinator.api.config import ApiConfig
 from coordinator.api.observer import Observer, RequestSummary
-from coordinator.api.plan.parts import PartsOptions
 from coordinator.api.read.body_budget import Body, BodyBudget
 from coordinator.api.server.in_flight import InFlight
 from coordinator.embedding_model import EmbeddingModel
@@ -20,6 +20,7 @@ from coordinator.generation import Generator
 from coordinator.tenants import Admitted, Tenants
 from coordinator.text import Tokenizer
 from coordinator.text.grammars import GrammarChecker
+from coordinator.text.parts import ToolFormat
 from pdserve.clock import Clock
 from pdserve.errors import ModelNotFound, NoNodeAvailable
 from pdserve.protocol import Slo
@@ -40,7 +41,7 @@ class ApiContext:
     metrics: Callable[[], Awaitable[bytes]]
     classes: ServiceClasses
     tenants: Tenants
-    parts: PartsOptions
+    tool_format: ToolFormat | None  # in which the model writes tool calls; None: not known
     grammars: GrammarChecker
     clock: Clock
     write_turns: WriteTurns
@@ -56,6 +57,10 @@ class ApiContext:
                 f"there is no model {name[:128]!r}; this server has {', '.join(self.model_names)}",
                 "model",
             )
+
+    def head(self, answer_id: str, model: str) -> AnswerHead:
+        """Return the fields that every chunk of an answer repeats; it is created now."""
+        return AnswerHead(answer_id, int(time.time()), model, self.system_fingerprint)
 
     def max_model_len(self) -> int:
         """Return the maximum number of tokens, prompt plus output, of a request.

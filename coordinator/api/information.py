@@ -7,9 +7,8 @@ from typing import Literal
 import msgspec
 from aiohttp import web
 
-from coordinator.api.answer.bodies import Model, ModelList
+from coordinator.api.answer.bodies import Model, ModelList, json_answer
 from coordinator.api.context import CONTEXT, ApiContext
-from coordinator.api.server.json_answer import json_answer
 from pdserve import __version__
 
 

@@ -11,8 +11,7 @@ from coordinator.api import information
 from coordinator.api.chat import chat_completions
 from coordinator.api.completions import completions
 from coordinator.api.embeddings.endpoint import embeddings
-from coordinator.api.openapi import endpoint as openapi_endpoint
-from coordinator.api.openapi.document import DESCRIPTION
+from coordinator.api.openapi.document import DESCRIPTION, get_document, get_page
 from coordinator.api.openapi.generating import GENERATING
 from coordinator.api.openapi.informing import INFORMING
 from coordinator.api.openapi.operation import Operation
@@ -34,8 +33,8 @@ ROUTES = (
     web.get("/health", information.health),
     web.get("/metrics", information.metrics),
     web.get("/status", information.status),
-    web.get("/openapi.json", openapi_endpoint.get_document),
-    web.get("/docs", openapi_endpoint.get_page),
+    web.get("/openapi.json", get_document),
+    web.get("/docs", get_page),
 )
 OPERATIONS = (*GENERATING, *INFORMING)
 

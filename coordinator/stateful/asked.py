@@ -11,7 +11,7 @@ from msgspec import structs
 
 from coordinator.api.context import ApiContext, RequestTrace
 from coordinator.api.read.body import convert_request, read_object
-from coordinator.api.read.requests import ChatRequest
+from coordinator.api.read.chat import ChatRequest
 from coordinator.api.responses.chat_request import chat_request, in_our_words
 from coordinator.api.responses.input_items import check_items, items_of
 from coordinator.api.responses.items import KeptItem

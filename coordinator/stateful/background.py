@@ -15,7 +15,7 @@ from functools import partial
 from coordinator.api.answer.call import Call
 from coordinator.api.answer.run import new_events
 from coordinator.api.context import ApiContext, RequestTrace
-from coordinator.api.endpoint import CLIENT_GONE, conclude
+from coordinator.api.server.callers import CLIENT_GONE, conclude
 from coordinator.api.server.errors import describe
 from coordinator.stateful.plan import Planned
 from coordinator.stateful.store import ResponseStore

@@ -10,21 +10,19 @@ from aiohttp import web
 
 from coordinator.api.answer import bodies as responses
 from coordinator.api.answer.choice import ChoiceDelta
-from coordinator.api.answer.formats import AnswerHead, error_event
+from coordinator.api.answer.formats import error_event
 from coordinator.api.answer.run import answer
 from coordinator.api.chat import plan_chat
 from coordinator.api.context import CONTEXT
-from coordinator.api.endpoint import admit
-from coordinator.api.plan.parts import PartsPlan
 from coordinator.api.read.body import convert_request, read_object
 from coordinator.api.read.terms import service_terms
 from coordinator.api.responses.chat_request import in_our_words
 from coordinator.api.responses.compaction import sealed, with_task
 from coordinator.api.responses.input_items import check_items
 from coordinator.api.responses.items import CompactionItem
-from coordinator.api.responses.objects import CompactedResponse
+from coordinator.api.responses.objects import CompactedResponse, response_usage
 from coordinator.api.responses.requests import CompactRequest
-from coordinator.api.responses.usage import response_usage
+from coordinator.api.server.callers import admit
 from coordinator.stateful.asked import asked_by
 from coordinator.stateful.store import STORE
 from coordinator.stateful.stored import RESPONSE_ID
@@ -46,13 +44,9 @@ async def compact_conversation(request: web.Request) -> web.StreamResponse:
     terms = service_terms(body, request.headers, context, trace)
     answer_id = RESPONSE_ID.format(trace.unique)
 
-    def make_format(head: AnswerHead, parts: PartsPlan, prompt: Sequence[int]) -> CompactFormat:
-        return CompactFormat(head.id, parts.make)
-
     with in_our_words():
-        chat = asked.chat(asked.items)
-        plan = await plan_chat(chat, context, terms, answer_id, make_format)
-    return await answer(request, context, plan)
+        plan = await plan_chat(asked.chat(asked.items), context, terms, answer_id)
+    return await answer(request, context, plan.call(CompactFormat(answer_id, plan.parts.make)))
 
 
 class CompactFormat:

@@ -6,13 +6,17 @@ import time
 
 from aiohttp import web
 
+from coordinator.api.answer.bodies import json_answer
 from coordinator.api.context import CONTEXT, TRACE
 from coordinator.api.read.body import convert_request, read_object, read_request
 from coordinator.api.responses.input_items import check_items, items_of
-from coordinator.api.responses.item_requests import InputItem
 from coordinator.api.responses.objects import Conversation, DeletedConversation
-from coordinator.api.responses.requests import ConversationRequest, ConversationUpdate, NewItems
-from coordinator.api.server.json_answer import json_answer
+from coordinator.api.responses.requests import (
+    ConversationRequest,
+    ConversationUpdate,
+    InputItem,
+    NewItems,
+)
 from coordinator.stateful.pages import check_include, page_of, whole_page
 from coordinator.stateful.store import STORE
 from coordinator.stateful.stored import CONVERSATION_ID, StoredConversation, items_bytes

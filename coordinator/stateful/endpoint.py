@@ -6,16 +6,15 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
+from coordinator.api.answer.bodies import json_answer
 from coordinator.api.answer.run import answer
-from coordinator.api.chat import encode_chat
 from coordinator.api.context import CONTEXT, TRACE
-from coordinator.api.endpoint import admit
-from coordinator.api.plan.limits import output_limit
+from coordinator.api.prompt.chat import encode_chat
+from coordinator.api.prompt.fit import num_left
 from coordinator.api.responses.chat_request import in_our_words
 from coordinator.api.responses.items import KeptItem
 from coordinator.api.responses.objects import InputTokens
 from coordinator.api.server import callers
-from coordinator.api.server.json_answer import json_answer
 from coordinator.api.tokens import counting
 from coordinator.stateful.asked import read_asked
 from coordinator.stateful.background import BackgroundRun
@@ -40,7 +39,7 @@ async def _plan(request: web.Request) -> tuple[Planned, bool]:
     Also returns whether it is to run in the background. Raises RequestError.
     """
     context = request.app[CONTEXT]
-    trace = admit(request, context)
+    trace = callers.admit(request, context)
     asked = await read_asked(request, context, trace)
     planned = await plan_response(asked, request.headers, context, trace)
     return planned, bool(asked.body.background)
@@ -57,10 +56,10 @@ async def count_input_tokens(request: web.Request) -> web.Response:
     asker = counting(trace)
 
     async def count(items: Sequence[KeptItem]) -> int:
-        num_tokens = len(await encode_chat(asked.chat(items), context, asker, max_tokens=None))
+        num_tokens = len(await encode_chat(asked.chat(items), context, asker))
         if asked.body.truncation == "auto":
             limit = asked.body.max_output_tokens
-            output_limit(num_tokens, limit, None, context.max_model_len())
+            num_left(num_tokens, limit, context.max_model_len())
         return num_tokens
 
     with in_our_words():

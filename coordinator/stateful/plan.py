@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from coordinator.api.answer.call import CallPlan
-from coordinator.api.answer.formats import AnswerHead
 from coordinator.api.answer.sse import framed
-from coordinator.api.chat import plan_chat
+from coordinator.api.chat import ChatPlan, plan_chat
 from coordinator.api.context import ApiContext, RequestTrace
-from coordinator.api.plan.parts import PartsPlan
 from coordinator.api.read.terms import service_terms
 from coordinator.api.responses.chat_request import in_our_words
 from coordinator.api.responses.events import Frame
@@ -56,19 +54,20 @@ async def plan_response(
     response = _begun(asked, RESPONSE_ID.format(trace.unique))
     keeper = make_keeper(asked, response, trace.owner)
 
-    def make_format(head: AnswerHead, parts: PartsPlan, prompt: Sequence[int]) -> ResponseFormat:
-        shows_logprobs = LOGPROBS in (asked.body.include or [])
-        return ResponseFormat(
-            response, context.tokenizer, parts, keeper.keep, frame, shows_logprobs=shows_logprobs
-        )
-
-    async def plan_for(items: Sequence[KeptItem]) -> CallPlan:
-        return await plan_chat(asked.chat(items), context, terms, response.id, make_format)
+    async def plan_for(items: Sequence[KeptItem]) -> ChatPlan:
+        return await plan_chat(asked.chat(items), context, terms, response.id)
 
     with in_our_words():
         plan = await as_fitted(asked, plan_for)
-    assert isinstance(plan.format, ResponseFormat)
-    return Planned(plan, plan.format, keeper.stored, response.store)
+    response_format = ResponseFormat(
+        response,
+        context.tokenizer,
+        plan.parts,
+        keeper.keep,
+        frame,
+        shows_logprobs=LOGPROBS in (asked.body.include or []),
+    )
+    return Planned(plan.call(response_format), response_format, keeper.stored, response.store)
 
 
 async def as_fitted(asked: Asked, attempt: Callable[[Sequence[KeptItem]], Awaitable[T]]) -> T:

@@ -16,7 +16,7 @@ _RESPONSE = (
 )
 _CONVERSATION = "/v1/conversations/{conversation}"
 
-_ROUTES = (
+ROUTES = (
     post("/v1/responses", endpoint.create_response),
     web.get("/v1/responses", respond_over_websocket, allow_head=False),
     post("/v1/responses/compact", compact_conversation),
@@ -39,4 +39,4 @@ _ROUTES = (
 def add_stateful_routes(app: web.Application, store: ResponseStore | None = None) -> None:
     """Add /v1/responses and /v1/conversations to the API; what they keep is kept in `store`."""
     app[STORE] = ResponseStore() if store is None else store
-    add_routes(app, _ROUTES, OPERATIONS)
+    add_routes(app, ROUTES, OPERATIONS)

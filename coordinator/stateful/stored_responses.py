@@ -6,9 +6,9 @@ import asyncio
 
 from aiohttp import web
 
+from coordinator.api.answer.bodies import json_answer
 from coordinator.api.context import TRACE
 from coordinator.api.responses.objects import DeletedResponse
-from coordinator.api.server.json_answer import json_answer
 from coordinator.stateful.follow import follow
 from coordinator.stateful.pages import check_include, page_of, whole_number
 from coordinator.stateful.store import STORE

@@ -18,10 +18,10 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from coordinator.api.answer.call import Call
 from coordinator.api.answer.run import new_events
 from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
-from coordinator.api.endpoint import CLIENT_GONE, begin_call, conclude
 from coordinator.api.read.body_budget import FULL, SLOW
 from coordinator.api.read.json_text import JsonReader
 from coordinator.api.server import callers
+from coordinator.api.server.callers import CLIENT_GONE, begin_call, conclude
 from coordinator.api.server.connection import Connection
 from coordinator.api.server.errors import ErrorReply, describe
 from coordinator.api.server.headers import check_socket_origin

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import msgspec
+from aiohttp import web
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 
@@ -213,3 +217,10 @@ class ErrorBody(Struct):
     """The body of every error response."""
 
     error: ErrorDetail
+
+
+def json_answer(body: msgspec.Struct | Mapping[str, object], status: int = 200) -> web.Response:
+    """Return a response with `body` as JSON."""
+    return web.Response(
+        status=status, body=msgspec.json.encode(body), content_type="application/json"
+    )

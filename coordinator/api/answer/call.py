@@ -11,13 +11,12 @@ from coordinator.api.answer.arrivals import Arrival, Arrivals
 from coordinator.api.answer.bodies import PromptTokensDetails, Usage
 from coordinator.api.answer.choice import Choice, ChoiceDelta
 from coordinator.api.answer.formats import AnswerFormat
-from coordinator.api.answer.long_work import PIECE, LongWork
+from coordinator.api.answer.write_turns import PIECE, LongWork
 from coordinator.api.context import ApiContext, RequestTrace
-from coordinator.api.plan.limits import check_echo, check_logprobs
+from coordinator.api.plan.generations import check_amounts
 from coordinator.api.plan.sampling import TextOptions
 from coordinator.api.server import callers
 from coordinator.generation import Generation, GenerationRequest, Route
-from pdserve.errors import InvalidRequest
 from pdserve.protocol import PromptLogprobs
 
 
@@ -85,9 +84,8 @@ class Call:
         self._trace.num_choices = len(requests)
         prompts = requests[::num_per_prompt]
         self._trace.num_prompt_tokens = sum(len(r.token_ids) for r in prompts)
-        self._check_number(len(requests))
-        check_echo(requests, echoes=self._plan.echoes_prompt)
-        check_logprobs(requests, num_per_prompt, echoes=self._plan.echoes_prompt)
+        max_answers, echoes = self._context.generator.max_inflight, self._plan.echoes_prompt
+        check_amounts(requests, num_per_prompt, max_answers, echoes=echoes)
         callers.take_prompt(self._context, self._trace)
         try:
             for first in range(0, len(requests), num_per_prompt):
@@ -166,16 +164,6 @@ class Call:
         for choice in self._shown():
             while (delta := choice.take()) is not None:
                 yield delta
-
-    def _check_number(self, num_answers: int) -> None:
-        """Check the number of answers against the generator's limit. Raises InvalidRequest."""
-        limit = self._context.generator.max_inflight
-        if num_answers > limit:
-            raise InvalidRequest(
-                f"the request asks for {num_answers} answers, but this server generates at most "
-                f"{limit} at the same time",
-                "n" if self._plan.num_per_prompt > 1 else "prompt",
-            )
 
     def _account(self) -> None:
         """Count the tokens of the prompts that were sent to nodes; others wait in line."""

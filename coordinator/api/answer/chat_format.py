@@ -14,8 +14,7 @@ from coordinator.api.answer.chat_calls import CallsShown
 from coordinator.api.answer.choice import ChoiceDelta
 from coordinator.api.answer.formats import AnswerHead, PromptsShown, UsageShown, error_event
 from coordinator.api.answer.logprobs import TokenNames, chat_logprobs, encoded
-from coordinator.api.answer.sse import DONE, framed
-from coordinator.api.answer.text_template import TextTemplate
+from coordinator.api.answer.sse import DONE, TextTemplate, framed
 from coordinator.api.plan.parts import PartsPlan
 from coordinator.text.parts import AnswerParts, Parts
 

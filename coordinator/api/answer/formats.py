@@ -13,12 +13,13 @@ from msgspec import UNSET, UnsetType
 from coordinator.api.answer import bodies as responses
 from coordinator.api.answer.choice import ChoiceDelta
 from coordinator.api.answer.logprobs import TokenNames, completion_logprobs, prompt_logprobs
-from coordinator.api.answer.sse import DONE, framed
-from coordinator.api.answer.text_template import TextTemplate
+from coordinator.api.answer.sse import DONE, TextTemplate, framed
 from coordinator.api.answer.whole_choice import WholeChoice
+from coordinator.api.read.fields import GenerationFields
+from pdserve.errors import InvalidRequest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class AnswerHead:
     """Fields that every chunk of an answer repeats."""
 
@@ -34,6 +35,18 @@ class UsageShown(Enum):
     NOWHERE = auto()
     LAST = auto()  # one extra chunk at the end
     EVERYWHERE = auto()  # the extra chunk, and in every other chunk the counts so far
+
+
+def usage_shown(body: GenerationFields) -> UsageShown:
+    """Return which chunks of the stream carry token counts. Raises InvalidRequest."""
+    options = body.stream_options
+    if options is None:
+        return UsageShown.NOWHERE
+    if not body.stream:
+        raise InvalidRequest("'stream_options' needs 'stream' to be true", "stream_options")
+    if not options.include_usage:
+        return UsageShown.NOWHERE
+    return UsageShown.EVERYWHERE if options.continuous_usage_stats else UsageShown.LAST
 
 
 class AnswerFormat(Protocol):

@@ -6,8 +6,8 @@ from aiohttp import web
 
 from coordinator.api.answer.call import Call, CallPlan
 from coordinator.api.answer.choice import ChoiceDelta
-from coordinator.api.answer.long_work import PIECE, SCORED
 from coordinator.api.answer.sse import SseStream
+from coordinator.api.answer.write_turns import PIECE, SCORED
 from coordinator.api.context import CONTEXT, TRACE, ApiContext
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+import msgspec
 from aiohttp import web
 
 _HEADERS = {
@@ -15,6 +16,7 @@ _HEADERS = {
 _ROOM_BYTES = 16 * 1024  # unsent bytes below which a write does not block
 _KEEP_ALIVE = b": keep-alive\n\n"
 DONE_DATA = "[DONE]"  # data of the last event of most streams
+_MARK = "\0text\0"  # stands for the text of a template
 DONE = f"data: {DONE_DATA}\n\n".encode()
 
 
@@ -84,3 +86,15 @@ class SseStream:
             if self._transport is not None:
                 self._transport.abort()
             raise ConnectionResetError("the client stopped reading") from error
+
+
+class TextTemplate:
+    """An event encoded once with a placeholder; afterwards only the text is encoded."""
+
+    def __init__(self, encode: Callable[[str], bytes]) -> None:
+        """`encode` returns the whole event for a text, which must occur in it exactly once."""
+        self._before, self._behind = encode(_MARK).split(msgspec.json.encode(_MARK))
+
+    def filled(self, text: str) -> bytes:
+        """Return the event with `text` filled in."""
+        return self._before + msgspec.json.encode(text) + self._behind

@@ -19,6 +19,8 @@ NUM_PER_TURN = 8  # readers; after them, the event loop looks for requests and m
 _REST = 1.0  # seconds of rest for a second of turns
 _SHORTEST_REST_S = 0.001  # timers of event loops are no finer
 _LONGEST_REST_S = 0.05  # a process that had no core was not busy writing
+PIECE = 512  # tokens turned into text; a few microseconds each
+SCORED = 4  # what a token with log-probabilities counts for: up to 21 entries are encoded
 
 
 class WriteTurns:
@@ -73,3 +75,26 @@ class WriteTurns:
         self._is_set = False
         if self._due:
             self._set()
+
+
+class LongWork:
+    """Long work for one call, in pieces between which other calls have their turn.
+
+    Work is counted, not timed: a piece is what takes one or two milliseconds. `turns` are shared by
+    the long work of all calls.
+    """
+
+    def __init__(self, turns: WriteTurns) -> None:
+        self._turns = turns
+        self._done = 0
+
+    def restart(self) -> None:
+        """Begin a new piece: the event loop has just had its turn."""
+        self._done = 0
+
+    async def did(self, amount: int) -> None:
+        """Count work that was just done; at the end of a piece, wait for the next turn."""
+        self._done += amount
+        if self._done >= PIECE:
+            self._done = 0
+            await self._turns.next_turn()

@@ -11,12 +11,16 @@ from aiohttp import web
 
 from coordinator.api.answer.call import answer_headers
 from coordinator.api.context import CONTEXT, ApiContext, RequestTrace
-from coordinator.api.embeddings.objects import Embedding, EmbeddingList, EmbeddingUsage
-from coordinator.api.embeddings.requests import MAX_INPUTS, EmbeddingRequest
+from coordinator.api.embeddings.objects import (
+    MAX_INPUTS,
+    Embedding,
+    EmbeddingList,
+    EmbeddingRequest,
+    EmbeddingUsage,
+)
 from coordinator.api.embeddings.run import PromptRun
-from coordinator.api.endpoint import admit
-from coordinator.api.plan.generations import generation
-from coordinator.api.plan.limits import truncated
+from coordinator.api.plan.generations import generations
+from coordinator.api.prompt.fit import truncated
 from coordinator.api.prompt.parameter import PromptParameter
 from coordinator.api.read.body import read_request
 from coordinator.api.read.terms import ServiceTerms, service_terms
@@ -32,7 +36,7 @@ _INPUT = PromptParameter("input", MAX_INPUTS)
 async def embeddings(request: web.Request) -> web.Response:
     """POST /v1/embeddings: return a vector for each input."""
     context = request.app[CONTEXT]
-    trace = admit(request, context)
+    trace = callers.admit(request, context)
     body = await read_request(request, EmbeddingRequest, context.config)
     context.check_model(body.model)
     context.embedding_model.check(body.dimensions)
@@ -89,7 +93,8 @@ def _embedder(
 ) -> GenerationRequest:
     now_s = context.clock.now()  # this prompt may have waited for others of the call
     sampling = SamplingParams(max_tokens=0, pooling=context.embedding_model.pooling)
-    return generation(f"embd-{trace.unique}-{index}", token_ids, sampling, terms, now_s)
+    (embedder,) = generations(f"embd-{trace.unique}-{index}", token_ids, sampling, terms, now_s)
+    return embedder
 
 
 def _account(trace: RequestTrace, prompts: Sequence[Sequence[int]], run: PromptRun) -> None:

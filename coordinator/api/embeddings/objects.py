@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from coordinator.api.read.fields import CallFields, Count
 
 
 class Embedding(Struct, kw_only=True):
@@ -27,3 +31,21 @@ class EmbeddingList(Struct, kw_only=True):
     data: list[Embedding]
     model: str
     usage: EmbeddingUsage
+
+
+MAX_INPUTS = 2048  # in one request, as in OpenAI's API
+
+_TEXT = {"type": "string", "minLength": 1}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_SEVERAL = {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS}
+_INPUT = {"anyOf": [_TEXT, _IDS, _SEVERAL | {"items": _TEXT}, _SEVERAL | {"items": _IDS}]}
+
+
+class EmbeddingRequest(CallFields, kw_only=True):
+    """The body of POST /v1/embeddings. The input has the four forms of a completion's prompt."""
+
+    model: str
+    input: Annotated[Any, Meta(extra_json_schema=_INPUT)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Count | None = None
+    add_special_tokens: bool | None = None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.resources import files
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from aiohttp import web
 
 from coordinator.api.answer.bodies import ErrorBody
 from coordinator.api.answer.sse import DONE_DATA
-from coordinator.api.openapi.operation import EVENTS, JSON, Operation, Parameter
+from coordinator.api.openapi.operation import EVENTS, HTML, JSON, Operation, Parameter
 from coordinator.api.read.parameters import IGNORED, NEUTRAL
 from pdserve import __version__
 
@@ -193,3 +194,18 @@ def _close(body: dict[str, Any]) -> None:
         allowed = [*NEUTRAL[name], None]
         properties[name] = {"enum": allowed, "description": "Only these values are supported."}
     body["additionalProperties"] = False
+
+
+async def get_document(request: web.Request) -> web.Response:
+    """GET /openapi.json: return the document."""
+    return web.Response(body=request.app[DESCRIPTION].document, content_type=JSON)
+
+
+async def get_page(request: web.Request) -> web.Response:
+    """GET /docs: return a page that shows the document without external resources."""
+    return web.Response(body=_page(), content_type=HTML, charset="utf-8")
+
+
+@cache
+def _page() -> bytes:
+    return files(__package__).joinpath("page.html").read_bytes()

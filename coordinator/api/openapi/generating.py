@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from coordinator.api.answer.bodies import ChatChunk, ChatCompletion, Completion
-from coordinator.api.embeddings.objects import EmbeddingList
-from coordinator.api.embeddings.requests import EmbeddingRequest
+from coordinator.api.completions import CompletionRequest
+from coordinator.api.embeddings.objects import EmbeddingList, EmbeddingRequest
 from coordinator.api.openapi.operation import GENERATES, TERMS, Operation
-from coordinator.api.read.requests import ChatRequest, CompletionRequest
+from coordinator.api.read.chat import ChatRequest
 
 _generates = partial(Operation, method="post", errors=GENERATES, parameters=TERMS)
 

@@ -1,11 +1,9 @@
-"""Converts a request's fields to sampling parameters and text options."""
+"""How the tokens of a call's answers are sampled, and how their text is cut."""
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 
-from coordinator.api.plan.limits import check_token_ids
 from coordinator.api.read.fields import GenerationFields
 from coordinator.text import Tokenizer
 from coordinator.text.threads import Asker
@@ -18,8 +16,6 @@ MAX_LOGIT_BIAS = 1024  # entries; OpenAI allows 300
 MAX_BAD_WORD_TOKENS = 2048  # of all bad words, each tokenised with and without a space before it
 _NUM_KEYS_TOLD = 5  # invalid keys named in an error
 _LEAST_TOP_P = 1e-9  # small enough to keep only the likeliest token
-_SEED_BITS = 63
-_SEED_STEP = 0x5851F42D4C957F2D  # arbitrary, but odd: the choices of a call get different seeds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +53,44 @@ def text_options(fields: GenerationFields) -> TextOptions:
     )
 
 
-def choice_seed(seed: int, choice: int) -> int:
-    """Return the seed of one of several choices of a prompt; choice 0 gets `seed` itself."""
-    return (seed + choice * _SEED_STEP) % (1 << _SEED_BITS)
+async def sampling_params(
+    fields: GenerationFields,
+    tokenizer: Tokenizer,
+    asker: Asker,
+    *,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    grammar: str,
+) -> SamplingParams:
+    """Return what all answers of a call share, with defaults filled in and token ids checked.
+
+    `generations.for_prompt` adds what depends on the prompt. Raises InvalidRequest.
+    """
+    _check_ends(fields, grammar)
+    if fields.logprob_token_ids and logprobs is None:
+        raise InvalidRequest("'logprob_token_ids' needs 'logprobs'", "logprob_token_ids")
+    return SamplingParams(
+        temperature=_or(fields.temperature, 1.0),
+        top_k=min(max(fields.top_k or 0, 0), tokenizer.num_ids),
+        top_p=max(_or(fields.top_p, 1.0), _LEAST_TOP_P),
+        min_p=_or(fields.min_p, 0.0),
+        presence_penalty=_or(fields.presence_penalty, 0.0),
+        frequency_penalty=_or(fields.frequency_penalty, 0.0),
+        repetition_penalty=_or(fields.repetition_penalty, 1.0),
+        logit_bias=_logit_bias(fields.logit_bias or {}, tokenizer),
+        allowed_token_ids=_ids(fields, "allowed_token_ids", tokenizer),
+        bad_words=await _bad_words(fields, tokenizer, asker),
+        min_tokens=fields.min_tokens or 0,
+        ignore_eos=bool(fields.ignore_eos),
+        stop_token_ids=_ids(fields, "stop_token_ids", tokenizer),
+        logprobs=logprobs,
+        logprob_token_ids=_ids(fields, "logprob_token_ids", tokenizer),
+        grammar=grammar,
+        prompt_logprobs=prompt_logprobs,
+    )
 
 
-async def bad_words(fields: GenerationFields, tokenizer: Tokenizer, asker: Asker) -> list[BadWord]:
+async def _bad_words(fields: GenerationFields, tokenizer: Tokenizer, asker: Asker) -> list[BadWord]:
     """Return how each bad word is tokenised at the beginning of a text, and after a space.
 
     Raises InvalidRequest.
@@ -80,51 +108,6 @@ async def bad_words(fields: GenerationFields, tokenizer: Tokenizer, asker: Asker
     return [BadWord(token_ids=token_ids) for token_ids in encoded if token_ids]
 
 
-def sampling_params(
-    fields: GenerationFields,
-    tokenizer: Tokenizer,
-    *,
-    bad_words: list[BadWord],
-    max_tokens: int,
-    logprobs: int | None,
-    grammar: str,
-) -> SamplingParams:
-    """Return sampling parameters with defaults filled in, a seed drawn and token ids checked.
-
-    `bad_words` are the tokenised ones. Raises InvalidRequest.
-    """
-    _check_ends(fields, grammar)
-    min_tokens = fields.min_tokens or 0
-    if min_tokens > max_tokens:
-        raise InvalidRequest(
-            f"'min_tokens' ({min_tokens}) exceeds the tokens to generate ({max_tokens})",
-            "min_tokens",
-        )
-    seed = secrets.randbits(_SEED_BITS) if fields.seed is None else fields.seed
-    if fields.logprob_token_ids and logprobs is None:
-        raise InvalidRequest("'logprob_token_ids' needs 'logprobs'", "logprob_token_ids")
-    return SamplingParams(
-        temperature=_or(fields.temperature, 1.0),
-        top_k=min(max(fields.top_k or 0, 0), tokenizer.num_ids),
-        top_p=max(_or(fields.top_p, 1.0), _LEAST_TOP_P),
-        min_p=_or(fields.min_p, 0.0),
-        presence_penalty=_or(fields.presence_penalty, 0.0),
-        frequency_penalty=_or(fields.frequency_penalty, 0.0),
-        repetition_penalty=_or(fields.repetition_penalty, 1.0),
-        logit_bias=_logit_bias(fields.logit_bias or {}, tokenizer),
-        allowed_token_ids=_ids(fields, "allowed_token_ids", tokenizer),
-        bad_words=bad_words,
-        seed=seed % 2**_SEED_BITS,
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        ignore_eos=bool(fields.ignore_eos),
-        stop_token_ids=_ids(fields, "stop_token_ids", tokenizer),
-        logprobs=logprobs,
-        logprob_token_ids=_ids(fields, "logprob_token_ids", tokenizer),
-        grammar=grammar,
-    )
-
-
 def _check_ends(fields: GenerationFields, grammar: str) -> None:
     """Refuse parameters that contradict a grammar about where the answer ends.
 
@@ -140,7 +123,7 @@ def _check_ends(fields: GenerationFields, grammar: str) -> None:
 def _ids(fields: GenerationFields, param: str, tokenizer: Tokenizer) -> list[int]:
     """Return the token ids of a parameter, each once. Raises InvalidRequest."""
     token_ids: list[int] = getattr(fields, param) or []
-    check_token_ids(token_ids, tokenizer, param)
+    tokenizer.check_ids(token_ids, param)
     return list(dict.fromkeys(token_ids))
 
 
@@ -155,7 +138,7 @@ def _logit_bias(bias: dict[str, float], tokenizer: Tokenizer) -> dict[int, float
         shown = ", ".join(repr(key[:64]) for key in bad[:_NUM_KEYS_TOLD])
         raise InvalidRequest(f"'logit_bias' has keys that are not token ids: {shown}", "logit_bias")
     by_id = {int(key): value for key, value in bias.items()}
-    check_token_ids(by_id, tokenizer, "logit_bias")
+    tokenizer.check_ids(by_id, "logit_bias")
     return by_id
 
 

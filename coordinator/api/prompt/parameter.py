@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.api.plan.limits import check_num_chars, check_token_ids
+from coordinator.api.prompt.fit import check_num_chars
 from coordinator.text import Tokenizer
 from coordinator.text.threads import Asker
 from pdserve.errors import ContextLengthExceeded, InvalidRequest
 
-Prompt = str | list[int]
+Given = str | list[int]  # one prompt, as the client gave it
 _MANY_IDS = 2**16  # to check in one turn of the event loop: about two milliseconds
 
 
@@ -23,7 +23,7 @@ class PromptParameter:
     name: str
     max_prompts: int  # in one request
 
-    def split(self, prompt: Any, max_model_len: int) -> list[Prompt]:
+    def split(self, prompt: Any, max_model_len: int) -> list[Given]:
         """Split the parameter into prompts. Raises InvalidRequest or ContextLengthExceeded."""
         name = self.name
         if isinstance(prompt, str):
@@ -60,7 +60,7 @@ class PromptParameter:
 
     async def encode(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[Given],
         tokenizer: Tokenizer,
         asker: Asker,
         *,
@@ -91,7 +91,7 @@ class PromptParameter:
                 raise InvalidRequest(
                     f"{self.name!r} must not be empty: at least one token is needed", self.name
                 )
-            check_token_ids(token_ids, tokenizer, self.name)
+            tokenizer.check_ids(token_ids, self.name)
             num_checked += len(token_ids)
             if num_checked > _MANY_IDS:
                 num_checked = 0

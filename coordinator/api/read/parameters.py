@@ -11,8 +11,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from coordinator.api.read.chat import MAX_MESSAGES, Message
 from coordinator.api.read.fields import field_names
-from coordinator.api.read.requests import MAX_MESSAGES, Message
 from pdserve.errors import InvalidRequest
 
 # Accepted with any value: these concern accounts, names, storage and speed.

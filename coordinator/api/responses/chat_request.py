@@ -13,8 +13,8 @@ from typing import Any
 from msgspec import structs
 
 from coordinator.api.read.body import convert_request
+from coordinator.api.read.chat import ChatRequest, Message, checked
 from coordinator.api.read.fields import field_names
-from coordinator.api.read.requests import ChatRequest, Message
 from coordinator.api.responses.requests import (
     LOGPROBS,
     AllowedChoice,
@@ -65,7 +65,7 @@ def chat_request(body: ResponseRequest, messages: Sequence[Message]) -> ChatRequ
         "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
     }
     values = {name: value for name, value in values.items() if value is not None}
-    return convert_request(values, ChatRequest)
+    return checked(convert_request(values, ChatRequest))
 
 
 @contextmanager

@@ -15,9 +15,13 @@ from coordinator.api.plan.parts import PartsPlan
 from coordinator.api.responses import events
 from coordinator.api.responses.answer_pieces import AnswerPieces, Piece
 from coordinator.api.responses.items import Item
-from coordinator.api.responses.objects import IncompleteDetails, Response, ResponseError
+from coordinator.api.responses.objects import (
+    IncompleteDetails,
+    Response,
+    ResponseError,
+    response_usage,
+)
 from coordinator.api.responses.output import Output
-from coordinator.api.responses.usage import response_usage
 from coordinator.text import Tokenizer
 
 Keep = Callable[[bytes, Sequence[Item]], None]  # takes a finished response and its items

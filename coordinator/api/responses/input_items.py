@@ -7,10 +7,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from coordinator.api.read.chat import MAX_MESSAGES, MAX_PARTS
 from coordinator.api.read.json_text import JsonReader
-from coordinator.api.read.requests import MAX_MESSAGES, MAX_PARTS
 from coordinator.api.responses.compaction import summary_of
-from coordinator.api.responses.item_requests import InputItem, ItemText, Role
 from coordinator.api.responses.items import (
     CallItem,
     CallOutputItem,
@@ -22,6 +21,7 @@ from coordinator.api.responses.items import (
     ReasoningItem,
     ReasoningText,
 )
+from coordinator.api.responses.requests import InputItem, ItemText, Role
 from pdserve.errors import InvalidRequest
 
 T = TypeVar("T")

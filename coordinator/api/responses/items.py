@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from coordinator.api.answer.bodies import TokenLogprob
-from coordinator.api.responses.item_requests import Role
+from coordinator.api.responses.requests import Role
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 

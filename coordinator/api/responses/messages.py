@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from coordinator.api.read.requests import CalledFunction, Message, ToolCall
+from coordinator.api.read.chat import CalledFunction, Message, ToolCall
 from coordinator.api.responses.compaction import SUMMARY_HEAD, summary_of
 from coordinator.api.responses.items import (
     CallItem,

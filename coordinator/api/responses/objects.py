@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from coordinator.api.answer import bodies as responses
 from coordinator.api.responses.items import CompactionItem, Item, KeptItem
 from coordinator.api.responses.requests import (
     ConversationReference,
@@ -156,3 +157,14 @@ class InputTokens(Struct, kw_only=True):
 
     object: Literal["response.input_tokens"] = "response.input_tokens"
     input_tokens: int
+
+
+def response_usage(usage: responses.Usage, num_reasoning_tokens: int) -> ResponseUsage:
+    """Convert chat's token counts, and add the number of reasoning tokens."""
+    return ResponseUsage(
+        input_tokens=usage.prompt_tokens,
+        input_tokens_details=InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
+        output_tokens=usage.completion_tokens,
+        output_tokens_details=OutputTokensDetails(num_reasoning_tokens),
+        total_tokens=usage.total_tokens,
+    )

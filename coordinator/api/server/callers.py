@@ -1,16 +1,17 @@
-"""The caller of a request: maps the API key to a tenant, and charges the tenant for calls."""
+"""The caller of a request: who it is, from the first look at its key to the charge for its call."""
 
 from __future__ import annotations
 
 from aiohttp import web
 
-from coordinator.api.context import ApiContext, RequestTrace
+from coordinator.api.context import TRACE, ApiContext, RequestTrace
 from coordinator.tenants.ledger import Amounts
-from pdserve.errors import PermissionDenied
+from pdserve.errors import NodeDraining, PermissionDenied
 
 _CLIENTS = ("/v1/", "/tokenize", "/detokenize")
 _OPERATORS = "/admin/"
 _SCHEME = "bearer "
+CLIENT_GONE = 499  # nginx's status for "client closed request"; only recorded, never received
 
 
 def identify(request: web.Request, context: ApiContext, trace: RequestTrace) -> None:
@@ -27,6 +28,25 @@ def identify(request: web.Request, context: ApiContext, trace: RequestTrace) -> 
             f"only operators of this cluster may do this, and {caller.tenant.name!r} is not one"
         )
     trace.caller = caller
+
+
+def admit(request: web.Request, context: ApiContext) -> RequestTrace:
+    """Begin a call to a generating endpoint, and return its trace.
+
+    Raises NodeDraining when the server is shutting down, or RateLimited.
+    """
+    trace = request[TRACE]
+    begin_call(trace, request.path, context)
+    return trace
+
+
+def begin_call(trace: RequestTrace, endpoint: str, context: ApiContext) -> None:
+    """Mark the request as a call of `endpoint` and begin it. Raises what `admit` raises."""
+    trace.endpoint = endpoint
+    context.observer.request_started(endpoint)
+    if context.in_flight.is_draining:
+        raise NodeDraining("the coordinator is shutting down")
+    begin(context, trace)
 
 
 def begin(context: ApiContext, trace: RequestTrace) -> None:
@@ -46,7 +66,16 @@ def limit_headers(context: ApiContext, trace: RequestTrace) -> dict[str, str]:
     return {} if trace.caller is None else context.tenants.headers(trace.caller)
 
 
-def end(context: ApiContext, trace: RequestTrace, code: str | None) -> None:
+def conclude(context: ApiContext, trace: RequestTrace, status: int, code: str | None) -> None:
+    """Finish a request; if it was a call, charge its tenant and report it to the observer."""
+    trace.release_body()
+    _charge(context, trace, code)
+    if trace.endpoint is not None:
+        summary = trace.summary(trace.endpoint, status, code, context.clock.now())
+        context.observer.request_finished(summary)
+
+
+def _charge(context: ApiContext, trace: RequestTrace, code: str | None) -> None:
     """Charge a finished call to its tenant; does nothing for requests that are not calls.
 
     A prompt that was sent to nodes is charged even if nobody waited for its first token: otherwise

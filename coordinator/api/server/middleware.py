@@ -11,7 +11,6 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
-from coordinator.api.endpoint import CLIENT_GONE, conclude
 from coordinator.api.server import callers
 from coordinator.api.server.connection import Connection
 from coordinator.api.server.errors import ErrorReply, describe, describe_http
@@ -42,7 +41,9 @@ async def answer_everything(request: web.Request, handler: Handler) -> web.Strea
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if not context.in_flight.is_aborting or _is_gone(request) or task is None:
-                conclude(context, request[TRACE], CLIENT_GONE, "client_disconnected")
+                callers.conclude(
+                    context, request[TRACE], callers.CLIENT_GONE, "client_disconnected"
+                )
                 raise
             task.uncancel()
             shutdown = NodeDraining("the coordinator is shutting down")
@@ -51,13 +52,15 @@ async def answer_everything(request: web.Request, handler: Handler) -> web.Strea
             return await _reply(request, context, describe_http(error, request))
         except Exception as error:
             if _is_gone(request):
-                conclude(context, request[TRACE], CLIENT_GONE, "client_disconnected")
+                callers.conclude(
+                    context, request[TRACE], callers.CLIENT_GONE, "client_disconnected"
+                )
                 raise ConnectionResetError from error  # there is no client to answer
             reply = describe(error, trace.request_id, retry_after_s)
             if reply.detail.code == "internal_error":
                 _log.exception("request %s failed", trace.request_id)
             return await _reply(request, context, reply)
-        conclude(context, request[TRACE], response.status, None)
+        callers.conclude(context, request[TRACE], response.status, None)
         return response
 
 
@@ -66,7 +69,7 @@ async def _reply(
 ) -> web.StreamResponse:
     """Return an error response, or, if a stream has begun, send the error as its last event."""
     trace = request[TRACE]
-    conclude(context, trace, reply.status, reply.detail.code)
+    callers.conclude(context, trace, reply.status, reply.detail.code)
     stream = trace.stream
     if stream is None or trace.format is None or not stream.is_open:
         response = reply.response()

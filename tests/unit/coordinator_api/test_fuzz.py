@@ -12,9 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from coordinator.api.completions import CompletionRequest
+from coordinator.api.read.chat import ChatRequest
 from coordinator.api.read.fields import field_names
 from coordinator.api.read.parameters import IGNORED, NEUTRAL
-from coordinator.api.read.requests import ChatRequest, CompletionRequest
 from tests.unit.coordinator_api.fakes import MODEL, served
 
 NAMES = sorted(

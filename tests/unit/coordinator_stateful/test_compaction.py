@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from coordinator.api.responses.item_requests import MAX_ITEMS
+from coordinator.api.responses.requests import MAX_ITEMS
 from tests.unit.coordinator_api.answer.test_tools import client_of, tool_tokenizer
 from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, says, served
 from tests.unit.coordinator_stateful.test_responses import tail_of_prompt

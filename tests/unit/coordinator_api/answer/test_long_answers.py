@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from coordinator.api.answer.choice import MAX_SCORED, Choice, ChoiceDelta
-from coordinator.api.answer.long_work import PIECE, LongWork
-from coordinator.api.answer.write_turns import WriteTurns
-from coordinator.api.plan.limits import MAX_ECHOED_TOKENS, MAX_LOGPROBS
+from coordinator.api.answer.write_turns import PIECE, LongWork, WriteTurns
+from coordinator.api.plan.generations import MAX_ECHOED_TOKENS, MAX_LOGPROBS
 from coordinator.generation import GenerationRequest
 from pdserve.clock import SystemClock
 from pdserve.protocol import FinishReason

@@ -12,8 +12,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from coordinator.api.completions import CompletionRequest
 from coordinator.api.read import body_budget
-from coordinator.api.read.requests import ChatRequest, CompletionRequest
+from coordinator.api.read.chat import ChatRequest
 from coordinator.api.responses.requests import ResponseRequest
 from coordinator.generation import GenerationRequest
 from coordinator.tenants import Tenants

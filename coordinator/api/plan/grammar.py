@@ -1,4 +1,4 @@
-"""Structured output: reads a request's constraint from OpenAI's, vLLM's or SGLang's parameter."""
+"""The grammar that a node keeps an answer to: structured output, tool calls, or both."""
 
 from __future__ import annotations
 
@@ -7,9 +7,20 @@ from typing import Any
 import msgspec
 
 from coordinator.api.context import ApiContext
+from coordinator.api.read.chat import ChatRequest, NamedTool
 from coordinator.api.read.fields import GenerationFields, StructuredOutputs
 from coordinator.api.read.json_text import JsonReader
-from coordinator.text.grammars import AnswerGrammar, CallGrammar, Output, OutputKind, Thinking
+from coordinator.text import Tokenizer
+from coordinator.text.grammars import (
+    AnswerGrammar,
+    CallGrammar,
+    OfferedTool,
+    Output,
+    OutputKind,
+    Thinking,
+)
+from coordinator.text.grammars.calls import MARKED, check_format
+from coordinator.text.parts import ToolFormat
 from pdserve.errors import InvalidRequest
 from pdserve.grammar import MAX_GRAMMAR_CHARS
 
@@ -26,34 +37,66 @@ _NAMES = {
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
-def wanted_output(body: GenerationFields) -> Output | None:
-    """Return the output constraint of a request, or None for free text.
-
-    Raises InvalidRequest, also when more than one constraint is given.
-    """
-    wanted = [*_by_format(body), *_by_structured_outputs(body.structured_outputs)]
-    wanted += [
-        _output(kind, value, name)
-        for name, kind in _NAMES.items()
-        if (value := getattr(body, name)) is not None
-    ]
-    if len(wanted) > 1:
-        params = " and ".join(repr(output.param) for output in wanted)
-        raise InvalidRequest(f"{params} cannot be combined", wanted[1].param)
-    return wanted[0] if wanted else None
+async def text_grammar(body: GenerationFields, context: ApiContext, tenant: str) -> str:
+    """Return the grammar of a text completion; "": any text. Raises InvalidRequest."""
+    return await _checked(_wanted_output(body), None, None, context, tenant)
 
 
-async def answer_grammar(
+async def chat_grammar(
+    body: ChatRequest,
+    tool_format: ToolFormat | None,
+    thinking: Thinking | None,
     context: ApiContext,
     tenant: str,
-    output: Output | None,
-    calls: CallGrammar | None = None,
-    thinking: Thinking | None = None,
 ) -> str:
-    """Return the grammar for SamplingParams.grammar, or "" for an unconstrained answer.
+    """Return the grammar of an answer to a chat; "": any text.
 
-    Raises InvalidRequest when the constraint cannot be enforced.
+    `tool_format`: of the tools that may be called; None: there are none. `thinking` may precede
+    what is constrained. Raises InvalidRequest when a constraint cannot be enforced.
     """
+    output = _wanted_output(body)
+    if body.must_call:
+        output = None
+    calls = None
+    if tool_format is not None:
+        calls = _call_grammar(body, tool_format, context.tokenizer, has_output=output is not None)
+    return await _checked(output, calls, thinking, context, tenant)
+
+
+def _call_grammar(
+    body: ChatRequest, tool_format: ToolFormat, tokenizer: Tokenizer, *, has_output: bool
+) -> CallGrammar | None:
+    """Return the grammar of allowed tool calls; None: whether and how to call is up to the model.
+
+    With structured output (`has_output`), an answer that calls no tool is that output. Otherwise it
+    is any text; then only calls of strict functions are enforced. Raises InvalidRequest.
+    """
+    given = body.tools or []
+    is_free = not (body.must_call or has_output)
+    is_strict = any(tool.function.strict for tool in given)
+    if is_free and not (is_strict and tool_format in MARKED):
+        return None
+    check_format(tool_format, has_output=has_output)
+    tools = [
+        OfferedTool(
+            tool.function.name,
+            {} if is_free and not tool.function.strict else tool.function.parameters,
+            f"tools[{i}].function.parameters",
+        )
+        for i, tool in enumerate(given)
+        if body.may_call(tool)
+    ]
+    is_single = body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool)
+    return CallGrammar(tool_format, tools, is_single, tokenizer.token_id, may_be_text=is_free)
+
+
+async def _checked(
+    output: Output | None,
+    calls: CallGrammar | None,
+    thinking: Thinking | None,
+    context: ApiContext,
+    tenant: str,
+) -> str:
     if output is None and calls is None:
         return ""
     _check_size(output, calls)
@@ -75,6 +118,23 @@ def _check_size(output: Output | None, calls: CallGrammar | None) -> None:
                 "characters as JSON; make them smaller",
                 param,
             )
+
+
+def _wanted_output(body: GenerationFields) -> Output | None:
+    """Return the output constraint of a request, or None for free text.
+
+    Raises InvalidRequest, also when more than one constraint is given.
+    """
+    wanted = [*_by_format(body), *_by_structured_outputs(body.structured_outputs)]
+    wanted += [
+        _output(kind, value, name)
+        for name, kind in _NAMES.items()
+        if (value := getattr(body, name)) is not None
+    ]
+    if len(wanted) > 1:
+        params = " and ".join(repr(output.param) for output in wanted)
+        raise InvalidRequest(f"{params} cannot be combined", wanted[1].param)
+    return wanted[0] if wanted else None
 
 
 def _by_format(body: GenerationFields) -> list[Output]:
