@@ -13,8 +13,9 @@ from coordinator.api.config import ApiConfig
 from coordinator.api.context import CONTEXT, ApiContext
 from coordinator.api.observer import NullObserver, Observer
 from coordinator.api.openapi.document import DESCRIPTION, Description
+from coordinator.api.openapi.operations import OPERATIONS
 from coordinator.api.read.body_budget import BodyBudget
-from coordinator.api.routes import OPERATIONS, ROUTES, add_routes
+from coordinator.api.routes import ROUTES, add_routes
 from coordinator.api.server.headers import label
 from coordinator.api.server.middleware import answer_everything
 from coordinator.embedding_model import EmbeddingModel

@@ -14,7 +14,7 @@ from coordinator.api.answer.write_turns import WriteTurns
 from coordinator.api.config import ApiConfig
 from coordinator.api.observer import Observer, RequestSummary
 from coordinator.api.read.body_budget import Body, BodyBudget
-from coordinator.api.server.in_flight import InFlight
+from coordinator.api.server.running_tasks import RunningTasks
 from coordinator.embedding_model import EmbeddingModel
 from coordinator.generation import Generator
 from coordinator.tenants import Admitted, Tenants
@@ -48,7 +48,7 @@ class ApiContext:
     long_turns: WriteTurns  # of pieces of long work
     embedding_model: EmbeddingModel
     bodies: BodyBudget
-    in_flight: InFlight = field(default_factory=InFlight)
+    tasks: RunningTasks = field(default_factory=RunningTasks)
 
     def check_model(self, name: str) -> None:
         """Check that `name` is a name of the served model. Raises ModelNotFound."""

@@ -12,8 +12,6 @@ from coordinator.api.chat import chat_completions
 from coordinator.api.completions import completions
 from coordinator.api.embeddings.endpoint import embeddings
 from coordinator.api.openapi.document import DESCRIPTION, get_document, get_page
-from coordinator.api.openapi.generating import GENERATING
-from coordinator.api.openapi.informing import INFORMING
 from coordinator.api.openapi.operation import Operation
 from coordinator.api.read.body import expect_nothing
 from coordinator.api.tokens import detokenize, tokenize, tokenizer_info
@@ -36,7 +34,6 @@ ROUTES = (
     web.get("/openapi.json", get_document),
     web.get("/docs", get_page),
 )
-OPERATIONS = (*GENERATING, *INFORMING)
 
 
 def add_routes(

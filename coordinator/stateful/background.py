@@ -58,7 +58,7 @@ class BackgroundRun:
         call.start()
         self._take_over()
         self._tell(self._format.queued(), is_step=True)
-        self._stored.making = self._context.in_flight.start(self._follow(call))
+        self._stored.making = self._context.tasks.start(self._follow(call))
         # A done callback also runs for a task that is cancelled before its first step.
         self._stored.making.add_done_callback(partial(self._over, call))
         self._store.put(self._stored)
@@ -80,7 +80,7 @@ class BackgroundRun:
             self._end(200, None)
         elif not making.cancelled():
             self._fail(error)
-        elif self._context.in_flight.is_aborting:
+        elif self._context.tasks.is_aborting:
             self._fail(NodeDraining("the coordinator is shutting down"))
         else:
             self._tell([self._format.cancelled()], is_step=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from aiohttp import web
 
-from coordinator.api.answer import bodies as responses
+from coordinator.api.answer import bodies
 from coordinator.api.answer.choice import ChoiceDelta
 from coordinator.api.answer.formats import error_event
 from coordinator.api.answer.run import answer
@@ -57,19 +57,19 @@ class CompactFormat:
         self._make_parts = make_parts
         self._texts: list[str] = []
 
-    def opening(self, index: int, usage: responses.Usage | None) -> Sequence[bytes]:
+    def opening(self, index: int, usage: bodies.Usage | None) -> Sequence[bytes]:
         """See AnswerFormat."""
         return []
 
-    def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
+    def chunk(self, delta: ChoiceDelta, usage: bodies.Usage | None) -> Sequence[bytes]:
         """See AnswerFormat."""
         return []
 
-    def closing(self, usage: responses.Usage) -> Sequence[bytes]:
+    def closing(self, usage: bodies.Usage) -> Sequence[bytes]:
         """See AnswerFormat."""
         return []
 
-    def failure(self, error: responses.ErrorDetail) -> bytes:
+    def failure(self, error: bodies.ErrorDetail) -> bytes:
         """See AnswerFormat."""
         return error_event(error)
 
@@ -77,7 +77,7 @@ class CompactFormat:
         """See AnswerFormat."""
         self._texts.append(delta.text)
 
-    def whole(self, usage: responses.Usage) -> bytes:
+    def whole(self, usage: bodies.Usage) -> bytes:
         """Return the summary as one item, without the model's reasoning."""
         parts = self._make_parts()
         summary = parts.push("".join(self._texts)).content + parts.finish().content

@@ -21,7 +21,7 @@ async def follow(request: web.Request, log: EventLog, first: int) -> web.StreamR
         await follower.run()
     except asyncio.CancelledError:
         task = asyncio.current_task()
-        if not context.in_flight.is_aborting or task is None:
+        if not context.tasks.is_aborting or task is None:
             raise
         task.uncancel()  # the background run is aborted, too, and logs its last event
         await follower.run()

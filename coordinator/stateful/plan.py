@@ -14,7 +14,7 @@ from coordinator.api.context import ApiContext, RequestTrace
 from coordinator.api.read.terms import service_terms
 from coordinator.api.responses.chat_request import in_our_words
 from coordinator.api.responses.events import Frame
-from coordinator.api.responses.format import ResponseFormat
+from coordinator.api.responses.format import ItemsFormat
 from coordinator.api.responses.items import KeptItem
 from coordinator.api.responses.objects import ReasoningShown, Response, TextShown
 from coordinator.api.responses.requests import (
@@ -37,7 +37,7 @@ class Planned:
     """A planned response."""
 
     call: CallPlan
-    format: ResponseFormat  # format of the call
+    format: ItemsFormat  # format of the call
     stored: StoredResponse  # the response as it will be stored
     is_stored: bool  # whether it is stored for later requests
 
@@ -59,7 +59,7 @@ async def plan_response(
 
     with in_our_words():
         plan = await as_fitted(asked, plan_for)
-    response_format = ResponseFormat(
+    response_format = ItemsFormat(
         response,
         context.tokenizer,
         plan.parts,

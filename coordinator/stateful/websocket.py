@@ -58,7 +58,7 @@ async def respond_over_websocket(request: web.Request) -> web.StreamResponse:
             await session.run()
     except asyncio.CancelledError:
         task = asyncio.current_task()
-        if not context.in_flight.is_aborting or task is None:
+        if not context.tasks.is_aborting or task is None:
             raise
         task.uncancel()
         await session.shut_down()
@@ -87,7 +87,7 @@ class _Session:
         """Serve calls until the client disconnects, the connection expires or the server drains."""
         clock = self._context.clock
         until_s = clock.now() + MAX_AGE_S
-        draining = asyncio.ensure_future(self._context.in_flight.draining.wait())
+        draining = asyncio.ensure_future(self._context.tasks.draining.wait())
         full = asyncio.ensure_future(self._inbox.is_full.wait())
         receiving = asyncio.ensure_future(self._inbox.receive())
         watching = asyncio.ensure_future(self._inbox.watch())

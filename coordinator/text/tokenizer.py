@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import tokenizers
 
-from coordinator.text.chat_template import ChatTemplate, Conversation
+from coordinator.text.chat_template import ChatTemplate, TemplateInput
 from coordinator.text.checkpoint import load_chat_template
 from coordinator.text.parts import ToolFormat, detect_tool_format
 from coordinator.text.pieces import TokenPieces
@@ -190,7 +190,7 @@ class Tokenizer:
 
     async def encode_chat(
         self,
-        conversation: Conversation,
+        conversation: TemplateInput,
         asker: Asker = ANYBODY,
         *,
         max_tokens: int | None = None,

@@ -21,7 +21,7 @@ from pdserve.clock import Clock
 from pdserve.protocol import TokenEvent
 
 
-class Arrival(msgspec.Struct, frozen=True):
+class ArrivedEvent(msgspec.Struct, frozen=True):
     """A token event, the index of its generation, and its arrival time."""
 
     index: int
@@ -35,7 +35,7 @@ class Arrivals:
     def __init__(self, generations: Sequence[Generation], clock: Clock, turns: WriteTurns) -> None:
         self._clock = clock
         self._turns = turns
-        self._ready: list[Arrival] = []
+        self._ready: list[ArrivedEvent] = []
         self._error: Exception | None = None
         self._heeded: set[int] = set()
         self._num_added = 0
@@ -53,7 +53,7 @@ class Arrivals:
         self._heeded.add(index)
         generation.listen(partial(self._arrived, index))
 
-    async def take(self, timeout_s: float | None = None) -> list[Arrival]:
+    async def take(self, timeout_s: float | None = None) -> list[ArrivedEvent]:
         """Return all pending events in order of arrival, after waiting for one if there is none.
 
         Returns an empty list when `timeout_s` has passed. A generation's error is raised once all
@@ -83,7 +83,7 @@ class Arrivals:
             self._error = self._error or event
             self._wake()
             return
-        self._ready.append(Arrival(index, event, self._clock.now()))
+        self._ready.append(ArrivedEvent(index, event, self._clock.now()))
         if event.index == 0 or event.finish_reason is not None:
             self._wake()
         elif self._waiter is not None and not self._is_due:

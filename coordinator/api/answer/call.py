@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from coordinator.api.answer.arrivals import Arrival, Arrivals
+from coordinator.api.answer.arrivals import Arrivals, ArrivedEvent
 from coordinator.api.answer.bodies import PromptTokensDetails, Usage
 from coordinator.api.answer.choice import Choice, ChoiceDelta
 from coordinator.api.answer.formats import AnswerFormat
@@ -52,7 +52,7 @@ class Call:
             for index, request in enumerate(plan.requests)
         ]
         # index of a prompt's first choice |-> its siblings' arrivals before the prompt's scores
-        self._unscored: dict[int, list[Arrival]] = {
+        self._unscored: dict[int, list[ArrivedEvent]] = {
             index: []
             for index, request in enumerate(plan.requests)
             if request.sampling.prompt_logprobs is not None
@@ -100,7 +100,7 @@ class Call:
     def close(self, error: BaseException | None) -> None:
         """Cancel generations that still run; `error` is what ended the call, if anything did."""
         if isinstance(error, asyncio.CancelledError | ConnectionError):
-            is_ours = self._context.in_flight.is_aborting
+            is_ours = self._context.tasks.is_aborting
             reason = "coordinator is shutting down" if is_ours else "client disconnected"
         else:
             reason = "the call failed"
@@ -192,7 +192,7 @@ class Call:
             choice.index = index
         return shown
 
-    async def _take_in(self, arrival: Arrival) -> None:
+    async def _take_in(self, arrival: ArrivedEvent) -> None:
         choice, trace = self._choices[arrival.index], self._trace
         if choice.is_finished:
             return
@@ -216,7 +216,7 @@ class Call:
             self._finished(choice, arrival.index)
         await self.long_work.did(choice.num_tokens - num_tokens)
 
-    async def _take_prompt(self, arrival: Arrival) -> None:
+    async def _take_prompt(self, arrival: ArrivedEvent) -> None:
         """Process a prompt's cached tokens and scores, once its prefill is done.
 
         They come with the first event of the prompt's first choice, on behalf of all its choices.
@@ -237,7 +237,7 @@ class Call:
             self._arrivals.stop(index)
             self._cancel(index, "stop string")
 
-    def _measure(self, arrival: Arrival, num_new_tokens: int) -> None:
+    def _measure(self, arrival: ArrivedEvent, num_new_tokens: int) -> None:
         """Report the ITL of each new token.
 
         Tokens of one event arrived together, so only the first of them has a nonzero gap.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from coordinator.api.answer import bodies as responses
+from coordinator.api.answer import bodies
 from coordinator.api.plan.parts import PartsPlan
 from coordinator.text.parts import CallPiece
 
@@ -23,11 +23,9 @@ class CallsShown:
         """The finish reason of an answer that has calls."""
         return "function_call" if self._is_function else "tool_calls"
 
-    def add_to_message(
-        self, message: responses.AssistantMessage, pieces: Sequence[CallPiece]
-    ) -> None:
+    def add_to_message(self, message: bodies.AssistantMessage, pieces: Sequence[CallPiece]) -> None:
         """Add all calls of an answer to its message."""
-        calls: list[responses.MadeCall] = []
+        calls: list[bodies.MadeCall] = []
         for piece in pieces:
             if piece.name is not None:
                 calls.append(self._call(piece))
@@ -40,27 +38,27 @@ class CallsShown:
         else:
             message.tool_calls = calls
 
-    def add_to_delta(self, delta: responses.ChatDelta, pieces: Sequence[CallPiece]) -> None:
+    def add_to_delta(self, delta: bodies.ChatDelta, pieces: Sequence[CallPiece]) -> None:
         """Add new pieces of calls to a stream delta."""
         if not pieces:
             return
         if self._is_function:
             name = pieces[0].name
-            delta.function_call = responses.FunctionCall(
+            delta.function_call = bodies.FunctionCall(
                 name=UNSET if name is None else name,
                 arguments="".join(piece.arguments for piece in pieces),
             )
         else:
             delta.tool_calls = [self._piece(piece) for piece in pieces]
 
-    def _piece(self, piece: CallPiece) -> responses.MadeCall:
+    def _piece(self, piece: CallPiece) -> bodies.MadeCall:
         if piece.name is None:
-            function = responses.FunctionCall(arguments=piece.arguments)
-            return responses.MadeCall(index=piece.index, function=function)
+            function = bodies.FunctionCall(arguments=piece.arguments)
+            return bodies.MadeCall(index=piece.index, function=function)
         call = self._call(piece)
         call.index = piece.index
         return call
 
-    def _call(self, piece: CallPiece) -> responses.MadeCall:
-        function = responses.FunctionCall(name=piece.name or "", arguments=piece.arguments)
-        return responses.MadeCall(id=self._make_id(), type="function", function=function)
+    def _call(self, piece: CallPiece) -> bodies.MadeCall:
+        function = bodies.FunctionCall(name=piece.name or "", arguments=piece.arguments)
+        return bodies.MadeCall(id=self._make_id(), type="function", function=function)

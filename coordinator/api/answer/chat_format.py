@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from coordinator.api.answer import bodies as responses
+from coordinator.api.answer import bodies
 from coordinator.api.answer.chat_calls import CallsShown
 from coordinator.api.answer.choice import ChoiceDelta
 from coordinator.api.answer.formats import AnswerHead, PromptsShown, UsageShown, error_event
@@ -72,12 +72,12 @@ class ChatFormat:
         self._told: dict[int, _Told] = {}  # choice index |-> state
         self._prompt_logprobs: list[msgspec.Raw] | UnsetType = UNSET
 
-    def opening(self, index: int, usage: responses.Usage | None) -> Sequence[bytes]:
+    def opening(self, index: int, usage: bodies.Usage | None) -> Sequence[bytes]:
         """Return a chunk with the role, and with the echoed content or none."""
-        choice = responses.ChatChunkChoice(index, self._delta(self._echoed, role="assistant"))
+        choice = bodies.ChatChunkChoice(index, self._delta(self._echoed, role="assistant"))
         return [self._chunk([choice], usage, prompt_ids=self._prompts.ids(index))]
 
-    def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
+    def chunk(self, delta: ChoiceDelta, usage: bodies.Usage | None) -> Sequence[bytes]:
         """Return a chunk with new text, reasoning, calls or the end; none if all is held back."""
         told = self._told_of(delta.index)
         parts = self._take_in(told, delta)
@@ -90,17 +90,17 @@ class ChatFormat:
         shown = self._delta(parts.content or UNSET, parts.reasoning)
         self._calls.add_to_delta(shown, parts.calls)
         logprobs = self._logprobs(told) if told.unshown else None
-        choice = responses.ChatChunkChoice(delta.index, shown, logprobs, finish_reason)
+        choice = bodies.ChatChunkChoice(delta.index, shown, logprobs, finish_reason)
         choice.token_ids = self._ids(told)
         if finish_reason is not None:
             choice.stop_reason = delta.stop_reason
         return [self._chunk([choice], usage)]
 
-    def closing(self, usage: responses.Usage) -> Sequence[bytes]:
+    def closing(self, usage: bodies.Usage) -> Sequence[bytes]:
         """Return the end mark, after a chunk with the token counts if the client asked for them."""
         return [self._chunk([], usage), DONE] if self._shows_usage else [DONE]
 
-    def failure(self, error: responses.ErrorDetail) -> bytes:
+    def failure(self, error: bodies.ErrorDetail) -> bytes:
         """Return the error object as an event."""
         return error_event(error)
 
@@ -113,10 +113,10 @@ class ChatFormat:
             shown = self._prompt_logprobs
             self._prompt_logprobs = self._prompts.add_logprobs(shown, delta, self._names)
 
-    def whole(self, usage: responses.Usage) -> bytes:
+    def whole(self, usage: bodies.Usage) -> bytes:
         """Return the answer with one message per choice."""
         head = self._head
-        answer = responses.ChatCompletion(
+        answer = bodies.ChatCompletion(
             id=head.id,
             created=head.created,
             model=head.model,
@@ -138,12 +138,12 @@ class ChatFormat:
         return told
 
     def _text_chunk(self, index: int, text: str) -> bytes:
-        return self._chunk([responses.ChatChunkChoice(index, self._delta(text))])
+        return self._chunk([bodies.ChatChunkChoice(index, self._delta(text))])
 
     def _delta(
         self, content: str | UnsetType, reasoning: str = "", role: str | UnsetType = UNSET
-    ) -> responses.ChatDelta:
-        return responses.ChatDelta(
+    ) -> bodies.ChatDelta:
+        return bodies.ChatDelta(
             role=role, content=content, reasoning_content=reasoning or self._no_reasoning
         )
 
@@ -152,17 +152,17 @@ class ChatFormat:
             told.unshown += map(encoded, chat_logprobs(delta.tokens, self._names))
         return told.take_in(delta)
 
-    def _choice(self, told: _Told) -> responses.ChatChoice:
+    def _choice(self, told: _Told) -> bodies.ChatChoice:
         parts, delta = told.taken, told.last
         assert delta is not None, "a delta was taken in"
         content = self._echoed + parts.content
-        message = responses.AssistantMessage(
+        message = bodies.AssistantMessage(
             content=content if content or not parts.calls else None,
             reasoning_content=parts.reasoning or self._no_reasoning,
         )
         self._calls.add_to_message(message, parts.calls)
         finish_reason = told.finish_reason(delta, self._calls.finish_reason) or ""
-        return responses.ChatChoice(
+        return bodies.ChatChoice(
             delta.index,
             message,
             self._logprobs(told),
@@ -171,9 +171,9 @@ class ChatFormat:
             self._ids(told),
         )
 
-    def _logprobs(self, told: _Told) -> responses.ChatLogprobs | None:
+    def _logprobs(self, told: _Told) -> bodies.ChatLogprobs | None:
         shown, told.unshown = told.unshown, []
-        return responses.ChatLogprobs(shown) if self._shows_logprobs else None
+        return bodies.ChatLogprobs(shown) if self._shows_logprobs else None
 
     def _ids(self, told: _Told) -> list[int] | UnsetType:
         token_ids, told.untold_ids = told.untold_ids, []
@@ -181,12 +181,12 @@ class ChatFormat:
 
     def _chunk(
         self,
-        choices: list[responses.ChatChunkChoice],
-        usage: responses.Usage | None = None,
+        choices: list[bodies.ChatChunkChoice],
+        usage: bodies.Usage | None = None,
         prompt_ids: list[int] | UnsetType = UNSET,
     ) -> bytes:
         head = self._head
-        chunk = responses.ChatChunk(
+        chunk = bodies.ChatChunk(
             id=head.id,
             created=head.created,
             model=head.model,

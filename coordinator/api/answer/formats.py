@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from coordinator.api.answer import bodies as responses
+from coordinator.api.answer import bodies
 from coordinator.api.answer.choice import ChoiceDelta
 from coordinator.api.answer.logprobs import TokenNames, completion_logprobs, prompt_logprobs
 from coordinator.api.answer.sse import DONE, TextTemplate, framed
@@ -52,25 +52,25 @@ def usage_shown(body: GenerationFields) -> UsageShown:
 class AnswerFormat(Protocol):
     """How an endpoint encodes its answers: a whole answer as JSON, a stream as framed events."""
 
-    def opening(self, index: int, usage: responses.Usage | None) -> Sequence[bytes]:
+    def opening(self, index: int, usage: bodies.Usage | None) -> Sequence[bytes]:
         """Return a choice's first events, before any text.
 
         `usage`: the prompt's token counts, if every chunk carries usage.
         """
         ...
 
-    def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
+    def chunk(self, delta: ChoiceDelta, usage: bodies.Usage | None) -> Sequence[bytes]:
         """Return events with a choice's new content; none when nothing can be shown yet.
 
         `usage`: the token counts so far, if every chunk carries usage.
         """
         ...
 
-    def closing(self, usage: responses.Usage) -> Sequence[bytes]:
+    def closing(self, usage: bodies.Usage) -> Sequence[bytes]:
         """Return the last events, after all choices have finished."""
         ...
 
-    def failure(self, error: responses.ErrorDetail) -> bytes:
+    def failure(self, error: bodies.ErrorDetail) -> bytes:
         """Return the last event of a stream that failed."""
         ...
 
@@ -78,7 +78,7 @@ class AnswerFormat(Protocol):
         """Add a choice's new content to the whole answer, for a client that does not stream."""
         ...
 
-    def whole(self, usage: responses.Usage) -> bytes:
+    def whole(self, usage: bodies.Usage) -> bytes:
         """Return the whole answer, once all content was taken in."""
         ...
 
@@ -86,9 +86,9 @@ class AnswerFormat(Protocol):
 _NULL = msgspec.Raw(b"null")
 
 
-def error_event(error: responses.ErrorDetail) -> bytes:
+def error_event(error: bodies.ErrorDetail) -> bytes:
     """Return an error event followed by [DONE], as some clients read until they see [DONE]."""
-    return framed(msgspec.json.encode(responses.ErrorBody(error))) + DONE
+    return framed(msgspec.json.encode(bodies.ErrorBody(error))) + DONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,21 +148,21 @@ class CompletionFormat:
         self._begun: set[int] = set()  # indices of choices that have been encoded before
         self._whole: dict[int, WholeChoice] = {}  # by choice index
 
-    def opening(self, index: int, usage: responses.Usage | None) -> Sequence[bytes]:
+    def opening(self, index: int, usage: bodies.Usage | None) -> Sequence[bytes]:
         """Return no events: a text completion has no opening."""
         return []
 
-    def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
+    def chunk(self, delta: ChoiceDelta, usage: bodies.Usage | None) -> Sequence[bytes]:
         """Return one event with new text, or with the choice's end."""
         if usage is None and delta.finish_reason is None and self._is_text_all:
             return [self._text_chunk(delta.index).filled(delta.text)]
         return [self._framed_choice(self._choice(delta), usage)]
 
-    def closing(self, usage: responses.Usage) -> Sequence[bytes]:
+    def closing(self, usage: bodies.Usage) -> Sequence[bytes]:
         """Return the end mark, after a chunk with the token counts if the client asked for them."""
         return [framed(self._encode([], usage)), DONE] if self._shows_usage else [DONE]
 
-    def failure(self, error: responses.ErrorDetail) -> bytes:
+    def failure(self, error: bodies.ErrorDetail) -> bytes:
         """Return the error object as an event."""
         return error_event(error)
 
@@ -173,7 +173,7 @@ class CompletionFormat:
         shown = whole.prompt_logprobs
         whole.prompt_logprobs = self._prompts.add_logprobs(shown, delta, self._names)
 
-    def whole(self, usage: responses.Usage) -> bytes:
+    def whole(self, usage: bodies.Usage) -> bytes:
         """Return the answer with all choices."""
         return self._encode([whole.complete() for whole in self._whole.values()], usage)
 
@@ -183,21 +183,19 @@ class CompletionFormat:
         if found is None:
             found = self._text_chunks[index] = TextTemplate(
                 lambda text: self._framed_choice(
-                    responses.CompletionChoice(index, text, None, None), None
+                    bodies.CompletionChoice(index, text, None, None), None
                 )
             )
         return found
 
-    def _framed_choice(
-        self, choice: responses.CompletionChoice, usage: responses.Usage | None
-    ) -> bytes:
+    def _framed_choice(self, choice: bodies.CompletionChoice, usage: bodies.Usage | None) -> bytes:
         return framed(self._encode([choice], usage or self._null_usage))
 
-    def _choice(self, delta: ChoiceDelta) -> responses.CompletionChoice:
+    def _choice(self, delta: ChoiceDelta) -> bodies.CompletionChoice:
         shown = None
         if self._num_logprobs is not None:
             shown = completion_logprobs(delta.tokens, self._names, self._num_logprobs)
-        choice = responses.CompletionChoice(delta.index, delta.text, shown, delta.finish_reason)
+        choice = bodies.CompletionChoice(delta.index, delta.text, shown, delta.finish_reason)
         if delta.finish_reason is not None:
             choice.stop_reason = delta.stop_reason
         choice.token_ids = self._prompts.answer_ids(delta.token_ids)
@@ -208,12 +206,12 @@ class CompletionFormat:
 
     def _encode(
         self,
-        choices: list[responses.CompletionChoice],
-        usage: responses.Usage | UnsetType | None,
+        choices: list[bodies.CompletionChoice],
+        usage: bodies.Usage | UnsetType | None,
     ) -> bytes:
         head = self._head
         return msgspec.json.encode(
-            responses.Completion(
+            bodies.Completion(
                 id=head.id,
                 created=head.created,
                 model=head.model,

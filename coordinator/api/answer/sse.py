@@ -13,7 +13,7 @@ _HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # proxies should pass events on at once
 }
-_ROOM_BYTES = 16 * 1024  # unsent bytes below which a write does not block
+_UNBLOCKED_BYTES = 16 * 1024  # unsent bytes below which a write does not block
 _KEEP_ALIVE = b": keep-alive\n\n"
 DONE_DATA = "[DONE]"  # data of the last event of most streams
 _MARK = "\0text\0"  # stands for the text of a template
@@ -70,13 +70,13 @@ class SseStream:
 
     async def _write(self, text: bytes) -> None:
         writing = self._response.write(text)
-        await (writing if self._has_room(text) else self._in_time(writing))
+        await (writing if self._is_short(text) else self._in_time(writing))
 
-    def _has_room(self, text: bytes) -> bool:
+    def _is_short(self, text: bytes) -> bool:
         """Return whether the write cannot block, so that it needs no timeout."""
         if self._transport is None or self._transport.is_closing():
             return False
-        return self._transport.get_write_buffer_size() + len(text) < _ROOM_BYTES
+        return self._transport.get_write_buffer_size() + len(text) < _UNBLOCKED_BYTES
 
     async def _in_time(self, sending: Awaitable[None]) -> None:
         try:

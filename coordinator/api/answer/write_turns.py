@@ -26,7 +26,7 @@ SCORED = 4  # what a token with log-probabilities counts for: up to 21 entries a
 class WriteTurns:
     """The readers that are due, first come, first served; one for all calls.
 
-    Another one is for the pieces of long work (`long_work.py`), one of them per turn.
+    Another one is for the pieces of long work (`LongWork`), one of them per turn.
     """
 
     def __init__(self, clock: Clock, num_per_turn: int = NUM_PER_TURN) -> None:

@@ -12,7 +12,7 @@ from coordinator.api.context import ApiContext
 from coordinator.api.prompt.fit import FittedPrompt, check_num_chars, fitted
 from coordinator.api.read.chat import ChatRequest, Message, ToolCall
 from coordinator.api.read.json_text import JsonReader
-from coordinator.text import Conversation
+from coordinator.text import TemplateInput
 from coordinator.text.threads import Asker
 from pdserve.errors import InvalidRequest
 
@@ -42,7 +42,7 @@ async def encode_chat(
     More than `max_tokens` may be refused. Raises RequestError.
     """
     _check_tools(body, context)
-    chat = _conversation(body)
+    chat = _template_input(body)
     check_num_chars(chat.num_chars, context.tokenizer, context.max_model_len(), "messages")
     token_ids = await context.tokenizer.encode_chat(chat, asker, max_tokens=max_tokens)
     if not token_ids and not may_be_empty:
@@ -88,7 +88,7 @@ def _check_tools(body: ChatRequest, context: ApiContext) -> None:
         )
 
 
-def _conversation(request: ChatRequest) -> Conversation:
+def _template_input(request: ChatRequest) -> TemplateInput:
     """Return the conversation to render with the chat template. Raises InvalidRequest."""
     continues = bool(request.continue_final_message)
     if continues and request.add_generation_prompt:
@@ -98,7 +98,7 @@ def _conversation(request: ChatRequest) -> Conversation:
         )
     prompts = request.add_generation_prompt
     reader = JsonReader()
-    return Conversation(
+    return TemplateInput(
         messages=[
             _template_message(message, f"messages[{i}]", reader)
             for i, message in enumerate(_with_calls_of_tools(request.messages))

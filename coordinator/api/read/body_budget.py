@@ -1,7 +1,7 @@
 """The memory for request bodies, from their first byte until their call is planned.
 
 A payer (a tenant; without keys an address) holds at most half of it, so nobody alone can keep
-others out. A body for which there is no room first ends slow senders: of the payer's own bodies
+others out. A body for which there is no space first ends slow senders: of the payer's own bodies
 where that payer holds too much, else of the payer that holds most. Then it waits, unread, for a
 bounded time.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pdserve.clock import Clock
 from pdserve.errors import BuffersFull
 
-WAIT_S = 5.0  # for room
+WAIT_S = 5.0  # for space
 SLOW_S = 1.0  # without progress, after which a sender is slow
 FULL = "requests that are being read fill the memory for them; try again later"
 SLOW = "the body arrived too slowly while others needed the memory for it; try again later"
@@ -35,19 +35,19 @@ class Body:
         self._num_since = 0  # bytes since then
 
     async def take(self, num_bytes: int) -> None:
-        """Count bytes that have arrived. Raises BuffersFull: no room, or the sender was slow."""
+        """Count bytes that have arrived. Raises BuffersFull: no space, or the sender was slow."""
         if not self.try_take(num_bytes):
-            await self._budget.wait_for_room(self, num_bytes)
+            await self._budget.wait_for_space(self, num_bytes)
 
     def try_take(self, num_bytes: int) -> bool:
-        """Count bytes that have arrived if there is room for them now."""
-        if self.was_ended or not self._budget.has_room(self, num_bytes):
+        """Count bytes that have arrived if there is space for them now."""
+        if self.was_ended or not self._budget.has_space(self, num_bytes):
             return False
         self.add(num_bytes)
         return True
 
     def add(self, num_bytes: int) -> None:
-        """Count bytes for which there is room, or give some back where negative."""
+        """Count bytes for which there is space, or give some back where negative."""
         num_bytes = max(num_bytes, -self.num_bytes)
         self.num_bytes += num_bytes
         self._num_since += max(0, num_bytes)
@@ -56,7 +56,7 @@ class Body:
         self._budget.count(self, num_bytes)
 
     def may_end(self, end: Callable[[], None]) -> None:
-        """Have `end` called if the sender is slow and others need the room."""
+        """Have `end` called if the sender is slow and others need the space."""
         self._end = end
 
     def arrived(self) -> None:
@@ -102,8 +102,8 @@ class BodyBudget:
         """Return a new body of this payer."""
         return Body(self, payer)
 
-    def has_room(self, body: Body, num_bytes: int) -> bool:
-        """Whether there is room, after slow senders have been ended if need be."""
+    def has_space(self, body: Body, num_bytes: int) -> bool:
+        """Whether there is space, after slow senders have been ended if need be."""
         if self._fits(body, num_bytes):
             return True
         for slow in self._slow(body, num_bytes):
@@ -112,21 +112,21 @@ class BodyBudget:
                 return True
         return False
 
-    async def wait_for_room(self, body: Body, num_bytes: int) -> None:
-        """Wait until there is room, and count the bytes. Raises BuffersFull."""
-        room = asyncio.get_running_loop().create_future()
-        self._waiting[room] = body, num_bytes
+    async def wait_for_space(self, body: Body, num_bytes: int) -> None:
+        """Wait until there is space, and count the bytes. Raises BuffersFull."""
+        space = asyncio.get_running_loop().create_future()
+        self._waiting[space] = body, num_bytes
         body.is_waiting = True
         try:
             async with asyncio.timeout(WAIT_S):
-                await room
+                await space
         except TimeoutError:
-            # By now, others may be slow; and the room may have been given in this very moment.
-            if room.cancelled() and not body.try_take(num_bytes):
+            # By now, others may be slow; and the space may have been given in this very moment.
+            if space.cancelled() and not body.try_take(num_bytes):
                 raise BuffersFull(FULL) from None
         finally:
             body.is_waiting = False
-            self._waiting.pop(room, None)
+            self._waiting.pop(space, None)
 
     def count(self, body: Body, num_bytes: int) -> None:
         """Add to what a body holds; what is given back goes to those who wait."""
@@ -140,11 +140,11 @@ class BodyBudget:
             self._pass_on()
 
     def _pass_on(self) -> None:
-        for room, (body, num_bytes) in list(self._waiting.items()):
-            if not room.done() and self._fits(body, num_bytes):
-                del self._waiting[room]
+        for space, (body, num_bytes) in list(self._waiting.items()):
+            if not space.done() and self._fits(body, num_bytes):
+                del self._waiting[space]
                 body.add(num_bytes)
-                room.set_result(None)
+                space.set_result(None)
 
     def _fits(self, body: Body, num_bytes: int) -> bool:
         return (

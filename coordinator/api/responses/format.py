@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from coordinator.api.answer import bodies as responses
+from coordinator.api.answer import bodies
 from coordinator.api.answer.choice import ChoiceDelta, ScoredToken
 from coordinator.api.answer.logprobs import TokenNames, chat_logprobs
 from coordinator.api.plan.parts import PartsPlan
@@ -21,13 +21,13 @@ from coordinator.api.responses.objects import (
     ResponseError,
     response_usage,
 )
-from coordinator.api.responses.output import Output
+from coordinator.api.responses.output import OutputItems
 from coordinator.text import Tokenizer
 
 Keep = Callable[[bytes, Sequence[Item]], None]  # takes a finished response and its items
 
 
-class ResponseFormat:
+class ItemsFormat:
     """Format of POST /v1/responses. See AnswerFormat.
 
     Args:
@@ -51,7 +51,7 @@ class ResponseFormat:
         self._keep = keep
         self._shows_logprobs = shows_logprobs
         self._pieces = AnswerPieces(plan.make())
-        self._output = Output(response.id.removeprefix("resp_"), plan.make_id)
+        self._output = OutputItems(response.id.removeprefix("resp_"), plan.make_id)
         self._numbering = events.Numbering(frame)
 
     def queued(self) -> Sequence[bytes]:
@@ -60,7 +60,7 @@ class ResponseFormat:
         response.status = "queued"
         return self._framed([events.Created(response=response), events.Queued(response=response)])
 
-    def opening(self, index: int, usage: responses.Usage | None) -> Sequence[bytes]:
+    def opening(self, index: int, usage: bodies.Usage | None) -> Sequence[bytes]:
         """Return events with the response, still without items."""
         response = self._response
         told: list[events.Event] = [events.InProgress(response=response)]
@@ -69,11 +69,11 @@ class ResponseFormat:
         response.status = "in_progress"
         return self._framed(told)
 
-    def chunk(self, delta: ChoiceDelta, usage: responses.Usage | None) -> Sequence[bytes]:
+    def chunk(self, delta: ChoiceDelta, usage: bodies.Usage | None) -> Sequence[bytes]:
         """Return events for items that begin, grow or end."""
         return self._framed(self._take_in(delta))
 
-    def closing(self, usage: responses.Usage) -> Sequence[bytes]:
+    def closing(self, usage: bodies.Usage) -> Sequence[bytes]:
         """Return the last event, with the whole response."""
         self._end(usage)
         response = self._response
@@ -81,7 +81,7 @@ class ResponseFormat:
         end = events.Completed if is_complete else events.Incomplete
         return self._framed([end(response=response)])
 
-    def failure(self, error: responses.ErrorDetail) -> bytes:
+    def failure(self, error: bodies.ErrorDetail) -> bytes:
         """Return the last event of a failed response: its items so far, and the error."""
         response = self._cut_off("failed")
         response.error = ResponseError(error.code or error.type, error.message)
@@ -99,7 +99,7 @@ class ResponseFormat:
         """Add new content to the whole response."""
         self._take_in(delta)
 
-    def whole(self, usage: responses.Usage) -> bytes:
+    def whole(self, usage: bodies.Usage) -> bytes:
         """Return the whole response as JSON."""
         return self._end(usage)
 
@@ -136,10 +136,10 @@ class ResponseFormat:
             told += self._output.add_call(call)
         return told
 
-    def _logprobs(self, tokens: list[ScoredToken]) -> list[responses.TokenLogprob]:
+    def _logprobs(self, tokens: list[ScoredToken]) -> list[bodies.TokenLogprob]:
         return chat_logprobs(tokens, self._names) if self._shows_logprobs else []
 
-    def _end(self, usage: responses.Usage) -> bytes:
+    def _end(self, usage: bodies.Usage) -> bytes:
         """Complete the response and pass it to `keep`; return it as JSON."""
         response = self._response
         response.output = self._output.items

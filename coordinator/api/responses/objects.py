@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from coordinator.api.answer import bodies as responses
+from coordinator.api.answer import bodies
 from coordinator.api.responses.items import CompactionItem, Item, KeptItem
 from coordinator.api.responses.requests import (
     ConversationReference,
@@ -159,7 +159,7 @@ class InputTokens(Struct, kw_only=True):
     input_tokens: int
 
 
-def response_usage(usage: responses.Usage, num_reasoning_tokens: int) -> ResponseUsage:
+def response_usage(usage: bodies.Usage, num_reasoning_tokens: int) -> ResponseUsage:
     """Convert chat's token counts, and add the number of reasoning tokens."""
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,

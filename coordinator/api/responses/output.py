@@ -27,7 +27,7 @@ class _Place(TypedDict):
     output_index: int
 
 
-class Output:
+class OutputItems:
     """The items of one answer. Content of another kind than the open item's ends that item.
 
     Args:

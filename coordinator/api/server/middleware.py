@@ -29,7 +29,7 @@ async def answer_everything(request: web.Request, handler: Handler) -> web.Strea
     trace = _new_trace(request, context)
     request[TRACE] = trace
     retry_after_s = context.config.retry_after_s
-    with context.in_flight.entered():
+    with context.tasks.entered():
         try:
             check_host(request)
             if (answer := preflight(request, context.config.cors_origins)) is not None:
@@ -40,7 +40,7 @@ async def answer_everything(request: web.Request, handler: Handler) -> web.Strea
             response = await handler(request)
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if not context.in_flight.is_aborting or _is_gone(request) or task is None:
+            if not context.tasks.is_aborting or _is_gone(request) or task is None:
                 callers.conclude(
                     context, request[TRACE], callers.CLIENT_GONE, "client_disconnected"
                 )
@@ -73,7 +73,7 @@ async def _reply(
     stream = trace.stream
     if stream is None or trace.format is None or not stream.is_open:
         response = reply.response()
-        if context.in_flight.is_draining or request.content.exception() is not None:
+        if context.tasks.is_draining or request.content.exception() is not None:
             response.force_close()
         return response
     await stream.send([trace.format.failure(reply.detail)])

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 
 
-class InFlight:
+class RunningTasks:
     """Tasks that answer requests or generate background responses."""
 
     def __init__(self) -> None:

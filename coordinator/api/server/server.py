@@ -32,7 +32,7 @@ class HttpServer:
         self._port = port
         self._is_closed = False
         self._listener: asyncio.Server | None = None
-        self._in_flight = app[CONTEXT].in_flight
+        self._tasks = app[CONTEXT].tasks
         self._config = app[CONTEXT].config
         self._max_connections = min(
             self._config.max_connections, max(1, file_limit() - OTHER_FILES)
@@ -83,9 +83,9 @@ class HttpServer:
         if self._listener is not None:
             self._listener.close()
         try:
-            await self._in_flight.drain(grace_s)
+            await self._tasks.drain(grace_s)
         finally:  # also when `stop` itself is cancelled, for a faster shutdown
-            await self._in_flight.abort(ABORT_TIMEOUT_S)
+            await self._tasks.abort(ABORT_TIMEOUT_S)
             await self._close_connections()
 
     def _accepted(self) -> Connection:

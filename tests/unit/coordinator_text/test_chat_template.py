@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.text import ChatTemplate, Conversation, Tokenizer
+from coordinator.text import ChatTemplate, TemplateInput, Tokenizer
 from pdserve.errors import InvalidRequest
 from tests.unit.coordinator_text import made_tokenizers as made
 
@@ -66,7 +66,7 @@ def test_renders_like_transformers(name: str, add_generation_prompt: bool, tmp_p
         expected = theirs.apply_chat_template(
             MESSAGES, tokenize=False, add_generation_prompt=add_generation_prompt, **variables
         )
-        conversation = Conversation(
+        conversation = TemplateInput(
             messages=MESSAGES, add_generation_prompt=add_generation_prompt, variables=variables
         )
         assert ours.render(conversation) == expected
@@ -81,7 +81,7 @@ def test_continues_the_final_message_like_transformers(name: str, tmp_path: Path
     expected = theirs.apply_chat_template(MESSAGES, tokenize=False, continue_final_message=True)
     ours = Tokenizer.from_checkpoint(folder).chat_template
     assert ours is not None
-    continued = Conversation(
+    continued = TemplateInput(
         messages=MESSAGES, continue_final_message=True, add_generation_prompt=False
     )
     assert ours.render(continued) == expected
@@ -91,7 +91,7 @@ def test_continues_the_final_message_like_transformers(name: str, tmp_path: Path
 def test_final_message_left_out() -> None:
     template = ChatTemplate("{{ messages[0].content }}")
     with pytest.raises(InvalidRequest, match="leaves out the final message"):
-        template.render(Conversation(messages=MESSAGES, continue_final_message=True))
+        template.render(TemplateInput(messages=MESSAGES, continue_final_message=True))
 
 
 @pytest.mark.parametrize("as_list", [True, False])
@@ -101,7 +101,7 @@ def test_template_from_config_or_file(as_list: bool, tmp_path: Path) -> None:
     folder = made.write_checkpoint(
         tmp_path, made.byte_level_json(), chat_template=named if as_list else source
     )
-    conversation = Conversation(messages=MESSAGES)
+    conversation = TemplateInput(messages=MESSAGES)
     template = Tokenizer.from_checkpoint(folder).chat_template
     assert template is not None
     assert template.render(conversation) == "config Be brief."
@@ -121,7 +121,7 @@ def test_special_tokens_given_as_objects(tmp_path: Path) -> None:
     (folder / "special_tokens_map.json").write_text(json.dumps({"pad_token": "</s>"}))
     template = Tokenizer.from_checkpoint(folder).chat_template
     assert template is not None
-    assert template.render(Conversation(messages=MESSAGES)) == "<s></s></s>"
+    assert template.render(TemplateInput(messages=MESSAGES)) == "<s></s></s>"
 
 
 @pytest.mark.parametrize(
@@ -139,10 +139,10 @@ def test_special_tokens_given_as_objects(tmp_path: Path) -> None:
 )
 def test_errors_of_templates_are_the_clients(source: str, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
-        ChatTemplate(source).render(Conversation(messages=MESSAGES))
+        ChatTemplate(source).render(TemplateInput(messages=MESSAGES))
 
 
 def test_variables_cannot_replace_the_messages() -> None:
     variables: dict[str, Any] = {"messages": []}
     with pytest.raises(InvalidRequest, match="cannot set 'messages'"):
-        ChatTemplate("x").render(Conversation(messages=MESSAGES, variables=variables))
+        ChatTemplate("x").render(TemplateInput(messages=MESSAGES, variables=variables))

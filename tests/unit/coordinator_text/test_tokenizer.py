@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.text import Conversation, Tokenizer
+from coordinator.text import TemplateInput, Tokenizer
 from coordinator.text.tokenizer import LONG_TEXT_CHARS
 from pdserve.errors import InvalidRequest, TokenizerError
 from tests.unit.coordinator_api.fakes import tiny_tokenizer
@@ -130,7 +130,7 @@ async def test_chats_of_checkpoints_are_rendered_in_a_process(tmp_path: Path) ->
     assert ours.chat_template is not None
     try:
         for content in ("hello", "hello " * LONG_TEXT_CHARS):
-            chat = Conversation(messages=[{"role": "user", "content": content}])
+            chat = TemplateInput(messages=[{"role": "user", "content": content}])
             expected = ours.encode(ours.chat_template.render(chat), add_special_tokens=False)
             assert await ours.encode_chat(chat) == expected
             with pytest.raises(InvalidRequest, match="too much memory"):
@@ -142,7 +142,7 @@ async def test_chats_of_checkpoints_are_rendered_in_a_process(tmp_path: Path) ->
 async def test_no_chat_template_is_said(tmp_path: Path) -> None:
     ours = Tokenizer.from_checkpoint(made.write_checkpoint(tmp_path, made.byte_level_json()))
     with pytest.raises(InvalidRequest, match="no chat template"):
-        await ours.encode_chat(Conversation(messages=[{"role": "user", "content": "x"}]))
+        await ours.encode_chat(TemplateInput(messages=[{"role": "user", "content": "x"}]))
 
 
 async def test_long_texts_leave_the_event_loop_alone(tmp_path: Path) -> None:
@@ -178,5 +178,5 @@ async def test_long_tools_leave_the_event_loop_alone(
         return [1]
 
     monkeypatch.setattr(ours, "encode", encode)
-    await ours.encode_chat(Conversation(messages=[{"role": "user", "content": "x"}], **beside))
+    await ours.encode_chat(TemplateInput(messages=[{"role": "user", "content": "x"}], **beside))
     assert [thread is not threading.main_thread() for thread in threads] == [is_long]

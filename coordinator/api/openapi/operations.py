@@ -1,12 +1,23 @@
-"""The operations about the model, the cluster and the API itself."""
+"""The operations of the API: one row per route of `routes`."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from coordinator.api.answer.bodies import Model, ModelList
+from coordinator.api.answer.bodies import ChatChunk, ChatCompletion, Completion, Model, ModelList
+from coordinator.api.completions import CompletionRequest
+from coordinator.api.embeddings.objects import EmbeddingList, EmbeddingRequest
 from coordinator.api.information import Health, Version
-from coordinator.api.openapi.operation import COUNTS, HTML, METRICS, Operation, in_path
+from coordinator.api.openapi.operation import (
+    COUNTS,
+    GENERATES,
+    HTML,
+    METRICS,
+    TERMS,
+    Operation,
+    in_path,
+)
+from coordinator.api.read.chat import ChatRequest
 from coordinator.api.tokens import (
     DetokenizeAnswer,
     DetokenizeRequest,
@@ -15,13 +26,56 @@ from coordinator.api.tokens import (
     TokenizerInfo,
 )
 
+_generates = partial(Operation, method="post", errors=GENERATES, parameters=TERMS)
 _MODEL = in_path("model", "A name of the model; it may contain slashes.")
 _tokens = partial(Operation, method="post", errors=COUNTS, tag="Models")
 _of_models = partial(Operation, method="get", tag="Models")
 _of_cluster = partial(Operation, method="get", tag="Cluster", errors=())
 _of_description = partial(Operation, method="get", tag="Description", errors=())
 
-INFORMING = (
+OPERATIONS = (
+    _generates(
+        path="/v1/chat/completions",
+        name="createChatCompletion",
+        tag="Generation",
+        summary="Answer a conversation.",
+        body=ChatRequest,
+        examples=(
+            {"model": "M", "messages": [{"role": "user", "content": "Hi"}]},
+            {
+                "model": "M",
+                "messages": [{"role": "user", "content": "Hi"}],
+                "max_completion_tokens": 16,
+                "temperature": 0.7,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            },
+        ),
+        answer=ChatCompletion,
+        events=ChatChunk,
+    ),
+    _generates(
+        path="/v1/completions",
+        name="createCompletion",
+        tag="Generation",
+        summary="Continue one or more prompts.",
+        body=CompletionRequest,
+        examples=({"model": "M", "prompt": "Once upon", "max_tokens": 16},),
+        answer=Completion,
+        events=Completion,
+    ),
+    _generates(
+        path="/v1/embeddings",
+        name="createEmbedding",
+        tag="Embeddings",
+        summary="Embed each input as a vector.",
+        body=EmbeddingRequest,
+        examples=(
+            {"model": "M", "input": "Once upon"},
+            {"model": "M", "input": [[1, 2], [3]], "encoding_format": "base64"},
+        ),
+        answer=EmbeddingList,
+    ),
     _of_models(
         path="/v1/models",
         name="listModels",
