@@ -21,11 +21,10 @@ from tests.unit.coordinator_api.fakes import (
     FakeGeneration,
     FakeGenerator,
     Step,
-    events_of,
     says,
-    served,
     tiny_tokenizer,
 )
+from tests.unit.coordinator_api.harness import events_of, served
 from tests.unit.coordinator_text import made_tokenizers as made
 
 

@@ -22,10 +22,9 @@ from tests.unit.coordinator_api.fakes import (
     Pause,
     Step,
     Tokens,
-    is_error_body,
-    served,
     tiny_tokenizer,
 )
+from tests.unit.coordinator_api.harness import is_error_body, served
 
 
 def ids_of(text: str) -> list[int]:

@@ -16,7 +16,8 @@ from coordinator.api.completions import CompletionRequest
 from coordinator.api.read.chat import ChatRequest
 from coordinator.api.read.fields import field_names
 from coordinator.api.read.parameters import IGNORED, NEUTRAL
-from tests.unit.coordinator_api.fakes import MODEL, served
+from tests.unit.coordinator_api.fakes import MODEL
+from tests.unit.coordinator_api.harness import served
 
 NAMES = sorted(
     field_names(ChatRequest) | field_names(CompletionRequest) | set(NEUTRAL) | set(IGNORED)

@@ -28,8 +28,8 @@ from coordinator.stateful import routes as stateful
 from coordinator.stateful.socket_inbox import MAX_MESSAGE_BYTES
 from coordinator.text.tokenizer import Tokenizer
 from pdserve import _native
-from tests.unit.coordinator_api.answer.test_tools import tool_tokenizer
-from tests.unit.coordinator_api.fakes import FakeGenerator, served
+from tests.unit.coordinator_api.fakes import FakeGenerator, tool_tokenizer
+from tests.unit.coordinator_api.harness import served
 
 MOST_S = 0.05
 CALL_S, OBJECT_S, BYTE_S, ID_S, CHAR_S = 100e-9, 35e-9, 1e-9, 25e-9, 150e-9

@@ -10,18 +10,16 @@ import pytest
 
 from coordinator.stateful.store import ResponseStore
 from pdserve.errors import NodeLost, Overloaded
-from tests.unit.coordinator_api.answer.test_tools import client_of
 from tests.unit.coordinator_api.fakes import (
     MODEL,
     FakeGenerator,
-    Harness,
     Pause,
     Step,
     Tokens,
-    served,
     tiny_tokenizer,
+    waits_for,
 )
-from tests.unit.coordinator_api.server.test_server import waits_for
+from tests.unit.coordinator_api.harness import Harness, client_of, served
 
 ASKED: Any = {"model": MODEL, "input": "Hi", "background": True}
 HELLO = tiny_tokenizer().encode("Hello", add_special_tokens=False)

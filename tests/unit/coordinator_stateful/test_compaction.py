@@ -9,9 +9,8 @@ import openai
 import pytest
 
 from coordinator.api.responses.requests import MAX_ITEMS
-from tests.unit.coordinator_api.answer.test_tools import client_of, tool_tokenizer
-from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, says, served
-from tests.unit.coordinator_stateful.test_responses import tail_of_prompt
+from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, says, tool_tokenizer
+from tests.unit.coordinator_api.harness import client_of, served, tail_of_prompt
 
 
 async def test_the_model_sums_up_and_goes_on_from_that() -> None:

@@ -8,11 +8,12 @@ from typing import Any
 import openai
 import pytest
 
-from tests.unit.coordinator_api.answer.test_tools import CALL, client_of, tool_tokenizer
-from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, Tokens, says, served
+from tests.unit.coordinator_api.answer.test_tools import CALL
+from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, Tokens, says, tool_tokenizer
+from tests.unit.coordinator_api.harness import client_of, served, tail_of_prompt
 from tests.unit.coordinator_api.test_tenants import bearer, clock, tenants, usage
 from tests.unit.coordinator_stateful.test_background import over
-from tests.unit.coordinator_stateful.test_responses import TOOLS, tail_of_prompt
+from tests.unit.coordinator_stateful.test_responses import TOOLS
 
 __all__ = ["clock", "tenants", "usage"]  # fixtures
 

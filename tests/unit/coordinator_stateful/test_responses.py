@@ -12,17 +12,22 @@ from openai.types.responses import Response
 
 from coordinator.stateful.store import ResponseStore
 from pdserve.errors import NodeLost, Overloaded
-from tests.unit.coordinator_api.answer.test_tools import CALL, client_of, prompt_of, tool_tokenizer
+from tests.unit.coordinator_api.answer.test_tools import CALL
 from tests.unit.coordinator_api.fakes import (
     MODEL,
     FakeGenerator,
-    Harness,
     Pause,
     Tokens,
-    is_error_body,
     says,
-    served,
     tiny_tokenizer,
+    tool_tokenizer,
+)
+from tests.unit.coordinator_api.harness import (
+    Harness,
+    client_of,
+    is_error_body,
+    served,
+    tail_of_prompt,
 )
 
 TOOLS: Any = [
@@ -37,10 +42,6 @@ TOOLS: Any = [
 
 def post(api: Harness, **body: Any) -> Any:
     return api.client.post("/v1/responses", json={"model": MODEL, "input": "Hi", **body})
-
-
-def tail_of_prompt(api: Harness) -> str:
-    return prompt_of(api).removeprefix("<s>")
 
 
 async def test_the_model_need_not_be_named() -> None:

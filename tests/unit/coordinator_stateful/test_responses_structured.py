@@ -7,8 +7,8 @@ from typing import Any
 import pydantic
 import pytest
 
-from tests.unit.coordinator_api.answer.test_tools import client_of, tool_tokenizer
-from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, is_error_body, says, served
+from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, says, tool_tokenizer
+from tests.unit.coordinator_api.harness import client_of, is_error_body, served
 from tests.unit.coordinator_api.read.test_structured import POINT, sent, takes
 from tests.unit.coordinator_stateful.test_responses import post
 

@@ -15,18 +15,16 @@ from coordinator.tenants.key_book import LOOK_S
 from coordinator.tenants.keys import hash_key
 from pdserve.clock import ManualClock
 from pdserve.errors import NodeLost, Overloaded
-from tests.unit.coordinator_api.answer.test_tools import tool_tokenizer
 from tests.unit.coordinator_api.fakes import (
     MODEL,
     FakeGenerator,
-    Harness,
     Tokens,
-    served,
     tiny_tokenizer,
+    tool_tokenizer,
+    waits_for,
 )
-from tests.unit.coordinator_api.server.test_server import waits_for
+from tests.unit.coordinator_api.harness import Harness, served, tail_of_prompt
 from tests.unit.coordinator_api.test_tenants import bearer, clock, tenants, usage
-from tests.unit.coordinator_stateful.test_responses import tail_of_prompt
 
 __all__ = ["clock", "tenants", "usage"]  # fixtures
 

@@ -9,17 +9,8 @@ import pytest
 from coordinator.generation import GenerationRequest
 from pdserve.errors import NodeLost, Overloaded
 from pdserve.protocol import FinishReason
-from tests.unit.coordinator_api.fakes import (
-    EOS,
-    FakeGenerator,
-    Pause,
-    Step,
-    Tokens,
-    events_of,
-    is_error_body,
-    served,
-    tiny_tokenizer,
-)
+from tests.unit.coordinator_api.fakes import EOS, FakeGenerator, Pause, Step, Tokens, tiny_tokenizer
+from tests.unit.coordinator_api.harness import events_of, is_error_body, served
 
 
 def word(text: str) -> list[int]:

@@ -15,7 +15,8 @@ from coordinator.api.plan.generations import MAX_ECHOED_TOKENS, MAX_LOGPROBS
 from coordinator.generation import GenerationRequest
 from pdserve.clock import SystemClock
 from pdserve.protocol import FinishReason
-from tests.unit.coordinator_api.fakes import FakeGenerator, Step, Tokens, served, tiny_tokenizer
+from tests.unit.coordinator_api.fakes import FakeGenerator, Step, Tokens, tiny_tokenizer
+from tests.unit.coordinator_api.harness import served
 
 MANY = 4000  # tokens: several pieces
 IDS = tiny_tokenizer().encode("a", add_special_tokens=False)

@@ -9,14 +9,8 @@ from typing import Any
 import pytest
 
 from coordinator.generation import GenerationRequest
-from tests.unit.coordinator_api.fakes import (
-    FakeGenerator,
-    Step,
-    events_of,
-    says,
-    served,
-    tiny_tokenizer,
-)
+from tests.unit.coordinator_api.fakes import FakeGenerator, Step, says, tiny_tokenizer
+from tests.unit.coordinator_api.harness import events_of, served
 
 PROMPT = "Say STOP, über"
 

@@ -6,16 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.coordinator_api.fakes import (
-    EOS,
-    FakeGenerator,
-    Tokens,
-    events_of,
-    is_error_body,
-    says,
-    served,
-    tiny_tokenizer,
-)
+from tests.unit.coordinator_api.fakes import EOS, FakeGenerator, Tokens, says, tiny_tokenizer
+from tests.unit.coordinator_api.harness import events_of, is_error_body, served
 
 TEXT = "a🦊 b"
 IDS = [*tiny_tokenizer().encode(TEXT, add_special_tokens=False), EOS]

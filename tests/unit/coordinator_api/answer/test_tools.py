@@ -8,22 +8,18 @@ from typing import Any
 
 import openai
 import pytest
-import tokenizers
 
-from coordinator.text import ChatTemplate, Tokenizer
 from pdserve.protocol import FinishReason
 from tests.unit.coordinator_api.fakes import (
     MODEL,
     FakeGenerator,
-    Harness,
     Pause,
     Tokens,
-    events_of,
     says,
-    served,
     tiny_tokenizer,
+    tool_tokenizer,
 )
-from tests.unit.coordinator_text import made_tokenizers as made
+from tests.unit.coordinator_api.harness import client_of, events_of, prompt_of, served
 
 MESSAGES: Any = [{"role": "user", "content": "Weather in Paris?"}]
 TOOLS: Any = [
@@ -32,30 +28,8 @@ TOOLS: Any = [
         "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}},
     }
 ]
-TEMPLATE = (
-    "{% if tools %}<|user|>{{ tools | tojson }} <tool_call>\n{% endif %}"
-    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
-    "{% for call in message.tool_calls or [] %}"
-    "{{ call.function.name }}({{ call.function.arguments.city }}){% endfor %}\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% if thinks %}<think>\n{% endif %}{% endif %}"
-)
 DEADLINE_S = 30.0
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
-
-
-def tool_tokenizer(template: str = TEMPLATE) -> Tokenizer:
-    return Tokenizer(
-        tokenizers.Tokenizer.from_str(made.byte_level_json()),
-        chat_template=ChatTemplate(template, {"bos_token": "<s>", "eos_token": "</s>"}),
-    )
-
-
-def prompt_of(api: Harness) -> str:
-    return tool_tokenizer().decode(api.generator.last.request.token_ids, skip_special_tokens=False)
-
-
-def client_of(api: Harness) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=api.base_url, api_key="-")
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.coordinator_api.answer.test_tools import prompt_of, tool_tokenizer
-from tests.unit.coordinator_api.fakes import served
+from tests.unit.coordinator_api.fakes import tool_tokenizer
+from tests.unit.coordinator_api.harness import prompt_of, served
 
 TEMPLATE = (
     "{{ reasoning_effort | default('-') }}|{{ verbosity | default('-') }}|"

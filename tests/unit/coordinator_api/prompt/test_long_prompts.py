@@ -12,7 +12,8 @@ import pytest
 from coordinator.api.prompt.parameter import PromptParameter
 from coordinator.text import Tokenizer
 from pdserve.errors import ContextLengthExceeded
-from tests.unit.coordinator_api.fakes import FakeGenerator, served, tiny_tokenizer
+from tests.unit.coordinator_api.fakes import FakeGenerator, tiny_tokenizer
+from tests.unit.coordinator_api.harness import served
 
 CONTEXT = 512
 WORDS = "The quick brown fox jumps over the lazy dog, naïve café 你好世界 😀. "

@@ -18,15 +18,8 @@ from coordinator.api.read.chat import ChatRequest
 from coordinator.api.responses.requests import ResponseRequest
 from coordinator.generation import GenerationRequest
 from coordinator.tenants import Tenants
-from tests.unit.coordinator_api.fakes import (
-    MODEL,
-    FakeGenerator,
-    Harness,
-    Pause,
-    Step,
-    says,
-    served,
-)
+from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, Pause, Step, says
+from tests.unit.coordinator_api.harness import Harness, served
 from tests.unit.coordinator_api.raw_client import RawClient, connected
 from tests.unit.coordinator_api.test_tenants import bearer, clock, tenants, usage
 

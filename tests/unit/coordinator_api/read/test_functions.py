@@ -7,15 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.unit.coordinator_api.answer.test_tools import (
-    CALL,
-    MESSAGES,
-    TOOLS,
-    client_of,
-    prompt_of,
-    tool_tokenizer,
-)
-from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, is_error_body, says, served
+from tests.unit.coordinator_api.answer.test_tools import CALL, MESSAGES, TOOLS
+from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, says, tool_tokenizer
+from tests.unit.coordinator_api.harness import client_of, is_error_body, prompt_of, served
 
 FUNCTIONS: Any = [TOOLS[0]["function"]]
 CALLED: Any = {"name": "weather", "arguments": '{"city": "Paris"}'}

@@ -21,7 +21,8 @@ from coordinator.api.read.json_text import (
 )
 from pdserve.clock import ManualClock
 from pdserve.errors import InvalidRequest
-from tests.unit.coordinator_api.fakes import MODEL, is_error_body, served
+from tests.unit.coordinator_api.fakes import MODEL
+from tests.unit.coordinator_api.harness import is_error_body, served
 
 TEXTS: list[tuple[str, int, Callable[[int], str]]] = [
     ("lists and objects", MAX_CONTAINERS, lambda n: "[" + ",".join(["{}"] * (n - 1)) + "]"),

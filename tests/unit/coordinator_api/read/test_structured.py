@@ -27,8 +27,15 @@ from pdserve.errors import (
     PdserveError,
 )
 from pdserve.grammar import Prepared, make_vocabulary, new_matcher
-from tests.unit.coordinator_api.answer.test_tools import MESSAGES, TEMPLATE, tool_tokenizer
-from tests.unit.coordinator_api.fakes import EOS, FakeGenerator, Harness, served, tiny_tokenizer
+from tests.unit.coordinator_api.answer.test_tools import MESSAGES
+from tests.unit.coordinator_api.fakes import (
+    EOS,
+    TOOL_TEMPLATE,
+    FakeGenerator,
+    tiny_tokenizer,
+    tool_tokenizer,
+)
+from tests.unit.coordinator_api.harness import Harness, served
 from tests.unit.coordinator_text import made_tokenizers as made
 
 POINT: dict[str, Any] = {
@@ -300,7 +307,7 @@ async def test_calls_that_no_grammar_is_made_for_are_refused(
 def with_tokens(*marks: str, special: bool = True) -> Tokenizer:
     backend = tokenizers.Tokenizer.from_str(made.byte_level_json())
     backend.add_tokens([tokenizers.AddedToken(m, special=special, normalized=False) for m in marks])
-    return Tokenizer(backend, chat_template=ChatTemplate(TEMPLATE, {}))
+    return Tokenizer(backend, chat_template=ChatTemplate(TOOL_TEMPLATE, {}))
 
 
 @pytest.mark.parametrize("special", [True, False])  # not special: Qwen's

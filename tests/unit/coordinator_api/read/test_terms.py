@@ -11,7 +11,8 @@ from coordinator.api.read.terms import ServiceTerms
 from pdserve.errors import DeadlineExceeded, SloUnreachable
 from pdserve.protocol import Slo
 from pdserve.slo import parse_slo_classes
-from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, is_error_body, says, served
+from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, says
+from tests.unit.coordinator_api.harness import is_error_body, served
 
 MESSAGES: Any = [{"role": "user", "content": "x"}]
 PROMISING = parse_slo_classes(

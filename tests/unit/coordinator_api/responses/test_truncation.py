@@ -20,9 +20,8 @@ from coordinator.api.responses.items import (
 )
 from coordinator.api.responses.truncation import droppable, fitted
 from pdserve.errors import ContextLengthExceeded
-from tests.unit.coordinator_api.answer.test_tools import client_of, tool_tokenizer
-from tests.unit.coordinator_api.fakes import MODEL, served
-from tests.unit.coordinator_stateful.test_responses import tail_of_prompt
+from tests.unit.coordinator_api.fakes import MODEL, tool_tokenizer
+from tests.unit.coordinator_api.harness import client_of, served, tail_of_prompt
 
 
 def item_of(kind: str, i: int) -> KeptItem:

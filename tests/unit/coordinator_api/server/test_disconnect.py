@@ -17,15 +17,13 @@ from pdserve.protocol import FinishReason
 from tests.unit.coordinator_api.fakes import (
     EOS,
     FakeGenerator,
-    Harness,
     Pause,
     Step,
     Tokens,
-    events_of,
     says,
-    served,
     tiny_tokenizer,
 )
+from tests.unit.coordinator_api.harness import Harness, events_of, served
 from tests.unit.coordinator_api.raw_client import chat_request, connected, post
 from tests.unit.coordinator_text import made_tokenizers as made
 

@@ -11,7 +11,8 @@ from coordinator.tenants.opening import open_tenants
 from pdserve.clock import ManualClock
 from pdserve.config import AccessConfig
 from pdserve.errors import ConfigError
-from tests.unit.coordinator_api.fakes import MODEL, served
+from tests.unit.coordinator_api.fakes import MODEL
+from tests.unit.coordinator_api.harness import served
 from tests.unit.coordinator_api.raw_client import connected
 
 PAGE = "https://page.example"

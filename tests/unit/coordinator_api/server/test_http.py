@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.coordinator_api.fakes import MODEL, is_error_body, served
+from tests.unit.coordinator_api.fakes import MODEL
+from tests.unit.coordinator_api.harness import is_error_body, served
 
 MESSAGES: Any = [{"role": "user", "content": "x"}]
 

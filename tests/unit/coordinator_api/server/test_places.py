@@ -10,7 +10,7 @@ import pytest
 from coordinator.api.server.places import Places
 from coordinator.tenants import Tenants
 from pdserve.errors import Overloaded
-from tests.unit.coordinator_api.fakes import Harness, served
+from tests.unit.coordinator_api.harness import Harness, served
 from tests.unit.coordinator_api.raw_client import RawClient, connected
 from tests.unit.coordinator_api.test_tenants import clock, tenants, usage
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import Any
 
 import aiohttp
 import pytest
@@ -16,27 +15,12 @@ from pdserve.errors import ConfigError
 from tests.unit.coordinator_api.fakes import (
     MODEL,
     FakeGenerator,
-    Pause,
-    Step,
-    Tokens,
-    events_of,
-    is_error_body,
     says,
-    served,
     tiny_tokenizer,
+    waits_for,
 )
+from tests.unit.coordinator_api.harness import events_of, is_error_body, served
 from tests.unit.coordinator_api.raw_client import chat_request, connected
-
-
-def waits_for(gate: asyncio.Event) -> FakeGenerator:
-    """Says "Hello", and " world" once the gate is open."""
-    ids = tiny_tokenizer().encode("Hello", add_special_tokens=False)
-    rest = says(" world")
-
-    def script(request: Any) -> list[Step]:
-        return [Tokens(ids), Pause(until=gate), *rest(request)]
-
-    return FakeGenerator(script)
 
 
 async def test_requests_in_flight_may_end() -> None:
