@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, says, tool_tokenizer
 from tests.unit.coordinator_api.harness import client_of, is_error_body, served
-from tests.unit.coordinator_api.read.test_structured import POINT, sent, takes
+from tests.unit.coordinator_api.plan.test_structured import POINT, sent, takes
 from tests.unit.coordinator_stateful.test_responses import post
 
 SCHEMA: dict[str, Any] = {"type": "json_schema", "name": "point", "schema": POINT, "strict": True}
