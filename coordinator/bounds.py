@@ -9,22 +9,23 @@ from __future__ import annotations
 import sys
 from dataclasses import astuple, dataclass
 
-from coordinator.api.body_budget import WAIT_S
 from coordinator.api.completions import MAX_GENERATED
 from coordinator.api.config import ApiConfig
-from coordinator.api.connection import MAX_HEAD_BYTES
-from coordinator.api.fields import MAX_ALLOWED_IDS, MAX_BAD_WORDS
-from coordinator.api.json_text import MAX_CONTAINERS, MAX_ITEMS, MAX_MEMBERS, MAX_NESTING
-from coordinator.api.limits import MAX_ECHOED_TOKENS, MAX_LOGPROBS
-from coordinator.api.places import TENANT_SHARE, UNKNOWN_SHARE
-from coordinator.api.responses_api.frame_count import MAX_FRAGMENTS, MAX_UNREAD
-from coordinator.api.responses_api.socket_inbox import MAX_MESSAGE_BYTES
-from coordinator.api.sampling import (
+from coordinator.api.plan.generations import MAX_ECHOED_TOKENS, MAX_LOGPROBS
+from coordinator.api.plan.sampling import (
     MAX_BAD_WORD_TOKENS,
     MAX_LOGIT_BIAS,
     MAX_STOP_CHARS,
     MAX_STOPS,
 )
+from coordinator.api.read.body_budget import WAIT_S
+from coordinator.api.read.fields import MAX_ALLOWED_IDS, MAX_BAD_WORDS
+from coordinator.api.read.json_text import MAX_CONTAINERS, MAX_ITEMS, MAX_MEMBERS, MAX_NESTING
+from coordinator.api.server.connection import MAX_HEAD_BYTES
+from coordinator.api.server.places import TENANT_SHARE, UNKNOWN_SHARE
+from coordinator.stateful.frame_count import MAX_FRAGMENTS, MAX_UNREAD
+from coordinator.stateful.socket_inbox import MAX_MESSAGE_BYTES
+from coordinator.stateful.store import MAX_BYTES, MAX_RESPONSES
 from coordinator.text.grammars.checker import CHECK_CPU_S, MAX_WAITING
 from coordinator.text.template_process import MAX_MEMORY_BYTES, RENDER_CPU_S
 from coordinator.text.threads import NUM_THREADS
@@ -127,7 +128,7 @@ BOUNDS = (
         "Stored responses and conversations",
         "-",
         "an even share while the store is full",
-        f"{_API.max_stored_responses}, {_mib(_API.max_stored_bytes)}",
+        f"{MAX_RESPONSES}, {_mib(MAX_BYTES)}",
         "who holds most loses the least recently used",
     ),
     Bound(

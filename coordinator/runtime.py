@@ -15,7 +15,7 @@ from coordinator.api import ApiConfig, HttpServer, create_app
 from coordinator.api.admin import add_admin_routes
 from coordinator.api.config import parse_origins
 from coordinator.api.context import CONTEXT
-from coordinator.api.server import OTHER_FILES
+from coordinator.api.server.server import OTHER_FILES
 from coordinator.call_metrics import MetricsObserver
 from coordinator.flow import Flow
 from coordinator.measured_promises import MeasuredPromises
@@ -27,6 +27,7 @@ from coordinator.routing import Router
 from coordinator.running import RunningRequest
 from coordinator.served_model import ServedModel
 from coordinator.service import CoordinatorService
+from coordinator.stateful.routes import add_stateful_routes
 from coordinator.tenants import Tenants
 from coordinator.text.parts import ToolFormat
 from pdserve.addresses import format_address
@@ -131,6 +132,7 @@ class Coordinator:
             tenants=tenants,
             embedding_model=self._model.embedding,
         )
+        add_stateful_routes(app)
         add_admin_routes(app, self._changes)
         return app
 

@@ -8,9 +8,11 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from coordinator.api.body import expect_nothing, read_request
+from coordinator.api.answer.bodies import json_answer
 from coordinator.api.context import CONTEXT
-from coordinator.api.json_answer import json_answer
+from coordinator.api.openapi.operation import Operation
+from coordinator.api.read.body import read_request
+from coordinator.api.routes import add_routes, post
 from coordinator.role_changes import RoleChanges
 from pdserve.protocol import NodeRole
 
@@ -34,10 +36,23 @@ class RoleAnswer(msgspec.Struct, frozen=True, kw_only=True):
     changed: bool  # False: the node already had that role
 
 
+_CHANGE_ROLE = Operation(
+    method="post",
+    tag="Cluster",
+    path="/admin/role",
+    name="changeRole",
+    summary="Move a node to the other pool.",
+    body=RoleRequest,
+    examples=({"node": "prefill-0", "role": "decode"},),
+    answer=RoleAnswer,
+    errors=(400, 401, 403, 404, 408, 409, 413, 415, 417, 502, 503, 504),
+)
+
+
 def add_admin_routes(app: web.Application, changes: RoleChanges) -> None:
     """Add the endpoint that changes roles. If API keys are in use, only operators may call it."""
     app[_CHANGES] = changes
-    app.add_routes([web.post("/admin/role", change_role, expect_handler=expect_nothing)])
+    add_routes(app, [post("/admin/role", change_role)], [_CHANGE_ROLE])
 
 
 async def change_role(request: web.Request) -> web.Response:

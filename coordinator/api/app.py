@@ -8,16 +8,16 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
-from coordinator.api.body_budget import BodyBudget
-from coordinator.api.chat_parts import PartsOptions
+from coordinator.api.answer.write_turns import WriteTurns
 from coordinator.api.config import ApiConfig
 from coordinator.api.context import CONTEXT, ApiContext
-from coordinator.api.headers import label
-from coordinator.api.middleware import answer_everything
 from coordinator.api.observer import NullObserver, Observer
-from coordinator.api.responses_api.store import ResponseStore
-from coordinator.api.routes import ROUTES
-from coordinator.api.write_turns import WriteTurns
+from coordinator.api.openapi.document import DESCRIPTION, Description
+from coordinator.api.openapi.operations import OPERATIONS
+from coordinator.api.read.body_budget import BodyBudget
+from coordinator.api.routes import ROUTES, add_routes
+from coordinator.api.server.headers import label
+from coordinator.api.server.middleware import answer_everything
 from coordinator.embedding_model import EmbeddingModel
 from coordinator.generation import Generator
 from coordinator.tenants import Tenants
@@ -40,7 +40,9 @@ def create_app(
     tenants: Tenants | None = None,
     embedding_model: EmbeddingModel | None = None,
 ) -> web.Application:
-    """Build the application that serves the whole API on top of `generator`, for `HttpServer`.
+    """Build the application that serves the API on top of `generator`, for `HttpServer`.
+
+    What else is served is added to it: see `add_routes`.
 
     `model_names` are the names that clients may use for the model, its own name first. `metrics`
     returns the body of GET /metrics. `classes` are the service classes (default: pdserve's own).
@@ -65,16 +67,16 @@ def create_app(
         metrics=metrics or _no_metrics,
         classes=classes or parse_slo_classes(DEFAULT_CLASSES, DEFAULT_CLASS),
         tenants=tenants or Tenants(None, None, model_names[0], clock),
-        parts=PartsOptions(config.tool_format or tokenizer.tool_format, config.splits_reasoning),
+        tool_format=config.tool_format or tokenizer.tool_format,
         grammars=GrammarChecker(tokenizer),
         clock=clock,
         write_turns=WriteTurns(clock),
         long_turns=WriteTurns(clock, num_per_turn=1),
-        stored=ResponseStore(config.max_stored_responses, config.max_stored_bytes),
         embedding_model=embedding_model or EmbeddingModel(),
         bodies=BodyBudget(config.max_buffered_bytes, clock),
     )
-    app.add_routes(ROUTES)
+    app[DESCRIPTION] = Description()
+    add_routes(app, ROUTES, OPERATIONS)
     return app
 
 

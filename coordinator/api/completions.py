@@ -4,32 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Annotated, Any
 
 from aiohttp import web
-from msgspec import structs
+from msgspec import Meta
 
-from coordinator.api.answer import answer
-from coordinator.api.body import read_request
-from coordinator.api.call import CallPlan
+from coordinator.api.answer.call import CallPlan
+from coordinator.api.answer.formats import (
+    AnswerHead,
+    CompletionFormat,
+    PromptsShown,
+    UsageShown,
+    usage_shown,
+)
+from coordinator.api.answer.logprobs import TokenNames
+from coordinator.api.answer.run import answer
 from coordinator.api.context import CONTEXT, ApiContext, RequestTrace
-from coordinator.api.endpoint import admit, answer_head, usage_shown
-from coordinator.api.formats import CompletionFormat, PromptsShown, UsageShown
-from coordinator.api.generations import answers_like, generation
-from coordinator.api.limits import output_limit, truncated
-from coordinator.api.logprobs import TokenNames
-from coordinator.api.prompts import Prompt, PromptParameter
-from coordinator.api.requests import CompletionRequest
-from coordinator.api.sampling import TextOptions, bad_words, sampling_params, text_options
-from coordinator.api.structured import answer_grammar, wanted_output
-from coordinator.api.terms import ServiceTerms, service_terms
+from coordinator.api.plan.generations import for_prompt, generations
+from coordinator.api.plan.grammar import text_grammar
+from coordinator.api.plan.sampling import TextOptions, sampling_params, text_options
+from coordinator.api.prompt.fit import FittedPrompt, fitted
+from coordinator.api.prompt.parameter import Given, PromptParameter
+from coordinator.api.read.body import read_request
+from coordinator.api.read.fields import MAX_CHOICES, GenerationFields, NumLogprobs
+from coordinator.api.read.terms import ServiceTerms, service_terms
+from coordinator.api.server.callers import admit
 from coordinator.generation import GenerationRequest
 from coordinator.text.threads import Asker
 from pdserve.errors import InvalidRequest
-from pdserve.protocol import BadWord, SamplingParams
+from pdserve.protocol import SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
 MAX_GENERATED = 256  # answers generated for one request
-_PROMPT = PromptParameter("prompt", max_prompts=64)
+_PARAMETER = PromptParameter("prompt", max_prompts=64)
+
+
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+_LISTS_OF_IDS = {"type": "array", "items": _IDS, "minItems": 1}
+_PROMPT = {"anyOf": [{"type": "string"}, _TEXTS, _IDS, _LISTS_OF_IDS]}
+
+
+class CompletionRequest(GenerationFields, kw_only=True):
+    """The body of POST /v1/completions. For the prompt's four forms see `Given`."""
+
+    prompt: Annotated[Any, Meta(extra_json_schema=_PROMPT)]
+    best_of: Annotated[int, Meta(ge=0, le=MAX_CHOICES)] | None = None
+    logprobs: NumLogprobs | None = None
+    echo: bool | None = None
+    max_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None  # 0: no output
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -54,38 +77,51 @@ async def _plan(
     usage = usage_shown(body)
     _check_prompt_options(body)
     max_model_len = context.max_model_len()
-    given = _PROMPT.split(body.prompt, max_model_len)
+    given = _PARAMETER.split(body.prompt, max_model_len)
     num_shown, num_per_prompt = body.n or 1, _num_generated(body, len(given))
-    prompts = await _encoded(given, body, context, terms.asker, max_model_len)
-    grammar = await answer_grammar(context, terms.slo.tenant, wanted_output(body))
-    head = answer_head(context, f"cmpl-{trace.unique}", body.model)
+    prompts = await _prompts(given, body, context, terms.asker, max_model_len)
+    shared = await sampling_params(
+        body,
+        context.tokenizer,
+        terms.asker,
+        logprobs=_num_logprobs(body),
+        prompt_logprobs=_num_prompt_logprobs(body),
+        grammar=await text_grammar(body, context, terms.slo.tenant),
+    )
+    head, now_s = context.head(f"cmpl-{trace.unique}", body.model), context.clock.now()
     requests: list[GenerationRequest] = []
-    banned = await bad_words(body, context.tokenizer, terms.asker)
-    for i, token_ids in enumerate(prompts):
-        sampling = _sampling(body, context, banned, len(token_ids), max_model_len, grammar)
-        first = generation(f"{head.id}-{i}", token_ids, sampling, terms, context.clock.now())
-        requests += answers_like(first, num_per_prompt)
+    for i, prompt in enumerate(prompts):
+        first = _sampling(body, shared, prompt)
+        answer_id, ids = f"{head.id}-{i}", prompt.token_ids
+        requests += generations(answer_id, ids, first, terms, now_s, num_per_prompt)
     return CallPlan(
         requests=requests,
         num_per_prompt=num_per_prompt,
         num_shown=num_shown if num_per_prompt > num_shown else None,
         text=_text_options(body, given),
-        format=CompletionFormat(
-            head,
-            TokenNames(context.tokenizer, are_ids=bool(body.return_tokens_as_token_ids)),
-            PromptsShown(
-                token_ids=prompts,
-                num_choices=num_shown,
-                num_top=body.prompt_logprobs,
-                tells_ids=bool(body.return_token_ids),
-            ),
-            num_logprobs=_num_listed(body),
-            usage_shown=usage,
-        ),
+        format=_format(body, context, head, prompts, usage),
         is_streaming=bool(body.stream),
         counts_along=usage is UsageShown.EVERYWHERE,
         echoes_prompt=bool(body.echo),
     )
+
+
+def _format(
+    body: CompletionRequest,
+    context: ApiContext,
+    head: AnswerHead,
+    prompts: Sequence[FittedPrompt],
+    usage: UsageShown,
+) -> CompletionFormat:
+    shown = PromptsShown(
+        token_ids=[prompt.token_ids for prompt in prompts],
+        num_choices=body.n or 1,
+        num_top=body.prompt_logprobs,
+        tells_ids=bool(body.return_token_ids),
+    )
+    names = TokenNames(context.tokenizer, are_ids=bool(body.return_tokens_as_token_ids))
+    listed = _num_listed(body)
+    return CompletionFormat(head, names, shown, num_logprobs=listed, usage_shown=usage)
 
 
 def _check_prompt_options(body: CompletionRequest) -> None:
@@ -148,15 +184,15 @@ def _adds_special_tokens(body: CompletionRequest) -> bool:
     return body.add_special_tokens is not False
 
 
-async def _encoded(
-    given: Sequence[Prompt],
+async def _prompts(
+    given: Sequence[Given],
     body: CompletionRequest,
     context: ApiContext,
     asker: Asker,
     max_model_len: int,
-) -> list[list[int]]:
-    """Return the prompts as token ids, truncated if so requested. Raises RequestError."""
-    prompts = await _PROMPT.encode(
+) -> list[FittedPrompt]:
+    """Return the prompts, truncated if so requested. Raises RequestError."""
+    prompts = await _PARAMETER.encode(
         given,
         context.tokenizer,
         asker,
@@ -164,10 +200,10 @@ async def _encoded(
         max_model_len=max_model_len,
         is_truncated=body.truncate_prompt_tokens is not None,
     )
-    return [truncated(ids, body, body.max_tokens or 1, max_model_len) for ids in prompts]
+    return [fitted(token_ids, body, body.max_tokens, max_model_len) for token_ids in prompts]
 
 
-def _text_options(body: CompletionRequest, given: Sequence[Prompt]) -> TextOptions:
+def _text_options(body: CompletionRequest, given: Sequence[Given]) -> TextOptions:
     """Return how tokens become text; an echo hides special tokens that encoding has added."""
     are_added = _adds_special_tokens(body) and any(isinstance(prompt, str) for prompt in given)
     return replace(text_options(body), echoes_special_tokens=not are_added)
@@ -177,24 +213,12 @@ def _text_options(body: CompletionRequest, given: Sequence[Prompt]) -> TextOptio
 
 
 def _sampling(
-    body: CompletionRequest,
-    context: ApiContext,
-    banned: list[BadWord],
-    num_prompt_tokens: int,
-    max_model_len: int,
-    grammar: str,
+    body: CompletionRequest, shared: SamplingParams, prompt: FittedPrompt
 ) -> SamplingParams:
-    """Return the sampling parameters of a prompt's first answer. Raises RequestError."""
-    max_tokens = output_limit(num_prompt_tokens, body.max_tokens, DEFAULT_MAX_TOKENS, max_model_len)
-    sampling = sampling_params(
-        body,
-        context.tokenizer,
-        bad_words=banned,
-        max_tokens=max_tokens,
-        logprobs=_num_logprobs(body),
-        grammar=grammar,
+    """Return the sampling parameters of a prompt's first answer. Raises InvalidRequest."""
+    return for_prompt(
+        shared, prompt, seed=body.seed, requested=body.max_tokens, default=DEFAULT_MAX_TOKENS
     )
-    return structs.replace(sampling, prompt_logprobs=_num_prompt_logprobs(body))
 
 
 def _num_prompt_logprobs(body: CompletionRequest) -> int | None:

@@ -41,6 +41,4 @@ class ApiConfig:
     deadline_s: float = 0.0  # for requests that set no time-out themselves; 0 = none
     tool_format: ToolFormat | None = None  # None = derived from the model's chat template
     splits_reasoning: bool = False  # text between <think> and </think> is reasoning_content
-    max_stored_responses: int = 4096  # responses and conversations kept for later requests
-    max_stored_bytes: int = 256 * 2**20
     system_fingerprint: str = ""  # "" = derived from the model's name and pdserve's version

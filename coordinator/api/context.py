@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from coordinator.api.body_budget import Body, BodyBudget
-from coordinator.api.chat_parts import PartsOptions
+from coordinator.api.answer.formats import AnswerFormat, AnswerHead
+from coordinator.api.answer.sse import SseStream
+from coordinator.api.answer.write_turns import WriteTurns
 from coordinator.api.config import ApiConfig
-from coordinator.api.formats import AnswerFormat
-from coordinator.api.in_flight import InFlight
 from coordinator.api.observer import Observer, RequestSummary
-from coordinator.api.responses_api.store import ResponseStore
-from coordinator.api.sse import SseStream
-from coordinator.api.write_turns import WriteTurns
+from coordinator.api.read.body_budget import Body, BodyBudget
+from coordinator.api.server.running_tasks import RunningTasks
 from coordinator.embedding_model import EmbeddingModel
 from coordinator.generation import Generator
 from coordinator.tenants import Admitted, Tenants
 from coordinator.text import Tokenizer
 from coordinator.text.grammars import GrammarChecker
+from coordinator.text.parts import ToolFormat
 from pdserve.clock import Clock
 from pdserve.errors import ModelNotFound, NoNodeAvailable
 from pdserve.protocol import Slo
@@ -41,15 +41,14 @@ class ApiContext:
     metrics: Callable[[], Awaitable[bytes]]
     classes: ServiceClasses
     tenants: Tenants
-    parts: PartsOptions
+    tool_format: ToolFormat | None  # in which the model writes tool calls; None: not known
     grammars: GrammarChecker
     clock: Clock
     write_turns: WriteTurns
     long_turns: WriteTurns  # of pieces of long work
-    stored: ResponseStore
     embedding_model: EmbeddingModel
     bodies: BodyBudget
-    in_flight: InFlight = field(default_factory=InFlight)
+    tasks: RunningTasks = field(default_factory=RunningTasks)
 
     def check_model(self, name: str) -> None:
         """Check that `name` is a name of the served model. Raises ModelNotFound."""
@@ -58,6 +57,10 @@ class ApiContext:
                 f"there is no model {name[:128]!r}; this server has {', '.join(self.model_names)}",
                 "model",
             )
+
+    def head(self, answer_id: str, model: str) -> AnswerHead:
+        """Return the fields that every chunk of an answer repeats; it is created now."""
+        return AnswerHead(answer_id, int(time.time()), model, self.system_fingerprint)
 
     def max_model_len(self) -> int:
         """Return the maximum number of tokens, prompt plus output, of a request.

@@ -7,9 +7,8 @@ from typing import Literal
 import msgspec
 from aiohttp import web
 
+from coordinator.api.answer.bodies import Model, ModelList, json_answer
 from coordinator.api.context import CONTEXT, ApiContext
-from coordinator.api.json_answer import json_answer
-from coordinator.api.responses import Model, ModelList
 from pdserve import __version__
 
 
@@ -50,7 +49,7 @@ async def version(request: web.Request) -> web.Response:
 async def health(request: web.Request) -> web.Response:
     """GET /health: status 200 when a request could be served now, else 503."""
     context = request.app[CONTEXT]
-    if context.in_flight.is_draining:
+    if context.tasks.is_draining:
         return json_answer(Health("draining"), status=503)
     if not context.generator.is_ready():
         return json_answer(Health("not ready"), status=503)

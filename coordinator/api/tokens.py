@@ -10,15 +10,14 @@ from typing import Annotated, Any
 from aiohttp import web
 from msgspec import Meta, Struct
 
-from coordinator.api import callers
-from coordinator.api.body import convert_request, read_object, read_request
-from coordinator.api.chat_parts import check_tools
+from coordinator.api.answer.bodies import json_answer
 from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
-from coordinator.api.fields import TokenId
-from coordinator.api.json_answer import json_answer
-from coordinator.api.limits import check_num_chars, check_token_ids
-from coordinator.api.messages import conversation
-from coordinator.api.requests import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Message, Tool
+from coordinator.api.prompt.chat import encode_chat
+from coordinator.api.prompt.fit import check_num_chars
+from coordinator.api.read.body import convert_request, read_object, read_request
+from coordinator.api.read.chat import MAX_MESSAGES, MAX_TOOLS, ChatRequest, Message, Tool
+from coordinator.api.read.fields import TokenId
+from coordinator.api.server import callers
 from coordinator.text.threads import Asker
 from pdserve.errors import ContextLengthExceeded, InvalidRequest
 
@@ -107,7 +106,7 @@ async def detokenize(request: web.Request) -> web.Response:
     body = convert_request(values, DetokenizeRequest)
     if body.model is not None:
         context.check_model(body.model)
-    check_token_ids(body.tokens, context.tokenizer, "tokens")
+    context.tokenizer.check_ids(body.tokens, "tokens")
     text = await context.tokenizer.decode_all(body.tokens, counting(request[TRACE]))
     return json_answer(DetokenizeAnswer(prompt=text))
 
@@ -136,12 +135,11 @@ def counting(trace: RequestTrace) -> Asker:
 
 
 async def _token_ids(body: TokenizeRequest, context: ApiContext, asker: Asker) -> list[int]:
-    tokenizer, max_model_len = context.tokenizer, context.max_model_len()
     if body.prompt is not None:
-        check_num_chars(len(body.prompt), tokenizer, max_model_len, "prompt")
+        check_num_chars(len(body.prompt), context.tokenizer, context.max_model_len(), "prompt")
         adds = body.add_special_tokens is not False
         texts = [body.prompt]
-        (token_ids,) = await tokenizer.encode_texts(texts, asker, add_special_tokens=adds)
+        (token_ids,) = await context.tokenizer.encode_texts(texts, asker, add_special_tokens=adds)
         return token_ids
     assert body.messages is not None
     chat_request = ChatRequest(
@@ -153,7 +151,4 @@ async def _token_ids(body: TokenizeRequest, context: ApiContext, asker: Asker) -
         continue_final_message=body.continue_final_message,
         chat_template_kwargs=body.chat_template_kwargs,
     )
-    check_tools(chat_request, tokenizer, context.parts)
-    chat = conversation(chat_request)
-    check_num_chars(chat.num_chars, tokenizer, max_model_len, "messages")
-    return await tokenizer.encode_chat(chat, asker)
+    return await encode_chat(chat_request, context, asker, may_be_empty=True)

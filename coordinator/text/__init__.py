@@ -4,9 +4,9 @@ This package knows nothing of HTTP or nodes, and does not import torch or transf
 checkpoint's `tokenizer.json` and `tokenizer_config.json` are enough.
 """
 
-from coordinator.text.chat_template import ChatTemplate, Conversation
+from coordinator.text.chat_template import ChatTemplate, TemplateInput
 from coordinator.text.detokenizer import IncrementalDetokenizer
 from coordinator.text.stop import StopMatcher
 from coordinator.text.tokenizer import Tokenizer
 
-__all__ = ["ChatTemplate", "Conversation", "IncrementalDetokenizer", "StopMatcher", "Tokenizer"]
+__all__ = ["ChatTemplate", "IncrementalDetokenizer", "StopMatcher", "TemplateInput", "Tokenizer"]

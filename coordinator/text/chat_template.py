@@ -27,7 +27,7 @@ _TEMPLATE_ERRORS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
+class TemplateInput:
     """The input of a chat template."""
 
     messages: Sequence[dict[str, Any]]  # never empty; every "content" is a string
@@ -65,7 +65,7 @@ class ChatTemplate:
         except (jinja2.TemplateError, SyntaxError, RecursionError) as error:
             raise TokenizerError(f"the chat template cannot be compiled: {error}") from error
 
-    def render(self, conversation: Conversation) -> str:
+    def render(self, conversation: TemplateInput) -> str:
         """Return the text of the prompt, however long that takes (see template_process.py).
 
         Raises InvalidRequest, with the template's own message if it refuses the conversation.
@@ -92,7 +92,7 @@ class ChatTemplate:
             )
         return text[:end]
 
-    def _render(self, conversation: Conversation, messages: list[dict[str, Any]]) -> str:
+    def _render(self, conversation: TemplateInput, messages: list[dict[str, Any]]) -> str:
         names = {
             **self.special_tokens,
             **conversation.variables,

@@ -12,7 +12,7 @@ import sys
 
 import msgspec
 
-from coordinator.text.chat_template import ChatTemplate, Conversation
+from coordinator.text.chat_template import ChatTemplate, TemplateInput
 from coordinator.text.template_process import Beginning, Rendered
 from pdserve.errors import InvalidRequest
 
@@ -22,7 +22,7 @@ def _serve() -> None:
     most = beginning.max_memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     template = ChatTemplate(beginning.source, beginning.special_tokens)
-    conversations = msgspec.json.Decoder(Conversation)
+    conversations = msgspec.json.Decoder(TemplateInput)
     _tell(Rendered())
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, beginning.cpu_s)
@@ -31,7 +31,7 @@ def _serve() -> None:
         _tell(rendered)
 
 
-def _rendered(template: ChatTemplate, conversation: Conversation) -> Rendered:
+def _rendered(template: ChatTemplate, conversation: TemplateInput) -> Rendered:
     try:
         text = template.render(conversation)
         text.encode()

@@ -12,7 +12,7 @@ import time
 
 import msgspec
 
-from coordinator.text.chat_template import ChatTemplate, Conversation
+from coordinator.text.chat_template import ChatTemplate, TemplateInput
 from coordinator.text.limited_process import LimitedProcess
 from coordinator.text.threads import WAIT_S, Asker
 from coordinator.text.turns import Turns
@@ -115,7 +115,7 @@ class TemplateProcess:
         self._turns.pass_on()
 
 
-def encoded(conversation: Conversation) -> bytes:
+def encoded(conversation: TemplateInput) -> bytes:
     """Return a conversation as `TemplateProcess.render` takes it."""
     return msgspec.json.encode(conversation)
 

@@ -7,7 +7,7 @@ token is added; `add_bos_token` in `tokenizer_config.json` merely describes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import tokenizers
 
-from coordinator.text.chat_template import ChatTemplate, Conversation
+from coordinator.text.chat_template import ChatTemplate, TemplateInput
 from coordinator.text.checkpoint import load_chat_template
 from coordinator.text.parts import ToolFormat, detect_tool_format
 from coordinator.text.pieces import TokenPieces
@@ -83,6 +83,16 @@ class Tokenizer:
     def num_ids(self) -> int:
         """Upper bound of the token ids, exclusive."""
         return self._num_ids
+
+    def check_ids(self, token_ids: Collection[int], param: str) -> None:
+        """Check that all token ids are in the vocabulary. Raises InvalidRequest."""
+        for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
+            if not 0 <= token_id < self._num_ids:
+                raise InvalidRequest(
+                    f"{param!r} has token id {token_id}, which is out of vocabulary: there are "
+                    f"{self._num_ids} tokens, with ids from 0 to {self._num_ids - 1}",
+                    param,
+                )
 
     @property
     def max_chars_per_token(self) -> int:
@@ -180,7 +190,7 @@ class Tokenizer:
 
     async def encode_chat(
         self,
-        conversation: Conversation,
+        conversation: TemplateInput,
         asker: Asker = ANYBODY,
         *,
         max_tokens: int | None = None,

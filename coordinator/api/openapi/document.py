@@ -1,17 +1,19 @@
-"""Builds the OpenAPI 3.1 document from the table of operations."""
+"""The OpenAPI 3.1 document, built from the rows of all operations."""
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, cached_property
+from importlib.resources import files
 from typing import Any
 
 import msgspec
+from aiohttp import web
 
-from coordinator.api.openapi.operation import EVENTS, JSON, Operation, Parameter
-from coordinator.api.openapi.operations import OPERATIONS
-from coordinator.api.parameters import IGNORED, NEUTRAL
-from coordinator.api.responses import ErrorBody
-from coordinator.api.sse import DONE_DATA
+from coordinator.api.answer.bodies import ErrorBody
+from coordinator.api.answer.sse import DONE_DATA
+from coordinator.api.openapi.operation import EVENTS, HTML, JSON, Operation, Parameter
+from coordinator.api.read.parameters import IGNORED, NEUTRAL
 from pdserve import __version__
 
 _REF = "#/components/schemas/{name}"
@@ -35,9 +37,22 @@ _ERRORS = {
 _LATER = (429, 503)  # statuses with a Retry-After header
 
 
-@cache
-def openapi_document() -> bytes:
-    """Return the document as JSON."""
+class Description:
+    """What an application serves: one operation per route."""
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+
+    @cached_property
+    def document(self) -> bytes:
+        """The document as JSON, once all operations are there."""
+        return _document(self.operations)
+
+
+DESCRIPTION = web.AppKey("DESCRIPTION", Description)
+
+
+def _document(operations: Sequence[Operation]) -> bytes:
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
@@ -48,9 +63,9 @@ def openapi_document() -> bytes:
             },
             "servers": [{"url": "/"}],
             "security": [{}, {"key": []}],
-            "paths": _paths(),
+            "paths": _paths(operations),
             "components": {
-                "schemas": _components(),
+                "schemas": _components(operations),
                 "securitySchemes": {
                     "key": {
                         "type": "http",
@@ -63,9 +78,9 @@ def openapi_document() -> bytes:
     )
 
 
-def _paths() -> dict[str, dict[str, Any]]:
+def _paths(operations: Sequence[Operation]) -> dict[str, dict[str, Any]]:
     paths: dict[str, dict[str, Any]] = {}
-    for operation in OPERATIONS:
+    for operation in operations:
         paths.setdefault(operation.path, {})[operation.method] = _described(operation)
     return paths
 
@@ -151,9 +166,9 @@ def _header(
 # ---- schemas -----------------------------------------------------------------------------------
 
 
-def _types() -> list[Any]:
+def _types(operations: Sequence[Operation]) -> list[Any]:
     """Return every type that has a schema, once."""
-    types = [ErrorBody, *(t for o in OPERATIONS for t in (o.body, o.answer, o.events))]
+    types = [ErrorBody, *(t for o in operations for t in (o.body, o.answer, o.events))]
     return list(dict.fromkeys(t for t in types if t is not None))
 
 
@@ -162,9 +177,9 @@ def _schema(of: Any) -> dict[str, Any]:
     return schemas[0]
 
 
-def _components() -> dict[str, Any]:
-    _, components = msgspec.json.schema_components(_types(), ref_template=_REF)
-    for operation in OPERATIONS:
+def _components(operations: Sequence[Operation]) -> dict[str, Any]:
+    _, components = msgspec.json.schema_components(_types(operations), ref_template=_REF)
+    for operation in operations:
         if operation.body is not None:
             _close(components[operation.body.__name__])
     return components
@@ -179,3 +194,18 @@ def _close(body: dict[str, Any]) -> None:
         allowed = [*NEUTRAL[name], None]
         properties[name] = {"enum": allowed, "description": "Only these values are supported."}
     body["additionalProperties"] = False
+
+
+async def get_document(request: web.Request) -> web.Response:
+    """GET /openapi.json: return the document."""
+    return web.Response(body=request.app[DESCRIPTION].document, content_type=JSON)
+
+
+async def get_page(request: web.Request) -> web.Response:
+    """GET /docs: return a page that shows the document without external resources."""
+    return web.Response(body=_page(), content_type=HTML, charset="utf-8")
+
+
+@cache
+def _page() -> bytes:
+    return files(__package__).joinpath("page.html").read_bytes()

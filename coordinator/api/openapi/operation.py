@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from coordinator.api.terms import CLASS_HEADER, TIMEOUT_HEADER
+from coordinator.api.read.terms import CLASS_HEADER, TIMEOUT_HEADER
 
 EVENTS = "text/event-stream"
 HTML = "text/html"
@@ -16,6 +16,7 @@ METRICS = "text/plain"
 
 NO_CHOICE = (401,)  # errors that any request with a key can get
 READS_BODY = (400, 401, 404, 408, 413, 415, 417, 503)
+COUNTS = (*READS_BODY, 429)  # no node is involved
 GENERATES = (400, 401, 403, 404, 408, 413, 415, 417, 429, 500, 502, 503, 504)
 
 

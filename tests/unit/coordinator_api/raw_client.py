@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tests.unit.coordinator_api.fakes import MODEL, Harness
+from tests.unit.coordinator_api.fakes import MODEL
+from tests.unit.coordinator_api.harness import Harness
 
 
 def chat_request(**body: Any) -> bytes:

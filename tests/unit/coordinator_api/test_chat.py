@@ -16,11 +16,10 @@ from tests.unit.coordinator_api.fakes import (
     FakeGenerator,
     Pause,
     Tokens,
-    events_of,
     says,
-    served,
     tiny_tokenizer,
 )
+from tests.unit.coordinator_api.harness import events_of, served
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 

@@ -10,23 +10,22 @@ import openai
 import pytest
 import tokenizers
 
-from coordinator.api.choice import ScoredToken
-from coordinator.api.logprobs import TokenNames, completion_logprobs
+from coordinator.api.answer.choice import ScoredToken
+from coordinator.api.answer.logprobs import TokenNames, completion_logprobs
 from coordinator.generation import GenerationRequest
 from coordinator.text import Tokenizer
 from pdserve.errors import Overloaded
 from pdserve.protocol import TokenLogprobs
-from tests.unit.coordinator_api import made_tokenizers as made
 from tests.unit.coordinator_api.fakes import (
     MODEL,
     FakeGeneration,
     FakeGenerator,
     Step,
-    events_of,
     says,
-    served,
     tiny_tokenizer,
 )
+from tests.unit.coordinator_api.harness import events_of, served
+from tests.unit.coordinator_text import made_tokenizers as made
 
 
 async def test_whole_answer_with_the_sdk() -> None:

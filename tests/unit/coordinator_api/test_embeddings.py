@@ -10,7 +10,7 @@ import numpy as np
 import openai
 import pytest
 
-from coordinator.api.embeddings_api.run import AT_ONCE
+from coordinator.api.embeddings.run import AT_ONCE
 from coordinator.embedding_model import EmbeddingModel
 from coordinator.generation import GenerationRequest
 from pdserve.errors import NodeLost, Overloaded
@@ -22,10 +22,9 @@ from tests.unit.coordinator_api.fakes import (
     Pause,
     Step,
     Tokens,
-    is_error_body,
-    served,
     tiny_tokenizer,
 )
+from tests.unit.coordinator_api.harness import is_error_body, served
 
 
 def ids_of(text: str) -> list[int]:

@@ -13,17 +13,9 @@ import tokenizers
 from coordinator.text import ChatTemplate, Tokenizer
 from pdserve import errors
 from pdserve.errors import PdserveError
-from tests.unit.coordinator_api import made_tokenizers as made
-from tests.unit.coordinator_api.fakes import (
-    MODEL,
-    FakeGenerator,
-    Pause,
-    Tokens,
-    events_of,
-    is_error_body,
-    served,
-    tiny_tokenizer,
-)
+from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, Pause, Tokens, tiny_tokenizer
+from tests.unit.coordinator_api.harness import events_of, is_error_body, served
+from tests.unit.coordinator_text import made_tokenizers as made
 
 MESSAGES: Any = [{"role": "user", "content": "x"}]
 TABLE: list[tuple[Exception, int, str]] = [

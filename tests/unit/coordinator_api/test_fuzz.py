@@ -12,10 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coordinator.api.fields import field_names
-from coordinator.api.parameters import IGNORED, NEUTRAL
-from coordinator.api.requests import ChatRequest, CompletionRequest
-from tests.unit.coordinator_api.fakes import MODEL, served
+from coordinator.api.completions import CompletionRequest
+from coordinator.api.read.chat import ChatRequest
+from coordinator.api.read.fields import field_names
+from coordinator.api.read.parameters import IGNORED, NEUTRAL
+from tests.unit.coordinator_api.fakes import MODEL
+from tests.unit.coordinator_api.harness import served
 
 NAMES = sorted(
     field_names(ChatRequest) | field_names(CompletionRequest) | set(NEUTRAL) | set(IGNORED)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import openai
 
 from pdserve.protocol.status import read_status
-from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, served
+from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator
+from tests.unit.coordinator_api.harness import served
 
 
 async def test_models_are_listed_under_all_their_names() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.unit.coordinator_api.fakes import MODEL, Harness, served
+from tests.unit.coordinator_api.fakes import MODEL
+from tests.unit.coordinator_api.harness import Harness, served
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 NUM_REQUESTS = 20

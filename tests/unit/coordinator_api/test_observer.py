@@ -6,15 +6,8 @@ import pytest
 
 from pdserve.errors import Overloaded
 from pdserve.protocol import FinishReason
-from tests.unit.coordinator_api.fakes import (
-    EOS,
-    FakeGenerator,
-    Pause,
-    Step,
-    Tokens,
-    served,
-    tiny_tokenizer,
-)
+from tests.unit.coordinator_api.fakes import EOS, FakeGenerator, Pause, Step, Tokens, tiny_tokenizer
+from tests.unit.coordinator_api.harness import served
 
 STEP_S = 0.05
 

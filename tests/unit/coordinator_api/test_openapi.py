@@ -9,6 +9,7 @@ import threading
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
+import aiohttp
 import pytest
 import requests
 import schemathesis
@@ -19,20 +20,12 @@ from schemathesis.specs.openapi import checks
 
 from coordinator.api import HttpServer, create_app
 from coordinator.api.admin import add_admin_routes
-from coordinator.api.openapi.document import openapi_document
+from coordinator.api.openapi.document import DESCRIPTION
 from coordinator.registry import Registry
 from coordinator.role_changes import RoleChanges
+from coordinator.stateful.routes import add_stateful_routes
 from pdserve.metrics import CoordinatorMetrics
-from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, served, tiny_tokenizer
-
-DOCUMENT: dict[str, Any] = json.loads(openapi_document())
-LIKE_OTHERS = {  # they read the bodies of createResponse and of createConversation
-    "include-operation-id": ["countInputTokens", "compactConversation", "createConversationItems"],
-    "phases": {"coverage": {"enabled": False}},
-}
-SCHEMA = schemathesis.openapi.from_dict(
-    DOCUMENT, config=schemathesis.Config.from_dict({"operations": [LIKE_OTHERS]})
-)
+from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, tiny_tokenizer
 
 
 def paths_of(app: web.Application) -> set[tuple[str, str]]:
@@ -48,8 +41,19 @@ def paths_of(app: web.Application) -> set[tuple[str, str]]:
 def app() -> web.Application:
     """As the coordinator makes it, without nodes."""
     made = create_app(FakeGenerator(), tiny_tokenizer(), [MODEL])
+    add_stateful_routes(made)
     add_admin_routes(made, RoleChanges(Registry(), "disaggregated", CoordinatorMetrics()))
     return made
+
+
+DOCUMENT: dict[str, Any] = json.loads(app()[DESCRIPTION].document)
+LIKE_OTHERS = {  # they read the bodies of createResponse and of createConversation
+    "include-operation-id": ["countInputTokens", "compactConversation", "createConversationItems"],
+    "phases": {"coverage": {"enabled": False}},
+}
+SCHEMA = schemathesis.openapi.from_dict(
+    DOCUMENT, config=schemathesis.Config.from_dict({"operations": [LIKE_OTHERS]})
+)
 
 
 def test_every_route_is_described_and_nothing_else() -> None:
@@ -65,10 +69,10 @@ def test_references_lead_somewhere() -> None:
 
 
 async def test_document_and_page_are_served() -> None:
-    async with served() as api:
-        async with api.client.get("/openapi.json") as response:
+    async with HttpServer(app()) as server, aiohttp.ClientSession(server.url) as client:
+        async with client.get("/openapi.json") as response:
             assert (response.status, await response.json()) == (200, DOCUMENT)
-        async with api.client.get("/docs") as response:
+        async with client.get("/docs") as response:
             page = await response.text()
             assert (response.status, response.content_type) == (200, "text/html")
     assert re.findall(r"https?://|src=|@import", page) == [], "it needs nothing from elsewhere"

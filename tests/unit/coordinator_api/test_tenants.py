@@ -19,17 +19,8 @@ from coordinator.tenants.report import read_usage
 from pdserve.clock import ManualClock
 from pdserve.config import AccessConfig
 from pdserve.errors import ConfigError, NodeLost, Overloaded
-from tests.unit.coordinator_api.fakes import (
-    MODEL,
-    FakeGenerator,
-    Harness,
-    Pause,
-    Step,
-    Tokens,
-    is_error_body,
-    says,
-    served,
-)
+from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, Pause, Step, Tokens, says
+from tests.unit.coordinator_api.harness import Harness, is_error_body, served
 from tests.unit.coordinator_api.raw_client import connected
 
 CLASSES = ("interactive", "standard", "batch")

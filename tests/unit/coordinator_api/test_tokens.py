@@ -9,13 +9,8 @@ import pytest
 
 from coordinator.text.threads import Asker, TextThreads
 from pdserve import __version__
-from tests.unit.coordinator_api.fakes import (
-    MODEL,
-    FakeGenerator,
-    is_error_body,
-    served,
-    tiny_tokenizer,
-)
+from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, tiny_tokenizer
+from tests.unit.coordinator_api.harness import is_error_body, served
 
 MESSAGES = [{"role": "user", "content": "Hi 你好"}]
 

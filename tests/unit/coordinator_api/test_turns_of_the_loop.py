@@ -16,18 +16,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from coordinator.api import ApiConfig, prompts
-from coordinator.api.embeddings_api.requests import MAX_INPUTS
-from coordinator.api.fields import MAX_ALLOWED_IDS, MAX_ANSWERS, MAX_CHOICES
-from coordinator.api.json_text import MAX_CONTAINERS, MAX_ITEMS, MAX_MEMBERS
-from coordinator.api.requests import MAX_MESSAGES, MAX_PARTS
-from coordinator.api.responses_api.item_requests import MAX_ITEMS as MAX_INPUT_ITEMS
-from coordinator.api.responses_api.socket_inbox import MAX_MESSAGE_BYTES
+from coordinator.api import ApiConfig
+from coordinator.api.embeddings.objects import MAX_INPUTS
+from coordinator.api.prompt import parameter as prompts
+from coordinator.api.read.chat import MAX_MESSAGES, MAX_PARTS
+from coordinator.api.read.fields import MAX_ALLOWED_IDS, MAX_ANSWERS, MAX_CHOICES
+from coordinator.api.read.json_text import MAX_CONTAINERS, MAX_ITEMS, MAX_MEMBERS
+from coordinator.api.responses.requests import MAX_ITEMS as MAX_INPUT_ITEMS
 from coordinator.api.routes import ROUTES
+from coordinator.stateful import routes as stateful
+from coordinator.stateful.socket_inbox import MAX_MESSAGE_BYTES
 from coordinator.text.tokenizer import Tokenizer
 from pdserve import _native
-from tests.unit.coordinator_api.fakes import FakeGenerator, served
-from tests.unit.coordinator_api.test_tools import tool_tokenizer
+from tests.unit.coordinator_api.fakes import FakeGenerator, tool_tokenizer
+from tests.unit.coordinator_api.harness import served
 
 MOST_S = 0.05
 CALL_S, OBJECT_S, BYTE_S, ID_S, CHAR_S = 100e-9, 35e-9, 1e-9, 25e-9, 150e-9
@@ -65,7 +67,7 @@ class Turns:
 def turns(monkeypatch: pytest.MonkeyPatch) -> Turns:
     counted = Turns()
     run, decode, is_ids = asyncio.events.Handle._run, msgspec.json.decode, prompts._is_ids
-    encode = Tokenizer.encode
+    encode, check = Tokenizer.encode, Tokenizer.check_ids
 
     def counted_decode(text: bytes, **how: Any) -> Any:
         *objects, _ = _native.json_shape(bytes(text)) if isinstance(text, bytes) else (0, 0)
@@ -76,9 +78,9 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> Turns:
         counted.add(len(prompt) * ID_S if isinstance(prompt, list) else 0)
         return is_ids(prompt)
 
-    def counted_check(token_ids: list[int], *rest: Any) -> None:
+    def counted_check(self: Tokenizer, token_ids: list[int], param: str) -> None:
         counted.add(len(token_ids) * ID_S)
-        check(token_ids, *rest)
+        check(self, token_ids, param)
 
     def counted_encode(self: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
@@ -88,11 +90,10 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> Turns:
             assert len(text) <= 100 * CONTEXT, "in a thread, but not for ever"
         return encode(self, text, add_special_tokens=add_special_tokens)
 
-    check = prompts.check_token_ids
     monkeypatch.setattr(asyncio.events.Handle, "_run", lambda handle: counted.run(handle, run))
     monkeypatch.setattr(msgspec.json, "decode", counted_decode)
     monkeypatch.setattr(prompts, "_is_ids", counted_ids)
-    monkeypatch.setattr(prompts, "check_token_ids", counted_check)
+    monkeypatch.setattr(Tokenizer, "check_ids", counted_check)
     monkeypatch.setattr(Tokenizer, "encode", counted_encode)
     return counted
 
@@ -192,7 +193,7 @@ async def test_no_turn_does_more_for_the_largest_message_of_a_websocket(turns: T
 
 
 def test_every_endpoint_that_reads_a_body_is_among_these() -> None:
-    posts = {route.path for route in ROUTES if route.method == "POST"}
+    posts = {route.path for route in (*ROUTES, *stateful.ROUTES) if route.method == "POST"}
     of_stored = {path for path in posts if "{" in path}  # read as those that create them
     assert posts - of_stored == {path for path, _ in CASES.values()}
 

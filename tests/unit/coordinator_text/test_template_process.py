@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager
 import pytest
 from jinja2.defaults import DEFAULT_FILTERS
 
-from coordinator.text import ChatTemplate, Conversation
+from coordinator.text import ChatTemplate, TemplateInput
 from coordinator.text.template_process import TemplateProcess, encoded, text_of
 from coordinator.text.threads import Asker
 from pdserve.errors import DeadlineExceeded, InvalidRequest
 
 MESSAGES = [{"role": "user", "content": "hello"}]
-CHAT = Conversation(messages=MESSAGES)
+CHAT = TemplateInput(messages=MESSAGES)
 DOUBLED = (
     "{{% set ns = namespace(x={}) %}}{{% for i in range(40) %}}{{% set ns.x = {} %}}{{% endfor %}}"
 )
@@ -47,17 +47,17 @@ async def rendering(source: str, cpu_s: float = 0.2) -> AsyncIterator[TemplatePr
         await process.close()
 
 
-async def render(process: TemplateProcess, chat: Conversation, asker: Asker | None = None) -> str:
+async def render(process: TemplateProcess, chat: TemplateInput, asker: Asker | None = None) -> str:
     return text_of(await process.render(encoded(chat), asker or Asker()))
 
 
-def saying(content: str) -> Conversation:
-    return Conversation(messages=[{"role": "user", "content": content}])
+def saying(content: str) -> TemplateInput:
+    return TemplateInput(messages=[{"role": "user", "content": content}])
 
 
 async def test_it_renders_as_the_template_does() -> None:
     source = "{{ bos_token }}{{ messages | tojson }}{{ tools }}{{ n }}{{ add_generation_prompt }}"
-    chat = Conversation(
+    chat = TemplateInput(
         messages=[{"role": "user", "content": 'é\n"\u2028'}, {"role": "assistant", "content": "a"}],
         tools=[{"name": "f", "parameters": {"x": 10**30, "y": 1.5, "z": None}}],
         variables={"n": [1, {"a": True}]},
@@ -89,7 +89,7 @@ async def test_what_the_template_refuses_names_its_parameter() -> None:
         with pytest.raises(InvalidRequest, match="roles must alternate") as caught:
             await render(process, CHAT)
         assert caught.value.param == "messages"
-        reserved = Conversation(messages=MESSAGES, variables={"tools": 1})
+        reserved = TemplateInput(messages=MESSAGES, variables={"tools": 1})
         with pytest.raises(InvalidRequest) as caught:
             await render(process, reserved)
         assert caught.value.param == "chat_template_kwargs"

@@ -1,0 +1,126 @@
+"""Token events of running generations that have not been read yet.
+
+Events are recorded and timestamped on arrival, while a node's message is being processed; the
+single reader of `Arrivals` is woken once and takes all pending events: at once for the first and
+the last of a generation, otherwise when it is its turn (`write_turns.py`). So a token needs no task
+and no queue, and slow clients and busy coordinators see fewer, larger chunks. The backlog is
+bounded by the requests' max_tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+
+from coordinator.api.answer.write_turns import WriteTurns
+from coordinator.generation import Generation
+from pdserve.clock import Clock
+from pdserve.protocol import TokenEvent
+
+
+class ArrivedEvent(msgspec.Struct, frozen=True):
+    """A token event, the index of its generation, and its arrival time."""
+
+    index: int
+    event: TokenEvent
+    at_s: float
+
+
+class Arrivals:
+    """The merged events of several generations. Has one reader, which must close it."""
+
+    def __init__(self, generations: Sequence[Generation], clock: Clock, turns: WriteTurns) -> None:
+        self._clock = clock
+        self._turns = turns
+        self._ready: list[ArrivedEvent] = []
+        self._error: Exception | None = None
+        self._heeded: set[int] = set()
+        self._num_added = 0
+        self._is_due = False  # whether a turn was asked for and has not come
+        self._waiter: asyncio.Future[None] | None = None
+        self._alarm: asyncio.TimerHandle | None = None  # fires at `_quiet_until_s` or earlier
+        self._quiet_until_s = 0.0  # end of the current wait, on the event loop's clock
+        for generation in generations:
+            self.add(generation)
+
+    def add(self, generation: Generation) -> None:
+        """Listen to one more generation; its index is the number of those added before it."""
+        index = self._num_added
+        self._num_added += 1
+        self._heeded.add(index)
+        generation.listen(partial(self._arrived, index))
+
+    async def take(self, timeout_s: float | None = None) -> list[ArrivedEvent]:
+        """Return all pending events in order of arrival, after waiting for one if there is none.
+
+        Returns an empty list when `timeout_s` has passed. A generation's error is raised once all
+        events that arrived before it have been taken.
+        """
+        if not self._ready and self._error is None:
+            await self._wait(timeout_s)
+        taken, self._ready = self._ready, []
+        if not taken and self._error is not None:
+            raise self._error
+        return taken
+
+    def stop(self, index: int) -> None:
+        """Ignore further events of this generation, including its end."""
+        self._heeded.discard(index)
+
+    def close(self) -> None:
+        """Ignore further events of all generations."""
+        self._heeded.clear()
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    def _arrived(self, index: int, event: TokenEvent | Exception) -> None:
+        if index not in self._heeded:
+            return
+        if isinstance(event, Exception):
+            self._error = self._error or event
+            self._wake()
+            return
+        self._ready.append(ArrivedEvent(index, event, self._clock.now()))
+        if event.index == 0 or event.finish_reason is not None:
+            self._wake()
+        elif self._waiter is not None and not self._is_due:
+            self._is_due = True
+            self._turns.wake(self._take_turn)
+
+    async def _wait(self, timeout_s: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        if timeout_s is not None:
+            self._quiet_until_s = loop.time() + timeout_s
+            if self._alarm is None:
+                self._alarm = loop.call_later(timeout_s, self._ring)
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _ring(self) -> None:
+        """Wake the reader if its wait has timed out; else set the timer again.
+
+        The timer is not set at every wait, as tokens arrive far more often than it fires.
+        """
+        loop = asyncio.get_running_loop()
+        self._alarm = None
+        if self._waiter is None:
+            return
+        if loop.time() < self._quiet_until_s:
+            self._alarm = loop.call_at(self._quiet_until_s, self._ring)
+        else:
+            self._wake()
+
+    def _take_turn(self) -> None:
+        self._is_due = False
+        if self._ready:  # it may have been woken since
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,278 @@
+"""One running call: its generations, its choices and its measurements."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from coordinator.api.answer.arrivals import Arrivals, ArrivedEvent
+from coordinator.api.answer.bodies import PromptTokensDetails, Usage
+from coordinator.api.answer.choice import Choice, ChoiceDelta
+from coordinator.api.answer.formats import AnswerFormat
+from coordinator.api.answer.write_turns import PIECE, LongWork
+from coordinator.api.context import ApiContext, RequestTrace
+from coordinator.api.plan.generations import check_amounts
+from coordinator.api.plan.sampling import TextOptions
+from coordinator.api.server import callers
+from coordinator.generation import Generation, GenerationRequest, Route
+from pdserve.protocol import PromptLogprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallPlan:
+    """Everything needed to answer a call, as its endpoint derived it from the request body."""
+
+    requests: list[GenerationRequest]  # one per choice, grouped by prompt
+    num_per_prompt: int = 1  # choices generated per prompt
+    num_shown: int | None = None  # likeliest choices returned per prompt; None: all
+    text: TextOptions
+    format: AnswerFormat
+    is_streaming: bool
+    counts_along: bool = False  # each event of a stream carries the token counts so far
+    echoes_prompt: bool = False
+
+
+class Call:
+    """A running call. Use it as a context manager: leaving it cancels generations still running."""
+
+    def __init__(self, context: ApiContext, trace: RequestTrace, plan: CallPlan) -> None:
+        self._context = context
+        self._trace = trace
+        self._plan = plan
+        self._generations: list[Generation] = []  # one per choice, in order
+        self._choices = [
+            Choice(
+                index,
+                context.tokenizer,
+                plan.text,
+                request.token_ids if plan.echoes_prompt else None,
+            )
+            for index, request in enumerate(plan.requests)
+        ]
+        # index of a prompt's first choice |-> its siblings' arrivals before the prompt's scores
+        self._unscored: dict[int, list[ArrivedEvent]] = {
+            index: []
+            for index, request in enumerate(plan.requests)
+            if request.sampling.prompt_logprobs is not None
+        }
+        self.long_work = LongWork(context.long_turns)
+        self._num_unfinished = len(self._choices)
+        self._cancelled: set[int] = set()
+        self._last_token_s: dict[int, float] = {}  # choice |-> arrival of its last token
+
+    def __enter__(self) -> Call:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close(error)
+
+    def start(self) -> None:
+        """Start all generations of the plan.
+
+        If one is refused, the others are cancelled and the refusal is raised.
+        """
+        self._trace.release_body()  # all that is needed of it is in the plan
+        requests, num_per_prompt = self._plan.requests, self._plan.num_per_prompt
+        self._trace.num_choices = len(requests)
+        prompts = requests[::num_per_prompt]
+        self._trace.num_prompt_tokens = sum(len(r.token_ids) for r in prompts)
+        max_answers, echoes = self._context.generator.max_inflight, self._plan.echoes_prompt
+        check_amounts(requests, num_per_prompt, max_answers, echoes=echoes)
+        callers.take_prompt(self._context, self._trace)
+        try:
+            for first in range(0, len(requests), num_per_prompt):
+                answers = requests[first : first + num_per_prompt]
+                self._generations += self._context.generator.start_siblings(answers)
+        finally:
+            if len(self._generations) < len(self._plan.requests):
+                self._account()
+                self._cancel_rest("another prompt of the same call was refused")
+        self._arrivals = Arrivals(self._generations, self._context.clock, self._context.write_turns)
+
+    def close(self, error: BaseException | None) -> None:
+        """Cancel generations that still run; `error` is what ended the call, if anything did."""
+        if isinstance(error, asyncio.CancelledError | ConnectionError):
+            is_ours = self._context.tasks.is_aborting
+            reason = "coordinator is shutting down" if is_ours else "client disconnected"
+        else:
+            reason = "the call failed"
+        self._arrivals.close()
+        self._account()
+        self._cancel_rest(reason)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every choice is finished."""
+        return self._num_unfinished == 0
+
+    @property
+    def num_choices(self) -> int:
+        """The number of choices generated."""
+        return len(self._choices)
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of output tokens so far, of all choices."""
+        return self._trace.num_completion_tokens
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Response headers that name the nodes serving the call, as known now."""
+        routes = [generation.route for generation in self._generations]
+        return answer_headers(routes)
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts so far."""
+        return self._usage(self._trace.num_completion_tokens)
+
+    @property
+    def prompt_usage(self) -> Usage:
+        """Token counts before the first output token."""
+        return self._usage(0)
+
+    def _usage(self, num_completion_tokens: int) -> Usage:
+        trace = self._trace
+        return Usage(
+            prompt_tokens=trace.num_prompt_tokens,
+            completion_tokens=num_completion_tokens,
+            total_tokens=trace.num_prompt_tokens + num_completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(trace.num_cached_tokens),
+        )
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for token events and process them; return False when none came within `timeout_s`.
+
+        Raises what the generations raise.
+        """
+        arrivals = await self._arrivals.take(timeout_s)
+        self.long_work.restart()
+        for arrival in arrivals:
+            await self._take_in(arrival)
+        return bool(arrivals)
+
+    def take(self) -> Iterator[ChoiceDelta]:
+        """Yield the new content of every choice; there may be several deltas of one choice."""
+        for choice in self._shown():
+            while (delta := choice.take()) is not None:
+                yield delta
+
+    def _account(self) -> None:
+        """Count the tokens of the prompts that were sent to nodes; others wait in line."""
+        step = self._plan.num_per_prompt
+        self._trace.num_dispatched_tokens = sum(
+            len(request.token_ids)
+            for request, first in zip(
+                self._plan.requests[::step], self._generations[::step], strict=False
+            )
+            if first.route.was_dispatched
+        )
+
+    def _shown(self) -> list[Choice]:
+        """Return the choices to show: all, or with `num_shown` each prompt's likeliest, renumbered.
+
+        Calls with `num_shown` are not streamed, so that all choices are finished here.
+        """
+        num_shown, num_per_prompt = self._plan.num_shown, self._plan.num_per_prompt
+        if num_shown is None:
+            return self._choices
+        shown: list[Choice] = []
+        for first in range(0, len(self._choices), num_per_prompt):
+            of_prompt = self._choices[first : first + num_per_prompt]
+            shown += sorted(of_prompt, key=lambda choice: -choice.mean_logprob)[:num_shown]
+        for index, choice in enumerate(shown):
+            choice.index = index
+        return shown
+
+    async def _take_in(self, arrival: ArrivedEvent) -> None:
+        choice, trace = self._choices[arrival.index], self._trace
+        if choice.is_finished:
+            return
+        first = arrival.index - arrival.index % self._plan.num_per_prompt
+        if arrival.index == first and arrival.event.index == 0:
+            await self._take_prompt(arrival)
+        elif arrival.index != first and first in self._unscored:
+            self._unscored[first].append(arrival)
+            return
+        while choice.echo(PIECE):
+            await self.long_work.did(PIECE)
+        num_tokens = choice.num_tokens
+        choice.push(arrival.event)
+        self._measure(arrival, choice.num_tokens - num_tokens)
+        if trace.first_token_s is None and choice.has_shown_text:
+            trace.first_token_s = arrival.at_s
+            self._context.observer.first_token(
+                trace.endpoint or "", arrival.at_s - trace.received_s
+            )
+        if choice.is_finished:
+            self._finished(choice, arrival.index)
+        await self.long_work.did(choice.num_tokens - num_tokens)
+
+    async def _take_prompt(self, arrival: ArrivedEvent) -> None:
+        """Process a prompt's cached tokens and scores, once its prefill is done.
+
+        They come with the first event of the prompt's first choice, on behalf of all its choices.
+        """
+        first, event = arrival.index, arrival.event
+        self._trace.num_cached_tokens += event.cached_tokens
+        early = self._unscored.pop(first, None)
+        if early is not None:
+            for choice in self._choices[first : first + self._plan.num_per_prompt]:
+                choice.score_prompt(event.prompt_logprobs or PromptLogprobs())
+            for of_sibling in early:
+                await self._take_in(of_sibling)
+
+    def _finished(self, choice: Choice, index: int) -> None:
+        self._num_unfinished -= 1
+        self._trace.finish_reason = self._choices[0].finish_reason
+        if choice.ended_by_string:
+            self._arrivals.stop(index)
+            self._cancel(index, "stop string")
+
+    def _measure(self, arrival: ArrivedEvent, num_new_tokens: int) -> None:
+        """Report the ITL of each new token.
+
+        Tokens of one event arrived together, so only the first of them has a nonzero gap.
+        """
+        last_s = self._last_token_s.get(arrival.index)
+        endpoint = self._trace.endpoint or ""
+        for _ in range(num_new_tokens):
+            if last_s is not None:
+                self._context.observer.inter_token(endpoint, arrival.at_s - last_s)
+            last_s = arrival.at_s
+        if last_s is not None:
+            self._last_token_s[arrival.index] = self._trace.last_token_s = last_s
+        self._trace.num_completion_tokens += num_new_tokens
+
+    def _cancel(self, index: int, reason: str) -> None:
+        self._generations[index].cancel(reason)
+        self._cancelled.add(index)
+
+    def _cancel_rest(self, reason: str) -> None:
+        """Cancel every generation that was started and has not ended by itself."""
+        for index, choice in enumerate(self._choices[: len(self._generations)]):
+            has_ended = choice.is_finished and not choice.ended_by_string
+            if not has_ended and index not in self._cancelled:
+                self._cancel(index, reason)
+
+
+def answer_headers(routes: Sequence[Route]) -> dict[str, str]:
+    """Return headers that name the nodes; no prefill node when the decode node prefills locally."""
+    named = {
+        "x-pdserve-prefill-node": _joined(route.prefill_node for route in routes),
+        "x-pdserve-decode-node": _joined(route.decode_node for route in routes),
+    }
+    return {k: v for k, v in named.items() if v}
+
+
+def _joined(names: Iterable[str | None]) -> str:
+    """Join the names with commas, each once, in order."""
+    return ",".join(dict.fromkeys(name for name in names if name is not None))

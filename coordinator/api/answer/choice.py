@@ -1,0 +1,239 @@
+"""One choice of an answer: converts token events to text and log-probabilities.
+
+Tokens pass through the detokeniser and the stop matcher one at a time, so that the choice ends at
+exactly the token that completes a stop string, however many tokens arrive in one event.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+
+from coordinator.api.plan.sampling import TextOptions
+from coordinator.text import IncrementalDetokenizer, StopMatcher, Tokenizer
+from pdserve.protocol import FinishReason, PromptLogprobs, TokenEvent, TokenLogprobs
+
+MAX_SCORED = 128  # tokens with log-probabilities in one delta: they are encoded in one piece
+
+_FINISH_WORDS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+
+class ScoredToken(msgspec.Struct, frozen=True):
+    """A token whose log-probabilities are to be shown."""
+
+    token_id: int
+    offset: int  # characters of the choice's text before it
+    logprobs: TokenLogprobs | None  # None: the first prompt token, which has no predecessor
+
+
+class ChoiceDelta(msgspec.Struct, frozen=True):
+    """New content of a choice since the last delta; at most MAX_SCORED tokens have scores."""
+
+    index: int
+    text: str
+    tokens: list[ScoredToken]
+    finish_reason: str | None
+    prompt_logprobs: Sequence[TokenLogprobs] = ()  # of the prompt's next tokens, from its second on
+    token_offsets: Sequence[int] = ()  # characters of text before each token, for all tokens so far
+    stop_reason: str | int | None = None  # the stop string, or the client's stop token
+    token_ids: Sequence[int] = ()  # new since the last delta, if the client wants token ids
+
+
+class Choice:
+    """One token stream as the client sees it."""
+
+    def __init__(
+        self,
+        index: int,
+        tokenizer: Tokenizer,
+        options: TextOptions,
+        echoed_ids: Sequence[int] | None = None,
+    ) -> None:
+        """`echoed_ids`: the prompt's token ids, if it is echoed before the answer."""
+        self.index = index
+        self.num_tokens = 0
+        self.finish_reason: str | None = None
+        self._stop_reason: str | int | None = None
+        self._logprob = 0.0  # sum over the tokens so far, if they have log-probabilities
+        self._options = options
+        self._echoed_ids = echoed_ids
+        self._num_echoed = 0
+        self._prompt_logprobs: PromptLogprobs | None = None
+        self._num_prompt_told = 0  # of the prompt's log-probabilities
+        self._end_was_taken = False
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer,
+            skip_special_tokens=options.skip_special_tokens,
+            kept_ids=options.kept_ids,
+        )
+        self._matcher = StopMatcher(options.stops, include_stop=options.include_stop)
+        self._num_decoded_chars = 0
+        self._token_offsets: list[int] = []
+        self._untold_ids: list[int] = []
+        self._num_shown_chars = 0
+        self._num_taken_chars = 0
+        self._new_text: list[str] = []
+        self._unshown: deque[ScoredToken] = deque()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the choice has ended."""
+        return self.finish_reason is not None
+
+    @property
+    def mean_logprob(self) -> float:
+        """Mean log-probability of the tokens; 0 unless log-probabilities were requested."""
+        return self._logprob / max(self.num_tokens, 1)
+
+    @property
+    def has_shown_text(self) -> bool:
+        """Whether any text has become visible to the client."""
+        return self._num_shown_chars > 0
+
+    @property
+    def ended_by_string(self) -> bool:
+        """Whether a stop string ended the choice; the nodes do not know of stop strings."""
+        return self._matcher.matched is not None
+
+    def score_prompt(self, logprobs: PromptLogprobs) -> None:
+        """Set the prompt's log-probabilities, from its second token on. Call before `push`."""
+        self._prompt_logprobs = logprobs
+
+    def push(self, event: TokenEvent) -> None:
+        """Process an event's tokens; tokens after a stop string are dropped.
+
+        What is to be echoed has to be echoed before.
+        """
+        last = len(event.token_ids) - 1
+        for i, token_id in enumerate(event.token_ids):
+            if self.is_finished:
+                return
+            is_end = i == last and token_id == event.stop_token_id
+            logprobs = event.logprobs[i] if i < len(event.logprobs) else None
+            self._push_token(
+                token_id, logprobs, is_hidden=is_end and not self._options.include_stop
+            )
+        if event.finish_reason is not None and not self.is_finished:
+            self._show(self._detokenizer.finish())
+            self._new_shown(self._matcher.finish())
+            if not self.is_finished:
+                self.finish_reason = _FINISH_WORDS[event.finish_reason]
+                if event.stop_token_id in self._options.stop_ids:
+                    self._stop_reason = event.stop_token_id
+
+    def echo(self, num_tokens: int) -> bool:
+        """Show up to `num_tokens` more of the echoed prompt; return False if none was left.
+
+        Stop strings are not matched in it.
+        """
+        echoed, begin = self._echoed_ids or (), self._num_echoed
+        self._num_echoed = min(begin + num_tokens, len(echoed))
+        options, detokenizer = self._options, self._detokenizer
+        detokenizer.skip_special_tokens = (
+            options.skip_special_tokens and not options.echoes_special_tokens
+        )
+        for position, logprobs in zip(
+            range(begin, self._num_echoed), self._echoed_logprobs(begin), strict=True
+        ):
+            if self._prompt_logprobs is not None:
+                self._unshown.append(
+                    ScoredToken(echoed[position], self._num_decoded_chars, logprobs)
+                )
+            text = detokenizer.push(echoed[position])
+            self._num_decoded_chars += len(text)
+            self._new_shown(text)
+        detokenizer.skip_special_tokens = options.skip_special_tokens
+        return self._num_echoed > begin
+
+    def take(self) -> ChoiceDelta | None:
+        """Return content that is new since the last call, or None if there is none to show.
+
+        Where many tokens have log-probabilities, the next call returns more.
+        """
+        text = "".join(self._new_text)
+        if self._end_was_taken or not (text or self.is_finished):
+            return None
+        scores = self._next_prompt_logprobs()
+        tokens = self._next_scored() if len(scores) < MAX_SCORED else []
+        is_all = len(scores) < MAX_SCORED and not self._has_scored
+        self._new_text.clear()
+        if not is_all:  # the text of the tokens that are still to come comes with them
+            end = self._unshown[0].offset - self._num_taken_chars if self._has_scored else len(text)
+            text, rest = text[:end], text[end:]
+            self._new_text.append(rest)
+        self._num_taken_chars += len(text)
+        self._end_was_taken = is_all and self.is_finished
+        token_ids: list[int] = []
+        if is_all:
+            token_ids, self._untold_ids = self._untold_ids, token_ids
+        return ChoiceDelta(
+            self.index,
+            text,
+            tokens,
+            self.finish_reason if is_all else None,
+            prompt_logprobs=scores,
+            token_offsets=self._token_offsets,
+            stop_reason=self._matcher.matched or self._stop_reason,
+            token_ids=token_ids,
+        )
+
+    def _echoed_logprobs(self, begin: int) -> Sequence[TokenLogprobs | None]:
+        """Return those of the echoed tokens up to `_num_echoed`; the prompt's first has none."""
+        found, end = self._prompt_logprobs, self._num_echoed
+        if found is None:
+            return [None] * (end - begin)
+        first = [] if begin else [None][:end]
+        return [*first, *found.within(max(begin - 1, 0), end - 1)]
+
+    @property
+    def _has_scored(self) -> bool:
+        """Whether there are tokens whose log-probabilities can be shown now."""
+        shows_all = self.is_finished and not self.ended_by_string
+        unshown = self._unshown
+        return bool(unshown) and (shows_all or unshown[0].offset < self._num_shown_chars)
+
+    def _next_scored(self) -> list[ScoredToken]:
+        tokens: list[ScoredToken] = []
+        while len(tokens) < MAX_SCORED and self._has_scored:
+            tokens.append(self._unshown.popleft())
+        return tokens
+
+    def _next_prompt_logprobs(self) -> Sequence[TokenLogprobs]:
+        if self._prompt_logprobs is None or not self._options.tells_prompt_logprobs:
+            return ()
+        begin = self._num_prompt_told
+        scores = self._prompt_logprobs.within(begin, begin + MAX_SCORED)
+        self._num_prompt_told += len(scores)
+        return scores
+
+    def _push_token(
+        self, token_id: int, logprobs: TokenLogprobs | None, *, is_hidden: bool
+    ) -> None:
+        self.num_tokens += 1
+        self._token_offsets.append(self._num_decoded_chars)
+        if self._options.tells_ids:
+            self._untold_ids.append(token_id)
+        if logprobs is not None:
+            self._logprob += logprobs.chosen
+        # With echo, clients find the answer's tokens by their count, so none may be left out.
+        if logprobs is not None and not (is_hidden and self._echoed_ids is None):
+            self._unshown.append(ScoredToken(token_id, self._num_decoded_chars, logprobs))
+        if is_hidden:
+            return
+        self._show(self._detokenizer.push(token_id))
+
+    def _show(self, text: str) -> None:
+        self._num_decoded_chars += len(text)
+        if self.num_tokens <= self._options.min_tokens:
+            self._new_shown(text)
+            return
+        self._new_shown(self._matcher.push(text))
+        if self._matcher.matched is not None:
+            self.finish_reason = "stop"
+
+    def _new_shown(self, text: str) -> None:
+        self._num_shown_chars += len(text)
+        if text:
+            self._new_text.append(text)

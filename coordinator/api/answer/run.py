@@ -1,0 +1,89 @@
+"""Runs a call's plan and sends the response, streamed or whole."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from coordinator.api.answer.call import Call, CallPlan
+from coordinator.api.answer.choice import ChoiceDelta
+from coordinator.api.answer.sse import SseStream
+from coordinator.api.answer.write_turns import PIECE, SCORED
+from coordinator.api.context import CONTEXT, TRACE, ApiContext
+
+
+async def answer(request: web.Request, context: ApiContext, plan: CallPlan) -> web.StreamResponse:
+    """Run the plan's generations and send their output. Raises what the generations raise."""
+    trace = request[TRACE]
+    trace.is_streaming = plan.is_streaming
+    with Call(context, trace, plan) as call:
+        if not plan.is_streaming:
+            return await _whole(call, plan)
+        trace.stream = SseStream(request, context.config.stall_timeout_s)
+        trace.format = plan.format
+        return await _streamed(request, call, plan, trace.stream)
+
+
+async def _whole(call: Call, plan: CallPlan) -> web.Response:
+    num_taken = 0
+    while not call.is_finished:
+        await call.wait()
+        is_ranked = plan.num_shown is not None  # only at the end is it known what is shown
+        if call.is_finished or (not is_ranked and call.num_tokens - num_taken >= PIECE):
+            num_taken = call.num_tokens
+            for delta in call.take():
+                plan.format.take_in(delta)
+                await call.long_work.did(_amount(delta))
+    return web.Response(
+        body=plan.format.whole(call.usage),
+        content_type="application/json",
+        headers=call.headers,
+    )
+
+
+async def _streamed(
+    request: web.Request, call: Call, plan: CallPlan, stream: SseStream
+) -> web.StreamResponse:
+    context = request.app[CONTEXT]
+    clock, sent_s = context.clock, context.clock.now()
+    keep_alive_s = context.config.keep_alive_s
+    while not call.is_finished:
+        await call.wait(max(0.0, sent_s + keep_alive_s - clock.now()))
+        if await _send(request, call, plan, stream):
+            sent_s = clock.now()
+        elif clock.now() >= sent_s + keep_alive_s:  # tokens may arrive without showable text
+            await stream.keep_alive()
+            sent_s = clock.now()
+    await stream.close()
+    return stream.response
+
+
+async def _send(request: web.Request, call: Call, plan: CallPlan, stream: SseStream) -> bool:
+    """Send all new events in one write; return whether there were any."""
+    is_first = not stream.is_open
+    if is_first:
+        await stream.open(request, call.headers)
+    events = await new_events(call, plan, is_first=is_first)
+    if events:
+        await stream.send(events)
+    return bool(events)
+
+
+async def new_events(call: Call, plan: CallPlan, *, is_first: bool) -> list[bytes]:
+    """Return the events that were not returned before; `is_first` adds the opening events."""
+    events: list[bytes] = []
+    if is_first:
+        usage = call.prompt_usage if plan.counts_along else None
+        for index in range(call.num_choices):
+            events += plan.format.opening(index, usage)
+    usage = call.usage if plan.counts_along else None
+    for delta in call.take():
+        events += plan.format.chunk(delta, usage)
+        await call.long_work.did(_amount(delta))
+    if call.is_finished:
+        events += plan.format.closing(call.usage)
+    return events
+
+
+def _amount(delta: ChoiceDelta) -> int:
+    """Return how much work it is to encode a delta."""
+    return 1 + SCORED * (len(delta.tokens) + len(delta.prompt_logprobs))

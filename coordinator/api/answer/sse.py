@@ -1,0 +1,100 @@
+"""Server-sent events. The response's status line is sent with the first event."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import msgspec
+from aiohttp import web
+
+_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # proxies should pass events on at once
+}
+_UNBLOCKED_BYTES = 16 * 1024  # unsent bytes below which a write does not block
+_KEEP_ALIVE = b": keep-alive\n\n"
+DONE_DATA = "[DONE]"  # data of the last event of most streams
+_MARK = "\0text\0"  # stands for the text of a template
+DONE = f"data: {DONE_DATA}\n\n".encode()
+
+
+def framed(data: bytes, name: str = "") -> bytes:
+    """Return an event as sent on the wire: JSON data, and an `event:` line if it has a name."""
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + data + b"\n\n"
+
+
+class SseStream:
+    """One stream of events to one client.
+
+    Nothing is sent before `open`, so that a request that fails earlier can still get an error
+    status. Writes wait for the client to read; if it reads nothing for `stall_timeout_s`, the
+    connection is aborted and ConnectionResetError is raised.
+    """
+
+    def __init__(self, request: web.Request, stall_timeout_s: float) -> None:
+        # Do not store the request: it refers to its stream, and a reference cycle would leave
+        # everything that the call holds to the garbage collector.
+        self._transport = request.transport
+        self._stall_timeout_s = stall_timeout_s
+        self._response = web.StreamResponse(headers=_HEADERS)
+
+    @property
+    def response(self) -> web.StreamResponse:
+        """The response that the handler must return."""
+        return self._response
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the status line has been sent, so that only events can follow."""
+        return self._response.prepared
+
+    async def open(self, request: web.Request, headers: Mapping[str, str]) -> None:
+        """Send the status line and headers; `headers` are added to those of every stream."""
+        self._response.headers.update(headers)
+        await self._response.prepare(request)
+
+    async def send(self, events: Sequence[bytes]) -> None:
+        """Send framed events in one write."""
+        await self._write(b"".join(events))
+
+    async def keep_alive(self) -> None:
+        """Send a comment, which clients ignore and proxies count as traffic."""
+        await self._write(_KEEP_ALIVE)
+
+    async def close(self) -> None:
+        """End the response."""
+        await self._in_time(self._response.write_eof())
+
+    async def _write(self, text: bytes) -> None:
+        writing = self._response.write(text)
+        await (writing if self._is_short(text) else self._in_time(writing))
+
+    def _is_short(self, text: bytes) -> bool:
+        """Return whether the write cannot block, so that it needs no timeout."""
+        if self._transport is None or self._transport.is_closing():
+            return False
+        return self._transport.get_write_buffer_size() + len(text) < _UNBLOCKED_BYTES
+
+    async def _in_time(self, sending: Awaitable[None]) -> None:
+        try:
+            async with asyncio.timeout(self._stall_timeout_s):
+                await sending
+        except TimeoutError as error:
+            if self._transport is not None:
+                self._transport.abort()
+            raise ConnectionResetError("the client stopped reading") from error
+
+
+class TextTemplate:
+    """An event encoded once with a placeholder; afterwards only the text is encoded."""
+
+    def __init__(self, encode: Callable[[str], bytes]) -> None:
+        """`encode` returns the whole event for a text, which must occur in it exactly once."""
+        self._before, self._behind = encode(_MARK).split(msgspec.json.encode(_MARK))
+
+    def filled(self, text: str) -> bytes:
+        """Return the event with `text` filled in."""
+        return self._before + msgspec.json.encode(text) + self._behind

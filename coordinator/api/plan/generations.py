@@ -1,0 +1,163 @@
+"""The generation requests of a call: one for each answer to each of its prompts.
+
+Also how much one call may ask for: answers, echoed tokens, log-probabilities.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+
+from msgspec import structs
+
+from coordinator.api.prompt.fit import FittedPrompt
+from coordinator.api.read.terms import ServiceTerms
+from coordinator.generation import GenerationRequest
+from pdserve.errors import InvalidRequest
+from pdserve.protocol import SamplingParams
+
+MAX_LOGPROBS = 1 << 18  # of one call: of all its answers and prompts, each as often as returned
+MAX_ECHOED_TOKENS = 1 << 18  # of one call: its answers together
+_SEED_BITS = 63
+_SEED_STEP = 0x5851F42D4C957F2D  # arbitrary, but odd: the choices of a call get different seeds
+
+
+def for_prompt(
+    shared: SamplingParams,
+    prompt: FittedPrompt,
+    *,
+    seed: int | None,
+    requested: int | None,
+    default: int | None = None,
+    num_answers: int = 1,
+) -> SamplingParams:
+    """Return the sampling parameters of a prompt's first answer.
+
+    Args:
+        shared: those of all prompts of the call.
+        seed: the client's; None: one is drawn.
+        requested: the most tokens of an answer; None: `default`, or else as many as fit, and of
+            which `num_answers` answers may have the log-probabilities.
+
+    Raises InvalidRequest.
+    """
+    max_tokens = requested
+    if max_tokens is None:
+        max_tokens = prompt.num_left if default is None else min(default, prompt.num_left)
+    if shared.min_tokens > max_tokens:
+        raise InvalidRequest(
+            f"'min_tokens' ({shared.min_tokens}) exceeds the tokens to generate ({max_tokens})",
+            "min_tokens",
+        )
+    if requested is None and default is None:
+        most = _most_scored_tokens(shared, len(prompt.token_ids), num_answers)
+        if most is not None:
+            max_tokens = max(1, shared.min_tokens, min(max_tokens, most))
+    seed = secrets.randbits(_SEED_BITS) if seed is None else seed % 2**_SEED_BITS
+    return structs.replace(shared, max_tokens=max_tokens, seed=seed)
+
+
+def generations(
+    request_id: str,
+    token_ids: list[int],
+    sampling: SamplingParams,
+    terms: ServiceTerms,
+    now_s: float,
+    num_answers: int = 1,
+) -> list[GenerationRequest]:
+    """Return the requests for the answers to one prompt. Raises DeadlineExceeded."""
+    first = GenerationRequest(
+        request_id=request_id,
+        token_ids=token_ids,
+        sampling=sampling,
+        cache_salt=terms.cache_salt,
+        slo=terms.slo,
+        waited_s=terms.waited_s(now_s),
+        deadline_s=terms.deadline_s(now_s),
+    )
+    return [first, *(_another(first, choice) for choice in range(1, num_answers))]
+
+
+def check_amounts(
+    requests: Sequence[GenerationRequest], num_per_prompt: int, max_answers: int, *, echoes: bool
+) -> None:
+    """Check that the requests of a call, grouped by prompt, are not too much together.
+
+    Raises InvalidRequest.
+    """
+    if len(requests) > max_answers:
+        raise InvalidRequest(
+            f"the request asks for {len(requests)} answers, but this server generates at most "
+            f"{max_answers} at the same time",
+            "n" if num_per_prompt > 1 else "prompt",
+        )
+    if echoes:
+        _check_echo(requests)
+    _check_logprobs(requests, num_per_prompt, echoes=echoes)
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """Return the seed of one of several choices of a prompt; choice 0 gets `seed` itself."""
+    return (seed + choice * _SEED_STEP) % (1 << _SEED_BITS)
+
+
+def _another(first: GenerationRequest, choice: int) -> GenerationRequest:
+    sampling = structs.replace(
+        first.sampling,
+        seed=choice_seed(first.sampling.seed, choice),
+        prompt_logprobs=None,  # scored once, for the first
+    )
+    return replace(first, request_id=f"{first.request_id}-{choice}", sampling=sampling)
+
+
+def _most_scored_tokens(
+    sampling: SamplingParams, num_prompt_tokens: int, num_answers: int
+) -> int | None:
+    """Return how many tokens of each answer may have their log-probabilities; None: any number."""
+    per_token = num_answers * _logprobs_per_token(sampling)
+    if not per_token:
+        return None
+    left = MAX_LOGPROBS - num_answers * _prompt_logprobs(sampling, num_prompt_tokens)
+    return left // per_token
+
+
+def _check_echo(requests: Sequence[GenerationRequest]) -> None:
+    num_echoed = sum(len(r.token_ids) for r in requests)
+    if num_echoed > MAX_ECHOED_TOKENS:
+        raise InvalidRequest(
+            f"the answers would echo {num_echoed} prompt tokens, but those of one call can echo at "
+            f"most {MAX_ECHOED_TOKENS}: ask for fewer answers, or leave out 'echo'",
+            "echo",
+        )
+
+
+def _check_logprobs(
+    requests: Sequence[GenerationRequest], num_per_prompt: int, *, echoes: bool
+) -> None:
+    """The first request of each group may have the prompt scored."""
+    num_logprobs = 0
+    for first in requests[::num_per_prompt]:
+        per_token, num_prompt_tokens = _logprobs_per_token(first.sampling), len(first.token_ids)
+        of_prompt = max(
+            num_prompt_tokens * per_token * echoes,
+            _prompt_logprobs(first.sampling, num_prompt_tokens),
+        )
+        num_logprobs += num_per_prompt * (first.sampling.max_tokens * per_token + of_prompt)
+    if num_logprobs > MAX_LOGPROBS:
+        raise InvalidRequest(
+            f"the call asks for up to {num_logprobs} log-probabilities (answers x tokens x listed "
+            f"per token, those of prompts for each answer), but one call can have at most "
+            f"{MAX_LOGPROBS}: ask for fewer answers, tokens, or likeliest tokens",
+            "prompt_logprobs" if requests[0].sampling.logprobs is None else "logprobs",
+        )
+
+
+def _logprobs_per_token(sampling: SamplingParams) -> int:
+    num_top = sampling.logprobs
+    return 0 if num_top is None else 1 + max(num_top, len(sampling.logprob_token_ids))
+
+
+def _prompt_logprobs(sampling: SamplingParams, num_prompt_tokens: int) -> int:
+    num_top = sampling.prompt_logprobs
+    return 0 if num_top is None else num_prompt_tokens * (num_top + 1)

@@ -1,0 +1,80 @@
+"""Plans how an answer's text is split into content, reasoning and tool calls, and its grammar."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from coordinator.api.context import ApiContext
+from coordinator.api.plan.grammar import chat_grammar
+from coordinator.api.read.chat import ChatRequest
+from coordinator.text import Tokenizer
+from coordinator.text.grammars import Thinking
+from coordinator.text.parts import AnswerParts, ToolFormat
+from coordinator.text.parts.reasoning import BEGIN, END, Reasoning
+
+_LAST_TOKENS = 8  # tokens at a prompt's end that are searched for the reasoning mark
+_ID_CHARS = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True, slots=True)
+class PartsPlan:
+    """How the answers of one call are split into parts."""
+
+    make: Callable[[], AnswerParts]  # makes the parser of one choice
+    make_id: Callable[[], str]  # makes the id of a tool call
+    kept_ids: frozenset[int]  # special tokens that mark tool calls
+    grammar: str  # that the parts must match, for SamplingParams.grammar; "": any text
+    shows_reasoning: bool  # apart from the content
+    shows_function_call: bool = False  # not tool calls: the request used the deprecated parameters
+
+
+async def plan_parts(
+    body: ChatRequest, prompt: Sequence[int], context: ApiContext, tenant: str
+) -> PartsPlan:
+    """Return the parts plan of a call with this rendered prompt. Raises InvalidRequest."""
+    tokenizer, splits_reasoning = context.tokenizer, context.config.splits_reasoning
+    tool_format = context.tool_format if body.tools and body.tool_choice != "none" else None
+    max_calls = 1 if body.parallel_tool_calls is False else None
+    is_call = tool_format is not None and body.must_call
+    has_begun = splits_reasoning and _ends_with_mark(prompt, tokenizer)
+
+    is_apart = splits_reasoning and body.separate_reasoning is not False
+    is_shown = body.include_reasoning is not False
+    is_streamed = body.stream_reasoning is not False
+
+    def make() -> AnswerParts:
+        reasoning = Reasoning(has_begun, is_shown, is_streamed) if is_apart else None
+        tools = tool_format.parser() if tool_format is not None else None
+        return AnswerParts(reasoning, tools, max_calls, is_call)
+
+    thinking = None
+    if splits_reasoning and not body.continue_final_message:
+        thinking = Thinking(has_begun, tokenizer.token_id(BEGIN), tokenizer.token_id(END))
+    marks = tool_format.marks if tool_format is not None else ()
+    kept = (tokenizer.special_id(mark) for mark in marks)
+    is_mistral = tool_format is ToolFormat.MISTRAL
+    return PartsPlan(
+        make,
+        _mistral_id if is_mistral else _id,
+        frozenset(i for i in kept if i is not None),
+        await chat_grammar(body, tool_format, thinking, context, tenant),
+        shows_reasoning=is_apart and is_shown,
+        shows_function_call=bool(body.functions),
+    )
+
+
+def _ends_with_mark(token_ids: Sequence[int], tokenizer: Tokenizer) -> bool:
+    end = tokenizer.decode(token_ids[-_LAST_TOKENS:], skip_special_tokens=False)
+    return end.rstrip().endswith(BEGIN)
+
+
+def _id() -> str:
+    return "call_" + secrets.token_hex(12)
+
+
+def _mistral_id() -> str:
+    """Return an id of nine letters and digits: Mistral's templates accept no other."""
+    return "".join(secrets.choice(_ID_CHARS) for _ in range(9))

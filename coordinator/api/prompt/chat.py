@@ -1,0 +1,202 @@
+"""The prompt of a chat: the rendered conversation, as tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import structs
+
+from coordinator.api.context import ApiContext
+from coordinator.api.prompt.fit import FittedPrompt, check_num_chars, fitted
+from coordinator.api.read.chat import ChatRequest, Message, ToolCall
+from coordinator.api.read.json_text import JsonReader
+from coordinator.text import TemplateInput
+from coordinator.text.threads import Asker
+from pdserve.errors import InvalidRequest
+
+MAX_ECHOED_CHARS = 1 << 20  # in all choices together: prompts may be truncated, echoes are not
+
+_TEMPLATE_ROLES = {"developer": "system"}
+
+
+async def chat_prompt(body: ChatRequest, context: ApiContext, asker: Asker) -> FittedPrompt:
+    """Return the prompt, which leaves as many tokens as are asked for. Raises RequestError."""
+    max_model_len = context.max_model_len()
+    most = max_model_len if body.truncate_prompt_tokens is None else None
+    token_ids = await encode_chat(body, context, asker, max_tokens=most)
+    return fitted(token_ids, body, body.requested_tokens, max_model_len)
+
+
+async def encode_chat(
+    body: ChatRequest,
+    context: ApiContext,
+    asker: Asker,
+    *,
+    max_tokens: int | None = None,
+    may_be_empty: bool = False,
+) -> list[int]:
+    """Return the token ids of the rendered conversation, including tools.
+
+    More than `max_tokens` may be refused. Raises RequestError.
+    """
+    _check_tools(body, context)
+    chat = _template_input(body)
+    check_num_chars(chat.num_chars, context.tokenizer, context.max_model_len(), "messages")
+    token_ids = await context.tokenizer.encode_chat(chat, asker, max_tokens=max_tokens)
+    if not token_ids and not may_be_empty:
+        raise InvalidRequest(
+            "the chat template turns 'messages' into an empty prompt; at least one token is needed",
+            "messages",
+        )
+    return token_ids
+
+
+def echoed_text(request: ChatRequest) -> str:
+    """Return what the answer begins with: with `echo`, the message of its own that it continues.
+
+    Raises InvalidRequest: all choices together would repeat too much.
+    """
+    position = len(request.messages) - 1
+    last = request.messages[position]
+    if not (request.echo and request.continue_final_message and last.role == "assistant"):
+        return ""
+    text = _text(last, f"messages[{position}]", may_be_empty=True)
+    num_chars = len(text) * (request.n or 1)
+    if num_chars > MAX_ECHOED_CHARS:
+        raise InvalidRequest(
+            f"'echo' would repeat {num_chars} characters in all choices together; at most "
+            f"{MAX_ECHOED_CHARS} are repeated",
+            "echo",
+        )
+    return text
+
+
+def _check_tools(body: ChatRequest, context: ApiContext) -> None:
+    """Check that the model supports the request's tools. Raises InvalidRequest."""
+    template = context.tokenizer.chat_template
+    if not body.tools or body.tool_choice == "none" or template is None:
+        return
+    if "tools" not in template.source:
+        raise InvalidRequest("this model's chat template does not support tools", "tools")
+    if context.tool_format is None:
+        raise InvalidRequest(
+            "the server does not recognise the form in which this model writes tool calls; whoever "
+            "runs it can name the form with --tool-format",
+            "tools",
+        )
+
+
+def _template_input(request: ChatRequest) -> TemplateInput:
+    """Return the conversation to render with the chat template. Raises InvalidRequest."""
+    continues = bool(request.continue_final_message)
+    if continues and request.add_generation_prompt:
+        raise InvalidRequest(
+            "'continue_final_message' and 'add_generation_prompt' cannot both be true",
+            "continue_final_message",
+        )
+    prompts = request.add_generation_prompt
+    reader = JsonReader()
+    return TemplateInput(
+        messages=[
+            _template_message(message, f"messages[{i}]", reader)
+            for i, message in enumerate(_with_calls_of_tools(request.messages))
+        ],
+        add_generation_prompt=not continues if prompts is None else prompts,
+        continue_final_message=continues,
+        add_special_tokens=bool(request.add_special_tokens),
+        variables=_hints(request) | (request.chat_template_kwargs or {}),
+        documents=request.documents or [],
+        tools=[msgspec.to_builtins(tool) for tool in request.tools or []]
+        if request.tool_choice != "none"
+        else [],
+    )
+
+
+def _hints(request: ChatRequest) -> dict[str, Any]:
+    """Return template variables for reasoning effort and verbosity; not all templates use them."""
+    hints: dict[str, Any] = {}
+    if request.verbosity is not None:
+        hints["verbosity"] = request.verbosity
+    if request.reasoning_effort is not None:
+        thinks = request.reasoning_effort != "none"
+        hints["reasoning_effort"] = request.reasoning_effort
+        hints |= {"enable_thinking": thinks, "thinking": thinks}  # names differ by checkpoint
+    return hints
+
+
+def _with_calls_of_tools(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with deprecated function calls as tool calls. Raises InvalidRequest."""
+    told: list[Message] = []
+    last_id: str | None = None  # id of the last call so far
+    for i, message in enumerate(messages):
+        if message.function_call is not None:
+            if message.role != "assistant" or message.tool_calls:
+                raise InvalidRequest(
+                    f"messages[{i}] has 'function_call', which is allowed only in a message of the "
+                    "assistant, and not beside 'tool_calls'",
+                    f"messages[{i}].function_call",
+                )
+            last_id = f"call{i:05d}"  # nine letters and digits, as Mistral's templates require
+            call = ToolCall(id=last_id, function=message.function_call)
+            message = structs.replace(message, function_call=None, tool_calls=[call])
+        elif message.role == "function":
+            message = structs.replace(message, role="tool", tool_call_id=last_id)
+        told.append(message)
+    return told
+
+
+def _template_message(message: Message, where: str, reader: JsonReader) -> dict[str, Any]:
+    if message.tool_calls and message.role != "assistant":
+        raise InvalidRequest(
+            f"{where} has 'tool_calls', which are allowed only in messages of the assistant",
+            f"{where}.tool_calls",
+        )
+    # Chat templates do not know "developer", OpenAI's newer name of the system role.
+    role = _TEMPLATE_ROLES.get(message.role, message.role)
+    may_be_empty = message.role == "assistant"  # an answer that was only calls or reasoning
+    values: dict[str, Any] = {"role": role, "content": _text(message, where, may_be_empty)}
+    if message.name is not None:
+        values["name"] = message.name
+    if message.reasoning_content is not None:
+        values["reasoning_content"] = message.reasoning_content
+    if message.tool_call_id is not None:
+        values["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        calls = enumerate(message.tool_calls)
+        values["tool_calls"] = [
+            _template_call(call, f"{where}.tool_calls[{i}]", reader) for i, call in calls
+        ]
+    return values
+
+
+def _template_call(call: ToolCall, where: str, reader: JsonReader) -> dict[str, Any]:
+    """Return the call with its arguments as a mapping; the template formats them for the model."""
+    param = f"{where}.function.arguments"
+    arguments = reader.read_object(call.function.arguments, param)
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id or "", "type": "function", "function": function}
+
+
+def _text(message: Message, where: str, may_be_empty: bool) -> str:
+    if isinstance(message.content, str):
+        return message.content
+    if message.content is None:
+        if message.refusal is not None:
+            return message.refusal
+        if may_be_empty:
+            return ""
+        raise InvalidRequest(f"{where} needs 'content'", f"{where}.content")
+    texts: list[str] = []
+    for i, part in enumerate(message.content):
+        param = f"{where}.content[{i}]"
+        text = part.refusal if part.type == "refusal" else part.text
+        if part.type not in ("text", "refusal"):
+            raise InvalidRequest(
+                f"{param} is of type {part.type[:128]!r}, but this server takes only 'text'", param
+            )
+        if text is None:
+            raise InvalidRequest(f"{param} needs {part.type!r}", f"{param}.{part.type}")
+        texts.append(text)
+    return "\n".join(texts)

@@ -1,0 +1,138 @@
+"""Reads a request body into a validated struct; errors name the parameter at fault."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from aiohttp import HttpVersion11, web
+
+from coordinator.api.config import ApiConfig
+from coordinator.api.context import CONTEXT, TRACE
+from coordinator.api.read.allowed_values import allowed_values
+from coordinator.api.read.body_budget import SLOW, Body
+from coordinator.api.read.json_text import JsonReader
+from coordinator.api.read.parameters import check_parameters
+from pdserve.errors import BuffersFull, InvalidRequest
+
+_PART_CHARS = 500  # kept at each end of a long error message
+_CONTINUE = "100-continue"
+_T = TypeVar("_T", bound=msgspec.Struct)
+_PLACE = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_VALUE = re.compile(r"Invalid (?:enum )?value (?P<value>.*)", re.DOTALL)
+_FIELD = re.compile(r"(?:missing required|contains unknown) field `(?P<name>[^`]*)`")
+
+
+async def expect_nothing(request: web.Request) -> None:
+    """Route handler for `Expect`: does nothing; `_read_body` sends the 100 Continue."""
+
+
+async def read_request(request: web.Request, schema: type[_T], config: ApiConfig) -> _T:
+    """Read and decode a JSON body. Raises InvalidRequest or an aiohttp HTTP error."""
+    return convert_request(await read_object(request, config), schema)
+
+
+async def read_object(request: web.Request, config: ApiConfig) -> dict[str, Any]:
+    """Read a body that must be a JSON object. Raises InvalidRequest or an aiohttp HTTP error."""
+    _check_head(request, config)
+    trace, bodies = request[TRACE], request.app[CONTEXT].bodies
+    trace.body = held = bodies.body(trace.payer)
+    text = await _read_body(request, config, held)
+    values = await JsonReader().read_long(text, "the request body", held)
+    if not isinstance(values, dict):
+        raise InvalidRequest("the request body must be a JSON object")
+    return values
+
+
+def convert_request(values: dict[str, Any], schema: type[_T]) -> _T:
+    """Convert a body's fields to `schema`. Raises InvalidRequest, which names the parameter."""
+    check_parameters(values, schema)
+    try:
+        return msgspec.convert(values, schema)
+    except msgspec.ValidationError as error:
+        raise _at_parameter(str(error), schema) from error
+
+
+def _check_head(request: web.Request, config: ApiConfig) -> None:
+    """Check the headers, to refuse a body before it is sent. Raises an aiohttp HTTP error.
+
+    Only a body that claims to be JSON makes a browser ask first whether its page may send it
+    (`headers.preflight`), so a browser has to claim that.
+    """
+    kind = request.content_type
+    is_json = kind == "application/json" or kind.endswith("+json")
+    if not is_json and "Content-Type" in request.headers:
+        raise web.HTTPUnsupportedMediaType(
+            text=f"the request body must be application/json, not {kind}"
+        )
+    if not is_json and "Origin" in request.headers:
+        raise web.HTTPUnsupportedMediaType(
+            text="a web page must say that the request body is application/json, but the request "
+            "has no Content-Type"
+        )
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding.lower() not in ("identity", ""):
+        raise web.HTTPUnsupportedMediaType(
+            text=f"the request body must not be compressed, but has encoding {encoding[:64]!r}"
+        )
+    expected = request.headers.get("Expect", _CONTINUE)
+    if expected.lower() != _CONTINUE:
+        raise web.HTTPExpectationFailed(
+            text=f"'Expect' is {expected[:64]!r}, but must be '100-continue'"
+        )
+    size = request.content_length
+    if size is not None and size > config.max_body_bytes:
+        raise web.HTTPRequestEntityTooLarge(config.max_body_bytes, size)
+
+
+async def _read_body(request: web.Request, config: ApiConfig, held: Body) -> bytes:
+    """Return the whole body; each part is counted before the next one is read."""
+    if "Expect" in request.headers and request.version >= HttpVersion11:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # the interim response is no part of the answer
+    parts: list[bytes] = []
+    num_bytes = 0
+    try:
+        async with asyncio.timeout(config.body_timeout_s) as timer:
+            held.may_end(lambda: timer.reschedule(0.0))
+            while part := await request.content.readany():
+                num_bytes += len(part)
+                if num_bytes > config.max_body_bytes:
+                    raise web.HTTPRequestEntityTooLarge(config.max_body_bytes, num_bytes)
+                await held.take(len(part))
+                parts.append(part)
+    except TimeoutError as error:
+        if held.was_ended:
+            raise BuffersFull(SLOW) from error
+        raise web.HTTPRequestTimeout(
+            text=f"the request body did not arrive within {config.body_timeout_s:g} s"
+        ) from error
+    except web.RequestPayloadError as error:
+        what = " ".join(str(error).split())
+        raise InvalidRequest(f"the request body cannot be read: {what}") from error
+    finally:
+        held.arrived()
+    return b"".join(parts)
+
+
+def _at_parameter(message: str, schema: type[msgspec.Struct]) -> InvalidRequest:
+    """Build an error that names the parameter, from the decoder's message.
+
+    The message says `what` is wrong and, unless that is the top level, at which `path`.
+    """
+    if len(message) > 2 * _PART_CHARS:  # it may quote the client's input
+        message = f"{message[:_PART_CHARS]} ... {message[-_PART_CHARS:]}"
+    match = _PLACE.match(message)
+    what, path = (match["what"], match["path"] or "") if match else (message, "")
+    if field := _FIELD.search(what):
+        path = f"{path}.{field['name']}" if path else field["name"]
+    value = _VALUE.fullmatch(what)
+    if value and (allowed := allowed_values(schema, path)):
+        one_of = "one of " if len(allowed) > 1 else ""
+        what = f"must be {one_of}{', '.join(map(repr, allowed))}, not {value['value']}"
+    path = path.replace("[...]", "")
+    if not path:
+        return InvalidRequest(what)
+    return InvalidRequest(f"invalid {path!r}: {what[:1].lower()}{what[1:]}", path)

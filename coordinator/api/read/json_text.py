@@ -1,0 +1,108 @@
+"""Reads clients' JSON within limits of size and nesting.
+
+A few megabytes of `[[],[],..` decode to gigabytes of objects, and block the event loop for seconds.
+So a native function first counts the objects that a text would decode to. All that are allowed take
+a turn of the event loop of a few ten milliseconds, and what is done with them takes another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import msgspec
+
+from coordinator.api.read.body_budget import Body
+from pdserve import _native
+from pdserve.errors import InvalidRequest
+
+MAX_NESTING = 128  # keeps recursive code that handles the value from exhausting the stack
+MAX_CONTAINERS = 2**16  # lists and objects
+MAX_MEMBERS = 2**16  # of objects
+MAX_ITEMS = 2**20  # of lists and objects; usually token ids
+Shape = tuple[int, int, int, int]  # containers, members, items, depth
+_CONTAINER_BYTES, _MEMBER_BYTES, _ITEM_BYTES = 128, 128, 48  # of CPython objects
+_HALF_PAIR = re.compile(rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F]..)")
+_LONG_BYTES = 2**20  # counting in longer texts takes milliseconds
+
+
+class JsonReader:
+    """Reads one text, or several texts of one request that share the limits."""
+
+    def __init__(self) -> None:
+        self._containers = self._members = self._items = 0
+
+    def read(self, text: bytes, what: str, param: str | None = None) -> Any:
+        """Return the decoded value. Raises InvalidRequest; its message calls the text `what`."""
+        self._count(_native.json_shape(text), what, param)
+        return _decoded(text, what, param)
+
+    def read_object(self, text: str, param: str) -> dict[str, Any]:
+        """Return a call's arguments; an empty text means none. Raises InvalidRequest."""
+        value = self.read(text.encode() or b"{}", param, param)
+        if not isinstance(value, dict):
+            raise InvalidRequest(f"{param} must be a JSON object", param)
+        return value
+
+    async def read_long(self, text: bytes, what: str, held: Body) -> Any:
+        """Like `read`, for a body; what it becomes is held, too. Raises BuffersFull besides.
+
+        A long text is counted in a thread, so that the event loop is not blocked.
+        """
+        is_long = len(text) > _LONG_BYTES
+        shape = (
+            await asyncio.to_thread(_native.json_shape, text)
+            if is_long
+            else _native.json_shape(text)
+        )
+        self._count(shape, what, None)
+        await held.take(decoded_bytes(len(text), shape))
+        value = _decoded(text, what, None)
+        if len(text) > _LONG_BYTES:
+            await asyncio.sleep(0)
+        return value
+
+    def _count(self, shape: Shape, what: str, param: str | None) -> None:
+        containers, members, items, depth = shape
+        self._containers += containers
+        self._members += members
+        self._items += items
+        if depth > MAX_NESTING:
+            raise InvalidRequest(f"{what} is nested deeper than {MAX_NESTING} levels", param)
+        for count, limit, kind in (
+            (self._containers, MAX_CONTAINERS, "lists and objects"),
+            (self._members, MAX_MEMBERS, "members of objects"),
+            (self._items, MAX_ITEMS, "items"),
+        ):
+            if count > limit:
+                raise InvalidRequest(f"{what} has more than {limit} {kind}", param)
+
+
+def decoded_bytes(text_bytes: int, shape: Shape) -> int:
+    """Return about how much memory a text's objects take at most."""
+    containers, members, items, _ = shape
+    return (
+        text_bytes + _CONTAINER_BYTES * containers + _MEMBER_BYTES * members + _ITEM_BYTES * items
+    )
+
+
+def _decoded(text: bytes, what: str, param: str | None) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{what} {_fault(text, str(error))}", param) from error
+
+
+def _fault(text: bytes, reason: str) -> str:
+    """Return what is wrong with a text, for which the decoder gives this reason."""
+    if not text.strip():
+        return "is empty, but must be JSON"
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:  # the decoder counts bytes from the string that is wrong
+        return f"is not valid UTF-8: {error.reason} (byte {error.start})"
+    if "truncated" in reason and (half := _HALF_PAIR.search(text)):
+        reason = f"half of a surrogate pair (byte {half.start()}): a character was cut in two"
+    reason = reason.partition(" - at `")[0]  # the path is useless without a schema
+    return f"is not valid JSON: {reason}"

@@ -1,0 +1,143 @@
+"""Service terms of a call: its service class, priority, time-out and cache salt.
+
+The body's `slo_class` or the header `X-SLO-Class` names the service class. Otherwise OpenAI's
+`service_tier` selects one: "priority" the class with the highest priority, "flex" the one with the
+lowest. All other calls get their tenant's default class, or the cluster's. vLLM's `priority` is
+relative to the priority of the class. `X-Request-Timeout` is in seconds from receipt to the end of
+the answer; a call that is not complete by then is aborted everywhere. Without the header, the
+operator's default deadline applies, if there is one. The cluster's own limit applies as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from coordinator.api.context import ApiContext, RequestTrace
+from coordinator.api.read.fields import CallFields
+from coordinator.tenants import Tenant
+from coordinator.tenants.identity import ANYBODY
+from coordinator.text.threads import Asker
+from pdserve.errors import DeadlineExceeded, InvalidRequest, PermissionDenied
+from pdserve.protocol import Slo
+from pdserve.slo import ServiceClasses, SloClass
+
+CLASS_HEADER = "X-SLO-Class"
+TIMEOUT_HEADER = "X-Request-Timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceTerms:
+    """The service terms of one call. Times are seconds of the API's clock."""
+
+    slo: Slo
+    received_s: float
+    timeout_s: float  # from receipt; 0 = none
+    payer: str = ""  # whose turn it takes before it runs
+    cache_salt: str = ""  # requests share cached prefixes only with requests of the same salt
+
+    @property
+    def asker(self) -> Asker:
+        """For whom the call's texts are tokenised."""
+        until_s = self.received_s + self.timeout_s if self.timeout_s else math.inf
+        return Asker(self.payer, until_s)
+
+    def waited_s(self, now_s: float) -> float:
+        """Return the seconds since receipt."""
+        return now_s - self.received_s
+
+    def deadline_s(self, now_s: float) -> float:
+        """Return the seconds left until the time-out; 0 = no time-out. Raises DeadlineExceeded."""
+        if not self.timeout_s:
+            return 0.0
+        left_s = self.timeout_s - self.waited_s(now_s)
+        if left_s <= 0:
+            raise DeadlineExceeded(
+                f"the request's time-out of {self.timeout_s:g} s passed before it could begin"
+            )
+        return left_s
+
+
+def service_terms(
+    fields: CallFields,
+    headers: Mapping[str, str],
+    context: ApiContext,
+    trace: RequestTrace,
+) -> ServiceTerms:
+    """Return the terms of a call whose body has just been read, and set the SLO of its trace.
+
+    Raises InvalidRequest, or PermissionDenied for a class that the tenant may not use.
+    """
+    tenant = ANYBODY if trace.caller is None else trace.caller.tenant
+    cls = _service_class(fields, headers, context.classes, tenant)
+    trace.slo = Slo(
+        name=cls.name,
+        tenant=tenant.name,
+        priority=_priority(cls, fields, context.classes, tenant),
+        weight=cls.weight * tenant.weight,
+        ttft_s=cls.ttft_s,
+        hold_s=cls.hold_s,
+        tpot_s=cls.tpot_s,
+    )
+    timeout_s = _timeout_s(headers) or context.config.deadline_s
+    cache_salt = tenant.cache_salt(fields.cache_salt or "")
+    return ServiceTerms(trace.slo, trace.received_s, timeout_s, trace.payer, cache_salt)
+
+
+def _priority(cls: SloClass, fields: CallFields, classes: ServiceClasses, tenant: Tenant) -> int:
+    """Return the class's priority, adjusted by the request's `priority`.
+
+    It never exceeds the highest priority among this class and those that the tenant may name.
+    """
+    own = [c.priority for name, c in classes.by_name.items() if name in (tenant.classes or [name])]
+    return min(cls.priority - (fields.priority or 0), max([cls.priority, *own]))
+
+
+def _service_class(
+    fields: CallFields, headers: Mapping[str, str], classes: ServiceClasses, tenant: Tenant
+) -> SloClass:
+    cls = _asked_class(fields, headers, classes)
+    if cls is None:
+        return classes.by_name.get(tenant.default_class, classes.default)
+    if tenant.classes and cls.name not in tenant.classes:
+        may = ", ".join(tenant.classes)
+        raise PermissionDenied(f"{tenant.name!r} may not use class {cls.name!r}, only {may}")
+    return cls
+
+
+def _asked_class(
+    fields: CallFields, headers: Mapping[str, str], classes: ServiceClasses
+) -> SloClass | None:
+    for name, where in ((fields.slo_class, "slo_class"), (headers.get(CLASS_HEADER), CLASS_HEADER)):
+        if name is None:
+            continue
+        if name not in classes.by_name:
+            known = ", ".join(classes.by_name)
+            raise InvalidRequest(
+                f"{where!r} is {name[:64]!r}, but the service classes are {known}", where
+            )
+        return classes.by_name[name]
+    match fields.service_tier:
+        case "priority":
+            return classes.highest
+        case "flex":
+            return classes.lowest
+    return None
+
+
+def _timeout_s(headers: Mapping[str, str]) -> float:
+    """Return the client's time-out, or 0 if it set none. Raises InvalidRequest."""
+    text = headers.get(TIMEOUT_HEADER)
+    if text is None:
+        return 0.0
+    try:
+        timeout_s = float(text)
+    except ValueError:
+        timeout_s = math.nan
+    if not 0 < timeout_s < math.inf:
+        raise InvalidRequest(
+            f"{TIMEOUT_HEADER!r} is {text[:64]!r}, but must be a number of seconds above 0",
+            TIMEOUT_HEADER,
+        )
+    return timeout_s

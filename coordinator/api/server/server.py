@@ -1,0 +1,125 @@
+"""The HTTP server: listens for connections, and shuts down gracefully."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import TracebackType
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from coordinator.api.context import CONTEXT
+from coordinator.api.server.connection import Connection
+from coordinator.api.server.places import Places
+from pdserve.addresses import format_address
+from pdserve.errors import ConfigError
+from pdserve.open_files import file_limit
+
+OTHER_FILES = 256  # kept for uses other than client connections: nodes, logs, databases
+_BACKLOG = 1024  # connections not accepted yet; beyond it, a client retries after a second
+ABORT_TIMEOUT_S = 1.0  # for sending an error to clients whose requests are aborted
+_NOT_OURS = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
+_log = logging.getLogger(__name__)
+_protocol_log = logging.getLogger(f"{__name__}.protocol")
+
+
+class HttpServer:
+    """Serves an application of `create_app`, from `start` to `stop` or as a context manager."""
+
+    def __init__(self, app: web.Application, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._host = host
+        self._port = port
+        self._is_closed = False
+        self._listener: asyncio.Server | None = None
+        self._tasks = app[CONTEXT].tasks
+        self._config = app[CONTEXT].config
+        self._max_connections = min(
+            self._config.max_connections, max(1, file_limit() - OTHER_FILES)
+        )
+        self._places = Places(self._max_connections, need_keys=app[CONTEXT].tenants.need_keys)
+        _protocol_log.addFilter(_is_worth_logging)
+        self._runner = web.AppRunner(
+            app,
+            handler_cancellation=True,  # a client that disconnects cancels its request at once
+            shutdown_timeout=ABORT_TIMEOUT_S,
+        )
+
+    @property
+    def port(self) -> int:
+        """The port that the server listens on, even if port 0 was requested."""
+        return self._port
+
+    @property
+    def url(self) -> str:
+        """The base URL of the server."""
+        return f"http://{format_address(self._host, self._port)}"
+
+    async def start(self) -> None:
+        """Start listening. Raises ConfigError when the address cannot be bound."""
+        await self._runner.setup()
+        loop = asyncio.get_running_loop()
+        try:
+            self._listener = await loop.create_server(
+                self._accepted, self._host, self._port, backlog=_BACKLOG
+            )
+        except OSError as error:
+            await self._runner.cleanup()
+            address = format_address(self._host, self._port)
+            raise ConfigError(f"cannot listen on {address}: {error}") from error
+        self._port = self._listener.sockets[0].getsockname()[1]
+        if self._max_connections < self._config.max_connections:
+            _log.warning(
+                "the limit of %d open files leaves room for %d client connections: raise it "
+                "(ulimit -n) to %d for all %d",
+                file_limit(),
+                self._max_connections,
+                self._config.max_connections + OTHER_FILES,
+                self._config.max_connections,
+            )
+
+    async def stop(self, grace_s: float = 30.0) -> None:
+        """Refuse new requests, give running ones `grace_s` to finish, abort the rest, and close."""
+        if self._listener is not None:
+            self._listener.close()
+        try:
+            await self._tasks.drain(grace_s)
+        finally:  # also when `stop` itself is cancelled, for a faster shutdown
+            await self._tasks.abort(ABORT_TIMEOUT_S)
+            await self._close_connections()
+
+    def _accepted(self) -> Connection:
+        assert self._runner.server is not None
+        return Connection(self._runner.server, self._config, _protocol_log, self._places)
+
+    async def _close_connections(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        server = self._runner.server
+        transports = [] if server is None else [c.transport for c in server.connections]
+        await self._runner.cleanup()
+        for transport in transports:  # a plain close would wait for clients that stopped reading
+            if transport is not None:
+                transport.abort()
+
+    async def __aenter__(self) -> HttpServer:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.stop(grace_s=0.0)
+
+
+def _is_worth_logging(record: logging.LogRecord) -> bool:
+    """Return False for errors caused by clients: malformed HTTP and lost connections.
+
+    A traceback for each of them would only fill the log.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, _NOT_OURS)

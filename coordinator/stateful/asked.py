@@ -1,0 +1,119 @@
+"""A validated POST /v1/responses request, together with the conversation it continues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+from msgspec import structs
+
+from coordinator.api.context import ApiContext, RequestTrace
+from coordinator.api.read.body import convert_request, read_object
+from coordinator.api.read.chat import ChatRequest
+from coordinator.api.responses.chat_request import chat_request, in_our_words
+from coordinator.api.responses.input_items import check_items, items_of
+from coordinator.api.responses.items import KeptItem
+from coordinator.api.responses.messages import messages_of
+from coordinator.api.responses.requests import ResponseRequest
+from coordinator.stateful.store import STORE, ResponseStore
+from coordinator.stateful.stored import StoredConversation, StoredResponse
+from pdserve.errors import InvalidRequest
+
+FindResponse = Callable[[str], StoredResponse | None]  # response id |-> response
+
+
+def _find_nothing(response_id: str) -> None:
+    """Find no response: only stored ones can be continued."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What one call asks for."""
+
+    body: ResponseRequest
+    model: str
+    store: ResponseStore  # of what it continues, and of its own response
+    conversation: StoredConversation | None
+    earlier: Sequence[KeptItem]  # items of the conversation that is continued
+    earlier_bytes: int
+    new: Sequence[KeptItem]
+
+    @property
+    def items(self) -> list[KeptItem]:
+        """All items of the conversation to answer."""
+        return [*self.earlier, *self.new]
+
+    def chat(self, items: Sequence[KeptItem]) -> ChatRequest:
+        """Return the chat request for these items. Raises InvalidRequest."""
+        with in_our_words():
+            chat = chat_request(self.body, messages_of(items))
+        chat.stream = self.body.stream
+        return chat
+
+
+async def read_asked(request: web.Request, context: ApiContext, trace: RequestTrace) -> Asked:
+    """Read and validate the request's body. Raises what `read_object` and `asked_by` raise."""
+    values = await read_object(request, context.config)
+    return asked_by(values, context, request.app[STORE], trace)
+
+
+def asked_by(
+    values: dict[str, Any],
+    context: ApiContext,
+    store: ResponseStore,
+    trace: RequestTrace,
+    find_local: FindResponse = _find_nothing,
+) -> Asked:
+    """Validate a body and find what it continues; `find_local` finds responses not in the store.
+
+    Raises InvalidRequest, ModelNotFound, ResponseNotFound or ConversationNotFound.
+    """
+    check_items(values, "input")
+    body = convert_request(values, ResponseRequest)
+    model = context.model_names[0] if body.model is None else body.model
+    context.check_model(model)
+    body = structs.replace(body, model=model)
+    _check_background(body)
+    owner = trace.owner
+    conversation = _conversation(body, store, owner)
+    earlier: Sequence[KeptItem] = ()
+    earlier_bytes = 0
+    if conversation is not None:
+        earlier, earlier_bytes = tuple(conversation.items), conversation.items_bytes
+    elif body.previous_response_id is not None:
+        before = find_local(body.previous_response_id)
+        if before is None:
+            before = store.get_previous(body.previous_response_id, owner)
+        earlier, earlier_bytes = before.items, before.items_bytes
+    return Asked(
+        body=body,
+        model=model,
+        store=store,
+        conversation=conversation,
+        earlier=earlier,
+        earlier_bytes=earlier_bytes,
+        new=items_of(
+            body.input, "input", trace.unique, earlier, lambda i: store.find_item(i, owner)
+        ),
+    )
+
+
+def _check_background(body: ResponseRequest) -> None:
+    if body.background and body.store is False:
+        raise InvalidRequest("'background' needs 'store' to be true", "background")
+
+
+def _conversation(
+    body: ResponseRequest, store: ResponseStore, owner: str
+) -> StoredConversation | None:
+    named = body.conversation
+    if named is None:
+        return None
+    if body.previous_response_id is not None:
+        raise InvalidRequest(
+            "'conversation' and 'previous_response_id' cannot be combined", "conversation"
+        )
+    conversation_id = named if isinstance(named, str) else named.id
+    return store.get_conversation(conversation_id, owner, "conversation")

@@ -1,0 +1,92 @@
+"""POST /v1/responses/compact: summarises a long conversation, to continue from the summary."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+from aiohttp import web
+
+from coordinator.api.answer import bodies
+from coordinator.api.answer.choice import ChoiceDelta
+from coordinator.api.answer.formats import error_event
+from coordinator.api.answer.run import answer
+from coordinator.api.chat import plan_chat
+from coordinator.api.context import CONTEXT
+from coordinator.api.read.body import convert_request, read_object
+from coordinator.api.read.terms import service_terms
+from coordinator.api.responses.chat_request import in_our_words
+from coordinator.api.responses.compaction import sealed, with_task
+from coordinator.api.responses.input_items import check_items
+from coordinator.api.responses.items import CompactionItem
+from coordinator.api.responses.objects import CompactedResponse, response_usage
+from coordinator.api.responses.requests import CompactRequest
+from coordinator.api.server.callers import admit
+from coordinator.stateful.asked import asked_by
+from coordinator.stateful.store import STORE
+from coordinator.stateful.stored import RESPONSE_ID
+from coordinator.text.parts import AnswerParts
+from pdserve.errors import InvalidRequest
+
+
+async def compact_conversation(request: web.Request) -> web.StreamResponse:
+    """POST /v1/responses/compact: return the model's summary as one item. Nothing is stored."""
+    context = request.app[CONTEXT]
+    trace = admit(request, context)
+    values = await read_object(request, context.config)
+    check_items(values, "input")
+    body = convert_request(values, CompactRequest)
+    if body.input is None and body.previous_response_id is None:
+        raise InvalidRequest("the request needs 'input', 'previous_response_id' or both", "input")
+    values["input"] = with_task(values.get("input"))
+    asked = asked_by(values, context, request.app[STORE], trace)
+    terms = service_terms(body, request.headers, context, trace)
+    answer_id = RESPONSE_ID.format(trace.unique)
+
+    with in_our_words():
+        plan = await plan_chat(asked.chat(asked.items), context, terms, answer_id)
+    return await answer(request, context, plan.call(CompactFormat(answer_id, plan.parts.make)))
+
+
+class CompactFormat:
+    """Encodes the model's summary as one item. It is never streamed."""
+
+    def __init__(self, answer_id: str, make_parts: Callable[[], AnswerParts]) -> None:
+        self._id = answer_id
+        self._make_parts = make_parts
+        self._texts: list[str] = []
+
+    def opening(self, index: int, usage: bodies.Usage | None) -> Sequence[bytes]:
+        """See AnswerFormat."""
+        return []
+
+    def chunk(self, delta: ChoiceDelta, usage: bodies.Usage | None) -> Sequence[bytes]:
+        """See AnswerFormat."""
+        return []
+
+    def closing(self, usage: bodies.Usage) -> Sequence[bytes]:
+        """See AnswerFormat."""
+        return []
+
+    def failure(self, error: bodies.ErrorDetail) -> bytes:
+        """See AnswerFormat."""
+        return error_event(error)
+
+    def take_in(self, delta: ChoiceDelta) -> None:
+        """See AnswerFormat."""
+        self._texts.append(delta.text)
+
+    def whole(self, usage: bodies.Usage) -> bytes:
+        """Return the summary as one item, without the model's reasoning."""
+        parts = self._make_parts()
+        summary = parts.push("".join(self._texts)).content + parts.finish().content
+        item_id = f"cmp_{self._id.removeprefix('resp_')}_0"
+        return msgspec.json.encode(
+            CompactedResponse(
+                id=self._id,
+                created_at=int(time.time()),
+                output=[CompactionItem(id=item_id, encrypted_content=sealed(summary.strip()))],
+                usage=response_usage(usage, 0),
+            )
+        )

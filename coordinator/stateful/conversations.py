@@ -1,0 +1,113 @@
+"""Endpoints on stored conversations: /v1/conversations and below."""
+
+from __future__ import annotations
+
+import time
+
+from aiohttp import web
+
+from coordinator.api.answer.bodies import json_answer
+from coordinator.api.context import CONTEXT, TRACE
+from coordinator.api.read.body import convert_request, read_object, read_request
+from coordinator.api.responses.input_items import check_items, items_of
+from coordinator.api.responses.objects import Conversation, DeletedConversation
+from coordinator.api.responses.requests import (
+    ConversationRequest,
+    ConversationUpdate,
+    InputItem,
+    NewItems,
+)
+from coordinator.stateful.pages import check_include, page_of, whole_page
+from coordinator.stateful.store import STORE
+from coordinator.stateful.stored import CONVERSATION_ID, StoredConversation, items_bytes
+
+
+async def create_conversation(request: web.Request) -> web.Response:
+    """Create a conversation, with the initial items if any are given."""
+    context, trace = request.app[CONTEXT], request[TRACE]
+    values = await read_object(request, context.config)
+    check_items(values, "items")
+    body = convert_request(values, ConversationRequest)
+    stored = StoredConversation(
+        id=CONVERSATION_ID.format(trace.unique),
+        owner=trace.owner,
+        created_at=int(time.time()),
+        metadata=body.metadata or {},
+    )
+    _add(request, stored, body.items or [])
+    request.app[STORE].put(stored)
+    return _shown(stored)
+
+
+async def get_conversation(request: web.Request) -> web.Response:
+    """Return a conversation's id, creation time and metadata."""
+    return _shown(_stored(request))
+
+
+async def update_conversation(request: web.Request) -> web.Response:
+    """Replace a conversation's metadata."""
+    body = await read_request(request, ConversationUpdate, request.app[CONTEXT].config)
+    stored = _stored(request)  # only now, as it may be removed while the body is read
+    stored.metadata = body.metadata
+    request.app[STORE].changed(stored)
+    return _shown(stored)
+
+
+async def delete_conversation(request: web.Request) -> web.Response:
+    """Delete a conversation; its stored responses are kept."""
+    stored = _stored(request)
+    request.app[STORE].discard(stored)
+    return json_answer(DeletedConversation(id=stored.id))
+
+
+async def add_items(request: web.Request) -> web.Response:
+    """Append items to a conversation, and return them."""
+    check_include(request.query)
+    values = await read_object(request, request.app[CONTEXT].config)
+    check_items(values, "items")
+    body = convert_request(values, NewItems)
+    stored = _stored(request)
+    num_before = len(stored.items)
+    _add(request, stored, body.items)
+    request.app[STORE].changed(stored)
+    return json_answer(whole_page(stored.items[num_before:]))
+
+
+async def list_items(request: web.Request) -> web.Response:
+    """Return a page of a conversation's items, newest first by default."""
+    return json_answer(page_of(_stored(request).items, request.query))
+
+
+async def get_item(request: web.Request) -> web.Response:
+    """Return one item of a conversation."""
+    check_include(request.query)
+    return json_answer(_stored(request).find(request.match_info["item"]))
+
+
+async def delete_item(request: web.Request) -> web.Response:
+    """Delete an item from a conversation."""
+    stored = _stored(request)
+    stored.remove(request.match_info["item"])
+    request.app[STORE].changed(stored)
+    return _shown(stored)
+
+
+def _add(request: web.Request, stored: StoredConversation, given: list[InputItem]) -> None:
+    """Validate items and append them to the conversation. Raises InvalidRequest."""
+    store, trace = request.app[STORE], request[TRACE]
+    items = items_of(
+        given, "items", trace.unique, stored.items, lambda i: store.find_item(i, trace.owner)
+    )
+    stored.add(items, items_bytes(items))
+
+
+def _stored(request: web.Request) -> StoredConversation:
+    """Return the conversation named in the path. Raises ConversationNotFound."""
+    store, owner = request.app[STORE], request[TRACE].owner
+    return store.get_conversation(request.match_info["conversation"], owner)
+
+
+def _shown(stored: StoredConversation) -> web.Response:
+    return json_answer(
+        Conversation(id=stored.id, created_at=stored.created_at, metadata=stored.metadata)
+    )

@@ -1,0 +1,61 @@
+"""Stores a response once it is finished."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coordinator.api.responses.items import Item, KeptItem
+from coordinator.api.responses.objects import Response
+from coordinator.stateful.asked import Asked
+from coordinator.stateful.store import ResponseStore
+from coordinator.stateful.stored import (
+    EventLog,
+    StoredConversation,
+    StoredResponse,
+    items_bytes,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Keeper:
+    """Stores one response."""
+
+    store: ResponseStore
+    conversation: StoredConversation | None  # that it belongs to
+    new: Sequence[KeptItem]  # input items of the call
+    new_bytes: int  # their size
+    stored: StoredResponse
+    is_stored: bool  # unless `store` is false
+
+    def keep(self, body: bytes, output: Sequence[Item]) -> None:
+        """Store a finished response, unless `store` is false.
+
+        If it belongs to a conversation, the new input and the output are appended to that.
+        """
+        output_bytes = items_bytes(output)
+        if self.conversation is not None:
+            self.conversation.add([*self.new, *output], self.new_bytes + output_bytes)
+            self.store.changed(self.conversation)
+        self.stored.answered(body, output, output_bytes)
+        if self.stored.is_background:
+            self.store.changed(self.stored)
+        elif self.is_stored:
+            self.store.put(self.stored)
+
+
+def make_keeper(asked: Asked, response: Response, owner: str) -> Keeper:
+    """Return the keeper of a response that is about to be generated."""
+    items, new_bytes = asked.items, items_bytes(asked.new)
+    stored = StoredResponse(
+        id=response.id,
+        owner=owner,
+        body=b"",
+        items=tuple(items),
+        num_input_items=len(items),
+        items_bytes=asked.earlier_bytes + new_bytes,
+        is_background=response.background,
+        log=EventLog() if response.background and asked.body.stream else None,
+    )
+    is_stored = asked.body.store is not False
+    return Keeper(asked.store, asked.conversation, asked.new, new_bytes, stored, is_stored)

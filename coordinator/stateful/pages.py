@@ -1,0 +1,71 @@
+"""Pagination of item lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import get_args
+
+from coordinator.api.responses.items import KeptItem
+from coordinator.api.responses.objects import ItemList
+from coordinator.api.responses.requests import Includable
+from pdserve.errors import InvalidRequest
+
+DEFAULT_ITEMS = 20
+MAX_ITEMS = 100
+INCLUDE = ("include", "include[]")  # SDKs use either name
+_INCLUDABLE = frozenset(get_args(Includable))
+
+
+def page_of(kept: Sequence[KeptItem], query: Mapping[str, str]) -> ItemList:
+    """Return the page that the query selects, newest first by default. Raises InvalidRequest."""
+    check_include(query)
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest(f"'order' is {order[:64]!r}, but must be 'asc' or 'desc'", "order")
+    items = list(kept)
+    if order == "desc":
+        items.reverse()
+    if (after := query.get("after")) is not None:
+        begin = next((i + 1 for i, item in enumerate(items) if item.id == after), None)
+        if begin is None:
+            raise InvalidRequest(
+                f"'after' is {after[:128]!r}, which is not the id of an item in this list", "after"
+            )
+        items = items[begin:]
+    page = items[: _limit(query.get("limit"))]
+    return whole_page(page, has_more=len(items) > len(page))
+
+
+def whole_page(items: Sequence[KeptItem], *, has_more: bool = False) -> ItemList:
+    """Return a list object with exactly these items."""
+    return ItemList(
+        data=list(items),
+        first_id=items[0].id if items else None,
+        last_id=items[-1].id if items else None,
+        has_more=has_more,
+    )
+
+
+def check_include(query: Mapping[str, str]) -> None:
+    """Validate `include`, which has no effect: stored items have all data that exists.
+
+    Raises InvalidRequest.
+    """
+    for name in INCLUDE:
+        if (wanted := query.get(name)) is not None and wanted not in _INCLUDABLE:
+            known = " or ".join(sorted(map(repr, _INCLUDABLE)))
+            raise InvalidRequest(f"'include' is {wanted[:64]!r}, but must be {known}", "include")
+
+
+def whole_number(name: str, text: str, least: int, most: int) -> int:
+    """Parse an integer query parameter and check its range. Raises InvalidRequest."""
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else least - 1
+    if not least <= number <= most:
+        raise InvalidRequest(
+            f"{name!r} is {text[:64]!r}, but must be a number from {least} to {most}", name
+        )
+    return number
+
+
+def _limit(text: str | None) -> int:
+    return DEFAULT_ITEMS if text is None else whole_number("limit", text, 1, MAX_ITEMS)

@@ -1,0 +1,112 @@
+"""Plans a response as a chat call whose answer is formatted as items."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from coordinator.api.answer.call import CallPlan
+from coordinator.api.answer.sse import framed
+from coordinator.api.chat import ChatPlan, plan_chat
+from coordinator.api.context import ApiContext, RequestTrace
+from coordinator.api.read.terms import service_terms
+from coordinator.api.responses.chat_request import in_our_words
+from coordinator.api.responses.events import Frame
+from coordinator.api.responses.format import ItemsFormat
+from coordinator.api.responses.items import KeptItem
+from coordinator.api.responses.objects import ReasoningShown, Response, TextShown
+from coordinator.api.responses.requests import (
+    LOGPROBS,
+    ConversationReference,
+    TextConfig,
+    TextFormat,
+)
+from coordinator.api.responses.truncation import fitted
+from coordinator.stateful.asked import Asked
+from coordinator.stateful.keeper import make_keeper
+from coordinator.stateful.stored import RESPONSE_ID, StoredResponse
+
+T = TypeVar("T")
+_TIERS = ("flex", "priority")  # tiers that have an effect
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A planned response."""
+
+    call: CallPlan
+    format: ItemsFormat  # format of the call
+    stored: StoredResponse  # the response as it will be stored
+    is_stored: bool  # whether it is stored for later requests
+
+
+async def plan_response(
+    asked: Asked,
+    headers: Mapping[str, str],
+    context: ApiContext,
+    trace: RequestTrace,
+    frame: Frame = framed,
+) -> Planned:
+    """Validate the request and plan the call, before anything runs. Raises RequestError."""
+    terms = service_terms(asked.body, headers, context, trace)
+    response = _begun(asked, RESPONSE_ID.format(trace.unique))
+    keeper = make_keeper(asked, response, trace.owner)
+
+    async def plan_for(items: Sequence[KeptItem]) -> ChatPlan:
+        return await plan_chat(asked.chat(items), context, terms, response.id)
+
+    with in_our_words():
+        plan = await as_fitted(asked, plan_for)
+    response_format = ItemsFormat(
+        response,
+        context.tokenizer,
+        plan.parts,
+        keeper.keep,
+        frame,
+        shows_logprobs=LOGPROBS in (asked.body.include or []),
+    )
+    return Planned(plan.call(response_format), response_format, keeper.stored, response.store)
+
+
+async def as_fitted(asked: Asked, attempt: Callable[[Sequence[KeptItem]], Awaitable[T]]) -> T:
+    """Call `attempt` with all items, or, with truncation "auto", with as many as fit."""
+    if asked.body.truncation == "auto":
+        return await fitted(asked.items, attempt)
+    return await attempt(asked.items)
+
+
+def _begun(asked: Asked, response_id: str) -> Response:
+    """Return the response object before anything has been generated."""
+    body, conversation = asked.body, asked.conversation
+    text = body.text or TextConfig()
+    effort = None if body.reasoning is None else body.reasoning.effort
+    return Response(
+        id=response_id,
+        created_at=int(time.time()),
+        background=bool(body.background),
+        conversation=None if conversation is None else ConversationReference(id=conversation.id),
+        frequency_penalty=body.frequency_penalty or 0.0,
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        metadata=body.metadata or {},
+        model=asked.model,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        presence_penalty=body.presence_penalty or 0.0,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning=ReasoningShown(effort),
+        safety_identifier=body.safety_identifier,
+        service_tier=body.service_tier if body.service_tier in _TIERS else "default",
+        store=body.store is not False,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        text=TextShown(text.format or TextFormat(type="text"), text.verbosity or "medium"),
+        tool_choice=body.tool_choice or "auto",
+        tools=body.tools or [],
+        top_logprobs=body.top_logprobs or 0,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        truncation=body.truncation or "disabled",
+        user=body.user,
+    )

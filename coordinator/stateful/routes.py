@@ -1,0 +1,42 @@
+"""The paths of the Responses API; `operations` describes them: one row per route."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from coordinator.api.routes import add_routes, post
+from coordinator.stateful import conversations, endpoint, stored_responses
+from coordinator.stateful.compact import compact_conversation
+from coordinator.stateful.operations import OPERATIONS
+from coordinator.stateful.store import STORE, ResponseStore
+from coordinator.stateful.websocket import respond_over_websocket
+
+_RESPONSE = (
+    "/v1/responses/{response:(?!(?:input_tokens|compact)$)[^/]+}"  # the excluded names are routes
+)
+_CONVERSATION = "/v1/conversations/{conversation}"
+
+ROUTES = (
+    post("/v1/responses", endpoint.create_response),
+    web.get("/v1/responses", respond_over_websocket, allow_head=False),
+    post("/v1/responses/compact", compact_conversation),
+    post("/v1/responses/input_tokens", endpoint.count_input_tokens),
+    web.get(_RESPONSE, stored_responses.get_response),
+    web.delete(_RESPONSE, stored_responses.delete_response),
+    web.get(f"{_RESPONSE}/input_items", stored_responses.list_input_items),
+    post(f"{_RESPONSE}/cancel", stored_responses.cancel_response),
+    post("/v1/conversations", conversations.create_conversation),
+    web.get(_CONVERSATION, conversations.get_conversation),
+    post(_CONVERSATION, conversations.update_conversation),
+    web.delete(_CONVERSATION, conversations.delete_conversation),
+    post(f"{_CONVERSATION}/items", conversations.add_items),
+    web.get(f"{_CONVERSATION}/items", conversations.list_items),
+    web.get(f"{_CONVERSATION}/items/{{item}}", conversations.get_item),
+    web.delete(f"{_CONVERSATION}/items/{{item}}", conversations.delete_item),
+)
+
+
+def add_stateful_routes(app: web.Application, store: ResponseStore | None = None) -> None:
+    """Add /v1/responses and /v1/conversations to the API; what they keep is kept in `store`."""
+    app[STORE] = ResponseStore() if store is None else store
+    add_routes(app, ROUTES, OPERATIONS)

@@ -1,0 +1,44 @@
+"""WebSocket messages other than a response's events: requests and errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from coordinator.api.answer.bodies import ErrorDetail
+from coordinator.api.server.errors import ErrorReply
+from pdserve.errors import InvalidRequest
+
+_HTTP_ONLY = ("background", "stream", "stream_options")
+
+
+class SocketError(msgspec.Struct, tag_field="type", tag="error"):
+    """The answer to a message for which no response was begun."""
+
+    status: int
+    error: ErrorDetail
+
+
+def refusal(reply: ErrorReply) -> bytes:
+    """Return the message for an error. It always has a code, as clients look for one."""
+    detail = msgspec.structs.replace(reply.detail, code=reply.detail.code or reply.detail.type)
+    return msgspec.json.encode(SocketError(reply.status, detail))
+
+
+def body_of(values: Any) -> dict[str, Any]:
+    """Return the request body in a `response.create` message. Raises InvalidRequest."""
+    if not isinstance(values, dict):
+        raise InvalidRequest("the message must be a JSON object")
+    kind = values.pop("type", None)
+    if kind != "response.create":
+        raise InvalidRequest(f"'type' is {str(kind)[:64]!r}, but must be 'response.create'", "type")
+    for name in _HTTP_ONLY:
+        if values.get(name) is not None:
+            raise InvalidRequest(f"{name!r} is not supported over a WebSocket", name)
+    return values
+
+
+def as_message(event: bytes, kind: str) -> bytes:
+    """Return the event unchanged: its JSON already has its type."""
+    return event

@@ -1,0 +1,130 @@
+"""Stored responses and conversations."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from coordinator.api.responses.items import KeptItem
+from pdserve.errors import ItemNotFound
+
+RESPONSE_ID = "resp_{}"
+CONVERSATION_ID = "conv_{}"
+
+
+def items_bytes(items: Sequence[KeptItem]) -> int:
+    """Return the approximate size of items: the sum over items, as they are removed one by one."""
+    return sum(len(msgspec.json.encode(item)) for item in items)
+
+
+class EventLog:
+    """The events of one stream, for any number of readers."""
+
+    def __init__(self) -> None:
+        self.events: list[bytes] = []  # framed; the index is the event's sequence number
+        self.num_bytes = 0
+        self.is_closed = False
+        self._changed = asyncio.Event()
+
+    def add(self, events: Sequence[bytes]) -> None:
+        """Append events and wake the readers."""
+        self.events += events
+        self.num_bytes += sum(map(len, events))
+        self._wake()
+
+    def close(self) -> None:
+        """Mark the log as complete and wake the readers."""
+        self.is_closed = True
+        self._wake()
+
+    async def changed(self, timeout_s: float) -> None:
+        """Wait until events are added, the log is closed, or `timeout_s` has passed."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+@dataclass(slots=True, kw_only=True)
+class StoredResponse:
+    """A stored response, which may still be in progress."""
+
+    id: str
+    owner: str  # name of the tenant that made the call; no other tenant can see the response
+    body: bytes  # the response as JSON
+    items: tuple[KeptItem, ...]  # the conversation up to its end, without instructions
+    num_input_items: int  # how many of `items` precede the response's output
+    items_bytes: int  # size of `items`, even if other responses share them
+    is_answer: bool = False  # complete or cut off, so that it can be continued
+    is_background: bool = False
+    log: EventLog | None = None  # only of a streamed background response
+    making: asyncio.Task[None] | None = None  # task that generates it in the background
+
+    @property
+    def num_bytes(self) -> int:
+        """The approximate size of the response."""
+        logged_bytes = 0 if self.log is None else self.log.num_bytes
+        return len(self.body) + self.items_bytes + logged_bytes
+
+    @property
+    def is_being_made(self) -> bool:
+        """Whether it is still being generated in the background."""
+        return self.making is not None and not self.making.done()
+
+    def answered(self, body: bytes, output: Sequence[KeptItem], output_bytes: int) -> None:
+        """Record the finished response: its JSON, and its output items."""
+        self.body = body
+        self.items += tuple(output)
+        self.items_bytes += output_bytes
+        self.is_answer = True
+
+    def forget(self) -> None:
+        """Stop generating the response: it has been removed from the store."""
+        if self.making is not None:
+            self.making.cancel()
+
+
+@dataclass(slots=True, kw_only=True)
+class StoredConversation:
+    """Items that responses continue from and add to."""
+
+    id: str
+    owner: str
+    created_at: int  # seconds since 1970
+    metadata: dict[str, str]
+    items: list[KeptItem] = field(default_factory=list)
+    items_bytes: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """The approximate size of the conversation."""
+        return len(msgspec.json.encode(self.metadata)) + self.items_bytes
+
+    def add(self, items: Sequence[KeptItem], num_bytes: int) -> None:
+        """Append items; `num_bytes` is their size."""
+        self.items += items
+        self.items_bytes += num_bytes
+
+    def find(self, item_id: str) -> KeptItem:
+        """Return an item by its id. Raises ItemNotFound."""
+        for item in self.items:
+            if item.id == item_id:
+                return item
+        raise ItemNotFound(f"there is no item {item_id[:128]!r} in {self.id!r}", "item_id")
+
+    def remove(self, item_id: str) -> None:
+        """Remove an item by its id. Raises ItemNotFound."""
+        item = self.find(item_id)
+        self.items.remove(item)
+        self.items_bytes -= items_bytes([item])
+
+    def forget(self) -> None:
+        """Do nothing: a conversation that is removed from the store runs no task."""

@@ -1,0 +1,91 @@
+"""Endpoints on stored responses: /v1/responses/{id} and below."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from coordinator.api.answer.bodies import json_answer
+from coordinator.api.context import TRACE
+from coordinator.api.responses.objects import DeletedResponse
+from coordinator.stateful.follow import follow
+from coordinator.stateful.pages import check_include, page_of, whole_number
+from coordinator.stateful.store import STORE
+from coordinator.stateful.stored import StoredResponse
+from pdserve.errors import InvalidRequest
+
+_JSON = "application/json"
+_CANCEL_S = 5.0  # how long to wait for a cancelled response to end
+MAX_SEQUENCE_NUMBER = 10**9 - 1
+
+
+async def get_response(request: web.Request) -> web.StreamResponse:
+    """Return the stored response in its current state, or stream its events."""
+    check_include(request.query)
+    stored = _stored(request)
+    first = _first_event(request)
+    if first is None:
+        return web.Response(body=stored.body, content_type=_JSON)
+    if stored.log is None:
+        raise InvalidRequest(
+            f"{stored.id!r} cannot be streamed: only a response that was created with 'background' "
+            "and 'stream' can be streamed again",
+            "stream",
+        )
+    return await follow(request, stored.log, first)
+
+
+async def delete_response(request: web.Request) -> web.Response:
+    """Delete a stored response; responses that continued it are kept.
+
+    If it is still being generated in the background, it is cancelled.
+    """
+    stored = _stored(request)
+    request.app[STORE].discard(stored)
+    return json_answer(DeletedResponse(id=stored.id))
+
+
+async def cancel_response(request: web.Request) -> web.Response:
+    """Cancel a background response, unless it has ended already, and return it.
+
+    Raises InvalidRequest for any other response, whose client can disconnect instead.
+    """
+    stored = _stored(request)
+    if not stored.is_background:
+        raise InvalidRequest(
+            "Cannot cancel a synchronous response: only one created with 'background' can be.",
+            "response_id",
+        )
+    if stored.making is not None and stored.is_being_made:
+        stored.making.cancel()
+        await asyncio.wait([stored.making], timeout=_CANCEL_S)
+    return web.Response(body=stored.body, content_type=_JSON)
+
+
+async def list_input_items(request: web.Request) -> web.Response:
+    """Return a page of the conversation that the response answers, newest first by default."""
+    stored = _stored(request)
+    return json_answer(page_of(stored.items[: stored.num_input_items], request.query))
+
+
+def _stored(request: web.Request) -> StoredResponse:
+    """Return the stored response named in the path. Raises ResponseNotFound."""
+    return request.app[STORE].get(request.match_info["response"], request[TRACE].owner)
+
+
+def _first_event(request: web.Request) -> int | None:
+    """Return the number of the first event to stream, or None if no stream is requested.
+
+    Raises InvalidRequest.
+    """
+    stream, after = request.query.get("stream", "false"), request.query.get("starting_after")
+    if stream.lower() not in ("true", "false"):
+        raise InvalidRequest(
+            f"'stream' is {stream[:64]!r}, but must be 'true' or 'false'", "stream"
+        )
+    if stream.lower() == "false":
+        if after is not None:
+            raise InvalidRequest("'starting_after' needs 'stream' to be true", "starting_after")
+        return None
+    return 0 if after is None else 1 + whole_number("starting_after", after, 0, MAX_SEQUENCE_NUMBER)
