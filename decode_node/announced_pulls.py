@@ -11,8 +11,8 @@ from kv_transfer.puller import Puller
 from pdserve.clock import Clock
 from pdserve.config import Timeouts
 from pdserve.errors import MalformedMessage, StaleIncarnation, TicketInvalid
-from pdserve.node.session_client import Session
-from pdserve.node.subscription import Notice, Subscription
+from pdserve.node.sessions.client import Session
+from pdserve.node.sessions.subscription import Notice, Subscription
 from pdserve.protocol import Announcement, HandoffRecord
 
 log = logging.getLogger(__name__)

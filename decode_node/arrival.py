@@ -11,7 +11,7 @@ from pdserve.clock import Clock
 from pdserve.engine.block_pool import BlockPool
 from pdserve.errors import MalformedMessage, PeerLost, TransferCancelled
 from pdserve.lifecycle import Span
-from pdserve.node.session_client import Session
+from pdserve.node.sessions.client import Session
 
 
 class Arrival:

@@ -28,10 +28,10 @@ from pdserve.engine.grammar import GrammarCompiler
 from pdserve.engine.request import Request
 from pdserve.grammar import CompiledGrammar
 from pdserve.metrics import NodeMetrics
-from pdserve.node.prefix_fetch import PrefixFetcher
-from pdserve.node.prefix_parts import Prefix
-from pdserve.node.session_client import Session, Sessions
-from pdserve.node.subscription import Subscription
+from pdserve.node.prefixes.fetch import PrefixFetcher
+from pdserve.node.prefixes.parts import Prefix
+from pdserve.node.sessions.client import Session, Sessions
+from pdserve.node.sessions.subscription import Subscription
 from pdserve.node.translation import request_of
 from pdserve.protocol import DecodeLeg, NodeAddress, PrefixSource
 

@@ -23,18 +23,18 @@ from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.victims import Victims
 from pdserve.metrics import NodeMetrics
-from pdserve.node.cost import PullCosts
-from pdserve.node.gauges import watch_preemptions, watch_prefix_fetches, watch_transfers
 from pdserve.node.grammar_queue import GrammarQueue
-from pdserve.node.headroom import Headroom, num_spoken_for
-from pdserve.node.host_tier import make_tier
 from pdserve.node.legs import Legs
-from pdserve.node.model import NodeModel, grammar_compiler
-from pdserve.node.prefix_fetch import Fetched, PrefixFetcher
-from pdserve.node.prefix_parts import FetchParts
-from pdserve.node.prefix_queue import PrefixQueue
+from pdserve.node.prefixes.cost import PullCosts
+from pdserve.node.prefixes.fetch import Fetched, PrefixFetcher
+from pdserve.node.prefixes.headroom import Headroom, num_spoken_for
+from pdserve.node.prefixes.host_tier import make_tier
+from pdserve.node.prefixes.parts import FetchParts
+from pdserve.node.prefixes.queue import PrefixQueue
+from pdserve.node.reports.gauges import watch_preemptions, watch_prefix_fetches, watch_transfers
 from pdserve.node.roles import NodeParts
-from pdserve.node.session_client import Sessions
+from pdserve.node.sessions.client import Sessions
+from pdserve.node.start.model import NodeModel, grammar_compiler
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeRole, NodeState
 

@@ -21,14 +21,14 @@ from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Policy
 from pdserve.errors import PdserveError
 from pdserve.metrics import NodeMetrics
-from pdserve.node.cost import PullCosts
 from pdserve.node.grammar_queue import GrammarQueue
-from pdserve.node.headroom import Headroom
-from pdserve.node.host_tier import NodeTier
 from pdserve.node.legs import Legs
-from pdserve.node.prefix_queue import PrefixQueue
-from pdserve.node.session_client import Sessions
-from pdserve.node.session_server import Announcer
+from pdserve.node.prefixes.cost import PullCosts
+from pdserve.node.prefixes.headroom import Headroom
+from pdserve.node.prefixes.host_tier import NodeTier
+from pdserve.node.prefixes.queue import PrefixQueue
+from pdserve.node.sessions.client import Sessions
+from pdserve.node.sessions.server import Announcer
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import DecodeLeg, NodeState, PrefillLeg
 

@@ -20,8 +20,8 @@ from pdserve.node.leg_checks import check_leg
 from pdserve.node.legs import Legs
 from pdserve.node.role_policy import PrefillRolePolicy
 from pdserve.node.roles import NodeParts, Sampled, ServiceFactories
-from pdserve.node.session_client import Sessions
-from pdserve.node.session_server import Announcer
+from pdserve.node.sessions.client import Sessions
+from pdserve.node.sessions.server import Announcer
 from pdserve.protocol import DecodeLeg, LegFailed, NodeRole, PrefillLeg
 
 log = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from pdserve.cli.bench.output import print_json, print_tables
 from pdserve.cli.bench.setup import conditions
 from pdserve.cli.exit_codes import OK
 from pdserve.config import NodeConfig
-from pdserve.node.model import load_runner, plan_model, use_cores
-from pdserve.node.profile import measured_profile, step_limits
-from pdserve.node.profile_timer import StepTimer
+from pdserve.node.profiling.costs import measured_profile, step_limits
+from pdserve.node.profiling.timer import StepTimer
+from pdserve.node.start.model import load_runner, plan_model, use_cores
 from pdserve.perf_model import PerfModel
 
 

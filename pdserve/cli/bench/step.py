@@ -38,9 +38,9 @@ from pdserve.config import CheckpointConfig, NodeConfig
 from pdserve.config_values import parse_bytes
 from pdserve.errors import ConfigError
 from pdserve.node.bench_step import StepBench
-from pdserve.node.meminfo import available_bytes
-from pdserve.node.model import WARMUP_TOKENS, NodeModel, plan_model, use_cores
-from pdserve.node.processor import processor_name
+from pdserve.node.memory.meminfo import available_bytes
+from pdserve.node.start.model import WARMUP_TOKENS, NodeModel, plan_model, use_cores
+from pdserve.node.start.processor import processor_name
 
 AUTO_KV_BYTES = 10 << 30
 

@@ -14,7 +14,7 @@ from pdserve.cli.cluster.placement import assign_cores, assign_device, coordinat
 from pdserve.cli.flags import as_flags
 from pdserve.config import CoordinatorConfig, EngineConfig, NodeConfig
 from pdserve.config_values import format_cpus
-from pdserve.node.cores import plan_cores
+from pdserve.node.start.cores import plan_cores
 
 COORDINATOR = "coordinator"
 

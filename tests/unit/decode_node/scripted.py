@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from kv_transfer.ticket import Ticket, TicketSealer
 from pdserve.clock import Clock, ManualClock
-from pdserve.node.session_client import Session
+from pdserve.node.sessions.client import Session
 from pdserve.protocol import (
     Announcement,
     HandoffEnded,

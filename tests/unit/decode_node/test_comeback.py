@@ -10,8 +10,8 @@ from pdserve.clock import ManualClock
 from pdserve.engine.core import EngineCore
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
-from pdserve.node.prefix_fetch import Fetched
-from pdserve.node.prefix_queue import PrefixQueue
+from pdserve.node.prefixes.fetch import Fetched
+from pdserve.node.prefixes.queue import PrefixQueue
 from pdserve.protocol import PrefixSource
 from tests.unit.engine.fakes import decode_policy, make_request
 from tests.unit.node.prefix_nodes import (

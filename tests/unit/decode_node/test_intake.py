@@ -34,7 +34,7 @@ from pdserve.errors import (
 )
 from pdserve.grammar import CompiledGrammar, Vocabulary
 from pdserve.metrics import NodeMetrics
-from pdserve.node.prefix_parts import Prefix
+from pdserve.node.prefixes.parts import Prefix
 from pdserve.protocol import DecodeLeg, HandoffEnded, HandoffRecord, SamplingParams, Subscribe
 from tests.unit.decode_node.scripted import BLOCK, HOST, SOURCE, ScriptedExporter, make_ticket
 from tests.unit.engine.fakes import decode_policy

@@ -16,7 +16,7 @@ from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 from pdserve.errors import DeadlineExceeded, PeerLost
 from pdserve.lifecycle import Targets
-from pdserve.node.subscription import Notice, Subscription
+from pdserve.node.sessions.subscription import Notice, Subscription
 from pdserve.protocol import HandoffRecord, SamplingParams
 from tests.unit.decode_node.batches import BLOCK, Batch
 from tests.unit.engine.fakes import decode_policy, make_request

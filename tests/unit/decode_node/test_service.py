@@ -18,7 +18,7 @@ from pdserve.errors import (
     RequestEnded,
 )
 from pdserve.kv_layout import KvDtype, KvLayout
-from pdserve.node.prefix_fetch import Fetched
+from pdserve.node.prefixes.fetch import Fetched
 from pdserve.node.roles import ServiceFactories
 from pdserve.node.services import Services
 from pdserve.protocol import (

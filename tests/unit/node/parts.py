@@ -20,14 +20,14 @@ from pdserve.grammar import Vocabulary
 from pdserve.kv_layout import KvLayout
 from pdserve.metrics import NodeMetrics
 from pdserve.node.assembly import make_engine, make_prefix_queue, recall_by
-from pdserve.node.cost import PullCosts
 from pdserve.node.grammar_queue import GrammarQueue
-from pdserve.node.headroom import Headroom
 from pdserve.node.legs import Legs
-from pdserve.node.prefix_parts import FetchParts
+from pdserve.node.prefixes.cost import PullCosts
+from pdserve.node.prefixes.headroom import Headroom
+from pdserve.node.prefixes.parts import FetchParts
 from pdserve.node.roles import NodeParts
 from pdserve.node.services import Services
-from pdserve.node.session_client import Sessions
+from pdserve.node.sessions.client import Sessions
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeRole, NodeState
 

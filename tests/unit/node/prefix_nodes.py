@@ -22,14 +22,14 @@ from pdserve.config import PrefixPull, Timeouts
 from pdserve.engine.block_pool import BlockPool
 from pdserve.introduction import introduce
 from pdserve.kv_layout import KvDtype, KvLayout
-from pdserve.node.cost import PullCosts
-from pdserve.node.headroom import Headroom
-from pdserve.node.host_tier import NodeTier
-from pdserve.node.prefix_exports import PrefixExports
-from pdserve.node.prefix_fetch import PrefixFetcher
-from pdserve.node.prefix_parts import FetchParts, Prefix
-from pdserve.node.session_client import Sessions
-from pdserve.node.session_server import SessionServer
+from pdserve.node.prefixes.cost import PullCosts
+from pdserve.node.prefixes.exports import PrefixExports
+from pdserve.node.prefixes.fetch import PrefixFetcher
+from pdserve.node.prefixes.headroom import Headroom
+from pdserve.node.prefixes.host_tier import NodeTier
+from pdserve.node.prefixes.parts import FetchParts, Prefix
+from pdserve.node.sessions.client import Sessions
+from pdserve.node.sessions.server import SessionServer
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeAddress, PrefixSource, StepCosts
 from pdserve.wire import session_pb2_grpc

@@ -17,10 +17,10 @@ from kv_transfer.cuda.pool import DevicePool, PrivatePool
 from kv_transfer.memory import ExportedPool
 from pdserve.config import EngineConfig, NodeConfig, PrefixConfig
 from pdserve.errors import ConfigError
-from pdserve.node import kv_memory
-from pdserve.node.host_tier import make_tier_blocks
-from pdserve.node.kv_memory import commit_if_asked, engine_buffer, make_kv_memory
-from pdserve.node.model import NodeModel, plan_model
+from pdserve.node.memory import kv_memory
+from pdserve.node.memory.kv_memory import commit_if_asked, engine_buffer, make_kv_memory
+from pdserve.node.prefixes.host_tier import make_tier_blocks
+from pdserve.node.start.model import NodeModel, plan_model
 from pdserve.protocol import NodeRole
 
 ROLES = [NodeRole.PREFILL, NodeRole.DECODE]

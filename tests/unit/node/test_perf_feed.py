@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from pdserve.config import EngineConfig
-from pdserve.node.cost import PullCosts
-from pdserve.node.perf_feed import PerfFeed
+from pdserve.node.prefixes.cost import PullCosts
+from pdserve.node.reports.perf_feed import PerfFeed
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import PerfReport, StepCosts
 

@@ -12,9 +12,9 @@ import pytest
 
 from pdserve.config import PrefixPull
 from pdserve.errors import PeerLost
-from pdserve.node.cost import patience_s
-from pdserve.node.headroom import MAX_SHARE
-from pdserve.node.prefix_fetch import PrefixFetcher
+from pdserve.node.prefixes.cost import patience_s
+from pdserve.node.prefixes.fetch import PrefixFetcher
+from pdserve.node.prefixes.headroom import MAX_SHARE
 from pdserve.protocol import NodeAddress, PrefixAnswer, PrefixSource, StepCosts
 from tests.unit.node.prefix_nodes import (
     BLOCK,

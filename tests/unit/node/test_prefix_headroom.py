@@ -5,7 +5,7 @@ from __future__ import annotations
 from pdserve.clock import ManualClock
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.scheduler import Queues
-from pdserve.node.headroom import Headroom, num_spoken_for
+from pdserve.node.prefixes.headroom import Headroom, num_spoken_for
 from tests.unit.engine.fakes import make_request
 
 BLOCK = 4

@@ -15,9 +15,9 @@ from pdserve.cli.node import SERVICES
 from pdserve.config import EngineConfig, NodeConfig
 from pdserve.engine.block_pool import BlockPool
 from pdserve.node import runtime
-from pdserve.node.cores import plan_cores
-from pdserve.node.kv_events import MAX_HASHES, KvEventFeed
-from pdserve.node.model import plan_model
+from pdserve.node.reports.kv_events import MAX_HASHES, KvEventFeed
+from pdserve.node.start.cores import plan_cores
+from pdserve.node.start.model import plan_model
 from pdserve.protocol import KvEvents, KvTier, NodeRole
 
 NUM_BLOCKS = 6

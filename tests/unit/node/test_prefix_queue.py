@@ -10,9 +10,9 @@ import pytest_asyncio
 
 from pdserve.engine.request import Request
 from pdserve.lifecycle import Lifecycle
-from pdserve.node.prefix_fetch import Fetched
-from pdserve.node.prefix_parts import Prefix
-from pdserve.node.prefix_queue import PrefixQueue
+from pdserve.node.prefixes.fetch import Fetched
+from pdserve.node.prefixes.parts import Prefix
+from pdserve.node.prefixes.queue import PrefixQueue
 from pdserve.protocol import PrefixSource, SamplingParams
 
 BLOCK = 4

@@ -15,9 +15,9 @@ from kv_transfer.threads import CancelFlag
 from kv_transfer.tier import FileBlocks
 from pdserve.config import EngineConfig, NodeConfig, PrefixConfig
 from pdserve.errors import ConfigError
-from pdserve.node.host_tier import BATCH, NodeTier, make_tier_blocks
-from pdserve.node.model import plan_model
-from pdserve.node.prefix_fetch import PrefixFetcher
+from pdserve.node.prefixes.fetch import PrefixFetcher
+from pdserve.node.prefixes.host_tier import BATCH, NodeTier, make_tier_blocks
+from pdserve.node.start.model import plan_model
 from tests.unit.node.prefix_nodes import (
     BLOCK,
     NUM_BLOCKS,

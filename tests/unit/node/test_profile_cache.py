@@ -11,14 +11,14 @@ import pytest
 from msgspec.structs import replace
 
 from pdserve.config import EngineConfig, NodeConfig, ProfileConfig
-from pdserve.node.model import load_runner, plan_model
-from pdserve.node.profile import KnownCosts, step_costs
-from pdserve.node.profile_cache import (
+from pdserve.node.profiling.cache import (
     Profile,
     ProfileKey,
     read_profile,
     write_profile,
 )
+from pdserve.node.profiling.costs import KnownCosts, step_costs
+from pdserve.node.start.model import load_runner, plan_model
 from pdserve.perf_model import GUESS
 from pdserve.protocol import StepCosts
 from pdserve.user_cache import cache_folder
@@ -140,8 +140,8 @@ def known_costs(folder: Path, profile: Literal["auto", "fresh", "off"]) -> tuple
 @pytest.fixture
 def any_is_good(monkeypatch: pytest.MonkeyPatch) -> None:
     """However bad the moment is."""
-    monkeypatch.setattr("pdserve.node.profile.POOR", 1e9)
-    monkeypatch.setattr("pdserve.node.profile.USELESS", 1e9)
+    monkeypatch.setattr("pdserve.node.profiling.costs.POOR", 1e9)
+    monkeypatch.setattr("pdserve.node.profiling.costs.USELESS", 1e9)
 
 
 @pytest.mark.usefixtures("any_is_good")
@@ -163,7 +163,7 @@ def test_a_profile_from_a_bad_moment_is_measured_again_and_the_better_one_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = iter([Profile(COSTS, 0.5), Profile(GUESS, 0.7), Profile(GUESS, 0.04)])
-    monkeypatch.setattr("pdserve.node.profile.measured_profile", lambda *_: next(made))
+    monkeypatch.setattr("pdserve.node.profiling.costs.measured_profile", lambda *_: next(made))
     used = [costs_of_a_start(tmp_path, "auto")[0] for _ in range(4)]
     assert used == [COSTS, COSTS, GUESS, GUESS]
     assert next(made, None) is None
@@ -173,7 +173,7 @@ def test_a_profile_that_fits_nothing_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = iter([Profile(COSTS, 0.7), Profile(COSTS, 0.04)])
-    monkeypatch.setattr("pdserve.node.profile.measured_profile", lambda *_: next(made))
+    monkeypatch.setattr("pdserve.node.profiling.costs.measured_profile", lambda *_: next(made))
     assert [costs_of_a_start(tmp_path, "auto")[0] for _ in range(2)] == [GUESS, COSTS]
 
 
@@ -181,7 +181,7 @@ def test_a_profile_that_was_wrong_in_service_is_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = iter([Profile(COSTS, 0.02), Profile(GUESS, 0.03)])
-    monkeypatch.setattr("pdserve.node.profile.measured_profile", lambda *_: next(made))
+    monkeypatch.setattr("pdserve.node.profiling.costs.measured_profile", lambda *_: next(made))
     known = known_costs(tmp_path, "auto")[0]
     assert costs_of_a_start(tmp_path, "auto")[0] == COSTS
     known.doubt(1.0)

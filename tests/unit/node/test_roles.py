@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from kv_transfer.cuda.pool import PrivatePool
 from pdserve.errors import PdserveError
-from pdserve.node.gauges import load_report
-from pdserve.node.kv_memory import prefill_refusal
+from pdserve.node.memory.kv_memory import prefill_refusal
+from pdserve.node.reports.gauges import load_report
 from pdserve.protocol import (
     HandoffEnded,
     HandoffRecord,

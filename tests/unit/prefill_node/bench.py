@@ -15,7 +15,7 @@ from pdserve.engine.interface import Runner
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import SampledToken, Scheduled
 from pdserve.kv_layout import KvDtype, KvLayout
-from pdserve.node.gauges import watch_services
+from pdserve.node.reports.gauges import watch_services
 from pdserve.protocol import NodeRole, PrefillLeg, SamplingParams
 from prefill_node.handoffs import Handoffs
 from tests.unit.engine.fakes import PlainRunner

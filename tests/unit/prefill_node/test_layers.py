@@ -18,7 +18,7 @@ from kv_transfer.ticket import read_ticket
 from pdserve.config import EngineConfig, HandoffConfig
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import SampledToken, Scheduled
-from pdserve.node.session_server import HandoffMessage
+from pdserve.node.sessions.server import HandoffMessage
 from pdserve.protocol import Announcement, HandoffRecord
 from tests.unit.engine.fakes import PlainRunner
 from tests.unit.prefill_node.bench import BLOCK, LAYOUT, SHM, Bench

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 
 from pdserve.config import PrefixPull
 from pdserve.errors import OutOfBlocks, PdserveError
-from pdserve.node.headroom import Filling
-from pdserve.node.host_tier import NodeTier
-from pdserve.node.prefix_parts import FetchParts, Prefix
-from pdserve.node.prefix_pull import SourcePuller
-from pdserve.node.prefix_worth import PrefixWorth
+from pdserve.node.prefixes.headroom import Filling
+from pdserve.node.prefixes.host_tier import NodeTier
+from pdserve.node.prefixes.parts import FetchParts, Prefix
+from pdserve.node.prefixes.pull import SourcePuller
+from pdserve.node.prefixes.worth import PrefixWorth
 from pdserve.protocol import PrefixSource
 
 log = logging.getLogger(__name__)

@@ -22,8 +22,8 @@ from pdserve.config_values import parse_bytes
 from pdserve.engine.block_pool import BlockPool
 from pdserve.errors import ConfigError, StaleTicket
 from pdserve.kv_layout import KvLayout
-from pdserve.node.headroom import Headroom
-from pdserve.node.model import NodeModel
+from pdserve.node.prefixes.headroom import Headroom
+from pdserve.node.start.model import NodeModel
 
 log = logging.getLogger(__name__)
 

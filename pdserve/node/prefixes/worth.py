@@ -7,7 +7,7 @@ import logging
 from pdserve.clock import Clock
 from pdserve.config import PrefixPull
 from pdserve.kv_layout import KvLayout
-from pdserve.node.cost import Forecast, PullCosts, is_worth_pulling, patience_s
+from pdserve.node.prefixes.cost import Forecast, PullCosts, is_worth_pulling, patience_s
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from kv_transfer.shards import choose_shards
 from pdserve.clock import Clock
 from pdserve.config import Timeouts
 from pdserve.errors import MalformedMessage, PdserveError, PeerLost, from_code
-from pdserve.node.subscription import Notice, Subscription
+from pdserve.node.sessions.subscription import Notice, Subscription
 from pdserve.protocol import (
     Announcement,
     ExporterWelcome,

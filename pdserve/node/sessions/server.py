@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from kv_transfer.exporter import Exporter
 from pdserve.errors import MalformedMessage, PdserveError
-from pdserve.node.prefix_exports import PrefixExports, PrefixHolds
+from pdserve.node.prefixes.exports import PrefixExports, PrefixHolds
 from pdserve.protocol import (
     Announcement,
     HandoffEnded,

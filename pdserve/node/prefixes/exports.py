@@ -25,8 +25,8 @@ from pdserve.block_hash import HASH_BYTES
 from pdserve.config import Timeouts
 from pdserve.engine.block_pool import BlockPool
 from pdserve.errors import MalformedMessage
-from pdserve.node.headroom import Headroom
-from pdserve.node.host_tier import NodeTier
+from pdserve.node.prefixes.headroom import Headroom
+from pdserve.node.prefixes.host_tier import NodeTier
 from pdserve.protocol import PrefixAnswer, PrefixQuery
 
 log = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager
 from pdserve.engine.interface import Runner
 from pdserve.engine.request import Request, Scheduled
 from pdserve.lifecycle import Lifecycle
-from pdserve.node.core_waits import core_waits
-from pdserve.node.profile_fit import Sample
-from pdserve.node.profile_steps import Step, work
+from pdserve.node.profiling.core_waits import core_waits
+from pdserve.node.profiling.fit import Sample
+from pdserve.node.profiling.steps import Step, work
 from pdserve.perf_model import StepRow, StepShape
 from pdserve.protocol import SamplingParams
 

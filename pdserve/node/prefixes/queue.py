@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from pdserve.engine.request import Request
-from pdserve.node.prefix_fetch import Fetched, PrefixFetcher
-from pdserve.node.prefix_parts import Prefix
+from pdserve.node.prefixes.fetch import Fetched, PrefixFetcher
+from pdserve.node.prefixes.parts import Prefix
 from pdserve.node.request_tasks import RequestTasks
 from pdserve.protocol import PrefixSource
 

@@ -8,10 +8,10 @@ from kv_transfer.handshake import KvIdentity
 from kv_transfer.puller import Puller
 from pdserve.clock import Clock
 from pdserve.engine.block_pool import BlockPool
-from pdserve.node.cost import PullCosts
-from pdserve.node.headroom import Headroom
-from pdserve.node.host_tier import NodeTier
-from pdserve.node.session_client import Sessions
+from pdserve.node.prefixes.cost import PullCosts
+from pdserve.node.prefixes.headroom import Headroom
+from pdserve.node.prefixes.host_tier import NodeTier
+from pdserve.node.sessions.client import Sessions
 from pdserve.protocol import PrefixSource
 
 

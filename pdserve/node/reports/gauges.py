@@ -8,8 +8,8 @@ from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.interface import StepReport
 from pdserve.engine.preemption import PreemptionStatistics
 from pdserve.metrics import NodeMetrics
-from pdserve.node.prefix_exports import PrefixExports
-from pdserve.node.prefix_fetch import PrefixFetchStatistics
+from pdserve.node.prefixes.exports import PrefixExports
+from pdserve.node.prefixes.fetch import PrefixFetchStatistics
 from pdserve.node.services import Services
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import LoadReport, NodeState

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from pdserve.config import EngineConfig
 from pdserve.node.coordinator_link import CoordinatorLink
-from pdserve.node.cost import PullCosts
+from pdserve.node.prefixes.cost import PullCosts
 from pdserve.protocol import PerfReport, TransferCosts
 
 MUCH = 1.25  # factor from which on a cost counts as changed

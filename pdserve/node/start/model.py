@@ -29,9 +29,9 @@ from pdserve.engine.weights import load_decoder
 from pdserve.errors import ConfigError
 from pdserve.grammar import load_vocabulary
 from pdserve.kv_layout import KvDtype, KvLayout
-from pdserve.node.cores import plan_cores, use_compute_cores, use_service_cores
-from pdserve.node.meminfo import available_bytes, total_bytes
-from pdserve.node.prefetch import weights_folder
+from pdserve.node.memory.meminfo import available_bytes, total_bytes
+from pdserve.node.start.cores import plan_cores, use_compute_cores, use_service_cores
+from pdserve.node.start.prefetch import weights_folder
 
 log = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ from kv_transfer.ticket import read_ticket
 from pdserve.block_hash import hash_chain
 from pdserve.errors import MalformedMessage, OutOfBlocks, StaleTicket
 from pdserve.kv_layout import KvLayout
-from pdserve.node.headroom import Filling
-from pdserve.node.prefix_exports import MAX_HASHES
-from pdserve.node.prefix_parts import FetchParts, Prefix
-from pdserve.node.prefix_worth import PrefixWorth
-from pdserve.node.session_client import Session
+from pdserve.node.prefixes.exports import MAX_HASHES
+from pdserve.node.prefixes.headroom import Filling
+from pdserve.node.prefixes.parts import FetchParts, Prefix
+from pdserve.node.prefixes.worth import PrefixWorth
+from pdserve.node.sessions.client import Session
 from pdserve.protocol import PrefixAnswer, PrefixSource
 
 

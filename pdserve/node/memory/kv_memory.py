@@ -13,7 +13,7 @@ from kv_transfer.memory import ExportedPool, KvPool
 from pdserve.config import NodeConfig
 from pdserve.engine.kv_cache import DeviceBuffer
 from pdserve.errors import ConfigError, TransportUnavailable
-from pdserve.node.model import NodeModel
+from pdserve.node.start.model import NodeModel
 from pdserve.protocol import NodeRole
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ def prefill_refusal(memory: KvPool) -> str:
 def commit_if_asked(config: NodeConfig, memory: KvPool) -> None:
     """Allocate all memory of a CPU pool now, if the config says so. Slow, so for a thread.
 
-    Otherwise memory is allocated as needed (`memory_growth.py`). The pool works without huge pages
+    Otherwise memory is allocated as needed (`growth.py`). The pool works without huge pages
     too, so a kernel that has none only causes a warning.
 
     Raises:

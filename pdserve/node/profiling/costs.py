@@ -1,6 +1,6 @@
 """Measures what a node's steps cost, before it is READY; later starts read the cached result.
 
-profile_steps: which steps ──► profile_timer: run them ──► profile_fit: costs ──► profile_cache
+steps: which steps ──► timer: run them ──► fit: costs ──► cache
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import pdserve
 from pdserve.config import EngineConfig, ProfileConfig
 from pdserve.engine.attention import attention_backend
 from pdserve.engine.interface import Runner
-from pdserve.node.model import NodeModel
-from pdserve.node.processor import processor_name
-from pdserve.node.profile_cache import (
+from pdserve.node.profiling.cache import (
     Profile,
     ProfileKey,
     doubt_profile,
     read_profile,
     write_profile,
 )
-from pdserve.node.profile_fit import fit_costs, fit_error
-from pdserve.node.profile_steps import StepLimits, steps_to_profile
-from pdserve.node.profile_timer import StepTimer
+from pdserve.node.profiling.fit import fit_costs, fit_error
+from pdserve.node.profiling.steps import StepLimits, steps_to_profile
+from pdserve.node.profiling.timer import StepTimer
+from pdserve.node.start.model import NodeModel
+from pdserve.node.start.processor import processor_name
 from pdserve.perf_model import GUESS, PerfModel
 from pdserve.protocol import StepCosts
 from pdserve.user_cache import cache_folder

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pdserve.node.profile_fit import token_ladder
+from pdserve.node.profiling.fit import token_ladder
 from pdserve.perf_model import StepRow, StepShape
 
 Step = tuple[StepRow, ...]
