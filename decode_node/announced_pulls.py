@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from decode_node.arrival import Arrival
-from kv_transfer.puller import Puller
+from kv_transfer.puller import Pulls
 from pdserve.clock import Clock
 from pdserve.config import Timeouts
 from pdserve.errors import MalformedMessage, StaleIncarnation, TicketInvalid
@@ -31,7 +31,7 @@ class ReceivedHandoff:
 class AnnouncedPulls:
     """Follows announcements from the first one to the handoff record, and pulls each part."""
 
-    def __init__(self, puller: Puller, clock: Clock, timeouts: Timeouts, host_id: str) -> None:
+    def __init__(self, puller: Pulls, clock: Clock, timeouts: Timeouts, host_id: str) -> None:
         self.num_renewals = 0  # of tickets that had become old
         self._puller = puller
         self._clock = clock

@@ -29,7 +29,7 @@ from pdserve.engine.model_runner import ModelRunner
 from pdserve.errors import ConfigError
 from pdserve.exposition import Exposition
 from pdserve.loop_watch import LoopWatch
-from pdserve.node.assembly import make_parts
+from pdserve.node.assembly import ServedModel, make_parts
 from pdserve.node.coordinator_link import CoordinatorLink
 from pdserve.node.memory.growth import MemoryGrowth
 from pdserve.node.memory.kv_memory import (
@@ -131,7 +131,7 @@ class Node:
         self._memory = memory = make_kv_memory(config, role, model)
         self.loading = Loading(config, cores, model, memory)
         self._parts = parts = make_parts(
-            config, role, model, memory, tier_blocks, lambda: self._state
+            config, role, ServedModel.of(model), memory, tier_blocks, lambda: self._state
         )
         self._services = services = Services(
             parts, make, role, prefill_refusal=prefill_refusal(memory), on_role=self._report_load
@@ -200,7 +200,7 @@ class Node:
             growth = MemoryGrowth(self._memory)
             await growth.begin()
             self._parts.pool.on_first_use(growth.used)
-        await asyncio.to_thread(self._parts.grammars.compiler.load)
+        await asyncio.to_thread(self._parts.preparation.compiler.load)
         runner, known = await self._services.engine.in_thread(self.loading.run)
         self._parts.perf.costs = known.costs
         in_thread = partial(asyncio.get_running_loop().run_in_executor, None)

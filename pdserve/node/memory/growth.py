@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final
-
-from kv_transfer.memory import ExportedPool
+from typing import Final, Protocol
 
 log = logging.getLogger(__name__)
 
@@ -20,10 +18,28 @@ _PIECE_BYTES: Final = 32 << 20  # takes some 30 ms, not in the engine's thread
 _AHEAD: Final = 2  # number of pieces
 
 
+class Grows(Protocol):
+    """A pool whose memory is allocated range by range (`ExportedPool`)."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks."""
+        ...
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes per block."""
+        ...
+
+    def commit(self, first: int, end: int) -> bool:
+        """As ExportedPool.commit."""
+        ...
+
+
 class MemoryGrowth:
     """Grows one pool's memory. Belongs to the event loop; blocks are used in ascending order."""
 
-    def __init__(self, pool: ExportedPool) -> None:
+    def __init__(self, pool: Grows) -> None:
         self._pool = pool
         self._piece = max(1, _PIECE_BYTES // pool.block_bytes)  # blocks
         self._num_committed = 0  # blocks committed, or left to small pages

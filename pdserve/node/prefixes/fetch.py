@@ -15,11 +15,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pdserve.config import PrefixPull
 from pdserve.errors import OutOfBlocks, PdserveError
 from pdserve.node.prefixes.headroom import Filling
 from pdserve.node.prefixes.host_tier import NodeTier
-from pdserve.node.prefixes.parts import FetchParts, Prefix
+from pdserve.node.prefixes.offers import PrefixOffers
+from pdserve.node.prefixes.parts import Fetched, FetchParts, Prefix
 from pdserve.node.prefixes.pull import SourcePuller
 from pdserve.node.prefixes.worth import PrefixWorth
 from pdserve.protocol import PrefixSource
@@ -44,14 +44,6 @@ class PrefixFetchStatistics:
 
 
 @dataclass(slots=True)
-class Fetched:
-    """The result of one fetch, in tokens."""
-
-    from_tier: int = 0
-    from_nodes: int = 0
-
-
-@dataclass(slots=True)
 class _Attempt:
     """A fetch in progress, for which other requests may wait."""
 
@@ -62,22 +54,22 @@ class _Attempt:
 class PrefixFetcher:
     """Fetches prefixes into one pool. Belongs to the event loop."""
 
-    def __init__(self, parts: FetchParts, pull: PrefixPull, timeout_s: float) -> None:
+    def __init__(self, parts: FetchParts, offers: PrefixOffers, timeout_s: float) -> None:
         self.statistics = PrefixFetchStatistics()
         self._parts = parts
         self._pool = parts.pool
         self._headroom = parts.headroom
         self._layout = parts.identity.layout
-        self._pull = pull
+        self._offers = offers
         self._timeout_s = timeout_s
         self._filling = Filling(parts.pool, parts.headroom)
-        self._worth = PrefixWorth(parts.pull_costs, self._layout, parts.clock, pull)
+        self._worth = PrefixWorth(parts.pull_costs, self._layout, parts.clock, offers.pull)
         self._sources = SourcePuller(parts, self._filling, self._worth, timeout_s)
         self._fetching: dict[bytes, _Attempt] = {}  # by the hash of the first missing block
 
     def could_fetch(self, prefix: Prefix, sources: Sequence[PrefixSource]) -> bool:
         """Whether anything could be fetched for this prefix."""
-        return self._num_on_offer(prefix, self._usable(sources)) > 0
+        return self._offers.num_more(prefix, self._offers.usable(sources)) > 0
 
     async def fetch(self, prefix: Prefix, sources: Sequence[PrefixSource]) -> Fetched:
         """Fetch as much of the prefix as is worth it. Raises nothing except when cancelled.
@@ -86,8 +78,8 @@ class PrefixFetcher:
         or being written to.
         """
         fetched = Fetched()
-        sources = self._usable(sources)
-        num_blocks = self._num_on_offer(prefix, sources)
+        sources = self._offers.usable(sources)
+        num_blocks = self._offers.num_more(prefix, sources)
         if num_blocks == 0:
             return fetched
         timeout_s = self._worth.patience_s(num_blocks, self._timeout_s)
@@ -225,22 +217,6 @@ class PrefixFetcher:
         pays = self._worth.pays(transport, num_blocks)
         self.statistics.declined += not pays
         return pays
-
-    # ---- choosing sources ----------------------------------------------------------------------
-
-    def _usable(self, sources: Sequence[PrefixSource]) -> Sequence[PrefixSource]:
-        """The sources that may be asked: all but those that could not be reached recently."""
-        if self._pull == "never":
-            return ()
-        return [s for s in sources if not self._parts.sessions.has_failed(s.node)]
-
-    def _num_on_offer(self, prefix: Prefix, sources: Sequence[PrefixSource]) -> int:
-        """How many blocks, beyond those in the pool, the best source or the tier has."""
-        num_here = len(self._pool.match_prefix(prefix.hashes))
-        ends = [prefix.num_offered(source, self._layout.block_size) for source in sources]
-        if self._parts.tier is not None:
-            ends.append(num_here + self._parts.tier.match(prefix.hashes[num_here:]))
-        return max([end - num_here for end in ends] + [0])
 
     def _turn(
         self,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kv_transfer.handshake import KvIdentity
-from kv_transfer.puller import Puller
+from kv_transfer.puller import Pulls
 from pdserve.clock import Clock
 from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.request import Request
 from pdserve.node.prefixes.cost import PullCosts
 from pdserve.node.prefixes.headroom import Headroom
 from pdserve.node.prefixes.host_tier import NodeTier
@@ -23,9 +24,25 @@ class Prefix:
     cache_salt: str
     hashes: list[bytes]  # of the reusable full blocks, in this node's block size
 
+    @classmethod
+    def reusable(cls, request: Request, block_size: int) -> Prefix:
+        """What this node need not compute of a request, if it has the KV."""
+        request.extend_hashes(request.num_tokens, block_size)
+        num_blocks = request.num_reusable_tokens // block_size
+        token_ids = request.token_slice(0, request.num_tokens)
+        return cls(token_ids, request.cache_salt, request.block_hashes[:num_blocks])
+
     def num_offered(self, source: PrefixSource, block_size: int) -> int:
         """How many blocks of this node's size the source could provide, from the first on."""
         return min(source.num_tokens // block_size, len(self.hashes))
+
+
+@dataclass(slots=True)
+class Fetched:
+    """The result of one fetch, in tokens."""
+
+    from_tier: int = 0
+    from_nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +51,7 @@ class FetchParts:
 
     pool: BlockPool
     identity: KvIdentity
-    puller: Puller
+    puller: Pulls
     sessions: Sessions
     tier: NodeTier | None
     pull_costs: PullCosts

@@ -10,11 +10,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
 
-from pdserve.node.coordinator_link import CoordinatorLink
 from pdserve.protocol import KvEvents, KvTier
+from pdserve.wire.outbox import Sender
 
 MAX_HASHES = 4096  # in one message
+
+
+class Member(Sender, Protocol):
+    """A coordinator that may be attached (`CoordinatorLink`)."""
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the stream is open."""
+        ...
 
 
 class TierEvents:
@@ -65,7 +75,7 @@ class TierEvents:
 class KvEventFeed:
     """Sends the changes of a node's tiers to its coordinators. Belongs to the event loop."""
 
-    def __init__(self, links: Sequence[CoordinatorLink]) -> None:
+    def __init__(self, links: Sequence[Member]) -> None:
         self._links = links
         self._tiers: list[TierEvents] = []
         self._is_scheduled = False  # sending the changes, in the next turn of the event loop
@@ -76,7 +86,7 @@ class KvEventFeed:
         self._tiers.append(events)
         return events
 
-    def attached(self, link: CoordinatorLink) -> None:
+    def attached(self, link: Sender) -> None:
         """Send everything to a coordinator that has just attached."""
         for tier in self._tiers:
             for message in tier.snapshot():

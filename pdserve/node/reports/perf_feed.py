@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pdserve.config import EngineConfig
-from pdserve.node.coordinator_link import CoordinatorLink
 from pdserve.node.prefixes.cost import PullCosts
 from pdserve.protocol import PerfReport, TransferCosts
+from pdserve.wire.outbox import Sender
 
 MUCH = 1.25  # factor from which on a cost counts as changed
 TYPICAL_BYTES = (1 << 16, 1 << 20, 1 << 26)  # a block, a short prompt, a long one
@@ -19,16 +19,14 @@ TYPICAL_BYTES = (1 << 16, 1 << 20, 1 << 26)  # a block, a short prompt, a long o
 class PerfFeed:
     """Sends a node's costs to its coordinators. Belongs to the event loop."""
 
-    def __init__(
-        self, links: Sequence[CoordinatorLink], costs: PullCosts, engine: EngineConfig
-    ) -> None:
+    def __init__(self, links: Sequence[Sender], costs: PullCosts, engine: EngineConfig) -> None:
         self._links = links
         self._costs = costs
         self._engine = engine
         self._told: PerfReport | None = None  # None: step costs are not known yet
         costs.on_pull(self._pull_learned)
 
-    def attached(self, link: CoordinatorLink) -> None:
+    def attached(self, link: Sender) -> None:
         """Send the costs, if known, to a coordinator that has just attached."""
         if self._told is not None:
             link.send(self._told)

@@ -35,7 +35,7 @@ from pdserve.protocol import (
 )
 from pdserve.wire.channel import open_channel
 from pdserve.wire.envelopes import FROM_EXPORTER, FROM_PULLER
-from pdserve.wire.outbox import Outbox, running
+from pdserve.wire.outbox import Outbox, Sender, running
 from pdserve.wire.patience import patience
 from pdserve.wire.session_pb2 import ExporterMessages, PullerMessages
 from pdserve.wire.session_pb2_grpc import KvSessionStub
@@ -48,7 +48,7 @@ Stream: TypeAlias = grpc.aio.StreamStreamCall[PullerMessages, ExporterMessages]
 class Session:
     """An open session: the link for pulling bytes, and the subscriptions and queries over it."""
 
-    def __init__(self, peer: NodeAddress, link: Link, outbox: Outbox, clock: Clock) -> None:
+    def __init__(self, peer: NodeAddress, link: Link, outbox: Sender, clock: Clock) -> None:
         self.peer = peer
         self.link = link
         self._outbox = outbox

@@ -11,7 +11,7 @@ from pdserve.engine.scheduler import Queues
 from pdserve.lifecycle import Targets
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import StepCosts
-from tests.unit.engine.fakes import make_request
+from tests.requests import make_request
 
 BLOCK = 4
 

@@ -18,8 +18,11 @@ from pdserve.errors import DeadlineExceeded, PeerLost
 from pdserve.lifecycle import Targets
 from pdserve.node.sessions.subscription import Notice, Subscription
 from pdserve.protocol import HandoffRecord, SamplingParams
+from tests.requests import make_request
 from tests.unit.decode_node.batches import BLOCK, Batch
-from tests.unit.engine.fakes import decode_policy, make_request
+from tests.unit.engine.fakes import (
+    decode_policy,
+)
 
 
 class Bench(Batch):

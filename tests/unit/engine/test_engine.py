@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
@@ -29,52 +28,16 @@ from pdserve.errors import (
 )
 from pdserve.lifecycle import Targets
 from pdserve.protocol import FinishReason
+from tests.requests import make_request
 from tests.unit.engine.fakes import (
     FakeRunner,
+    Observer,
     decode_policy,
     expected_output,
-    make_request,
     prefill_policy,
 )
 
 BLOCK = 4
-
-
-@dataclass
-class Observer:
-    """Collects what the engine reports."""
-
-    done: dict[str, Request] = field(default_factory=dict)
-    failed: list[tuple[Request, PdserveError]] = field(default_factory=list)
-    reports: list[StepReport] = field(default_factory=list)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    layer_ends: Sequence[int] = ()
-    heard: list[tuple[str, int]] = field(default_factory=list)  # in which order
-
-    def step_planned(self, rows: Sequence[Scheduled]) -> Sequence[int]:
-        self.heard.append(("planned", len(rows)))
-        return self.layer_ends
-
-    def layers_done(self, rows: Sequence[Scheduled], num_layers: int) -> None:
-        self.heard.append(("layers", num_layers))
-
-    def step_done(self, report: StepReport) -> None:
-        self.heard.append(("done", len(report.rows)))
-        self.reports.append(report)
-        for row in report.rows:
-            if row.request.is_done:
-                self.done[row.request.request_id] = row.request
-        self.changed.set()
-
-    def requests_failed(self, requests: list[Request], error: PdserveError) -> None:
-        self.failed += [(request, error) for request in requests]
-        self.changed.set()
-
-    async def until(self, condition: object) -> None:
-        async with asyncio.timeout(5):
-            while not condition():  # type: ignore[operator]
-                self.changed.clear()
-                await self.changed.wait()
 
 
 @asynccontextmanager

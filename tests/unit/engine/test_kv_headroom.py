@@ -11,7 +11,7 @@ from pdserve.engine.kv_headroom import OUTLIVED, KvHeadroom, OutputEstimate
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 from pdserve.protocol import FinishReason
-from tests.unit.engine.fakes import make_request
+from tests.requests import make_request
 
 BLOCK = 4
 

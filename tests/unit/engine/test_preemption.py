@@ -8,7 +8,10 @@ from pdserve.engine.core import EngineCore
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 from pdserve.lifecycle import Targets
-from tests.unit.engine.fakes import decode_policy, make_request
+from tests.requests import make_request
+from tests.unit.engine.fakes import (
+    decode_policy,
+)
 
 BLOCK = 4
 
@@ -103,14 +106,13 @@ class Recalled:
     """A core with a preempted request whose KV is being fetched, and a stream beside it."""
 
     def __init__(self) -> None:
-        self.queues = Queues(BlockPool(20, BLOCK), ManualClock())
-        self.queues.preemptions.recall = self.recall
+        self.queues = Queues(BlockPool(20, BLOCK), ManualClock(), could_fetch=self.could_fetch)
         self.core = EngineCore(self.queues, decode_policy(64, 8), frozenset())
         self.asked: list[Request] = []
         self.stream, self.victim = (self.adopt() for _ in range(2))
         self.queues.preempt(self.victim, for_priority=True)
 
-    def recall(self, request: Request) -> bool:
+    def could_fetch(self, request: Request) -> bool:
         self.asked.append(request)
         return True
 

@@ -12,7 +12,10 @@ from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.step_shape import shape_of
 from pdserve.protocol import FinishReason, TokenLogprobs
-from tests.unit.engine.fakes import make_request, prefill_policy
+from tests.requests import make_request
+from tests.unit.engine.fakes import (
+    prefill_policy,
+)
 
 BLOCK = 4
 PROMPT = 22

@@ -27,6 +27,7 @@ from pdserve.node.prefixes.exports import PrefixExports
 from pdserve.node.prefixes.fetch import PrefixFetcher
 from pdserve.node.prefixes.headroom import Headroom
 from pdserve.node.prefixes.host_tier import NodeTier
+from pdserve.node.prefixes.offers import PrefixOffers
 from pdserve.node.prefixes.parts import FetchParts, Prefix
 from pdserve.node.sessions.client import Sessions
 from pdserve.node.sessions.server import SessionServer
@@ -51,6 +52,12 @@ def make_layout(block_size: int = BLOCK) -> KvLayout:
     return KvLayout(
         num_layers=2, num_kv_heads=2, head_dim=8, block_size=block_size, dtype=KvDtype.FLOAT32
     )
+
+
+def made_fetcher(parts: FetchParts, pull: PrefixPull, timeout_s: float) -> PrefixFetcher:
+    """As `pdserve.node.assembly` makes it."""
+    offers = PrefixOffers(parts.pool, parts.sessions, parts.tier, pull)
+    return PrefixFetcher(parts, offers, timeout_s)
 
 
 class PrefixNode:
@@ -95,7 +102,7 @@ class PrefixNode:
             clock=clock,
             headroom=self.headroom,
         )
-        self.fetcher = PrefixFetcher(self.parts, pull, timeout_s)
+        self.fetcher = made_fetcher(self.parts, pull, timeout_s)
         self.port = 0
 
     def _make_tier(self, num_blocks: int) -> NodeTier | None:

@@ -37,7 +37,7 @@ class Pool:
 
 
 def growth_of(pool: Pool) -> MemoryGrowth:
-    return MemoryGrowth(pool)  # type: ignore[arg-type]
+    return MemoryGrowth(pool)
 
 
 async def settled(growth: MemoryGrowth) -> None:

@@ -29,7 +29,7 @@ class Told:
         self.link = FakeLink()
         self.costs = PullCosts(PerfModel(), token_budget=512)
         engine = EngineConfig(token_budget=512, max_batch_size=64)
-        self.feed = PerfFeed([self.link], self.costs, engine)  # type: ignore[list-item]
+        self.feed = PerfFeed([self.link], self.costs, engine)
 
     @property
     def reports(self) -> list[PerfReport]:
@@ -44,7 +44,7 @@ def told() -> Told:
 def attach(told: Told) -> list[msgspec.Struct]:
     """Another coordinator; what it is told at once."""
     link = FakeLink()
-    told.feed.attached(link)  # type: ignore[arg-type]
+    told.feed.attached(link)
     return link.sent
 
 

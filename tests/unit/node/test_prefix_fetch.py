@@ -13,7 +13,6 @@ import pytest
 from pdserve.config import PrefixPull
 from pdserve.errors import PeerLost
 from pdserve.node.prefixes.cost import patience_s
-from pdserve.node.prefixes.fetch import PrefixFetcher
 from pdserve.node.prefixes.headroom import MAX_SHARE
 from pdserve.protocol import NodeAddress, PrefixAnswer, PrefixSource, StepCosts
 from tests.unit.node.prefix_nodes import (
@@ -21,6 +20,7 @@ from tests.unit.node.prefix_nodes import (
     NUM_BLOCKS,
     PROMPT,
     PrefixNode,
+    made_fetcher,
     started,
     steps_take,
     until,
@@ -256,7 +256,7 @@ class ScriptedSource:
         self.welcome = self
         self.layout = source.layout
         self.transport = "scripted"
-        self.fetcher = PrefixFetcher(
+        self.fetcher = made_fetcher(
             replace(puller.parts, sessions=self, puller=self),  # type: ignore[arg-type]
             pull,
             timeout_s,
@@ -396,7 +396,7 @@ async def test_behind_a_source_that_hangs_the_next_one_is_asked() -> None:
         answering.may_answer.set()
         answering.may_arrive.set()
         sessions = ScriptedSources([hanging, answering])
-        fetcher = PrefixFetcher(
+        fetcher = made_fetcher(
             replace(puller.parts, sessions=sessions, puller=sessions),  # type: ignore[arg-type]
             "always",
             timeout_s=0.6,

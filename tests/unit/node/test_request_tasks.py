@@ -12,7 +12,7 @@ import pytest
 from pdserve.engine.request import Request
 from pdserve.errors import PdserveError
 from pdserve.node.request_tasks import RequestTasks
-from tests.unit.engine.fakes import make_request
+from tests.requests import make_request
 
 
 class Bench:
