@@ -1,4 +1,4 @@
-"""Requests inside a node, for tests of whatever has to do with them."""
+"""Requests inside a node, for all tests that need one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from pdserve.engine.prompt_work import PromptWork
 from pdserve.engine.request import Request
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import SamplingParams
@@ -14,19 +15,23 @@ _ids = itertools.count()
 _SAMPLING = frozenset(SamplingParams.__struct_fields__)
 
 
-def make_request(prompt: Sequence[int] | int, max_tokens: int = 4, **fields: Any) -> Request:
-    """A greedy request with a prompt of these tokens, or of this many.
+def make_request(prompt: Sequence[int] | int, output: Sequence[int] = (), **fields: Any) -> Request:
+    """A greedy request for four tokens, with a prompt of these tokens, or of this many.
 
     `fields` are those of its sampling parameters (`grammar` is a text), or its own.
     """
-    tokens = list(range(100, 100 + prompt)) if isinstance(prompt, int) else list(prompt)
     sampling = {name: fields.pop(name) for name in list(fields) if name in _SAMPLING}
-    return Request(
-        **{
-            "request_id": f"r{next(_ids)}",
-            "prompt_token_ids": tokens,
-            "sampling": SamplingParams(**{"max_tokens": max_tokens, "temperature": 0.0} | sampling),
-            "lifecycle": Lifecycle(received_s=0.0),
-        }
-        | fields
-    )
+    made = {
+        "request_id": f"r{next(_ids)}",
+        "prompt_token_ids": list(range(100, 100 + prompt) if isinstance(prompt, int) else prompt),
+        "sampling": SamplingParams(**{"max_tokens": 4, "temperature": 0.0} | sampling),
+        "lifecycle": Lifecycle(received_s=0.0),
+        "output_token_ids": list(output),
+    }
+    return Request(**made | fields)
+
+
+def work_of(request: Request) -> PromptWork:
+    """What it wants of its prompt besides KV."""
+    assert request.prompt_work is not None
+    return request.prompt_work

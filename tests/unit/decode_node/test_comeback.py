@@ -52,7 +52,9 @@ class Bench:
 
     def adopted(self, sources: list[PrefixSource]) -> Request:
         """It has decoded ten tokens."""
-        request = make_request(PROMPT, 100, output_token_ids=list(ANSWER), prefix_sources=sources)
+        request = make_request(
+            PROMPT, max_tokens=100, output_token_ids=list(ANSWER), prefix_sources=sources
+        )
         request.num_computed_tokens = request.num_tokens - 1
         self.node.compute(HISTORY)
         request.extend_hashes(request.num_tokens, BLOCK)

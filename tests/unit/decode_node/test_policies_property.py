@@ -132,7 +132,7 @@ def run(world: World, arrivals: list[Arrival], runner: FakeRunner) -> list[Reque
             arrival = pending.pop(0)
             request = make_request(
                 arrival.num_prompt,
-                max(2, arrival.max_tokens),
+                max_tokens=max(2, arrival.max_tokens),
                 targets=Targets(
                     tpot_s=arrival.tpot_s,
                     priority=arrival.priority,

@@ -22,7 +22,7 @@ def make_queues(num_blocks: int = 20) -> Queues:
 
 def run(queues: Queues, num_tokens: int, received_s: float = 0.0, **fields: object) -> Request:
     """A decoding request in the batch."""
-    request = make_request(num_tokens - 1, 50, output_token_ids=[1], **fields)
+    request = make_request(num_tokens - 1, max_tokens=50, output_token_ids=[1], **fields)
     request.lifecycle.received_s = received_s
     request.num_computed_tokens = num_tokens - 1
     request.block_table = queues.pool.allocate(-(-num_tokens // BLOCK))
@@ -117,7 +117,7 @@ class Recalled:
         return True
 
     def adopt(self) -> Request:
-        request = make_request(7, 50, output_token_ids=[1], num_computed_tokens=7)
+        request = make_request(7, max_tokens=50, output_token_ids=[1], num_computed_tokens=7)
         request.block_table = self.core.pool.allocate(2)
         self.core.adopt(request)
         return request

@@ -67,7 +67,7 @@ class Bench:
         self.observer = Observer()
 
     def submit(self, request_id: str, num_tokens: int = 13, grammar: str = "") -> Request:
-        request = make_request(num_tokens, 6, request_id=request_id, grammar=grammar)
+        request = make_request(num_tokens, max_tokens=6, request_id=request_id, grammar=grammar)
         self.preparation.submit(request, [])
         return request
 
