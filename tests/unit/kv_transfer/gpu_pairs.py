@@ -11,7 +11,6 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_transfer.cuda.fake import FakeDriver, FakeHost
 from kv_transfer.cuda.pool import DevicePool
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
@@ -25,6 +24,7 @@ from kv_transfer.transports.nccl_server import NcclServer
 from kv_transfer.transports.pull_server import PullLimits
 from pdserve.clock import ManualClock
 from pdserve.kv_layout import KvLayout
+from tests.fake_gpus import FakeDriver, FakeHost
 from tests.unit.kv_transfer.pairs import SMALL
 
 CHUNK_BYTES = 1000  # no multiple of anything

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from kv_transfer.cuda import copier as copier_module
 from kv_transfer.cuda.copier import SpanCopier
 from kv_transfer.cuda.driver import DeviceError, Region
-from kv_transfer.cuda.fake import FakeDriver, FakeHost
 from kv_transfer.pieces import PIECE_BYTES, cut_chunks, cut_pieces
 from kv_transfer.threads import CancelFlag
+from tests.fake_gpus import FakeDriver, FakeHost
 
 SIZE = 200_000
 

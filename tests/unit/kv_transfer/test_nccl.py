@@ -11,7 +11,6 @@ import pytest
 import uvloop
 
 from kv_transfer.cuda.driver import DeviceError, Region
-from kv_transfer.cuda.fake import FakeCommunicator
 from kv_transfer.transports import nccl_peer, nccl_server
 from kv_transfer.transports.nccl_peer import Invitation
 from pdserve.errors import (
@@ -23,6 +22,7 @@ from pdserve.errors import (
     TransferTimeout,
 )
 from pdserve.protocol import TransportOffer
+from tests.fake_gpus import FakeCommunicator
 from tests.unit.kv_transfer.gpu_pairs import (
     CHUNK_BYTES,
     GpuPair,

@@ -12,8 +12,8 @@ import pytest
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.transports.catalog import KINDS
-from kv_transfer.transports.fake import FakeNetwork
 from pdserve.clock import ManualClock
+from tests.fake_transport import FakeNetwork
 from tests.unit.kv_transfer.pairs import SMALL, Pair, make_pool, make_puller
 
 
