@@ -14,14 +14,13 @@ from pdserve.engine.engine import Engine
 from pdserve.engine.interface import StepReport
 from pdserve.engine.prompts.uncached import num_uncached
 from pdserve.engine.request import Request, Scheduled
-from pdserve.errors import PdserveError
-from pdserve.node.leg_checks import check_leg
+from pdserve.errors import ContextLengthExceeded, InvalidRequest, NoNodeAvailable, PdserveError
 from pdserve.node.legs import Legs
 from pdserve.node.role_policy import PrefillRolePolicy
 from pdserve.node.roles import NodeParts, Sampled, ServiceFactories
 from pdserve.node.sessions.client import Sessions
 from pdserve.node.sessions.server import Announcer
-from pdserve.protocol import DecodeLeg, LegFailed, NodeRole, PrefillLeg
+from pdserve.protocol import DecodeLeg, LegFailed, NodeRole, NodeState, PrefillLeg
 from pdserve.wire.outbox import Sender
 
 log = logging.getLogger(__name__)
@@ -192,7 +191,7 @@ class Services:
     def _opens(self, leg: PrefillLeg | DecodeLeg, link: Sender) -> bool:
         """Add a new leg to the legs in progress; False if it cannot be run, and was refused."""
         try:
-            check_leg(self._parts, leg)
+            _check_leg(self._parts, leg)
         except PdserveError as error:
             link.send(LegFailed(request_id=leg.request_id, code=error.code, message=error.message))
             return False
@@ -203,3 +202,33 @@ class Services:
     def _follow_policy(self) -> None:
         is_prefill = self.role is NodeRole.PREFILL
         self.engine.policy = self._prefill_role if is_prefill else self._decode.policy
+
+
+def _check_leg(parts: NodeParts, leg: PrefillLeg | DecodeLeg) -> None:
+    """Check that a leg that has just arrived can be started.
+
+    Raises:
+        NoNodeAvailable: the node is still loading its model.
+        ContextLengthExceeded: the request could outgrow the pool.
+        InvalidRequest: its id is in use, or it makes no sense for this model.
+    """
+    num_tokens, max_model_len = len(leg.token_ids), parts.max_model_len
+    if parts.state() is NodeState.LOADING:
+        raise NoNodeAvailable("a node is still loading its model: try again shortly")
+    known = next((request_id for request_id in leg.request_ids if request_id in parts.legs), None)
+    if known is not None:
+        raise InvalidRequest(f"the request id {known} is in use: it is running already")
+    if not 0 < num_tokens <= max_model_len:
+        raise ContextLengthExceeded(
+            f"a prompt of {num_tokens} tokens: max_model_len {max_model_len} allows "
+            f"1 to {max_model_len}"
+        )
+    if num_tokens + leg.sampling.max_tokens > max_model_len:
+        raise ContextLengthExceeded(
+            f"{num_tokens} prompt tokens and max_tokens {leg.sampling.max_tokens} are more than "
+            f"max_model_len {max_model_len}"
+        )
+    if isinstance(leg, PrefillLeg) and leg.siblings and leg.sampling.max_tokens == 0:
+        raise InvalidRequest("a request without output cannot have several answers")
+    if not 0 <= min(leg.token_ids) <= max(leg.token_ids) < parts.vocab_size:
+        raise InvalidRequest(f"token ids must be in 0..{parts.vocab_size - 1}")

@@ -39,8 +39,8 @@ from pdserve.config_values import parse_bytes
 from pdserve.errors import ConfigError
 from pdserve.node.bench_step import StepBench
 from pdserve.node.memory.meminfo import available_bytes
+from pdserve.node.start.cores import processor_name
 from pdserve.node.start.model import WARMUP_TOKENS, NodeModel, plan_model, use_cores
-from pdserve.node.start.processor import processor_name
 
 AUTO_KV_BYTES = 10 << 30
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 import pdserve
+from pdserve import _native
 from pdserve.config import EngineConfig, ProfileConfig
-from pdserve.engine.attention import attention_backend
 from pdserve.engine.interface import Runner
 from pdserve.node.profiling.cache import (
     Profile,
@@ -29,8 +29,8 @@ from pdserve.node.profiling.cache import (
 from pdserve.node.profiling.fit import fit_costs, fit_error
 from pdserve.node.profiling.steps import StepLimits, steps_to_profile
 from pdserve.node.profiling.timer import StepTimer
+from pdserve.node.start.cores import processor_name
 from pdserve.node.start.model import NodeModel
-from pdserve.node.start.processor import processor_name
 from pdserve.perf_model import GUESS, PerfModel
 from pdserve.protocol import StepCosts
 from pdserve.user_cache import cache_folder
@@ -135,13 +135,22 @@ def profile_key(model: NodeModel, limits: StepLimits) -> ProfileKey:
         device=_device_name(model.device),
         dtype=model.layout.dtype.value,
         threads=torch.get_num_threads(),
-        attention=attention_backend(model.device).name,
+        attention=attention_name(model.device),
         software=f"pdserve {pdserve.__version__}, torch {torch.__version__}",
         token_budget=limits.token_budget,
         max_batch_size=limits.max_batch_size,
         block_size=limits.block_size,
         longest=limits.longest,
     )
+
+
+def attention_name(device: torch.device) -> str:
+    """What computes attention on a device: on CPUs, the kernels' build."""
+    if device.type == "cpu":
+        return f"native-{_native.kernel_variants()[0]}"
+    from pdserve.engine.cuda.catalog import choose_kind  # only where a GPU is asked for
+
+    return choose_kind("", None).name
 
 
 def _device_name(device: torch.device) -> str:

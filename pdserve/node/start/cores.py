@@ -8,6 +8,7 @@ torch here, because `pdserve up` imports this.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -73,3 +74,9 @@ def use_service_cores(plan: CorePlan) -> None:
 def use_compute_cores(plan: CorePlan) -> None:
     """Pin the calling thread, and the workers that it starts, to the compute cores."""
     os.sched_setaffinity(0, plan.compute)
+
+
+def processor_name(cpuinfo: str) -> str:
+    """The model name in the text of /proc/cpuinfo."""
+    match = re.search(r"^(?:model name|Processor|CPU part)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    return match[1].strip() if match else "unknown"

@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from pdserve.checkpoint import Checkpoint, resolve_checkpoint
-from pdserve.engine.attention import attention_backend
 from pdserve.engine.kv_cache import TORCH_DTYPES, KvCache
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import ModelConfig, load_model_config
@@ -19,6 +18,7 @@ from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.weights import Progress, load_decoder, load_torch_weights
 from pdserve.kv_layout import KvDtype
+from tests.native_attention import attention_backend
 from tests.plain_batch import build_batch
 from tests.requests import make_request
 

@@ -8,8 +8,10 @@ from typing import Literal
 
 import msgspec
 import pytest
+import torch
 from msgspec.structs import replace
 
+from pdserve import _native
 from pdserve.config import EngineConfig, NodeConfig, ProfileConfig
 from pdserve.node.profiling.cache import (
     Profile,
@@ -17,7 +19,7 @@ from pdserve.node.profiling.cache import (
     read_profile,
     write_profile,
 )
-from pdserve.node.profiling.costs import KnownCosts, step_costs
+from pdserve.node.profiling.costs import KnownCosts, attention_name, step_costs
 from pdserve.node.start.model import load_runner, plan_model
 from pdserve.perf_model import GUESS
 from pdserve.protocol import StepCosts
@@ -194,3 +196,7 @@ def test_a_profile_that_was_wrong_in_service_is_measured_again(
 def test_off_guesses_and_leaves_nothing(tmp_path: Path) -> None:
     assert costs_of_a_start(tmp_path, "off") == (GUESS, 0)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_profile_depends_on_the_build_of_the_kernels() -> None:
+    assert attention_name(torch.device("cpu")) == f"native-{_native.kernel_variants()[0]}"

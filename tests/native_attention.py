@@ -1,4 +1,4 @@
-"""Paged attention on CPUs: the C++ kernels behind the AttentionBackend interface.
+"""The kernels of paged attention on CPUs behind the AttentionBackend interface, one by one.
 
 The extension checks all arguments before it runs a kernel.
 """
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from pdserve import _native
-from pdserve.engine.attention.interface import AttentionBatch
+from pdserve.engine.attention.interface import AttentionBackend, AttentionBatch
+from pdserve.engine.cuda.catalog import choose_kind
 
 
 class NativeAttention:
@@ -58,3 +59,8 @@ class NativeAttention:
             variant=self._variant,
         )
         return out
+
+
+def attention_backend(device: torch.device) -> AttentionBackend:
+    """The best backend for a device that works with any model."""
+    return NativeAttention() if device.type == "cpu" else choose_kind("", None).open(device)
