@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
@@ -49,6 +50,10 @@ class KnownCosts:
     doubt: Callable[[float], None] = lambda _: None  # of the kept profile; takes the relative error
 
 
+# As `measured_profile`
+Measure: TypeAlias = Callable[[StepLimits, Runner, float, Callable[[], None]], Profile]
+
+
 def step_limits(engine: EngineConfig, model: NodeModel) -> StepLimits:
     """The limits of this node's steps."""
     return StepLimits(
@@ -60,12 +65,34 @@ def step_limits(engine: EngineConfig, model: NodeModel) -> StepLimits:
     )
 
 
+def measured_profile(
+    limits: StepLimits,
+    runner: Runner,
+    budget_s: float,
+    before_each: Callable[[], None] = lambda: None,
+) -> Profile:
+    """Measure steps within these limits for about `budget_s`, and fit the costs."""
+    started_s = time.perf_counter()
+    timer = StepTimer(runner, limits.block_size, before_each=before_each)
+    samples = timer.sample(steps_to_profile(limits), budget_s)
+    costs = fit_costs(samples)
+    error = fit_error(costs, samples)
+    log.info(
+        "profiled %d steps in %.1f s; costs fit them within %.1f %% on average",
+        len(samples),
+        time.perf_counter() - started_s,
+        100 * error,
+    )
+    return Profile(costs, error)
+
+
 def step_costs(
     config: ProfileConfig,
     engine: EngineConfig,
     model: NodeModel,
     runner: Runner,
     before_each: Callable[[], None] = lambda: None,
+    measure: Measure = measured_profile,
 ) -> KnownCosts:
     """Read, measure or guess the costs, as the config says. Slow, so for a thread.
 
@@ -79,7 +106,7 @@ def step_costs(
     key = profile_key(model, limits)
     kept = read_profile(folder, key) if folder is not None and config.profile == "auto" else None
     if kept is None or kept.error > POOR:
-        new = measured_profile(limits, runner, config.profile_s, before_each)
+        new = measure(limits, runner, config.profile_s, before_each)
         if kept is None or new.error < kept.error:
             kept = new
             if folder is not None:
@@ -104,27 +131,6 @@ def _log_costs(perf: PerfModel, limits: StepLimits) -> None:
         limits.token_budget,
         perf.saturating_tokens(limits.token_budget),
     )
-
-
-def measured_profile(
-    limits: StepLimits,
-    runner: Runner,
-    budget_s: float,
-    before_each: Callable[[], None] = lambda: None,
-) -> Profile:
-    """Measure steps within these limits for about `budget_s`, and fit the costs."""
-    started_s = time.perf_counter()
-    timer = StepTimer(runner, limits.block_size, before_each=before_each)
-    samples = timer.sample(steps_to_profile(limits), budget_s)
-    costs = fit_costs(samples)
-    error = fit_error(costs, samples)
-    log.info(
-        "profiled %d steps in %.1f s; costs fit them within %.1f %% on average",
-        len(samples),
-        time.perf_counter() - started_s,
-        100 * error,
-    )
-    return Profile(costs, error)
 
 
 def profile_key(model: NodeModel, limits: StepLimits) -> ProfileKey:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from decode_node.policies import DecodePolicy, make_decode_policy
 from pdserve.clock import Clock, ManualClock
@@ -140,7 +141,7 @@ def prefill_policy(
     perf: PerfModel | None = None,
     clock: Clock | None = None,
     prefill_chunk: int = 0,
-    **limits: object,
+    **limits: Any,
 ) -> Policy:
     """A prefill policy by its name, with steps of this size."""
     return make_prefill_policy(
@@ -148,7 +149,7 @@ def prefill_policy(
         EngineConfig(token_budget=token_budget, max_batch_size=max_batch_size),
         perf or PerfModel(),
         clock or ManualClock(),
-        **limits,  # type: ignore[arg-type]
+        **limits,
     )
 
 
@@ -158,11 +159,11 @@ def decode_policy(
     name: DecodePolicyName = "max-batch",
     perf: PerfModel | None = None,
     clock: Clock | None = None,
-    **settings: object,
+    **settings: Any,
 ) -> DecodePolicy:
     """A decode policy by its name, with steps of this size."""
     return make_decode_policy(
-        PolicyConfig(decode_policy=name, **settings),  # type: ignore[arg-type]
+        PolicyConfig(decode_policy=name, **settings),
         EngineConfig(token_budget=token_budget, max_batch_size=max_batch_size),
         perf or PerfModel(),
         clock or ManualClock(),

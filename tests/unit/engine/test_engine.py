@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -269,8 +270,8 @@ async def test_a_step_that_fails_has_told_of_its_layers() -> None:
         bad, good = make_request(5), make_request(6, max_tokens=1)
         execute = runner.execute
 
-        def fail_late(*args: object) -> object:
-            result = execute(*args)  # type: ignore[arg-type]
+        def fail_late(*args: Any) -> Any:
+            result = execute(*args)
             if len(runner.steps) == 1:
                 raise UnusableLogits("NaN", [bad.request_id])
             return result
@@ -322,11 +323,11 @@ async def test_nothing_stays_unreported_when_the_engine_is_stopped() -> None:
     stopping = asyncio.get_running_loop().create_future()
     prepare = runner.prepare
 
-    def stop_at_third(*args: object) -> object:
+    def stop_at_third(*args: Any) -> Any:
         if len(runner.steps) == 2:
             task.cancel()  # before the second step is reported
             stopping.set_result(len(observer.reports))
-        return prepare(*args)  # type: ignore[arg-type]
+        return prepare(*args)
 
     runner.prepare = stop_at_third  # type: ignore[assignment,method-assign]
     engine.submit(make_request(5, max_tokens=100))
@@ -372,10 +373,10 @@ async def test_a_step_that_cannot_be_prepared_fails_its_requests_after_the_repor
         request = make_request(5, max_tokens=100)
         prepare, heard = runner.prepare, observer.heard
 
-        def fail_third(*args: object) -> object:
+        def fail_third(*args: Any) -> Any:
             if heard.count(("planned", 1)) == 3:
                 raise AssertionError("a bug")
-            return prepare(*args)  # type: ignore[arg-type]
+            return prepare(*args)
 
         def failed(requests: list[Request], error: PdserveError) -> None:
             assert heard[-1] == ("done", 1)

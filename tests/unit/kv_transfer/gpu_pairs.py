@@ -19,7 +19,9 @@ from kv_transfer.link import Link
 from kv_transfer.puller import Puller, PullResult
 from kv_transfer.transports.catalog import TransportKind
 from kv_transfer.transports.cuda_ipc import CudaIpcServer, CudaIpcTransport
+from kv_transfer.transports.interface import Reader
 from kv_transfer.transports.nccl import NcclTransport
+from kv_transfer.transports.nccl_peer import Endings
 from kv_transfer.transports.nccl_server import NcclServer
 from kv_transfer.transports.pull_server import PullLimits
 from pdserve.clock import ManualClock
@@ -31,12 +33,20 @@ CHUNK_BYTES = 1000  # no multiple of anything
 CUDA_IPC = TransportKind("cuda_ipc", CudaIpcServer, CudaIpcTransport, frozenset({"cuda"}))
 
 
-def nccl(stall_s: float = 10.0, chunk_bytes: int = CHUNK_BYTES) -> TransportKind:
-    """NCCL whose ends give up after a stall of `stall_s`."""
-    server = partial(NcclServer, limits=PullLimits(stall_s=stall_s), chunk_bytes=chunk_bytes)
-    return TransportKind(
-        "nccl", server, partial(NcclTransport, stall_s=stall_s), frozenset({"cuda"})
-    )
+def nccl(
+    stall_s: float = 10.0,
+    chunk_bytes: int = CHUNK_BYTES,
+    join_s: float = 30.0,
+    end_s: float = 5.0,
+) -> TransportKind:
+    """NCCL whose ends give up after a stall of `stall_s`; the puller, after `end_s` of an end."""
+    limits = PullLimits(stall_s=stall_s)
+    server = partial(NcclServer, limits=limits, chunk_bytes=chunk_bytes, join_s=join_s)
+
+    def transport(reader: Reader) -> NcclTransport:
+        return NcclTransport(reader, stall_s, Endings(end_s))
+
+    return TransportKind("nccl", server, transport, frozenset({"cuda"}))
 
 
 class DeviceBlocks:

@@ -78,13 +78,18 @@ def tokens_of(
 
 
 def make_exporter(
-    pool: ExportedPool, layout: KvLayout, kind: str = "tcp", network: FakeNetwork | None = None
+    pool: ExportedPool,
+    layout: KvLayout,
+    kind: str = "tcp",
+    network: FakeNetwork | None = None,
+    *,
+    with_checksums: bool = True,
 ) -> tuple[Exporter, ManualClock]:
     clock = ManualClock(100.0)
     network = network or FakeNetwork()
     identity = KvIdentity("a-model", "main", layout)
     kinds = [k for k in kinds_with(network) if k.name == kind]
-    with_checksums = layout != LARGE  # gigabytes are pulled of it
+    with_checksums &= layout != LARGE  # gigabytes are pulled of it
     exporter = Exporter("p0", "life-1", identity, pool, clock, kinds, with_checksums=with_checksums)
     return exporter, clock
 
@@ -107,12 +112,14 @@ async def open_pair(
     layout: KvLayout = SMALL,
     destination_layout: KvLayout | None = None,
     num_blocks: int = 32,
+    *,
+    with_checksums: bool = True,
 ) -> AsyncIterator[Pair]:
     destination_layout = destination_layout or layout
     network = FakeNetwork()
     source = make_pool(layout, num_blocks, seed=1)
     destination = make_pool(destination_layout, num_blocks)
-    exporter, clock = make_exporter(source, layout, kind, network)
+    exporter, clock = make_exporter(source, layout, kind, network, with_checksums=with_checksums)
     puller = make_puller(destination, destination_layout, network)
     await exporter.start("127.0.0.1")
     link = await puller.connect(exporter.welcome(), timeout_s=5)
