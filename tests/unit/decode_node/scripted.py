@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 from msgspec.structs import replace
 
 from kv_transfer.link import Link
@@ -21,21 +20,12 @@ from pdserve.protocol import (
     Settle,
     Subscribe,
 )
+from tests.unit.node.parts import Recorder
 
 BLOCK = 4
 NUM_LAYERS = 4
 HOST = "this host"
 SOURCE = NodeAddress(node_id="p", incarnation="1", session_address="p:1")
-
-
-class Recorder:
-    """In place of a link or an outbox: keeps what was sent."""
-
-    def __init__(self) -> None:
-        self.sent: list[msgspec.Struct] = []
-
-    def send(self, message: msgspec.Struct) -> None:
-        self.sent.append(message)
 
 
 def make_ticket(first: int, end: int, first_layer: int = 0, end_layer: int = NUM_LAYERS) -> bytes:

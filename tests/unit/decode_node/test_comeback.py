@@ -25,8 +25,8 @@ from tests.unit.node.prefix_nodes import (
     PrefixNode,
     started,
     steps_take,
-    until,
 )
+from tests.waits import until
 
 ANSWER = list(range(800, 811))
 HISTORY = PROMPT + ANSWER  # 62 tokens: fifteen full blocks, and two tokens

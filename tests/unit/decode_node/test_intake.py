@@ -45,6 +45,7 @@ from pdserve.protocol import (
 from tests.unit.decode_node.scripted import BLOCK, HOST, SOURCE, ScriptedExporter, make_ticket
 from tests.unit.engine.fakes import decode_policy
 from tests.unit.node.compilers import SlowCompiler
+from tests.waits import turn
 
 NUM_BLOCKS = 8
 TIMEOUTS = Timeouts(transfer_s=5.0, ticket_s=30.0)
@@ -171,12 +172,6 @@ class Bench:
                 prefill_end_s=prefill_end_s,
             )
         )
-
-
-async def turn() -> None:
-    """Let every task run until it waits."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from tests.unit.decode_node.batches import BLOCK, Batch
 from tests.unit.engine.fakes import (
     decode_policy,
 )
+from tests.waits import turn
 
 
 class Bench(Batch):
@@ -64,12 +65,6 @@ class Bench(Batch):
         self.room.leave(request)
         self.pool.release(request.block_table)
         await turn()
-
-
-async def turn() -> None:
-    """Let every task run until it waits."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 @asynccontextmanager

@@ -36,11 +36,12 @@ from pdserve.protocol import (
 )
 from prefill_node.service import PrefillNode
 from tests.requests import make_request
-from tests.unit.decode_node.scripted import BLOCK, SOURCE, Recorder, ScriptedExporter
+from tests.unit.decode_node.scripted import BLOCK, SOURCE, ScriptedExporter
 from tests.unit.engine.fakes import (
     FakeRunner,
 )
-from tests.unit.node.parts import made_parts
+from tests.unit.node.parts import Recorder, made_parts
+from tests.waits import turn
 
 NUM_BLOCKS = 8
 LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, head_dim=8, block_size=BLOCK, dtype=KvDtype.FLOAT32)
@@ -92,12 +93,6 @@ class Bench:
             self.link,
         )
         await turn()
-
-
-async def turn() -> None:
-    """Let every task run until it waits."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 @pytest.fixture

@@ -136,7 +136,7 @@ def test_a_preempted_request_is_recalled_when_there_is_room() -> None:
     newcomer = make_request(4)
     bench.core.submit(newcomer)
     assert bench.planned() == [bench.stream], "newcomers wait for those who come back"
-    bench.core.submit(bench.victim)  # as its prefix queue does in the end
+    bench.core.submit(bench.victim)  # as its preparation does in the end
     assert bench.queues.waiting[0] is bench.victim
     assert set(bench.planned()) == {bench.stream, bench.victim, newcomer}
     assert bench.asked == [bench.victim], "once is enough"

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -35,20 +34,10 @@ from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import NodeRole, SamplingParams, TokenBatch
 from pdserve.wire.envelopes import FROM_NODE
 from tests.unit.engine.fakes import PlainRunner, QuietObserver, decode_policy
-from tests.unit.node.parts import made_parts, made_services
+from tests.unit.node.parts import Recorder, made_parts, made_services
 
 LAYOUT = KvLayout(num_layers=2, num_kv_heads=1, head_dim=8, block_size=16, dtype=KvDtype.FLOAT32)
 NUM_BLOCKS = 512
-
-
-class Link:
-    """In place of a coordinator's."""
-
-    def __init__(self) -> None:
-        self.sent: list[msgspec.Struct] = []
-
-    def send(self, message: msgspec.Struct) -> None:
-        self.sent.append(message)
 
 
 class Streams:
@@ -58,7 +47,7 @@ class Streams:
         self.memory = ExportedPool(NUM_BLOCKS, LAYOUT.block_bytes)
         self.parts = made_parts("n", self.memory, LAYOUT, NodeConfig())
         self.services = made_services(self.parts, NodeRole.DECODE)
-        self.links = Link(), Link()
+        self.links = Recorder(), Recorder()
         self.batches = StepBatches(LAYOUT.block_size)
         for number in range(2 * num_streams):
             request = made_stream(f"r{number}", self.parts.engine)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,9 +26,11 @@ from kv_transfer.transports.nccl_server import NcclServer
 from kv_transfer.transports.pull_server import PullLimits
 from pdserve.clock import ManualClock
 from pdserve.kv_layout import KvLayout
+from tests import waits
 from tests.fake_gpus import FakeDriver, FakeHost
 from tests.unit.kv_transfer.pairs import SMALL
 
+until = partial(waits.until, pause_s=0.0)  # what is looked for may last a moment only
 CHUNK_BYTES = 1000  # no multiple of anything
 CUDA_IPC = TransportKind("cuda_ipc", CudaIpcServer, CudaIpcTransport, frozenset({"cuda"}))
 
@@ -128,13 +130,6 @@ async def open_gpu_pair(
 def start(pair: GpuPair, timeout_s: float = 60) -> asyncio.Task[object]:
     """A pull of blocks 3 and 5 into 7 and 9."""
     return asyncio.create_task(pair.pull(pair.issue(3, 5), [7, 9], timeout_s))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Until another thread has made it so (it tells nobody, so look)."""
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 async def assert_still(blocks: DeviceBlocks) -> None:

@@ -24,22 +24,22 @@ from pdserve.protocol import (
     Sibling,
     TokenBatch,
 )
-from tests.unit.node.parts import made_parts
+from tests.unit.node.parts import Recorder, made_parts
 
 BLOCK, NUM_BLOCKS = 4, 32
 LAYOUT = KvLayout(num_layers=2, num_kv_heads=1, head_dim=8, block_size=BLOCK, dtype=KvDtype.FLOAT32)
 MAX_TOKENS = 6
 
 
-class Link:
+class Link(Recorder):
     """A coordinator that keeps what it hears, in the order in which everybody is told things."""
 
     def __init__(self, told: list[msgspec.Struct]) -> None:
-        self.sent: list[msgspec.Struct] = []
+        super().__init__()
         self._told = told
 
     def send(self, message: msgspec.Struct) -> None:
-        self.sent.append(message)
+        super().send(message)
         self._told.append(message)
 
     def tokens_of(self, request_id: str) -> list[int]:

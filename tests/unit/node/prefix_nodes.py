@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -35,6 +34,7 @@ from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeAddress, PrefixSource, StepCosts
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.channel import Server
+from tests.waits import until
 
 TIMEOUTS = Timeouts(connect_s=1.0, liveness_s=2.0)
 PREFIX_S = 5.0
@@ -206,10 +206,3 @@ async def started(*nodes: PrefixNode) -> AsyncIterator[None]:
     finally:
         for node in nodes:
             await node.close()
-
-
-async def until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
-    """Bounded wait for something that another task brings about."""
-    async with asyncio.timeout(within_s):
-        while not condition():
-            await asyncio.sleep(0.005)

@@ -10,23 +10,16 @@ from pdserve.node.prefixes.cost import PullCosts
 from pdserve.node.reports.perf_feed import PerfFeed
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import PerfReport, StepCosts
+from tests.unit.node.parts import Recorder
 
 COSTS = StepCosts(knot_tokens=[1, 8], knot_s=[0.001, 0.002])
-
-
-class FakeLink:
-    def __init__(self) -> None:
-        self.sent: list[msgspec.Struct] = []
-
-    def send(self, message: msgspec.Struct) -> None:
-        self.sent.append(message)
 
 
 class Told:
     """A feed to one coordinator, which attached before the node was profiled."""
 
     def __init__(self) -> None:
-        self.link = FakeLink()
+        self.link = Recorder()
         self.costs = PullCosts(PerfModel(), token_budget=512)
         engine = EngineConfig(token_budget=512, max_batch_size=64)
         self.feed = PerfFeed([self.link], self.costs, engine)
@@ -43,7 +36,7 @@ def told() -> Told:
 
 def attach(told: Told) -> list[msgspec.Struct]:
     """Another coordinator; what it is told at once."""
-    link = FakeLink()
+    link = Recorder()
     told.feed.attached(link)
     return link.sent
 

@@ -22,8 +22,8 @@ from tests.unit.node.prefix_nodes import (
     TIMEOUTS,
     PrefixNode,
     started,
-    until,
 )
+from tests.waits import until
 
 LONG = list(range(NUM_BLOCKS * BLOCK))
 

@@ -23,8 +23,8 @@ from tests.unit.node.prefix_nodes import (
     made_fetcher,
     started,
     steps_take,
-    until,
 )
+from tests.waits import until
 
 
 @pytest.mark.parametrize(("here", "there"), [(4, 4), (4, 8), (8, 4), (4, 16), (3, 5)])

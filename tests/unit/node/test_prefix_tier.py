@@ -26,8 +26,8 @@ from tests.unit.node.prefix_nodes import (
     make_layout,
     started,
     steps_take,
-    until,
 )
+from tests.waits import until
 
 OTHER = list(range(500, 500 + 12 * BLOCK + 1))
 

@@ -23,6 +23,7 @@ from tests.unit.engine.fakes import (
     decode_policy,
 )
 from tests.unit.node.compilers import SlowCompiler, a_grammar
+from tests.waits import turn
 
 BLOCK = 4
 NUM_BLOCKS = 64
@@ -82,12 +83,6 @@ class Bench:
         await heard.until(lambda: not self.engine.num_requests and (heard.done or heard.failed))
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-
-
-async def turn() -> None:
-    """Let every task run until it waits."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 @pytest.fixture

@@ -18,21 +18,21 @@ from pdserve.node.reports.gauges import watch_services
 from pdserve.protocol import NodeRole, PrefillLeg, SamplingParams
 from prefill_node.handoffs import Handoffs
 from tests.unit.engine.fakes import PlainRunner
-from tests.unit.node.parts import made_parts, made_services
+from tests.unit.node.parts import Recorder, made_parts, made_services
 
 BLOCK = 4
 LAYOUT = KvLayout(num_layers=4, num_kv_heads=1, head_dim=8, block_size=BLOCK, dtype=KvDtype.FLOAT32)
 
 
-class Link:
-    """In place of a coordinator's link: keeps what was sent."""
+class Link(Recorder):
+    """Says when something was sent."""
 
     def __init__(self) -> None:
-        self.sent: list[msgspec.Struct] = []
+        super().__init__()
         self.changed = asyncio.Event()
 
     def send(self, message: msgspec.Struct) -> None:
-        self.sent.append(message)
+        super().send(message)
         self.changed.set()
 
 
