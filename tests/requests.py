@@ -21,7 +21,7 @@ def make_request(prompt: Sequence[int] | int, output: Sequence[int] = (), **fiel
     `fields` are those of its sampling parameters (`grammar` is a text), or its own.
     """
     sampling = {name: fields.pop(name) for name in list(fields) if name in _SAMPLING}
-    made = {
+    made: dict[str, Any] = {
         "request_id": f"r{next(_ids)}",
         "prompt_token_ids": list(range(100, 100 + prompt) if isinstance(prompt, int) else prompt),
         "sampling": SamplingParams(**{"max_tokens": 4, "temperature": 0.0} | sampling),
