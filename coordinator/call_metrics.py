@@ -14,14 +14,11 @@ class MetricsObserver:
     def __init__(self, metrics: CoordinatorMetrics) -> None:
         self._metrics = metrics
 
-    def request_started(self, endpoint: str) -> None:
-        """Do nothing: a call is counted when it has finished, with its outcome."""
-
-    def first_token(self, endpoint: str, ttft_s: float) -> None:
+    def first_token(self, ttft_s: float) -> None:
         """Record the TTFT."""
         self._metrics.ttft.observe(ttft_s)
 
-    def inter_token(self, endpoint: str, itl_s: float) -> None:
+    def inter_token(self, itl_s: float) -> None:
         """Record an inter-token latency."""
         self._metrics.itl.observe(itl_s)
 

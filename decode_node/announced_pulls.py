@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from decode_node.arrival import Arrival
-from kv_transfer.puller import Puller
+from kv_transfer.puller import Pulls
 from pdserve.clock import Clock
 from pdserve.config import NodeTimeouts
 from pdserve.errors import MalformedMessage, StaleIncarnation, TicketInvalid
-from pdserve.node.session_client import Session
-from pdserve.node.subscription import Notice, Subscription
+from pdserve.node.sessions.client import Session
+from pdserve.node.sessions.subscription import Notice, Subscription
 from pdserve.protocol import Announcement, HandoffRecord
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class ReceivedHandoff:
 class AnnouncedPulls:
     """Follows announcements from the first one to the handoff record, and pulls each part."""
 
-    def __init__(self, puller: Puller, clock: Clock, timeouts: NodeTimeouts, host_id: str) -> None:
+    def __init__(self, puller: Pulls, clock: Clock, timeouts: NodeTimeouts, host_id: str) -> None:
         self.num_renewals = 0  # of tickets that had become old
         self._puller = puller
         self._clock = clock

@@ -5,13 +5,13 @@ from __future__ import annotations
 from decode_node.room import Room
 from kv_transfer.lifecycle import PULLER, BlockStates, PullerMove
 from kv_transfer.progress import KvPart, Progress
-from kv_transfer.puller import Puller
+from kv_transfer.puller import Pulls
 from kv_transfer.ticket import read_ticket
 from pdserve.clock import Clock
 from pdserve.engine.block_pool import BlockPool
 from pdserve.errors import MalformedMessage, PeerLost, TransferCancelled
 from pdserve.lifecycle import Span
-from pdserve.node.session_client import Session
+from pdserve.node.sessions.client import Session
 
 
 class Arrival:
@@ -50,7 +50,7 @@ class Arrival:
         """Note that the exporter announces from the beginning again; KV already pulled is kept."""
         self._announced = Progress(self._session.link.welcome.layout.num_layers)
 
-    async def pull(self, puller: Puller, ticket: bytes, clock: Clock, timeout_s: float) -> None:
+    async def pull(self, puller: Pulls, ticket: bytes, clock: Clock, timeout_s: float) -> None:
         """Pull the next announced part.
 
         Raises:

@@ -1,41 +1,44 @@
 """Takes over a request from a prefill node while its prompt is still being prefilled.
 
-    subscribe ──► host tier ──► first notice ──► grammar ──► wait for room
+    subscribe ──► first notice ──► prepared ──► wait for room
               ──► pull, announcement by announcement ──► handoff record ──► settle, adopt
 
 Subscribing tells the prefill node that the blocks will be pulled, and this node is notified at once
-if the handoff ends without KV to pull. During the prefill, this node's own host tier is searched
-for blocks of the prompt, which then need not be pulled. The KV stays on the prefill node until the
-decode policy has a place for the request and the pool has room. Tickets that have become old by
-then are renewed.
+if the handoff ends without KV to pull. The KV stays on the prefill node until the decode policy has
+a place for the request and the pool has room. Tickets that have become old by then are renewed.
 
-The grammar, if there is one, is compiled from the start, beside the prefill. It is awaited before
-room is: it may have to wait for its turn, and would keep blocks and a place in the batch from
-requests that need none. If it fails, nothing is pulled.
+Beside the prefill, the request is prepared (`pdserve.node.preparation`): its grammar is compiled,
+and this node's own host tier is searched for blocks of the prompt, which then need not be pulled.
+That is awaited before room is: a grammar may have to wait for its turn, and would keep blocks and a
+place in the batch from requests that need none. If it fails, nothing is pulled.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TypeAlias
+from typing import Protocol
 
 from decode_node.announced_pulls import AnnouncedPulls
 from decode_node.arrival import Arrival
 from decode_node.prompt_pulls import PromptPulls
 from decode_node.room import RoomQueue
 from pdserve.engine.engine import Engine
-from pdserve.engine.grammar import GrammarCompiler
 from pdserve.engine.request import Request
-from pdserve.grammar import CompiledGrammar
 from pdserve.metrics import NodeMetrics
-from pdserve.node.prefix_fetch import PrefixFetcher
-from pdserve.node.prefix_parts import Prefix
-from pdserve.node.session_client import Session, Sessions
-from pdserve.node.subscription import Subscription
+from pdserve.node.prefixes.parts import Fetched, Prefix
+from pdserve.node.preparation import Preparation
+from pdserve.node.sessions.client import Session
+from pdserve.node.sessions.subscription import Subscription
 from pdserve.node.translation import request_of
 from pdserve.protocol import DecodeLeg, NodeAddress, PrefixSource
 
-Compiling: TypeAlias = asyncio.Task[CompiledGrammar | None]
+
+class OpensSessions(Protocol):
+    """Where sessions come from (`sessions.client.Sessions`)."""
+
+    async def get(self, peer: NodeAddress) -> Session:
+        """The session with this incarnation of a node, opened if necessary. Raises PdserveError."""
+        ...
 
 
 class Intake:
@@ -45,18 +48,16 @@ class Intake:
         self,
         engine: Engine,
         room: RoomQueue,
-        prefixes: PrefixFetcher,
-        sessions: Sessions,
+        preparation: Preparation,
+        sessions: OpensSessions,
         pulls: AnnouncedPulls,
-        compiler: GrammarCompiler,
         metrics: NodeMetrics,
     ) -> None:
         self._engine = engine
         self._room = room
-        self._prefixes = prefixes
+        self._preparation = preparation
         self._sessions = sessions
         self._pulls = pulls
-        self._compiler = compiler
         self._metrics = metrics
         self._clock = engine.queues.clock
         self._turns = PromptPulls()
@@ -77,46 +78,30 @@ class Intake:
         Raises:
             PdserveError: the exporter is lost, the handoff ended, a pull or the grammar failed.
         """
-        if not request.sampling.grammar:
-            await self._take(request, prompt_id, source)
-            return
-        compiling = asyncio.create_task(self._compiler.compiled(request.sampling.grammar))
-        try:
-            await self._take(request, prompt_id, source, compiling)
-        finally:
-            compiling.cancel()
-            await asyncio.gather(compiling, return_exceptions=True)  # it does not outlive this
-
-    async def _take(
-        self,
-        request: Request,
-        prompt_id: str,
-        source: NodeAddress,
-        compiling: Compiling | None = None,
-    ) -> None:
-        session = await self._sessions.get(source)
-        async with (
-            session.subscribed(request.request_id, at_end=prompt_id in self._turns) as subscription,
-            self._turns.turn(prompt_id, subscription),
-        ):
-            await self._receive(request, session, subscription, compiling)
-            subscription.was_pulled = True
-            request.lifecycle.adopted_s = self._clock.now()
-            self._engine.adopt(request)
+        prefix = Prefix(request.prompt_token_ids, request.cache_salt, request.block_hashes)
+        async with self._preparation.beside(request, prefix) as preparing:
+            session = await self._sessions.get(source)
+            is_follower = prompt_id in self._turns
+            async with (
+                session.subscribed(request.request_id, at_end=is_follower) as subscription,
+                self._turns.turn(prompt_id, subscription),
+            ):
+                await self._receive(request, session, subscription, preparing)
+                subscription.was_pulled = True
+                request.lifecycle.adopted_s = self._clock.now()
+                self._engine.adopt(request)
 
     async def _receive(
         self,
         request: Request,
         session: Session,
         subscription: Subscription,
-        compiling: Compiling | None,
+        preparing: asyncio.Task[Fetched] | None,
     ) -> None:
-        """Receive the grammar, then the prompt's KV into blocks of this node, token 1 with it."""
-        prefix = Prefix(request.prompt_token_ids, request.cache_salt, request.block_hashes)
-        await self._prefixes.fetch(prefix, ())  # only from the host tier
+        """Receive the prompt's KV, and token 1 with it, into blocks of this node."""
         first = await subscription.next()
-        if compiling is not None:
-            request.grammar = await subscription.result_of(compiling)
+        if preparing is not None:
+            await subscription.result_of(preparing)
         room = await self._room.take(subscription, request)
         arrival = Arrival(
             request.request_id, request.num_prompt_tokens, room, session, self._engine.pool

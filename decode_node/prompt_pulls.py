@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from pdserve.node.subscription import Subscription
+from pdserve.node.sessions.subscription import Subscription
 
 
 @dataclass(slots=True)

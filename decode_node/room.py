@@ -10,7 +10,7 @@ from pdserve.engine.engine import Engine
 from pdserve.engine.request import Request
 from pdserve.errors import DeadlineExceeded
 from pdserve.lifecycle import Span
-from pdserve.node.subscription import Subscription
+from pdserve.node.sessions.subscription import Subscription
 
 
 @dataclass(frozen=True, slots=True)

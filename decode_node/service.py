@@ -23,7 +23,6 @@ from decode_node.room import RoomQueue
 from kv_transfer.host import host_id
 from pdserve.engine.request import Request
 from pdserve.errors import PdserveError, RequestEnded
-from pdserve.node.request_tasks import RequestTasks
 from pdserve.node.roles import NodeParts, Sampled
 from pdserve.node.translation import request_of, token_event
 from pdserve.protocol import DecodeLeg
@@ -43,10 +42,9 @@ class DecodeNode:
         self._intake = Intake(
             parts.engine,
             self._room,
-            parts.prefixes.fetcher,
+            parts.preparation,
             parts.sessions,
             pulls,
-            parts.grammars.compiler,
             parts.metrics,
         )
         parts.metrics.watch(
@@ -59,7 +57,6 @@ class DecodeNode:
             "Requests for which tickets had become old",
             lambda: pulls.num_renewals,
         )
-        self._intakes: RequestTasks[None] = RequestTasks()
 
     @property
     def num_waiting(self) -> int:
@@ -72,15 +69,14 @@ class DecodeNode:
         """Start a decode leg, from a prefill node's KV or from the prompt."""
         if leg.source is None:
             request = request_of(leg, self._parts.clock.now(), leg.prefix_sources)
-            self._parts.prefixes.submit(request, leg.prefix_sources)
+            self._parts.preparation.submit(request, leg.prefix_sources)
         else:
             request = self._intake.expected(leg, leg.source)
             intake = self._intake.take(request, leg.prompt_id, leg.source)
-            self._intakes.start(request, intake, self._intake_done)
+            self._parts.preparation.take_over(request, intake, self._intake_done)
 
     def cancel(self, request_id: str, reason: str) -> None:
-        """Stop the request's intake, and let the next waiting request check for room."""
-        self._intakes.cancel(request_id)
+        """Let the next waiting request check for room."""
         self._room.offer()  # without blocks it frees none, but it may have blocked others
 
     # ---- what the engine reports ---------------------------------------------------------------
@@ -110,10 +106,6 @@ class DecodeNode:
     def requests_failed(self, requests: Sequence[Request], error: PdserveError) -> None:
         """Check for room for the requests that waited behind the failed ones."""
         self._room.offer()  # requests without blocks free none, but may have blocked others
-
-    async def close(self) -> None:
-        """Cancel every intake."""
-        await self._intakes.close()
 
     def _intake_done(self, request: Request, error: BaseException | None) -> None:
         if error is None:

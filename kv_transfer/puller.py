@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
@@ -48,6 +49,21 @@ class PullResult:
     bytes: int
     seconds: float
     read_s: float  # part of it: copying and validating in the transport
+
+
+class Pulls(Protocol):
+    """Pulls blocks (`Puller`)."""
+
+    async def pull(
+        self,
+        link: Link,
+        ticket: bytes,
+        block_table: Sequence[int],
+        from_token: int,
+        timeout_s: float,
+    ) -> PullResult:
+        """As Puller.pull, of all the heads that both sides have."""
+        ...
 
 
 class Puller:

@@ -1,7 +1,8 @@
 """Prometheus metrics: names, labels and buckets. One registry per process.
 
 Gauges and counters that are read at the scrape are named where they are read, for nodes in
-`pdserve/node/gauges.py`. Latencies of requests have the names that vLLM uses, with our prefix.
+`pdserve/node/reports/gauges.py`. Latencies of requests have the names that vLLM uses, with our
+prefix.
 
 Durations are in seconds, sizes in bytes. TTFT, TPOT and ITL are the coordinator's view, counted
 from receipt of the request; the phases come from the nodes that ran them (`protocol.PhaseTimes`).

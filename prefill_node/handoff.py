@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from kv_transfer.progress import KvPart
 from pdserve.engine.request import Request
 from pdserve.errors import PdserveError
-from pdserve.node.session_server import HandoffMessage, Subscriber
+from pdserve.node.sessions.server import HandoffMessage, Subscriber
 from pdserve.protocol import Announcement, HandoffEnded, HandoffRecord
 from prefill_node.held_kv import HeldKv
 

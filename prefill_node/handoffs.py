@@ -26,7 +26,7 @@ from kv_transfer.exporter import Exporter
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
 from pdserve.errors import DeadlineExceeded, PdserveError
-from pdserve.node.session_server import Subscriber
+from pdserve.node.sessions.server import Subscriber
 from pdserve.protocol import HandoffRecord
 from prefill_node.handoff import Handoff
 from prefill_node.held_kv import HeldKv, PinnedBlocks

@@ -35,21 +35,21 @@ class PrefillNode:
     def __init__(self, parts: NodeParts) -> None:
         config, handoff, pool = parts.config, parts.config.handoff, parts.pool
         num_kept_free = pool.num_blocks - int(pool.num_blocks * handoff.pinned_limit)
-        self.policy = make_prefill_policy(
-            config.policy,
-            config.engine,
-            parts.perf,
-            parts.clock,
-            num_kept_free,
-            lambda: self.handoffs.num_pinned_blocks,
-        )
-        self.announcer = self.handoffs = Handoffs(
+        self.announcer = self.handoffs = handoffs = Handoffs(
             parts.exporter,
             pool,
             on_settled=self._settled,
             on_failed=self._handoff_failed,
             lease_s=parts.config.timeouts.lease_s,
             announce_bytes=handoff.announce_bytes,
+        )
+        self.policy = make_prefill_policy(
+            config.policy,
+            config.engine,
+            parts.perf,
+            parts.clock,
+            num_kept_free,
+            lambda: handoffs.num_pinned_blocks,
         )
         self._parts = parts
         self._watch()
@@ -77,7 +77,7 @@ class PrefillNode:
             )
             for sibling in leg.siblings
         ]
-        self._parts.prefixes.submit(request, leg.prefix_sources)
+        self._parts.preparation.submit(request, leg.prefix_sources)
 
     def cancel(self, request_id: str, reason: str) -> None:
         """End the request's handoff and release its announced blocks."""
@@ -114,14 +114,6 @@ class PrefillNode:
             for answer in request.answers:
                 self.handoffs.end(answer.request_id, error)
 
-    async def close(self) -> None:
-        """Do nothing: this service has no tasks."""
-
-    def _stop(self, request_id: str) -> None:
-        self._parts.prefixes.cancel(request_id)
-        self._parts.grammars.cancel(request_id)
-        self._parts.engine.cancel(request_id)
-
     def _watch(self) -> None:
         """Register the metrics of handoffs and back-pressure."""
         metrics, handoffs, held_back = (
@@ -147,14 +139,14 @@ class PrefillNode:
 
     def _settled(self, request_id: str) -> None:
         self._parts.legs.close(request_id)
-        self._stop(request_id)  # it may have been given up during the prefill
+        self._parts.preparation.cancel(request_id)  # it may have been given up during the prefill
 
     def _handoff_failed(self, request_id: str, error: PdserveError) -> None:
         """Fail this answer's leg, and stop its prompt.
 
         The handoffs of its siblings end when the coordinator, told of the failure, cancels them.
         """
-        self._stop(request_id)
+        self._parts.preparation.cancel(request_id)
         self._parts.legs.fail(request_id, error)
 
     def _advance_handoff(self, request: Request, token: SampledToken | None) -> None:

@@ -35,33 +35,26 @@ class RequestSummary:
 class Observer(Protocol):
     """Receives measurements. Called on the event loop; must not block or raise."""
 
-    def request_started(self, endpoint: str) -> None:
-        """A call of a generating endpoint was received."""
-        ...
-
-    def first_token(self, endpoint: str, ttft_s: float) -> None:
+    def first_token(self, ttft_s: float) -> None:
         """The first token with text arrived."""
         ...
 
-    def inter_token(self, endpoint: str, itl_s: float) -> None:
+    def inter_token(self, itl_s: float) -> None:
         """A further token of a choice arrived; once per token."""
         ...
 
     def request_finished(self, summary: RequestSummary) -> None:
-        """The call ended, successfully or not. Follows every `request_started`."""
+        """A call of a generating endpoint ended, successfully or not."""
         ...
 
 
 class NullObserver:
     """Measures nothing."""
 
-    def request_started(self, endpoint: str) -> None:
+    def first_token(self, ttft_s: float) -> None:
         """Do nothing."""
 
-    def first_token(self, endpoint: str, ttft_s: float) -> None:
-        """Do nothing."""
-
-    def inter_token(self, endpoint: str, itl_s: float) -> None:
+    def inter_token(self, itl_s: float) -> None:
         """Do nothing."""
 
     def request_finished(self, summary: RequestSummary) -> None:

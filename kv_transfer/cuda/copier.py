@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 from contextlib import ExitStack
-from typing import Final
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,17 +13,24 @@ from kv_transfer.pieces import cut_pieces
 from kv_transfer.plan import Spans
 from kv_transfer.threads import CancelFlag
 
-# From this mean size on, spans are copied by the copy engines, one call each, which leaves the
-# multiprocessors to the model. (An estimate: about what a link moves during one call.)
-_MIN_ENGINE_BYTES: Final = 1 << 20
-_ENGINE_BATCH: Final = 256  # copies between two checks of the cancel flag
+
+@dataclass(frozen=True, slots=True)
+class CopySizes:
+    """How copies are split."""
+
+    # From this mean size on, spans are copied by the copy engines, one call each, which leaves the
+    # multiprocessors to the model. (An estimate: about what a link moves during one call.)
+    min_engine_bytes: int = 1 << 20
+    engine_batch: int = 256  # copies between two checks of the cancel flag
+    pieces: int = MAX_PIECES  # for one launch of the kernel
 
 
 class SpanCopier:
     """Owns its lanes, one per copy in progress. The regions belong to the callers."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, sizes: CopySizes = CopySizes()) -> None:
         self._driver = driver
+        self._sizes = sizes
         self._idle: queue.SimpleQueue[Lane] = queue.SimpleQueue()
 
     def copy(self, destination: Region, source: Region, spans: Spans, cancel: CancelFlag) -> None:
@@ -42,10 +49,10 @@ class SpanCopier:
             return
         lane = self._take()
         try:
-            if spans[:, 2].mean() >= _MIN_ENGINE_BYTES:
-                _by_engine(lane, destination, source, spans, cancel)
+            if spans[:, 2].mean() >= self._sizes.min_engine_bytes:
+                self._by_engine(lane, destination, source, spans, cancel)
             else:
-                _by_kernel(lane, destination, source, spans, cancel)
+                self._by_kernel(lane, destination, source, spans, cancel)
         except DeviceError:
             lane.close()
             raise
@@ -88,33 +95,31 @@ class SpanCopier:
         except queue.Empty:
             return self._driver.open_lane()
 
+    def _by_engine(
+        self, lane: Lane, destination: Region, source: Region, spans: Spans, cancel: CancelFlag
+    ) -> None:
+        rows, at_once = spans.tolist(), self._sizes.engine_batch
+        for first in range(0, len(rows), at_once):
+            if cancel.byte[0]:
+                return
+            try:
+                for from_offset, to_offset, nbytes in rows[first : first + at_once]:
+                    lane.copy(destination.address + to_offset, source.address + from_offset, nbytes)
+            finally:
+                lane.finish()
 
-def _by_engine(
-    lane: Lane, destination: Region, source: Region, spans: Spans, cancel: CancelFlag
-) -> None:
-    rows = spans.tolist()
-    for first in range(0, len(rows), _ENGINE_BATCH):
-        if cancel.byte[0]:
-            return
-        try:
-            for from_offset, to_offset, nbytes in rows[first : first + _ENGINE_BATCH]:
-                lane.copy(destination.address + to_offset, source.address + from_offset, nbytes)
-        finally:
-            lane.finish()
-
-
-def _by_kernel(
-    lane: Lane, destination: Region, source: Region, spans: Spans, cancel: CancelFlag
-) -> None:
-    pieces = cut_pieces(spans)
-    for first in range(0, len(pieces), MAX_PIECES):
-        if cancel.byte[0]:
-            return
-        try:
-            batch = pieces[first : first + MAX_PIECES]
-            lane.copy_pieces(destination.address, source.address, batch)
-        finally:
-            lane.finish()
+    def _by_kernel(
+        self, lane: Lane, destination: Region, source: Region, spans: Spans, cancel: CancelFlag
+    ) -> None:
+        pieces = cut_pieces(spans)
+        for first in range(0, len(pieces), self._sizes.pieces):
+            if cancel.byte[0]:
+                return
+            try:
+                batch = pieces[first : first + self._sizes.pieces]
+                lane.copy_pieces(destination.address, source.address, batch)
+            finally:
+                lane.finish()
 
 
 def _check(spans: Spans, column: int, region: Region, name: str) -> None:

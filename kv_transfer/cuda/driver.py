@@ -1,8 +1,8 @@
 """The interface to CUDA: what the KV transfer needs of a GPU.
 
-`cupy_driver.py` is the real implementation, imported only when it is needed; `fake.py` is one over
-host memory, for tests. Methods can be called from any thread, unless they say otherwise. Those that
-wait say so, and are never called on the event loop.
+`cupy_driver.py` is the real implementation, imported only when it is needed; `tests/fake_gpus.py`
+is one over host memory, for tests. Methods can be called from any thread, unless they say
+otherwise. Those that wait say so, and are never called on the event loop.
 """
 
 from __future__ import annotations

@@ -40,10 +40,13 @@ class NcclTransport:
 
     name = "nccl"
 
-    def __init__(self, reader: Reader, stall_s: float = _STALL_S) -> None:
+    def __init__(
+        self, reader: Reader, stall_s: float = _STALL_S, endings: Endings | None = None
+    ) -> None:
         driver = device_pool(reader.pool).driver
         self._host_id = reader.host_id
-        self._shared = _Shared(driver, SpanCopier(driver), reader.threads, Endings(), stall_s)
+        endings = endings or Endings()
+        self._shared = _Shared(driver, SpanCopier(driver), reader.threads, endings, stall_s)
 
     def obstacle(self, offer: TransportOffer, welcome: ExporterWelcome) -> str | None:
         """NCCL refuses two processes on one GPU."""

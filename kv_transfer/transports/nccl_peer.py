@@ -42,7 +42,7 @@ MAX_INVITATION_BYTES: Final = 1024
 _MAX_CHUNK_BYTES = 64 << 20  # the exporter chooses the size, and we allocate two chunks
 _ID_BYTES = 128
 _NUM_PLACES = 2
-_END_S = 5.0
+_END_S = 5.0  # how long NCCL may take to release a communicator
 
 
 class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -141,14 +141,14 @@ class NcclPeer:
             self._ending = aborter.start(self._abort)
             aborter.close()
 
-    async def end(self) -> None:
-        """Abandon the peer, and wait some time for NCCL to release it."""
+    async def end(self, end_s: float) -> None:
+        """Abandon the peer, and wait `end_s` for NCCL to release it."""
         self.abandon()
         assert self._ending is not None
-        done, _ = await asyncio.wait({self._ending}, timeout=_END_S)
+        done, _ = await asyncio.wait({self._ending}, timeout=end_s)
         if not done:
             # Its threads and staging memory are leaked for as long as NCCL keeps them.
-            log.warning("an NCCL communicator did not end within %g s: left behind", _END_S)
+            log.warning("an NCCL communicator did not end within %g s: left behind", end_s)
         elif error := self._ending.exception():
             log.warning("an NCCL communicator did not end well: %s", error)
 
@@ -211,13 +211,14 @@ class NcclPeer:
 class Endings:
     """Peers that are being ended in the background; `wait` waits for all of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, end_s: float = _END_S) -> None:
+        self._end_s = end_s
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, peer: NcclPeer) -> None:
         """Abandon a peer."""
         peer.abandon()
-        task = asyncio.get_running_loop().create_task(peer.end())
+        task = asyncio.get_running_loop().create_task(peer.end(self._end_s))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -31,11 +31,16 @@ class NcclServer:
     """Serves one exporter's pool to other GPUs. Owns its port, communicators and threads."""
 
     def __init__(
-        self, source: Source, limits: PullLimits = LIMITS, chunk_bytes: int = CHUNK_BYTES
+        self,
+        source: Source,
+        limits: PullLimits = LIMITS,
+        chunk_bytes: int = CHUNK_BYTES,
+        join_s: float = _JOIN_S,
     ) -> None:
         self._source = source
         self._limits = limits
         self._chunk_bytes = chunk_bytes
+        self._join_s = join_s
         self._driver = device_pool(source.pool).driver
         self._copier = SpanCopier(self._driver)
         self._threads = CopyThreads(_NUM_THREADS, "kv-gather")
@@ -61,7 +66,7 @@ class NcclServer:
             invitation = await peer.invite()
             await send_frame(sock, invitation)
             with watching_end(sock) as gone:
-                await peer.join(invitation.communicator_id, EXPORTER_RANK, gone, _JOIN_S)
+                await peer.join(invitation.communicator_id, EXPORTER_RANK, gone, self._join_s)
         except BaseException:
             self._endings.begin(peer)
             raise

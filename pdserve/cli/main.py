@@ -178,7 +178,7 @@ def _decode(arguments: argparse.Namespace) -> int:
 
 def _node(arguments: argparse.Namespace, role: NodeRole) -> int:
     config = _process_config(arguments, NodeConfig)
-    from pdserve.node.prefetch import prefetch_weights
+    from pdserve.node.start.prefetch import prefetch_weights
 
     prefetch_weights(config)
     from pdserve.cli import node

@@ -21,7 +21,7 @@ from pdserve.config import (
 )
 from pdserve.config_values import format_cpus
 from pdserve.flags import as_flags
-from pdserve.node.cores import plan_cores
+from pdserve.node.start.cores import plan_cores
 
 COORDINATOR = "coordinator"
 

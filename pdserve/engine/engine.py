@@ -99,6 +99,8 @@ class Engine(EngineCore):
                 self._drop_unfit(observer)
                 self._drop_expired(planned_s, observer)
                 rows = self.begin_step()
+                if self.queues.preemptions.to_recall:
+                    self._recall(observer)
                 if rows:
                     await self._step(rows, planned_s, runner, observer, thread)
                 else:
@@ -141,6 +143,12 @@ class Engine(EngineCore):
                 f"with {len(request.output_token_ids)} tokens"
             )
             observer.requests_failed([request], error)
+
+    def _recall(self, observer: StepObserver) -> None:
+        preemptions = self.queues.preemptions
+        requests, preemptions.to_recall = preemptions.to_recall, []
+        for request in requests:
+            observer.recall(request)
 
     async def _step(
         self,

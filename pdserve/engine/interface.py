@@ -91,3 +91,10 @@ class StepObserver(Protocol):
         Their blocks are free when this returns.
         """
         ...
+
+    def recall(self, request: Request) -> None:
+        """Fetch the KV of a preempted request for which there is room again, then submit it.
+
+        `preemption.CouldFetch` has said that there is something to fetch.
+        """
+        ...

@@ -30,7 +30,7 @@ def wanted_states(rows: Sequence[Scheduled], batch: Batch, hidden_size: int) -> 
     wanted = [
         start + position - row.request.num_computed_tokens
         for start, row in zip(starts, rows, strict=False)
-        for position in row.pooled_positions
+        for position in _pooled_positions(row)
     ]
     if not wanted:
         return None
@@ -47,15 +47,23 @@ def pool(rows: Sequence[Scheduled], states: WantedStates) -> None:
     damaged = []
     begin = 0
     for row in rows:
-        num_states = len(row.pooled_positions)
+        num_states = len(_pooled_positions(row))
         if num_states == 0:
             continue
         # In float64, so that the rounded result does not depend on how the prompt is chunked.
         total = found[begin : begin + num_states].sum(axis=0, dtype=np.float64)
         begin += num_states
+        work = row.request.prompt_work
+        assert work is not None, "it has positions to pool"
         if np.isfinite(total).all():
-            row.request.add_states(total, num_states)
+            work.add_states(total, num_states)
         else:
             damaged.append(row.request)
     if damaged:
         raise unusable(damaged)
+
+
+def _pooled_positions(row: Scheduled) -> range:
+    """Positions in the chunk whose final states are the next ones to pool for the embedding."""
+    work, begin = row.request.prompt_work, row.request.num_computed_tokens
+    return range(0) if work is None else work.pooled_positions(begin, begin + row.num_tokens)

@@ -4,7 +4,8 @@ A preempted request's full blocks stay in the prefix cache under their hashes, a
 if there is one: blocks are written to the tier when they become idle, so they are swapped out
 already. Blocks that have been overwritten by the time there is room again are restored in the way
 that is predicted to be fastest: from the tier (swap), from the node that prefilled them (re-pull),
-or by recomputation. The node does the first two (`recall`); recomputation needs no special action.
+or by recomputation. The node does the first two, with the requests in `to_recall`; recomputation
+needs no special action.
 """
 
 from __future__ import annotations
@@ -33,24 +34,24 @@ class PreemptionStatistics:
         return self.for_blocks + self.for_priority
 
 
-Recall = Callable[[Request], bool]
-"""Called when there is room again for a preempted request. Returns True if its KV is being fetched;
-the request is then submitted again afterwards."""
+CouldFetch = Callable[[Request], bool]
+"""Whether KV of a preempted request is elsewhere; asked when there is room for the request."""
 
 
-def recomputed(_: Request) -> bool:
-    """The default `Recall`: no KV is fetched."""
+def all_recomputed(_: Request) -> bool:
+    """The default `CouldFetch`: no KV is elsewhere."""
     return False
 
 
 class Preemptions:
     """The preempted requests of one engine."""
 
-    def __init__(self, block_size: int) -> None:
-        self.recall: Recall = recomputed
+    def __init__(self, block_size: int, could_fetch: CouldFetch) -> None:
         self.statistics = PreemptionStatistics()
+        self.to_recall: list[Request] = []  # their KV is to be fetched; the loop takes them out
         self.away: set[Request] = set()  # being recalled: in no queue, without blocks
-        self._unasked: set[Request] = set()  # `recall` not called since their last preemption
+        self._could_fetch = could_fetch
+        self._unasked: set[Request] = set()  # not asked for since their last preemption
         self._block_size = block_size
         self._num_closed_steps = 0
         self._closed_priority = 0
@@ -89,13 +90,14 @@ class Preemptions:
         )
 
     def calls_back(self, request: Request) -> bool:
-        """Whether a request's KV is being recalled. Asks `recall` once per preemption."""
+        """Whether a request's KV is being recalled. Asks `could_fetch` once per preemption."""
         if request not in self._unasked:
             return False
         self._unasked.discard(request)
-        if not self.recall(request):
+        if not self._could_fetch(request):
             return False
         self.statistics.recalls += 1
+        self.to_recall.append(request)
         self.away.add(request)
         return True
 

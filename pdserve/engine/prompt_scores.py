@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pdserve.engine.attention import AttentionBatch
 from pdserve.engine.batch import Batch
+from pdserve.engine.prompt_work import PromptWork
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.sampling.limits import unusable
 from pdserve.engine.sampling.logprobs import token_logprobs
@@ -31,6 +32,7 @@ class _Place:
     """A row that is used to score the next prompt token."""
 
     request: Request
+    work: PromptWork  # the request's
     position: int  # of the row's token; the token after it is scored
 
 
@@ -56,18 +58,23 @@ class ScoredPart:
             places = [place for _, place in scored]
             found = _scores(logits[[row for row, _ in scored]], places)
             for place, logprobs in zip(places, found, strict=True):
-                if place.position == len(place.request.prompt_logprobs):
-                    place.request.prompt_logprobs.append(logprobs)
+                if place.position == len(place.work.logprobs):
+                    place.work.logprobs.append(logprobs)
         # This makes a copy, because the logits are only valid until the next part is computed.
         return logits[[row for row, place in enumerate(self._places) if place is None]]
 
 
 def is_scored(rows: Sequence[Scheduled]) -> bool:
     """Whether any row belongs to a prompt with requested scores that are not known yet."""
-    return any(
-        row.request.sampling.prompt_logprobs is not None and len(row.scored_positions)
-        for row in rows
-    )
+    return any(row.request.prompt_work is not None and scored_positions(row) for row in rows)
+
+
+def scored_positions(row: Scheduled) -> range:
+    """Positions in the chunk whose logits give log-probabilities of the next prompt tokens."""
+    request, begin = row.request, row.request.num_computed_tokens
+    if request.prompt_work is None or request.output_token_ids:
+        return range(0)
+    return request.prompt_work.scored_positions(begin, begin + row.num_tokens)
 
 
 def scored_parts(
@@ -100,9 +107,11 @@ def _places(rows: Sequence[Scheduled], batch: Batch) -> dict[int, _Place | None]
     starts: list[int] = batch.attention.query_start.tolist()
     places: dict[int, _Place | None] = {}
     for start, row in zip(starts, rows, strict=False):
-        for position in row.scored_positions:
-            at = start + position - row.request.num_computed_tokens
-            places[at] = _Place(row.request, position)
+        request = row.request
+        for position in scored_positions(row):
+            assert request.prompt_work is not None, "it has positions to score"
+            at = start + position - request.num_computed_tokens
+            places[at] = _Place(request, request.prompt_work, position)
     return places | dict.fromkeys(batch.sampled_rows.tolist())
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdserve.block_hash import extend_hashes
+from pdserve.engine.prompt_work import PromptWork
 from pdserve.engine.row_edits import RowEdits
 from pdserve.grammar import CompiledGrammar
 from pdserve.lifecycle import NO_TARGETS, Lifecycle, Targets
@@ -52,10 +53,11 @@ class Request:
     stop_token_id: int | None = None  # the eos or stop token that ended it
     is_cancelled: bool = False
     siblings: list[Request] = field(default_factory=list)  # token 1 is sampled for them as well
-    # From the second prompt token on, as far as computed; only if requested.
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    num_pooled_states: int = 0  # number of its embedding's states summed so far in ...
-    pooled_states: npt.NDArray[np.float64] | None = None  # ... this sum: [hidden_size]
+    prompt_work: PromptWork | None = field(init=False)  # if it wants more of its prompt than KV
+
+    def __post_init__(self) -> None:
+        """Set up what depends on other fields."""
+        self.prompt_work = PromptWork.of(self.sampling, len(self.prompt_token_ids))
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -107,32 +109,9 @@ class Request:
         At least one token must be computed, to get logits, and so must all tokens that are still to
         be scored or pooled.
         """
-        if self.output_token_ids or self.sampling.reuses_prefix:
+        if self.prompt_work is None or self.output_token_ids:
             return self.num_tokens - 1
-        if self.sampling.prompt_logprobs is not None:
-            return len(self.prompt_logprobs)
-        missing = self.missing_states
-        return missing.start if missing else self.num_tokens - 1
-
-    @property
-    def missing_states(self) -> range:
-        """Positions of prompt tokens whose final states the embedding still lacks."""
-        pooling = self.sampling.pooling
-        if pooling is None:
-            return range(0)
-        return pooling.positions(self.num_prompt_tokens)[self.num_pooled_states :]
-
-    @property
-    def embedding(self) -> bytes:
-        """The mean of its pooled states as little-endian float32; empty if there are none."""
-        if self.pooled_states is None:
-            return b""
-        return (self.pooled_states / self.num_pooled_states).astype("<f4").tobytes()
-
-    def add_states(self, total: npt.NDArray[np.float64], num_states: int) -> None:
-        """Add the sum of the next `num_states` states of its embedding."""
-        self.num_pooled_states += num_states
-        self.pooled_states = total if self.pooled_states is None else self.pooled_states + total
+        return self.prompt_work.num_reusable_tokens
 
     @property
     def is_done(self) -> bool:
@@ -165,25 +144,6 @@ class Scheduled(NamedTuple):
 
     request: Request
     num_tokens: int
-
-    @property
-    def scored_positions(self) -> range:
-        """Positions in the chunk whose logits give log-probabilities of the next prompt tokens."""
-        request = self.request
-        if request.sampling.prompt_logprobs is None or request.output_token_ids:
-            return range(0)
-        num_scored = len(request.prompt_logprobs)
-        assert request.num_computed_tokens <= num_scored, "KV is reused of scored tokens alone"
-        end = request.num_computed_tokens + self.num_tokens
-        return range(num_scored, min(end, len(request.prompt_token_ids) - 1))
-
-    @property
-    def pooled_positions(self) -> range:
-        """Positions in the chunk whose final states are the next ones to pool for the embedding."""
-        request, missing = self.request, self.request.missing_states
-        begin = request.num_computed_tokens
-        assert not missing or begin <= missing.start, "KV is reused of pooled tokens alone"
-        return range(missing.start, min(begin + self.num_tokens, missing.stop))
 
     @property
     def reaches_end(self) -> bool:

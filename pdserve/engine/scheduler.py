@@ -21,7 +21,7 @@ from typing import Protocol
 from pdserve.clock import Clock, Stopwatch
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.kv_headroom import KvHeadroom
-from pdserve.engine.preemption import Preemptions
+from pdserve.engine.preemption import CouldFetch, Preemptions, all_recomputed
 from pdserve.engine.prompts.uncached import num_uncached
 from pdserve.engine.request import Request, Scheduled, one_token_each
 from pdserve.engine.victims import Victims
@@ -44,6 +44,7 @@ class Queues:
         clock: Clock,
         headroom: KvHeadroom | None = None,
         victims: Victims | None = None,
+        could_fetch: CouldFetch = all_recomputed,
     ) -> None:
         """
         Args:
@@ -51,6 +52,7 @@ class Queues:
             clock: the engine's.
             headroom: how many blocks admission leaves free; None: one for each stream.
             victims: whom to preempt; None: the rule with its default setting.
+            could_fetch: whether KV of a preempted request is elsewhere.
         """
         self.pool = pool
         self.clock = clock
@@ -61,7 +63,7 @@ class Queues:
         self.arriving: set[Request] = set()  # being handed off: blocks reserved, KV in transfer
         self.headroom = headroom or KvHeadroom(pool.block_size)
         self.victims = victims or Victims()
-        self.preemptions = Preemptions(pool.block_size)
+        self.preemptions = Preemptions(pool.block_size, could_fetch)
         self.held_back = Stopwatch(clock)  # runs while a policy, not the pool, keeps a prompt out
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from kv_transfer.exporter import Exporter
@@ -17,26 +18,49 @@ from pdserve.clock import Clock, SystemClock
 from pdserve.config import NodeConfig, PolicyConfig
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.engine import Engine
+from pdserve.engine.grammar import GrammarCompiler
 from pdserve.engine.kv_headroom import make_headroom
-from pdserve.engine.preemption import Preemptions
-from pdserve.engine.request import Request, Scheduled
+from pdserve.engine.preemption import CouldFetch
+from pdserve.engine.request import Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.victims import Victims
 from pdserve.metrics import NodeMetrics
-from pdserve.node.cost import PullCosts
-from pdserve.node.gauges import watch_preemptions, watch_prefix_fetches, watch_transfers
-from pdserve.node.grammar_queue import GrammarQueue
-from pdserve.node.headroom import Headroom, num_spoken_for
-from pdserve.node.host_tier import make_tier
 from pdserve.node.legs import Legs
-from pdserve.node.model import NodeModel, grammar_compiler
-from pdserve.node.prefix_fetch import Fetched, PrefixFetcher
-from pdserve.node.prefix_parts import FetchParts
-from pdserve.node.prefix_queue import PrefixQueue
+from pdserve.node.prefixes.cost import PullCosts
+from pdserve.node.prefixes.fetch import PrefixFetcher
+from pdserve.node.prefixes.headroom import Headroom, num_spoken_for
+from pdserve.node.prefixes.host_tier import make_tier
+from pdserve.node.prefixes.offers import PrefixOffers
+from pdserve.node.prefixes.parts import FetchParts
+from pdserve.node.preparation import Preparation
+from pdserve.node.reports.gauges import watch_preemptions, watch_prefix_fetches, watch_transfers
 from pdserve.node.roles import NodeParts
-from pdserve.node.session_client import Sessions
+from pdserve.node.sessions.client import Sessions
+from pdserve.node.start.model import NodeModel, grammar_compiler
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeRole, NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What a node's parts know of its model."""
+
+    identity: KvIdentity
+    max_model_len: int  # prompt and output tokens
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    compiler: GrammarCompiler
+
+    @classmethod
+    def of(cls, model: NodeModel) -> ServedModel:
+        """As planned; its vocabulary is loaded later."""
+        return cls(
+            identity=KvIdentity(model.checkpoint.model_id, model.revision, model.layout),
+            max_model_len=model.max_model_len,
+            vocab_size=model.config.vocab_size,
+            eos_token_ids=model.config.eos_token_ids,
+            compiler=grammar_compiler(model),
+        )
 
 
 class NoPolicy:
@@ -50,7 +74,7 @@ class NoPolicy:
 def make_parts(
     config: NodeConfig,
     role: NodeRole,
-    model: NodeModel,
+    model: ServedModel,
     memory: KvPool,
     tier_blocks: FileBlocks | None,
     state: Callable[[], NodeState],
@@ -58,31 +82,33 @@ def make_parts(
     """Build a node's parts over its KV memory; nothing runs yet. `role` only names the node."""
     node_id = config.node_id or f"{role.name.lower()}-{secrets.token_hex(3)}"
     incarnation = secrets.token_hex(8)
-    clock = SystemClock()
-    metrics = NodeMetrics()
-    identity = KvIdentity(model.checkpoint.model_id, model.revision, model.layout)
-    pool = _make_pool(config, model, memory)
-    engine = make_engine(config.policy, pool, clock, model.config.eos_token_ids, metrics)
+    clock, metrics, identity = SystemClock(), NodeMetrics(), model.identity
     exporter, puller = _make_transfer_ends(config, node_id, incarnation, identity, memory, clock)
     watch_transfers(metrics, exporter.statistics, puller.statistics)
     sessions = Sessions(node_id, incarnation, identity, puller, clock, config.timeouts)
-    tier = make_tier(tier_blocks, model.layout, memory, pool)
+    pool = BlockPool(
+        memory.num_blocks,
+        identity.layout.block_size,
+        prefix_cache=config.engine.prefix_cache,
+        bump_generations=memory.bump,
+    )
+    tier = make_tier(tier_blocks, identity.layout, memory, pool)
+    pull = config.prefix.prefix_pull if config.engine.prefix_cache else "never"
+    offers = PrefixOffers(pool, sessions, tier, pull)
+    engine = _make_engine(config.policy, pool, clock, model, metrics, offers.has_kv_of)
     perf = PerfModel()  # a guess, until the node has profiled itself
-    pull_costs = PullCosts(perf, config.engine.token_budget)
-    headroom = Headroom(pool, partial(num_spoken_for, engine.queues))
     fetch_parts = FetchParts(
         pool=pool,
         identity=identity,
         puller=puller,
         sessions=sessions,
         tier=tier,
-        pull_costs=pull_costs,
+        pull_costs=PullCosts(perf, config.engine.token_budget),
         clock=clock,
-        headroom=headroom,
+        headroom=Headroom(pool, partial(num_spoken_for, engine.queues)),
     )
-    grammars = GrammarQueue(grammar_compiler(model), engine)
-    prefixes = make_prefix_queue(config, fetch_parts, grammars.submit, metrics)
-    recall_by(prefixes, engine.queues.preemptions)
+    fetcher = PrefixFetcher(fetch_parts, offers, config.timeouts.prefix_s)
+    watch_prefix_fetches(metrics, fetcher.statistics)
     return NodeParts(
         config=config,
         node_id=node_id,
@@ -92,29 +118,18 @@ def make_parts(
         engine=engine,
         legs=Legs(),
         sessions=sessions,
-        grammars=grammars,
-        prefixes=prefixes,
+        preparation=Preparation(fetcher, model.compiler, engine),
         max_model_len=model.max_model_len,
-        vocab_size=model.config.vocab_size,
+        vocab_size=model.vocab_size,
         identity=identity,
         exporter=exporter,
         puller=puller,
         metrics=metrics,
         state=state,
         perf=perf,
-        pull_costs=pull_costs,
-        headroom=headroom,
+        pull_costs=fetch_parts.pull_costs,
+        headroom=fetch_parts.headroom,
         tier=tier,
-    )
-
-
-def _make_pool(config: NodeConfig, model: NodeModel, memory: KvPool) -> BlockPool:
-    """The blocks of the KV memory, whose generations change when a block is reused."""
-    return BlockPool(
-        model.num_blocks,
-        model.layout.block_size,
-        prefix_cache=config.engine.prefix_cache,
-        bump_generations=memory.bump,
     )
 
 
@@ -142,42 +157,16 @@ def _make_transfer_ends(
     return exporter, puller
 
 
-def make_engine(
+def _make_engine(
     policy: PolicyConfig,
     pool: BlockPool,
     clock: Clock,
-    eos_token_ids: frozenset[int],
+    model: ServedModel,
     metrics: NodeMetrics,
+    could_fetch: CouldFetch,
 ) -> Engine:
     """The engine, whose queues follow the config."""
     headroom, victims = make_headroom(policy, pool), Victims(policy.max_preemptions)
-    queues = Queues(pool, clock, headroom, victims)
+    queues = Queues(pool, clock, headroom, victims, could_fetch)
     watch_preemptions(metrics, queues.preemptions.statistics)
-    return Engine(queues, NoPolicy(), eos_token_ids)
-
-
-def make_prefix_queue(
-    config: NodeConfig,
-    parts: FetchParts,
-    submit: Callable[[Request], None],
-    metrics: NodeMetrics,
-) -> PrefixQueue:
-    """The queue through which requests are submitted once their prefixes are fetched."""
-    pull = config.prefix.prefix_pull if config.engine.prefix_cache else "never"
-    fetcher = PrefixFetcher(parts, pull, config.timeouts.prefix_s)
-    watch_prefix_fetches(metrics, fetcher.statistics)
-    return PrefixQueue(fetcher, parts.pool.block_size, submit)
-
-
-def recall_by(prefixes: PrefixQueue, preemptions: Preemptions) -> None:
-    """Have `prefixes` fetch the KV of preempted requests, and count where it came from.
-
-    Set up after both are made, since the queue submits requests to the engine that preempts them.
-    """
-    statistics = preemptions.statistics
-
-    def recalled(fetched: Fetched) -> None:
-        statistics.swapped_tokens += fetched.from_tier
-        statistics.pulled_tokens += fetched.from_nodes
-
-    preemptions.recall = lambda request: prefixes.recall(request, recalled)
+    return Engine(queues, NoPolicy(), model.eos_token_ids)

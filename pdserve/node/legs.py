@@ -10,15 +10,15 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from pdserve.errors import PdserveError
-from pdserve.node.coordinator_link import CoordinatorLink
 from pdserve.protocol import LegFailed, TokenBatch, TokenEvent
+from pdserve.wire.outbox import Sender
 
 
 class Legs:
     """The legs in progress on this node. Answers to other legs are dropped."""
 
     def __init__(self) -> None:
-        self._links: dict[str, CoordinatorLink] = {}  # request_id |-> coordinator to answer
+        self._links: dict[str, Sender] = {}  # request_id |-> coordinator to answer
         self._batches = _no_batches()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
@@ -29,12 +29,12 @@ class Legs:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._links
 
-    def open(self, request_id: str, link: CoordinatorLink) -> None:
+    def open(self, request_id: str, link: Sender) -> None:
         """Add a leg whose answers go to `link`."""
         self._links[request_id] = link
         self._is_empty.clear()
 
-    def close(self, request_id: str) -> CoordinatorLink | None:
+    def close(self, request_id: str) -> Sender | None:
         """Remove a leg and return its coordinator's link; None if it was removed already."""
         link = self._links.pop(request_id, None)
         if not self._links:
@@ -45,7 +45,7 @@ class Legs:
         """Wait until no leg is left."""
         await self._is_empty.wait()
 
-    def of(self, link: CoordinatorLink) -> list[str]:
+    def of(self, link: Sender) -> list[str]:
         """The legs of this coordinator."""
         return [request_id for request_id, owner in self._links.items() if owner is link]
 
@@ -85,6 +85,6 @@ class Legs:
             link.send(LegFailed(request_id=request_id, code=error.code, message=error.message))
 
 
-def _no_batches() -> defaultdict[CoordinatorLink, TokenBatch]:
+def _no_batches() -> defaultdict[Sender, TokenBatch]:
     """Empty messages by link, each with lists of its own to append to."""
     return defaultdict(TokenBatch)

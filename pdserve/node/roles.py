@@ -21,14 +21,13 @@ from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Policy
 from pdserve.errors import PdserveError
 from pdserve.metrics import NodeMetrics
-from pdserve.node.cost import PullCosts
-from pdserve.node.grammar_queue import GrammarQueue
-from pdserve.node.headroom import Headroom
-from pdserve.node.host_tier import NodeTier
 from pdserve.node.legs import Legs
-from pdserve.node.prefix_queue import PrefixQueue
-from pdserve.node.session_client import Sessions
-from pdserve.node.session_server import Announcer
+from pdserve.node.prefixes.cost import PullCosts
+from pdserve.node.prefixes.headroom import Headroom
+from pdserve.node.prefixes.host_tier import NodeTier
+from pdserve.node.preparation import Preparation
+from pdserve.node.sessions.client import Sessions
+from pdserve.node.sessions.server import Announcer
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import DecodeLeg, NodeState, PrefillLeg
 
@@ -45,8 +44,7 @@ class NodeParts:
     engine: Engine
     legs: Legs
     sessions: Sessions  # for pulling KV
-    grammars: GrammarQueue  # through which requests reach the engine ...
-    prefixes: PrefixQueue  # ... after their prefixes have been fetched
+    preparation: Preparation  # through which requests reach the engine
     max_model_len: int
     vocab_size: int
     identity: KvIdentity
@@ -95,10 +93,6 @@ class Service(Protocol[Leg]):
 
     def requests_failed(self, requests: Sequence[Request], error: PdserveError) -> None:
         """A step raised, or a deadline has passed. The caller then fails the legs."""
-        ...
-
-    async def close(self) -> None:
-        """Stop everything that runs besides the engine."""
         ...
 
 

@@ -29,10 +29,18 @@ from pdserve.engine.model_runner import ModelRunner
 from pdserve.errors import ConfigError
 from pdserve.exposition import Exposition
 from pdserve.loop_watch import LoopWatch
-from pdserve.node.assembly import make_parts
+from pdserve.node.assembly import ServedModel, make_parts
 from pdserve.node.coordinator_link import CoordinatorLink
-from pdserve.node.cores import CorePlan, plan_cores, use_service_cores
-from pdserve.node.gauges import (
+from pdserve.node.memory.growth import MemoryGrowth
+from pdserve.node.memory.kv_memory import (
+    commit_if_asked,
+    make_kv_memory,
+    prefill_refusal,
+)
+from pdserve.node.prefixes.exports import PrefixExports
+from pdserve.node.prefixes.host_tier import make_tier_blocks
+from pdserve.node.profiling.watch import ProfileWatch
+from pdserve.node.reports.gauges import (
     load_report,
     observe_step,
     watch_perf,
@@ -40,23 +48,15 @@ from pdserve.node.gauges import (
     watch_services,
     watch_tier,
 )
-from pdserve.node.host_tier import make_tier_blocks
-from pdserve.node.kv_events import KvEventFeed
-from pdserve.node.kv_memory import (
-    commit_if_asked,
-    make_kv_memory,
-    prefill_refusal,
-)
-from pdserve.node.loading import Loading
-from pdserve.node.memory_growth import MemoryGrowth
-from pdserve.node.metrics_server import MetricsServer
-from pdserve.node.model import NodeModel, plan_model, set_threads
-from pdserve.node.perf_feed import PerfFeed
-from pdserve.node.prefix_exports import PrefixExports
-from pdserve.node.profile_watch import ProfileWatch
+from pdserve.node.reports.kv_events import KvEventFeed
+from pdserve.node.reports.metrics_server import MetricsServer
+from pdserve.node.reports.perf_feed import PerfFeed
 from pdserve.node.roles import ServiceFactories
 from pdserve.node.services import Services
-from pdserve.node.session_server import SessionServer
+from pdserve.node.sessions.server import SessionServer
+from pdserve.node.start.cores import CorePlan, plan_cores, use_service_cores
+from pdserve.node.start.loading import Loading
+from pdserve.node.start.model import NodeModel, plan_model, set_threads
 from pdserve.open_files import raise_file_limit
 from pdserve.protocol import KvTier, LoadReport, NodeHello, NodeRole, NodeState
 from pdserve.signals import StopSignals
@@ -131,7 +131,7 @@ class Node:
         self._memory = memory = make_kv_memory(config, role, model)
         self.loading = Loading(config, cores, model, memory)
         self._parts = parts = make_parts(
-            config, role, model, memory, tier_blocks, lambda: self._state
+            config, role, ServedModel.of(model), memory, tier_blocks, lambda: self._state
         )
         self._services = services = Services(
             parts, make, role, prefill_refusal=prefill_refusal(memory), on_role=self._report_load
@@ -200,7 +200,7 @@ class Node:
             growth = MemoryGrowth(self._memory)
             await growth.begin()
             self._parts.pool.on_first_use(growth.used)
-        await asyncio.to_thread(self._parts.grammars.compiler.load)
+        await asyncio.to_thread(self._parts.preparation.compiler.load)
         runner, known = await self._services.engine.in_thread(self.loading.run)
         self._parts.perf.costs = known.costs
         in_thread = partial(asyncio.get_running_loop().run_in_executor, None)

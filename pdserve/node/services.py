@@ -14,15 +14,14 @@ from pdserve.engine.engine import Engine
 from pdserve.engine.interface import StepReport
 from pdserve.engine.prompts.uncached import num_uncached
 from pdserve.engine.request import Request, Scheduled
-from pdserve.errors import PdserveError
-from pdserve.node.coordinator_link import CoordinatorLink
-from pdserve.node.leg_checks import check_leg
+from pdserve.errors import ContextLengthExceeded, InvalidRequest, NoNodeAvailable, PdserveError
 from pdserve.node.legs import Legs
 from pdserve.node.role_policy import PrefillRolePolicy
 from pdserve.node.roles import NodeParts, Sampled, ServiceFactories
-from pdserve.node.session_client import Sessions
-from pdserve.node.session_server import Announcer
-from pdserve.protocol import DecodeLeg, LegFailed, NodeRole, PrefillLeg
+from pdserve.node.sessions.client import Sessions
+from pdserve.node.sessions.server import Announcer
+from pdserve.protocol import DecodeLeg, LegFailed, NodeRole, NodeState, PrefillLeg
+from pdserve.wire.outbox import Sender
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ class Services:
         self._prefill_role = PrefillRolePolicy(
             self._prefill.policy,
             self._decode.policy,
-            lambda: self.num_pinned_blocks,
+            lambda: self._prefill.num_pinned_blocks,
             int(parts.pool.num_blocks * parts.config.handoff.pinned_limit),
         )
         self._step_listeners: list[Callable[[StepReport], None]] = []
@@ -87,16 +86,14 @@ class Services:
     def num_waiting(self) -> int:
         """Legs that wait for room."""
         parts = self._parts
-        queued = len(parts.prefixes) + len(parts.grammars) + len(parts.engine.queues.waiting)
+        queued = len(parts.preparation) + len(parts.engine.queues.waiting)
         return queued + self._prefill.num_waiting + self._decode.num_waiting
 
     @property
     def queued_tokens(self) -> int:
         """Prompt tokens to compute, also of prompts that are not in the engine's queues yet."""
         parts = self._parts
-        outside = parts.prefixes.requests + parts.grammars.requests
-        prompts = [request for request in outside if not request.output_token_ids]  # no recalls
-        num_outside = sum(num_uncached(request, parts.pool) for request in prompts)
+        num_outside = sum(num_uncached(prompt, parts.pool) for prompt in parts.preparation.prompts)
         return parts.engine.queues.queued_tokens + num_outside
 
     def on_step(self, listener: Callable[[StepReport], None]) -> None:
@@ -105,12 +102,12 @@ class Services:
 
     # ---- LegReceiver ---------------------------------------------------------------------------
 
-    def start_prefill(self, leg: PrefillLeg, link: CoordinatorLink) -> None:
+    def start_prefill(self, leg: PrefillLeg, link: Sender) -> None:
         """As LegReceiver.start_prefill, in either role."""
         if self._opens(leg, link):
             self._prefill.start(leg)
 
-    def start_decode(self, leg: DecodeLeg, link: CoordinatorLink) -> None:
+    def start_decode(self, leg: DecodeLeg, link: Sender) -> None:
         """As LegReceiver.start_decode, in either role."""
         if self._opens(leg, link):
             self._decode.start(leg)
@@ -118,13 +115,11 @@ class Services:
     def cancel_leg(self, request_id: str, reason: str) -> None:
         """As LegReceiver.cancel_leg; its blocks are freed once the running step has ended."""
         self.legs.close(request_id)
-        self._parts.prefixes.cancel(request_id)
-        self._parts.grammars.cancel(request_id)
-        self.engine.cancel(request_id)
+        self._parts.preparation.cancel(request_id)
         self._prefill.cancel(request_id, reason)
         self._decode.cancel(request_id, reason)
 
-    def coordinator_lost(self, link: CoordinatorLink) -> None:
+    def coordinator_lost(self, link: Sender) -> None:
         """As LegReceiver.coordinator_lost."""
         for request_id in self.legs.of(link):
             self.cancel_leg(request_id, "its coordinator is gone")
@@ -180,22 +175,23 @@ class Services:
         self._prefill.requests_failed(prefills, error)
         self._decode.requests_failed(decodes, error)
         for request in requests:
-            self._parts.prefixes.cancel(request.request_id)  # if it was preempted
+            self._parts.preparation.cancel(request.request_id)  # if it was preempted
             for answer in request.answers:
                 self.legs.fail(answer.request_id, error)
 
+    def recall(self, request: Request) -> None:
+        """As StepObserver.recall."""
+        self._parts.preparation.recall(request)
+
     async def close(self) -> None:
-        """Stop both services, all fetches and grammars, and close the sessions."""
-        await self._prefill.close()
-        await self._decode.close()
-        await self._parts.prefixes.close()
-        await self._parts.grammars.close()
+        """Give up all that is not in the engine yet, and close the sessions."""
+        await self._parts.preparation.close()
         await self.sessions.close()
 
-    def _opens(self, leg: PrefillLeg | DecodeLeg, link: CoordinatorLink) -> bool:
+    def _opens(self, leg: PrefillLeg | DecodeLeg, link: Sender) -> bool:
         """Add a new leg to the legs in progress; False if it cannot be run, and was refused."""
         try:
-            check_leg(self._parts, leg)
+            _check_leg(self._parts, leg)
         except PdserveError as error:
             link.send(LegFailed(request_id=leg.request_id, code=error.code, message=error.message))
             return False
@@ -206,3 +202,33 @@ class Services:
     def _follow_policy(self) -> None:
         is_prefill = self.role is NodeRole.PREFILL
         self.engine.policy = self._prefill_role if is_prefill else self._decode.policy
+
+
+def _check_leg(parts: NodeParts, leg: PrefillLeg | DecodeLeg) -> None:
+    """Check that a leg that has just arrived can be started.
+
+    Raises:
+        NoNodeAvailable: the node is still loading its model.
+        ContextLengthExceeded: the request could outgrow the pool.
+        InvalidRequest: its id is in use, or it makes no sense for this model.
+    """
+    num_tokens, max_model_len = len(leg.token_ids), parts.max_model_len
+    if parts.state() is NodeState.LOADING:
+        raise NoNodeAvailable("a node is still loading its model: try again shortly")
+    known = next((request_id for request_id in leg.request_ids if request_id in parts.legs), None)
+    if known is not None:
+        raise InvalidRequest(f"the request id {known} is in use: it is running already")
+    if not 0 < num_tokens <= max_model_len:
+        raise ContextLengthExceeded(
+            f"a prompt of {num_tokens} tokens: max_model_len {max_model_len} allows "
+            f"1 to {max_model_len}"
+        )
+    if num_tokens + leg.sampling.max_tokens > max_model_len:
+        raise ContextLengthExceeded(
+            f"{num_tokens} prompt tokens and max_tokens {leg.sampling.max_tokens} are more than "
+            f"max_model_len {max_model_len}"
+        )
+    if isinstance(leg, PrefillLeg) and leg.siblings and leg.sampling.max_tokens == 0:
+        raise InvalidRequest("a request without output cannot have several answers")
+    if not 0 <= min(leg.token_ids) <= max(leg.token_ids) < parts.vocab_size:
+        raise InvalidRequest(f"token ids must be in 0..{parts.vocab_size - 1}")

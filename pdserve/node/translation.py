@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pdserve.engine.prompt_work import PromptWork
 from pdserve.engine.request import Request, SampledToken
 from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.protocol import (
@@ -53,13 +54,13 @@ def token_event(
         finish_reason=request.finish_reason,
         stop_token_id=request.stop_token_id,
         cached_tokens=request.num_cached_tokens,
-        prompt_logprobs=None if index else _prompt_logprobs(request),
-        embedding=request.embedding,
+        prompt_logprobs=None if index else _prompt_logprobs(request.prompt_work),
+        embedding=request.prompt_work.embedding if request.prompt_work else b"",
         times=times,
     )
 
 
-def _prompt_logprobs(request: Request) -> PromptLogprobs | None:
-    if request.sampling.prompt_logprobs is None:
+def _prompt_logprobs(work: PromptWork | None) -> PromptLogprobs | None:
+    if work is None or work.sampling.prompt_logprobs is None:
         return None
-    return PromptLogprobs.of(request.prompt_logprobs)
+    return PromptLogprobs.of(work.logprobs)

@@ -24,6 +24,14 @@ class WritableStream(Protocol):
         ...
 
 
+class Sender(Protocol):
+    """Whatever messages to a peer are given to."""
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Send a message, now or later; never blocks."""
+        ...
+
+
 class Outbox:
     """An unbounded queue in front of a stream's `write`.
 

@@ -78,7 +78,7 @@ def unread(struct: type[ConfigStruct], entry: str) -> list[str]:
 def loaded_by(entry: str) -> set[str]:
     """The modules of the product that a module imports, also indirectly."""
     loaded: set[str] = set()
-    found = [entry, "pdserve.node.prefetch"] if entry == "pdserve.cli.node" else [entry]
+    found = [entry, "pdserve.node.start.prefetch"] if entry == "pdserve.cli.node" else [entry]
     while found:
         module = found.pop()
         if module not in loaded and is_module(module):

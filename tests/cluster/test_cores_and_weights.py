@@ -18,7 +18,8 @@ from pdserve.kv_layout import KvDtype
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client
 from tests.cluster.fleet import START_S, Fleet, fleet_config, poll, running
-from tests.unit.engine_model.harness import Node, make_request
+from tests.requests import make_request
+from tests.unit.engine_model.harness import Node
 
 NUM_OUTPUT = 12
 

@@ -25,10 +25,11 @@ from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.request import Request, Scheduled
 from tests.checkpoints import make_checkpoint
 from tests.plain_batch import build_batch
+from tests.requests import make_request
 from tests.unit.engine_cuda.decoders import make_node, random_weights
 from tests.unit.engine_cuda.replayed import Recorded
 from tests.unit.engine_cuda.test_staging import make_batch, tensors
-from tests.unit.engine_model.harness import Node, make_prompt, make_request
+from tests.unit.engine_model.harness import Node, make_prompt
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda", 0)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.checkpoints import make_checkpoint
-from tests.unit.engine_model.harness import Node, make_prompt, make_request
+from tests.requests import make_request
+from tests.unit.engine_model.harness import Node, make_prompt
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 

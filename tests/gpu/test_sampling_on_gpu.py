@@ -7,7 +7,7 @@ import torch
 
 from pdserve.engine.sampling import sample
 from tests.kernels.sampling_cases import EOS, FILTERS, make_row
-from tests.unit.engine_model.harness import make_request
+from tests.requests import make_request
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pdserve.engine.request import Request
 from pdserve.protocol import BadWord
-from tests.unit.engine_model.harness import make_request
+from tests.requests import make_request
 
 EOS = frozenset({2})
 

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pdserve import _native
-from pdserve.engine.attention import attention_backend
-from pdserve.engine.attention.native import NativeAttention
 from pdserve.engine.attention.reference import ReferenceAttention
 from tests.kernels.cases import DTYPES, TOLERANCE, Case, Shape, alone, make_case, requests, shapes
+from tests.native_attention import NativeAttention
 
 VARIANTS = _native.kernel_variants()
 WINDOWS = st.one_of(st.none(), st.integers(1, 200))
@@ -271,7 +270,3 @@ def test_a_window_counts_the_query_s_own_token(window: int) -> None:
     NativeAttention().write_kv(case.kv_pool, 0, key, value, case.batch)
     seen = [value[max(0, p - window + 1) : p + 1].mean(0) for p in range(100)]
     torch.testing.assert_close(attend(case, window), torch.stack(seen))
-
-
-def test_backend_of_a_device() -> None:
-    assert attention_backend(torch.device("cpu")).name == f"native-{VARIANTS[0]}"

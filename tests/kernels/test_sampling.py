@@ -24,7 +24,7 @@ from pdserve.engine.sampling.native import sample_natively
 from pdserve.engine.sampling.torch_sampler import sample_by_torch
 from pdserve.errors import NoTokenLeft, RequestsFailed, UnusableLogits
 from tests.kernels.sampling_cases import EOS, FILTERS, SIZES, logits, make_row, rows
-from tests.unit.engine_model.harness import make_request
+from tests.requests import make_request
 
 VARIANTS = _native.kernel_variants()
 LARGE = 151_936

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdserve import _native
-from pdserve.engine.attention.native import NativeAttention
 from pdserve.engine.attention.reference import ReferenceAttention
 from tests.kernels.cases import DTYPES, Shape, make_case, requests, shapes, strided
+from tests.native_attention import NativeAttention
 
 
 @settings(max_examples=60)

@@ -17,7 +17,6 @@ from kv_transfer.link import Link
 from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller
 from kv_transfer.transports.catalog import TransportKind
-from kv_transfer.transports.fake import FakeNetwork
 from pdserve.block_hash import hash_chain
 from pdserve.clock import ManualClock
 from pdserve.engine.block_pool import BlockPool
@@ -28,6 +27,7 @@ from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import HandoffRecord, SamplingParams
 from prefill_node.handoffs import Handoffs
+from tests.fake_transport import FakeNetwork
 from tests.model.steps import SteppedLoop
 
 NUM_BLOCKS = 6

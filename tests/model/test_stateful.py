@@ -27,10 +27,10 @@ from decode_node.arrival import Arrival
 from decode_node.room import Room
 from kv_transfer.link import Link
 from kv_transfer.ticket import read_ticket
-from kv_transfer.transports.fake import FakeNetwork
 from pdserve.clock import ManualClock
 from pdserve.errors import PdserveError, PeerLost, RequestCancelled
 from pdserve.protocol import HandoffEnded, HandoffRecord
+from tests.fake_transport import FakeNetwork
 from tests.model.real_nodes import (
     BLOCK,
     LEASE_S,

@@ -12,7 +12,7 @@ from coordinator.registry import Member, Registry
 from coordinator.routing import Booking, Placement, Router
 from pdserve.config import Mode, RouterName, Timeouts
 from pdserve.kv_layout import KvDtype, KvLayout
-from pdserve.node.kv_events import TierEvents
+from pdserve.node.reports.kv_events import TierEvents
 from pdserve.protocol import (
     KvTier,
     LoadReport,

@@ -1,7 +1,7 @@
 """Pulls a prompt's prefix from a node that holds more of it than the prompt's own node.
 
-As `pdserve/node/prefix_fetch.py`, without failures: a pull fills spare blocks, which are published
-under their hashes and released, so that they are found like any other prefix.
+As `pdserve/node/prefixes/fetch.py`, without failures: a pull fills spare blocks, which are
+published under their hashes and released, so that they are found like any other prefix.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pdserve.engine.request import Request
-from pdserve.node.cost import Forecast, is_worth_pulling
-from pdserve.node.headroom import Headroom, num_spoken_for
+from pdserve.node.prefixes.cost import Forecast, is_worth_pulling
+from pdserve.node.prefixes.headroom import Headroom, num_spoken_for
 from tests.simulation.events import Events
 from tests.simulation.node import Node
 

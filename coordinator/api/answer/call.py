@@ -209,9 +209,7 @@ class Call:
         self._measure(arrival, choice.num_tokens - num_tokens)
         if trace.first_token_s is None and choice.has_shown_text:
             trace.first_token_s = arrival.at_s
-            self._context.observer.first_token(
-                trace.endpoint or "", arrival.at_s - trace.received_s
-            )
+            self._context.observer.first_token(arrival.at_s - trace.received_s)
         if choice.is_finished:
             self._finished(choice, arrival.index)
         await self.long_work.did(choice.num_tokens - num_tokens)
@@ -243,10 +241,9 @@ class Call:
         Tokens of one event arrived together, so only the first of them has a nonzero gap.
         """
         last_s = self._last_token_s.get(arrival.index)
-        endpoint = self._trace.endpoint or ""
         for _ in range(num_new_tokens):
             if last_s is not None:
-                self._context.observer.inter_token(endpoint, arrival.at_s - last_s)
+                self._context.observer.inter_token(arrival.at_s - last_s)
             last_s = arrival.at_s
         if last_s is not None:
             self._last_token_s[arrival.index] = self._trace.last_token_s = last_s

@@ -43,7 +43,6 @@ def admit(request: web.Request, context: ApiContext) -> RequestTrace:
 def begin_call(trace: RequestTrace, endpoint: str, context: ApiContext) -> None:
     """Mark the request as a call of `endpoint` and begin it. Raises what `admit` raises."""
     trace.endpoint = endpoint
-    context.observer.request_started(endpoint)
     if context.tasks.is_draining:
         raise NodeDraining("the coordinator is shutting down")
     begin(context, trace)

@@ -16,9 +16,9 @@ from pdserve.bench.perf_model.measurement import (
 )
 from pdserve.config import NodeConfig
 from pdserve.exit_codes import OK
-from pdserve.node.model import load_runner, plan_model, use_cores
-from pdserve.node.profile import measured_profile, step_limits
-from pdserve.node.profile_timer import StepTimer
+from pdserve.node.profiling.costs import measured_profile, step_limits
+from pdserve.node.profiling.timer import StepTimer
+from pdserve.node.start.model import load_runner, plan_model, use_cores
 from pdserve.perf_model import PerfModel
 
 

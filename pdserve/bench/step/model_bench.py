@@ -16,8 +16,8 @@ from torch import Tensor
 from kv_transfer.memory import ExportedPool
 from pdserve.bench.step.measurement import StepTime
 from pdserve.engine.kv_cache import TORCH_DTYPES
-from pdserve.node.model import NodeModel, load_runner
-from pdserve.node.profile_timer import StepTimer
+from pdserve.node.profiling.timer import StepTimer
+from pdserve.node.start.model import NodeModel, load_runner
 from pdserve.perf_model import StepRow
 
 PRODUCT_ROWS = 512

@@ -36,9 +36,9 @@ from pdserve.config import CheckpointConfig, NodeConfig
 from pdserve.config_values import parse_bytes
 from pdserve.errors import ConfigError
 from pdserve.exit_codes import OK
-from pdserve.node.meminfo import available_bytes
-from pdserve.node.model import WARMUP_TOKENS, NodeModel, plan_model, use_cores
-from pdserve.node.processor import processor_name
+from pdserve.node.memory.meminfo import available_bytes
+from pdserve.node.start.cores import processor_name
+from pdserve.node.start.model import WARMUP_TOKENS, NodeModel, plan_model, use_cores
 
 AUTO_KV_BYTES = 10 << 30
 

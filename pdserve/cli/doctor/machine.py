@@ -9,9 +9,8 @@ from pathlib import Path
 from pdserve.cli.doctor.finding import Finding, Verdict
 from pdserve.config import EngineConfig
 from pdserve.config_values import format_cpus
-from pdserve.node.cores import plan_cores
-from pdserve.node.meminfo import container_limit_bytes, memory_bytes
-from pdserve.node.processor import processor_name
+from pdserve.node.memory.meminfo import container_limit_bytes, memory_bytes
+from pdserve.node.start.cores import plan_cores, processor_name
 
 _TOPIC = "machine"
 _GIB = 2**30

@@ -84,6 +84,20 @@ class GrammarProgress:
 
     # ---- parts ---------------------------------------------------------------------------------
 
+    def write_mask(self, answer: _Answer, bits: npt.NDArray[np.int32]) -> None:
+        """Advance the answer's position by its new tokens, and write its mask; in any thread."""
+        position = answer.position
+        position.advance(answer.request.output_token_ids[position.num_tokens :])
+        position.fill(bits)
+
+    def _write_at_once(
+        self, answer: _Answer, bits: npt.NDArray[np.int32], failures: dict[str, str]
+    ) -> None:
+        try:
+            self.write_mask(answer, bits)
+        except GrammarFailed as error:
+            failures[answer.request.request_id] = error.message
+
     def _forget_ended(self) -> None:
         """Drop the positions of requests that are done; there is no other notification of that."""
         ended = [i for i, answer in self._answers.items() if answer.request.is_done]
@@ -108,10 +122,10 @@ class GrammarProgress:
         failures: dict[str, str] = {}
         for row in rows:
             if row[0].is_light:
-                _move_at_once(*row, failures)
+                self._write_at_once(*row, failures)
         rows = [row for row in rows if not row[0].is_light]
         while rows:
-            started = [MaskJob(partial(_move, *row)) for row in rows]
+            started = [MaskJob(partial(self.write_mask, *row)) for row in rows]
             jobs = {self._threads.submit(job): job for job in started}
             late = wait_for_masks(jobs, self._limits, self._abandon)
             rows, of_jobs = [], rows
@@ -140,20 +154,6 @@ class GrammarProgress:
 def _grammar_of(request: Request) -> CompiledGrammar:
     assert request.grammar is not None, "a request is submitted with its grammar compiled"
     return request.grammar
-
-
-def _move(answer: _Answer, bits: npt.NDArray[np.int32]) -> None:
-    """Advance the answer's position by its new tokens, and write its mask."""
-    position = answer.position
-    position.advance(answer.request.output_token_ids[position.num_tokens :])
-    position.fill(bits)
-
-
-def _move_at_once(answer: _Answer, bits: npt.NDArray[np.int32], failures: dict[str, str]) -> None:
-    try:
-        _move(answer, bits)
-    except GrammarFailed as error:
-        failures[answer.request.request_id] = error.message
 
 
 def _note(future: Future[None], request_id: str, failures: dict[str, str]) -> None:

@@ -9,12 +9,12 @@ from rich.console import Console
 
 from kv_transfer.transports import pool_share
 from kv_transfer.transports.catalog import KINDS, TransportKind
-from kv_transfer.transports.fake import FakeNetwork
 from pdserve.cli.doctor import command, devices, machine, software, transports
 from pdserve.cli.doctor.caches import cache_findings
 from pdserve.cli.doctor.finding import Finding, Verdict
 from pdserve.cli.main import main
 from pdserve.errors import PeerLost
+from tests.fake_transport import FakeNetwork
 
 
 def test_the_quota_of_a_cgroup():

@@ -14,7 +14,7 @@ from pdserve.cluster.placement import (
 from pdserve.config import EngineConfig
 from pdserve.config_values import format_cpus, parse_cpus
 from pdserve.errors import ConfigError
-from pdserve.node.cores import plan_cores
+from pdserve.node.start.cores import plan_cores
 
 CORES = st.lists(st.integers(0, 300), min_size=1, max_size=64, unique=True).map(sorted)
 

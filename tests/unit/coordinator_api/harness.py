@@ -25,19 +25,15 @@ from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, tiny_tokenize
 
 @dataclass
 class RecordingObserver:
-    started: list[str] = field(default_factory=list)
     ttft_s: list[float] = field(default_factory=list)
     itl_s: list[float] = field(default_factory=list)
     finished: list[RequestSummary] = field(default_factory=list)
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def request_started(self, endpoint: str) -> None:
-        self.started.append(endpoint)
-
-    def first_token(self, endpoint: str, ttft_s: float) -> None:
+    def first_token(self, ttft_s: float) -> None:
         self.ttft_s.append(ttft_s)
 
-    def inter_token(self, endpoint: str, itl_s: float) -> None:
+    def inter_token(self, itl_s: float) -> None:
         self.itl_s.append(itl_s)
 
     def request_finished(self, summary: RequestSummary) -> None:

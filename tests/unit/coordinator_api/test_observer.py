@@ -30,7 +30,7 @@ async def test_latencies_of_a_request(stream: bool) -> None:
         await response.read()
     seen = api.observer
     (summary,) = seen.finished
-    assert seen.started == [summary.endpoint] == ["/v1/chat/completions"]
+    assert summary.endpoint == "/v1/chat/completions"
     assert summary.is_streaming == stream
     assert (summary.status, summary.error_code, summary.finish_reason) == (200, None, "stop")
     assert summary.num_completion_tokens == 4
@@ -84,7 +84,6 @@ async def test_refusals_are_counted_and_other_endpoints_are_not() -> None:
         ("/v1/completions", 429, "overloaded"),
         ("/v1/chat/completions", 400, "invalid_request"),
     ]
-    assert api.observer.started == [endpoint for endpoint, _, _ in outcomes]
 
 
 async def test_several_choices_have_no_tpot() -> None:

@@ -551,4 +551,4 @@ async def test_terms_and_extensions_are_those_of_chat() -> None:
     assert body["output"][0]["content"][0]["text"] == "Hello w"
     assert (request.slo.name, request.cache_salt) == ("batch", "s")
     assert (request.sampling.seed, request.sampling.top_k) == (7, 3)
-    assert api.observer.started == ["/v1/responses"]
+    assert [summary.endpoint for summary in api.observer.finished] == ["/v1/responses"]

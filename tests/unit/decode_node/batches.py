@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from typing import Any
 
 from pdserve.clock import ManualClock
 from pdserve.engine.block_pool import BlockPool
@@ -11,7 +12,7 @@ from pdserve.engine.scheduler import Queues
 from pdserve.lifecycle import Targets
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import StepCosts
-from tests.unit.engine.fakes import make_request
+from tests.requests import make_request
 
 BLOCK = 4
 
@@ -80,9 +81,9 @@ class Batch:
         self.queues.submit(request)
         return request
 
-    def begun(self, num_tokens: int, **targets: float | str) -> Request:
+    def begun(self, num_tokens: int, **targets: Any) -> Request:
         """A prompt that has its blocks."""
-        request = self.waiting(num_tokens, **targets)  # type: ignore[arg-type]
+        request = self.waiting(num_tokens, **targets)
         assert self.queues.admit(request)
         return request
 

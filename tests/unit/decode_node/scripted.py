@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
-import msgspec
 from msgspec.structs import replace
 
+from kv_transfer.link import Link
+from kv_transfer.statistics import PullerStatistics
 from kv_transfer.ticket import Ticket, TicketSealer
 from pdserve.clock import Clock, ManualClock
-from pdserve.node.session_client import Session
+from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.node.sessions.client import Session
 from pdserve.protocol import (
     Announcement,
+    ExporterWelcome,
     HandoffEnded,
     HandoffRecord,
     NodeAddress,
@@ -19,21 +20,12 @@ from pdserve.protocol import (
     Settle,
     Subscribe,
 )
+from tests.unit.node.parts import Recorder
 
 BLOCK = 4
 NUM_LAYERS = 4
 HOST = "this host"
 SOURCE = NodeAddress(node_id="p", incarnation="1", session_address="p:1")
-
-
-class Recorder:
-    """In place of a link or an outbox: keeps what was sent."""
-
-    def __init__(self) -> None:
-        self.sent: list[msgspec.Struct] = []
-
-    def send(self, message: msgspec.Struct) -> None:
-        self.sent.append(message)
 
 
 def make_ticket(first: int, end: int, first_layer: int = 0, end_layer: int = NUM_LAYERS) -> bytes:
@@ -62,16 +54,27 @@ class ScriptedExporter:
     """The other end of `session`."""
 
     def __init__(self, clock: Clock, host_id: str = HOST) -> None:
-        welcome = SimpleNamespace(
-            layout=SimpleNamespace(num_layers=NUM_LAYERS), host_id=host_id, node_id="p"
+        layout = KvLayout(
+            num_layers=NUM_LAYERS,
+            num_kv_heads=1,
+            head_dim=8,
+            block_size=BLOCK,
+            dtype=KvDtype.FLOAT32,
+        )
+        welcome = ExporterWelcome(
+            node_id="p",
+            incarnation="1",
+            fingerprint="",
+            layout=layout,
+            num_blocks=64,
+            memory="cpu",
+            host_id=host_id,
+            access=b"",
+            offers=[],
         )
         self.outbox = Recorder()
-        self.session = Session(
-            SOURCE,
-            SimpleNamespace(welcome=welcome),  # type: ignore[arg-type]
-            self.outbox,  # type: ignore[arg-type]
-            clock,
-        )
+        link = Link(welcome, [], [], {}, PullerStatistics())  # nobody connects it
+        self.session = Session(SOURCE, link, self.outbox, clock)
 
     async def get(self, peer: NodeAddress) -> Session:
         """As Sessions.get."""

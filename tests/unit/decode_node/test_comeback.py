@@ -7,13 +7,17 @@ from collections.abc import AsyncIterator
 import pytest_asyncio
 
 from pdserve.clock import ManualClock
-from pdserve.engine.core import EngineCore
+from pdserve.engine.engine import Engine
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
-from pdserve.node.prefix_fetch import Fetched
-from pdserve.node.prefix_queue import PrefixQueue
+from pdserve.node.prefixes.offers import PrefixOffers
+from pdserve.node.preparation import Preparation
 from pdserve.protocol import PrefixSource
-from tests.unit.engine.fakes import decode_policy, make_request
+from tests.requests import make_request
+from tests.unit.engine.fakes import (
+    decode_policy,
+)
+from tests.unit.node.compilers import SlowCompiler
 from tests.unit.node.prefix_nodes import (
     BLOCK,
     NUM_BLOCKS,
@@ -21,8 +25,8 @@ from tests.unit.node.prefix_nodes import (
     PrefixNode,
     started,
     steps_take,
-    until,
 )
+from tests.waits import until
 
 ANSWER = list(range(800, 811))
 HISTORY = PROMPT + ANSWER  # 62 tokens: fifteen full blocks, and two tokens
@@ -35,18 +39,22 @@ class Bench:
         self.node = PrefixNode("d", pull="auto", tier_blocks=20)
         self.source = PrefixNode("p")
         steps_take(self.node, 10.0)  # computing never pays
-        self.fetched: list[Fetched] = []
-        queues = Queues(self.node.pool, ManualClock())
-        self.core = EngineCore(queues, decode_policy(512, 8), frozenset())
-        self.prefixes = PrefixQueue(self.node.fetcher, BLOCK, self.core.submit)
-        queues.preemptions.recall = self.recall
+        offers = PrefixOffers(self.node.pool, self.node.sessions, self.node.tier, "auto")
+        queues = Queues(self.node.pool, ManualClock(), could_fetch=offers.has_kv_of)
+        self.core = Engine(queues, decode_policy(512, 8), frozenset())
+        self.preparation = Preparation(self.node.fetcher, SlowCompiler(), self.core)
+        self.statistics = queues.preemptions.statistics
 
-    def recall(self, request: Request) -> bool:
-        return self.prefixes.recall(request, self.fetched.append)
+    @property
+    def fetched(self) -> tuple[int, int]:
+        """Tokens from the tier, and from nodes."""
+        return self.statistics.swapped_tokens, self.statistics.pulled_tokens
 
     def adopted(self, sources: list[PrefixSource]) -> Request:
         """It has decoded ten tokens."""
-        request = make_request(PROMPT, 100, output_token_ids=list(ANSWER), prefix_sources=sources)
+        request = make_request(
+            PROMPT, max_tokens=100, output_token_ids=list(ANSWER), prefix_sources=sources
+        )
         request.num_computed_tokens = request.num_tokens - 1
         self.node.compute(HISTORY)
         request.extend_hashes(request.num_tokens, BLOCK)
@@ -68,6 +76,9 @@ class Bench:
     def plan(self) -> None:
         self.core.begin_step()
         self.core._in_step = set()
+        recalled = self.core.queues.preemptions.to_recall
+        while recalled:
+            self.preparation.recall(recalled.pop())
 
     async def until_stored(self, num_blocks: int) -> None:
         tier = self.node.tier
@@ -81,14 +92,14 @@ async def bench() -> AsyncIterator[Bench]:
     bench = Bench()
     async with started(bench.node, bench.source):
         yield bench
-        await bench.prefixes.close()
+        await bench.preparation.close()
 
 
 async def test_what_is_in_the_pool_still_is_just_taken(bench: Bench) -> None:
     request = bench.adopted([])
     bench.core.queues.preempt(request, for_priority=True)
     assert await bench.comes_back(request) == 60
-    assert bench.fetched == []
+    assert bench.statistics.recalls == 0
 
 
 async def test_what_was_overwritten_is_swapped_in_its_answer_included(bench: Bench) -> None:
@@ -98,7 +109,7 @@ async def test_what_was_overwritten_is_swapped_in_its_answer_included(bench: Ben
     bench.node.flood()
     assert await bench.comes_back(request) == 60
     assert bench.node.num_cached_tokens(HISTORY) == 60, "bit by bit"
-    assert bench.fetched == [Fetched(from_tier=60)]
+    assert bench.fetched == (60, 0)
 
 
 async def test_what_the_tier_lacks_is_pulled_from_its_prefill_node_again(bench: Bench) -> None:
@@ -107,7 +118,7 @@ async def test_what_the_tier_lacks_is_pulled_from_its_prefill_node_again(bench: 
     bench.core.queues.preempt(request, for_priority=True)
     bench.node.flood()  # before anything was copied
     assert await bench.comes_back(request) == 48
-    assert bench.fetched == [Fetched(from_nodes=48)]
+    assert bench.fetched == (0, 48)
     assert bench.core.queues.preemptions.statistics.computed_tokens == 62 - 48
 
 
@@ -118,7 +129,7 @@ async def test_it_is_computed_where_that_is_quicker(bench: Bench) -> None:
     bench.core.queues.preempt(request, for_priority=True)
     bench.node.flood()
     assert await bench.comes_back(request) == 0
-    assert bench.fetched == [Fetched()]
+    assert bench.fetched == (0, 0)
     assert bench.node.fetcher.statistics.declined > 0
 
 
@@ -129,8 +140,7 @@ async def test_cancelled_while_its_kv_is_fetched_it_does_not_come_back(bench: Be
     bench.node.flood()
     bench.plan()
     assert request in bench.core.queues.preemptions.away
-    bench.prefixes.cancel(request.request_id)  # as Services.cancel_leg does
-    assert bench.core.cancel(request.request_id)
+    bench.preparation.cancel(request.request_id)
     await until(lambda: bench.node.pool.num_free == NUM_BLOCKS)
     assert not bench.core.queues.waiting
     assert not bench.core.queues.preemptions.away

@@ -12,13 +12,13 @@ import pytest
 from decode_node.announced_pulls import AnnouncedPulls
 from decode_node.intake import Intake
 from decode_node.room import RoomQueue
+from kv_transfer.link import Link
 from kv_transfer.puller import PullResult
 from kv_transfer.ticket import read_ticket
 from pdserve.clock import ManualClock
 from pdserve.config import Timeouts
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.engine import Engine
-from pdserve.engine.grammar import GrammarCompiler
 from pdserve.engine.scheduler import Queues
 from pdserve.errors import (
     GrammarFailed,
@@ -30,23 +30,27 @@ from pdserve.errors import (
     StaleIncarnation,
     StaleTicket,
     TicketInvalid,
-    TokenizerError,
 )
-from pdserve.grammar import CompiledGrammar, Vocabulary
 from pdserve.metrics import NodeMetrics
-from pdserve.node.prefix_parts import Prefix
-from pdserve.protocol import DecodeLeg, HandoffEnded, HandoffRecord, SamplingParams, Subscribe
+from pdserve.node.prefixes.parts import Fetched, Prefix
+from pdserve.node.preparation import Preparation
+from pdserve.protocol import (
+    DecodeLeg,
+    HandoffEnded,
+    HandoffRecord,
+    PrefixSource,
+    SamplingParams,
+    Subscribe,
+)
 from tests.unit.decode_node.scripted import BLOCK, HOST, SOURCE, ScriptedExporter, make_ticket
 from tests.unit.engine.fakes import decode_policy
+from tests.unit.node.compilers import SlowCompiler
+from tests.waits import turn
 
 NUM_BLOCKS = 8
 TIMEOUTS = Timeouts(transfer_s=5.0, ticket_s=30.0)
 
 Part = tuple[int, int, int, int]  # first token, end, first layer, end
-
-
-def no_vocabulary() -> Vocabulary:
-    raise TokenizerError("it has no tokenizer.json")
 
 
 @dataclass
@@ -61,7 +65,12 @@ class ScriptedPuller:
     read_s: float = 0.25
 
     async def pull(
-        self, link: object, ticket: bytes, block_table: list[int], from_token: int, timeout_s: float
+        self,
+        link: Link,
+        ticket: bytes,
+        block_table: Sequence[int],
+        from_token: int,
+        timeout_s: float,
     ) -> PullResult:
         opened = read_ticket(ticket)
         part = (opened.first_token, opened.end_token, opened.first_layer, opened.end_layer)
@@ -88,12 +97,16 @@ class ScriptedFetcher:
     pool: BlockPool
     num_blocks: int = 0
 
-    async def fetch(self, prefix: Prefix, sources: Sequence[object]) -> None:
+    def could_fetch(self, prefix: Prefix, sources: Sequence[PrefixSource]) -> bool:
+        return self.num_blocks > 0
+
+    async def fetch(self, prefix: Prefix, sources: Sequence[PrefixSource]) -> Fetched:
         assert not sources
         blocks = self.pool.allocate(self.num_blocks)
         for block_id, block_hash in zip(blocks, prefix.hashes, strict=False):
             self.pool.publish(block_id, block_hash)
         self.pool.release(blocks)
+        return Fetched(from_tier=self.num_blocks * BLOCK)
 
 
 class Bench:
@@ -108,16 +121,16 @@ class Bench:
         self.exporter = ScriptedExporter(self.clock, host_id)
         self.prefixes = ScriptedFetcher(self.pool)
         self.metrics = NodeMetrics()
-        self.compiler = GrammarCompiler(no_vocabulary)
+        self.compiler = SlowCompiler()
+        preparation = Preparation(self.prefixes, self.compiler, self.engine)
         self.room = RoomQueue(self.engine, policy)
-        self.pulls = AnnouncedPulls(self.puller, self.clock, TIMEOUTS, HOST)  # type: ignore[arg-type]
+        self.pulls = AnnouncedPulls(self.puller, self.clock, TIMEOUTS, HOST)
         self.intake = Intake(
             self.engine,
             self.room,
-            self.prefixes,  # type: ignore[arg-type]
-            self.exporter,  # type: ignore[arg-type]
+            preparation,
+            self.exporter,
             self.pulls,
-            self.compiler,
             self.metrics,
         )
         self.announce = self.exporter.announce
@@ -159,12 +172,6 @@ class Bench:
                 prefill_end_s=prefill_end_s,
             )
         )
-
-
-async def turn() -> None:
-    """Let every task run until it waits."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -276,34 +283,10 @@ async def test_losing_the_exporter_ends_the_intake(bench: Bench, stage: str) -> 
     bench.pool.release(blocked)
 
 
-class SlowCompiler:
-    """In place of GrammarCompiler: compiles when the test says so, or fails with `error`."""
-
-    def __init__(self, bench: Bench) -> None:
-        self.gate = asyncio.Event()
-        self.error = ""
-        self.grammar = CompiledGrammar(None, None, is_light=True)  # type: ignore[arg-type]
-        self.is_compiling = False
-        bench.intake._compiler = self  # type: ignore[assignment]
-
-    async def compiled(self, grammar: str) -> CompiledGrammar:
-        self.is_compiling = True
-        try:
-            await self.gate.wait()
-        except asyncio.CancelledError:
-            await turn()  # it takes a while to end
-            raise
-        finally:
-            self.is_compiling = False
-        if self.error:
-            raise GrammarFailed(self.error)
-        return self.grammar
-
-
 async def test_a_grammar_is_compiled_during_the_prefill_and_there_before_room_is_taken(
     bench: Bench,
 ) -> None:
-    slow = SlowCompiler(bench)
+    slow = bench.compiler
     bench.puller.gate.set()
     taking = bench.take(grammar="start: /a/")
     await turn()
@@ -323,7 +306,7 @@ async def test_a_grammar_is_compiled_during_the_prefill_and_there_before_room_is
 async def test_requests_without_a_grammar_find_room_while_others_wait_for_theirs(
     bench: Bench,
 ) -> None:
-    slow = SlowCompiler(bench)
+    slow = bench.compiler
     bench.puller.gate.set()
     slow_names = ["a", "b", "c"]  # their prompts would fill the pool
     waiting = [bench.take(name, grammar="start: /a/") for name in slow_names]
@@ -338,15 +321,15 @@ async def test_requests_without_a_grammar_find_room_while_others_wait_for_theirs
     await asyncio.wait_for(plain, 1)
     assert [request.request_id for request in bench.engine.queues.running] == ["plain"]
     bench.engine.cancel("plain")
-    slow.error = "too large"
+    slow.error = GrammarFailed("too large")
     slow.gate.set()
     failures = await asyncio.gather(*waiting, return_exceptions=True)
     assert all(isinstance(failure, GrammarFailed) for failure in failures)
 
 
 async def test_a_grammar_that_fails_ends_the_intake(bench: Bench) -> None:
-    slow = SlowCompiler(bench)
-    slow.error = "too large"
+    slow = bench.compiler
+    slow.error = GrammarFailed("too large")
     slow.gate.set()
     taking = bench.take(grammar="start: /a/")
     await turn()
@@ -359,7 +342,7 @@ async def test_a_grammar_that_fails_ends_the_intake(bench: Bench) -> None:
 
 @pytest.mark.parametrize("is_announced", [False, True])
 async def test_the_end_of_the_handoff_ends_the_compiling(bench: Bench, is_announced: bool) -> None:
-    slow = SlowCompiler(bench)
+    slow = bench.compiler
     taking = bench.take(grammar="start: /a/")
     await turn()
     if is_announced:
@@ -376,12 +359,12 @@ async def test_a_handoff_has_its_subscriber_while_a_grammar_waits_for_its_turn(
     bench: Bench,
 ) -> None:
     """Without one its lease runs, which is for decode nodes that never come."""
-    turns = bench.compiler._turns
-    async with turns[True], turns[False]:
-        taking = bench.take(grammar="start: /a/")
-        await turn()
-        (subscribed,) = bench.exporter.outbox.sent
-        assert isinstance(subscribed, Subscribe)
+    taking = bench.take(grammar="start: /a/")
+    await turn()
+    (subscribed,) = bench.exporter.outbox.sent
+    assert isinstance(subscribed, Subscribe)
+    bench.compiler.error = GrammarFailed("too large")
+    bench.compiler.gate.set()
     bench.announce(0, 10)
     with pytest.raises(GrammarFailed):
         await asyncio.wait_for(taking, 10)
@@ -409,13 +392,13 @@ async def test_a_stale_ticket_ends_the_intake(bench: Bench) -> None:
 )
 async def test_a_handoff_leaves_no_cycle_behind(bench: Bench, end: str, grammar: str) -> None:
     """What it leaves is freed with its last reference, not by the garbage collector."""
-    slow = SlowCompiler(bench)
+    slow = bench.compiler
     bench.puller.gate.set()
     match end:
         case "adopted":
             slow.gate.set()
         case "grammar failed":
-            slow.error = "too large"
+            slow.error = GrammarFailed("too large")
             slow.gate.set()
     for _ in range(10):
         taking = bench.take(grammar=grammar)

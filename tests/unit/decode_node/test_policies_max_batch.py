@@ -6,7 +6,10 @@ from pdserve.clock import ManualClock
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
-from tests.unit.engine.fakes import decode_policy, make_request
+from tests.requests import make_request
+from tests.unit.engine.fakes import (
+    decode_policy,
+)
 
 BLOCK = 4
 

@@ -20,12 +20,12 @@ from pdserve.engine.scheduler import Queues
 from pdserve.engine.step_shape import shape_of
 from pdserve.engine.victims import Victims
 from pdserve.lifecycle import Targets
+from tests.requests import make_request
 from tests.unit.decode_node.batches import BLOCK, linear_perf
 from tests.unit.engine.fakes import (
     FakeRunner,
     decode_policy,
     expected_output,
-    make_request,
     next_token,
 )
 
@@ -70,12 +70,6 @@ class World:
     recalled: list[tuple[int, Request]] = field(default_factory=list)
     step: int = 0
 
-    def recall(self, request: Request) -> bool:
-        if self.rng.random() < 0.5:
-            return False
-        self.recalled.append((self.step + self.rng.randint(1, 8), request))
-        return True
-
     def arrive(self, request: Request, *, is_handed_off: bool) -> None:
         request.lifecycle.received_s = self.clock.now()
         if is_handed_off:
@@ -99,6 +93,9 @@ class World:
     def advance(self) -> None:
         """What happens between two steps."""
         queues, policy = self.core.queues, self.core.policy
+        for request in queues.preemptions.to_recall:
+            self.recalled.append((self.step + self.rng.randint(0, 7), request))
+        queues.preemptions.to_recall.clear()
         for _, request in [a for a in self.recalled if a[0] <= self.step]:
             self.core.submit(request)
         self.recalled = [a for a in self.recalled if a[0] > self.step]
@@ -135,7 +132,7 @@ def run(world: World, arrivals: list[Arrival], runner: FakeRunner) -> list[Reque
             arrival = pending.pop(0)
             request = make_request(
                 arrival.num_prompt,
-                max(2, arrival.max_tokens),
+                max_tokens=max(2, arrival.max_tokens),
                 targets=Targets(
                     tpot_s=arrival.tpot_s,
                     priority=arrival.priority,
@@ -199,10 +196,10 @@ def test_all_get_their_tokens_and_no_block_is_lost(
     kept_free = KvHeadroom(BLOCK, headroom, num_watermark_blocks)
     kept_free.estimate = OutputEstimate(mean_tokens)
     victims = CheckedVictims(max_preemptions)
-    queues = Queues(pool, clock, kept_free, victims)
+    rng = random.Random(seed)
+    queues = Queues(pool, clock, kept_free, victims, lambda _: rng.random() < 0.5)
     core = EngineCore(queues, decode_policy(20, 6, policy, linear_perf(), clock), frozenset())
-    world = World(core, random.Random(seed), clock)
-    queues.preemptions.recall = world.recall
+    world = World(core, rng, clock)
     for request in run(world, arrivals, FakeRunner(BLOCK)):
         assert request.output_token_ids == expected_output(request)
     assert pool.num_free == NUM_BLOCKS

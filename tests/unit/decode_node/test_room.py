@@ -16,10 +16,14 @@ from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 from pdserve.errors import DeadlineExceeded, PeerLost
 from pdserve.lifecycle import Targets
-from pdserve.node.subscription import Notice, Subscription
+from pdserve.node.sessions.subscription import Notice, Subscription
 from pdserve.protocol import HandoffRecord, SamplingParams
+from tests.requests import make_request
 from tests.unit.decode_node.batches import BLOCK, Batch
-from tests.unit.engine.fakes import decode_policy, make_request
+from tests.unit.engine.fakes import (
+    decode_policy,
+)
+from tests.waits import turn
 
 
 class Bench(Batch):
@@ -61,12 +65,6 @@ class Bench(Batch):
         self.room.leave(request)
         self.pool.release(request.block_table)
         await turn()
-
-
-async def turn() -> None:
-    """Let every task run until it waits."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 @asynccontextmanager

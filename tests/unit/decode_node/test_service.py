@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
 from decode_node.service import DecodeNode
 from kv_transfer.memory import ExportedPool
 from pdserve.config import NodeConfig
-from pdserve.engine.request import Request
 from pdserve.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -18,9 +18,9 @@ from pdserve.errors import (
     RequestEnded,
 )
 from pdserve.kv_layout import KvDtype, KvLayout
-from pdserve.node.prefix_fetch import Fetched
-from pdserve.node.roles import ServiceFactories
+from pdserve.node.roles import NodeParts, ServiceFactories
 from pdserve.node.services import Services
+from pdserve.node.sessions.client import Session, Sessions
 from pdserve.protocol import (
     DecodeLeg,
     FinishReason,
@@ -29,17 +29,33 @@ from pdserve.protocol import (
     LegFailed,
     NodeAddress,
     NodeRole,
+    PrefixSource,
     SamplingParams,
     Slo,
     TokenBatch,
 )
 from prefill_node.service import PrefillNode
-from tests.unit.decode_node.scripted import BLOCK, SOURCE, Recorder, ScriptedExporter
-from tests.unit.engine.fakes import FakeRunner, make_request
-from tests.unit.node.parts import made_parts
+from tests.requests import make_request
+from tests.unit.decode_node.scripted import BLOCK, SOURCE, ScriptedExporter
+from tests.unit.engine.fakes import (
+    FakeRunner,
+)
+from tests.unit.node.parts import Recorder, made_parts
+from tests.waits import turn
 
 NUM_BLOCKS = 8
 LAYOUT = KvLayout(num_layers=1, num_kv_heads=1, head_dim=8, block_size=BLOCK, dtype=KvDtype.FLOAT32)
+
+
+class OneSession(Sessions):
+    """With the exporter, whoever is asked for."""
+
+    def __init__(self, parts: NodeParts, exporter: ScriptedExporter) -> None:
+        super().__init__("d", "1", parts.identity, parts.puller, parts.clock, parts.config.timeouts)
+        self._exporter = exporter
+
+    async def get(self, peer: NodeAddress) -> Session:
+        return await self._exporter.get(peer)
 
 
 class Bench:
@@ -48,16 +64,15 @@ class Bench:
     def __init__(self) -> None:
         self.memory = ExportedPool(NUM_BLOCKS, LAYOUT.block_bytes)
         parts = made_parts("d", self.memory, LAYOUT, NodeConfig())
+        self.exporter = ScriptedExporter(parts.clock)
+        parts = replace(parts, sessions=OneSession(parts, self.exporter))
         self.puller = parts.puller
         self.clock = parts.clock
         self.legs = parts.legs
-        self.prefixes = parts.prefixes
         self.metrics = parts.metrics
         self.decode = DecodeNode(parts)
         factories = ServiceFactories(prefill=PrefillNode, decode=lambda _: self.decode)
         self.node = Services(parts, factories, NodeRole.DECODE)
-        self.exporter = ScriptedExporter(parts.clock)
-        self.decode._intake._sessions = self.exporter  # type: ignore[assignment]
         self.link = Recorder()
 
     async def start(
@@ -75,15 +90,9 @@ class Bench:
                 source=source,
                 slo=Slo(deadline_s=deadline_s),
             ),
-            self.link,  # type: ignore[arg-type]
+            self.link,
         )
         await turn()
-
-
-async def turn() -> None:
-    """Let every task run until it waits."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -164,22 +173,14 @@ async def test_a_prompt_is_prefilled_and_decoded_to_its_end(bench: Bench) -> Non
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_the_engine_is_set_up_as_the_config_says(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_engine_is_set_up_as_the_config_says(bench: Bench) -> None:
     """Blocks are kept for streams, victims spared, and preempted requests fetched."""
     queues, config = bench.node.engine.queues, NodeConfig().policy
     assert queues.victims.max_preemptions == config.max_preemptions
-    stream = make_request(3, max_tokens=9, output_token_ids=[1])
+    stream = make_request(30, max_tokens=9, output_token_ids=[1])
     stream.block_table = [0]
     assert queues.headroom.num_kept_free([stream], None) > 1, "more than greedy keeps"
-    monkeypatch.setattr(bench.prefixes, "recall", fetch_from_tier)
+    stream.prefix_sources = [PrefixSource(node=SOURCE, num_tokens=30)]
     queues.preemptions.preempted(stream, for_priority=False)
     assert queues.preemptions.calls_back(stream)
-    assert "pdserve_swapped_in_tokens_total 3.0" in bench.metrics.exposition().decode()
-
-
-def fetch_from_tier(request: Request, fetched: Callable[[Fetched], None]) -> bool:
-    """In place of PrefixQueue.recall: finds three tokens in the host tier."""
-    fetched(Fetched(from_tier=3))
-    return True
+    assert queues.preemptions.to_recall == [stream]

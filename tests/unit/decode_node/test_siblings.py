@@ -9,7 +9,11 @@ import pytest
 
 from pdserve.errors import StaleTicket
 from pdserve.protocol import HandoffEnded, Subscribe
-from tests.unit.decode_node.test_intake import Bench, check_ended, turn
+from tests.unit.decode_node.test_intake import (
+    Bench,
+    check_ended,
+)
+from tests.waits import turn
 
 NAMES = ("r", "r-1", "r-2")
 

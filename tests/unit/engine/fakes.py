@@ -1,23 +1,23 @@
-"""A model whose next token is a function of its history, and requests for it."""
+"""A model whose next token is a function of its history, and who hears of its steps."""
 
 from __future__ import annotations
 
-import itertools
+import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from decode_node.policies import DecodePolicy, make_decode_policy
 from pdserve.clock import Clock, ManualClock
 from pdserve.config import DecodePolicyName, EngineConfig, PolicyConfig, PrefillPolicyName
+from pdserve.engine.interface import StepReport
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Policy
-from pdserve.lifecycle import Lifecycle
+from pdserve.errors import PdserveError
 from pdserve.perf_model import PerfModel
-from pdserve.protocol import SamplingParams
 from prefill_node.policies import make_prefill_policy
-
-_ids = itertools.count()
 
 
 def next_token(token_ids: Sequence[int]) -> int:
@@ -42,6 +42,62 @@ class PlainRunner:
         self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
     ) -> list[SampledToken | None]:
         raise NotImplementedError
+
+
+class QuietObserver:
+    """A StepObserver that does nothing; a request that fails, or is recalled, fails the test."""
+
+    def step_planned(self, rows: Sequence[Scheduled]) -> Sequence[int]:
+        return ()
+
+    def layers_done(self, rows: Sequence[Scheduled], num_layers: int) -> None:
+        raise AssertionError("nobody has asked for it")
+
+    def step_done(self, report: StepReport) -> None:
+        """Nothing."""
+
+    def requests_failed(self, requests: list[Request], error: PdserveError) -> None:
+        raise error
+
+    def recall(self, request: Request) -> None:
+        raise AssertionError(f"{request.request_id} has KV nowhere else")
+
+
+@dataclass
+class Observer(QuietObserver):
+    """Collects what the engine reports."""
+
+    done: dict[str, Request] = field(default_factory=dict)
+    failed: list[tuple[Request, PdserveError]] = field(default_factory=list)
+    reports: list[StepReport] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    layer_ends: Sequence[int] = ()
+    heard: list[tuple[str, int]] = field(default_factory=list)  # in which order
+
+    def step_planned(self, rows: Sequence[Scheduled]) -> Sequence[int]:
+        self.heard.append(("planned", len(rows)))
+        return self.layer_ends
+
+    def layers_done(self, rows: Sequence[Scheduled], num_layers: int) -> None:
+        self.heard.append(("layers", num_layers))
+
+    def step_done(self, report: StepReport) -> None:
+        self.heard.append(("done", len(report.rows)))
+        self.reports.append(report)
+        for row in report.rows:
+            if row.request.is_done:
+                self.done[row.request.request_id] = row.request
+        self.changed.set()
+
+    def requests_failed(self, requests: list[Request], error: PdserveError) -> None:
+        self.failed += [(request, error) for request in requests]
+        self.changed.set()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(5):
+            while not condition():
+                self.changed.clear()
+                await self.changed.wait()
 
 
 class FakeRunner(PlainRunner):
@@ -85,7 +141,7 @@ def prefill_policy(
     perf: PerfModel | None = None,
     clock: Clock | None = None,
     prefill_chunk: int = 0,
-    **limits: object,
+    **limits: Any,
 ) -> Policy:
     """A prefill policy by its name, with steps of this size."""
     return make_prefill_policy(
@@ -93,7 +149,7 @@ def prefill_policy(
         EngineConfig(token_budget=token_budget, max_batch_size=max_batch_size),
         perf or PerfModel(),
         clock or ManualClock(),
-        **limits,  # type: ignore[arg-type]
+        **limits,
     )
 
 
@@ -103,26 +159,14 @@ def decode_policy(
     name: DecodePolicyName = "max-batch",
     perf: PerfModel | None = None,
     clock: Clock | None = None,
-    **settings: object,
+    **settings: Any,
 ) -> DecodePolicy:
     """A decode policy by its name, with steps of this size."""
     return make_decode_policy(
-        PolicyConfig(decode_policy=name, **settings),  # type: ignore[arg-type]
+        PolicyConfig(decode_policy=name, **settings),
         EngineConfig(token_budget=token_budget, max_batch_size=max_batch_size),
         perf or PerfModel(),
         clock or ManualClock(),
-    )
-
-
-def make_request(prompt: Sequence[int] | int, max_tokens: int = 4, **fields: object) -> Request:
-    """A request with a prompt of these tokens, or of this many."""
-    tokens = list(range(100, 100 + prompt)) if isinstance(prompt, int) else list(prompt)
-    return Request(
-        request_id=f"r{next(_ids)}",
-        prompt_token_ids=tokens,
-        sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0),
-        lifecycle=Lifecycle(received_s=0.0),
-        **fields,  # type: ignore[arg-type]
     )
 
 

@@ -14,8 +14,13 @@ from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.scheduler import Queues
 from pdserve.errors import DeadlineExceeded
 from pdserve.lifecycle import Targets
-from tests.unit.engine.fakes import FakeRunner, decode_policy, make_request, prefill_policy
-from tests.unit.engine.test_engine import Observer
+from tests.requests import make_request
+from tests.unit.engine.fakes import (
+    FakeRunner,
+    Observer,
+    decode_policy,
+    prefill_policy,
+)
 
 BLOCK = 4
 

@@ -9,7 +9,7 @@ import pytest
 from pdserve.engine.due_times import next_due_s, shown_s
 from pdserve.engine.request import Request
 from pdserve.lifecycle import Targets
-from tests.unit.engine.fakes import make_request
+from tests.requests import make_request
 
 
 def handed_off(held_until_s: float, room_s: float | None) -> Request:

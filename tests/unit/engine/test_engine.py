@@ -6,8 +6,8 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -29,52 +29,16 @@ from pdserve.errors import (
 )
 from pdserve.lifecycle import Targets
 from pdserve.protocol import FinishReason
+from tests.requests import make_request
 from tests.unit.engine.fakes import (
     FakeRunner,
+    Observer,
     decode_policy,
     expected_output,
-    make_request,
     prefill_policy,
 )
 
 BLOCK = 4
-
-
-@dataclass
-class Observer:
-    """Collects what the engine reports."""
-
-    done: dict[str, Request] = field(default_factory=dict)
-    failed: list[tuple[Request, PdserveError]] = field(default_factory=list)
-    reports: list[StepReport] = field(default_factory=list)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    layer_ends: Sequence[int] = ()
-    heard: list[tuple[str, int]] = field(default_factory=list)  # in which order
-
-    def step_planned(self, rows: Sequence[Scheduled]) -> Sequence[int]:
-        self.heard.append(("planned", len(rows)))
-        return self.layer_ends
-
-    def layers_done(self, rows: Sequence[Scheduled], num_layers: int) -> None:
-        self.heard.append(("layers", num_layers))
-
-    def step_done(self, report: StepReport) -> None:
-        self.heard.append(("done", len(report.rows)))
-        self.reports.append(report)
-        for row in report.rows:
-            if row.request.is_done:
-                self.done[row.request.request_id] = row.request
-        self.changed.set()
-
-    def requests_failed(self, requests: list[Request], error: PdserveError) -> None:
-        self.failed += [(request, error) for request in requests]
-        self.changed.set()
-
-    async def until(self, condition: object) -> None:
-        async with asyncio.timeout(5):
-            while not condition():  # type: ignore[operator]
-                self.changed.clear()
-                await self.changed.wait()
 
 
 @asynccontextmanager
@@ -306,8 +270,8 @@ async def test_a_step_that_fails_has_told_of_its_layers() -> None:
         bad, good = make_request(5), make_request(6, max_tokens=1)
         execute = runner.execute
 
-        def fail_late(*args: object) -> object:
-            result = execute(*args)  # type: ignore[arg-type]
+        def fail_late(*args: Any) -> Any:
+            result = execute(*args)
             if len(runner.steps) == 1:
                 raise UnusableLogits("NaN", [bad.request_id])
             return result
@@ -359,11 +323,11 @@ async def test_nothing_stays_unreported_when_the_engine_is_stopped() -> None:
     stopping = asyncio.get_running_loop().create_future()
     prepare = runner.prepare
 
-    def stop_at_third(*args: object) -> object:
+    def stop_at_third(*args: Any) -> Any:
         if len(runner.steps) == 2:
             task.cancel()  # before the second step is reported
             stopping.set_result(len(observer.reports))
-        return prepare(*args)  # type: ignore[arg-type]
+        return prepare(*args)
 
     runner.prepare = stop_at_third  # type: ignore[assignment,method-assign]
     engine.submit(make_request(5, max_tokens=100))
@@ -409,10 +373,10 @@ async def test_a_step_that_cannot_be_prepared_fails_its_requests_after_the_repor
         request = make_request(5, max_tokens=100)
         prepare, heard = runner.prepare, observer.heard
 
-        def fail_third(*args: object) -> object:
+        def fail_third(*args: Any) -> Any:
             if heard.count(("planned", 1)) == 3:
                 raise AssertionError("a bug")
-            return prepare(*args)  # type: ignore[arg-type]
+            return prepare(*args)
 
         def failed(requests: list[Request], error: PdserveError) -> None:
             assert heard[-1] == ("done", 1)

@@ -25,7 +25,7 @@ from pdserve.errors import PdserveError, UnusableLogits
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import SamplingParams
 from tests.unit.engine.batches import BLOCK, assert_same, plain_batch, step_batches
-from tests.unit.engine.fakes import FakeRunner, decode_policy
+from tests.unit.engine.fakes import FakeRunner, QuietObserver, decode_policy
 
 ENDINGS = frozenset(range(10, 1010, 9))  # of what the fake model may say
 
@@ -136,18 +136,12 @@ class Conductor(FakeRunner):
         return self._script.play(self._engine, len(self._seen.steps), rows)
 
 
-class Listener:
+class Listener(QuietObserver):
     """What a node would say. A report has to find its requests' blocks as they were."""
 
     def __init__(self, seen: Seen) -> None:
         self.seen = seen
         self.heard = asyncio.Event()
-
-    def step_planned(self, rows: Sequence[Scheduled]) -> Sequence[int]:
-        return ()
-
-    def layers_done(self, rows: Sequence[Scheduled], num_layers: int) -> None:
-        raise AssertionError("nobody asked")
 
     def step_done(self, report: StepReport) -> None:
         for request, _ in report.rows:

@@ -11,14 +11,14 @@ from pdserve.engine.kv_headroom import OUTLIVED, KvHeadroom, OutputEstimate
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 from pdserve.protocol import FinishReason
-from tests.unit.engine.fakes import make_request
+from tests.requests import make_request
 
 BLOCK = 4
 
 
 def stream(num_prompt: int, num_outputs: int = 1, max_tokens: int = 100) -> Request:
     """A decoding request with the blocks that it needs now."""
-    request = make_request(num_prompt, max_tokens, output_token_ids=[1] * num_outputs)
+    request = make_request(num_prompt, max_tokens=max_tokens, output_token_ids=[1] * num_outputs)
     request.num_computed_tokens = request.num_tokens - 1
     request.block_table = list(range(-(-request.num_tokens // BLOCK)))
     return request
@@ -47,7 +47,7 @@ def test_greedy_keeps_a_block_for_each_stream() -> None:
 def test_reserve_static_keeps_all_that_max_tokens_allows() -> None:
     headroom = make_headroom("reserve-static")
     # 8 tokens in 2 blocks, 19 more to come: 27 in 7. The newcomer: 4 and 20 are 24, in 6 for 1.
-    assert headroom.num_kept_free([stream(7, 1, 20)], make_request(4, 20)) == 5 + 5
+    assert headroom.num_kept_free([stream(7, 1, 20)], make_request(4, max_tokens=20)) == 5 + 5
 
 
 def test_reserve_dynamic_keeps_what_is_expected_until_the_ends() -> None:
@@ -92,7 +92,7 @@ def test_the_estimate_follows_answers_that_end_and_no_others() -> None:
 def test_admission_leaves_what_is_kept_free() -> None:
     headroom = KvHeadroom(BLOCK, "reserve-static")
     queues = Queues(BlockPool(20, BLOCK), ManualClock(), headroom)
-    first, second = make_request(8, 12), make_request(8, 12)
+    first, second = make_request(8, max_tokens=12), make_request(8, max_tokens=12)
     for request in (first, second):
         queues.submit(request)
         assert queues.admit(request)
@@ -113,6 +113,6 @@ def test_a_prefill_leg_needs_no_room_to_grow() -> None:
     headroom = KvHeadroom(BLOCK, "reserve-static")
     queues = Queues(BlockPool(10, BLOCK), ManualClock(), headroom)
     queues.running.append(stream(4, 4, max_tokens=4))  # has got all its tokens
-    leg, local = make_request(36, 8, leg_token_limit=1), make_request(36, 8)
+    leg, local = make_request(36, max_tokens=8, leg_token_limit=1), make_request(36, max_tokens=8)
     assert queues.num_missing(leg) == 0
     assert queues.num_missing(local) > 0

@@ -8,7 +8,10 @@ from pdserve.engine.core import EngineCore
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 from pdserve.lifecycle import Targets
-from tests.unit.engine.fakes import decode_policy, make_request
+from tests.requests import make_request
+from tests.unit.engine.fakes import (
+    decode_policy,
+)
 
 BLOCK = 4
 
@@ -19,7 +22,7 @@ def make_queues(num_blocks: int = 20) -> Queues:
 
 def run(queues: Queues, num_tokens: int, received_s: float = 0.0, **fields: object) -> Request:
     """A decoding request in the batch."""
-    request = make_request(num_tokens - 1, 50, output_token_ids=[1], **fields)
+    request = make_request(num_tokens - 1, max_tokens=50, output_token_ids=[1], **fields)
     request.lifecycle.received_s = received_s
     request.num_computed_tokens = num_tokens - 1
     request.block_table = queues.pool.allocate(-(-num_tokens // BLOCK))
@@ -103,19 +106,18 @@ class Recalled:
     """A core with a preempted request whose KV is being fetched, and a stream beside it."""
 
     def __init__(self) -> None:
-        self.queues = Queues(BlockPool(20, BLOCK), ManualClock())
-        self.queues.preemptions.recall = self.recall
+        self.queues = Queues(BlockPool(20, BLOCK), ManualClock(), could_fetch=self.could_fetch)
         self.core = EngineCore(self.queues, decode_policy(64, 8), frozenset())
         self.asked: list[Request] = []
         self.stream, self.victim = (self.adopt() for _ in range(2))
         self.queues.preempt(self.victim, for_priority=True)
 
-    def recall(self, request: Request) -> bool:
+    def could_fetch(self, request: Request) -> bool:
         self.asked.append(request)
         return True
 
     def adopt(self) -> Request:
-        request = make_request(7, 50, output_token_ids=[1], num_computed_tokens=7)
+        request = make_request(7, max_tokens=50, output_token_ids=[1], num_computed_tokens=7)
         request.block_table = self.core.pool.allocate(2)
         self.core.adopt(request)
         return request
@@ -134,7 +136,7 @@ def test_a_preempted_request_is_recalled_when_there_is_room() -> None:
     newcomer = make_request(4)
     bench.core.submit(newcomer)
     assert bench.planned() == [bench.stream], "newcomers wait for those who come back"
-    bench.core.submit(bench.victim)  # as its prefix queue does in the end
+    bench.core.submit(bench.victim)  # as its preparation does in the end
     assert bench.queues.waiting[0] is bench.victim
     assert set(bench.planned()) == {bench.stream, bench.victim, newcomer}
     assert bench.asked == [bench.victim], "once is enough"

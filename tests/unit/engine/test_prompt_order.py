@@ -20,7 +20,7 @@ from pdserve.engine.scheduler import Queues
 from pdserve.fair_share import FairShare
 from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.perf_model import PerfModel
-from tests.unit.engine.fakes import make_request
+from tests.requests import make_request
 
 BLOCK = 4
 every_rule = pytest.mark.parametrize("name", get_args(PrefillPolicyName))

@@ -7,12 +7,16 @@ from msgspec import structs
 from pdserve.clock import ManualClock
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.core import EngineCore
+from pdserve.engine.prompt_scores import scored_positions
 from pdserve.engine.prompts.uncached import num_uncached
 from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.step_shape import shape_of
 from pdserve.protocol import FinishReason, TokenLogprobs
-from tests.unit.engine.fakes import make_request, prefill_policy
+from tests.requests import make_request, work_of
+from tests.unit.engine.fakes import (
+    prefill_policy,
+)
 
 BLOCK = 4
 PROMPT = 22
@@ -24,17 +28,16 @@ def make_core() -> EngineCore:
 
 
 def scored_request(max_tokens: int = 2) -> Request:
-    request = make_request(PROMPT, max_tokens, leg_token_limit=1)
-    request.sampling = structs.replace(request.sampling, prompt_logprobs=0)
-    return request
+    return make_request(PROMPT, max_tokens=max_tokens, leg_token_limit=1, prompt_logprobs=0)
 
 
 def step(core: EngineCore) -> list[Request]:
     """One step, in which a runner would have scored what it computes."""
     rows = core.begin_step()
     for row in rows:
-        scores = [TokenLogprobs(chosen=-1.0) for _ in row.scored_positions]
-        row.request.prompt_logprobs += scores
+        if row.request.prompt_work is not None:
+            scores = [TokenLogprobs(chosen=-1.0) for _ in scored_positions(row)]
+            row.request.prompt_work.logprobs += scores
     sampled = [SampledToken(7) if row.samples else None for row in rows]
     done = core.end_step(rows, sampled, 1.0)
     for request in done:
@@ -43,7 +46,7 @@ def step(core: EngineCore) -> list[Request]:
 
 
 def with_prompt_cached(core: EngineCore) -> None:
-    core.submit(make_request(PROMPT, 1))
+    core.submit(make_request(PROMPT, max_tokens=1))
     for _ in range(3):
         step(core)
     assert core.num_requests == 0
@@ -67,11 +70,11 @@ def test_a_prompt_that_gave_way_goes_on_behind_what_is_scored() -> None:
     core.submit(scored)
     step(core)
     core.queues.preempt(scored, for_priority=True)
-    assert len(scored.prompt_logprobs) == 8
+    assert len(work_of(scored).logprobs) == 8
     step(core)
     assert scored.num_computed_tokens == 15  # 8 were still cached; the rest comes in halves
     step(core)
-    assert len(scored.prompt_logprobs) == PROMPT - 1
+    assert len(work_of(scored).logprobs) == PROMPT - 1
     assert scored.output_token_ids == [7]
 
 
@@ -79,7 +82,7 @@ def test_what_others_cached_meanwhile_is_not_skipped() -> None:
     core = make_core()
     with_prompt_cached(core)
     scored = scored_request()
-    scored.prompt_logprobs = [TokenLogprobs(chosen=-1.0)] * 10
+    work_of(scored).logprobs = [TokenLogprobs(chosen=-1.0)] * 10
     core.submit(scored)
     core.begin_step()
     assert scored.num_computed_tokens == 8
@@ -101,6 +104,6 @@ def test_prompts_that_are_all_there_is_fill_steps_like_others() -> None:
     for max_tokens in (0, 1):
         core = make_core()
         for num_tokens in (6, PROMPT):
-            core.submit(make_request(num_tokens, max_tokens, leg_token_limit=1))
+            core.submit(make_request(num_tokens, max_tokens=max_tokens, leg_token_limit=1))
         plans.append([row.num_tokens for row in core.begin_step()])
     assert plans == [[6, 4], [6, 4]], "the first is over with this step, and not half-done"

@@ -11,8 +11,12 @@ from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.core import EngineCore
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
+from tests.requests import make_request
 from tests.unit.engine.batches import BLOCK, assert_same, plain_batch, step_batches
-from tests.unit.engine.fakes import FakeRunner, decode_policy, make_request
+from tests.unit.engine.fakes import (
+    FakeRunner,
+    decode_policy,
+)
 
 
 class Steps:

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -34,21 +33,11 @@ from pdserve.kv_layout import KvDtype, KvLayout
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import NodeRole, SamplingParams, TokenBatch
 from pdserve.wire.envelopes import FROM_NODE
-from tests.unit.engine.fakes import PlainRunner, decode_policy
-from tests.unit.node.parts import made_parts, made_services
+from tests.unit.engine.fakes import PlainRunner, QuietObserver, decode_policy
+from tests.unit.node.parts import Recorder, made_parts, made_services
 
 LAYOUT = KvLayout(num_layers=2, num_kv_heads=1, head_dim=8, block_size=16, dtype=KvDtype.FLOAT32)
 NUM_BLOCKS = 512
-
-
-class Link:
-    """In place of a coordinator's."""
-
-    def __init__(self) -> None:
-        self.sent: list[msgspec.Struct] = []
-
-    def send(self, message: msgspec.Struct) -> None:
-        self.sent.append(message)
 
 
 class Streams:
@@ -58,11 +47,11 @@ class Streams:
         self.memory = ExportedPool(NUM_BLOCKS, LAYOUT.block_bytes)
         self.parts = made_parts("n", self.memory, LAYOUT, NodeConfig())
         self.services = made_services(self.parts, NodeRole.DECODE)
-        self.links = Link(), Link()
+        self.links = Recorder(), Recorder()
         self.batches = StepBatches(LAYOUT.block_size)
         for number in range(2 * num_streams):
             request = made_stream(f"r{number}", self.parts.engine)
-            self.services.legs.open(request.request_id, self.links[number % 2])  # type: ignore[arg-type]
+            self.services.legs.open(request.request_id, self.links[number % 2])
             self.parts.engine.adopt(request)
 
     def step(self) -> None:
@@ -232,26 +221,17 @@ async def test_callbacks_of_the_event_loop_for_a_step(monkeypatch: pytest.Monkey
     assert (marks[1] - marks[0]) / 20 == 4
 
 
-class _Silent:
+class _Silent(QuietObserver):
     """An observer."""
 
     def __init__(self) -> None:
         self.num_reports = 0
         self.heard_enough = asyncio.Event()
 
-    def step_planned(self, rows: Sequence[Scheduled]) -> Sequence[int]:
-        return ()
-
-    def layers_done(self, rows: Sequence[Scheduled], num_layers: int) -> None:
-        raise AssertionError("nobody asked")
-
     def step_done(self, report: StepReport) -> None:
         self.num_reports += 1
         if self.num_reports == 40:
             self.heard_enough.set()
-
-    def requests_failed(self, requests: list[Request], error: Exception) -> None:
-        raise AssertionError(error)
 
 
 def test_a_prompt_s_blocks_move_as_one_descriptor() -> None:

@@ -3,40 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 from pdserve.clock import ManualClock
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.engine import Engine
 from pdserve.engine.interface import StepReport
-from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
-from pdserve.errors import PdserveError
 from pdserve.perf_model import StepRow, StepShape
-from tests.unit.engine.fakes import FakeRunner, decode_policy, make_request
+from tests.requests import make_request
+from tests.unit.engine.fakes import FakeRunner, QuietObserver, decode_policy
 
 
-class Shapes:
+class Shapes(QuietObserver):
     """An observer that keeps them."""
 
     def __init__(self) -> None:
         self.seen: list[StepShape] = []
         self.is_over = asyncio.Event()
 
-    def step_planned(self, rows: Sequence[Scheduled]) -> Sequence[int]:
-        return ()
-
-    def layers_done(self, rows: Sequence[Scheduled], num_layers: int) -> None:
-        raise AssertionError("nobody has asked for it")
-
     def step_done(self, report: StepReport) -> None:
         self.seen.append(report.shape)
         assert report.period_s == report.model_s + report.overhead_s
         if any(row.request.is_done for row in report.rows):
             self.is_over.set()
-
-    def requests_failed(self, requests: list[Request], error: PdserveError) -> None:
-        raise error
 
 
 async def test_chunks_then_decodes() -> None:

@@ -6,7 +6,7 @@ from pdserve.engine.due_times import next_due_s
 from pdserve.engine.request import Request
 from pdserve.engine.victims import Victims
 from pdserve.lifecycle import Targets
-from tests.unit.engine.fakes import make_request
+from tests.requests import make_request
 
 
 def stream(

@@ -18,10 +18,11 @@ from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.request import Scheduled
 from pdserve.pooling import Pooling
 from tests.checkpoints import make_checkpoint
+from tests.requests import make_request, work_of
 from tests.unit.engine_cuda.decoders import make_node, random_weights
 from tests.unit.engine_cuda.late_copies import PromptCopies
 from tests.unit.engine_cuda.replayed import Recorded
-from tests.unit.engine_model.harness import Node, make_prompt, make_request
+from tests.unit.engine_model.harness import Node, make_prompt
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -83,7 +84,7 @@ def test_states_of_prompts_among_ordinary_ones(both: Both) -> None:
         rows = [*embedders, make_request(make_prompt(4), max_tokens=2)]
         for num_tokens in (4, 5):
             node.step([Scheduled(r, min(num_tokens, r.num_uncomputed_tokens)) for r in rows])
-        found.append([np.frombuffer(request.embedding, "<f4") for request in embedders])
+        found.append([np.frombuffer(work_of(request).embedding, "<f4") for request in embedders])
         assert len(rows[-1].output_token_ids) == 2
     np.testing.assert_allclose(found[0], found[1], atol=1e-4)
 

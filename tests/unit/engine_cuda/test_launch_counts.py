@@ -22,10 +22,11 @@ from pdserve.checkpoint import resolve_checkpoint
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.request import Scheduled
 from tests.checkpoints import make_checkpoint
+from tests.requests import make_request
 from tests.unit.engine_cuda.decoders import make_node, random_weights
 from tests.unit.engine_cuda.late_copies import PromptCopies
 from tests.unit.engine_cuda.replayed import Recorded
-from tests.unit.engine_model.harness import Node, make_prompt, make_request
+from tests.unit.engine_model.harness import Node, make_prompt
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 NO_LAUNCH = {"aten.empty.memory_format", "aten.detach.default", "aten.lift_fresh.default"}

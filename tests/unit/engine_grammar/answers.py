@@ -12,7 +12,8 @@ from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.stopping import finish
 from pdserve.grammar import compile_grammar, load_vocabulary
 from pdserve.protocol import FinishReason
-from tests.unit.engine_model.harness import Node, make_request
+from tests.requests import make_request
+from tests.unit.engine_model.harness import Node
 
 MAX_TOKENS = 160
 PROMPT = "<|bos|><|user|>Tell me about the sea.<|end|><|assistant|>"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Callable
 
 import pytest
 from msgspec import structs
@@ -14,6 +13,7 @@ from pdserve.engine.grammar import GrammarCompiler, GrammarProgress
 from pdserve.errors import GrammarFailed, TokenizerError
 from pdserve.grammar import CompiledGrammar, Vocabulary, compile_grammar, is_light
 from tests.unit.engine_grammar.answers import DemoModel
+from tests.waits import until
 
 AB = "start: /ab?/"
 CD = "start: /cd?/"
@@ -37,12 +37,6 @@ class SlowCompiler:
 @pytest.fixture
 def slow() -> SlowCompiler:
     return SlowCompiler()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("grammar", ["start: /(/", '{"grammars": [{"json_schema": {"not": {}}}]}'])

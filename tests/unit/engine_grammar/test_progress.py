@@ -15,7 +15,6 @@ import torch
 
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.grammar import GrammarProgress, TokenMasks
-from pdserve.engine.grammar import progress as progress_module
 from pdserve.engine.grammar.masks import mask_logits
 from pdserve.engine.request import Request, Scheduled
 from pdserve.errors import GrammarFailed
@@ -197,23 +196,20 @@ def spin(until: Callable[[], bool]) -> None:
         pass
 
 
-def test_a_mask_is_given_up_by_its_cpu_time(
-    demo: DemoModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mask_is_given_up_by_its_cpu_time(demo: DemoModel) -> None:
     release = threading.Event()
-    move = progress_module._move
 
-    def busy(answer: Any, bits: np.ndarray) -> None:
-        if answer.request.request_id == "slow":
-            spin(release.is_set)
-        move(answer, bits)
+    class Busy(GrammarProgress):
+        def write_mask(self, answer: Any, bits: np.ndarray) -> None:
+            if answer.request.request_id == "slow":
+                spin(release.is_set)
+            super().write_mask(answer, bits)
 
-    monkeypatch.setattr(progress_module, "_move", busy)
     watchdog = threading.Timer(20.0, release.set)
     watchdog.start()
     try:
         with pytest.raises(GrammarFailed) as caught:
-            GrammarProgress(mask_cpu_s=0.02).masks(heavy_answers(demo, "slow", "behind"))
+            Busy(mask_cpu_s=0.02).masks(heavy_answers(demo, "slow", "behind"))
         assert caught.value.request_ids == ["slow"]
         assert not release.is_set(), "nobody has waited for it until its end"
     finally:
@@ -221,37 +217,31 @@ def test_a_mask_is_given_up_by_its_cpu_time(
         release.set()
 
 
-def test_many_masks_that_take_long_together_are_not_given_up(
-    demo: DemoModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    move = progress_module._move
+def test_many_masks_that_take_long_together_are_not_given_up(demo: DemoModel) -> None:
 
-    def work(answer: Any, bits: np.ndarray) -> None:
-        end_s = time.thread_time() + 0.01
-        spin(lambda: time.thread_time() > end_s)
-        move(answer, bits)
+    class Work(GrammarProgress):
+        def write_mask(self, answer: Any, bits: np.ndarray) -> None:
+            end_s = time.thread_time() + 0.01
+            spin(lambda: time.thread_time() > end_s)
+            super().write_mask(answer, bits)
 
-    monkeypatch.setattr(progress_module, "_move", work)
     rows = heavy_answers(demo, *map(str, range(20)))
-    masks = GrammarProgress(mask_cpu_s=0.05).masks(rows)
+    masks = Work(mask_cpu_s=0.05).masks(rows)
     assert all(allowed(masks, row) for row in range(20))
 
 
-def test_one_that_takes_too_long_fails_alone(
-    demo: DemoModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_takes_too_long_fails_alone(demo: DemoModel) -> None:
     """It is still at it when the others have their masks."""
     release = threading.Event()
-    move = progress_module._move
 
-    def stuck(answer: Any, bits: np.ndarray) -> None:
-        if answer.request.request_id == "slow":
-            release.wait(60)
-        else:
-            move(answer, bits)
+    class Stuck(GrammarProgress):
+        def write_mask(self, answer: Any, bits: np.ndarray) -> None:
+            if answer.request.request_id == "slow":
+                release.wait(60)
+            else:
+                super().write_mask(answer, bits)
 
-    monkeypatch.setattr(progress_module, "_move", stuck)
-    progress = GrammarProgress(mask_s=0.05)
+    progress = Stuck(mask_s=0.05)
     rows = heavy_answers(demo, "slow", "behind", "too")
     try:
         with pytest.raises(GrammarFailed) as caught:

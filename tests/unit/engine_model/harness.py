@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from pdserve.checkpoint import Checkpoint, resolve_checkpoint
-from pdserve.engine.attention import attention_backend
 from pdserve.engine.kv_cache import TORCH_DTYPES, KvCache
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import ModelConfig, load_model_config
@@ -20,9 +18,9 @@ from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.weights import Progress, load_decoder, load_torch_weights
 from pdserve.kv_layout import KvDtype
-from pdserve.lifecycle import Lifecycle
-from pdserve.protocol import SamplingParams
+from tests.native_attention import attention_backend
 from tests.plain_batch import build_batch
+from tests.requests import make_request
 
 CPU = torch.device("cpu")
 
@@ -44,18 +42,6 @@ def load_torch_decoder(
     """The plain decoder on any device: the oracle of the others."""
     weights = load_torch_weights(checkpoint, config, dtype, device, on_progress)
     return TorchDecoder(config, weights, attention_backend(device))
-
-
-def make_request(
-    prompt: Sequence[int], output: Sequence[int] = (), request_id: str = "r", **sampling: Any
-) -> Request:
-    return Request(
-        request_id=request_id,
-        prompt_token_ids=list(prompt),
-        sampling=SamplingParams(**({"temperature": 0.0} | sampling)),
-        lifecycle=Lifecycle(received_s=0.0),
-        output_token_ids=list(output),
-    )
 
 
 def make_prompt(num_tokens: int, seed: int = 0, vocab_size: int = 256) -> list[int]:

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt, make_request
+from tests.requests import make_request
+from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
 
 
 class Reference:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pdserve import _native
-from pdserve.engine.attention import AttentionBatch, attention_backend
+from pdserve.engine.attention import AttentionBatch
 from pdserve.engine.batch import Batch
 from pdserve.engine.kv_cache import KvCache
 from pdserve.engine.models.config import ModelConfig, parse_model_config
@@ -21,6 +21,7 @@ from pdserve.engine.native.decoder import NativeDecoder
 from pdserve.engine.native.linear import WeightKind
 from pdserve.engine.native.weights import NativeWeights
 from pdserve.kv_layout import KvDtype
+from tests.native_attention import attention_backend
 from tests.packed_weights import pack_weights
 
 CPU = torch.device("cpu")

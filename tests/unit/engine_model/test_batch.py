@@ -7,7 +7,8 @@ import torch
 
 from pdserve.engine.request import Request, Scheduled
 from tests.plain_batch import build_batch
-from tests.unit.engine_model.harness import CPU, make_request
+from tests.requests import make_request
+from tests.unit.engine_model.harness import CPU
 
 BLOCK = 4
 

@@ -10,7 +10,8 @@ import torch
 
 from pdserve.engine.request import Scheduled
 from pdserve.kv_layout import KvDtype
-from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt, make_request
+from tests.requests import make_request
+from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
 from tests.unit.engine_model.reference import Reference
 
 Checkpoints = Callable[..., Path]

@@ -24,7 +24,7 @@ from pdserve.engine.sampling.inverse_cdf import invert_cdf
 from pdserve.engine.sampling.uniform import philox, uniforms
 from pdserve.engine.sampling.weights import relative_weights
 from pdserve.protocol import SamplingParams
-from tests.unit.engine_model.harness import make_request
+from tests.requests import make_request
 from tests.unit.engine_model.test_sampler import make_logits
 
 FILTERS: list[dict[str, Any]] = [

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pdserve.engine.request import Request, Scheduled
-from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt, make_request
+from tests.requests import make_request
+from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
 
 PARAMS: list[dict[str, object]] = [
     {"temperature": 1.0, "seed": 1, "logprobs": 3},

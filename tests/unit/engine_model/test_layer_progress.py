@@ -10,7 +10,8 @@ import torch
 
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Scheduled
-from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt, make_request
+from tests.requests import make_request
+from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
 
 NUM_LAYERS = 4
 

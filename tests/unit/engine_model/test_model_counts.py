@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pdserve import _native
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.decoder import Decoder
-from tests.unit.engine_model.harness import Node, make_prompt, make_request
+from tests.requests import make_request
+from tests.unit.engine_model.harness import Node, make_prompt
 from tests.unit.engine_model.small_models import SmallModel, small_model
 
 

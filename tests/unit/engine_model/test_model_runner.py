@@ -9,7 +9,8 @@ from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.request import Scheduled
 from pdserve.errors import UnusableLogits
 from tests.checkpoints import EOS_TOKEN_ID
-from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt, make_request
+from tests.requests import make_request
+from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -161,8 +162,8 @@ def test_the_decoder_keeps_what_it_reads_alive_and_no_longer(small: SmallModel) 
 
 
 def test_what_becomes_of_the_weights_object_makes_no_difference(small: SmallModel) -> None:
-    def loose(frozen: object) -> SimpleNamespace:
-        fields = dataclasses.fields(frozen)  # type: ignore[arg-type]
+    def loose(frozen: Any) -> SimpleNamespace:
+        fields = dataclasses.fields(frozen)
         return SimpleNamespace(**{field.name: getattr(frozen, field.name) for field in fields})
 
     weights = loose(small.packed())

@@ -15,7 +15,8 @@ from pdserve.engine.request import Request, Scheduled
 from pdserve.errors import UnusableLogits
 from pdserve.kv_layout import KvDtype
 from pdserve.pooling import Pooling
-from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt, make_request
+from tests.requests import make_request, work_of
+from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
 from tests.unit.engine_model.reference import Reference
 
 FAMILIES = ["llama", "qwen3"]
@@ -46,7 +47,7 @@ def compute(node: Node, requests: list[Request], chunk: int) -> None:
 
 
 def embedding(request: Request) -> npt.NDArray[np.float32]:
-    return np.frombuffer(request.embedding, dtype="<f4")
+    return np.frombuffer(work_of(request).embedding, dtype="<f4")
 
 
 def expected(states: torch.Tensor, pooling: Pooling) -> npt.NDArray[np.float32]:
@@ -80,8 +81,9 @@ def test_embeddings_are_those_of_transformers(node: Node, path: Path, chunk: int
     for request in (plain, scored):
         logits = reference.logits(request.prompt_token_ids)
         assert request.output_token_ids == [int(logits[-1].argmax())]
-        assert request.embedding == b""
-    assert len(scored.prompt_logprobs) == 24
+    assert plain.prompt_work is None
+    assert work_of(scored).embedding == b""
+    assert len(work_of(scored).logprobs) == 24
 
 
 def test_the_last_state_is_found_over_cached_kv(node: Node, path: Path) -> None:
@@ -119,10 +121,10 @@ def test_a_step_that_is_done_again_pools_once(node: Node) -> None:
     rows = [Scheduled(request, 12)]
     node.runner.execute(rows)
     node.runner.execute(rows)
-    assert request.num_pooled_states == 12
+    assert work_of(request).num_pooled_states == 12
     node.step(rows)
     compute(node, [request], 10**6)
-    assert request.num_pooled_states == 20
+    assert work_of(request).num_pooled_states == 20
 
 
 def test_damaged_states_are_blamed_on_their_request(node: Node) -> None:
@@ -160,4 +162,4 @@ def test_bits_do_not_depend_on_chunks_or_neighbours(checkpoint_of: Callable[...,
         compute(node, [request], 10**6)
     together = [embedder(prompt, pooling) for pooling in Pooling]
     compute(node, [*together, make_request(make_prompt(33, 1), max_tokens=1)], 13)
-    assert [r.embedding for r in together] == [r.embedding for r in alone]
+    assert [work_of(r).embedding for r in together] == [work_of(r).embedding for r in alone]

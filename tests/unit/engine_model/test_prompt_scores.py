@@ -10,10 +10,12 @@ import torch
 
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.model_runner import ModelRunner
+from pdserve.engine.prompt_scores import scored_positions
 from pdserve.engine.request import Request, Scheduled
 from pdserve.errors import UnusableLogits
 from pdserve.protocol import TokenLogprobs
-from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt, make_request
+from tests.requests import make_request, work_of
+from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
 
 NUM_TOP = 3
 
@@ -49,8 +51,8 @@ def test_scores_do_not_depend_on_chunks_or_parts(node: Node, num_rows: int, chun
     requests = [scored[0], plain, *scored[1:]]
     node.generate(requests, 3, chunk)
     for request, prompt in zip(scored, prompts, strict=True):
-        assert_scores(node, prompt, request.prompt_logprobs)
-    assert plain.prompt_logprobs == []
+        assert_scores(node, prompt, work_of(request).logprobs)
+    assert plain.prompt_work is None
     alone = [make_request(request.prompt_token_ids) for request in requests]
     for request in alone:
         node.generate([request], 3)
@@ -60,14 +62,14 @@ def test_scores_do_not_depend_on_chunks_or_parts(node: Node, num_rows: int, chun
 def test_a_prompt_of_one_token_has_none(node: Node) -> None:
     request = make_request([5], prompt_logprobs=0)
     node.generate([request], 1)
-    assert request.prompt_logprobs == []
+    assert work_of(request).logprobs == []
 
 
 def test_without_likeliest_ones_the_chosen_are_there(node: Node) -> None:
     request = make_request(make_prompt(9), prompt_logprobs=0)
     node.generate([request], 1)
-    assert [score.top_ids for score in request.prompt_logprobs] == [[]] * 8
-    assert all(score.chosen < 0 for score in request.prompt_logprobs)
+    assert [score.top_ids for score in work_of(request).logprobs] == [[]] * 8
+    assert all(score.chosen < 0 for score in work_of(request).logprobs)
 
 
 def test_a_step_that_is_done_again_scores_once(node: Node) -> None:
@@ -79,7 +81,7 @@ def test_a_step_that_is_done_again_scores_once(node: Node) -> None:
     node.runner.execute(rows)
     node.step(rows)
     node.generate([request], 1)
-    assert_scores(node, request.prompt_token_ids, request.prompt_logprobs)
+    assert_scores(node, request.prompt_token_ids, work_of(request).logprobs)
 
 
 def test_a_prompt_that_is_begun_anew_goes_on_scoring_where_it_was(node: Node) -> None:
@@ -88,7 +90,7 @@ def test_a_prompt_that_is_begun_anew_goes_on_scoring_where_it_was(node: Node) ->
     assert request.num_reusable_tokens == 25
     request.num_computed_tokens = 16  # it gave way, and one block is still cached
     node.generate([request], 1)
-    assert_scores(node, request.prompt_token_ids, request.prompt_logprobs)
+    assert_scores(node, request.prompt_token_ids, work_of(request).logprobs)
     assert request.num_reusable_tokens == 40  # all is known, so its KV may come from anywhere
 
 
@@ -131,4 +133,4 @@ def test_what_may_be_reused() -> None:
 
 
 def _num_scored(request: Request, num_tokens: int) -> int:
-    return len(Scheduled(request, num_tokens).scored_positions)
+    return len(scored_positions(Scheduled(request, num_tokens)))

@@ -13,7 +13,7 @@ from pdserve.engine.request import Request
 from pdserve.engine.row_edits import RowEdits
 from pdserve.engine.sampling.permitted import edits_of
 from pdserve.protocol import BadWord, SamplingParams
-from tests.unit.engine_model.harness import make_request
+from tests.requests import make_request
 
 EOS = frozenset({2})
 

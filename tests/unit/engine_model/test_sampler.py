@@ -19,7 +19,7 @@ from pdserve.engine.sampling.adjust import adjust_logits
 from pdserve.engine.sampling.torch_sampler import sample_by_torch
 from pdserve.errors import NoTokenLeft, UnusableLogits
 from pdserve.protocol import BadWord
-from tests.unit.engine_model.harness import make_request
+from tests.requests import make_request
 
 EOS = frozenset({2})
 VOCAB_SIZE = 700

@@ -4,7 +4,7 @@ import pytest
 
 from pdserve.engine.stopping import finish
 from pdserve.protocol import FinishReason
-from tests.unit.engine_model.harness import make_request
+from tests.requests import make_request
 
 EOS = frozenset({7, 8})
 

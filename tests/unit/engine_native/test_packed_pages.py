@@ -91,5 +91,5 @@ def test_private_memory_is_aligned_empty_and_writable() -> None:
 
 
 def test_reading_ahead_needs_no_torch() -> None:
-    program = "import sys, pdserve.node.prefetch; sys.exit('torch' in sys.modules)"
+    program = "import sys, pdserve.node.start.prefetch; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)

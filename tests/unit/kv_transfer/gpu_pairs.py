@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +11,6 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_transfer.cuda.fake import FakeDriver, FakeHost
 from kv_transfer.cuda.pool import DevicePool
 from kv_transfer.exporter import Exporter
 from kv_transfer.handshake import KvIdentity
@@ -20,23 +19,36 @@ from kv_transfer.link import Link
 from kv_transfer.puller import Puller, PullResult
 from kv_transfer.transports.catalog import TransportKind
 from kv_transfer.transports.cuda_ipc import CudaIpcServer, CudaIpcTransport
+from kv_transfer.transports.interface import Reader
 from kv_transfer.transports.nccl import NcclTransport
+from kv_transfer.transports.nccl_peer import Endings
 from kv_transfer.transports.nccl_server import NcclServer
 from kv_transfer.transports.pull_server import PullLimits
 from pdserve.clock import ManualClock
 from pdserve.kv_layout import KvLayout
+from tests import waits
+from tests.fake_gpus import FakeDriver, FakeHost
 from tests.unit.kv_transfer.pairs import SMALL
 
+until = partial(waits.until, pause_s=0.0)  # what is looked for may last a moment only
 CHUNK_BYTES = 1000  # no multiple of anything
 CUDA_IPC = TransportKind("cuda_ipc", CudaIpcServer, CudaIpcTransport, frozenset({"cuda"}))
 
 
-def nccl(stall_s: float = 10.0, chunk_bytes: int = CHUNK_BYTES) -> TransportKind:
-    """NCCL whose ends give up after a stall of `stall_s`."""
-    server = partial(NcclServer, limits=PullLimits(stall_s=stall_s), chunk_bytes=chunk_bytes)
-    return TransportKind(
-        "nccl", server, partial(NcclTransport, stall_s=stall_s), frozenset({"cuda"})
-    )
+def nccl(
+    stall_s: float = 10.0,
+    chunk_bytes: int = CHUNK_BYTES,
+    join_s: float = 30.0,
+    end_s: float = 5.0,
+) -> TransportKind:
+    """NCCL whose ends give up after a stall of `stall_s`; the puller, after `end_s` of an end."""
+    limits = PullLimits(stall_s=stall_s)
+    server = partial(NcclServer, limits=limits, chunk_bytes=chunk_bytes, join_s=join_s)
+
+    def transport(reader: Reader) -> NcclTransport:
+        return NcclTransport(reader, stall_s, Endings(end_s))
+
+    return TransportKind("nccl", server, transport, frozenset({"cuda"}))
 
 
 class DeviceBlocks:
@@ -118,13 +130,6 @@ async def open_gpu_pair(
 def start(pair: GpuPair, timeout_s: float = 60) -> asyncio.Task[object]:
     """A pull of blocks 3 and 5 into 7 and 9."""
     return asyncio.create_task(pair.pull(pair.issue(3, 5), [7, 9], timeout_s))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Until another thread has made it so (it tells nobody, so look)."""
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 async def assert_still(blocks: DeviceBlocks) -> None:

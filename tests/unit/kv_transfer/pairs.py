@@ -18,10 +18,10 @@ from kv_transfer.link import Link
 from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller, PullResult
 from kv_transfer.transports.catalog import KINDS, TransportKind
-from kv_transfer.transports.fake import FakeNetwork
 from kv_transfer.transports.ucx_agent import missing as ucx_missing
 from pdserve.clock import ManualClock
 from pdserve.kv_layout import KvDtype, KvLayout
+from tests.fake_transport import FakeNetwork
 
 NEEDS_NIXL = pytest.mark.skipif(ucx_missing() is not None, reason=str(ucx_missing()))
 REAL_TRANSPORTS = ("shm", "tcp", pytest.param("ucx", marks=NEEDS_NIXL))
@@ -78,13 +78,18 @@ def tokens_of(
 
 
 def make_exporter(
-    pool: ExportedPool, layout: KvLayout, kind: str = "tcp", network: FakeNetwork | None = None
+    pool: ExportedPool,
+    layout: KvLayout,
+    kind: str = "tcp",
+    network: FakeNetwork | None = None,
+    *,
+    with_checksums: bool = True,
 ) -> tuple[Exporter, ManualClock]:
     clock = ManualClock(100.0)
     network = network or FakeNetwork()
     identity = KvIdentity("a-model", "main", layout)
     kinds = [k for k in kinds_with(network) if k.name == kind]
-    with_checksums = layout != LARGE  # gigabytes are pulled of it
+    with_checksums &= layout != LARGE  # gigabytes are pulled of it
     exporter = Exporter("p0", "life-1", identity, pool, clock, kinds, with_checksums=with_checksums)
     return exporter, clock
 
@@ -107,12 +112,14 @@ async def open_pair(
     layout: KvLayout = SMALL,
     destination_layout: KvLayout | None = None,
     num_blocks: int = 32,
+    *,
+    with_checksums: bool = True,
 ) -> AsyncIterator[Pair]:
     destination_layout = destination_layout or layout
     network = FakeNetwork()
     source = make_pool(layout, num_blocks, seed=1)
     destination = make_pool(destination_layout, num_blocks)
-    exporter, clock = make_exporter(source, layout, kind, network)
+    exporter, clock = make_exporter(source, layout, kind, network, with_checksums=with_checksums)
     puller = make_puller(destination, destination_layout, network)
     await exporter.start("127.0.0.1")
     link = await puller.connect(exporter.welcome(), timeout_s=5)

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer.cuda import copier as copier_module
-from kv_transfer.cuda.copier import SpanCopier
+from kv_transfer.cuda.copier import CopySizes, SpanCopier
 from kv_transfer.cuda.driver import DeviceError, Region
-from kv_transfer.cuda.fake import FakeDriver, FakeHost
 from kv_transfer.pieces import PIECE_BYTES, cut_chunks, cut_pieces
 from kv_transfer.threads import CancelFlag
+from tests.fake_gpus import FakeDriver, FakeHost
 
 SIZE = 200_000
 
@@ -78,12 +77,10 @@ class Memory:
 
 
 @pytest.mark.parametrize("by_engine", [False, True])
-def test_spans_are_copied_whichever_way(by_engine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copier_module, "_MIN_ENGINE_BYTES", 0 if by_engine else SIZE)
-    monkeypatch.setattr(copier_module, "_ENGINE_BATCH", 2)
-    monkeypatch.setattr(copier_module, "MAX_PIECES", 3)
+def test_spans_are_copied_whichever_way(by_engine: bool) -> None:
     memory = Memory()
-    copier = SpanCopier(memory.driver)
+    sizes = CopySizes(min_engine_bytes=0 if by_engine else SIZE, engine_batch=2, pieces=3)
+    copier = SpanCopier(memory.driver, sizes)
     spans = spans_of((0, 100_000, 90_000), (90_001, 1, 16), (95_000, 50, 3), (SIZE, SIZE, 0))
     for _ in range(2):
         copier.copy(memory.destination, memory.source, spans, CancelFlag())
@@ -116,10 +113,9 @@ def test_a_span_outside_of_a_region_is_refused(row: tuple[int, int, int], text: 
     assert memory.host.num_lanes == 0
 
 
-def test_a_cancelled_copy_stops_at_the_next_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copier_module, "MAX_PIECES", 1)
+def test_a_cancelled_copy_stops_at_the_next_launch() -> None:
     memory = Memory()
-    copier = SpanCopier(memory.driver)
+    copier = SpanCopier(memory.driver, CopySizes(pieces=1))
     cancel = CancelFlag()
     memory.host.let(copies=False)
     spans = spans_of((0, 0, 10), (10, 10, 10), (20, 20, 10))

@@ -9,11 +9,11 @@ import sys
 import numpy as np
 import pytest
 
-from kv_transfer.cuda.fake import FakeHost
 from kv_transfer.cuda.pool import DevicePool, PrivatePool, device_pool
 from kv_transfer.memory import ExportedPool, map_sealed
 from kv_transfer.transports.catalog import KINDS, choose_kinds
 from pdserve.errors import ConfigError, PeerLost
+from tests.fake_gpus import FakeHost
 
 
 def test_generations_are_shared_and_sealed() -> None:

@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,10 +75,10 @@ def test_every_way_of_copying_is_measured_for_every_size() -> None:
         ({"max_bytes": -1}, "max_bytes: expected >= 0"),
     ],
 )
-def test_a_wrong_range_or_way_of_copying_is_refused(wrong: dict[str, object], message: str) -> None:
+def test_a_wrong_range_or_way_of_copying_is_refused(wrong: dict[str, Any], message: str) -> None:
     spans, destination = np.array([(0, 0, 10)], dtype=np.int64), np.zeros(10, np.uint8)
     with pytest.raises(ValueError, match=message):
-        _native.copy_spans(destination, SOURCE, spans, GO, **wrong)  # type: ignore[arg-type]
+        _native.copy_spans(destination, SOURCE, spans, GO, **wrong)
     assert not destination.any()
 
 

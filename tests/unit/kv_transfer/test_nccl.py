@@ -11,8 +11,6 @@ import pytest
 import uvloop
 
 from kv_transfer.cuda.driver import DeviceError, Region
-from kv_transfer.cuda.fake import FakeCommunicator
-from kv_transfer.transports import nccl_peer, nccl_server
 from kv_transfer.transports.nccl_peer import Invitation
 from pdserve.errors import (
     PeerLost,
@@ -23,6 +21,7 @@ from pdserve.errors import (
     TransferTimeout,
 )
 from pdserve.protocol import TransportOffer
+from tests.fake_gpus import FakeCommunicator
 from tests.unit.kv_transfer.gpu_pairs import (
     CHUNK_BYTES,
     GpuPair,
@@ -38,9 +37,12 @@ WIDER = msgspec.structs.replace(SMALL, block_size=8)
 
 
 @pytest.fixture
-async def pair() -> AsyncIterator[GpuPair]:
-    async with open_gpu_pair(nccl()) as opened:
+async def pair(request: pytest.FixtureRequest) -> AsyncIterator[GpuPair]:
+    async with open_gpu_pair(nccl(**getattr(request, "param", {}))) as opened:
         yield opened
+
+
+an_impatient_puller = pytest.mark.parametrize("pair", [{"end_s": 0.05}], indirect=True)
 
 
 async def stuck(pair: GpuPair, timeout_s: float = 60) -> asyncio.Task[object]:
@@ -192,10 +194,8 @@ async def test_an_exporter_that_closes_ends_the_pull(pair: GpuPair) -> None:
     await assert_still(pair.destination)
 
 
-async def test_an_nccl_that_does_not_even_abort_keeps_its_staging_memory(
-    pair: GpuPair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nccl_peer, "_END_S", 0.05)
+@an_impatient_puller
+async def test_an_nccl_that_does_not_even_abort_keeps_its_staging_memory(pair: GpuPair) -> None:
     task = await stuck(pair)
     pair.host.let(aborts=False)
     task.cancel()
@@ -283,8 +283,8 @@ async def test_an_invitation_that_cannot_be_one(pair: GpuPair, invitation: Invit
         await connect_to(pair, invitation)
 
 
-async def test_an_exporter_that_never_joins(pair: GpuPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl_peer, "_END_S", 0.05)
+@an_impatient_puller
+async def test_an_exporter_that_never_joins(pair: GpuPair) -> None:
     invitation = Invitation(pair.host.new_pair(), 1000)
     with pytest.raises(TransferTimeout, match="nccl: no answer in time"):
         await connect_to(pair, invitation, timeout_s=0.2)
@@ -312,10 +312,8 @@ async def connect_to(pair: GpuPair, invitation: Invitation, timeout_s: float = 5
         await pair.puller.connect(welcome, timeout_s)
 
 
-async def test_a_puller_that_never_joins_is_given_up(
-    pair: GpuPair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nccl_server, "_JOIN_S", 0.05)
+@pytest.mark.parametrize("pair", [{"join_s": 0.5}], indirect=True)
+async def test_a_puller_that_never_joins_is_given_up(pair: GpuPair) -> None:
     host, _, port = pair.exporter.offers[0].endpoint.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"pdKV" + pair.exporter.welcome().access)

@@ -9,30 +9,14 @@ from types import FrameType
 
 import pytest
 
-from kv_transfer.exporter import Exporter
-from kv_transfer.handshake import KvIdentity
-from kv_transfer.transports.catalog import KINDS
-from kv_transfer.transports.fake import FakeNetwork
-from pdserve.clock import ManualClock
-from tests.unit.kv_transfer.pairs import SMALL, Pair, make_pool, make_puller
+from tests.unit.kv_transfer.pairs import SMALL, Pair, open_pair
 
 
 @pytest.fixture
 async def pair() -> AsyncIterator[Pair]:
     """As nodes are by default: over shared memory, without checksums."""
-    source, destination = make_pool(SMALL, 32, seed=1), make_pool(SMALL, 32)
-    identity, clock = KvIdentity("a-model", "main", SMALL), ManualClock(100.0)
-    kinds = [kind for kind in KINDS if kind.name == "shm"]
-    exporter = Exporter("p0", "life-1", identity, source, clock, kinds)
-    puller = make_puller(destination, SMALL)
-    await exporter.start("127.0.0.1")
-    link = await puller.connect(exporter.welcome(), timeout_s=5)
-    yield Pair(exporter, puller, link, source, destination, clock, FakeNetwork())
-    await link.close()
-    await puller.close()
-    await exporter.close()
-    source.close()
-    destination.close()
+    async with open_pair("shm", with_checksums=False) as opened:
+        yield opened
 
 
 async def calls_of_a_pull(pair: Pair, num_blocks: int) -> Counter[str]:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import msgspec
 
 from kv_transfer.memory import ExportedPool
-from kv_transfer.transports.catalog import KINDS
 from pdserve.cli.node import SERVICES
 from pdserve.config import EngineConfig, NodeConfig
 from pdserve.engine.interface import StepReport
@@ -25,22 +24,22 @@ from pdserve.protocol import (
     Sibling,
     TokenBatch,
 )
-from tests.unit.node.parts import made_parts
+from tests.unit.node.parts import Recorder, made_parts
 
 BLOCK, NUM_BLOCKS = 4, 32
 LAYOUT = KvLayout(num_layers=2, num_kv_heads=1, head_dim=8, block_size=BLOCK, dtype=KvDtype.FLOAT32)
 MAX_TOKENS = 6
 
 
-class Link:
+class Link(Recorder):
     """A coordinator that keeps what it hears, in the order in which everybody is told things."""
 
     def __init__(self, told: list[msgspec.Struct]) -> None:
-        self.sent: list[msgspec.Struct] = []
+        super().__init__()
         self._told = told
 
     def send(self, message: msgspec.Struct) -> None:
-        self.sent.append(message)
+        super().send(message)
         self._told.append(message)
 
     def tokens_of(self, request_id: str) -> list[int]:
@@ -59,8 +58,7 @@ class Bench:
     ) -> None:
         config = NodeConfig(engine=engine or EngineConfig())
         self.memory = ExportedPool(NUM_BLOCKS, LAYOUT.block_bytes)
-        kinds = [kind for kind in KINDS if kind.name == "tcp"]
-        self.parts = made_parts("n", self.memory, LAYOUT, config, kinds)
+        self.parts = made_parts("n", self.memory, LAYOUT, config)
         self.num_reports = 0
         self.pulled: list[str] = []  # what is to be settled
         self.services = Services(
@@ -97,7 +95,7 @@ class Bench:
         )
         if is_heard:
             self.services.announcer.subscribe(request_id, self.hear)
-        self.services.start_prefill(leg, link or self.link)  # type: ignore[arg-type]
+        self.services.start_prefill(leg, link or self.link)
 
     def decode(self, request_id: str, num_tokens: int = 9, link: Link | None = None) -> None:
         """A decode leg arrives whose prompt is to be prefilled here."""
@@ -107,7 +105,7 @@ class Bench:
             sampling=SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True),
             cache_salt=request_id,
         )
-        self.services.start_decode(leg, link or self.link)  # type: ignore[arg-type]
+        self.services.start_decode(leg, link or self.link)
 
     def hear(self, message: msgspec.Struct) -> None:
         """In place of a decode node, which has pulled everything when the step is over."""

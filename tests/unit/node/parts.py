@@ -4,34 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kv_transfer.exporter import Exporter
+import msgspec
+from msgspec.structs import replace
+
 from kv_transfer.handshake import KvIdentity
-from kv_transfer.host import host_id
 from kv_transfer.memory import ExportedPool
-from kv_transfer.puller import Puller
-from kv_transfer.transports.catalog import TransportKind
 from pdserve.cli.node import SERVICES
-from pdserve.clock import SystemClock
 from pdserve.config import NodeConfig
-from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.grammar import GrammarCompiler
 from pdserve.errors import TokenizerError
 from pdserve.grammar import Vocabulary
 from pdserve.kv_layout import KvLayout
-from pdserve.metrics import NodeMetrics
-from pdserve.node.assembly import make_engine, make_prefix_queue, recall_by
-from pdserve.node.cost import PullCosts
-from pdserve.node.grammar_queue import GrammarQueue
-from pdserve.node.headroom import Headroom
-from pdserve.node.legs import Legs
-from pdserve.node.prefix_parts import FetchParts
+from pdserve.node.assembly import ServedModel, make_parts
 from pdserve.node.roles import NodeParts
 from pdserve.node.services import Services
-from pdserve.node.session_client import Sessions
-from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeRole, NodeState
 
 VOCAB_SIZE = 1000
+
+
+class Recorder:
+    """In place of a link or an outbox: keeps what was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[msgspec.Struct] = []
+
+    def send(self, message: msgspec.Struct) -> None:
+        self.sent.append(message)
 
 
 def made_parts(
@@ -39,54 +38,18 @@ def made_parts(
     memory: ExportedPool,
     layout: KvLayout,
     config: NodeConfig,
-    kinds: Sequence[TransportKind] = (),
+    transports: Sequence[str] = ("tcp",),
 ) -> NodeParts:
     """The parts of a ready node; whoever asked for them closes `puller`, `exporter`, `memory`."""
-    identity = KvIdentity("m", "r", layout)
-    clock = SystemClock()
-    metrics = NodeMetrics()
-    pool = BlockPool(memory.num_blocks, layout.block_size, bump_generations=memory.bump)
-    engine = make_engine(config.policy, pool, clock, frozenset(), metrics)
-    puller = Puller(memory, identity, host_id(), [])
-    sessions = Sessions(node_id, "1", identity, puller, clock, config.timeouts)
-    perf = PerfModel()
-    pull_costs = PullCosts(perf, config.engine.token_budget)
-    headroom = Headroom(pool, lambda: 0)
-    fetch_parts = FetchParts(
-        pool=pool,
-        identity=identity,
-        puller=puller,
-        sessions=sessions,
-        tier=None,
-        pull_costs=pull_costs,
-        clock=clock,
-        headroom=headroom,
-    )
-    grammars = GrammarQueue(GrammarCompiler(_no_vocabulary), engine)
-    prefixes = make_prefix_queue(config, fetch_parts, grammars.submit, metrics)
-    recall_by(prefixes, engine.queues.preemptions)
-    return NodeParts(
-        config=config,
-        node_id=node_id,
-        incarnation="1",
-        clock=clock,
-        pool=pool,
-        engine=engine,
-        legs=Legs(),
-        sessions=sessions,
-        grammars=grammars,
-        prefixes=prefixes,
+    config = replace(config, node_id=node_id, transports=list(transports))
+    model = ServedModel(
+        identity=KvIdentity("m", "r", layout),
         max_model_len=memory.num_blocks * layout.block_size,
         vocab_size=VOCAB_SIZE,
-        identity=identity,
-        exporter=Exporter(node_id, "1", identity, memory, clock, list(kinds)),
-        puller=puller,
-        metrics=metrics,
-        state=lambda: NodeState.READY,
-        perf=perf,
-        pull_costs=pull_costs,
-        headroom=headroom,
+        eos_token_ids=frozenset(),
+        compiler=GrammarCompiler(_no_vocabulary),
     )
+    return make_parts(config, NodeRole.PREFILL, model, memory, None, lambda: NodeState.READY)
 
 
 def _no_vocabulary() -> Vocabulary:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -22,18 +21,20 @@ from pdserve.config import PrefixPull, Timeouts
 from pdserve.engine.block_pool import BlockPool
 from pdserve.introduction import introduce
 from pdserve.kv_layout import KvDtype, KvLayout
-from pdserve.node.cost import PullCosts
-from pdserve.node.headroom import Headroom
-from pdserve.node.host_tier import NodeTier
-from pdserve.node.prefix_exports import PrefixExports
-from pdserve.node.prefix_fetch import PrefixFetcher
-from pdserve.node.prefix_parts import FetchParts, Prefix
-from pdserve.node.session_client import Sessions
-from pdserve.node.session_server import SessionServer
+from pdserve.node.prefixes.cost import PullCosts
+from pdserve.node.prefixes.exports import PrefixExports
+from pdserve.node.prefixes.fetch import PrefixFetcher
+from pdserve.node.prefixes.headroom import Headroom
+from pdserve.node.prefixes.host_tier import NodeTier
+from pdserve.node.prefixes.offers import PrefixOffers
+from pdserve.node.prefixes.parts import FetchParts, Prefix
+from pdserve.node.sessions.client import Sessions
+from pdserve.node.sessions.server import SessionServer
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeAddress, PrefixSource, StepCosts
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.channel import Server
+from tests.waits import until
 
 TIMEOUTS = Timeouts(connect_s=1.0, liveness_s=2.0)
 PREFIX_S = 5.0
@@ -51,6 +52,12 @@ def make_layout(block_size: int = BLOCK) -> KvLayout:
     return KvLayout(
         num_layers=2, num_kv_heads=2, head_dim=8, block_size=block_size, dtype=KvDtype.FLOAT32
     )
+
+
+def made_fetcher(parts: FetchParts, pull: PrefixPull, timeout_s: float) -> PrefixFetcher:
+    """As `pdserve.node.assembly` makes it."""
+    offers = PrefixOffers(parts.pool, parts.sessions, parts.tier, pull)
+    return PrefixFetcher(parts, offers, timeout_s)
 
 
 class PrefixNode:
@@ -95,7 +102,7 @@ class PrefixNode:
             clock=clock,
             headroom=self.headroom,
         )
-        self.fetcher = PrefixFetcher(self.parts, pull, timeout_s)
+        self.fetcher = made_fetcher(self.parts, pull, timeout_s)
         self.port = 0
 
     def _make_tier(self, num_blocks: int) -> NodeTier | None:
@@ -199,10 +206,3 @@ async def started(*nodes: PrefixNode) -> AsyncIterator[None]:
     finally:
         for node in nodes:
             await node.close()
-
-
-async def until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
-    """Bounded wait for something that another task brings about."""
-    async with asyncio.timeout(within_s):
-        while not condition():
-            await asyncio.sleep(0.005)

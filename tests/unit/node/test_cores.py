@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pdserve.config import EngineConfig
 from pdserve.config_values import format_cpus
 from pdserve.errors import ConfigError
-from pdserve.node.cores import CorePlan, plan_cores, use_service_cores
+from pdserve.node.start.cores import CorePlan, plan_cores, use_service_cores
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ import json, os, threading, torch
 from pathlib import Path
 from pdserve import _native
 from pdserve.config import EngineConfig
-from pdserve.node.cores import CorePlan, use_compute_cores, use_service_cores
-from pdserve.node.model import set_threads
+from pdserve.node.start.cores import CorePlan, use_compute_cores, use_service_cores
+from pdserve.node.start.model import set_threads
 
 first, second = sorted(os.sched_getaffinity(0))[:2]
 plan = CorePlan(2, (first,), (second,))

@@ -9,8 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kv_transfer.statistics import ExporterStatistics, PullerStatistics
 from pdserve.metrics import NodeMetrics
-from pdserve.node.gauges import watch_prefix_fetches, watch_transfers
-from pdserve.node.prefix_fetch import PrefixFetchStatistics
+from pdserve.node.prefixes.fetch import PrefixFetchStatistics
+from pdserve.node.reports.gauges import watch_prefix_fetches, watch_transfers
 
 
 def counted(metrics: NodeMetrics) -> list[float]:

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from typing import cast
-
-from pdserve.node.coordinator_link import CoordinatorLink
 from pdserve.node.legs import Legs
 from pdserve.protocol import PromptLogprobs, TokenBatch, TokenEvent
-
-
-class Link:
-    """Keeps what is sent over it."""
-
-    def __init__(self) -> None:
-        self.sent: list[object] = []
-
-    def send(self, message: object) -> None:
-        self.sent.append(message)
+from tests.unit.node.parts import Recorder
 
 
 def test_scores_of_prompts_are_messages_of_their_own() -> None:
-    legs, link = Legs(), Link()
+    legs, link = Legs(), Recorder()
     for name in ("plain", "scored", "other"):
-        legs.open(name, cast(CoordinatorLink, link))
+        legs.open(name, link)
     scores = PromptLogprobs(chosen=[-1.0], ranks=[2])
     events = [
         TokenEvent(request_id="plain", index=0, token_ids=[1]),

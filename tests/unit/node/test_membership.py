@@ -51,6 +51,7 @@ from pdserve.wire.coordinator_pb2_grpc import CoordinatorStub
 from pdserve.wire.envelopes import FROM_COORDINATOR, FROM_NODE
 from tests.hellos import LAYOUT, node_hello
 from tests.unit.coordinator.members import made_flow, output
+from tests.waits import until
 
 TIMEOUTS = Timeouts(heartbeat_s=0.05, liveness_s=0.4, connect_s=0.4, reconnect_s=0.02)
 RawContext: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
@@ -119,13 +120,6 @@ class Receiver:
         self.legs.add_event(event)
         self.legs.flush()
         self.legs.close(request_id)
-
-
-async def until(condition: Callable[[], bool], within_s: float = 3.0) -> None:
-    """Bounded wait for something that another task or the network brings about."""
-    async with asyncio.timeout(within_s):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @asynccontextmanager

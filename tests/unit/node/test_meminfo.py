@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.node.meminfo import available_bytes, total_bytes
+from pdserve.node.memory.meminfo import available_bytes, total_bytes
 
 MEMINFO = "MemTotal:  8000 kB\nMemFree:  100 kB\nMemAvailable:  5000 kB\n"
 

@@ -11,7 +11,7 @@ import pytest
 
 from kv_transfer.memory import ExportedPool
 from pdserve.engine.block_pool import BlockPool
-from pdserve.node.memory_growth import MemoryGrowth
+from pdserve.node.memory.growth import MemoryGrowth
 
 MIB = 1 << 20
 BLOCK = 8 * MIB  # four of them make a piece
@@ -37,7 +37,7 @@ class Pool:
 
 
 def growth_of(pool: Pool) -> MemoryGrowth:
-    return MemoryGrowth(pool)  # type: ignore[arg-type]
+    return MemoryGrowth(pool)
 
 
 async def settled(growth: MemoryGrowth) -> None:

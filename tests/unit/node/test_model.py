@@ -11,7 +11,7 @@ from kv_transfer.handshake import KvIdentity
 from pdserve.config import EngineConfig, NodeConfig, Timeouts
 from pdserve.errors import ConfigError, LayoutMismatch
 from pdserve.kv_layout import KvDtype
-from pdserve.node.model import NodeModel, auto_block_size, packed_cache, plan_model
+from pdserve.node.start.model import NodeModel, auto_block_size, packed_cache, plan_model
 
 
 def planned(**engine: str | int) -> NodeModel:

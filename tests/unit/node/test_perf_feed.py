@@ -6,30 +6,23 @@ import msgspec
 import pytest
 
 from pdserve.config import EngineConfig
-from pdserve.node.cost import PullCosts
-from pdserve.node.perf_feed import PerfFeed
+from pdserve.node.prefixes.cost import PullCosts
+from pdserve.node.reports.perf_feed import PerfFeed
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import PerfReport, StepCosts
+from tests.unit.node.parts import Recorder
 
 COSTS = StepCosts(knot_tokens=[1, 8], knot_s=[0.001, 0.002])
-
-
-class FakeLink:
-    def __init__(self) -> None:
-        self.sent: list[msgspec.Struct] = []
-
-    def send(self, message: msgspec.Struct) -> None:
-        self.sent.append(message)
 
 
 class Told:
     """A feed to one coordinator, which attached before the node was profiled."""
 
     def __init__(self) -> None:
-        self.link = FakeLink()
+        self.link = Recorder()
         self.costs = PullCosts(PerfModel(), token_budget=512)
         engine = EngineConfig(token_budget=512, max_batch_size=64)
-        self.feed = PerfFeed([self.link], self.costs, engine)  # type: ignore[list-item]
+        self.feed = PerfFeed([self.link], self.costs, engine)
 
     @property
     def reports(self) -> list[PerfReport]:
@@ -43,8 +36,8 @@ def told() -> Told:
 
 def attach(told: Told) -> list[msgspec.Struct]:
     """Another coordinator; what it is told at once."""
-    link = FakeLink()
-    told.feed.attached(link)  # type: ignore[arg-type]
+    link = Recorder()
+    told.feed.attached(link)
     return link.sent
 
 

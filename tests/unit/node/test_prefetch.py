@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pdserve.config import CheckpointConfig, EngineConfig, NodeConfig
-from pdserve.node import prefetch
-from pdserve.node.prefetch import prefetch_weights
+from pdserve.node.start import prefetch
+from pdserve.node.start.prefetch import prefetch_weights
 
 
 @pytest.fixture

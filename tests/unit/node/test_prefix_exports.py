@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from kv_transfer.exporter import Exporter
 from kv_transfer.ticket import read_ticket
 from pdserve.errors import MalformedMessage
-from pdserve.node.prefix_exports import MAX_HASHES, MAX_QUERIES, MAX_SHARE, PrefixHolds
+from pdserve.node.prefixes.exports import MAX_HASHES, MAX_QUERIES, MAX_SHARE, PrefixHolds
 from pdserve.protocol import PrefixAnswer, PrefixQuery
 from tests.unit.node.prefix_nodes import (
     BLOCK,
@@ -22,8 +22,8 @@ from tests.unit.node.prefix_nodes import (
     TIMEOUTS,
     PrefixNode,
     started,
-    until,
 )
+from tests.waits import until
 
 LONG = list(range(NUM_BLOCKS * BLOCK))
 

@@ -12,19 +12,19 @@ import pytest
 
 from pdserve.config import PrefixPull
 from pdserve.errors import PeerLost
-from pdserve.node.cost import patience_s
-from pdserve.node.headroom import MAX_SHARE
-from pdserve.node.prefix_fetch import PrefixFetcher
+from pdserve.node.prefixes.cost import patience_s
+from pdserve.node.prefixes.headroom import MAX_SHARE
 from pdserve.protocol import NodeAddress, PrefixAnswer, PrefixSource, StepCosts
 from tests.unit.node.prefix_nodes import (
     BLOCK,
     NUM_BLOCKS,
     PROMPT,
     PrefixNode,
+    made_fetcher,
     started,
     steps_take,
-    until,
 )
+from tests.waits import until
 
 
 @pytest.mark.parametrize(("here", "there"), [(4, 4), (4, 8), (8, 4), (4, 16), (3, 5)])
@@ -256,7 +256,7 @@ class ScriptedSource:
         self.welcome = self
         self.layout = source.layout
         self.transport = "scripted"
-        self.fetcher = PrefixFetcher(
+        self.fetcher = made_fetcher(
             replace(puller.parts, sessions=self, puller=self),  # type: ignore[arg-type]
             pull,
             timeout_s,
@@ -396,7 +396,7 @@ async def test_behind_a_source_that_hangs_the_next_one_is_asked() -> None:
         answering.may_answer.set()
         answering.may_arrive.set()
         sessions = ScriptedSources([hanging, answering])
-        fetcher = PrefixFetcher(
+        fetcher = made_fetcher(
             replace(puller.parts, sessions=sessions, puller=sessions),  # type: ignore[arg-type]
             "always",
             timeout_s=0.6,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pdserve.clock import ManualClock
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.scheduler import Queues
-from pdserve.node.headroom import Headroom, num_spoken_for
-from tests.unit.engine.fakes import make_request
+from pdserve.node.prefixes.headroom import Headroom, num_spoken_for
+from tests.requests import make_request
 
 BLOCK = 4
 NUM_BLOCKS = 10

@@ -15,9 +15,9 @@ from pdserve.cli.node import SERVICES
 from pdserve.config import EngineConfig, NodeConfig
 from pdserve.engine.block_pool import BlockPool
 from pdserve.node import runtime
-from pdserve.node.cores import plan_cores
-from pdserve.node.kv_events import MAX_HASHES, KvEventFeed
-from pdserve.node.model import plan_model
+from pdserve.node.reports.kv_events import MAX_HASHES, KvEventFeed
+from pdserve.node.start.cores import plan_cores
+from pdserve.node.start.model import plan_model
 from pdserve.protocol import KvEvents, KvTier, NodeRole
 
 NUM_BLOCKS = 6
@@ -40,7 +40,7 @@ class Listener:
 
 
 def make_feed(pool: BlockPool, *listeners: Listener) -> KvEventFeed:
-    feed = KvEventFeed(list(listeners))  # type: ignore[arg-type]
+    feed = KvEventFeed(list(listeners))
     pool.observe(feed.follow(KvTier.POOL, lambda: pool.hashes))
     return feed
 
@@ -71,7 +71,7 @@ def test_every_listener_ends_up_with_what_the_pool_holds(
                 fill(pool, prompt)
             if number == joins_at:  # in mid-turn: with changes that nobody was told yet
                 late.is_attached = True
-                feed.attached(late)  # type: ignore[arg-type]
+                feed.attached(late)
                 assert late.held == set(pool.hashes)
             await asyncio.sleep(0)
             assert early.held == set(pool.hashes)
@@ -99,7 +99,7 @@ async def test_messages_are_bounded() -> None:
     feed = make_feed(pool, listener)
     fill(pool, list(range(num_blocks)))
     await asyncio.sleep(0)
-    feed.attached(late)  # type: ignore[arg-type]
+    feed.attached(late)
     for heard in (listener, late):
         assert [len(m.stored) for m in heard.messages] == [MAX_HASHES, MAX_HASHES, 1]
 
@@ -117,6 +117,6 @@ async def test_nobody_is_told_of_a_pool_that_nobody_can_reach(
     node = runtime.Node(config, NodeRole.DECODE, cores, model, None, SERVICES)
     listener = Listener()
     fill(node._parts.pool, [1, 2, 3])
-    node._kv_events.attached(listener)  # type: ignore[arg-type]
+    node._kv_events.attached(listener)
     await node.close()
     assert len(listener.held) == (3 if kind == "cpu" else 0)

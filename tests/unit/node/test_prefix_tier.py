@@ -15,19 +15,19 @@ from kv_transfer.threads import CancelFlag
 from kv_transfer.tier import FileBlocks
 from pdserve.config import EngineConfig, NodeConfig, PrefixConfig
 from pdserve.errors import ConfigError
-from pdserve.node.host_tier import BATCH, NodeTier, make_tier_blocks
-from pdserve.node.model import plan_model
-from pdserve.node.prefix_fetch import PrefixFetcher
+from pdserve.node.prefixes.host_tier import BATCH, NodeTier, make_tier_blocks
+from pdserve.node.start.model import plan_model
 from tests.unit.node.prefix_nodes import (
     BLOCK,
     NUM_BLOCKS,
     PROMPT,
     PrefixNode,
+    made_fetcher,
     make_layout,
     started,
     steps_take,
-    until,
 )
+from tests.waits import until
 
 OTHER = list(range(500, 500 + 12 * BLOCK + 1))
 
@@ -91,7 +91,7 @@ async def test_a_tier_that_is_too_slow_is_learned_from(node: PrefixNode) -> None
     node.compute(PROMPT)
     await until_stored(node, 12)
     node.flood()
-    fetcher = PrefixFetcher(node.parts, "auto", timeout_s=3600)
+    fetcher = made_fetcher(node.parts, "auto", timeout_s=3600)
     steps_take(node, 0.05)
 
     async def hang(*_: object) -> None:

@@ -16,10 +16,9 @@ from pdserve.engine.request import SampledToken, Scheduled
 from pdserve.engine.step_batches import StepBatches
 from pdserve.engine.step_shape import shape_of
 from pdserve.errors import RequestCancelled
-from pdserve.node.core_waits import core_waits
-from pdserve.node.profile_fit import fit_costs
-from pdserve.node.profile_steps import StepLimits, steps_to_profile, work
-from pdserve.node.profile_timer import MOST_ROUNDS, StepTimer
+from pdserve.node.profiling.fit import fit_costs
+from pdserve.node.profiling.steps import StepLimits, steps_to_profile, work
+from pdserve.node.profiling.timer import MOST_ROUNDS, StepTimer, core_waits
 from pdserve.perf_model import PerfModel, StepRow, StepShape
 from pdserve.protocol import StepCosts
 from tests.plain_batch import build_batch

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import pytest
+import torch
 from msgspec.structs import replace
 
+from pdserve import _native
 from pdserve.config import EngineConfig, NodeConfig, ProfileConfig
-from pdserve.node.model import load_runner, plan_model
-from pdserve.node.profile import KnownCosts, step_costs
-from pdserve.node.profile_cache import (
+from pdserve.node.profiling.cache import (
     Profile,
     ProfileKey,
     read_profile,
     write_profile,
 )
+from pdserve.node.profiling.costs import (
+    KnownCosts,
+    Measure,
+    attention_name,
+    measured_profile,
+    step_costs,
+)
+from pdserve.node.start.model import load_runner, plan_model
 from pdserve.perf_model import GUESS
 from pdserve.protocol import StepCosts
 from pdserve.user_cache import cache_folder
@@ -116,14 +125,16 @@ ENGINE = EngineConfig(
 
 
 def costs_of_a_start(
-    folder: Path, profile: Literal["auto", "fresh", "off"]
+    folder: Path, profile: Literal["auto", "fresh", "off"], measure: Measure = measured_profile
 ) -> tuple[StepCosts, int]:
     """And how many steps it took."""
-    known, num_steps = known_costs(folder, profile)
+    known, num_steps = known_costs(folder, profile, measure)
     return known.costs, num_steps
 
 
-def known_costs(folder: Path, profile: Literal["auto", "fresh", "off"]) -> tuple[KnownCosts, int]:
+def known_costs(
+    folder: Path, profile: Literal["auto", "fresh", "off"], measure: Measure
+) -> tuple[KnownCosts, int]:
     """As costs_of_a_start."""
     num_steps = 0
 
@@ -139,60 +150,61 @@ def known_costs(folder: Path, profile: Literal["auto", "fresh", "off"]) -> tuple
         return step_costs(config, ENGINE, model, runner, stepped), num_steps
 
 
-@pytest.fixture
-def any_is_good(monkeypatch: pytest.MonkeyPatch) -> None:
+def taken(profiles: Iterator[Profile]) -> Measure:
+    """One after the other, in place of measuring."""
+    return lambda *_: next(profiles)
+
+
+def measured_well(*args: Any) -> Profile:
     """However bad the moment is."""
-    monkeypatch.setattr("pdserve.node.profile.POOR", 1e9)
-    monkeypatch.setattr("pdserve.node.profile.USELESS", 1e9)
+    return replace(measured_profile(*args), error=0.0)
 
 
-@pytest.mark.usefixtures("any_is_good")
 def test_the_first_start_measures_and_the_second_reads(tmp_path: Path) -> None:
-    measured, num_steps = costs_of_a_start(tmp_path, "auto")
+    measured, num_steps = costs_of_a_start(tmp_path, "auto", measured_well)
     assert num_steps > 0
-    assert costs_of_a_start(tmp_path, "auto") == (measured, 0)
+    assert costs_of_a_start(tmp_path, "auto", measured_well) == (measured, 0)
 
 
-@pytest.mark.usefixtures("any_is_good")
 def test_fresh_measures_anew_and_is_kept(tmp_path: Path) -> None:
-    costs_of_a_start(tmp_path, "auto")
-    fresh, num_steps = costs_of_a_start(tmp_path, "fresh")
+    costs_of_a_start(tmp_path, "auto", measured_well)
+    fresh, num_steps = costs_of_a_start(tmp_path, "fresh", measured_well)
     assert num_steps > 0
-    assert costs_of_a_start(tmp_path, "auto") == (fresh, 0)
+    assert costs_of_a_start(tmp_path, "auto", measured_well) == (fresh, 0)
 
 
 def test_a_profile_from_a_bad_moment_is_measured_again_and_the_better_one_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     made = iter([Profile(COSTS, 0.5), Profile(GUESS, 0.7), Profile(GUESS, 0.04)])
-    monkeypatch.setattr("pdserve.node.profile.measured_profile", lambda *_: next(made))
-    used = [costs_of_a_start(tmp_path, "auto")[0] for _ in range(4)]
+    used = [costs_of_a_start(tmp_path, "auto", taken(made))[0] for _ in range(4)]
     assert used == [COSTS, COSTS, GUESS, GUESS]
     assert next(made, None) is None
 
 
-def test_a_profile_that_fits_nothing_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_profile_that_fits_nothing_is_not_used(tmp_path: Path) -> None:
     made = iter([Profile(COSTS, 0.7), Profile(COSTS, 0.04)])
-    monkeypatch.setattr("pdserve.node.profile.measured_profile", lambda *_: next(made))
-    assert [costs_of_a_start(tmp_path, "auto")[0] for _ in range(2)] == [GUESS, COSTS]
+    assert [costs_of_a_start(tmp_path, "auto", taken(made))[0] for _ in range(2)] == [
+        GUESS,
+        COSTS,
+    ]
 
 
-def test_a_profile_that_was_wrong_in_service_is_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_profile_that_was_wrong_in_service_is_measured_again(tmp_path: Path) -> None:
     made = iter([Profile(COSTS, 0.02), Profile(GUESS, 0.03)])
-    monkeypatch.setattr("pdserve.node.profile.measured_profile", lambda *_: next(made))
-    known = known_costs(tmp_path, "auto")[0]
-    assert costs_of_a_start(tmp_path, "auto")[0] == COSTS
+    known = known_costs(tmp_path, "auto", taken(made))[0]
+    assert costs_of_a_start(tmp_path, "auto", taken(made))[0] == COSTS
     known.doubt(1.0)
-    assert [costs_of_a_start(tmp_path, "auto")[0] for _ in range(2)] == [GUESS] * 2
+    assert [costs_of_a_start(tmp_path, "auto", taken(made))[0] for _ in range(2)] == [GUESS] * 2
     known.doubt(1.0)  # by a node that has run all the while: not about this profile
-    assert costs_of_a_start(tmp_path, "auto")[0] == GUESS
+    assert costs_of_a_start(tmp_path, "auto", taken(made))[0] == GUESS
     assert next(made, None) is None
 
 
 def test_off_guesses_and_leaves_nothing(tmp_path: Path) -> None:
     assert costs_of_a_start(tmp_path, "off") == (GUESS, 0)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_profile_depends_on_the_build_of_the_kernels() -> None:
+    assert attention_name(torch.device("cpu")) == f"native-{_native.kernel_variants()[0]}"

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.node.profile_fit import (
+from pdserve.node.profiling.fit import (
     Sample,
     fit_costs,
     non_negative_least_squares,
     token_ladder,
 )
-from pdserve.node.profile_steps import StepLimits, steps_to_profile
+from pdserve.node.profiling.steps import StepLimits, steps_to_profile
 from pdserve.perf_model import PerfModel, StepRow, StepShape
 from pdserve.protocol import StepCosts
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdserve.node.profile_watch import CONVINCING_STEPS, ProfileWatch
+from pdserve.node.profiling.watch import CONVINCING_STEPS, ProfileWatch
 from pdserve.perf_model import PerfModel, StepShape
 from pdserve.protocol import StepCosts
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.node.cost import (
+from pdserve.node.prefixes.cost import (
     PULL_BYTES_PER_S,
     PULL_FIXED_S,
     Forecast,

@@ -12,7 +12,8 @@ import pytest
 from pdserve.engine.request import Request
 from pdserve.errors import PdserveError
 from pdserve.node.request_tasks import RequestTasks
-from tests.unit.engine.fakes import make_request
+from tests.requests import make_request
+from tests.waits import turn
 
 
 class Bench:
@@ -49,12 +50,6 @@ def request_named(request_id: str) -> Request:
     request = make_request(4)
     request.request_id = request_id
     return request
-
-
-async def turn() -> None:
-    """Let every task run until it waits."""
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 async def test_each_is_followed_up() -> None:

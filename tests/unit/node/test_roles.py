@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from kv_transfer.cuda.pool import PrivatePool
 from pdserve.errors import PdserveError
-from pdserve.node.gauges import load_report
-from pdserve.node.kv_memory import prefill_refusal
+from pdserve.node.memory.kv_memory import prefill_refusal
+from pdserve.node.reports.gauges import load_report
 from pdserve.protocol import (
     HandoffEnded,
     HandoffRecord,
@@ -23,7 +23,7 @@ from pdserve.protocol import (
     PrefixSource,
     TokenBatch,
 )
-from tests.unit.engine.fakes import make_request
+from tests.requests import make_request
 from tests.unit.node.one_node import LAYOUT, MAX_TOKENS, NUM_BLOCKS, Bench, Link
 
 P, D = NodeRole.PREFILL, NodeRole.DECODE
@@ -135,7 +135,7 @@ async def test_a_lost_coordinator_loses_both_kinds_and_no_other_one_any() -> Non
         kind(f"{name}-lost", link=lost)
         kind(f"{name}-kept")
     bench.step()
-    bench.services.coordinator_lost(lost)  # type: ignore[arg-type]
+    bench.services.coordinator_lost(lost)
     bench.run()
     assert bench.link.tokens_of("d-kept") == output()
     assert bench.link.tokens_of("p-kept") == output(num_tokens=1)
@@ -170,9 +170,9 @@ async def test_prompts_count_as_queued_before_the_engine_has_them() -> None:
     assert len(bench.parts.engine.queues.waiting) == 1
     assert (report.waiting_requests, report.queued_tokens) == (3, 9 + 20 + 30)
     stream = make_request(40, output_token_ids=[1], prefix_sources=[source])
-    assert bench.parts.prefixes.recall(stream, lambda _: None)
+    bench.parts.preparation.recall(stream)
     assert bench.services.queued_tokens == 9 + 20 + 30, "of a stream, no prompt is to be computed"
-    bench.parts.prefixes.cancel(stream.request_id)
+    bench.parts.preparation.cancel(stream.request_id)
     for name in ("compiled first", "fetched first"):
         bench.services.cancel_leg(name, "cancelled")
     assert bench.services.queued_tokens == 9

@@ -25,9 +25,9 @@ from pdserve.errors import (
     StaleIncarnation,
 )
 from pdserve.introduction import introduce, new_key
-from pdserve.node.session_client import Session, Sessions
-from pdserve.node.session_server import SessionServer, Subscriber
-from pdserve.node.subscription import Notice
+from pdserve.node.sessions.client import Session, Sessions
+from pdserve.node.sessions.server import SessionServer, Subscriber
+from pdserve.node.sessions.subscription import Notice
 from pdserve.protocol import (
     Announcement,
     ExporterWelcome,

@@ -194,7 +194,7 @@ async def test_a_leg_that_cannot_be_is_refused(
         sampling=sampling,
         siblings=[Sibling(request_id=name, seed=i) for i, name in enumerate(siblings)],
     )
-    fan.services.start_prefill(leg, fan.link)  # type: ignore[arg-type]
+    fan.services.start_prefill(leg, fan.link)
     (failed,) = (m for m in fan.link.sent if isinstance(m, LegFailed))
     assert failed.request_id == "q"
     assert match in failed.message

@@ -9,32 +9,30 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from kv_transfer.memory import ExportedPool
-from kv_transfer.transports.catalog import KINDS
 from pdserve.config import EngineConfig, HandoffConfig, NodeConfig
 from pdserve.engine.interface import Runner
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import SampledToken, Scheduled
 from pdserve.kv_layout import KvDtype, KvLayout
-from pdserve.node.gauges import watch_services
+from pdserve.node.reports.gauges import watch_services
 from pdserve.protocol import NodeRole, PrefillLeg, SamplingParams
 from prefill_node.handoffs import Handoffs
 from tests.unit.engine.fakes import PlainRunner
-from tests.unit.node.parts import made_parts, made_services
+from tests.unit.node.parts import Recorder, made_parts, made_services
 
 BLOCK = 4
 LAYOUT = KvLayout(num_layers=4, num_kv_heads=1, head_dim=8, block_size=BLOCK, dtype=KvDtype.FLOAT32)
-SHM = [kind for kind in KINDS if kind.name == "shm"]
 
 
-class Link:
-    """In place of a coordinator's link: keeps what was sent."""
+class Link(Recorder):
+    """Says when something was sent."""
 
     def __init__(self) -> None:
-        self.sent: list[msgspec.Struct] = []
+        super().__init__()
         self.changed = asyncio.Event()
 
     def send(self, message: msgspec.Struct) -> None:
-        self.sent.append(message)
+        super().send(message)
         self.changed.set()
 
 
@@ -56,7 +54,7 @@ class Bench:
     def __init__(self, num_blocks: int, engine: EngineConfig, handoff: HandoffConfig) -> None:
         self.memory = ExportedPool(num_blocks, LAYOUT.block_bytes)
         config = NodeConfig(engine=engine, handoff=handoff)
-        parts = made_parts("p", self.memory, LAYOUT, config, SHM)
+        parts = made_parts("p", self.memory, LAYOUT, config, ["shm"])
         self.pool, self.exporter, self.puller = parts.pool, parts.exporter, parts.puller
         self.metrics = parts.metrics
         self.link = Link()
@@ -74,7 +72,7 @@ class Bench:
                 sampling=SamplingParams(max_tokens=4),
                 cache_salt=request_id,
             ),
-            self.link,  # type: ignore[arg-type]
+            self.link,
         )
 
     def metric(self, name: str) -> float:

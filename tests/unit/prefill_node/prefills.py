@@ -16,7 +16,10 @@ from pdserve.engine.step_shape import shape_of
 from pdserve.lifecycle import Lifecycle, Targets
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import StepCosts
-from tests.unit.engine.fakes import make_request, prefill_policy
+from tests.requests import make_request
+from tests.unit.engine.fakes import (
+    prefill_policy,
+)
 
 BLOCK = 4
 TOKEN_S = 0.001

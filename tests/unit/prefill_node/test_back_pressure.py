@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdserve.config import EngineConfig, HandoffConfig
-from pdserve.node.session_server import HandoffMessage
+from pdserve.node.sessions.server import HandoffMessage
 from pdserve.protocol import Announcement, TokenBatch
 from tests.unit.prefill_node.bench import BLOCK, Bench, QuickRunner
 

@@ -15,13 +15,14 @@ from kv_transfer.host import host_id
 from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller
 from kv_transfer.ticket import read_ticket
+from kv_transfer.transports.catalog import choose_kinds
 from pdserve.config import EngineConfig, HandoffConfig
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import SampledToken, Scheduled
-from pdserve.node.session_server import HandoffMessage
+from pdserve.node.sessions.server import HandoffMessage
 from pdserve.protocol import Announcement, HandoffRecord
 from tests.unit.engine.fakes import PlainRunner
-from tests.unit.prefill_node.bench import BLOCK, LAYOUT, SHM, Bench
+from tests.unit.prefill_node.bench import BLOCK, LAYOUT, Bench
 
 NUM_BLOCKS = 16
 
@@ -60,7 +61,9 @@ async def test_what_is_announced_in_mid_step_is_written(budget: int) -> None:
     bench = Bench(NUM_BLOCKS, EngineConfig(token_budget=budget), HandoffConfig(announce_bytes=1))
     num_tokens = 30
     destination = ExportedPool(NUM_BLOCKS, LAYOUT.block_bytes)
-    puller = Puller(destination, KvIdentity("m", "r", LAYOUT), host_id(), SHM)
+    puller = Puller(
+        destination, KvIdentity("m", "r", LAYOUT), host_id(), choose_kinds(["shm"], destination)
+    )
     runner = LayerWriter(bench.memory)
     said: asyncio.Queue[HandoffMessage] = asyncio.Queue()
     subscriber = said.put_nowait

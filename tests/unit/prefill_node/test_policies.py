@@ -11,7 +11,7 @@ from pdserve.config import PrefillPolicyName
 from pdserve.engine.request import Request
 from pdserve.protocol import StepCosts
 from prefill_node.policies.prompt_batches import MAX_HALF_DONE
-from tests.unit.engine.fakes import make_request
+from tests.requests import make_request
 from tests.unit.prefill_node.prefills import BLOCK, BUDGET, SATURATING, Prefills
 
 NAMES: list[PrefillPolicyName] = list(get_args(PrefillPolicyName))

@@ -17,7 +17,7 @@ from pdserve.engine.prompts.order import Prompt
 from pdserve.engine.prompts.slack import DueWithSlack
 from pdserve.engine.request import Request
 from pdserve.lifecycle import Targets
-from tests.unit.engine.fakes import make_request
+from tests.requests import make_request
 from tests.unit.prefill_node.prefills import BLOCK, BUDGET, TOKEN_S, Prefills, make_perf
 
 NAMES: list[PrefillPolicyName] = list(get_args(PrefillPolicyName))

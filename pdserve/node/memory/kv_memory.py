@@ -1,0 +1,91 @@
+"""Allocates a node's KV pool, on the device that computes, so that other nodes can pull from it."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kv_transfer.cuda.driver import DeviceError, open_driver
+from kv_transfer.cuda.pool import DevicePool, PrivatePool
+from kv_transfer.memory import ExportedPool, KvPool
+from pdserve.config import NodeConfig
+from pdserve.engine.kv_cache import DeviceBuffer
+from pdserve.errors import ConfigError, TransportUnavailable
+from pdserve.node.start.model import NodeModel
+from pdserve.protocol import NodeRole
+
+log = logging.getLogger(__name__)
+
+
+def make_kv_memory(config: NodeConfig, role: NodeRole, model: NodeModel) -> KvPool:
+    """Allocate the memory of a node's KV blocks.
+
+    Raises:
+        ConfigError: no room for the pool; or the GPU lacks what KV transfer takes, and the role or
+            an option requires KV transfer.
+    """
+    num_blocks, block_bytes = model.num_blocks, model.layout.block_bytes
+    if model.device.type == "cpu":
+        return ExportedPool(num_blocks, block_bytes)
+    if config.checksums:
+        raise ConfigError(
+            f"checksums are computed from CPU memory, and the KV is on {model.device}: leave them "
+            "out, or use --device cpu"
+        )
+    try:
+        # A device without an index is torch's current device, which is always 0 here.
+        driver = open_driver(model.device.index or 0)
+        return DevicePool(num_blocks, block_bytes, driver)
+    except TransportUnavailable as error:
+        if role is NodeRole.PREFILL:
+            raise ConfigError(
+                f"a prefill node on {model.device} cannot share its KV: {error}; or use --device "
+                "cpu, or --mode colocated, where no KV moves"
+            ) from error
+        log.warning("no KV can move to or from this node: %s", error)
+        return PrivatePool(num_blocks, block_bytes)
+    except DeviceError as error:
+        raise ConfigError(
+            f"no KV pool of {num_blocks} blocks on {model.device}: {error}; lower kv_memory"
+        ) from error
+
+
+def prefill_refusal(memory: KvPool) -> str:
+    """Why a node with this memory cannot be a prefill node; empty: it can."""
+    if memory.kind == "private":
+        return "its KV is in memory that no other node can read"
+    return ""
+
+
+def commit_if_asked(config: NodeConfig, memory: KvPool) -> None:
+    """Allocate all memory of a CPU pool now, if the config says so. Slow, so for a thread.
+
+    Otherwise memory is allocated as needed (`growth.py`). The pool works without huge pages
+    too, so a kernel that has none only causes a warning.
+
+    Raises:
+        ConfigError: there is not enough memory.
+    """
+    if not config.engine.kv_commit or not isinstance(memory, ExportedPool):
+        return
+    try:
+        is_huge = memory.commit()
+    except OSError as error:
+        raise ConfigError(
+            f"kv_commit: no memory for {memory.flat.nbytes} bytes of KV: {error}; lower kv_memory"
+        ) from error
+    if not is_huge:
+        log.warning("kv_commit: this kernel has no huge pages for shared memory")
+
+
+def engine_buffer(memory: KvPool) -> NDArray[np.uint8] | DeviceBuffer | None:
+    """The memory for the engine's KV cache; None: the engine allocates it itself."""
+    match memory:
+        case ExportedPool():
+            return memory.flat
+        case DevicePool():
+            return memory
+        case _:
+            return None

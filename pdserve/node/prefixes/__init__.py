@@ -1,0 +1,1 @@
+"""Prefixes: what is fetched from other nodes or the host tier, and what is given to others."""

@@ -1,0 +1,237 @@
+"""Fetches the KV of a prompt's prefix before the prompt is computed, where that is faster.
+
+    blocks in the pool ──► in the host tier ──► at the first source ──► at the next source ...
+
+Fetched blocks are published like computed ones, so the request that they were fetched for, and any
+other one, finds them as an ordinary prefix hit. The hints may be wrong; then the prompt is computed
+as it would be without them. A failed fetch never fails a request. A fetch takes at most
+`timeout_s`, and at most as long as it is worth; the sources share this time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pdserve.errors import OutOfBlocks, PdserveError
+from pdserve.node.prefixes.headroom import Filling
+from pdserve.node.prefixes.host_tier import NodeTier
+from pdserve.node.prefixes.offers import PrefixOffers
+from pdserve.node.prefixes.parts import Fetched, FetchParts, Prefix
+from pdserve.node.prefixes.pull import SourcePuller
+from pdserve.node.prefixes.worth import PrefixWorth
+from pdserve.protocol import PrefixSource
+
+log = logging.getLogger(__name__)
+
+TIER = "tier"  # its name among the transports in `PullCosts`
+
+
+@dataclass(slots=True)
+class PrefixFetchStatistics:
+    """Counters."""
+
+    tokens: int = 0  # fetched from other nodes
+    tier_tokens: int = 0  # loaded from the host tier
+    bytes: int = 0  # fetched from other nodes
+    declined: int = 0  # faster to compute
+    crowded: int = 0  # no room for the blocks
+    failed: int = 0  # sources that had nothing, refused, were lost, or took too long
+    replanned: int = 0  # sources tried after another one had failed
+    timed_out: int = 0
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """A fetch in progress, for which other requests may wait."""
+
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    was_complete: bool = False  # it tried every source, so another attempt would be useless
+
+
+class PrefixFetcher:
+    """Fetches prefixes into one pool. Belongs to the event loop."""
+
+    def __init__(self, parts: FetchParts, offers: PrefixOffers, timeout_s: float) -> None:
+        self.statistics = PrefixFetchStatistics()
+        self._parts = parts
+        self._pool = parts.pool
+        self._headroom = parts.headroom
+        self._layout = parts.identity.layout
+        self._offers = offers
+        self._timeout_s = timeout_s
+        self._filling = Filling(parts.pool, parts.headroom)
+        self._worth = PrefixWorth(parts.pull_costs, self._layout, parts.clock, offers.pull)
+        self._sources = SourcePuller(parts, self._filling, self._worth, timeout_s)
+        self._fetching: dict[bytes, _Attempt] = {}  # by the hash of the first missing block
+
+    def could_fetch(self, prefix: Prefix, sources: Sequence[PrefixSource]) -> bool:
+        """Whether anything could be fetched for this prefix."""
+        return self._offers.num_more(prefix, self._offers.usable(sources)) > 0
+
+    async def fetch(self, prefix: Prefix, sources: Sequence[PrefixSource]) -> Fetched:
+        """Fetch as much of the prefix as is worth it. Raises nothing except when cancelled.
+
+        Afterwards, also when cancelled, the fetched blocks are cached, and no block is referenced
+        or being written to.
+        """
+        fetched = Fetched()
+        sources = self._offers.usable(sources)
+        num_blocks = self._offers.num_more(prefix, sources)
+        if num_blocks == 0:
+            return fetched
+        timeout_s = self._worth.patience_s(num_blocks, self._timeout_s)
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                await self._fetch_once(prefix, sources, deadline_s, fetched)
+        except TimeoutError:
+            self.statistics.timed_out += 1
+            log.info("a prefix was not fetched within %.3f s", timeout_s)
+        return fetched
+
+    async def _fetch_once(
+        self,
+        prefix: Prefix,
+        sources: Sequence[PrefixSource],
+        deadline_s: float,
+        fetched: Fetched,
+    ) -> None:
+        """As `_fetch`, but only one of the requests that miss the same block fetches at a time.
+
+        The others wait until it has tried every source. If it stops earlier, because it was
+        cancelled or timed out, the next request fetches.
+        """
+        num_here = len(self._pool.match_prefix(prefix.hashes))
+        while num_here < len(prefix.hashes):
+            missing = prefix.hashes[num_here]
+            others = self._fetching.get(missing)
+            if others is None:
+                attempt = self._fetching[missing] = _Attempt()
+                try:
+                    await self._fetch(prefix, sources, deadline_s, fetched)
+                    attempt.was_complete = True
+                finally:
+                    del self._fetching[missing]
+                    attempt.over.set()
+                return
+            await others.over.wait()
+            before, num_here = num_here, len(self._pool.match_prefix(prefix.hashes))
+            if num_here == before and others.was_complete:
+                return  # the other request could not fetch it
+
+    async def _fetch(
+        self,
+        prefix: Prefix,
+        sources: Sequence[PrefixSource],
+        deadline_s: float,
+        fetched: Fetched,
+    ) -> None:
+        """Extend the cached prefix from the tier, then from one source after the other.
+
+        All its blocks are referenced meanwhile; released at the end, they are evicted last.
+        """
+        num_here = len(self._pool.match_prefix(prefix.hashes))
+        block_ids = self._headroom.take_prefix(prefix.hashes)
+        try:
+            if len(block_ids) < num_here:
+                self.statistics.crowded += 1
+                return
+            if self._parts.tier is not None:
+                try:
+                    async with self._turn(prefix, block_ids, sources, deadline_s):
+                        await self._fetch_from_tier(prefix, block_ids, self._parts.tier, fetched)
+                except TimeoutError:
+                    log.info("the host tier is too slow for a prefix")
+            await self._fetch_from_nodes(prefix, block_ids, sources, deadline_s, fetched)
+        finally:
+            self._pool.release(block_ids)
+
+    # ---- the host tier -------------------------------------------------------------------------
+
+    async def _fetch_from_tier(
+        self, prefix: Prefix, block_ids: list[int], tier: NodeTier, fetched: Fetched
+    ) -> None:
+        num_here = len(block_ids)
+        num_blocks = self._filling.room(tier.match(prefix.hashes[num_here:]))
+        hashes = prefix.hashes[: num_here + num_blocks]
+        missing = {h for h in hashes[num_here:] if h not in self._pool}
+        if not missing or not self._pays(TIER, len(missing)):
+            return
+        started_s = self._parts.clock.now()
+        try:
+            with self._filling.begun(len(missing)):
+                await tier.load(hashes, block_ids, self._headroom)
+        finally:
+            num_loaded = sum(h in missing for h in hashes[num_here : len(block_ids)])
+            self._worth.learn(TIER, num_loaded, len(missing), started_s)
+            fetched.from_tier += num_loaded * self._layout.block_size
+            self.statistics.tier_tokens += num_loaded * self._layout.block_size
+
+    # ---- other nodes ---------------------------------------------------------------------------
+
+    async def _fetch_from_nodes(
+        self,
+        prefix: Prefix,
+        block_ids: list[int],
+        sources: Sequence[PrefixSource],
+        deadline_s: float,
+        fetched: Fetched,
+    ) -> None:
+        has_failed = False
+        for number, source in enumerate(sources):
+            # The pool may have the next blocks: a gap in front of them has just been filled.
+            block_ids += self._headroom.take_prefix(prefix.hashes[len(block_ids) :])
+            if not self._is_wanted(prefix, block_ids, source):
+                continue
+            self.statistics.replanned += has_failed
+            try:
+                async with self._turn(prefix, block_ids, sources[number + 1 :], deadline_s):
+                    num_new = await self._sources.extend(source, prefix, block_ids)
+                fetched.from_nodes += num_new * self._layout.block_size
+                self.statistics.tokens += num_new * self._layout.block_size
+                self.statistics.bytes += num_new * self._layout.block_bytes
+            except OutOfBlocks as error:
+                self.statistics.crowded += 1
+                log.debug("no prefix from %s: %s", source.node.node_id, error)
+            except (PdserveError, TimeoutError) as error:
+                has_failed = True
+                self.statistics.failed += 1
+                log.info("no prefix from %s: %s", source.node.node_id, str(error) or "too slow")
+
+    def _is_wanted(self, prefix: Prefix, block_ids: list[int], source: PrefixSource) -> bool:
+        """Whether this source has more blocks, there is room for them, and pulling is faster."""
+        num_new = prefix.num_offered(source, self._layout.block_size) - len(block_ids)
+        if num_new <= 0:
+            return False
+        if self._filling.room(num_new) == 0:
+            self.statistics.crowded += 1
+            return False
+        session = self._parts.sessions.opened(source.node)
+        transport = session.link.transport if session is not None else ""
+        return self._pays(transport, num_new)
+
+    def _pays(self, transport: str, num_blocks: int) -> bool:
+        pays = self._worth.pays(transport, num_blocks)
+        self.statistics.declined += not pays
+        return pays
+
+    def _turn(
+        self,
+        prefix: Prefix,
+        block_ids: Sequence[int],
+        others: Sequence[PrefixSource],
+        deadline_s: float,
+    ) -> asyncio.Timeout:
+        """A timeout that divides the remaining time among this source and useful later ones.
+
+        The last source has no deadline except that of the whole fetch.
+        """
+        size, num_here = self._layout.block_size, len(block_ids)
+        num_others = sum(prefix.num_offered(other, size) > num_here for other in others)
+        if num_others == 0:
+            return asyncio.timeout(None)
+        now_s = asyncio.get_running_loop().time()
+        return asyncio.timeout_at(now_s + (deadline_s - now_s) / (num_others + 1))

@@ -1,0 +1,189 @@
+"""Moves blocks between a node's pool and its host tier: down in the background, up on demand.
+
+    referenced ──last reference goes──► cached ──store──► cached, and in the tier ──evict──► tier
+        ▲                                                                                     │
+        └──────────────────────────── load, into a block of the pool ◄────────────────────────┘
+
+A cached block is copied to the tier as soon as it is not referenced any more, a few at a time. So
+evicting it later is free, and an eviction never waits for a copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from itertools import takewhile
+
+from kv_transfer.memory import KvPool, cpu_pool
+from kv_transfer.tier import CpuCopies, FileBlocks, HostTier
+from pdserve.config import NodeConfig
+from pdserve.config_values import parse_bytes
+from pdserve.engine.block_pool import BlockPool
+from pdserve.errors import ConfigError, StaleTicket
+from pdserve.kv_layout import KvLayout
+from pdserve.node.prefixes.headroom import Headroom
+from pdserve.node.start.model import NodeModel
+
+log = logging.getLogger(__name__)
+
+BATCH = 16  # blocks copied, and so not evictable, at a time
+KEPT_SHARE = 8  # at most one of this many free blocks is being copied
+
+
+def make_tier_blocks(config: NodeConfig, model: NodeModel) -> FileBlocks | None:
+    """The memory of the configured tier; None if there is none.
+
+    Reserving a large file takes seconds, so this must not run on the event loop.
+
+    Raises:
+        ConfigError: the file cannot be created, is smaller than a block, or would never be used;
+            or the pool is on a GPU.
+    """
+    prefix, block_bytes = config.prefix, model.layout.block_bytes
+    budget_bytes = parse_bytes(prefix.tier_memory)
+    if budget_bytes == 0:
+        return None
+    if model.device.type != "cpu":
+        raise ConfigError("tier_memory keeps copies of CPU memory, and this node's KV is on a GPU")
+    if not config.engine.prefix_cache:
+        raise ConfigError(
+            "tier_memory is for evicted prefixes, and without prefix_cache there are none: leave "
+            "one of the two options out"
+        )
+    num_blocks = budget_bytes // block_bytes
+    if num_blocks == 0:
+        raise ConfigError(
+            f"tier_memory {prefix.tier_memory!r} is less than a block, {block_bytes} bytes"
+        )
+    log.info("host tier: %d blocks in %d MiB", num_blocks, budget_bytes >> 20)
+    return FileBlocks(num_blocks, block_bytes, prefix.tier_dir)
+
+
+def make_tier(
+    blocks: FileBlocks | None, layout: KvLayout, memory: KvPool, pool: BlockPool
+) -> NodeTier | None:
+    """A tier in this memory for a CPU pool, not started yet; None without memory."""
+    if blocks is None:
+        return None
+    copies = CpuCopies(cpu_pool(memory), blocks)
+    return NodeTier(pool, HostTier(layout, blocks.num_blocks, copies))
+
+
+class NodeTier:
+    """A node's host tier. Belongs to the event loop; owns the `HostTier`."""
+
+    def __init__(self, pool: BlockPool, tier: HostTier) -> None:
+        self.tier = tier
+        self._pool = pool
+        self._freed: dict[bytes, None] = {}  # to be copied, in the order of being freed
+        self._wake = asyncio.Event()
+        pool.observe(self)
+        pool.on_release(self._wake.set)
+        self._storing: asyncio.Task[None] | None = None
+        self._fault = ""  # why the last copy failed; empty if it succeeded
+
+    def start(self) -> None:
+        """Copy every block that is freed from now on."""
+        self._storing = asyncio.create_task(self._store_freed())
+
+    async def close(self) -> None:
+        """Stop copying. Nothing may be loading."""
+        if self._storing is not None:
+            self._storing.cancel()
+            await asyncio.gather(self._storing, return_exceptions=True)
+        self.tier.close()
+
+    # ---- CacheObserver -------------------------------------------------------------------------
+
+    def stored(self, block_hash: bytes) -> None:
+        """As CacheObserver.stored. The block is copied later, when it is freed."""
+
+    def evicted(self, block_hash: bytes) -> None:
+        """As CacheObserver.evicted. The block has been copied, or it is too late."""
+        self._freed.pop(block_hash, None)
+
+    def freed(self, block_hash: bytes) -> None:
+        """As CacheObserver.freed."""
+        if block_hash not in self.tier:
+            self._freed[block_hash] = None
+
+    # ---- down ----------------------------------------------------------------------------------
+
+    async def _store_freed(self) -> None:
+        while True:
+            self._wake.clear()
+            num_blocks = min(BATCH, self._pool.num_free // KEPT_SHARE, len(self._freed))
+            if num_blocks == 0:
+                await self._wake.wait()
+            else:
+                await self._try_to_store([self._next() for _ in range(num_blocks)])
+
+    def _next(self) -> bytes:
+        block_hash = next(iter(self._freed))
+        del self._freed[block_hash]
+        return block_hash
+
+    async def _try_to_store(self, hashes: list[bytes]) -> None:
+        """Store these blocks; whatever goes wrong costs these copies alone, and is logged once.
+
+        They are tried again after their next use, not at once, which would go on for ever.
+        """
+        try:
+            await self._store(hashes)
+        except Exception as error:
+            fault = f"{type(error).__name__}: {error}"
+            if fault != self._fault:
+                log.exception("blocks were not copied to the host tier: %s", fault)
+            self._fault = fault
+            for block_hash in hashes:
+                self._freed.pop(block_hash, None)
+        else:
+            self._fault = ""
+
+    async def _store(self, hashes: list[bytes]) -> None:
+        blocks = [(h, b) for h in hashes for b in self._pool.take_prefix([h])]
+        block_ids = [block_id for _, block_id in blocks]
+        try:
+            await self.tier.store([block_hash for block_hash, _ in blocks], block_ids)
+        finally:
+            # In reverse, which keeps the order in which they will be evicted.
+            self._pool.release(block_ids[::-1])
+
+    # ---- up ------------------------------------------------------------------------------------
+
+    def match(self, hashes: Sequence[bytes]) -> int:
+        """How many blocks, from the first on, are in the tier or in the pool."""
+        return sum(1 for _ in takewhile(lambda h: h in self.tier or h in self._pool, hashes))
+
+    async def load(self, hashes: Sequence[bytes], block_ids: list[int], headroom: Headroom) -> None:
+        """Append to `block_ids`, which hold the first of these blocks, what tier and pool have.
+
+        Blocks that the pool holds are not copied. New blocks are published, and referenced like the
+        others; they are appended once they are complete. Stops early if neither has the next block,
+        or if there is no room for it.
+        """
+        while len(block_ids) < len(hashes):
+            block_ids += headroom.take_prefix(hashes[len(block_ids) :])
+            rest = hashes[len(block_ids) :]
+            wanted = list(takewhile(lambda h: h in self.tier and h not in self._pool, rest))
+            wanted = wanted[: headroom.num_spare]
+            if not wanted or not (loaded := await self._load(wanted)):
+                return
+            block_ids += loaded
+
+    async def _load(self, hashes: Sequence[bytes]) -> list[int]:
+        """Load and publish these blocks; none if the tier evicts one of them in the meantime."""
+        taken = self._pool.allocate(len(hashes))
+        try:
+            await self.tier.load(hashes, taken)
+        except StaleTicket as error:
+            log.info("evicted from the host tier while it was loaded: %s", error)
+            self._pool.release(taken)
+            return []
+        except BaseException:
+            self._pool.release(taken)
+            raise
+        for block_id, block_hash in zip(taken, hashes, strict=True):
+            self._pool.publish(block_id, block_hash)
+        return taken

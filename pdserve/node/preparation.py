@@ -1,0 +1,182 @@
+"""What requests wait for before the engine has them: their prefix and their grammar.
+
+    submit ──► prefix beside grammar ──────────────────────► engine   a prompt to compute here
+    recall ──► prefix ─────────────────────────────────────► engine   preempted; has room again
+    take_over ──► prefix beside grammar, KV of a handoff ──► engine   computed on another node
+
+What waits for nothing is submitted at once, and nobody waits for another request here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+from pdserve.engine.engine import Engine
+from pdserve.engine.request import Request
+from pdserve.errors import PdserveError
+from pdserve.grammar import CompiledGrammar
+from pdserve.node.prefixes.parts import Fetched, Prefix
+from pdserve.node.request_tasks import FollowUp, RequestTasks
+from pdserve.protocol import PrefixSource
+
+log = logging.getLogger(__name__)
+
+
+class Fetcher(Protocol):
+    """Fetches prefixes (`prefixes.fetch.PrefixFetcher`)."""
+
+    def could_fetch(self, prefix: Prefix, sources: Sequence[PrefixSource]) -> bool:
+        """Whether anything could be fetched for this prefix."""
+        ...
+
+    async def fetch(self, prefix: Prefix, sources: Sequence[PrefixSource]) -> Fetched:
+        """Fetch as much of the prefix as is worth it. Raises nothing except when cancelled."""
+        ...
+
+
+class Compiler(Protocol):
+    """Compiles grammars (`pdserve.engine.grammar.GrammarCompiler`)."""
+
+    def load(self) -> None:
+        """Load the vocabulary in advance, in any thread."""
+        ...
+
+    async def compiled(self, grammar: str) -> CompiledGrammar | None:
+        """Return a grammar compiled for one answer; None if it is empty. Raises GrammarFailed."""
+        ...
+
+
+class Preparation:
+    """The way of all requests into a node's engine."""
+
+    def __init__(self, fetcher: Fetcher, compiler: Compiler, engine: Engine) -> None:
+        self.compiler = compiler
+        self._fetcher = fetcher
+        self._engine = engine
+        self._prompts: RequestTasks[Fetched] = RequestTasks()
+        self._handoffs: RequestTasks[None] = RequestTasks()
+
+    def __len__(self) -> int:
+        """Requests that are to be submitted, preempted ones included."""
+        return len(self._prompts)
+
+    @property
+    def prompts(self) -> list[Request]:
+        """Requests whose prompt is to be computed here."""
+        return [request for request in self._prompts.requests if not request.output_token_ids]
+
+    # ---- ways in -------------------------------------------------------------------------------
+
+    def submit(self, request: Request, sources: Sequence[PrefixSource]) -> None:
+        """Submit a request, now or when it is prepared; it fails if its grammar does."""
+        prefix = Prefix.reusable(request, self._engine.pool.block_size)
+        if self._waits(request, prefix, sources):
+            self._prompts.start(request, self._prepare(request, prefix, sources), self._prepared)
+        else:
+            self._engine.submit(request)
+
+    def recall(self, request: Request) -> None:
+        """Fetch the KV of a preempted request, and submit it again (`StepObserver.recall`)."""
+        prefix = Prefix.reusable(request, self._engine.pool.block_size)
+        fetching = self._prepare(request, prefix, request.prefix_sources)
+        self._prompts.start(request, fetching, self._recalled)
+
+    def take_over(
+        self, request: Request, work: Coroutine[Any, Any, None], follow_up: FollowUp[None]
+    ) -> None:
+        """Begin `work`, which brings a request's KV and has the engine adopt it."""
+        self._handoffs.start(request, work, follow_up)
+
+    @asynccontextmanager
+    async def beside(
+        self, request: Request, prefix: Prefix
+    ) -> AsyncIterator[asyncio.Task[Fetched] | None]:
+        """Prepare a request, from this host alone, while the context does something else.
+
+        Enters with the task, which raises GrammarFailed and does not outlive the context; with None
+        if there is nothing to wait for.
+        """
+        if not self._waits(request, prefix, ()):
+            yield None
+            return
+        preparing = asyncio.create_task(self._prepare(request, prefix, ()))
+        try:
+            yield preparing
+        finally:
+            await _end(preparing)
+
+    # ---- the end -------------------------------------------------------------------------------
+
+    def cancel(self, request_id: str) -> None:
+        """Give a request up, here and in the engine. Unknown ids are ignored.
+
+        Its blocks are free once the running step has ended.
+        """
+        self._prompts.cancel(request_id)
+        self._handoffs.cancel(request_id)
+        self._engine.cancel(request_id)
+
+    async def close(self) -> None:
+        """Give up what waits here, and wait until it has ended."""
+        await self._prompts.close()
+        await self._handoffs.close()
+
+    # ---- parts ---------------------------------------------------------------------------------
+
+    def _waits(self, request: Request, prefix: Prefix, sources: Sequence[PrefixSource]) -> bool:
+        return _lacks_grammar(request) or self._fetcher.could_fetch(prefix, sources)
+
+    async def _prepare(
+        self, request: Request, prefix: Prefix, sources: Sequence[PrefixSource]
+    ) -> Fetched:
+        """Fetch the prefix, and compile the grammar meanwhile. Raises GrammarFailed."""
+        if not _lacks_grammar(request):
+            return await self._fetch(request, prefix, sources)
+        fetching = asyncio.create_task(self._fetch(request, prefix, sources))
+        try:
+            grammar = await self.compiler.compiled(request.sampling.grammar)
+            for answer in request.answers:  # only token 1 of siblings is sampled here
+                answer.grammar = grammar
+            return await fetching
+        finally:
+            await _end(fetching)
+
+    async def _fetch(
+        self, request: Request, prefix: Prefix, sources: Sequence[PrefixSource]
+    ) -> Fetched:
+        try:
+            return await self._fetcher.fetch(prefix, sources)
+        except Exception:  # the prompt is computed instead
+            log.exception("fetching a prefix for %s failed", request.request_id)
+            return Fetched()
+
+    def _prepared(self, request: Request, outcome: Fetched | BaseException) -> None:
+        if not isinstance(outcome, BaseException):
+            self._engine.submit(request)
+            return
+        if not isinstance(outcome, PdserveError):
+            log.error("preparing %s failed", request.request_id, exc_info=outcome)
+            outcome = PdserveError(f"its grammar failed: {type(outcome).__name__}: {outcome}")
+        self._engine.fail(request, outcome)
+
+    def _recalled(self, request: Request, outcome: Fetched | BaseException) -> None:
+        if isinstance(outcome, Fetched):
+            statistics = self._engine.queues.preemptions.statistics
+            statistics.swapped_tokens += outcome.from_tier
+            statistics.pulled_tokens += outcome.from_nodes
+        self._prepared(request, outcome)
+
+
+def _lacks_grammar(request: Request) -> bool:
+    """Whether its grammar is to be compiled; a preempted request has it already."""
+    return bool(request.sampling.grammar) and request.grammar is None
+
+
+async def _end(task: asyncio.Task[Fetched]) -> None:
+    """Cancel a task if it is not over, and wait for its end; its outcome is not needed any more."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

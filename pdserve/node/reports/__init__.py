@@ -1,0 +1,1 @@
+"""What a node tells others: metrics, its load, its costs, its cached blocks."""

@@ -1,0 +1,150 @@
+"""A node's load report, and its metrics that are read at each scrape."""
+
+from __future__ import annotations
+
+from kv_transfer.statistics import ExporterStatistics, PullerStatistics
+from kv_transfer.tier import HostTier
+from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.interface import StepReport
+from pdserve.engine.preemption import PreemptionStatistics
+from pdserve.metrics import NodeMetrics
+from pdserve.node.prefixes.exports import PrefixExports
+from pdserve.node.prefixes.fetch import PrefixFetchStatistics
+from pdserve.node.services import Services
+from pdserve.perf_model import PerfModel
+from pdserve.protocol import LoadReport, NodeState
+
+
+def load_report(
+    services: Services, perf: PerfModel, state: NodeState, loading_progress: float
+) -> LoadReport:
+    """The node's state and load, for its coordinators."""
+    engine = services.engine
+    return LoadReport(
+        state=state,
+        role=services.role,
+        loading_progress=loading_progress,
+        queued_tokens=services.queued_tokens,
+        running_requests=len(engine.queues.running),
+        waiting_requests=services.num_waiting,
+        free_blocks=engine.pool.num_free,
+        cached_blocks=engine.pool.num_cached,
+        pinned_blocks=services.num_pinned_blocks,
+        step_time_s=engine.step_time_s,
+        prefill_ratio=perf.prefill_ratio if perf.has_prefilled else 0.0,
+        decode_ratio=perf.decode_ratio if perf.has_decoded else 0.0,
+        links=services.sessions.links(),
+    )
+
+
+def watch_services(metrics: NodeMetrics, services: Services) -> None:
+    """Requests and blocks."""
+    engine, pool = services.engine, services.engine.pool
+    watch = metrics.watch
+    watch("queue_tokens", "Prompt tokens not computed yet", lambda: services.queued_tokens)
+    watch("running_requests", "Requests in the batch", lambda: len(engine.queues.running))
+    watch("waiting_requests", "Requests that wait for room", lambda: services.num_waiting)
+    watch("legs", "Legs in progress", lambda: len(services.legs))
+    watch("blocks", "KV blocks of the pool", lambda: pool.num_blocks)
+    watch("free_blocks", "KV blocks that can be allocated", lambda: pool.num_free)
+    watch("kv_cache_usage_ratio", "Share of KV blocks in use", lambda: _share_in_use(pool))
+    watch("cached_blocks", "Free KV blocks that hold a prefix", lambda: pool.num_cached)
+    watch("pinned_blocks", "KV blocks held for others to pull", lambda: services.num_pinned_blocks)
+
+
+def _share_in_use(pool: BlockPool) -> float:
+    return 1 - pool.num_free / pool.num_blocks
+
+
+def watch_preemptions(metrics: NodeMetrics, preempted: PreemptionStatistics) -> None:
+    """Preemptions, and where the KV of preempted requests came from when they resumed."""
+    count, what = metrics.count, "Tokens of resumed requests"
+    count("preemptions", "Requests preempted", lambda: preempted.total)
+    count("priority_preemptions", "Of these, for a higher priority", lambda: preempted.for_priority)
+    count("recalls", "Resumed requests whose KV was fetched", lambda: preempted.recalls)
+    count("swapped_in_tokens", f"{what} from the host tier", lambda: preempted.swapped_tokens)
+    count("repulled_tokens", f"{what} from other nodes", lambda: preempted.pulled_tokens)
+    count("kept_tokens", f"{what} still in the pool", lambda: preempted.cached_tokens)
+    count("recomputed_tokens", f"{what} computed again", lambda: preempted.computed_tokens)
+
+
+def watch_perf(metrics: NodeMetrics, perf: PerfModel) -> None:
+    """Accuracy of the performance model; steps with prompt chunks count as prefill steps."""
+    watch = metrics.watch
+    ratio, error = "Actual / profiled time of", "Moving average of |predicted / actual - 1| of"
+    watch("perf_prefill_ratio", f"{ratio} prefill steps", lambda: perf.prefill_ratio)
+    watch("perf_decode_ratio", f"{ratio} decode steps", lambda: perf.decode_ratio)
+    watch("perf_prefill_error", f"{error} prefill steps", lambda: perf.prefill_error)
+    watch("perf_decode_error", f"{error} decode steps", lambda: perf.decode_error)
+
+
+def watch_transfers(
+    metrics: NodeMetrics, exported: ExporterStatistics, pulled: PullerStatistics
+) -> None:
+    """Both ends of the KV transfer."""
+    count = metrics.count
+    count("pulled_bytes", "KV bytes pulled", lambda: pulled.bytes)
+    count("pull_seconds", "Seconds spent in complete pulls", lambda: pulled.seconds)
+    count("pulls", "Complete pulls", lambda: pulled.pulls)
+    count("pulls_stale", "Pulls of blocks that were reused meanwhile", lambda: pulled.stale)
+    count("pulls_timed_out", "Pulls that missed their deadline", lambda: pulled.timeouts)
+    count("pulls_cancelled", "Pulls cancelled here", lambda: pulled.cancelled)
+    count("pulls_failed", "Pulls whose exporter was lost or refused", lambda: pulled.failed)
+    count("pulls_corrupt", "Pulls with wrong checksums", lambda: pulled.corrupt)
+    count("pulls_retried", "Reads retried over the same transport", lambda: pulled.retried)
+    count("pulls_replanned", "Reads retried over another transport", lambda: pulled.replanned)
+    count("tickets_issued", "Tickets issued", lambda: exported.tickets_issued)
+    count("pools_shared", "Pullers given access to the memory", lambda: exported.pools_shared)
+    count("exports", "Pulls served here, complete and valid", lambda: exported.pulls_served)
+    count("exported_bytes", "KV bytes sent to pullers", lambda: exported.bytes_sent)
+    count("exports_stale", "Pulls served of blocks that were reused", lambda: exported.stale)
+    count("exports_refused", "Tickets, access tokens or hellos refused", lambda: exported.refused)
+    count("exports_broken", "Pulls whose puller disconnected or stalled", lambda: exported.broken)
+    count("transport_garbage", "Connections that broke the protocol", lambda: exported.garbage)
+    count("transport_turned_away", "Connections over the limit", lambda: exported.turned_away)
+
+
+def watch_prefix_fetches(metrics: NodeMetrics, fetched: PrefixFetchStatistics) -> None:
+    """Prefixes that were fetched instead of computed."""
+    count = metrics.count
+    count("prefix_tokens", "Prompt tokens fetched from other nodes", lambda: fetched.tokens)
+    count("prefix_bytes", "KV bytes of prefixes fetched from other nodes", lambda: fetched.bytes)
+    count("prefix_tier_tokens", "Prompt tokens from the host tier", lambda: fetched.tier_tokens)
+    count("prefix_declined", "Prefixes faster to compute than to fetch", lambda: fetched.declined)
+    count("prefix_crowded", "Prefixes for which there was no room", lambda: fetched.crowded)
+    count("prefix_failed", "Sources of prefixes that failed", lambda: fetched.failed)
+    count("prefix_replanned", "Sources tried after a failed one", lambda: fetched.replanned)
+    count("prefix_timed_out", "Fetches of prefixes that took too long", lambda: fetched.timed_out)
+
+
+def watch_prefix_exports(metrics: NodeMetrics, exports: PrefixExports) -> None:
+    """Prefixes that other nodes fetch from here."""
+    count, asked = metrics.count, exports.statistics
+    metrics.watch(
+        "prefix_held_blocks", "KV blocks held for queries", lambda: exports.num_held_blocks
+    )
+    count("prefix_queries", "Queries for prefix blocks", lambda: asked.queries)
+    count("prefix_exported_blocks", "Prefix blocks ticketed for others", lambda: asked.blocks)
+    count("prefix_curbed", "Queries given fewer blocks than there were", lambda: asked.curbed)
+    count("prefix_expired", "Queries that were not settled in time", lambda: asked.expired)
+
+
+def watch_tier(metrics: NodeMetrics, tier: HostTier) -> None:
+    """The host tier."""
+    count, moved = metrics.count, tier.statistics
+    metrics.watch("tier_blocks", "Capacity of the host tier, blocks", lambda: tier.num_blocks)
+    metrics.watch("tier_held_blocks", "KV blocks in the host tier", lambda: tier.num_held)
+    count("tier_stored", "KV blocks copied to the host tier", lambda: moved.stored)
+    count("tier_loaded", "KV blocks copied back from it", lambda: moved.loaded)
+    count("tier_evicted", "KV blocks evicted from it", lambda: moved.evicted)
+    count("tier_stale", "Loads of blocks that were evicted in the meantime", lambda: moved.stale)
+    count("tier_bytes", "KV bytes copied to and from it", lambda: moved.bytes)
+
+
+def observe_step(metrics: NodeMetrics, report: StepReport) -> None:
+    """Record one step in the histograms."""
+    metrics.steps.inc()
+    metrics.step_time.observe(report.model_s)
+    metrics.step_overhead.observe(report.overhead_s)
+    metrics.batch_requests.observe(len(report.rows))
+    metrics.batch_tokens.observe(sum(row.num_tokens for row in report.rows))

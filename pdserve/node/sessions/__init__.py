@@ -1,0 +1,1 @@
+"""Sessions between two nodes: one node subscribes, the other announces its KV."""

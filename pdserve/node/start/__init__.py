@@ -1,0 +1,1 @@
+"""A node's start: which cores, which model, its weights."""

@@ -1,0 +1,57 @@
+"""Loads a node's weights and profiles its steps, in the thread that will compute them."""
+
+from __future__ import annotations
+
+from kv_transfer.memory import KvPool
+from pdserve.config import NodeConfig
+from pdserve.engine.model_runner import ModelRunner
+from pdserve.errors import RequestCancelled
+from pdserve.node.memory.kv_memory import engine_buffer
+from pdserve.node.profiling.costs import KnownCosts, step_costs
+from pdserve.node.start.cores import CorePlan, use_compute_cores
+from pdserve.node.start.model import NodeModel, load_runner, packed_cache
+
+
+class Loading:
+    """The loading of one model; the event loop reads its progress, and may abandon it."""
+
+    def __init__(
+        self, config: NodeConfig, cores: CorePlan, model: NodeModel, memory: KvPool
+    ) -> None:
+        self.progress = 0.0  # share of the weights that are loaded; heartbeats report it
+        self._is_abandoned = False
+        self._config = config
+        self._cores = cores
+        self._model = model
+        self._memory = memory
+
+    def abandon(self) -> None:
+        """Make `run` raise at the next tensor, or at the next profiled step."""
+        self._is_abandoned = True
+
+    def run(self) -> tuple[ModelRunner, KnownCosts]:
+        """Load and profile. The kernels' workers start in this thread, and inherit its cores.
+
+        Raises:
+            ModelError: the weights cannot be used.
+            RequestCancelled: it was abandoned.
+        """
+        config = self._config
+        use_compute_cores(self._cores)
+        runner = load_runner(
+            self._model,
+            engine_buffer(self._memory),
+            self._set_progress,
+            packed_cache(config.engine, config.timeouts),
+        )
+        costs = step_costs(config.profile, config.engine, self._model, runner, self._check_wanted)
+        return runner, costs
+
+    def _set_progress(self, fraction: float) -> None:
+        """Called after each tensor."""
+        self._check_wanted()
+        self.progress = fraction
+
+    def _check_wanted(self) -> None:
+        if self._is_abandoned:
+            raise RequestCancelled("the node was stopped while it was loading")

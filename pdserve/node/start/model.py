@@ -1,0 +1,249 @@
+"""From config and checkpoint to a model runner: every "auto" is resolved here, and logged."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pdserve import _native
+from pdserve.checkpoint import Checkpoint, resolve_checkpoint
+from pdserve.config import EngineConfig, NodeConfig, NodeTimeouts, Quantization
+from pdserve.config_values import parse_bytes
+from pdserve.demo_model import CHECKPOINT_PATH
+from pdserve.engine.grammar import GrammarCompiler, GrammarProgress
+from pdserve.engine.kv_cache import TORCH_DTYPES, DeviceBuffer, KvCache
+from pdserve.engine.model_runner import ModelRunner
+from pdserve.engine.models.config import ModelConfig, load_model_config
+from pdserve.engine.native.choice import KernelChoice, choose_kernels
+from pdserve.engine.native.linear import WeightKind
+from pdserve.engine.native.packed_cache import PackedCache
+from pdserve.engine.weights import load_decoder
+from pdserve.errors import ConfigError
+from pdserve.grammar import load_vocabulary
+from pdserve.kv_layout import KvDtype, KvLayout
+from pdserve.node.memory.meminfo import available_bytes, total_bytes
+from pdserve.node.start.cores import plan_cores, use_compute_cores, use_service_cores
+from pdserve.node.start.prefetch import weights_folder
+
+log = logging.getLogger(__name__)
+
+WARMUP_TOKENS = 32
+AUTO_KV_BYTES = 4 << 30
+LEAST_BLOCK_TOKENS = 16  # of an automatic block size
+MOST_BLOCK_TOKENS = 64  # likewise
+LEAST_BLOCKS = 64  # of the longest context
+RUN_BYTES = 8 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class NodeModel:
+    """The model that a node will serve, as known before any weight is read."""
+
+    checkpoint: Checkpoint
+    config: ModelConfig
+    device: torch.device
+    layout: KvLayout
+    num_blocks: int
+    max_model_len: int  # prompt and output tokens
+    quantization: Quantization = "none"
+    kernels: KernelChoice | None = None  # None: not on a CPU
+
+    @property
+    def revision(self) -> str:
+        """What KV depends on: the weights, as quantized, and the arithmetic of CPU kernels."""
+        parts = [self.checkpoint.revision]
+        if self.quantization != "none":
+            parts.append(self.quantization)
+        if self.kernels is not None:
+            parts.append(self.kernels.digest)
+        return "+".join(parts)
+
+
+def plan_model(config: NodeConfig) -> NodeModel:
+    """Resolve the checkpoint, and size the KV pool.
+
+    Raises:
+        ConfigError, ModelError: it cannot be served as asked.
+        KvBudgetTooSmall: the KV budget cannot hold one request; with the numbers.
+    """
+    engine = config.engine
+    checkpoint = resolve_checkpoint(
+        config.checkpoint.model or str(CHECKPOINT_PATH), config.checkpoint.revision
+    )
+    model = load_model_config(checkpoint)
+    dtype = model.default_dtype if engine.dtype == "auto" else KvDtype(engine.dtype)
+    max_model_len = _max_model_len(engine, model)
+    device = _device(engine.device)
+    block_size = engine.block_size or auto_block_size(model.head_dim, dtype, device, max_model_len)
+    layout = model.kv_layout(block_size, dtype)
+    if engine.quantization != "none" and device.type != "cpu":
+        raise ConfigError(
+            f"quantization {engine.quantization} is for CPUs, and this node computes on {device}: "
+            "leave it out, or ask for device cpu"
+        )
+    budget_bytes = _kv_budget(engine.kv_memory, device)
+    num_blocks = layout.blocks_in_budget(budget_bytes, max_model_len)
+    log.info(
+        "KV pool: %s; %d blocks in %d MiB = room for %d tokens; max_model_len %d",
+        layout.describe(),
+        num_blocks,
+        budget_bytes >> 20,
+        num_blocks * layout.block_size,
+        max_model_len,
+    )
+    return NodeModel(
+        checkpoint,
+        model,
+        device,
+        layout,
+        num_blocks,
+        max_model_len,
+        engine.quantization,
+        _kernels(engine, model, dtype) if device.type == "cpu" else None,
+    )
+
+
+def _kernels(engine: EngineConfig, model: ModelConfig, dtype: KvDtype) -> KernelChoice:
+    is_int8 = engine.quantization == "int8"
+    try:
+        return choose_kernels(
+            [model.hidden_size, model.num_heads * model.head_dim, model.intermediate_size],
+            TORCH_DTYPES[dtype],
+            WeightKind.INT8 if is_int8 else WeightKind(dtype),
+            weights_folder(engine),
+            engine.kernels,
+        )
+    except ValueError as error:
+        raise ConfigError(f"kernels {error}") from error
+
+
+def auto_block_size(head_dim: int, dtype: KvDtype, device: torch.device, max_model_len: int) -> int:
+    """Tokens per KV block.
+
+    In a block, the keys of a head lie together, and so do its values. A CPU reads scattered blocks
+    faster if these runs are longer; beyond RUN_BYTES it gains little. But prefixes are reused in
+    whole blocks, so the longest context is to have LEAST_BLOCKS of them.
+    """
+    if device.type != "cpu":
+        return LEAST_BLOCK_TOKENS
+    num_tokens = min(RUN_BYTES // (head_dim * dtype.itemsize), max_model_len // LEAST_BLOCKS)
+    power_of_two = 1 << num_tokens.bit_length() >> 1  # kernels process 64 keys at a time
+    return min(max(power_of_two, LEAST_BLOCK_TOKENS), MOST_BLOCK_TOKENS)
+
+
+def packed_cache(engine: EngineConfig, timeouts: NodeTimeouts) -> PackedCache | None:
+    """The cache of packed weights; None: there is none.
+
+    Raises:
+        ConfigError: packed_limit is not a size.
+    """
+    folder = weights_folder(engine)
+    if folder is None:
+        return None
+    return PackedCache(folder, parse_bytes(engine.packed_limit), timeouts.packing_s)
+
+
+def load_runner(
+    model: NodeModel,
+    buffer: NDArray[np.uint8] | DeviceBuffer | None,
+    on_progress: Callable[[float], None],
+    cache: PackedCache | None = None,
+) -> ModelRunner:
+    """Load the weights, place the KV cache in `buffer` (or in new memory), and warm up.
+
+    Slow, so for a thread.
+
+    Raises:
+        ModelError: the checkpoint's weights do not match its config, or are damaged.
+    """
+    started_s = time.perf_counter()
+    dtype = TORCH_DTYPES[model.layout.dtype]
+    decoder = load_decoder(
+        model.checkpoint,
+        model.config,
+        dtype,
+        model.device,
+        on_progress,
+        is_int8=model.quantization == "int8",
+        cache=cache,
+        kernels="" if model.kernels is None else model.kernels.variant,
+    )
+    kv_cache = KvCache(model.layout, model.num_blocks, model.device, buffer)
+    runner = ModelRunner(decoder, kv_cache, grammars=GrammarProgress(_native.num_threads()))
+    loaded_s = time.perf_counter()
+    runner.warmup(min(WARMUP_TOKENS, model.max_model_len))
+    warm_s = time.perf_counter()
+    log.info("weights in %.2f s, warm in %.2f s", loaded_s - started_s, warm_s - loaded_s)
+    return runner
+
+
+def grammar_compiler(model: NodeModel) -> GrammarCompiler:
+    """Return the compiler of grammars over the model's vocabulary, which is loaded later."""
+    path, config = model.checkpoint.path, model.config
+    return GrammarCompiler(partial(load_vocabulary, path, config.vocab_size, config.eos_token_ids))
+
+
+def use_cores(config: EngineConfig) -> None:
+    """Pin a process that only computes to its cores, with one thread per core.
+
+    Raises:
+        ConfigError: the config names a core that this process may not use.
+    """
+    plan = plan_cores(config, sorted(os.sched_getaffinity(0)))
+    set_threads(plan.num_threads)
+    use_service_cores(plan)
+    use_compute_cores(plan)
+
+
+def set_threads(num_threads: int) -> None:
+    """Set the number of threads of torch and of the native kernels."""
+    torch.set_num_threads(num_threads)
+    _native.set_num_threads(num_threads)
+
+
+def _kv_budget(kv_memory: str, device: torch.device) -> int:
+    """Bytes of the KV pool. Pages of a CPU pool cost nothing until they are used."""
+    if kv_memory != "auto":
+        budget_bytes, most_bytes = parse_bytes(kv_memory), total_bytes()
+        if device.type == "cpu" and budget_bytes > most_bytes:
+            raise ConfigError(
+                f'kv_memory "{kv_memory}" is more than all memory of this machine or container '
+                f"({most_bytes >> 20}MiB): lower it"
+            )
+        return budget_bytes
+    if device.type == "cuda":
+        free_bytes, _ = torch.cuda.mem_get_info(device)
+    else:
+        free_bytes = available_bytes()
+    return min(free_bytes // 4, AUTO_KV_BYTES)
+
+
+def _max_model_len(engine: EngineConfig, model: ModelConfig) -> int:
+    if engine.max_model_len > model.max_model_len:
+        raise ConfigError(
+            f"max_model_len {engine.max_model_len} is more than the model's own "
+            f"{model.max_model_len}"
+        )
+    return engine.max_model_len or model.max_model_len
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f'device "{name}" is none of auto, cpu, cuda, cuda:N') from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f'device "{name}": this machine has no usable GPU')
+    if device.type not in {"cpu", "cuda"}:
+        raise ConfigError(f'device "{name}" is none of auto, cpu, cuda, cuda:N')
+    return device

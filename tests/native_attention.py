@@ -1,0 +1,66 @@
+"""The kernels of paged attention on CPUs behind the AttentionBackend interface, one by one.
+
+The extension checks all arguments before it runs a kernel.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pdserve import _native
+from pdserve.engine.attention.interface import AttentionBackend, AttentionBatch
+from pdserve.engine.cuda.catalog import choose_kind
+
+
+class NativeAttention:
+    """AttentionBackend on pdserve._native; its threads are set by `_native.set_num_threads`.
+
+    Args:
+        variant: a kernel build of `_native.kernel_variants()`; "" is the best this CPU can run.
+    """
+
+    def __init__(self, variant: str = "") -> None:
+        self._variant = variant
+
+    @property
+    def name(self) -> str:
+        """The kernel build in use."""
+        return f"native-{self._variant or _native.kernel_variants()[0]}"
+
+    def write_kv(
+        self, kv_pool: Tensor, layer: int, key: Tensor, value: Tensor, batch: AttentionBatch
+    ) -> None:
+        """See AttentionBackend.write_kv."""
+        _native.write_kv(kv_pool, layer, key, value, batch.slot_mapping)
+
+    def attend(
+        self,
+        query: Tensor,
+        kv_pool: Tensor,
+        layer: int,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        sliding_window: int | None,
+    ) -> Tensor:
+        """See AttentionBackend.attend."""
+        out = torch.empty(query.shape, dtype=query.dtype)
+        _native.paged_attention(
+            query,
+            kv_pool,
+            layer,
+            batch.query_start,
+            batch.context_lens,
+            batch.block_tables,
+            scale,
+            0 if sliding_window is None else sliding_window,
+            out,
+            variant=self._variant,
+        )
+        return out
+
+
+def attention_backend(device: torch.device) -> AttentionBackend:
+    """The best backend for a device that works with any model."""
+    return NativeAttention() if device.type == "cpu" else choose_kind("", None).open(device)

@@ -1,0 +1,19 @@
+"""Bounded waits for what other tasks, threads or the network bring about."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+async def turn() -> None:
+    """Let every task run until it waits."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], bool], pause_s: float = 0.005) -> None:
+    """Until somebody has made it so who tells nobody; looks every `pause_s`."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(pause_s)
