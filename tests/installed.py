@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 
@@ -22,3 +25,12 @@ def install(project: Path, site: Path) -> Path:
         f"Metadata-Version: 2.1\nName: {about['name']}\nVersion: {about['version']}\n"
     )
     return site
+
+
+def finds(site: Path) -> Callable[[], None]:
+    """What a process calls to find the packages there; it can be sent to other processes."""
+    return partial(_find, str(site))
+
+
+def _find(site: str) -> None:
+    sys.path.append(site)
