@@ -3,7 +3,7 @@
     [project.entry-points."pdserve.routers"]       # in the package's pyproject.toml
     stickiest = "my_routers:Stickiest"
 
-Then `--router stickiest` is a choice like those in the tree. What the name stands for is called
+Then `router = "stickiest"` is a choice like those in the tree. What the name stands for is called
 with the same arguments as ours; `Kind.make` says which package is at fault if that fails.
 """
 

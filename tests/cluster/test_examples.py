@@ -15,10 +15,12 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from pdserve.cli.cluster.config import ClusterConfig
 from pdserve.cli.cluster.ports import ReservedPort
 from pdserve.cli.cluster.status import fetch_status
 from pdserve.cli.cluster.supervisor import OWN_COMMAND
-from pdserve.config import AccessConfig, PolicyConfig, RoutingConfig
+from pdserve.cli.config_file import load_config
+from pdserve.config import AccessConfig
 from pdserve.errors import ClusterError
 from tests.architecture.repository import ROOT
 from tests.cluster.fleet import START_S, Fleet, fleet_config, poll, running
@@ -42,11 +44,12 @@ async def fleet(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(site)
+        named = load_config(ClusterConfig, EXAMPLES / "own_policy/cluster.toml", {})
         config = fleet_config(
             tiny_checkpoint,
             decode=2,
-            policy=PolicyConfig(prefill_policy="newest-first", decode_policy="small-batch"),
-            routing=RoutingConfig(router="long-last", admission=False),
+            policy=named.policy,
+            routing=named.routing,
             access=AccessConfig(key_file=str(EXAMPLES / "two_tenants/keys.toml")),
         )
         async with running(Fleet(config, make_child=ChildThatFinds)) as fleet:
