@@ -94,11 +94,22 @@ async def test_a_router_of_one_s_own(fleet: Fleet, num_tokens: int, node: str) -
         aiohttp.ClientSession(headers=headers) as session,
         session.post(f"{fleet.url}/v1/completions", json=body) as response,
     ):
-        assert response.status == 200
+        assert response.status == 200, await response.text()
         assert response.headers["x-pdserve-decode-node"] == node
 
 
-async def test_two_machines(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+SMALL_NODE = """
+[engine]
+kv_memory = "16MiB"
+threads = 1
+[profile]
+profile = "off"
+"""
+
+
+async def test_two_machines(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The three commands, with other addresses and a small model besides."""
     text = (EXAMPLES / "README.md").read_text()
     commands = re.findall(
@@ -109,13 +120,16 @@ async def test_two_machines(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPat
     ports = {"8000": http.port, "8001": grpc.port}
     lines: list[str] = []
     async with AsyncExitStack() as stack:
+        stack.callback(http.close)
+        stack.callback(grpc.close)
         for command in commands:
             there = re.sub(r"10\.0\.0\.\d", "127.0.0.1", command)
             there = re.sub(r"800[01]", lambda found: str(ports[found[0]]), there)
             key, _, flags = there.partition("pdserve ")
             words = [*OWN_COMMAND, *shlex.split(flags), f"--model={tiny_checkpoint}"]
             if not key:
-                words += ["--profile=off", "--kv-memory=16MiB", "--threads=1"]
+                (tmp_path / "small.toml").write_text(SMALL_NODE)
+                words.append(f"--config={tmp_path / 'small.toml'}")
             for name, _, value in (word.partition("=") for word in key.split()):
                 monkeypatch.setenv(name, value)
             child = ForkedChild(
@@ -139,8 +153,6 @@ async def test_two_machines(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPat
             assert response.headers["x-pdserve-decode-node"] == "decode-b"
         async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as response:
             assert response.status == 401
-    http.close()
-    grpc.close()
 
 
 async def _wait_for_both(url: str, lines: list[str]) -> None:
