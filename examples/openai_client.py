@@ -4,6 +4,7 @@ pdserve up
 python examples/openai_client.py [URL [KEY]]
 """
 
+import json
 import sys
 
 import openai
@@ -38,9 +39,10 @@ answer = client.chat.completions.create(
     model=model,
     messages=[{"role": "user", "content": "Tell me about the number 42."}],
     max_tokens=200,
+    temperature=0,
     response_format={"type": "json_schema", "json_schema": {"name": "about", "schema": schema}},
 )
-print(answer.choices[0].message.content)
+print(f"about 42: {json.loads(answer.choices[0].message.content)}")
 
 try:
     client.chat.completions.create(
