@@ -8,12 +8,13 @@ value; nothing here is ever assigned to.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
 
 from pdserve.addresses import check_addresses, check_own_host
+from pdserve.entry_points import Kind
 from pdserve.flag_groups import COORDINATOR, NODE, Groups
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES
 
@@ -36,6 +37,11 @@ RouterName = Literal[
 Quantization = Literal["none", "int8"]
 PrefixPull = Literal["auto", "always", "never"]
 TransportName = Literal["shm", "cuda_ipc", "ucx", "nccl", "tcp"]
+
+# Other packages may add to these: their names are chosen by, and the names above are our own.
+PREFILL_POLICIES = Kind("prefill policy", "pdserve.prefill_policies", get_args(PrefillPolicyName))
+DECODE_POLICIES = Kind("decode policy", "pdserve.decode_policies", get_args(DecodePolicyName))
+ROUTERS = Kind("router", "pdserve.routers", get_args(RouterName))
 
 
 C = TypeVar("C", bound="ConfigStruct")
@@ -136,15 +142,19 @@ class PolicyConfig(ConfigStruct, frozen=True):
     """The policies of a node's scheduler."""
 
     prefill_policy: Annotated[
-        PrefillPolicyName, Meta(description="which prompts are computed first")
+        str,
+        Meta(
+            description=f"which prompts are computed first: {', '.join(PREFILL_POLICIES.built_in)}"
+        ),
     ] = "edf-slack"
     prefill_chunk: Annotated[
         Tokens,
         Meta(description="tokens after which other prompts may go first; 0: automatic"),
     ] = 0
-    decode_policy: Annotated[DecodePolicyName, Meta(description="how large decode batches get")] = (
-        "tpot-cap"
-    )
+    decode_policy: Annotated[
+        str,
+        Meta(description=f"how large decode batches get: {', '.join(DECODE_POLICIES.built_in)}"),
+    ] = "tpot-cap"
     local_chunk: Annotated[
         Tokens,
         Meta(
@@ -163,6 +173,11 @@ class PolicyConfig(ConfigStruct, frozen=True):
     default_tpot_s: Annotated[
         Seconds, Meta(description="TPOT to aim at for requests without a TPOT promise")
     ] = 0.25
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, which becomes a ConfigError, if there is no policy of that name."""
+        PREFILL_POLICIES.check(self.prefill_policy)
+        DECODE_POLICIES.check(self.decode_policy)
 
 
 class HandoffConfig(ConfigStruct, frozen=True):
@@ -295,9 +310,10 @@ class NodeConfig(ConfigStruct, frozen=True):
 class RoutingConfig(ConfigStruct, frozen=True):
     """Routing, admission, and when nodes change pools."""
 
-    router: Annotated[RouterName, Meta(description="how nodes are chosen for a request")] = (
-        "predicted"
-    )
+    router: Annotated[
+        str,
+        Meta(description=f"how nodes are chosen for a request: {', '.join(ROUTERS.built_in)}"),
+    ] = "predicted"
     admission: Annotated[
         bool, Meta(description="refuse (429) requests predicted to miss their TTFT or TPOT promise")
     ] = True
@@ -319,6 +335,10 @@ class RoutingConfig(ConfigStruct, frozen=True):
         bool,
         Meta(description="move nodes between pools when load shifts (single coordinator only)"),
     ] = False
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, which becomes a ConfigError, if there is no router of that name."""
+        ROUTERS.check(self.router)
 
 
 # Environment variable. A coordinator accepts this key; commands and benchmarks send it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from coordinator.generation import GenerationRequest
 from coordinator.registry import Member
@@ -25,6 +25,7 @@ class Candidates:
     members: Sequence[Member | None]  # by slot
 
 
+@runtime_checkable
 class Policy(Protocol):
     """Chooses a node. May keep state between choices, such as the next node of a round robin."""
 

@@ -25,7 +25,7 @@ from coordinator.routing.slots import Floats, Ints
 from coordinator.routing.waiting import tpot_within_s
 from pdserve._native import least
 from pdserve.clock import Clock, SystemClock
-from pdserve.config import Mode, RouterName
+from pdserve.config import Mode
 from pdserve.errors import NoNodeAvailable
 from pdserve.protocol import NodeRole, PrefixSource
 
@@ -48,7 +48,7 @@ class Router:
         self,
         registry: Registry,
         mode: Mode,
-        policy: RouterName = "predicted",
+        policy: str = "predicted",
         clock: Clock | None = None,
     ) -> None:
         self.mode = mode

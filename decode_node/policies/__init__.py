@@ -11,12 +11,13 @@ from decode_node.policies.slack_batch import SlackBatch
 from decode_node.policies.static import Static
 from decode_node.policies.tpot_cap import TpotCap
 from pdserve.clock import Clock
-from pdserve.config import DecodePolicyName, EngineConfig, PolicyConfig
+from pdserve.config import DECODE_POLICIES, EngineConfig, PolicyConfig
 from pdserve.perf_model import PerfModel
 
 __all__ = ["DecodePolicy", "make_decode_policy"]
 
-_POLICIES: Final[dict[DecodePolicyName, type[DecodesFirst]]] = {
+# Installed packages add to these (`pdserve.decode_policies`), and are called alike.
+_POLICIES: Final[dict[str, type[DecodesFirst]]] = {
     "max-batch": MaxBatch,
     "tpot-cap": TpotCap,
     "slack-batch": SlackBatch,
@@ -34,5 +35,12 @@ def make_decode_policy(
         engine: limits of a step.
         perf: the node's performance model, which is corrected while the node runs.
         clock: the node's clock.
+
+    Raises:
+        ConfigError: the package that the policy comes from is broken.
     """
-    return _POLICIES[policy.decode_policy](policy, engine, perf, clock)
+    name = policy.decode_policy
+    if name in _POLICIES:
+        return _POLICIES[name](policy, engine, perf, clock)
+    arguments = (policy, engine, perf, clock)
+    return DECODE_POLICIES.make(DecodePolicy, name, *arguments)  # type: ignore[type-abstract]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Policy, Queues
 
 
+@runtime_checkable
 class DecodePolicy(Policy, Protocol):
     """Chooses what one step computes, and which requests may join the batch.
 

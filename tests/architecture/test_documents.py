@@ -16,7 +16,8 @@ from pdserve.config_file import load_config
 from pdserve.slo import DEFAULT_CLASS, DEFAULT_CLASSES, parse_slo_classes
 from tests.architecture.repository import ROOT, native_files, python_files
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS.append(ROOT / "examples/README.md")
 TEXT = "\n".join(path.read_text() for path in DOCUMENTS)
 SHELL = "\n".join(re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL))
 TARGETS = sorted(set(re.findall(r"(?:^|`)make ([a-z-]+)", TEXT, re.MULTILINE)))
@@ -25,7 +26,12 @@ MODULES = sorted(set(re.findall(r"python -m ([\w.]+)", TEXT)))
 PATH = re.compile(r"(?<![\w./:-])((?:[\w.-]+/)+[\w-][\w.-]*\.[a-z]{1,5})\b")
 MOST_COLUMNS = 100
 
-each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+
+def _name(document: Path) -> str:
+    return str(document.relative_to(ROOT))
+
+
+each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=_name)
 
 
 def test_there_is_something_to_check() -> None:

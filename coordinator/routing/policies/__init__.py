@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final
+
 from coordinator.routing.candidates import Policy
 from coordinator.routing.policies.least_loaded import LeastLoaded
 from coordinator.routing.policies.power_of_two import PowerOfTwo
@@ -9,23 +12,27 @@ from coordinator.routing.policies.predicted import Predicted
 from coordinator.routing.policies.prefix_affinity import PrefixAffinity
 from coordinator.routing.policies.round_robin import RoundRobin
 from coordinator.routing.policies.uniform import Uniform
-from pdserve.config import RouterName
+from pdserve.config import ROUTERS
 
 __all__ = ["make_policy"]
 
+# Installed packages add to these (`pdserve.routers`), and are called alike.
+_POLICIES: Final[dict[str, Callable[[], Policy]]] = {
+    "predicted": Predicted,
+    "least-loaded": LeastLoaded,
+    "power-of-two": PowerOfTwo,
+    "round-robin": RoundRobin,
+    "random": Uniform,
+    "prefix-affinity": PrefixAffinity,
+}
 
-def make_policy(name: RouterName) -> Policy:
-    """Return a new policy by its name."""
-    match name:
-        case "predicted":
-            return Predicted()
-        case "least-loaded":
-            return LeastLoaded()
-        case "power-of-two":
-            return PowerOfTwo()
-        case "round-robin":
-            return RoundRobin()
-        case "random":
-            return Uniform()
-        case "prefix-affinity":
-            return PrefixAffinity()
+
+def make_policy(name: str) -> Policy:
+    """Return a new policy by its name.
+
+    Raises:
+        ConfigError: the package that the policy comes from is broken.
+    """
+    if name in _POLICIES:
+        return _POLICIES[name]()
+    return ROUTERS.make(Policy, name)  # type: ignore[type-abstract]

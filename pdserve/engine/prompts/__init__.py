@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final
+
 from pdserve.clock import Clock
-from pdserve.config import PrefillPolicyName
+from pdserve.config import PREFILL_POLICIES
 from pdserve.engine.prompts.arrival import Arrival
 from pdserve.engine.prompts.buckets import Buckets
 from pdserve.engine.prompts.order import PromptOrder, PromptRule
@@ -12,9 +15,17 @@ from pdserve.engine.prompts.slack import DueWithSlack
 from pdserve.fair_share import FairShare
 from pdserve.perf_model import PerfModel
 
+# Installed packages add to these (`pdserve.prefill_policies`), and are called alike.
+_RULES: Final[dict[str, Callable[[PerfModel, int, Clock], PromptRule]]] = {
+    "fcfs-budget": lambda perf, token_budget, clock: Arrival(),
+    "sjf-aging": lambda perf, token_budget, clock: ShortestFirst(perf, token_budget),
+    "edf-slack": DueWithSlack,
+    "buckets": lambda perf, token_budget, clock: Buckets(),
+}
+
 
 def make_prompt_order(
-    name: PrefillPolicyName,
+    name: str,
     perf: PerfModel,
     clock: Clock,
     token_budget: int,
@@ -23,15 +34,13 @@ def make_prompt_order(
     """Create the prompt order with this name. Predictions assume chunks of `token_budget`.
 
     With `shares`, service charged elsewhere counts as well: on decode nodes, that of decode tokens.
+
+    Raises:
+        ConfigError: the package that the rule comes from is broken.
     """
-    rule: PromptRule
-    match name:
-        case "fcfs-budget":
-            rule = Arrival()
-        case "sjf-aging":
-            rule = ShortestFirst(perf, token_budget)
-        case "edf-slack":
-            rule = DueWithSlack(perf, token_budget, clock)
-        case "buckets":
-            rule = Buckets()
+    made_of = (perf, token_budget, clock)
+    if name in _RULES:
+        rule = _RULES[name](*made_of)
+    else:
+        rule = PREFILL_POLICIES.make(PromptRule, name, *made_of)  # type: ignore[type-abstract]
     return PromptOrder(rule, shares or FairShare(), perf, clock, token_budget)

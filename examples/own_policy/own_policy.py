@@ -1,0 +1,46 @@
+"""Policies of one's own: the order of prompts, the batch of a decode node, the choice of a node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from coordinator.routing.candidates import Candidates
+from decode_node.policies.max_batch import MaxBatch
+from pdserve.clock import Clock
+from pdserve.engine.prompts.order import Prompt, PromptRule
+from pdserve.engine.request import Request
+from pdserve.perf_model import PerfModel
+
+SMALL = 2  # requests
+LONG = 256  # tokens
+
+
+class NewestFirst(PromptRule):
+    """Computes the prompt first that came last: good for whoever asks now, bad for who waits."""
+
+    def __init__(self, perf: PerfModel, token_budget: int, clock: Clock) -> None:
+        """It predicts nothing, and needs none of these."""
+
+    def order(self, prompts: list[Prompt], now_s: float) -> list[Prompt]:
+        """Return the newest first."""
+        return sorted(prompts, key=lambda prompt: -prompt.request.lifecycle.received_s)
+
+    def served(self, request: Request, seconds: float) -> None:
+        """Do nothing: this order does not depend on past service."""
+
+
+class SmallBatch(MaxBatch):
+    """Decodes few requests at a time, however many could."""
+
+    def has_place(self, members: Sequence[Request], newcomer: Request) -> bool:
+        """Return whether the batch is smaller than SMALL."""
+        return len(members) < SMALL
+
+
+class LongLast:
+    """Sends long prompts to the last node of a pool, and all others to the first one."""
+
+    def pick(self, candidates: Candidates) -> int:
+        """Return a slot; see `coordinator.routing.candidates.Policy`."""
+        is_long = len(candidates.request.token_ids) > LONG
+        return int(candidates.slots[-1 if is_long else 0])

@@ -1,0 +1,51 @@
+"""`make house` counts what is there: checked on a repository of three files."""
+
+import subprocess
+import sys
+
+from tests.architecture.repository import ROOT
+from tools.house.__main__ import report
+from tools.house.files import read_files
+
+FILES = {
+    "pdserve/one.py": "import os\n\nclass Room:\n    def go(self, far):\n        return far\n",
+    "pdserve/bench/two.py": "class Room: ...\n",
+    "tests/node.py": "def patch(monkeypatch):\n    monkeypatch.setattr('a', 1)\n",
+    "pdserve/wire/made_pb2.py": "generated = 1\n",
+}
+
+
+def test_figures_of_a_small_repository(tmp_path):
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    lines = {" ".join(line.split()) for line in report(read_files(tmp_path))}
+    assert {
+        "2 pdserve/one.py: go",
+        "1 pdserve/one.py: go",
+        "Room: pdserve/bench/two.py, pdserve/one.py",
+        "serving 1 files 5 lines",
+        "benchmarks 1 files 1 lines",
+        "tests 1 files 2 lines",
+        "helpers of tests 1 files 2 lines",
+        "import share 20.0% of the product's lines that are not blank",
+        "monkeypatch.setattr 1 in tests",
+    } <= lines
+
+
+def test_processes_note_what_they_enter_between_two_signals(tmp_path):
+    program = (
+        "import os, signal, shlex, textwrap\n"
+        "shlex.quote('before')\n"
+        "os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "textwrap.dedent('between')\n"
+        "os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "print(open(f'{os.environ[\"HOUSE_ENTERED\"]}/{os.getpid()}').read())\n"
+    )
+    environment = {"PYTHONPATH": str(ROOT / "tools/house/entered"), "HOUSE_ENTERED": str(tmp_path)}
+    ran = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "textwrap.py" in ran.stdout
+    assert "shlex.py" not in ran.stdout

@@ -1,0 +1,182 @@
+"""Every example of `examples/` runs, and shows what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from pdserve.cluster.config import ClusterConfig
+from pdserve.cluster.ports import ReservedPort
+from pdserve.cluster.status import fetch_status
+from pdserve.cluster.supervisor import OWN_COMMAND
+from pdserve.config import AccessConfig
+from pdserve.config_file import load_config
+from pdserve.errors import ClusterError
+from tests.architecture.repository import ROOT
+from tests.cluster.fleet import START_S, Fleet, fleet_config, poll, running
+from tests.cluster.forked import ForkedChild
+from tests.installed import finds, install
+
+EXAMPLES = ROOT / "examples"
+WITHIN_S = 60.0
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def fleet(
+    tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Fleet]:
+    """A cluster with the example's tenants and the example's policies."""
+    site = install(EXAMPLES / "own_policy", tmp_path_factory.mktemp("site"))
+
+    class ChildThatFinds(ForkedChild):
+        def _prepare(self, words: list[str]) -> Callable[[], None]:
+            return finds(site)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(site)
+        no_refusals = {"routing": {"admission": False}}  # however slow the machine is
+        named = load_config(ClusterConfig, EXAMPLES / "own_policy/cluster.toml", no_refusals)
+        config = fleet_config(
+            tiny_checkpoint,
+            decode=2,
+            policy=named.policy,
+            routing=named.routing,
+            access=AccessConfig(key_file=str(EXAMPLES / "two_tenants/keys.toml")),
+        )
+        async with running(Fleet(config, make_child=ChildThatFinds)) as fleet:
+            yield fleet
+
+
+async def output_of(*words: str, within_s: float = WITHIN_S) -> str:
+    """What the program prints; it must end well."""
+    child = await asyncio.create_subprocess_exec(
+        *words, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        output, _ = await asyncio.wait_for(child.communicate(), within_s)
+    finally:
+        if child.returncode is None:
+            child.kill()
+    assert child.returncode == 0, output.decode()
+    return output.decode()
+
+
+async def test_the_openai_client(fleet: Fleet) -> None:
+    program = str(EXAMPLES / "openai_client.py")
+    lines = await output_of(sys.executable, program, fleet.url, "pds-example-acme")
+    assert re.search(r"^\d+ tokens$", lines, re.MULTILINE)
+    assert re.search(r"^about 42: {'is_even': (True|False), 'digit': [012]}$", lines, re.MULTILINE)
+    assert re.search(r"^refused: .*temperature", lines, re.MULTILINE)
+
+
+async def test_two_tenants(fleet: Fleet) -> None:
+    lines = await output_of(sys.executable, str(EXAMPLES / "two_tenants/clients.py"), fleet.url)
+    assert "acme: 8 answered, 0 refused" in lines
+    assert "nightly: 5 answered, 3 refused" in lines
+    assert "again in" in lines
+    assert "a stranger: " in lines
+
+
+async def test_a_router_of_one_s_own(fleet: Fleet) -> None:
+    """Which node is the last of its pool depends on which came first."""
+    headers = {"Authorization": "Bearer pds-example-acme"}
+    nodes = []
+    async with aiohttp.ClientSession(headers=headers) as session:
+        for num_tokens in (10, 300, 11, 301, 12, 302):
+            body = {"model": "tiny", "prompt": [65] * num_tokens, "max_tokens": 4}
+            async with session.post(f"{fleet.url}/v1/completions", json=body) as response:
+                assert response.status == 200, await response.text()
+                nodes.append(response.headers["x-pdserve-decode-node"])
+    assert sorted({*nodes}) == ["decode-0", "decode-1"]
+    assert nodes == nodes[:2] * 3
+
+
+SMALL_NODE = """
+[engine]
+kv_memory = "16MiB"
+threads = 1
+[profile]
+profile = "off"
+"""
+
+
+async def test_two_machines(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The three commands, with other addresses and a small model besides."""
+    text = (EXAMPLES / "README.md").read_text()
+    commands = re.findall(
+        r"^((?:PDSERVE_API_KEY=\S+ )?pdserve (?:coord|prefill|dec).*)", text, re.M
+    )
+    assert len(commands) == 3
+    http, grpc = ReservedPort("127.0.0.1"), ReservedPort("127.0.0.1")
+    ports = {"8000": http.port, "8001": grpc.port}
+    lines: list[str] = []
+    async with AsyncExitStack() as stack:
+        stack.callback(http.close)
+        stack.callback(grpc.close)
+        for command in commands:
+            there = re.sub(r"10\.0\.0\.\d", "127.0.0.1", command)
+            there = re.sub(r"800[01]", lambda found: str(ports[found[0]]), there)
+            key, _, flags = there.partition("pdserve ")
+            words = [*OWN_COMMAND, *shlex.split(flags), f"--model={tiny_checkpoint}"]
+            if not key:
+                (tmp_path / "small.toml").write_text(SMALL_NODE)
+                words.append(f"--config={tmp_path / 'small.toml'}")
+            for name, _, value in (word.partition("=") for word in key.split()):
+                monkeypatch.setenv(name, value)
+            child = ForkedChild(
+                flags.split()[0],
+                [*words, f"--die-with-parent={os.getpid()}"],
+                lambda _, line: lines.append(line),
+                lambda _: None,
+                inherits_key=bool(key),
+            )
+            stack.push_async_callback(child.stop, 10.0)
+        url = f"http://127.0.0.1:{http.port}"
+        await _wait_for_both(url, lines)
+        body = {"model": tiny_checkpoint.name, "prompt": "Once upon", "max_tokens": 4}
+        headers = {"Authorization": "Bearer secret"}
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.post(f"{url}/v1/completions", json=body) as response,
+        ):
+            assert response.status == 200
+            assert response.headers["x-pdserve-prefill-node"] == "prefill-a"
+            assert response.headers["x-pdserve-decode-node"] == "decode-b"
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as response:
+            assert response.status == 401
+
+
+async def _wait_for_both(url: str, lines: list[str]) -> None:
+    async def look() -> bool:
+        try:
+            return not (await fetch_status(url)).waiting_for(["prefill-a", "decode-b"])
+        except ClusterError:
+            return False
+
+    await poll(look, START_S, lambda: "\n".join(lines))
+
+
+async def test_a_comparison(tmp_path: Path) -> None:
+    compare = f"bench compare --config {EXAMPLES}/comparison.toml --out {tmp_path}/out"
+    lines = await output_of(*OWN_COMMAND, *shlex.split(compare))
+    assert "goodput" in lines
+    assert (tmp_path / "out/report.json").is_file()
+
+
+def test_every_example_is_run() -> None:
+    listed = re.findall(r"\]\(([\w/.]+)\)", (EXAMPLES / "README.md").read_text())
+    files = [path for path in EXAMPLES.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    named = {str(path.relative_to(EXAMPLES)) for path in files} - {"README.md"}
+    assert named == set(listed)

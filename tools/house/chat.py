@@ -1,0 +1,112 @@
+"""Which files of the project one chat enters: a cluster whose processes note what they run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+ROLES = ("coordinator", "prefill", "decode")
+START_S = 120.0
+SETTLE_S = 1.0  # after the last byte the nodes free what they hold; asking would be noted, too
+# Load reports that come between would be counted as if they were the chat's.
+CONFIG = """port = 0
+[timeouts]
+heartbeat_s = 60
+liveness_s = 600
+"""
+
+
+def files_of_a_chat(root: Path) -> dict[str, set[Path]]:
+    """Process |-> the files below `root` that one chat enters there, after one like it.
+
+    The cluster is `pdserve up` of the working directory with the demo model: one prefill node and
+    one decode node.
+
+    Raises:
+        TimeoutError: a process did not begin, or did not write what it noted.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder, "up.toml")
+        config.write_text(CONFIG)
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(Path(__file__).parent / "entered"),
+            "HOUSE_ENTERED": folder,
+        }
+        words = [sys.executable, "-m", "pdserve.cli", "up", "--config", str(config)]
+        with open(Path(folder, "log"), "w+") as log:
+            up = subprocess.Popen(words, cwd=root, env=environment, stdout=log, stderr=log)
+            try:
+                url = _wait(lambda: _url(Path(folder, "log")), f"{words} is ready")
+                pids = _processes(up.pid)
+                _chat(url, "What is 12 plus 30?")
+                time.sleep(SETTLE_S)
+                _signal(pids)
+                _chat(url, "What is 11 plus 31?")
+                time.sleep(SETTLE_S)
+                _signal(pids)
+                return {role: _noted(Path(folder, str(pids[role])), root) for role in ROLES}
+            finally:
+                up.send_signal(signal.SIGINT)
+                up.wait(START_S)
+
+
+def _noted(file: Path, root: Path) -> set[Path]:
+    _wait(file.is_file, f"{file} is written")
+    paths = [Path(line) for line in file.read_text().splitlines()]
+    ours = [path.relative_to(root) for path in paths if path.is_relative_to(root)]
+    return {path for path in ours if path.parts[0] not in (".venv", "tools")}
+
+
+def _url(log: Path) -> str | None:
+    found = re.search(r"curl .*?(http://[^/\s]+)/", log.read_text())
+    return found[1] if found else None
+
+
+def _processes(parent: int) -> dict[str, int]:
+    """Role |-> pid, of the children of `pdserve up`."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    lines = {int(pid): Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in children}
+    return {role: pid for role in ROLES for pid, line in lines.items() if role in line}
+
+
+def _signal(pids: dict[str, int]) -> None:
+    for pid in pids.values():
+        os.kill(pid, signal.SIGUSR1)
+
+
+def _chat(url: str, question: str) -> None:
+    body = {
+        "model": "pdserve-demo",
+        "messages": [{"role": "user", "content": question}],
+        "stream": True,
+    }
+    request = urllib.request.Request(
+        f"{url}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=START_S) as response:
+        if not response.read().endswith(b"data: [DONE]\n\n"):
+            raise RuntimeError("the chat did not come to its end")
+
+
+def _wait(look: Callable[[], T | None], what: str) -> T:
+    """Look until there is something, which is returned."""
+    deadline_s = time.monotonic() + START_S
+    while not (found := look()):
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"not within {START_S} s: {what}")
+        time.sleep(0.1)
+    return found
