@@ -23,7 +23,7 @@ from pdserve.flags import add_flags, config_from
 from pdserve.perf_model import PerfModel
 from tests.architecture.repository import ROOT
 from tests.checkpoints import edit_config, make_checkpoint
-from tests.unit.engine.fakes import make_request
+from tests.requests import make_request
 from tests.unit.engine_model.harness import Node, make_prompt
 from tests.unit.engine_model.reference import Reference
 from tests.unit.kv_transfer.pairs import SMALL, make_pool, tokens_of
@@ -62,7 +62,7 @@ def test_a_model_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_policy() -> None:
     rule = written("policy")["ShortAnswersFirst"]()
     order = PromptOrder(rule, FairShare(), PerfModel(), ManualClock(), 512)
-    requests = [make_request(10, max_tokens) for max_tokens in (30, 10, 20)]
+    requests = [make_request(10, max_tokens=max_tokens) for max_tokens in (30, 10, 20)]
     ordered = order.sorted(requests, BlockPool(16, 4))
     assert [request.sampling.max_tokens for request in ordered] == [10, 20, 30]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.table import Table
@@ -27,7 +27,7 @@ from pdserve.errors import ConfigError
 from pdserve.exit_codes import FAILED, OK
 
 
-def run(config: NeighboursConfig, setup: Mapping[str, object]) -> int:
+def run(config: NeighboursConfig, setup: dict[str, object]) -> int:
     """Measure and print; the exit code is 1 if the neighbour has reasons to complain.
 
     Raises:

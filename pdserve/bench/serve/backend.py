@@ -21,9 +21,9 @@ RECIPES: Final = {
     # Options of `pdserve up`.
     "pdserve": f"{shlex.quote(sys.executable)} -m pdserve.cli up --model {{model}} --port {{port}} "
     "{given}",
-    # A virtual environment with vLLM for CPUs. It binds its threads to cores itself, unless told.
-    "vllm": "env OMP_NUM_THREADS={threads} VLLM_CPU_OMP_THREADS_BIND=nobind "
-    "VLLM_CPU_KVCACHE_SPACE=1 {given}/bin/python -m vllm.entrypoints.openai.api_server "
+    # A virtual environment with vLLM for CPUs. It binds its threads to cores itself, which was the
+    # fastest way of those that we tried (docs/MEASUREMENTS.md).
+    "vllm": "env VLLM_CPU_KVCACHE_SPACE=1 {given}/bin/python -m vllm.entrypoints.openai.api_server "
     "--model {model} --host 127.0.0.1 --port {port} --max-model-len 4096",
     # The path of llama.cpp's `llama-server`.
     "llama.cpp": "{given} --model {gguf} --host 127.0.0.1 --port {port} --threads {threads} "

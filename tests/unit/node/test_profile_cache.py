@@ -147,7 +147,7 @@ def known_costs(
     config = ProfileConfig(profile=profile, profile_s=0.05)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
-        return step_costs(config, ENGINE, model, runner, stepped), num_steps
+        return step_costs(config, ENGINE, model, runner, stepped, measure), num_steps
 
 
 def taken(profiles: Iterator[Profile]) -> Measure:
