@@ -27,7 +27,7 @@ from pdserve.tokenizer_files import TokenizerConfig, prepare_backend, read_token
 T = TypeVar("T")
 
 ANYBODY = Asker()
-LONG_TEXT_CHARS = 8192  # about a millisecond of work; longer texts go to a thread
+LONG_TEXT_CHARS = 1024  # a fifth of a millisecond of work; longer texts go to a thread
 PROBED_CHARS = 16  # per token of the context; texts have about 4
 _SURPLUS = 2  # the end of a text may change how its beginning is divided, but not as much
 _MAX_SHRINKAGE = 4  # normalisers compose characters: Unicode NFC makes one of up to three
