@@ -9,7 +9,12 @@ from pathlib import Path
 
 from coordinator.tenants.keys import hash_key
 from pdserve.bench.neighbours.attacks import ATTACKS
-from pdserve.bench.neighbours.measurement import ALL, NeighboursReport, Target, measure_neighbours
+from pdserve.bench.neighbours.measurement import (
+    ALL,
+    NeighboursReport,
+    SharedCluster,
+    measure_neighbours,
+)
 from pdserve.config import AccessConfig
 from pdserve.demo_model import CHECKPOINT_PATH
 from tests.cluster.client import MODEL
@@ -27,7 +32,9 @@ async def test_what_one_tenant_does_fails_no_call_of_another(tmp_path: Path) -> 
     config = fleet_config(CHECKPOINT_PATH, access=AccessConfig(key_file=str(key_file)))
     report = NeighboursReport()
     async with running(Fleet(config)) as fleet:
-        target = Target(fleet.url, MODEL, 2048, "neighbour", "attacker", fleet.assert_baseline)
+        target = SharedCluster(
+            fleet.url, MODEL, 2048, "neighbour", "attacker", fleet.assert_baseline
+        )
         await measure_neighbours(target, SHOWN, RATE, ROUND_S, report, print)
     attacked = report.row(ALL)
     assert attacked is not None

@@ -75,7 +75,7 @@ class NeighboursReport(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class SharedCluster:
     """The cluster, and the two tenants' keys."""
 
     url: str
@@ -96,7 +96,7 @@ class _Rounds:
 
 
 async def measure_neighbours(
-    target: Target,
+    target: SharedCluster,
     attacks: Sequence[str],
     rate: float,
     round_s: float,
@@ -148,7 +148,7 @@ def _requests(rate: float, seconds: float, number: int) -> list[TimedRequest]:
 
 @asynccontextmanager
 async def _beside(
-    other: str, target: Target, number: int, ends: dict[str, int]
+    other: str, target: SharedCluster, number: int, ends: dict[str, int]
 ) -> AsyncIterator[None]:
     """Somebody is there meanwhile; `ends` becomes what became of its calls."""
     if other == ALONE:

@@ -16,7 +16,7 @@ from pdserve.bench.neighbours.attacks import ATTACKS
 from pdserve.bench.neighbours.config import NeighboursConfig
 from pdserve.bench.neighbours.measurement import (
     NeighboursReport,
-    Target,
+    SharedCluster,
     measure_neighbours,
 )
 from pdserve.bench.output import machine_and_date, print_json, print_tables, say
@@ -69,7 +69,9 @@ async def _measure(
             model = (await running.status()).model
             length = await max_model_len(running.url, model, neighbour_key)
             server = RunningServer(running, model, length)
-            target = Target(running.url, model, length, neighbour_key, attacker_key, server.settle)
+            target = SharedCluster(
+                running.url, model, length, neighbour_key, attacker_key, server.settle
+            )
             await measure_neighbours(target, attacks, config.rate, config.round_s, report, say)
 
 
