@@ -12,7 +12,7 @@ from typing import Final
 
 from decode_node.policies.line import Line
 from decode_node.policies.pace import Pace
-from pdserve.engine.due_times import SAFETY
+from pdserve.batch_rule import SAFETY
 from pdserve.engine.prompts.order import Prompt
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
