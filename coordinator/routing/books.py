@@ -12,12 +12,12 @@ from coordinator.routing.decode_load import DecodeLoad
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.forecast import Plan
 from coordinator.routing.holding import Handoffs
-from coordinator.routing.lengths import OutputLengths
 from coordinator.routing.neighbours import Neighbours
 from coordinator.routing.placement import Placement
 from coordinator.routing.prefill_queues import PendingPrompt, PrefillQueues, ServiceClass
 from coordinator.routing.waiting import Newcomer
 from pdserve.clock import Clock
+from pdserve.output_lengths import OutputLengths
 
 UNKNOWN_TPOT_S = 0.05  # assumed for nodes that have not reported a profile
 _PATIENCE = 4.0  # in full steps: after a longer wait, a handed-off request waits for a place

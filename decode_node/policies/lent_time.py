@@ -116,7 +116,7 @@ class LentTime:
 
     def _catching_up(self, streams: Iterable[Request], queues: Queues) -> list[Request]:
         """Return the streams that can still keep their TPOT."""
-        remaining = queues.headroom.estimate.remaining
+        remaining = queues.headroom.remaining
         return [r for r in streams if self._pace.catches_up(r, remaining(r))]
 
 
