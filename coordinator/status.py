@@ -9,8 +9,8 @@ import msgspec
 
 from coordinator.admission import WaitingLine
 from coordinator.registry import Member, Registry
+from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
-from coordinator.running import RunningRequest
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import NodeRole
 

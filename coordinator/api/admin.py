@@ -11,7 +11,7 @@ from msgspec import Meta
 from coordinator.api.body import expect_nothing, read_request
 from coordinator.api.context import CONTEXT
 from coordinator.api.json_answer import json_answer
-from coordinator.role_changes import RoleChanges
+from coordinator.pools.role_changes import RoleChanges
 from pdserve.protocol import NodeRole
 
 _CHANGES = web.AppKey("ROLE_CHANGES", RoleChanges)

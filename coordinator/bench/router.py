@@ -16,7 +16,7 @@ import msgspec
 
 from coordinator.bench.made_up_nodes import BLOCK_SIZE, MadeUpNodes
 from coordinator.generation import GenerationRequest
-from coordinator.prompt_hashes import PromptHashes
+from coordinator.prefixes.hashes import PromptHashes
 from coordinator.routing import Router
 from pdserve.block_hash import hash_chain
 from pdserve.config import Mode, RouterName

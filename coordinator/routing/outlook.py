@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coordinator.generation import GenerationRequest
-from coordinator.prefix_index import Hits
+from coordinator.prefixes.index import Hits
 from coordinator.routing.books import Books
 from coordinator.routing.decode_load import DecodeLoad
 from coordinator.routing.fleet import Fleet

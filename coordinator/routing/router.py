@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coordinator.generation import GenerationRequest
-from coordinator.prefix_index import PrefixIndex
-from coordinator.prompt_hashes import PromptHashes
+from coordinator.prefixes.hashes import PromptHashes
+from coordinator.prefixes.index import PrefixIndex
 from coordinator.registry import Member, Registry
 from coordinator.routing.books import Booking, Books
 from coordinator.routing.candidates import Candidates, Job

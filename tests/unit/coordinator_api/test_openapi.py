@@ -20,8 +20,8 @@ from schemathesis.specs.openapi import checks
 from coordinator.api import HttpServer, create_app
 from coordinator.api.admin import add_admin_routes
 from coordinator.api.openapi.document import openapi_document
+from coordinator.pools.role_changes import RoleChanges
 from coordinator.registry import Registry
-from coordinator.role_changes import RoleChanges
 from pdserve.metrics import CoordinatorMetrics
 from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, served, tiny_tokenizer
 

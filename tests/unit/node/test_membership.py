@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from coordinator.admission import Admission, WaitingLine
 from coordinator.generation import GenerationRequest
 from coordinator.registry import Registry
+from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
-from coordinator.running import RunningRequest
 from coordinator.service import CoordinatorService
 from pdserve.config import Timeouts
 from pdserve.errors import MalformedMessage, NodeLost
@@ -139,7 +139,7 @@ async def attached(coordinator: Coordinator, receiver: Receiver) -> AsyncIterato
     )
     running = asyncio.create_task(link.run())
     try:
-        await until(coordinator.flow.is_ready)
+        await until(coordinator.requests.flow.is_ready)
         yield link
     finally:
         running.cancel()
@@ -179,7 +179,7 @@ def start(coordinator: Coordinator, request_id: str):  # type: ignore[no-untyped
     request = GenerationRequest(
         request_id=request_id, token_ids=[1], sampling=SamplingParams(max_tokens=4)
     )
-    return coordinator.flow.start(request)
+    return coordinator.requests.flow.start(request)
 
 
 async def test_a_node_that_is_told_to_change_pools_is_routed_to_by_its_reports(
@@ -188,12 +188,12 @@ async def test_a_node_that_is_told_to_change_pools_is_routed_to_by_its_reports(
     receiver = Receiver()
     async with attached(coordinator, receiver) as link:
         (member,) = coordinator.registry
-        assert coordinator.flow.is_ready()
+        assert coordinator.requests.flow.is_ready()
         member.send(SetRole(role=NodeRole.PREFILL))
         await until(lambda: receiver.role is NodeRole.PREFILL)
         link.report_load()
         await until(lambda: member.role is NodeRole.PREFILL)
-        assert not coordinator.flow.is_ready(), "nobody is left to decode"
+        assert not coordinator.requests.flow.is_ready(), "nobody is left to decode"
         assert coordinator.registry.ready(NodeRole.PREFILL) == [member]
 
 
@@ -411,7 +411,7 @@ async def test_a_node_that_attaches_anew_is_not_heard_on_its_former_stream(
         async with asyncio.timeout(3):
             assert await former.read() is grpc.aio.EOF
         assert list(coordinator.registry) == [member]
-        assert not coordinator.flow._router.prefixes._holdings
+        assert not coordinator.requests.flow._router.prefixes._holdings
         former.cancel()
         present.cancel()
 
@@ -489,7 +489,7 @@ async def test_a_receiver_that_raises_does_not_end_the_membership(
         with pytest.raises(NodeLost):
             async with asyncio.timeout(3):
                 await output(running)
-        await until(coordinator.flow.is_ready)
+        await until(coordinator.requests.flow.is_ready)
 
 
 def is_flushing(link: CoordinatorLink) -> bool:
@@ -550,7 +550,7 @@ async def test_a_draining_node_is_told_when_no_leg_can_follow(coordinator: Coord
         link.report_load()
         async with asyncio.timeout(3):
             await link.wait_drain_seen()
-        assert not coordinator.flow.is_ready()
+        assert not coordinator.requests.flow.is_ready()
         await link.leave()
         await until(lambda: coordinator.num_members == 0)
 
@@ -567,4 +567,4 @@ async def test_a_message_that_cannot_be_sent_breaks_the_stream_instead_of_being_
         )  # an int32 on the wire
         await until(lambda: receiver.cancelled == ["r"])
         running.cancel("the test is over")
-        await until(coordinator.flow.is_ready)  # attached again
+        await until(coordinator.requests.flow.is_ready)  # attached again
