@@ -7,6 +7,5 @@ next, in the order in which a request meets them:
     line_keeper   serves the line of those that admission lets wait
     running       one request: its events, in order
     first_tokens  token 1 is shown to the client or held back (`showing`)
-    promise_left  what is left of a promise while time passes
     leg_errors    what a client is told about a leg that failed
 """

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from coordinator.admission import Admission, Admit, Refuse
+from coordinator.admission.promises import promise_left
 from coordinator.generation import GenerationRequest
 from coordinator.prefixes.hashes import PromptHashes
 from coordinator.prefixes.watch import PrefixWatch
@@ -20,7 +21,6 @@ from coordinator.requests.dispatcher import Dispatcher
 from coordinator.requests.first_tokens import FirstTokens
 from coordinator.requests.leg_errors import LOST_WHILE_DECODING, LOST_WHILE_PREFILLING, error_of
 from coordinator.requests.line_keeper import LineKeeper
-from coordinator.requests.promise_left import promise_left
 from coordinator.requests.running import Dispatch, RunningRequest
 from coordinator.routing import Router
 from coordinator.status import (

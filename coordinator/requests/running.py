@@ -14,10 +14,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from coordinator.admission.promises import promise_left
 from coordinator.generation import GenerationRequest, Listener, Route
 from coordinator.prefixes.hashes import PromptHashes
 from coordinator.registry import Member
-from coordinator.requests.promise_left import promise_left
 from coordinator.requests.showing import Showing
 from coordinator.routing import Booking
 from pdserve.errors import DeadlineExceeded, PdserveError, RequestCancelled
