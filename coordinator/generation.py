@@ -2,7 +2,7 @@
 
 The API turns a user's call into `GenerationRequest`s, and shows the tokens of the `Generation`s
 that it gets for them. Which nodes run a request, and what happens when a node is lost, is decided
-on the other side of this interface (`coordinator/flow.py`).
+on the other side of this interface (`coordinator/requests/flow.py`).
 """
 
 from __future__ import annotations

@@ -17,14 +17,14 @@ from coordinator.api.config import parse_origins
 from coordinator.api.context import CONTEXT
 from coordinator.api.server.server import OTHER_FILES
 from coordinator.call_metrics import MetricsObserver
-from coordinator.flow import Flow
 from coordinator.measured_promises import MeasuredPromises
-from coordinator.pool_loads import PoolLoads
-from coordinator.rebalancer import Rebalancer
+from coordinator.pools.loads import PoolLoads
+from coordinator.pools.rebalancer import Rebalancer
+from coordinator.pools.role_changes import RoleChanges, rebalance
 from coordinator.registry import Registry
-from coordinator.role_changes import RoleChanges, rebalance
+from coordinator.requests.flow import Flow
+from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
-from coordinator.running import RunningRequest
 from coordinator.served_model import ServedModel
 from coordinator.service import CoordinatorService
 from coordinator.stateful.routes import add_stateful_routes

@@ -9,8 +9,8 @@ import grpc.aio
 import msgspec
 from google.protobuf.message import DecodeError
 
-from coordinator.flow import Flow
 from coordinator.registry import Member, Registry
+from coordinator.requests.flow import Flow
 from pdserve.config import SharedTimeouts
 from pdserve.errors import ConfigError, MalformedMessage, NodeIdTaken, PdserveError
 from pdserve.introduction import check_key

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from coordinator.admission import WaitingLine
 from coordinator.registry import Member, Registry
+from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
-from coordinator.running import RunningRequest
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import NodeRole, NodeState
 from pdserve.protocol.status import FailingPeer, NodeStatus, RoleName, StateName, WaitingClass

@@ -55,7 +55,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Keep the request in line: there is no room now, and it can wait."""
+    """Keep the request in line: others leave too little slack now."""
 
 
 @dataclass(frozen=True, slots=True)

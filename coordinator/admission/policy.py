@@ -6,12 +6,12 @@ The decision is based on the load predicted for the time when the request reache
 the current load, which lags by one prefill and makes the two pools oscillate against each other
 (Mooncake, FAST'25, section 6). The predictions come from the router (`Predicted`).
 
-After a refusal, a class is admitted again only when a tenth of its room (`rooms.py`) is free, so
+After a refusal, a class is admitted again only when a tenth of its slack (`slack.py`) is free, so
 that admission does not flap. Retry-After is the predicted time until then: until the queue is short
 enough, or enough decodes have ended.
 
 Requests without a promise wait in the coordinator's line, which is shared between their payers,
-while they would use more than a share of the room of classes with promises that are present
+while they would use more than a share of the slack of classes with promises that are present
 (`presence.py`). If no such class is present, they are held back only beyond the backlog that keeps
 the pools busy. Requests whose promise even idle nodes could not keep are treated the same way:
 waiting would not make it possible, so a refusal would help nobody.
@@ -38,15 +38,15 @@ from coordinator.admission.decisions import (
 from coordinator.admission.in_flight import InFlight
 from coordinator.admission.presence import Presence
 from coordinator.admission.promises import has_promise, is_possible, without_promise
-from coordinator.admission.rooms import Room, Rooms
+from coordinator.admission.slack import ClassSlack, Slack
 from coordinator.admission.waiting_line import WaitingLine
 from pdserve.errors import Overloaded, SloUnreachable
 from pdserve.protocol import Slo
 
 T = TypeVar("T")  # the waiter
 
-HYSTERESIS = 0.1  # share of the room that must be free before a refused class is admitted again
-SPARE_SHARE = 0.5  # share of promises' room that requests without a promise may use
+HYSTERESIS = 0.1  # share of the slack that must be free before a refused class is admitted again
+SPARE_SHARE = 0.5  # share of promises' slack that requests without a promise may use
 BACKLOG_S = 2.0  # of queued prefill for requests without a promise when they are alone
 OUTPUT_COST = 4  # prompt tokens that one output token counts as, as in most price lists
 UNFORESEEN_S = 30.0  # Retry-After if the request does not fit within the forecast's horizon
@@ -86,7 +86,7 @@ class Admission(Generic[T]):
         self.line = line
         self._refuses = refuses
         self._lowest_priority = lowest_priority
-        self._rooms: dict[str, Rooms] = {}  # by class: higher classes delay lower ones
+        self._slacks: dict[str, ClassSlack] = {}  # by class: higher classes delay lower ones
         self._presence = Presence()
         self._refusing: set[tuple[str, Reason]] = set()  # by payer
         self.num_refused: dict[Reason, int] = dict.fromkeys(REASONS, 0)
@@ -158,7 +158,7 @@ class Admission(Generic[T]):
         if request is not None and request.first_token_s is None:
             request.first_token_s = now_s
             real_s = now_s - request.at_s
-            self._rooms_of(request.slo).learn_ttft(request.slo.ttft_s, request.predicted, real_s)
+            self._slack_of(request.slo).learn_ttft(request.slo.ttft_s, request.predicted, real_s)
 
     def ended(self, request_id: str, now_s: float, num_tokens: int = 0) -> None:
         """Record the end of a request.
@@ -176,7 +176,7 @@ class Admission(Generic[T]):
             self.line.charge(slo, OUTPUT_COST * (num_tokens - predicted.output_tokens))
         if num_tokens > 1 and request.first_token_s is not None:
             real_s = (now_s - request.first_token_s) / (num_tokens - 1)
-            self._rooms_of(slo).learn_tpot(slo.tpot_s, predicted, real_s)
+            self._slack_of(slo).learn_tpot(slo.tpot_s, predicted, real_s)
 
     # ---- parts ---------------------------------------------------------------------------------
 
@@ -210,20 +210,20 @@ class Admission(Generic[T]):
         now_s: float,
         tpot_within_s: Callable[[float], float | None],
     ) -> Decision:
-        rooms, share = self._rooms_of(slo), self._presence.share(slo, now_s)
-        of_promises: list[Room] = []
+        slacks, share = self._slack_of(slo), self._presence.share(slo, now_s)
+        of_promises: list[Slack] = []
         if slo.ttft_s:
-            of_promises.append(rooms.ttft(slo.ttft_s, predicted))
+            of_promises.append(slacks.ttft(slo.ttft_s, predicted))
         if slo.tpot_s:
             idle_s = predicted.idle_tpot_s
             tpot_s = self._presence.tightest_tpot_s(slo, idle_s)
-            of_promises.append(rooms.tpot(tpot_s, predicted))
-        for room in of_promises:
-            key = (slo.payer, room.reason)
-            if room.exceeds(share * (1 - HYSTERESIS) if key in self._refusing else share):
+            of_promises.append(slacks.tpot(tpot_s, predicted))
+        for slack in of_promises:
+            key = (slo.payer, slack.reason)
+            if slack.exceeds(share * (1 - HYSTERESIS) if key in self._refusing else share):
                 self._refusing.add(key)
-                fits_s = room.room_s * share * (1 - HYSTERESIS)
-                return Refuse(room.reason, self._unreachable(slo, room, fits_s, tpot_within_s))
+                fits_s = slack.slack_s * share * (1 - HYSTERESIS)
+                return Refuse(slack.reason, self._unreachable(slo, slack, fits_s, tpot_within_s))
         self._refusing -= {(slo.payer, "ttft"), (slo.payer, "tpot")}
         return Admit(slo)
 
@@ -241,33 +241,33 @@ class Admission(Generic[T]):
         return Refuse("waiting", error)
 
     def _unreachable(
-        self, slo: Slo, room: Room, fits_s: float, tpot_within_s: Callable[[float], float | None]
+        self, slo: Slo, slack: Slack, fits_s: float, tpot_within_s: Callable[[float], float | None]
     ) -> SloUnreachable:
-        if room.reason == "ttft":
-            retry_after_s: float | None = room.used_s - fits_s  # the queue drains as time passes
+        if slack.reason == "ttft":
+            retry_after_s: float | None = slack.used_s - fits_s  # the queue drains as time passes
         else:
-            factor = self._rooms_of(slo).tpot_margin.factor
-            retry_after_s = tpot_within_s(room.idle_s + fits_s / factor)
+            factor = self._slack_of(slo).tpot_margin.factor
+            retry_after_s = tpot_within_s(slack.idle_s + fits_s / factor)
         return SloUnreachable(
-            f"{_WHAT[room.reason]} must be within {room.promised_s:.3g} s for class {slo.name!r} "
-            f"or a class that it must not delay, but {room.idle_s + room.used_s:.3g} s are "
-            f"predicted; try again when the prediction is {room.idle_s + fits_s:.3g} s",
+            f"{_WHAT[slack.reason]} must be within {slack.promised_s:.3g} s for class {slo.name!r} "
+            f"or a class that it must not delay, but {slack.idle_s + slack.used_s:.3g} s are "
+            f"predicted; try again when the prediction is {slack.idle_s + fits_s:.3g} s",
             UNFORESEEN_S if retry_after_s is None else retry_after_s,
         )
 
     def _has_spare(self, slo: Slo, predicted: Predicted, now_s: float, num_answers: int) -> bool:
-        """Return whether a request without a promise leaves enough room for those with one."""
+        """Return whether a request without a promise leaves those with one enough of theirs."""
         if not self._in_flight.has_place(num_answers, slo.tenant):
             return False
-        rooms, tightest = self._rooms_of(slo), self.tightest(now_s)
+        slacks, tightest = self._slack_of(slo), self.tightest(now_s)
         if tightest is None:
-            return rooms.queue_s(predicted) <= BACKLOG_S
+            return slacks.queue_s(predicted) <= BACKLOG_S
         ttft_s, tpot_s = tightest
         # Its own prefill has a lower priority, so it does not count into their wait.
-        is_queue_short = rooms.queue_s(predicted) <= SPARE_SHARE * ttft_s
-        room = rooms.tpot(tpot_s, predicted)
-        # Room 0: even alone it would break this TPOT, so waiting would block the line for ever.
-        return is_queue_short and (room.room_s == 0 or not room.exceeds(SPARE_SHARE))
+        is_queue_short = slacks.queue_s(predicted) <= SPARE_SHARE * ttft_s
+        slack = slacks.tpot(tpot_s, predicted)
+        # Slack 0: even alone it would break this TPOT, so waiting would block the line for ever.
+        return is_queue_short and (slack.slack_s == 0 or not slack.exceeds(SPARE_SHARE))
 
-    def _rooms_of(self, slo: Slo) -> Rooms:
-        return self._rooms.setdefault(slo.name, Rooms())
+    def _slack_of(self, slo: Slo) -> ClassSlack:
+        return self._slacks.setdefault(slo.name, ClassSlack())

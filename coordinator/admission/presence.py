@@ -1,6 +1,6 @@
-"""Which classes with promises are present, so that other requests leave room for them.
+"""Which classes with promises are present, so that other requests leave them their slack.
 
-The last part of a promise's room is reserved for the first class: the one with the highest
+The last part of a promise's slack is reserved for the first class: the one with the highest
 priority, and among equals the one with the fewest requests on the nodes relative to its weight. So
 a flood of one class is refused a little earlier than the occasional requests of others.
 """
@@ -12,7 +12,7 @@ from math import inf
 
 from pdserve.protocol import Slo
 
-RESERVED_SHARE = 0.1  # share of the room for the first class
+RESERVED_SHARE = 0.1  # share of the slack for the first class
 PRESENCE_S = 2.0  # a class counts as present for this long after it was last seen
 
 
@@ -23,7 +23,7 @@ class _Class:
     num_inflight: int = 0
 
     def goes_before(self, other: _Class) -> bool:
-        """Return whether this class has precedence over `other` for the reserved room."""
+        """Return whether this class has precedence over `other` for the reserved slack."""
         if self.slo.priority != other.slo.priority:
             return self.slo.priority > other.slo.priority
         return self.num_inflight / self.slo.weight < other.num_inflight / other.slo.weight
@@ -65,7 +65,7 @@ class Presence:
         return ttft_s, tpot_s
 
     def share(self, slo: Slo, now_s: float) -> float:
-        """Return the share of a promise's room that this class may use."""
+        """Return the share of a promise's slack that this class may use."""
         self._forget(now_s)
         own = self._of(slo, now_s)
         is_first = not any(entry.goes_before(own) for entry in self._classes.values())

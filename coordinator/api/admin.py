@@ -13,7 +13,7 @@ from coordinator.api.context import CONTEXT
 from coordinator.api.openapi.operation import Operation
 from coordinator.api.read.body import read_request
 from coordinator.api.routes import add_routes, post
-from coordinator.role_changes import RoleChanges
+from coordinator.pools.role_changes import RoleChanges
 from pdserve.protocol import NodeRole
 
 _CHANGES = web.AppKey("ROLE_CHANGES", RoleChanges)

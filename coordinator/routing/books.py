@@ -11,13 +11,13 @@ from coordinator.registry import Member, Registry
 from coordinator.routing.decode_load import DecodeLoad
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.forecast import Plan
-from coordinator.routing.handoffs import Handoffs
-from coordinator.routing.holding import has_place, makes_wait
-from coordinator.routing.lengths import OutputLengths
+from coordinator.routing.holding import Handoffs
 from coordinator.routing.neighbours import Neighbours
 from coordinator.routing.placement import Placement
 from coordinator.routing.prefill_queues import PendingPrompt, PrefillQueues, ServiceClass
+from coordinator.routing.waiting import Newcomer
 from pdserve.clock import Clock
+from pdserve.output_lengths import OutputLengths
 
 UNKNOWN_TPOT_S = 0.05  # assumed for nodes that have not reported a profile
 _PATIENCE = 4.0  # in full steps: after a longer wait, a handed-off request waits for a place
@@ -137,37 +137,18 @@ class Books:
             return False
         if not slo.tpot_s or not self._is_member(decode):
             return False
-        now_s = self._clock.now()
-        num_yielding = int(self.decodes.yielding(ServiceClass.of(slo), now_s)[decode.slot])
-        if num_yielding and self._has_place(booking, decode.slot, plan, num_yielding):
-            return False
-        longest_s = self.handoffs.longest_s(decode.slot, now_s)
-        return makes_wait(slo, longest_s) or not self._has_place(booking, decode.slot, plan)
+        slot, now_s = decode.slot, self._clock.now()
+        yielding = self.decodes.yielding(ServiceClass.of(slo), now_s)
+        with self.decodes.forecast.without(plan, now_s):  # a newcomer is not in the batch
+            view = _newcomer(booking).view(self._fleet, self.decodes, now_s, yielding)
+            has_place = view.has_place(slot)
+        queues_up = not yielding[slot] and self.handoffs.makes_wait(slot, slo.tpot_s, now_s)
+        return queues_up or not has_place
 
     def is_overloaded(self, slot: int) -> bool:
         """Return whether a handed-off request waits at a node, and not just for a step to end."""
         longest_s = self.handoffs.longest_s(slot, self._clock.now())
         return longest_s > _PATIENCE * self._fleet.full_step_s(slot)
-
-    def _has_place(self, booking: Booking, slot: int, plan: Plan, num_yielding: int = 0) -> bool:
-        """Return whether the current batch has a place for a request that is planned there.
-
-        `num_yielding` requests of the batch may have to give it theirs.
-        """
-        now_s = self._clock.now()
-        batch = self.decodes.at(now_s, now_s)
-        num_all, context = int(batch.requests[slot]), int(batch.context[slot])
-        num_requests = max(num_all - num_yielding, 0)
-        context = context * num_requests // max(num_all, 1)
-        if not self.decodes.forecast.has_begun(plan, now_s):
-            num_requests += 1
-            context += _context(booking.placement)
-        if num_requests < 2:
-            return True  # a request alone always has a place
-        at_its_end = context + booking.placement.output_tokens // 2
-        step_s = self._fleet.decode_one_s(slot, num_requests, context)
-        has_room = self._fleet.has_room(slot, num_requests, at_its_end)
-        return has_place(booking.request.slo, step_s, has_room=has_room)
 
     def _end_handoff(self, booking: Booking, decode: Member) -> None:
         self.handoffs.end(decode.slot, booking.request.request_id)
@@ -213,3 +194,10 @@ class Books:
 def _context(placement: Placement) -> int:
     """Return the context of the decode leg in tokens, averaged over its life."""
     return placement.prompt_tokens + placement.output_tokens // 2
+
+
+def _newcomer(booking: Booking) -> Newcomer:
+    """Return what the request needs from a decode batch."""
+    placement = booking.placement
+    num_tokens = placement.prompt_tokens + placement.output_tokens
+    return Newcomer(_context(placement), num_tokens, booking.request.slo.tpot_s)

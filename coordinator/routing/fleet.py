@@ -92,11 +92,6 @@ class Fleet(SlotArrays):
         raw = step_s * num_requests / rows + float(tables.context_s[row]) * num_context
         return raw * float(self.decode_ratio[slot])
 
-    def has_room(self, slot: int, num_requests: int, num_context: int) -> bool:
-        """Return whether one batch of a node can have so many requests with so much KV."""
-        has_row = num_requests <= self.tables.max_batch[self.row[slot]]
-        return bool(has_row and num_context <= self.kv_tokens[slot])
-
     # ---- reports of members --------------------------------------------------------------------
 
     def _changed(self, member: Member) -> None:

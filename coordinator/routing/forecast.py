@@ -12,6 +12,8 @@ planned beyond it stays in it until it is planned again.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,6 +68,15 @@ class LoadForecast:
         """Remove a leg that has ended or is to be planned again."""
         self._advance(now_s)
         self._change(plan, -1)
+
+    @contextmanager
+    def without(self, plan: Plan, now_s: float) -> Iterator[None]:
+        """Take a leg out of the calendar within the context."""
+        self.remove(plan, now_s)
+        try:
+            yield
+        finally:
+            self._change(plan, 1)
 
     def has_begun(self, plan: Plan, now_s: float) -> bool:
         """Return whether the leg was expected to have joined the batch by now."""

@@ -6,35 +6,41 @@ queued behind a long one in a burst. A client gains nothing from a token that no
 where a decode node is full, token 1 is shown when the stream continues, as in systems where decode
 nodes send all tokens, but no later than the class allows, which is bounded by its TTFT.
 
-A decode node is full if it makes others wait, or if its current batch would be too slow with one
-more request, or have no row or no KV left for it. These predictions alone may be wrong; the wait of
-others alone detects a queue only after the first request in it has missed its TPOT.
+A decode node is full if it makes others wait (`makes_wait`), or if its current batch has no place
+for the request by the batch rule (`pdserve/batch_rule.py`). These predictions alone may be wrong;
+the wait of others alone detects a queue only after the first request in it has missed its TPOT.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Final
 
-from coordinator.routing.sides import SAFETY
-from pdserve.protocol import Slo
-
-_PATIENCE: Final = 4.0  # in promised TPOTs: after a longer gap, a request waits for a place
+PATIENCE: Final = 4.0  # in promised TPOTs: after a longer gap, a request waits for a place
 
 
-def makes_wait(slo: Slo, longest_wait_s: float) -> bool:
-    """Return whether a decode node makes handed-off requests wait, by what this promise calls long.
+class Handoffs:
+    """Requests with token 1 but not token 2, by the decode node's slot."""
 
-    `longest_wait_s`: the longest wait there among requests with token 1 but not token 2.
-    """
-    return 0 < slo.tpot_s * _PATIENCE < longest_wait_s
+    def __init__(self) -> None:
+        self._begun_s: defaultdict[int, dict[str, float]] = defaultdict(dict)  # oldest first
 
+    def begin(self, slot: int, request_id: str, now_s: float) -> None:
+        """Record that token 1 has arrived."""
+        self._begun_s[slot][request_id] = now_s
 
-def has_place(slo: Slo, step_s: float, *, has_room: bool) -> bool:
-    """Return whether a request has a place in a decode node's batch.
+    def end(self, slot: int, request_id: str) -> None:
+        """Record that token 2 has arrived or the request has ended. Idempotent."""
+        self._begun_s[slot].pop(request_id, None)
 
-    Args:
-        slo: the promise of the request.
-        step_s: predicted step of the current batch with this request in it.
-        has_room: whether that batch has a row and KV for it.
-    """
-    return has_room and step_s <= SAFETY * slo.tpot_s
+    def longest_s(self, slot: int, now_s: float) -> float:
+        """Return how long the oldest handoff has waited; 0 if there is none."""
+        return now_s - next(iter(self._begun_s[slot].values()), now_s)
+
+    def makes_wait(self, slot: int, tpot_s: float, now_s: float) -> bool:
+        """Return whether a node makes handed-off requests wait, by what this TPOT calls long."""
+        return 0 < PATIENCE * tpot_s < self.longest_s(slot, now_s)
+
+    def clear(self, slot: int) -> None:
+        """Forget the handoffs of a lost node."""
+        self._begun_s[slot].clear()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coordinator.generation import GenerationRequest
-from coordinator.prefix_index import Hits
+from coordinator.prefixes.index import Hits
 from coordinator.routing.books import Books
 from coordinator.routing.decode_load import DecodeLoad
 from coordinator.routing.fleet import Fleet
@@ -45,7 +45,7 @@ class Outlook:
         self.hits = hits
         self.now_s = now_s
         self.num_tokens = len(request.token_ids)
-        self.output_tokens = books.lengths.expected(request.sampling)
+        self.output_tokens = max(round(books.lengths.remaining(request.sampling, 0)), 1)
         self.num_gaps = max(self.output_tokens - 1, 1)
         self.newcomer = Newcomer(
             context=self.num_tokens + self.output_tokens // 2,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.prefix_index import Hits
+from coordinator.prefixes.index import Hits
 from coordinator.registry import Member
 
 

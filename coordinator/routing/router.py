@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coordinator.generation import GenerationRequest
-from coordinator.prefix_index import PrefixIndex
-from coordinator.prompt_hashes import PromptHashes
+from coordinator.prefixes.hashes import PromptHashes
+from coordinator.prefixes.index import PrefixIndex
 from coordinator.registry import Member, Registry
 from coordinator.routing.books import Booking, Books
 from coordinator.routing.candidates import Candidates, Job
@@ -20,10 +20,11 @@ from coordinator.routing.pair_health import PairHealth
 from coordinator.routing.pairs import Pairs
 from coordinator.routing.placement import Placement
 from coordinator.routing.policies import make_policy
-from coordinator.routing.sides import SAFETY, USUAL_TPOT_S, OnOneNode, choose, score
+from coordinator.routing.sides import USUAL_TPOT_S, OnOneNode, choose, score
 from coordinator.routing.slots import Floats, Ints
 from coordinator.routing.waiting import tpot_within_s
 from pdserve._native import least
+from pdserve.batch_rule import aimed_s
 from pdserve.clock import Clock, SystemClock
 from pdserve.config import Mode
 from pdserve.errors import NoNodeAvailable
@@ -212,7 +213,7 @@ class Router:
 
     def _fit(self, outlook: Outlook, slots: Ints, near: OneNode) -> Ints:
         """Return the slots without nodes whose streams would cost their host more than they add."""
-        limit_s = SAFETY * (outlook.request.slo.tpot_s or USUAL_TPOT_S)
+        limit_s = aimed_s(outlook.request.slo.tpot_s or USUAL_TPOT_S)
         unfit = self._books.neighbours.better_not(outlook.view, near.slots, limit_s)
         return np.setdiff1d(slots, unfit) if unfit else slots
 

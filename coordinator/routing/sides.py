@@ -6,6 +6,7 @@ from typing import NamedTuple, TypeVar
 
 from coordinator.routing.placement import Placement
 from coordinator.routing.slots import Floats
+from pdserve.batch_rule import SAFETY
 from pdserve.protocol import Slo
 
 F = TypeVar("F", float, Floats)
@@ -13,7 +14,6 @@ F = TypeVar("F", float, Floats)
 # Units for TTFT and TPOT where nothing was promised.
 USUAL_TTFT_S = 10.0
 USUAL_TPOT_S = 0.25
-SAFETY = 0.9  # share of a promise that is aimed at, as on the nodes
 SPARE = 0.5  # share of a TTFT: a pair that needs more has little slack if other requests arrive
 BRIEF = 0.1  # share of the prefill time: a shorter decode is no burden to a prefill node
 HARMLESS = 0.05  # harm in units of others' promises

@@ -1,23 +1,22 @@
 """Predicts how long until a node has a place for a request, or can keep a promised TPOT.
 
-A node admits a request to its batch while the resulting step stays within 0.9 of the promised TPOT,
-the batch has a free row, and there is room for its KV; other requests wait until one ends. The
-predictions are based on the calendar of requests in flight; future arrivals are not in it.
+A node admits a request to its batch by the batch rule (`pdserve/batch_rule.py`); other requests
+wait until one ends. The predictions are based on the calendar of requests in flight; future
+arrivals are not in it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 
 import numpy as np
 
 from coordinator.routing.decode_load import DecodeLoad
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.placement import Placement
-from coordinator.routing.sides import SAFETY
 from coordinator.routing.slots import Ints
 from pdserve._native import FleetView
+from pdserve.batch_rule import aimed_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +36,9 @@ class Newcomer:
         """
         if yielding is None:
             yielding = np.zeros(fleet.capacity, np.int64)
-        limit_s = SAFETY * self.tpot_s or inf  # of a step with it
         calendar = decodes.forecast.advanced(now_s)
-        size = self.context, self.num_tokens
-        return FleetView(fleet.tables, fleet, decodes, calendar, now_s, *size, limit_s, yielding)
+        needs = self.context, self.num_tokens, aimed_s(self.tpot_s)
+        return FleetView(fleet.tables, fleet, decodes, calendar, now_s, *needs, yielding)
 
 
 def tpot_within_s(

@@ -254,6 +254,13 @@ void bind_routing(nb::module_& m) {
                 prompts(view, num_tokens, {view, num_tokens, slots, held, in_pool}, out);
             },
             arg("num_tokens"), arg("slots"), arg("held"), arg("in_pool"), arg("out"))
+        .def(
+            "has_place",
+            [](const FleetView& view, int64_t slot) {
+                check_slot(slot, view.num_slots());
+                return view.joining(slot, 0).has_place;
+            },
+            arg("slot"))
         .def("paces", &paces, arg("in_s"), arg("full_s"), arg("out"))
         .def(
             "handoffs",

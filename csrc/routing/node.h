@@ -61,8 +61,8 @@ struct Node {
         return decode_s({batch.requests + 1, batch.context + newcomer.context});
     }
 
-    // Whether the newcomer may join; a request alone always may. `step_s`: `with_s` of the same
-    // two.
+    // The batch rule, as in pdserve/batch_rule.py: whether there is a place for the newcomer.
+    // `step_s`: `with_s` of the same two.
     bool has_place(const Batch& batch, const Newcomer& newcomer, double step_s) const {
         if (batch.requests == 0) return true;
         return batch.requests < max_batch && step_s <= newcomer.limit_s &&

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from decode_node.policies.line import Line
 from decode_node.policies.local_prompts import LocalPrompts
 from decode_node.policies.pace import Pace
-from decode_node.policies.precedence import make_way
+from decode_node.policies.places import make_way
 from pdserve.clock import Clock
 from pdserve.config import EngineConfig, PolicyConfig
 from pdserve.engine.prompts import make_prompt_order

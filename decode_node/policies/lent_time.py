@@ -12,7 +12,7 @@ from typing import Final
 
 from decode_node.policies.line import Line
 from decode_node.policies.pace import Pace
-from pdserve.engine.due_times import SAFETY
+from pdserve.batch_rule import SAFETY
 from pdserve.engine.prompts.order import Prompt
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
@@ -116,7 +116,7 @@ class LentTime:
 
     def _catching_up(self, streams: Iterable[Request], queues: Queues) -> list[Request]:
         """Return the streams that can still keep their TPOT."""
-        remaining = queues.headroom.estimate.remaining
+        remaining = queues.headroom.remaining
         return [r for r in streams if self._pace.catches_up(r, remaining(r))]
 
 

@@ -104,7 +104,7 @@ class Line:
         self._places.charge(payer, 1.0)
 
     def _has_lost_tpot(self, request: Request, queues: Queues) -> bool:
-        num_tokens_left = queues.headroom.estimate.remaining(request)
+        num_tokens_left = queues.headroom.remaining(request)
         return self._pace.has_lost_tpot(request, num_tokens_left)
 
 

@@ -16,7 +16,7 @@ from decode_node.policies.interface import DecodePolicy
 from decode_node.policies.lent_time import MIN_CHUNK, LentTime
 from decode_node.policies.line import Line
 from decode_node.policies.pace import Pace
-from pdserve.engine.due_times import SAFETY
+from pdserve.batch_rule import SAFETY
 from pdserve.engine.prompts.order import Prompt
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Final
 
+from pdserve.batch_rule import SAFETY
 from pdserve.clock import Clock
-from pdserve.engine.due_times import SAFETY, next_due_s, shown_s, tpot_s
+from pdserve.engine.due_times import next_due_s, shown_s, tpot_s
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 from pdserve.perf_model import PerfModel
@@ -54,7 +55,7 @@ class Pace:
 
         Requests whose KV is arriving count as well, since they may have to wait for the whole step.
         """
-        remaining = queues.headroom.estimate.remaining
+        remaining = queues.headroom.remaining
         stalls_s = [self._bears_s(request, remaining(request)) for request in queues.arriving]
         return min([self.tightest_s(decoding), *stalls_s])
 
@@ -77,7 +78,7 @@ class Pace:
         expected remaining tokens counts (`MADE_UP_WITHIN`). Streams that cannot catch up any more
         are ignored.
         """
-        remaining, step_s = queues.headroom.estimate.remaining, self.decode_s(streams)
+        remaining, step_s = queues.headroom.remaining, self.decode_s(streams)
         longest_s = inf
         for request in streams:
             num_left = remaining(request)

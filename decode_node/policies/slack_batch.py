@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import ceil, inf
 
 from decode_node.policies.decodes_first import DecodesFirst
+from pdserve.batch_rule import has_place
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 
@@ -22,8 +23,6 @@ class SlackBatch(DecodesFirst):
 
     def has_place(self, members: Sequence[Request], newcomer: Request) -> bool:
         """Whether a batch made of each request's share of the steps would still be fast enough."""
-        if not members:
-            return True
         batch = [*members, newcomer]
         tightest_s = self.pace.tightest_s(batch)
         num_rows = num_context_tokens = 0.0
@@ -34,7 +33,7 @@ class SlackBatch(DecodesFirst):
             num_context_tokens += share * request.num_tokens
         # Slightly less than the sum: shares of 1 must add up to whole numbers.
         predicted_s = self.pace.perf.decode_s(ceil(num_rows - 1e-9), ceil(num_context_tokens))
-        return num_rows <= self.max_batch_size and predicted_s <= tightest_s
+        return has_place(num_rows, self.max_batch_size, predicted_s, tightest_s)
 
     def pick(self, decoding: list[Request], most: int) -> list[Request]:
         """Return the requests with the least slack, as many as the tightest slack allows."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from decode_node.policies.decodes_first import DecodesFirst
+from pdserve.batch_rule import has_place
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 
@@ -18,12 +19,9 @@ class TpotCap(DecodesFirst):
 
     def has_place(self, members: Sequence[Request], newcomer: Request) -> bool:
         """Whether all members and the newcomer keep their TPOT in one batch."""
-        if not members:
-            return True
         batch = [*members, newcomer]
-        return len(batch) <= self.max_batch_size and (
-            self.pace.decode_s(batch) <= self.pace.tightest_s(batch)
-        )
+        step_s, limit_s = self.pace.decode_s(batch), self.pace.tightest_s(batch)
+        return has_place(len(batch), self.max_batch_size, step_s, limit_s)
 
     def pick(self, decoding: list[Request], most: int) -> list[Request]:
         """Return all requests, as a rule: each admitted request has a place in every step."""

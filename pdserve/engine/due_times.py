@@ -10,8 +10,6 @@ from math import inf
 
 from pdserve.engine.request import Request
 
-SAFETY = 0.9  # share of a target to plan for; the rest is a margin for prediction errors
-
 
 def next_due_s(request: Request, default_tpot_s: float = inf) -> float:
     """Return when the next token is due; infinity if the request has no target for it.

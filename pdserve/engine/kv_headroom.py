@@ -18,30 +18,7 @@ from typing import Final
 from pdserve.config import Headroom, PolicyConfig
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.request import Request
-
-GUESS_TOKENS: Final = 256.0  # initial guess of the output length
-ENDED_WEIGHT: Final = 0.05  # of the newest output in the moving average, after the first few
-OUTLIVED: Final = 0.25  # at least this share of the mean is expected to remain of any output
-
-
-class OutputEstimate:
-    """Estimates output lengths: a moving average, with `max_tokens` as the upper limit."""
-
-    def __init__(self, mean_tokens: float = GUESS_TOKENS) -> None:
-        self.mean_tokens = mean_tokens
-        self._num_ended = 0
-
-    def observe(self, num_tokens: int) -> None:
-        """Record the length of a finished output. The initial guess counts as one output."""
-        self._num_ended += 1
-        weight = max(ENDED_WEIGHT, 1 / (1 + self._num_ended))
-        self.mean_tokens += weight * (num_tokens - self.mean_tokens)
-
-    def remaining(self, request: Request) -> float:
-        """Return how many more tokens this request is expected to generate."""
-        num_so_far = len(request.output_token_ids)
-        expected = max(self.mean_tokens - num_so_far, OUTLIVED * self.mean_tokens)
-        return min(expected, max_remaining(request))
+from pdserve.output_lengths import OutputLengths
 
 
 def max_remaining(request: Request) -> int:
@@ -49,16 +26,19 @@ def max_remaining(request: Request) -> int:
     return max(0, request.sampling.max_tokens - len(request.output_token_ids))
 
 
-Growth = Callable[[Sequence[Request], OutputEstimate, int], int]
-"""(streams, estimate, block size) -> blocks that they need beyond those they have now."""
+Remaining = Callable[[Request], float]
+"""request -> tokens that it is expected to generate."""
+
+Growth = Callable[[Sequence[Request], Remaining, int], int]
+"""(streams, remaining, block size) -> blocks that they need beyond those they have now."""
 
 
-def greedy(streams: Sequence[Request], estimate: OutputEstimate, block_size: int) -> int:
+def greedy(streams: Sequence[Request], remaining: Remaining, block_size: int) -> int:
     """Return one block for each stream that has blocks."""
     return sum(1 for stream in streams if stream.block_table)
 
 
-def reserve_static(streams: Sequence[Request], estimate: OutputEstimate, block_size: int) -> int:
+def reserve_static(streams: Sequence[Request], remaining: Remaining, block_size: int) -> int:
     """Return the blocks that the streams need if all of them reach `max_tokens`."""
     return sum(
         max(0, _blocks(s.num_tokens + max_remaining(s), block_size) - _num_held(s, block_size))
@@ -66,13 +46,13 @@ def reserve_static(streams: Sequence[Request], estimate: OutputEstimate, block_s
     )
 
 
-def reserve_dynamic(streams: Sequence[Request], estimate: OutputEstimate, block_size: int) -> int:
+def reserve_dynamic(streams: Sequence[Request], remaining: Remaining, block_size: int) -> int:
     """Return the peak of the expected need until the last stream has ended.
 
     The need grows until a stream ends and frees its blocks, so only these points in time are
     evaluated.
     """
-    ends = sorted((estimate.remaining(s), _num_held(s, block_size)) for s in streams)
+    ends = sorted((remaining(s), _num_held(s, block_size)) for s in streams)
     num_freed = num_needed = 0
     for num_ended, (num_tokens, num_held) in enumerate(ends):
         num_left = len(ends) - num_ended
@@ -91,7 +71,7 @@ _GROWTH: Final[dict[Headroom, Growth]] = {
 
 
 class KvHeadroom:
-    """The headroom strategy of one pool, with its output estimate."""
+    """The headroom strategy of one pool, with the lengths of its answers."""
 
     def __init__(
         self, block_size: int, name: Headroom = "greedy", num_watermark_blocks: int = 0
@@ -102,10 +82,14 @@ class KvHeadroom:
             name: which strategy to use.
             num_watermark_blocks: kept free in addition, for unexpected need.
         """
-        self.estimate = OutputEstimate()
+        self.lengths = OutputLengths()
         self._block_size = block_size
         self._growth = _GROWTH[name]
         self._num_watermark_blocks = num_watermark_blocks
+
+    def remaining(self, request: Request) -> float:
+        """Return how many more tokens this request is expected to generate."""
+        return self.lengths.remaining(request.sampling, len(request.output_token_ids))
 
     def num_kept_free(self, streams: Sequence[Request], newcomer: Request | None) -> int:
         """Return the blocks to leave free besides the newcomer's own; 0 if there are no streams.
@@ -117,7 +101,7 @@ class KvHeadroom:
         if not streams:
             return 0
         grown = [*streams, newcomer] if newcomer is not None else streams
-        return self._growth(grown, self.estimate, self._block_size) + self._num_watermark_blocks
+        return self._growth(grown, self.remaining, self._block_size) + self._num_watermark_blocks
 
 
 def make_headroom(policy: PolicyConfig, pool: BlockPool) -> KvHeadroom:

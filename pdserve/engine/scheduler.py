@@ -211,7 +211,7 @@ class Queues:
             self.running.remove(request)
         self.preemptions.forget(request)
         if request.finish_reason is not None and request.decodes_here:
-            self.headroom.estimate.observe(len(request.output_token_ids))
+            self.headroom.lengths.observe(len(request.output_token_ids))
         self.pool.release(request.block_table)
         request.block_table = []
 

@@ -1,7 +1,7 @@
 """The front under test: the real router and admission, over simulated nodes.
 
-Does the same as `coordinator/flow.py`, without the handling of failures. Nodes report as real ones
-do: KV events at once, their load at every heartbeat.
+Does the same as `coordinator/requests/flow.py`, without the handling of failures. Nodes report as
+real ones do: KV events at once, their load at every heartbeat.
 """
 
 from __future__ import annotations

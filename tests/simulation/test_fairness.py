@@ -83,14 +83,14 @@ def test_a_flood_of_an_equal_does_not_delay_another_in_any_mode(
 def test_a_flood_delays_another_little_in_its_first_seconds():
     """Nobody has a history yet, but Bob has more prompts waiting.
 
-    The slowest of Alice's calls take a third longer; by service alone, twice as long.
+    The slowest of Alice's calls take three fifths longer; by service alone, twice as long.
     """
     payers, seeds = PAYERS["class"], range(1, 37)
     calm, flooded = (
         replay(payers, "colocated", times, seeds, HAS_BEGUN_S).where(is_alices)
         for times in (1, FLOOD)
     )
-    assert flooded.ttft_s(99) < 1.5 * calm.ttft_s(99)
+    assert flooded.ttft_s(99) < 1.75 * calm.ttft_s(99)
     assert flooded.attainment == 1.0
 
 

@@ -7,10 +7,10 @@ import asyncio
 import msgspec
 
 from coordinator.admission import Admission
-from coordinator.flow import Flow
 from coordinator.registry import Member, Registry
+from coordinator.requests.flow import Flow
+from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
-from coordinator.running import RunningRequest
 from pdserve.clock import Clock
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import LoadReport, NodeRole, NodeState, TokenEvent

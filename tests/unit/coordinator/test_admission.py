@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from coordinator.admission import Admission, Admit, Refuse, Wait, WaitingLine
-from coordinator.admission.margin import HIGHEST, LOWEST, Margin
 from coordinator.admission.policy import BACKLOG_S, HYSTERESIS, UNFORESEEN_S
 from coordinator.admission.presence import PRESENCE_S
-from coordinator.admission.rooms import HIGHEST_TPOT_MARGIN
+from coordinator.admission.slack import HIGHEST, HIGHEST_TPOT_MARGIN, LOWEST, Margin
 from pdserve.clock import ManualClock
 from pdserve.errors import SloUnreachable
 from pdserve.protocol import Slo

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator import line_keeper
+from coordinator.requests import line_keeper
 from pdserve.config import Mode
 from pdserve.errors import PdserveError
 from pdserve.protocol import TokenEvent

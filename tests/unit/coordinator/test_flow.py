@@ -11,8 +11,8 @@ import pytest
 from coordinator.admission import Admission, WaitingLine
 from coordinator.generation import GenerationRequest
 from coordinator.registry import Member, Registry
+from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
-from coordinator.running import RunningRequest
 from pdserve.clock import ManualClock
 from pdserve.config import Mode, RouterName
 from pdserve.errors import (

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator import line_keeper
 from coordinator.admission import Admission, Admit, Refuse, Wait, WaitingLine
 from coordinator.admission.decisions import Decision, Predicted
 from coordinator.generation import GenerationRequest, Route
-from coordinator.prompt_hashes import PromptHashes
+from coordinator.prefixes.hashes import PromptHashes
 from coordinator.registry import Member, Registry
+from coordinator.requests import line_keeper
+from coordinator.requests.running import RunningRequest
 from coordinator.routing import Placement, Router
-from coordinator.running import RunningRequest
 from pdserve.clock import ManualClock
 from pdserve.errors import DeadlineExceeded, Overloaded, RequestCancelled, SloUnreachable
 from pdserve.metrics import CoordinatorMetrics

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from coordinator.generation import GenerationRequest
-from coordinator.running import RunningRequest
+from coordinator.requests.running import RunningRequest
 from pdserve.errors import NodeLost
 from pdserve.pooling import Pooling
 from pdserve.protocol import (

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from coordinator import line_keeper
 from coordinator.generation import GenerationRequest
-from coordinator.running import RunningRequest
+from coordinator.requests import line_keeper
+from coordinator.requests.running import RunningRequest
 from pdserve.errors import NodeLost, Overloaded, StaleTicket
 from pdserve.protocol import (
     CancelLeg,

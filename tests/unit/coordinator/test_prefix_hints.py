@@ -8,8 +8,8 @@ import pytest
 from coordinator.admission import Admission, WaitingLine
 from coordinator.generation import GenerationRequest
 from coordinator.registry import Member, Registry
+from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
-from coordinator.running import RunningRequest
 from pdserve.block_hash import hash_chain
 from pdserve.config import Mode
 from pdserve.protocol import (

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.prefix_index import MAX_SOURCES, PrefixIndex
-from coordinator.prompt_hashes import PromptHashes
+from coordinator.prefixes.hashes import PromptHashes
+from coordinator.prefixes.index import MAX_SOURCES, PrefixIndex
 from coordinator.registry import Member
 from pdserve.block_hash import hash_chain
 from pdserve.errors import MalformedMessage

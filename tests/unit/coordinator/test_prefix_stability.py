@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from coordinator.prefix_stability import (
+from coordinator.prefixes.stability import (
     MAX_HASHES,
     MIN_GAP_S,
     NUM_BLOCKS,
@@ -14,7 +14,7 @@ from coordinator.prefix_stability import (
     Break,
     PrefixStability,
 )
-from coordinator.prefix_watch import PrefixWatch
+from coordinator.prefixes.watch import PrefixWatch
 from pdserve.clock import ManualClock
 from pdserve.metrics import CoordinatorMetrics
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.rebalancer import (
+from coordinator.pools.rebalancer import (
     COOLDOWN_S,
     DWELL_S,
     LATE,

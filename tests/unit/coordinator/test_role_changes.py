@@ -8,9 +8,9 @@ from typing import get_args
 import pytest
 
 from coordinator.main import run
-from coordinator.rebalancer import Turn
+from coordinator.pools.rebalancer import Turn
+from coordinator.pools.role_changes import RoleChanges, rebalance
 from coordinator.registry import Registry
-from coordinator.role_changes import RoleChanges, rebalance
 from coordinator.routing import Router
 from pdserve.config import CoordinatorConfig, Mode, RoutingConfig
 from pdserve.errors import ConfigError, DeadlineExceeded, NodeLost, NodeNotFound, RoleRefused

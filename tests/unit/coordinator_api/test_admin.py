@@ -11,8 +11,8 @@ import pytest
 
 from coordinator.api import HttpServer, create_app
 from coordinator.api.admin import add_admin_routes
+from coordinator.pools.role_changes import RoleChanges
 from coordinator.registry import Member, Registry
-from coordinator.role_changes import RoleChanges
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import NodeRole, SetRole
 from tests.unit.coordinator.members import join, report

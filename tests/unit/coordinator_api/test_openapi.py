@@ -21,8 +21,8 @@ from schemathesis.specs.openapi import checks
 from coordinator.api import HttpServer, create_app
 from coordinator.api.admin import add_admin_routes
 from coordinator.api.openapi.document import DESCRIPTION
+from coordinator.pools.role_changes import RoleChanges
 from coordinator.registry import Registry
-from coordinator.role_changes import RoleChanges
 from coordinator.stateful.routes import add_stateful_routes
 from pdserve.metrics import CoordinatorMetrics
 from tests.unit.coordinator_api.fakes import MODEL, FakeGenerator, tiny_tokenizer

@@ -8,6 +8,7 @@ from itertools import accumulate
 from math import inf
 
 from coordinator.routing.forecast import BUCKET_S, NUM_BUCKETS, Plan
+from pdserve.batch_rule import has_place
 from pdserve.perf_model import PerfModel, StepShape
 from pdserve.protocol import PerfReport
 
@@ -61,9 +62,13 @@ class PlainNode:
 
     def has_place(self, ahead: int) -> bool:
         requests, context = self.batch(ahead)
-        has_row = requests < self.perf.max_batch_size
-        has_room = context + self.num_tokens <= self.kv_tokens
-        return requests == 0 or (has_row and has_room and self.with_s(ahead) <= self.limit_s)
+        return has_place(
+            requests + 1,
+            self.perf.max_batch_size,
+            self.with_s(ahead),
+            self.limit_s,
+            has_kv=context + self.num_tokens <= self.kv_tokens,
+        )
 
     def joining(self, ahead: int) -> tuple[float, bool]:
         """(step, has a place) if as few requests as possible give theirs."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from coordinator.routing.forecast import BUCKET_S, NUM_BUCKETS, Plan
 from coordinator.routing.waiting import Newcomer
 from pdserve._native import FleetView, cheapest, least
+from pdserve.batch_rule import aimed_s
 from pdserve.perf_model import PerfModel
 from pdserve.protocol import NodeRole, PerfReport, StepCosts, TransferCosts
 from tests.hellos import LAYOUT
@@ -93,7 +94,7 @@ class World:
             present=int(self.now_s // BUCKET_S),
             context=newcomer.context,
             num_tokens=newcomer.num_tokens,
-            limit_s=0.9 * newcomer.tpot_s or inf,
+            limit_s=aimed_s(newcomer.tpot_s),
             num_yielding=num_yielding,
         )
 
@@ -193,6 +194,7 @@ def test_paces_and_places_are_those_of_the_batches_to_come(
     ahead = min(bucket - int(world.now_s // BUCKET_S), NUM_BUCKETS - 1)
     for slot in range(len(reports)):
         plain = world.plain(slot, newcomer)
+        assert view.has_place(slot) is plain.has_place(0)
         full_s = 0.0 if plain.has_place(ahead) else 1000.0
         assert out[slot] == pytest.approx(plain.with_s(ahead) + full_s)
     assert view.place(0, in_s) == pytest.approx(world.plain(0, newcomer).place(in_s))
@@ -334,6 +336,8 @@ def test_what_would_read_or_write_elsewhere_is_refused() -> None:
         view.paces(0.0, 0.0, np.empty(2 * n)[::2])
     with pytest.raises(ValueError, match="slots: expected below 64, found -1"):
         view.place(-1, 0.0)
+    with pytest.raises(ValueError, match="slots: expected below 64, found 64"):
+        view.has_place(n)
     with pytest.raises(ValueError, match="slots: expected below 1"):
         least(np.zeros(1), np.array([1]), 1)
     with pytest.raises(ValueError, match="slots: expected below 1, found -1"):

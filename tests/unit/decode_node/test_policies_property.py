@@ -14,12 +14,13 @@ from pdserve.clock import ManualClock
 from pdserve.config import DecodePolicyName, Headroom
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.core import EngineCore
-from pdserve.engine.kv_headroom import KvHeadroom, OutputEstimate
+from pdserve.engine.kv_headroom import KvHeadroom
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.step_shape import shape_of
 from pdserve.engine.victims import Victims
 from pdserve.lifecycle import Targets
+from pdserve.output_lengths import OutputLengths
 from tests.requests import make_request
 from tests.unit.decode_node.batches import BLOCK, linear_perf
 from tests.unit.engine.fakes import (
@@ -194,7 +195,7 @@ def test_all_get_their_tokens_and_no_block_is_lost(
     clock = ManualClock()
     pool = BlockPool(NUM_BLOCKS, BLOCK, prefix_cache=prefix_cache)
     kept_free = KvHeadroom(BLOCK, headroom, num_watermark_blocks)
-    kept_free.estimate = OutputEstimate(mean_tokens)
+    kept_free.lengths = OutputLengths(mean_tokens)
     victims = CheckedVictims(max_preemptions)
     rng = random.Random(seed)
     queues = Queues(pool, clock, kept_free, victims, lambda _: rng.random() < 0.5)

@@ -7,9 +7,10 @@ import pytest
 from pdserve.clock import ManualClock
 from pdserve.config import Headroom
 from pdserve.engine.block_pool import BlockPool
-from pdserve.engine.kv_headroom import OUTLIVED, KvHeadroom, OutputEstimate
+from pdserve.engine.kv_headroom import KvHeadroom
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
+from pdserve.output_lengths import OutputLengths
 from pdserve.protocol import FinishReason
 from tests.requests import make_request
 
@@ -28,7 +29,7 @@ def make_headroom(
     name: Headroom, mean_tokens: float = 100.0, num_watermark_blocks: int = 0
 ) -> KvHeadroom:
     headroom = KvHeadroom(BLOCK, name, num_watermark_blocks)
-    headroom.estimate = OutputEstimate(mean_tokens)
+    headroom.lengths = OutputLengths(mean_tokens)
     return headroom
 
 
@@ -64,29 +65,22 @@ def test_reserve_dynamic_counts_on_the_blocks_of_those_that_end_before() -> None
     assert make_headroom("reserve-static").num_kept_free([ends_soon, goes_on], None) == 1 + 10
 
 
-def test_an_answer_longer_than_usual_is_expected_to_go_on() -> None:
-    estimate = OutputEstimate(100.0)
-    assert estimate.remaining(stream(4, 10, 1000)) == 90.0
-    assert estimate.remaining(stream(4, 500, 1000)) == OUTLIVED * 100
-    assert estimate.remaining(stream(4, 990, 1000)) == 10, "never more than max_tokens"
-
-
 def test_the_estimate_follows_answers_that_end_and_no_others() -> None:
     queues = Queues(BlockPool(100, BLOCK), ManualClock())
-    before = queues.headroom.estimate.mean_tokens
+    before = queues.headroom.lengths.mean_tokens
     cancelled = make_request(4, output_token_ids=[1] * 10)
     leg = make_request(4, output_token_ids=[1], leg_token_limit=1)
     leg.finish_reason = FinishReason.STOP
     for request in (cancelled, leg):
         queues.running.append(request)
         queues.remove(request)
-    assert queues.headroom.estimate.mean_tokens == before
+    assert queues.headroom.lengths.mean_tokens == before
     for _ in range(200):
         ended = make_request(4, output_token_ids=[1] * 10)
         ended.finish_reason = FinishReason.STOP
         queues.running.append(ended)
         queues.remove(ended)
-    assert queues.headroom.estimate.mean_tokens == pytest.approx(10, abs=0.1)
+    assert queues.headroom.lengths.mean_tokens == pytest.approx(10, abs=0.1)
 
 
 def test_admission_leaves_what_is_kept_free() -> None:

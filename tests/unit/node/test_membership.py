@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from coordinator.admission import Admission, WaitingLine
 from coordinator.generation import GenerationRequest
 from coordinator.registry import Registry
+from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
-from coordinator.running import RunningRequest
 from coordinator.service import CoordinatorService
 from pdserve.config import Timeouts
 from pdserve.errors import MalformedMessage, NodeLost

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coordinator.prefix_stability import PrefixStability
+from coordinator.prefixes.stability import PrefixStability
 from pdserve.clock import Clock
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol.status import PrefixStatus

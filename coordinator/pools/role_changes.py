@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from coordinator.rebalancer import Turn
+from coordinator.pools.rebalancer import Turn
 from coordinator.registry import Member, Registry
 from pdserve.config import Mode
 from pdserve.errors import DeadlineExceeded, NodeLost, NodeNotFound, RoleRefused

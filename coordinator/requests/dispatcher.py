@@ -5,12 +5,12 @@ from __future__ import annotations
 from time import perf_counter
 
 from coordinator.admission import Admission
+from coordinator.admission.promises import left_of
 from coordinator.generation import GenerationRequest
-from coordinator.legs import send_legs, send_sibling_leg
-from coordinator.promise_left import left_of
-from coordinator.prompt_hashes import PromptHashes
+from coordinator.prefixes.hashes import PromptHashes
+from coordinator.requests.legs import send_legs, send_sibling_leg
+from coordinator.requests.running import Dispatch, RunningRequest
 from coordinator.routing import Placement, Router
-from coordinator.running import Dispatch, RunningRequest
 from pdserve.clock import Clock
 from pdserve.errors import NoNodeAvailable
 from pdserve.metrics import CoordinatorMetrics

@@ -13,7 +13,7 @@ from math import inf
 from typing import Protocol, TypeAlias
 
 from coordinator.admission.decisions import Reason
-from coordinator.rebalancer import LATE, NodeLoad, pool_load
+from coordinator.pools.rebalancer import LATE, NodeLoad, pool_load
 from coordinator.registry import Member, Registry
 from coordinator.routing.sides import USUAL_TPOT_S, USUAL_TTFT_S
 from pdserve.clock import Clock

@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from coordinator.prompt_hashes import HashChain, PromptHashes
+from coordinator.prefixes.hashes import HashChain, PromptHashes
 from coordinator.registry import Member
 from pdserve.block_hash import HASH_BYTES
 from pdserve.errors import MalformedMessage

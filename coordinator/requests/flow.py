@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from functools import partial
 
 from coordinator.admission import Admission, Admit, Refuse
-from coordinator.dispatcher import Dispatcher
-from coordinator.first_tokens import FirstTokens
+from coordinator.admission.promises import promise_left
 from coordinator.generation import GenerationRequest
-from coordinator.leg_errors import LOST_WHILE_DECODING, LOST_WHILE_PREFILLING, error_of
-from coordinator.line_keeper import LineKeeper
-from coordinator.prefix_watch import PrefixWatch
-from coordinator.promise_left import promise_left
-from coordinator.prompt_hashes import PromptHashes
+from coordinator.prefixes.hashes import PromptHashes
+from coordinator.prefixes.watch import PrefixWatch
 from coordinator.registry import Member, Registry
+from coordinator.requests.dispatcher import Dispatcher
+from coordinator.requests.first_tokens import FirstTokens
+from coordinator.requests.leg_errors import LOST_WHILE_DECODING, LOST_WHILE_PREFILLING, error_of
+from coordinator.requests.line_keeper import LineKeeper
+from coordinator.requests.running import Dispatch, RunningRequest
 from coordinator.routing import Router
-from coordinator.running import Dispatch, RunningRequest
 from coordinator.status import (
     describe_nodes,
     describe_waiting,

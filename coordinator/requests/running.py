@@ -14,12 +14,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from coordinator.admission.promises import promise_left
 from coordinator.generation import GenerationRequest, Listener, Route
-from coordinator.promise_left import promise_left
-from coordinator.prompt_hashes import PromptHashes
+from coordinator.prefixes.hashes import PromptHashes
 from coordinator.registry import Member
+from coordinator.requests.showing import Showing
 from coordinator.routing import Booking
-from coordinator.showing import Showing
 from pdserve.errors import DeadlineExceeded, PdserveError, RequestCancelled
 from pdserve.protocol import CancelLeg, Slo, TokenEvent
 

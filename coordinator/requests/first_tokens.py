@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 
 from coordinator.admission import Admission
-from coordinator.prefix_watch import PrefixWatch
+from coordinator.prefixes.watch import PrefixWatch
 from coordinator.registry import Member
-from coordinator.running import Dispatch, RunningRequest
+from coordinator.requests.running import Dispatch, RunningRequest
 from pdserve.clock import Clock
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import TokenEvent

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from coordinator.admission import Admission, Admit
-from coordinator.dispatcher import Dispatcher
-from coordinator.running import RunningRequest
+from coordinator.requests.dispatcher import Dispatcher
+from coordinator.requests.running import RunningRequest
 from pdserve.clock import Clock
 from pdserve.errors import NoNodeAvailable
 from pdserve.metrics import CoordinatorMetrics

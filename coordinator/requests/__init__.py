@@ -1,0 +1,11 @@
+"""The life of a request in the coordinator, from a generation to its last event.
+
+`flow` knows all requests in flight, and is the only place where one fails or is cancelled. Read
+next, in the order in which a request meets them:
+
+    dispatcher    asks the router for nodes, and sends the legs (`legs`): first, again, for siblings
+    line_keeper   serves the line of those that admission lets wait
+    running       one request: its events, in order
+    first_tokens  token 1 is shown to the client or held back (`showing`)
+    leg_errors    what a client is told about a leg that failed
+"""
